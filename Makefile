@@ -1,0 +1,68 @@
+# On a fresh machine `make demo` or `make test` is all that is needed: each builds the environment it uses.
+#
+#   PYTHON       the interpreter the environment is made from (3.11, 3.12 or 3.13)
+#   TORCH_ARGS   extra pip arguments for the installation of PyTorch alone, e.g. to take the smaller CPU build:
+#                make test TORCH_ARGS="--index-url <PyTorch's CPU wheel index>"
+#   PYTEST_ARGS  extra arguments for pytest
+#   JOBS         test processes, each with one thread
+
+PYTHON      ?= python3
+TORCH_ARGS  ?=
+PYTEST_ARGS ?=
+JOBS        ?= 2
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS)
+
+# Stamps: the library with its core dependencies (demo), and with everything the checks need on top of it.
+CORE := $(VENV)/.core-installed
+DEV  := $(VENV)/.dev-installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types check slow data-test clean distclean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(CORE)  ## compare privacy settings on handwritten digits; prints the table, writes runs/demo
+	$(BIN)/fedveil compare --out runs/demo
+
+test: $(DEV)  ## run the tests (without the slow ones)
+	@$(PYTEST) $(PYTEST_ARGS)
+
+lint: $(DEV)  ## ruff: rules and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(DEV)  ## mypy, strict
+	$(BIN)/mypy
+
+check: lint types test  ## lint, types and test
+
+slow: $(DEV)  ## run the long checks
+	@$(PYTEST) -m slow $(PYTEST_ARGS)
+
+data-test: $(DEV)  ## run the tests on the real data sets (FEDVEIL_DATA, or ../shared/data)
+	@$(PYTEST) -m "data and not slow" $(PYTEST_ARGS)
+
+clean:  ## remove caches and build products (runs/ stays)
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean  ## clean, and remove the environment as well
+	rm -rf $(VENV)
+
+# PyTorch goes first and alone, so that TORCH_ARGS cannot change where anything else comes from; its
+# dependencies follow with the second command.
+$(CORE): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] < (3, 14) else "FedVeil needs Python 3.11, 3.12 or 3.13, but " + sys.executable + " is " + sys.version.split()[0] + "; say which to use: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet $(TORCH_ARGS) --no-deps -c constraints.txt torch==2.13.0
+	$(PIP) install --quiet -c constraints.txt -e .
+	@touch $@
+
+$(DEV): $(CORE)
+	$(PIP) install --quiet -c constraints.txt -e ".[dev]"
+	@touch $@

@@ -1,0 +1,101 @@
+"""Filters: a hard stop at a preset budget. They remember what they admitted."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+from fedveil.accounting.spend import Spend
+from fedveil.errors import FieldError, require_count, require_non_negative, require_positive
+from fedveil.gdp import compose_mu, mu_of_epsilon
+
+
+class SpendFilter(Protocol):
+    """What a party asks before it spends; the answer depends only on public worst-case cost."""
+
+    def admit_spend(self, spend: Spend) -> bool:
+        """Charge a spend if the budget allows it; otherwise change nothing and return False."""
+
+
+class Filter:
+    """Gaussian-DP filter: admits releases while the composed mu stays within (epsilon, delta).
+
+    Even for adaptively chosen mu the stop is as tight as fixed composition (Smith and Thakurta 2022, arXiv 2210.17520).
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        The total budget.
+    """
+
+    def __init__(self, epsilon: float, delta: float) -> None:
+        self.budget = mu_of_epsilon(epsilon, delta)
+        self.spent = 0.0
+
+    def admit(self, mu: float) -> bool:
+        """Charge mu if the budget allows it; otherwise change nothing and return False."""
+        after = compose_mu((self.spent, require_non_negative("mu", mu)))
+        if after > self.budget * (1 + 1e-12):
+            return False
+        self.spent = after
+        return True
+
+    def admit_spend(self, spend: Spend) -> bool:
+        """Charge a spend by its mu; a spend without one cannot be held to an epsilon."""
+        if spend.guarantee.mu is None:
+            raise FieldError("filter", "epsilon", f"cannot hold a {spend.guarantee.status} release to an epsilon")
+        return self.admit(spend.guarantee.mu)
+
+
+class LeakageFilter:
+    """Caps the sum of epsilon times distance (d-privacy) or of the heuristic leakage n / nu.
+
+    Parameters
+    ----------
+    cap : float
+        The total that is allowed.
+    """
+
+    def __init__(self, cap: float) -> None:
+        self.cap = require_positive("cap", cap)
+        self._admitted: list[float] = []
+
+    @property
+    def spent(self) -> float:
+        """The leakage admitted so far."""
+        return math.fsum(self._admitted)
+
+    def admit(self, leakage: float) -> bool:
+        """Charge a leakage if the cap allows it; otherwise change nothing and return False."""
+        value = require_non_negative("leakage", leakage)
+        if math.fsum([*self._admitted, value]) > self.cap * (1 + 1e-12):
+            return False
+        self._admitted.append(value)
+        return True
+
+    def admit_spend(self, spend: Spend) -> bool:
+        """Charge a spend by its leakage."""
+        if spend.leakage is None:
+            raise FieldError("filter", "leakage", "the method states no leakage to cap; cap participations instead")
+        return self.admit(spend.leakage)
+
+
+class ParticipationFilter:
+    """Caps the number of participations: what can be promised about a heuristic.
+
+    Parameters
+    ----------
+    cap : int
+        Participations allowed.
+    """
+
+    def __init__(self, cap: int) -> None:
+        self.cap = require_count("cap", cap)
+        self.spent = 0
+
+    def admit_spend(self, spend: Spend) -> bool:
+        """Count one participation if the cap allows it."""
+        if self.spent >= self.cap:
+            return False
+        self.spent += 1
+        return True

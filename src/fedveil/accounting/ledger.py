@@ -1,0 +1,122 @@
+"""Ledger: what a party committed to before it let anything go, chained by checksums. Pure: engines write the lines."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from fedveil.accounting.spend import Spend
+from fedveil.errors import LedgerError
+
+Key = tuple[int, str]  # (round, purpose): the party is the ledger's own
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One committed release.
+
+    Attributes
+    ----------
+    key : tuple of (int, str)
+        Round and purpose.
+    attempt : int
+        Counts redraws after a crash, from 0.
+    digest : str
+        SHA-256 of the released bits.
+    spend : Spend
+        What it cost.
+    """
+
+    key: Key
+    attempt: int
+    digest: str
+    spend: Spend
+
+
+class Ledger:
+    """The committed releases of one party of one run.
+
+    Parameters
+    ----------
+    run : str
+        The run's id.
+    party : str
+        ``"server"`` or the partition number.
+    """
+
+    def __init__(self, run: str, party: str) -> None:
+        self.run, self.party = run, party
+        self.entries: list[Entry] = []
+        self._chain = self._head()
+
+    def _head(self) -> str:
+        return hashlib.sha256(f"fedveil ledger\x1f{self.run}\x1f{self.party}".encode()).hexdigest()
+
+    def find(self, key: Key) -> Entry | None:
+        """The latest attempt recorded under a key, or None."""
+        return next((e for e in reversed(self.entries) if e.key == key), None)
+
+    def commit(self, entry: Entry) -> str:
+        """Record a release before it is handed over.
+
+        Returns
+        -------
+        str
+            The line to store, without its end.
+
+        Raises
+        ------
+        LedgerError
+            If the attempt was recorded before: a key never goes out under two digests of one attempt.
+        """
+        known = self.find(entry.key)
+        if entry.attempt != (0 if known is None else known.attempt + 1):
+            raise LedgerError(f"{self.party}: attempt {entry.attempt} of {entry.key} is not the next one")
+        body = self._body(entry)
+        self._chain = self._checksum(self._chain, body)
+        self.entries.append(entry)
+        return json.dumps({**body, "checksum": self._chain}, sort_keys=True)
+
+    @classmethod
+    def parse(cls, run: str, party: str, lines: Iterable[str]) -> Ledger:
+        """Rebuild a ledger from its lines.
+
+        Raises
+        ------
+        LedgerError
+            If a line was edited, is out of order, or belongs to another run or party.
+        """
+        ledger = cls(run, party)
+        for number, line in enumerate(lines, start=1):
+            where = f"ledger of {party!r}, line {number}"
+            try:
+                values = json.loads(line)
+                checksum = values.pop("checksum")
+                spend = Spend.from_dict(values["spend"])
+                entry = Entry((values["round"], values["purpose"]), values["attempt"], values["digest"], spend)
+            except (ValueError, KeyError, TypeError) as error:
+                raise LedgerError(f"{where} cannot be read ({error}); restore the file or start a new run") from error
+            if (values["run"], values["party"]) != (run, party):
+                raise LedgerError(f"{where} belongs to run {values['run']!r}, party {values['party']!r}")
+            if checksum != cls._checksum(ledger._chain, values):
+                raise LedgerError(f"{where} was edited or a line before it is missing; restore it or start a new run")
+            ledger.commit(entry)
+        return ledger
+
+    def _body(self, entry: Entry) -> dict[str, Any]:
+        return {
+            "run": self.run,
+            "party": self.party,
+            "round": entry.key[0],
+            "purpose": entry.key[1],
+            "attempt": entry.attempt,
+            "digest": entry.digest,
+            "spend": entry.spend.to_dict(),
+        }
+
+    @staticmethod
+    def _checksum(chain: str, body: dict[str, Any]) -> str:
+        return hashlib.sha256((chain + json.dumps(body, sort_keys=True)).encode()).hexdigest()

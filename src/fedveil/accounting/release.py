@@ -1,0 +1,64 @@
+"""Release: whatever crosses the trust boundary."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedveil.errors import FieldError, require_choice
+
+Kind = Literal["model", "update", "gradient", "index", "metric", "count"]
+KINDS: tuple[Kind, ...] = ("model", "update", "gradient", "index", "metric", "count")
+
+
+@dataclass(frozen=True)
+class Release:
+    """One value on its way out of a party.
+
+    Parameters
+    ----------
+    kind : {"model", "update", "gradient", "index", "metric", "count"}
+        What it is. A client's model is [d]; a server's is [k, d]; the others are 0-d.
+    value : Tensor
+        The value itself.
+    name : str
+        Tells several metrics apart.
+    """
+
+    kind: Kind
+    value: Tensor
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        """Check the kind."""
+        require_choice("kind", self.kind, KINDS)
+        if not isinstance(self.value, Tensor):
+            raise FieldError("value", type(self.value).__name__, "must be a tensor")
+
+
+def digest(releases: tuple[Release, ...]) -> str:
+    """SHA-256 over kinds, names, types, shapes and bits of releases that leave together."""
+    h = hashlib.sha256()
+    for r in releases:
+        value = r.value.detach().contiguous().cpu()
+        h.update(f"{r.kind}\x1f{r.name}\x1f{value.dtype}\x1f{tuple(value.shape)}\x1e".encode())
+        h.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return h.hexdigest()
+
+
+def model_of(releases: tuple[Release, ...]) -> Tensor | None:
+    """The model among releases, or None."""
+    found = [r.value for r in releases if r.kind == "model"]
+    if len(found) > 1:
+        raise FieldError("releases", len(found), "a party releases at most one model a round")
+    return found[0] if found else None
+
+
+def count_of(releases: tuple[Release, ...]) -> float | None:
+    """The example count among releases, or None."""
+    found = [r.value for r in releases if r.kind == "count"]
+    return float(found[0]) if found else None

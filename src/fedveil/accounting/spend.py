@@ -1,0 +1,56 @@
+"""Spend: what one release cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fedveil.accounting.guarantee import Guarantee, unprotected
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spend:
+    """The cost of one party's releases of one round.
+
+    Parameters
+    ----------
+    guarantee : Guarantee
+        What that round's release promises by itself.
+    mechanism : str
+        ``"gaussian"``, ``"euclidean-laplace"`` or ``"none"``.
+    scale : tuple of float
+        The noise's scale: standard deviation per coordinate (one entry, or one a layer); epsilon per unit of distance
+        for Euclidean Laplace. Empty without noise.
+    sensitivity : float, optional
+        Euclidean sensitivity that the guarantee rests on.
+    leakage : float, optional
+        Heuristic neighbourhood leakage n / nu of this participation (group privacy as printed): no guarantee, but it
+        is public, adds up, and can be capped.
+    """
+
+    guarantee: Guarantee
+    mechanism: str = "none"
+    scale: tuple[float, ...] = ()
+    sensitivity: float | None = None
+    leakage: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "guarantee": self.guarantee.to_dict(),
+            "mechanism": self.mechanism,
+            "scale": list(self.scale),
+            "sensitivity": self.sensitivity,
+            "leakage": self.leakage,
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Spend:
+        """Inverse of `to_dict`."""
+        guarantee = Guarantee.from_dict(values["guarantee"])
+        return cls(**{**values, "guarantee": guarantee, "scale": tuple(values["scale"])})
+
+
+def nothing(trust: str = "central") -> Spend:
+    """The spend of a release without noise, or of a declared identity."""
+    return Spend(guarantee=unprotected("local" if trust == "local" else "central"))

@@ -1,0 +1,97 @@
+"""The two halves of every aggregation rule: reduce the updates, then step the model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedveil.accounting import Relation
+from fedveil.errors import FieldError, require_choice
+
+Weighting = Literal["uniform", "examples"]
+
+
+@dataclass(frozen=True)
+class NoState:
+    """The state of a rule that remembers nothing."""
+
+
+class Aggregator(ABC):
+    """A rule that turns the updates of a round into the next model.
+
+    A rule is a frozen dataclass; its memory is an explicit state.
+
+    Attributes
+    ----------
+    identity_step : bool
+        Whether `step` only adds the reduced update: the noise may then go on the output (order "printed").
+    """
+
+    identity_step: ClassVar[bool] = True
+
+    def init(self, dimension: int, dtype: torch.dtype) -> Any:
+        """The state before the first round, for models of d coordinates."""
+        return NoState()
+
+    def weights(self, counts: Tensor | None, n: int) -> Tensor:
+        """Weights [n] (float64, summing to 1) for n replies; `counts` are their numbers of examples, if sent."""
+        return torch.full((n,), 1 / n, dtype=torch.float64)
+
+    @abstractmethod
+    def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
+        """Combine updates [n, d] with weights [n] into one update [d] of the same type."""
+
+    def step(self, model: Tensor, update: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Apply the reduced update [d] to the model [d]; returns the next model and state."""
+        return model + update, state
+
+    @abstractmethod
+    def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float | None:
+        """Largest Euclidean change of `reduce` when one client changes, its update clipped to `clip`.
+
+        None if there is no bound. Zero-out replaces the client's update by zero and keeps all weights; replace-one
+        replaces it by any other update within the clip.
+        """
+
+
+@dataclass(frozen=True)
+class WeightedMean(Aggregator):
+    """Mean of the updates, uniform or weighted by example counts; the base of the mean rules.
+
+    Parameters
+    ----------
+    weighting : {"uniform", "examples"}
+        Uniform weights are public; weights by examples are as public as the counts.
+    """
+
+    weighting: Weighting = "uniform"
+
+    def __post_init__(self) -> None:
+        """Check the weighting."""
+        require_choice("weighting", self.weighting, ("uniform", "examples"))
+
+    def weights(self, counts: Tensor | None, n: int) -> Tensor:
+        """Uniform, or proportional to the counts."""
+        if self.weighting == "uniform":
+            return super().weights(counts, n)
+        if counts is None or len(counts) != n:
+            raise FieldError("weighting", "examples", 'needs every reply to carry its count; use weighting="uniform"')
+        total = counts.to(torch.float64).sum()
+        if not (torch.isfinite(total) and total > 0):
+            raise FieldError("counts", counts.tolist(), "must be finite, not negative, and not all 0")
+        return counts.to(torch.float64) / total
+
+    def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
+        """Weighted sum, accumulated row by row in the given order."""
+        total = torch.zeros_like(updates[0])
+        for row, weight in zip(updates, weights.tolist(), strict=True):
+            total.add_(row, alpha=weight)
+        return total
+
+    def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float:
+        """C times the largest weight (twice that for replace-one)."""
+        return float(weights.max()) * clip * (2.0 if relation == "replace-one" else 1.0)

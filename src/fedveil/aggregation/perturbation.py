@@ -1,0 +1,35 @@
+"""FedRE's perturbation-aware weights: PDA-PAM (FedRE, equations 10 and 11)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedveil.errors import FieldError
+
+
+def perturbation_weights(scores: Tensor, normalised: bool = True) -> Tensor:
+    """Weights of the clients, layer by layer, from public scores.
+
+    Parameters
+    ----------
+    scores : Tensor
+        [n, L], S_l of each received model on the public set.
+    normalised : bool
+        True: proportional to 1/alpha with alpha = softmax over clients of S, normalised to sum to 1, which is exactly
+        softmax(-S). False: the printed 1 / (K alpha), which sums to about K (the step is about K times too long).
+
+    Returns
+    -------
+    Tensor
+        [n, L] float64.
+    """
+    if scores.dim() != 2 or not torch.isfinite(scores).all() or (scores < 0).any():
+        raise FieldError("public_scores", tuple(scores.shape), "must be finite, at least 0, and [n, L]")
+    s = scores.to(torch.float64)
+    if normalised:
+        return torch.softmax(-s, dim=0)
+    weights = torch.exp(-torch.log_softmax(s, dim=0)) / len(s)
+    if not torch.isfinite(weights).all():
+        raise FieldError("public_scores", float(s.max()), "are too large for the printed 1/alpha: use the normalised rule")
+    return weights

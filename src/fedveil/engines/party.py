@@ -1,0 +1,251 @@
+"""The parties of a federation: each holds its state, filter and ledger, and keeps the order admit, draw, commit, hand over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from fedveil.accounting import Entry, Ledger, Release, Spend, SpendFilter, digest
+from fedveil.errors import BudgetError, FieldError, NoReplyError, ReplyError
+from fedveil.layout import Layout
+from fedveil.mechanisms import Source
+from fedveil.methods import (
+    Broadcast,
+    ClientFacts,
+    Combined,
+    Method,
+    PublicFacts,
+    Refusal,
+    Releases,
+    ServerFacts,
+    check_reply,
+    stack_models,
+)
+
+Scorer = Callable[[Tensor], Tensor]  # models [n, d] -> public layer scores [n, L]
+Store = Callable[[str], None]  # takes a committed ledger line; durable when it returns
+
+PROTECT, COMBINE = "protect", "combine"
+
+
+def _forget(line: str) -> None:
+    """The store of a ledger that lives in memory."""
+
+
+class Party:
+    """What clients and the server share: a ledger, a filter, a source."""
+
+    def __init__(self, ledger: Ledger, source: Source, budget: SpendFilter | None = None, store: Store = _forget) -> None:
+        self.ledger, self.budget = ledger, budget
+        self._source, self._store = source, store
+        if budget is not None:  # a filter that starts over after a resume would allow the budget twice
+            for entry in ledger.entries:
+                budget.admit_spend(entry.spend)
+
+    def _draw(self, round_: int, purpose: str, make: Callable[[Source], tuple[Releases, Spend]], charged: bool) -> None:
+        """Draw a release, commit it, and return only then.
+
+        A release already committed under this key is handed over again if the draw gives the same bits; otherwise it
+        is drawn under the next attempt, charged again and committed again. `charged` says that the first attempt was
+        charged when the party was admitted.
+        """
+        known = self.ledger.find((round_, purpose))
+        attempt = 0 if known is None else known.attempt
+        while True:
+            key = (self.ledger.party, round_, purpose, attempt)
+            releases, spend = make(self._source.child(*key))
+            mark = digest(releases)
+            if known is not None and known.attempt == attempt:
+                if known.digest == mark:
+                    return
+                attempt += 1
+                continue
+            if self.budget is not None and not (charged and attempt == 0) and not self.budget.admit_spend(spend):
+                raise BudgetError(f"round {round_}: the {self.ledger.party}'s budget is used up; the last released model stands")
+            self._store(self.ledger.commit(Entry((round_, purpose), attempt, mark, spend)))
+            return
+
+
+class ClientParty(Party):
+    """One client of a federation.
+
+    Parameters
+    ----------
+    method : Method
+        Its client side is used.
+    layout : Layout
+        The model's layout.
+    ledger : Ledger
+        The client's own, possibly resumed.
+    source : Source
+        Randomness of the noise.
+    budget : SpendFilter, optional
+        Stops the client before a budget is exceeded.
+    state : optional
+        State to resume from.
+    store : callable
+        Makes a ledger line durable.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        layout: Layout,
+        ledger: Ledger,
+        source: Source,
+        *,
+        budget: SpendFilter | None = None,
+        state: Any = None,
+        store: Store = _forget,
+    ) -> None:
+        super().__init__(ledger, source, budget, store)
+        self.method, self.layout = method, layout
+        self.state = method.client.init() if state is None else state
+        self._quoted: Spend | None = None
+
+    def admit(self, public: PublicFacts) -> Refusal | None:
+        """Ask, before training, whether the client may take part; None is yes."""
+        quoted = self.method.client.quote(public, self.state)
+        if isinstance(quoted, Refusal):
+            return quoted
+        again = self.ledger.find((public.round, PROTECT)) is not None  # a resumed round was charged before
+        if self.budget is not None and not again and not self.budget.admit_spend(quoted):
+            return Refusal("the client's privacy budget is used up")
+        self._quoted = quoted
+        return None
+
+    def release(self, releases: Releases, facts: ClientFacts) -> Releases:
+        """Protect a trained client's releases, commit them, hand them over."""
+        result: list[tuple[Releases, Any]] = []
+
+        def make(source: Source) -> tuple[Releases, Spend]:
+            protected = self.method.client.protect(releases, facts, self.state, source)
+            result[:] = [(protected.releases, protected.state)]
+            return protected.releases, protected.spend
+
+        self._draw(facts.broadcast.public.round, PROTECT, make, charged=True)
+        released, self.state = result[0]
+        return released
+
+    def abandon(self, public: PublicFacts) -> None:
+        """Record an admitted participation from which nothing left (training or protection failed): it stays charged."""
+        if self._quoted is not None and self.ledger.find((public.round, PROTECT)) is None:
+            self._store(self.ledger.commit(Entry((public.round, PROTECT), 0, digest(()), self._quoted)))
+
+    def report(self, releases: Releases, facts: ClientFacts) -> Releases:
+        """Protect evaluation releases (metrics, counts): under local trust nothing of them is protected, so nothing leaves."""
+        source = self._source.child(self.ledger.party, facts.broadcast.public.round, "evaluate", 0)
+        return self.method.client.protect(releases, facts, self.state, source).releases
+
+
+@dataclass(frozen=True)
+class Round:
+    """How a round went, for the log.
+
+    Attributes
+    ----------
+    number : int
+        From 1.
+    used : tuple of int
+        Partitions whose replies were combined.
+    failed, invalid, refused : dict of int to str
+        Partitions that raised, whose reply could not be used, and that declined, each with the reason.
+    report : mapping of str to float
+        The server's figures (sigma, distance, ...).
+    spend : Spend
+        The server's cost.
+    """
+
+    number: int
+    used: tuple[int, ...]
+    failed: Mapping[int, str]
+    invalid: Mapping[int, str]
+    refused: Mapping[int, str]
+    report: Mapping[str, float]
+    spend: Spend
+
+
+class ServerParty(Party):
+    """The server of a federation; see `ClientParty` for the parameters.
+
+    Parameters
+    ----------
+    scorer : callable, optional
+        Computes public layer scores of received models, for methods that need them.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        layout: Layout,
+        ledger: Ledger,
+        source: Source,
+        *,
+        budget: SpendFilter | None = None,
+        state: Any = None,
+        store: Store = _forget,
+        scorer: Scorer | None = None,
+    ) -> None:
+        super().__init__(ledger, source, budget, store)
+        if scorer is None and "public_scores" in method.server.needs:
+            raise FieldError("public_data", None, f"the server of {method.name!r} scores received models on public data")
+        self.method, self.layout, self.scorer = method, layout, scorer
+        self.state = method.server.init(layout.size, layout.dtype) if state is None else state
+
+    def combine(
+        self,
+        broadcast: Broadcast,
+        replies: Mapping[int, Releases],
+        failed: Mapping[int, str] | None = None,
+        refused: Mapping[int, str] | None = None,
+    ) -> tuple[Broadcast, Round]:
+        """Drop unusable replies, combine the rest, commit, and open the next round.
+
+        Parameters
+        ----------
+        broadcast : Broadcast
+            What opened the round.
+        replies : mapping of int to Releases
+            By partition, in any order.
+        failed, refused : mapping of int to str, optional
+            Partitions without a reply, with reasons.
+
+        Raises
+        ------
+        NoReplyError
+            If no reply can be used.
+        BudgetError
+            If the server's budget does not allow the release; nothing was handed over.
+        """
+        invalid: dict[int, str] = {}
+        usable: dict[int, Releases] = {}
+        for partition in sorted(replies):
+            try:
+                check_reply(replies[partition], self.layout.size, broadcast.models.dtype)
+                usable[partition] = replies[partition]
+            except ReplyError as error:
+                invalid[partition] = str(error)
+        failed, refused, public = dict(failed or {}), dict(refused or {}), broadcast.public
+        if not usable:
+            reasons = {**failed, **invalid, **refused}
+            raise NoReplyError(f"round {public.round}: no usable reply from {len(reasons)} clients; {reasons}")
+        releases = list(usable.values())
+        scores = None
+        if self.scorer is not None and "public_scores" in self.method.server.needs:
+            scores = self.scorer(stack_models(releases))
+        facts = ServerFacts(broadcast=broadcast, layout=self.layout, partitions=tuple(usable), public_scores=scores)
+        result: list[Combined] = []
+
+        def make(source: Source) -> tuple[Releases, Spend]:
+            combined = self.method.server.combine(releases, facts, self.state, source)
+            result[:] = [combined]
+            return (Release("model", combined.models),), combined.spend
+
+        self._draw(public.round, COMBINE, make, charged=False)
+        combined, self.state = result[0], result[0].state
+        opened = Broadcast(models=combined.models, public=replace(public, round=public.round + 1))
+        log = Round(public.round, tuple(usable), failed, invalid, refused, dict(combined.report), combined.spend)
+        return opened, log

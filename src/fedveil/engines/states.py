@@ -1,0 +1,51 @@
+"""States as flat dictionaries, for checkpoints and for message records."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from fedveil.errors import FieldError
+
+Plain = int | float | str | bool
+
+
+def pack(state: Any, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, Plain]]:
+    """Split a state dataclass into tensors and plain values, keyed by dotted path; None is left out.
+
+    Raises
+    ------
+    FieldError
+        If a field holds something else.
+    """
+    tensors: dict[str, Tensor] = {}
+    values: dict[str, Plain] = {}
+    for f in fields(state):
+        key, value = f"{prefix}{f.name}", getattr(state, f.name)
+        if is_dataclass(value):
+            inner_tensors, inner_values = pack(value, f"{key}.")
+            tensors |= inner_tensors
+            values |= inner_values
+        elif isinstance(value, Tensor):
+            tensors[key] = value
+        elif isinstance(value, Plain):
+            values[key] = value
+        elif value is not None:
+            raise FieldError(key, type(value).__name__, "a state holds tensors, plain values, None or states")
+    return tensors, values
+
+
+def unpack(template: Any, tensors: dict[str, Tensor], values: dict[str, Plain], prefix: str = "") -> Any:
+    """Rebuild a state from what `pack` gave, on a fresh state of the same kind."""
+    changes: dict[str, Any] = {}
+    for f in fields(template):
+        key, fresh = f"{prefix}{f.name}", getattr(template, f.name)
+        if is_dataclass(fresh):
+            changes[f.name] = unpack(fresh, tensors, values, f"{key}.")
+        elif key in tensors:
+            changes[f.name] = tensors[key]
+        else:
+            changes[f.name] = values.get(key)
+    return replace(template, **changes)

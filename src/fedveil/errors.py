@@ -1,0 +1,116 @@
+"""How FedVeil refuses: every refusal names the field, the value and what is accepted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any
+
+
+class FedVeilError(Exception):
+    """Base of every error that FedVeil raises on purpose."""
+
+
+class FieldError(FedVeilError, ValueError):
+    """A value that cannot be used.
+
+    Parameters
+    ----------
+    field : str
+        The name of the field, as the user wrote it.
+    value : object
+        What was given.
+    accepted : str
+        What is accepted, and the fix where there is one.
+    """
+
+    def __init__(self, field: str, value: Any, accepted: str) -> None:
+        super().__init__(f"{field} = {value!r}: {accepted}")
+        self.field = field
+        self.value = value
+        self.accepted = accepted
+
+
+class HeuristicError(FedVeilError, ValueError):
+    """An epsilon was asked of a release that satisfies no definition."""
+
+
+class ReplyError(FedVeilError, ValueError):
+    """A client's reply that the server cannot use (wrong shape, NaN, missing model)."""
+
+
+class BudgetError(FedVeilError):
+    """The server's own privacy budget does not allow the next release: the run stops with the last released model."""
+
+
+class NoReplyError(FedVeilError):
+    """A round ended without a single valid reply."""
+
+
+class LedgerError(FedVeilError, ValueError):
+    """A ledger that was edited, shortened, or belongs to another run."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Say what the accepted names are, and which one was probably meant.
+
+    Parameters
+    ----------
+    word : str
+        What was written.
+    known : iterable of str
+        The names that exist.
+
+    Returns
+    -------
+    str
+        A phrase for an error message.
+    """
+    names = sorted(known)
+    close = get_close_matches(word, names, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{hint}accepted: {', '.join(names)}"
+
+
+def require_positive(field: str, value: Any) -> float:
+    """Return `value` as a float, refusing all but finite positive numbers."""
+    return _require(field, value, lambda v: v > 0, "must be a finite number above 0")
+
+
+def require_non_negative(field: str, value: Any) -> float:
+    """Return `value` as a float, refusing all but finite numbers of at least 0."""
+    return _require(field, value, lambda v: v >= 0, "must be a finite number of at least 0")
+
+
+def require_delta(field: str, value: Any) -> float:
+    """Return `value` as a float, refusing all but probabilities strictly between 0 and 1."""
+    return _require(field, value, lambda v: 0 < v < 1, "must be a number strictly between 0 and 1")
+
+
+def require_count(field: str, value: Any, least: int = 1) -> int:
+    """Return `value` as an int, refusing all but whole numbers of at least `least`."""
+    if isinstance(value, bool) or not _is_real(value) or value != int(value) or value < least:
+        raise FieldError(field, value, f"must be a whole number of at least {least}")
+    return int(value)
+
+
+def require_choice(field: str, value: str, choices: Iterable[str]) -> str:
+    """Return `value`, refusing what is not one of `choices`."""
+    names = list(choices)
+    if value not in names:
+        raise FieldError(field, value, nearest(str(value), names))
+    return value
+
+
+def _is_real(value: Any) -> bool:
+    try:
+        return not isinstance(value, str) and math.isfinite(float(value))
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+def _require(field: str, value: Any, ok: Any, accepted: str) -> float:
+    if isinstance(value, bool) or not _is_real(value) or not ok(float(value)):
+        raise FieldError(field, value, accepted)
+    return float(value)

@@ -1,0 +1,89 @@
+"""Exact conversions of Gaussian differential privacy: mu, (epsilon, delta) and composition.
+
+A Gaussian release with sensitivity s and deviation sigma is exactly mu-GDP with mu = s / sigma (Dong, Roth and Su 2022,
+arXiv 1905.02383); unsubsampled Gaussian releases compose exactly, mu^2 adding up, and
+delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu) (Balle and Wang 2018, arXiv 1805.06530).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from scipy.optimize import brentq
+from scipy.special import log_ndtr
+
+from fedveil.errors import require_delta, require_non_negative, require_positive
+
+
+def log_delta(epsilon: float, mu: float) -> float:
+    """Natural logarithm of delta(epsilon) for mu-GDP; computed in logs so that mu = 1000 works.
+
+    Parameters
+    ----------
+    epsilon : float
+        At least 0.
+    mu : float
+        Above 0.
+
+    Returns
+    -------
+    float
+        At most 0; ``-inf`` where delta underflows.
+    """
+    high = float(log_ndtr(mu / 2 - epsilon / mu))
+    low = float(epsilon + log_ndtr(-mu / 2 - epsilon / mu))
+    gap = low - high
+    return high + math.log(-math.expm1(gap)) if gap < 0 else -math.inf
+
+
+def delta_of_mu(mu: float, epsilon: float) -> float:
+    """The least delta for which mu-GDP gives (epsilon, delta)-DP."""
+    mu, epsilon = require_non_negative("mu", mu), require_non_negative("epsilon", epsilon)
+    return math.exp(log_delta(epsilon, mu)) if mu > 0 else 0.0
+
+
+def epsilon_of_mu(mu: float, delta: float) -> float:
+    """The least epsilon for which mu-GDP gives (epsilon, delta)-DP.
+
+    Parameters
+    ----------
+    mu : float
+        Gaussian-DP parameter, at least 0.
+    delta : float
+        Strictly between 0 and 1.
+
+    Returns
+    -------
+    float
+        Epsilon, exact to about 1e-12 relative.
+
+    Raises
+    ------
+    FieldError
+        If a parameter is out of range.
+    """
+    mu, delta = require_non_negative("mu", mu), require_delta("delta", delta)
+    target = math.log(delta)
+    if mu == 0 or log_delta(0.0, mu) <= target:
+        return 0.0
+    # delta(epsilon) <= Phi(mu/2 - epsilon/mu), so this epsilon is always enough
+    high = mu * (mu / 2 + math.sqrt(-2 * target)) + 1.0
+    return float(brentq(lambda e: max(log_delta(e, mu), -1e300) - target, 0.0, high, xtol=1e-14, rtol=1e-14, maxiter=500))
+
+
+def mu_of_epsilon(epsilon: float, delta: float) -> float:
+    """The largest mu for which mu-GDP still gives (epsilon, delta)-DP: the inverse of `epsilon_of_mu`."""
+    epsilon, delta = require_positive("epsilon", epsilon), require_delta("delta", delta)
+    target = math.log(delta)
+    low, high = 1e-12, 1.0
+    while log_delta(epsilon, high) < target:
+        high *= 2
+    while log_delta(epsilon, low) >= target:
+        low /= 2
+    return float(brentq(lambda m: max(log_delta(epsilon, m), -1e300) - target, low, high, xtol=1e-300, rtol=1e-14))
+
+
+def compose_mu(mus: Iterable[float]) -> float:
+    """Mu of the joint release of independent Gaussian releases: the root of the sum of squares."""
+    return math.sqrt(math.fsum(require_non_negative("mu", m) ** 2 for m in mus))

@@ -1,0 +1,291 @@
+"""Layout: named blocks of parameters <-> one flat vector."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedveil.errors import FieldError, nearest, require_choice
+
+Grouping = Literal["array", "module"]
+Buffers = Literal["refuse", "keep"]
+
+_SHARED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One parameter array inside the flat vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def size(self) -> int:
+        """Number of coordinates."""
+        return prod(self.shape)
+
+    @property
+    def stop(self) -> int:
+        """One past the last coordinate."""
+        return self.start + self.size
+
+    @property
+    def module(self) -> str:
+        """The module that owns the array: the name up to the last dot."""
+        return self.name.rpartition(".")[0] or self.name
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The order, names, shapes and types of everything that is shared.
+
+    A vector is [d], a stack of vectors [n, d]. The vector's type is float64 if any block is float64, else float32;
+    narrower blocks are widened (exactly) and narrowed again on the way back, so that the round trip keeps every bit.
+
+    Attributes
+    ----------
+    blocks : tuple of Block
+        The parameter arrays in order; they tile [0, d) without gaps.
+    kept : tuple of str
+        Entries of the module's state that are *not* shared and stay with their holder: frozen parameters, and
+        buffers when the policy is ``"keep"``.
+    """
+
+    blocks: tuple[Block, ...]
+    kept: tuple[str, ...] = field(default=())
+
+    @classmethod
+    def from_shapes(cls, shapes: Mapping[str, Sequence[int]], dtype: torch.dtype = torch.float32) -> Layout:
+        """Lay out arrays of the given shapes in the mapping's order.
+
+        Parameters
+        ----------
+        shapes : mapping of str to sequence of int
+            Shape of each array; ``()`` is a 0-d array with one coordinate.
+        dtype : torch.dtype
+            Type of all arrays.
+
+        Raises
+        ------
+        FieldError
+            If there is nothing to share, a size is not positive, or the type is not a floating-point type.
+        """
+        return cls._build([(name, tuple(int(s) for s in shape), dtype) for name, shape in shapes.items()], ())
+
+    @classmethod
+    def from_module(cls, module: nn.Module, buffers: Buffers = "refuse") -> Layout:
+        """Lay out a module's trainable parameters.
+
+        Parameters
+        ----------
+        module : torch.nn.Module
+            Its trainable parameters are shared, in the order of ``named_parameters`` (tied ones once). Frozen
+            parameters never change, so they stay with their holder.
+        buffers : {"refuse", "keep"}
+            What to do with buffers of the state (running means, counters): refuse the model, or keep each party's
+            own. They are never noised and never sent.
+
+        Raises
+        ------
+        FieldError
+            If a buffer is found under ``"refuse"``, or a parameter has a type that cannot be noised.
+        """
+        require_choice("buffers", buffers, ("refuse", "keep"))
+        parameters = dict(module.named_parameters())
+        every_name = dict(module.named_parameters(remove_duplicate=False))
+        found = [name for name in module.state_dict() if name not in every_name]
+        if found and buffers == "refuse":
+            raise FieldError(
+                "module",
+                type(module).__name__,
+                f"has buffers that are neither shared nor noised: {', '.join(found)}. Use GroupNorm or LayerNorm "
+                'instead of BatchNorm, or Layout.from_module(module, buffers="keep") to let each party keep its own',
+            )
+        frozen = [name for name, p in parameters.items() if not p.requires_grad]
+        entries = [(name, tuple(p.shape), p.dtype) for name, p in parameters.items() if p.requires_grad]
+        return cls._build(entries, tuple(frozen + found))
+
+    @classmethod
+    def _build(cls, entries: list[tuple[str, tuple[int, ...], torch.dtype]], kept: tuple[str, ...]) -> Layout:
+        blocks, start = [], 0
+        for name, shape, dtype in entries:
+            if dtype not in _SHARED:
+                raise FieldError(name, dtype, "only floating-point arrays can be shared; keep integers as buffers")
+            block = Block(name, shape, start, dtype)
+            if block.size < 1:
+                raise FieldError(name, shape, "every size must be at least 1")
+            blocks.append(block)
+            start = block.stop
+        if not blocks:
+            raise FieldError("layout", [], "has nothing to share: at least one trainable parameter is needed")
+        return cls(tuple(blocks), kept)
+
+    @property
+    def size(self) -> int:
+        """Number of coordinates d."""
+        return self.blocks[-1].stop
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the arrays, in order."""
+        return tuple(b.name for b in self.blocks)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each array, in order."""
+        return {b.name: b.shape for b in self.blocks}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the flat vector."""
+        return torch.float64 if any(b.dtype == torch.float64 for b in self.blocks) else torch.float32
+
+    def groups(self, grouping: Grouping = "array") -> dict[str, list[slice]]:
+        """Layers as slices of the flat vector.
+
+        Parameters
+        ----------
+        grouping : {"array", "module"}
+            ``"array"``: each parameter array is a layer (weight and bias apart); ``"module"``: the arrays of one
+            module are one layer.
+
+        Returns
+        -------
+        dict of str to list of slice
+            In layout order; adjacent arrays of one module are merged into one slice.
+        """
+        require_choice("grouping", grouping, ("array", "module"))
+        result: dict[str, list[slice]] = {}
+        for b in self.blocks:
+            slices = result.setdefault(b.name if grouping == "array" else b.module, [])
+            if slices and slices[-1].stop == b.start:
+                slices[-1] = slice(slices[-1].start, b.stop)
+            else:
+                slices.append(slice(b.start, b.stop))
+        return result
+
+    def grouping_of(self, field_name: str, keys: Mapping[str, object]) -> Grouping:
+        """Tell whether the keys of a per-layer mapping are arrays or modules.
+
+        Raises
+        ------
+        FieldError
+            If the keys are not exactly the layers of one grouping.
+        """
+        for grouping in ("module", "array"):
+            known = self.groups(grouping)
+            if set(keys) == set(known):
+                return grouping
+        known = self.groups("module")
+        wrong = [k for k in keys if k not in known and k not in self.shapes]
+        if wrong:
+            raise FieldError(field_name, wrong[0], "is no layer; " + nearest(wrong[0], known))
+        missing = [k for k in known if k not in keys]
+        raise FieldError(field_name, sorted(keys), f"needs one entry a layer; missing: {', '.join(missing)}")
+
+    def flatten(self, arrays: Mapping[str, Tensor]) -> Tensor:
+        """Concatenate named arrays into one vector.
+
+        Parameters
+        ----------
+        arrays : mapping of str to Tensor
+            Holds every block of the layout; other entries are allowed only if they are declared in ``kept``.
+
+        Returns
+        -------
+        Tensor
+            [d], a fresh tensor.
+
+        Raises
+        ------
+        FieldError
+            For a missing, unknown or wrongly shaped array.
+        """
+        unknown = [n for n in arrays if n not in self.shapes and n not in self.kept]
+        memory = {arrays[n].data_ptr() for n in self.shapes if n in arrays}
+        for name in unknown:  # a second name of a tied parameter shares its memory and is no extra array
+            if arrays[name].data_ptr() not in memory:
+                raise FieldError(name, tuple(arrays[name].shape), "is not part of the layout: declare it or remove it")
+        parts = []
+        for b in self.blocks:
+            if b.name not in arrays:
+                raise FieldError(b.name, "missing", f"the layout needs it, with shape {b.shape}")
+            value = arrays[b.name]
+            if tuple(value.shape) != b.shape or not value.is_floating_point():
+                raise FieldError(b.name, (tuple(value.shape), value.dtype), f"must be a float array of shape {b.shape}")
+            parts.append(value.detach().reshape(-1).to(self.dtype))
+        return torch.cat(parts)
+
+    def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
+        """Cut one vector into named arrays (fresh tensors of the blocks' own types).
+
+        Parameters
+        ----------
+        vector : Tensor
+            [d].
+
+        Returns
+        -------
+        dict of str to Tensor
+            Loads with ``module.load_state_dict(..., strict=False)``.
+        """
+        self.check(vector, "vector")
+        if vector.dim() != 1:
+            raise FieldError("vector", tuple(vector.shape), f"must be [d] = [{self.size}]")
+        return {b.name: vector[b.start : b.stop].reshape(b.shape).to(b.dtype, copy=True) for b in self.blocks}
+
+    def load(self, module: nn.Module, vector: Tensor) -> None:
+        """Write a vector [d] into a module's parameters in place."""
+        self.check(vector, "vector")
+        parameters = dict(module.named_parameters())
+        with torch.no_grad():
+            for b in self.blocks:
+                parameters[b.name].copy_(vector[b.start : b.stop].view(b.shape))
+
+    def read(self, module: nn.Module) -> Tensor:
+        """Read a module's shared parameters as one vector [d]."""
+        parameters = dict(module.named_parameters())
+        return self.flatten({name: parameters[name] for name in self.names if name in parameters})
+
+    def views(self, updates: Tensor) -> dict[str, Tensor]:
+        """Views of each array: of shape [*shape] for [d], [n, *shape] for [n, d]."""
+        self.check(updates, "updates")
+        lead = updates.shape[:-1]
+        return {b.name: updates[..., b.start : b.stop].view(*lead, *b.shape) for b in self.blocks}
+
+    def norms(self, updates: Tensor, grouping: Grouping = "array") -> Tensor:
+        """Euclidean norm of each layer, summed in float64.
+
+        Parameters
+        ----------
+        updates : Tensor
+            [d] or [n, d].
+        grouping : {"array", "module"}
+            What a layer is.
+
+        Returns
+        -------
+        Tensor
+            [L] or [n, L], float64.
+        """
+        self.check(updates, "updates")
+        columns = []
+        for slices in self.groups(grouping).values():
+            squares = torch.stack([updates[..., s].to(torch.float64).square().sum(-1) for s in slices])
+            columns.append(squares.sum(0).sqrt())
+        return torch.stack(columns, dim=-1)
+
+    def check(self, value: Tensor, name: str) -> None:
+        """Refuse a tensor that is not [d] or [n, d] in float32 or float64."""
+        if value.dtype not in (torch.float32, torch.float64):
+            raise FieldError(name, value.dtype, "must be float32 or float64")
+        if value.dim() not in (1, 2) or value.shape[-1] != self.size:
+            raise FieldError(name, tuple(value.shape), f"must be [d] or [n, d] with d = {self.size}")

@@ -1,0 +1,78 @@
+"""What one client holds: its examples, and those it keeps apart to measure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedveil.errors import FieldError
+
+
+@dataclass(frozen=True, eq=False)
+class ClientData:
+    """The examples of one client.
+
+    Parameters
+    ----------
+    x : Tensor
+        [N, ...], floating point. N = 0 is legal: such a client returns the model it was sent.
+    y : Tensor
+        [N, ...], int64 classes from 0 on, or floating-point targets.
+    test_x, test_y : Tensor, optional
+        Held-out examples of the same kinds, never trained on.
+    name : str
+        For reports.
+
+    Raises
+    ------
+    FieldError
+        For a wrong type, different lengths or shapes, NaN or infinity, or a negative class.
+    """
+
+    x: Tensor
+    y: Tensor
+    test_x: Tensor | None = None
+    test_y: Tensor | None = None
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be trained on."""
+        _check("x", self.x, "y", self.y)
+        if self.test_x is None and self.test_y is None:
+            return
+        if self.test_x is None or self.test_y is None:
+            raise FieldError("test_x" if self.test_x is None else "test_y", None, "test_x and test_y go together")
+        _check("test_x", self.test_x, "test_y", self.test_y)
+        for name, test, train in (("test_x", self.test_x, self.x), ("test_y", self.test_y, self.y)):
+            if test.shape[1:] != train.shape[1:] or test.is_floating_point() != train.is_floating_point():
+                raise FieldError(name, (tuple(test.shape), test.dtype), f"must be like {name.removeprefix('test_')}")
+
+    @property
+    def examples(self) -> int:
+        """Number of training examples N."""
+        return len(self.x)
+
+    @property
+    def held_out(self) -> int:
+        """Number of held-out examples."""
+        return 0 if self.test_x is None else len(self.test_x)
+
+
+def _check(x_name: str, x: Tensor, y_name: str, y: Tensor) -> None:
+    for name, value in ((x_name, x), (y_name, y)):
+        if not isinstance(value, Tensor) or value.dim() < 1:
+            raise FieldError(name, type(value).__name__, "must be a tensor with one row an example")
+    if not x.is_floating_point():
+        raise FieldError(x_name, x.dtype, "must be floating point: convert it, for images e.g. x.float() / 255")
+    if y.dtype != torch.int64 and not y.is_floating_point():
+        raise FieldError(y_name, y.dtype, "must be int64 (classes) or floating point (targets)")
+    if len(x) != len(y):
+        raise FieldError(y_name, len(y), f"must be as long as {x_name}, which has {len(x)} rows")
+    for name, value in ((x_name, x), (y_name, y)):
+        if value.is_floating_point() and not torch.isfinite(value).all():
+            row = int((~torch.isfinite(value)).reshape(len(value), -1).any(1).nonzero()[0])
+            raise FieldError(f"{name}[{row}]", "NaN or infinity", "must be finite: remove the row or fill it in")
+    if y.dtype == torch.int64 and y.numel() and int(y.min()) < 0:
+        raise FieldError(y_name, int(y.min()), "classes are numbered from 0 on")

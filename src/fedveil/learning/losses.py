@@ -1,0 +1,83 @@
+"""Losses by name, and the outputs of a model for one flat vector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedveil.errors import require_choice
+from fedveil.layout import Layout
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
+    """Mean cross-entropy of logits [B, classes, ...] against int64 classes [B, ...]."""
+    return F.cross_entropy(output, y)
+
+
+def mse(output: Tensor, y: Tensor) -> Tensor:
+    """Mean squared error; an output [B, 1] fits targets [B]."""
+    return F.mse_loss(output.reshape(y.shape) if output.numel() == y.numel() else output, y.to(output.dtype))
+
+
+LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy, "mse": mse}
+
+
+def loss_of(loss: str | Loss) -> Loss:
+    """Return a loss given by name, or the function itself."""
+    return loss if callable(loss) else LOSSES[require_choice("loss", loss, LOSSES)]
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[nn.Module]:
+    """Put a module into evaluation mode and every part of it back into its own mode afterwards."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield module
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+def predict(module: nn.Module, layout: Layout, vector: Tensor, x: Tensor, *, batch: int = 512) -> Tensor:
+    """Outputs of a module under other parameters; the module itself stays as it is.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Runs in evaluation mode, on the device of its parameters, without gradients.
+    layout : Layout
+        Of the module.
+    vector : Tensor
+        [d], the parameters.
+    x : Tensor
+        [N, ...] with N at least 1.
+    batch : int
+        Examples at once.
+
+    Returns
+    -------
+    Tensor
+        [N, ...], on the CPU.
+    """
+    some = next(module.parameters())
+    parameters = {name: fast_format(value.to(some.device)) for name, value in layout.unflatten(vector).items()}
+    outputs = []
+    with evaluating(module), torch.no_grad():
+        for part in x.split(batch):
+            inputs = fast_format(part.to(some.device, some.dtype))
+            outputs.append(torch.func.functional_call(module, parameters, (inputs,)).cpu())
+    return torch.cat(outputs)
+
+
+def fast_format(value: Tensor) -> Tensor:
+    """A float32 image batch or convolution kernel in the memory order that CPU convolutions prefer."""
+    if value.dim() == 4 and value.dtype == torch.float32 and value.device.type == "cpu":
+        return value.contiguous(memory_format=torch.channels_last)
+    return value

@@ -1,0 +1,201 @@
+"""Small models by name, initialised from a seed alone."""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedveil.errors import FieldError, nearest, require_choice, require_count
+from fedveil.layout import Layout
+from fedveil.mechanisms.source import keyed_seed
+
+_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+    "softplus": nn.Softplus,
+    "gelu": nn.GELU,
+}
+
+
+def logistic(input_shape: Sequence[int], outputs: int) -> nn.Module:
+    """One dense layer on the flattened input (multinomial logistic or linear regression)."""
+    return _stack([("flatten", nn.Flatten()), ("dense", nn.Linear(prod(input_shape), outputs))])
+
+
+def mlp(
+    input_shape: Sequence[int], outputs: int, *, hidden: Sequence[int] = (64,), activation: str = "relu"
+) -> nn.Module:
+    """Dense layers of the given hidden sizes, with ``"relu"`` or ``"tanh"`` between them."""
+    require_choice("activation", activation, ("relu", "tanh"))
+    sizes = [prod(input_shape), *(require_count("hidden", h) for h in hidden)]
+    parts: list[tuple[str, nn.Module]] = [("flatten", nn.Flatten())]
+    for i, (a, b) in enumerate(pairwise(sizes), start=1):
+        parts += [(f"dense{i}", nn.Linear(a, b)), (f"act{i}", _ACTIVATIONS[activation]())]
+    return _stack([*parts, (f"dense{len(sizes)}", nn.Linear(sizes[-1], outputs))])
+
+
+def regression(input_shape: Sequence[int], outputs: int = 1, *, hidden: Sequence[int] = (2,)) -> nn.Module:
+    """A small ReLU network; 3 inputs, 2 hidden units and 1 output (11 parameters) unless told otherwise."""
+    return mlp(input_shape, outputs, hidden=hidden, activation="relu")
+
+
+def small_cnn(
+    input_shape: Sequence[int],
+    outputs: int,
+    *,
+    channels: Sequence[int] = (16, 32),
+    dense: int = 64,
+    activation: str = "tanh",
+) -> nn.Module:
+    """Convolutions 3x3 with average pooling for small images (8x8, 28x28), then two dense layers.
+
+    All activations but ``"relu"`` are twice differentiable, which gradient inversion and layer scores want.
+    """
+    make = _ACTIVATIONS[require_choice("activation", activation, _ACTIVATIONS)]
+    before, height, width = _image(input_shape, 1 << len(channels))
+    parts: list[tuple[str, nn.Module]] = []
+    for i, after in enumerate(channels, start=1):
+        parts += [
+            (f"conv{i}", nn.Conv2d(before, require_count("channels", after), 3, padding=1)),
+            (f"act{i}", make()),
+            (f"pool{i}", nn.AvgPool2d(2)),
+        ]
+        before, height, width = after, height // 2, width // 2
+    hidden = nn.Linear(before * height * width, require_count("dense", dense))
+    parts += [("flatten", nn.Flatten()), ("dense1", hidden), ("act", make()), ("dense2", nn.Linear(dense, outputs))]
+    return _stack(parts)
+
+
+def alzheimer_cnn(input_shape: Sequence[int], outputs: int, *, dropout: float = 0.1) -> nn.Module:
+    """The CNN of the metric-privacy paper for any image of at least 18x18 (6,517,476 parameters at 1x128x128).
+
+    Convolutions 3x3 ("valid", our assumption: the paper prints no kernel size) of 32, 64 and 128 channels, dense
+    layers of 64, 32 and the outputs. Pooling comes before ReLU: the two commute, and it is a quarter of the work.
+    """
+    channels, height, width = _image(input_shape, 18)
+    for pooled in (True, True, False):
+        height, width = ((height - 2) // 2, (width - 2) // 2) if pooled else (height - 2, width - 2)
+    if isinstance(dropout, bool) or not 0 <= dropout < 1:
+        raise FieldError("dropout", dropout, "must be a probability of at least 0 and below 1")
+    return _stack(
+        [
+            ("conv1", nn.Conv2d(channels, 32, 3)),
+            ("pool1", nn.MaxPool2d(2)),
+            ("relu1", nn.ReLU()),
+            ("conv2", nn.Conv2d(32, 64, 3)),
+            ("pool2", nn.MaxPool2d(2)),
+            ("relu2", nn.ReLU()),
+            ("conv3", nn.Conv2d(64, 128, 3)),
+            ("relu3", nn.ReLU()),
+            ("flatten", nn.Flatten()),
+            ("dense1", nn.Linear(128 * height * width, 64)),
+            ("relu4", nn.ReLU()),
+            ("drop1", nn.Dropout(dropout)),
+            ("dense2", nn.Linear(64, 32)),
+            ("relu5", nn.ReLU()),
+            ("drop2", nn.Dropout(dropout)),
+            ("dense3", nn.Linear(32, outputs)),
+        ]
+    )
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "logistic": logistic,
+    "mlp": mlp,
+    "small_cnn": small_cnn,
+    "alzheimer_cnn": alzheimer_cnn,
+    "regression": regression,
+}
+
+
+def build_model(name: str, *, input_shape: Sequence[int], outputs: int, seed: int, **options: Any) -> nn.Module:
+    """Build a model of the registry ``MODELS``.
+
+    Parameters
+    ----------
+    name : str
+        A key of ``MODELS``.
+    input_shape : sequence of int
+        Shape of one example, without the batch axis, e.g. ``(1, 28, 28)``.
+    outputs : int
+        Classes, or targets of a regression.
+    seed : int
+        Decides the weights: the same seed gives the same bits. The global random state is left as it was.
+    **options
+        Options of the model.
+
+    Returns
+    -------
+    torch.nn.Module
+        Float32, in training mode.
+
+    Raises
+    ------
+    FieldError
+        For an unknown model or option, or sizes that do not fit.
+
+    Examples
+    --------
+    >>> model = build_model("mlp", input_shape=(64,), outputs=10, seed=0, hidden=(32,))
+    >>> sum(p.numel() for p in model.parameters())
+    2410
+    """
+    factory = MODELS[require_choice("model.name", name, MODELS)]
+    accepted = [p for p in inspect.signature(factory).parameters if p not in ("input_shape", "outputs")]
+    for option in options:
+        if option not in accepted:
+            hint = nearest(option, accepted) if accepted else "this model has no options"
+            raise FieldError(f"model.{option}", options[option], f"{name} has no such option; {hint}")
+    shape = tuple(require_count("input_shape", s) for s in input_shape)
+    outputs = require_count("outputs", outputs)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(keyed_seed("weights", seed))
+        return factory(shape, outputs, **options)
+
+
+def initial_models(
+    factory: str | Callable[[int], nn.Module], *, k: int, seed: int, layout: Layout | None = None, **options: Any
+) -> Tensor:
+    """Initial vectors of k hypotheses, each from its own seed.
+
+    Parameters
+    ----------
+    factory : str or callable
+        A model name (then `options` are those of :func:`build_model`), or a function of a seed.
+    k : int
+        Number of hypotheses. The first is ``factory(seed)`` itself, so one hypothesis is an ordinary initial model.
+    seed : int
+        Seed of the first; the others are derived from it.
+    layout : Layout, optional
+        Of the model; taken from the first one if it is not given.
+
+    Returns
+    -------
+    Tensor
+        [k, d].
+    """
+    rows: list[Tensor] = []
+    for j in range(require_count("k", k)):
+        own = seed if j == 0 else keyed_seed("hypothesis", seed, j)
+        module = build_model(factory, seed=own, **options) if isinstance(factory, str) else factory(own)
+        layout = layout or Layout.from_module(module)
+        rows.append(layout.read(module))
+    return torch.stack(rows)
+
+
+def _stack(parts: list[tuple[str, nn.Module]]) -> nn.Sequential:
+    return nn.Sequential(OrderedDict(parts))
+
+
+def _image(input_shape: Sequence[int], least: int) -> tuple[int, int, int]:
+    if len(input_shape) != 3 or min(input_shape[1:]) < least:
+        raise FieldError("input_shape", tuple(input_shape), f"must be (channels, height, width), {least} or larger")
+    return input_shape[0], input_shape[1], input_shape[2]

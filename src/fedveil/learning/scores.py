@@ -1,0 +1,245 @@
+r"""Layer scores: how strongly each layer's gradient answers to the pixels of a sensitive region.
+
+Source: FedRE (layer-wise local differential privacy from privacy-sensitive regions). With J_l(x) = d/dx of
+(d loss / d w_l), the score S_l is the Frobenius norm of J_l over the layer's parameters and the channels of one pixel,
+averaged over the region's pixels and then over the images. A layer is a module: weight and bias together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedveil.errors import FieldError, require_choice, require_count
+from fedveil.layout import Layout
+from fedveil.learning.losses import Loss, evaluating, loss_of
+from fedveil.mechanisms.source import keyed_seed
+
+Region = Tensor | tuple[int, int, int, int]
+Parameters = dict[str, Tensor]
+
+_ELEMENTS = 1 << 24  # tangent elements held at once: bounds the memory of a chunk
+
+
+def layer_scores(
+    module: nn.Module,
+    loss: str | Loss,
+    x: Tensor,
+    y: Tensor,
+    region: Region,
+    method: str = "exact",
+    *,
+    probes: int = 32,
+    seed: int = 0,
+) -> dict[str, float]:
+    """Score every layer of a module.
+
+    **The scores are computed from `x` and `y`: on a client's images they are private** (a ClientFact that must not
+    leave it, and a budget split by them leaks through the noise's size), unless the images are public.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Left as it is; runs in evaluation mode, so dropout is off. Activations without a second derivative (ReLU) are
+        scored by what autograd takes it to be, which is 0.
+    loss : str or callable
+        A name of the trainer's losses, or ``loss(outputs, y) -> scalar``. Each image is scored by itself, so a mean
+        over the batch and a sum are the same.
+    x : Tensor
+        [B, C, H, W].
+    y : Tensor
+        [B, ...].
+    region : Tensor or tuple of int
+        A bool mask [H, W], or (top, left, bottom, right) in pixels, the last two exclusive; the same for all images.
+    method : {"exact", "estimate"}
+        ``"exact"``: one forward-over-reverse product a coordinate of the region. ``"estimate"``: random directions v
+        in each layer's parameters, E[(v . J)_j^2] = ||J[:, j]||^2; all pixels at once. Its root is low by about
+        1 / (4 probes).
+    probes : int
+        Random directions of the estimate.
+    seed : int
+        Of the random directions; the global random state is not used.
+
+    Returns
+    -------
+    dict of str to float
+        In layout order.
+
+    Raises
+    ------
+    FieldError
+        For an empty or misplaced region, images that are not [B, C, H, W], or an unknown method.
+    """
+    layout = Layout.from_module(module, buffers="keep")
+    own = dict(module.named_parameters())
+    parameters = {name: own[name].detach() for name in layout.names}
+    values = _score(module, parameters, layout, loss, x, y, region, method, probes, seed)
+    return dict(zip(layout.groups("module"), values.tolist(), strict=True))
+
+
+def score_models(
+    module: nn.Module,
+    layout: Layout,
+    loss: str | Loss,
+    models: Tensor,
+    x: Tensor,
+    y: Tensor,
+    region: Region,
+    method: str = "exact",
+    *,
+    probes: int = 32,
+    seed: int = 0,
+) -> Tensor:
+    """Score several parameter vectors of one module, as a server does on public images.
+
+    Parameters
+    ----------
+    models : Tensor
+        [n, d]. The other parameters are those of :func:`layer_scores`.
+
+    Returns
+    -------
+    Tensor
+        [n, L], float64, layers (modules) in layout order.
+    """
+    layout.check(models, "models")
+    if models.dim() != 2:
+        raise FieldError("models", tuple(models.shape), f"must be [n, {layout.size}]")
+    rows = [_score(module, layout.unflatten(v), layout, loss, x, y, region, method, probes, seed) for v in models]
+    return torch.stack(rows) if rows else torch.zeros(0, len(layout.groups("module")), dtype=torch.float64)
+
+
+def region_mask(region: Region, height: int, width: int) -> Tensor:
+    """The region as a bool mask [H, W].
+
+    Raises
+    ------
+    FieldError
+        If it is empty, out of the image, or of the wrong type or shape.
+    """
+    if isinstance(region, Tensor):
+        if region.dtype != torch.bool or tuple(region.shape) != (height, width):
+            given = (tuple(region.shape), region.dtype)
+            raise FieldError("region", given, f"a mask must be bool [{height}, {width}]")
+        if not region.any():
+            raise FieldError("region", "empty mask", "must hold at least one pixel")
+        return region.cpu()
+    if len(region) != 4:
+        raise FieldError("region", region, "must be a bool mask, or (top, left, bottom, right) in pixels")
+    top, left, bottom, right = (require_count("region", side, least=0) for side in region)
+    if not (top < bottom <= height and left < right <= width):
+        raise FieldError("region", region, f"must hold at least one pixel and lie within {height} x {width}")
+    mask = torch.zeros(height, width, dtype=torch.bool)
+    mask[top:bottom, left:right] = True
+    return mask
+
+
+def _score(
+    module: nn.Module,
+    parameters: Parameters,
+    layout: Layout,
+    loss: str | Loss,
+    x: Tensor,
+    y: Tensor,
+    region: Region,
+    method: str,
+    probes: int,
+    seed: int,
+) -> Tensor:
+    require_choice("method", method, ("exact", "estimate"))
+    require_count("probes", probes)
+    if x.dim() != 4 or not len(x) or len(x) != len(y):
+        raise FieldError("x", (tuple(x.shape), len(y)), "must be [B, C, H, W] with B at least 1, and y as long")
+    mask, function = region_mask(region, x.shape[2], x.shape[3]), loss_of(loss)
+    some = next(iter(parameters.values()))
+    x, y = x.detach().to(some.device, some.dtype), y.to(some.device)
+    layers: dict[str, list[str]] = {}
+    for block in layout.blocks:
+        layers.setdefault(block.module, []).append(block.name)
+
+    def total(weights: Mapping[str, Tensor], images: Tensor, labels: Tensor) -> Tensor:
+        outputs = torch.func.functional_call(module, dict(weights), (images,))
+        return torch.stack([function(outputs[i : i + 1], labels[i : i + 1]) for i in range(len(images))]).sum()
+
+    with evaluating(module):
+        if method == "exact":
+            rows = [_exact(total, parameters, layers, x[i : i + 1], y[i : i + 1], mask) for i in range(len(x))]
+            return torch.stack(rows).mean(0)
+        return _estimate(total, parameters, layers, x, y, mask, probes, seed)
+
+
+def _exact(
+    total: Callable[..., Tensor],
+    parameters: Parameters,
+    layers: dict[str, list[str]],
+    x: Tensor,
+    y: Tensor,
+    mask: Tensor,
+) -> Tensor:
+    channels, pixels = x.shape[1], mask.reshape(-1).nonzero().reshape(-1)
+    plane = mask.numel()
+    coordinates = (torch.arange(channels)[None, :] * plane + pixels[:, None]).reshape(-1)  # pixel by pixel
+
+    def gradient(images: Tensor) -> Parameters:
+        result: Parameters = torch.func.grad(total)(parameters, images, y)
+        return result
+
+    def squares(direction: Tensor) -> Tensor:
+        _, columns = torch.func.jvp(gradient, (x,), (direction,))
+        return torch.stack([_square_sum(columns, names) for names in layers.values()])
+
+    size = sum(p.numel() for p in parameters.values())
+    chunk = max(1, min(64, _ELEMENTS // size))
+    parts = []
+    for some in coordinates.split(chunk):
+        directions = torch.zeros(len(some), x.numel(), dtype=x.dtype, device=x.device)
+        directions[torch.arange(len(some)), some] = 1
+        parts.append(torch.func.vmap(squares)(directions.view(len(some), *x.shape)))
+    per_pixel = torch.cat(parts).view(len(pixels), channels, -1).sum(1)
+    return per_pixel.sqrt().mean(0).cpu()
+
+
+def _estimate(
+    total: Callable[..., Tensor],
+    parameters: Parameters,
+    layers: dict[str, list[str]],
+    x: Tensor,
+    y: Tensor,
+    mask: Tensor,
+    probes: int,
+    seed: int,
+) -> Tensor:
+    generator = torch.Generator().manual_seed(keyed_seed("layer scores", seed))
+    mask, scores = mask.to(x.device), []
+    for names in layers.values():
+        layer = {name: parameters[name] for name in names}
+        rest = {name: value for name, value in parameters.items() if name not in layer}
+
+        def sensitivity(weights: Parameters, rest: Parameters = rest) -> Tensor:
+            result: Tensor = torch.func.grad(lambda images: total({**rest, **weights}, images, y))(x)
+            return result
+
+        def product(v: Parameters, layer: Parameters = layer, function: Any = sensitivity) -> Tensor:
+            column: Tensor = torch.func.jvp(function, (layer,), (v,))[1]
+            return column.to(torch.float64).square()
+
+        size = sum(value.numel() for value in layer.values())
+        chunk = max(1, min(probes, _ELEMENTS // max(size, 32 * x.numel())))
+        squares = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+        for start in range(0, probes, chunk):
+            count = min(chunk, probes - start)
+            v = {
+                name: torch.randn((count, *value.shape), generator=generator, dtype=value.dtype).to(value.device)
+                for name, value in layer.items()
+            }
+            squares += torch.func.vmap(product)(v).sum(0)
+        per_pixel = (squares / probes).sum(1).sqrt()
+        scores.append(per_pixel[:, mask].mean())
+    return torch.stack(scores).cpu()
+
+
+def _square_sum(columns: Parameters, names: list[str]) -> Tensor:
+    return torch.stack([columns[name].to(torch.float64).square().sum() for name in names]).sum()

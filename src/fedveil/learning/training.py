@@ -1,0 +1,299 @@
+"""Local training: one client after another on one model, every stream keyed, nothing shared between clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedveil.errors import (
+    FieldError,
+    require_choice,
+    require_count,
+    require_non_negative,
+    require_positive,
+)
+from fedveil.layout import Layout
+from fedveil.learning.clients import ClientData
+from fedveil.learning.dropout import with_keyed_dropout
+from fedveil.learning.losses import LOSSES, Loss, fast_format, loss_of, predict
+from fedveil.mechanisms.source import keyed_seed
+
+Key = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalTraining:
+    """What a client does with the model it receives.
+
+    Parameters
+    ----------
+    epochs : int
+        Passes over the client's examples.
+    batch_size : int
+        Examples a step; the last batch of an epoch may be shorter and is kept.
+    lr : float
+        Learning rate.
+    optimizer : {"sgd", "adam"}
+        Its state is fresh in every round.
+    momentum : float
+        Of SGD, at least 0 and below 1.
+    prox : float
+        The mu of FedProx: every step adds mu (w - start) to the gradient. 0 is FedAvg.
+    loss : {"cross_entropy", "mse"}
+        Mean over the batch.
+
+    Raises
+    ------
+    FieldError
+        For any other value.
+    """
+
+    epochs: int = 1
+    batch_size: int = 32
+    lr: float = 0.1
+    optimizer: str = "sgd"
+    momentum: float = 0.0
+    prox: float = 0.0
+    loss: str = "cross_entropy"
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be run."""
+        require_count("epochs", self.epochs)
+        require_count("batch_size", self.batch_size)
+        require_positive("lr", self.lr)
+        require_choice("optimizer", self.optimizer, ("sgd", "adam"))
+        require_choice("loss", self.loss, LOSSES)
+        require_non_negative("prox", self.prox)
+        if require_non_negative("momentum", self.momentum) >= 1:
+            raise FieldError("momentum", self.momentum, "must be at least 0 and below 1")
+        if self.momentum and self.optimizer != "sgd":
+            raise FieldError("momentum", self.momentum, f"is SGD's; {self.optimizer} has none: set it to 0")
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What local training gives; nothing of it leaves a client before `protect`.
+
+    Attributes
+    ----------
+    model : Tensor
+        [d], the client's parameters after training, on the CPU.
+    examples : int
+        Examples trained on.
+    loss : float
+        Mean training loss over the last epoch, as seen while training (0 for a client without examples).
+    """
+
+    model: Tensor
+    examples: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class StepInfo:
+    """Where in the training a gradient comes from: the client's key, epoch and step from 0, examples of the batch."""
+
+    key: Key
+    epoch: int
+    step: int
+    examples: int
+
+
+Hook = Callable[[Tensor, StepInfo], Tensor]
+
+
+class SequentialTrainer:
+    """Train clients one after another, for any ``torch.nn.Module``.
+
+    Shuffling and dropout are keyed by the client's key, so a client's result depends neither on the order nor on the
+    choice of the other clients, nor on the global random state, which is left as it was. (While a client trains, the
+    global state is set from its key, for modules that draw from it: use no second thread that draws.)
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Copied; the caller's model is never changed. Frozen parameters stay. Buffers (running means and the like)
+        start from the model's own in every round and for every client, and are dropped afterwards.
+    layout : Layout
+        Of the model.
+    local : LocalTraining
+        What to do.
+    hook : callable, optional
+        ``hook(gradient [d], StepInfo) -> gradient [d]`` at every step, on the gradient of the data's loss and before
+        FedProx's term, which needs no data beyond the steps already taken.
+    device : str
+        Where to train, e.g. ``"cpu"`` or ``"cuda"``. Results come back on the CPU.
+    """
+
+    def __init__(
+        self, model: nn.Module, layout: Layout, local: LocalTraining, hook: Hook | None = None, device: str = "cpu"
+    ) -> None:
+        self.layout, self.local, self.hook = layout, local, hook
+        self._device = torch.device(device)
+        self._model = deepcopy(model).to(self._device)
+        self._generator = torch.Generator()
+        with_keyed_dropout(self._model, self._generator)
+        with torch.no_grad():
+            for p in self._model.parameters():
+                p.data = fast_format(p.data)
+        every = dict(self._model.named_parameters())
+        missing = [name for name in layout.names if name not in every]
+        if missing:
+            raise FieldError("layout", missing[0], "is no parameter of the model: take Layout.from_module(model)")
+        self._parameters = [every[name] for name in layout.names]
+        self._buffers = {name: b.detach().clone() for name, b in self._model.named_buffers()}
+        self._loss = loss_of(local.loss)
+
+    def train(self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]) -> list[Trained | Exception]:
+        """Train each client from its own start.
+
+        Parameters
+        ----------
+        starts : Tensor
+            [n, d].
+        clients : sequence of ClientData
+            n of them. One without examples returns its start.
+        keys : sequence of tuple of int
+            n of them: (seed, round, partition).
+
+        Returns
+        -------
+        list of Trained or Exception
+            In the order of `clients`. A client that raises leaves its exception in its place and the others go on.
+            A model that diverged is returned as it is: `protect` refuses it.
+
+        Raises
+        ------
+        FieldError
+            If the three do not fit together.
+        """
+        self.layout.check(starts, "starts")
+        if starts.dim() != 2 or not len(starts) == len(clients) == len(keys):
+            given = (tuple(starts.shape), len(clients), len(keys))
+            raise FieldError("starts, clients, keys", given, "must be [n, d], n clients and n keys")
+        results: list[Trained | Exception] = []
+        for start, client, key in zip(starts, clients, keys, strict=True):
+            try:
+                results.append(self._train(start, client, key))
+            except Exception as error:  # whatever a client's data or model raises is that client's failure
+                results.append(error)
+        return results
+
+    def _train(self, start: Tensor, client: ClientData, key: Key) -> Trained:
+        if not client.examples:
+            return Trained(start.detach().clone(), 0, 0.0)
+        self._reset(start)
+        local, model, step, total = self.local, self._model, 0, 0.0
+        optimizer = self._optimizer()
+        anchors = [p.detach().clone() for p in self._parameters] if local.prox else []
+        shuffle = torch.Generator().manual_seed(keyed_seed("train", *key, "shuffle"))
+        self._generator.manual_seed(keyed_seed("train", *key, "dropout"))
+        with _seeded(keyed_seed("train", *key, "module"), self._device):
+            for epoch in range(local.epochs):
+                losses = []
+                for rows in torch.randperm(client.examples, generator=shuffle).split(local.batch_size):
+                    x, y = self._batch(client, rows)
+                    optimizer.zero_grad()
+                    loss = self._loss(model(x), y)
+                    loss.backward()
+                    if self.hook is not None:
+                        self._apply(self.hook, StepInfo(key, epoch, step, len(rows)))
+                    for p, anchor in zip(self._parameters, anchors, strict=False):
+                        p.grad = _gradient(p).add_(p.detach() - anchor, alpha=local.prox)
+                    optimizer.step()
+                    losses.append(loss.detach() * len(rows))
+                    step += 1
+                total = float(torch.stack(losses).sum())
+        return Trained(self.layout.read(model).cpu(), client.examples, total / client.examples)
+
+    def _reset(self, start: Tensor) -> None:
+        self.layout.load(self._model, start.to(self._device))
+        for name, value in self._buffers.items():
+            owner, _, leaf = name.rpartition(".")
+            setattr(self._model.get_submodule(owner), leaf, value.clone())
+        self._model.zero_grad()
+        self._model.train()
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        local, fused = self.local, self._device.type in ("cpu", "cuda")
+        if local.optimizer == "adam":
+            return torch.optim.Adam(self._parameters, lr=local.lr, fused=fused)
+        return torch.optim.SGD(self._parameters, lr=local.lr, momentum=local.momentum, fused=fused)
+
+    def _batch(self, client: ClientData, rows: Tensor) -> tuple[Tensor, Tensor]:
+        x = client.x[rows].to(self._device, self._parameters[0].dtype)
+        return fast_format(x), client.y[rows].to(self._device)
+
+    def _apply(self, hook: Hook, info: StepInfo) -> None:
+        flat = torch.cat([_gradient(p).reshape(-1).to(self.layout.dtype) for p in self._parameters])
+        changed = hook(flat, info)
+        if changed.shape != flat.shape or changed.dtype != flat.dtype:
+            raise FieldError(
+                "hook", (tuple(changed.shape), changed.dtype), f"must return {tuple(flat.shape)} {flat.dtype}"
+            )
+        for p, block in zip(self._parameters, self.layout.blocks, strict=True):
+            grad = torch.empty_like(p)
+            p.grad = grad.copy_(changed[block.start : block.stop].view(block.shape))
+
+
+def choose(model: nn.Module, layout: Layout, models: Tensor, data: ClientData, loss: str | Loss) -> int:
+    """The hypothesis with the least loss on a client's own training data.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Left as it is; runs in evaluation mode.
+    layout : Layout
+        Of the model.
+    models : Tensor
+        [k, d].
+    data : ClientData
+        Without examples there is no evidence, and the answer is 0.
+    loss : str or callable
+        As in :class:`LocalTraining`.
+
+    Returns
+    -------
+    int
+        The lowest index among equals; a loss that is NaN is never chosen.
+
+    Raises
+    ------
+    FieldError
+        If all of several losses are NaN.
+    """
+    layout.check(models, "models")
+    if models.dim() != 2:
+        raise FieldError("models", tuple(models.shape), f"must be [k, {layout.size}]")
+    if len(models) == 1 or not data.examples:
+        return 0
+    function, losses = loss_of(loss), []
+    for vector in models:
+        outputs = predict(model, layout, vector, data.x, batch=1024)
+        losses.append(float(function(outputs.to(torch.float64), data.y)))
+    kept = [j for j, value in enumerate(losses) if value == value]
+    if not kept:
+        raise FieldError("models", losses, "have no loss on this client's data: all are NaN")
+    return min(kept, key=lambda j: losses[j])
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    if parameter.grad is None:  # an unused layer has no gradient; it is 0
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    on_cuda = device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if on_cuda else []):
+        torch.default_generator.manual_seed(seed)
+        if on_cuda:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield

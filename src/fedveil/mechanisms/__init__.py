@@ -1,0 +1,14 @@
+"""Draw noise: mechanisms and the sources of their randomness."""
+
+from fedveil.mechanisms.noise import EuclideanLaplace, Gaussian, gaussian_sigma
+from fedveil.mechanisms.source import ReproducibleSource, SecureSource, Source, keyed_seed
+
+__all__ = [
+    "EuclideanLaplace",
+    "Gaussian",
+    "ReproducibleSource",
+    "SecureSource",
+    "Source",
+    "gaussian_sigma",
+    "keyed_seed",
+]

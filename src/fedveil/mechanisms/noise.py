@@ -1,0 +1,91 @@
+"""The noise itself: Gaussian, and n-dimensional Laplace under the Euclidean distance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedveil.errors import FieldError, require_delta, require_positive
+from fedveil.gdp import mu_of_epsilon
+from fedveil.mechanisms.source import Source
+
+
+def gaussian_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
+    """Deviation of the analytic Gaussian mechanism: the least one that gives (epsilon, delta)-DP.
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        Target of one release; epsilon > 0, 0 < delta < 1.
+    sensitivity : float
+        Largest Euclidean change between neighbouring inputs.
+
+    Returns
+    -------
+    float
+        Standard deviation per coordinate (Balle and Wang 2018, arXiv 1805.06530).
+    """
+    epsilon, delta = require_positive("epsilon", epsilon), require_delta("delta", delta)
+    return require_positive("sensitivity", sensitivity) / mu_of_epsilon(epsilon, delta)
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Independent normal noise on every coordinate.
+
+    Parameters
+    ----------
+    sigma : float
+        Standard deviation per coordinate (not a variance, not a multiplier), finite and positive.
+    """
+
+    sigma: float
+
+    def __post_init__(self) -> None:
+        """Check the scale."""
+        require_positive("sigma", self.sigma)
+
+    def sample(self, size: int, *, source: Source, dtype: torch.dtype = torch.float64) -> Tensor:
+        """Draw the noise [size] from a source."""
+        return _drawn(source).normal(_at_least_one(size), dtype).mul_(self.sigma)
+
+
+@dataclass(frozen=True)
+class EuclideanLaplace:
+    """n-dimensional Laplace noise: density proportional to exp(-epsilon * ||x||_2).
+
+    The radius is Gamma(n, 1/epsilon), the direction uniform on the sphere; E[radius] = n / epsilon and each coordinate
+    has variance (n + 1) / epsilon^2. One release is epsilon-d-private: log-ratios are bounded by epsilon * ||x - x'||_2
+    (Biswas et al., Proposition 3.1).
+
+    Parameters
+    ----------
+    epsilon : float
+        Privacy per unit of Euclidean distance, finite and positive.
+    """
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        """Check the scale."""
+        require_positive("epsilon", self.epsilon)
+
+    def sample(self, size: int, *, source: Source, dtype: torch.dtype = torch.float64) -> Tensor:
+        """Draw the noise [size] from a source; the direction is normalised in float64."""
+        direction = _drawn(source).normal(_at_least_one(size))
+        radius = source.gamma(size) / self.epsilon
+        return direction.mul_(radius / direction.norm()).to(dtype)
+
+
+def _drawn(source: Source) -> Source:
+    if not isinstance(source, Source):
+        raise FieldError("source", type(source).__name__, "must be a ReproducibleSource or a SecureSource")
+    return source
+
+
+def _at_least_one(size: int) -> int:
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise FieldError("size", size, "must be a whole number of at least 1")
+    return size

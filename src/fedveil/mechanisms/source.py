@@ -1,0 +1,134 @@
+"""Where randomness comes from: a reproducible source for experiments, a secure one for deployments."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, NoReturn
+
+import torch
+from torch import Tensor
+
+from fedveil.errors import FieldError
+
+Key = int | str
+
+
+def keyed_seed(*key: Key) -> int:
+    """A 63-bit seed from a key, the same on every machine and in every process."""
+    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in key)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+class Source(ABC):
+    """A stream of randomness: successive draws differ, `child` keys a fresh stream.
+
+    A source is never pickled: a copy would hand out the same noise twice.
+    """
+
+    kind: ClassVar[str]
+    deployable: ClassVar[bool]
+
+    @abstractmethod
+    def child(self, *key: Key) -> Source:
+        """A fresh stream for a key such as (round, partition, purpose, attempt)."""
+
+    @abstractmethod
+    def uniform(self, size: int) -> Tensor:
+        """Float64 [size], uniform on the open interval (0, 1)."""
+
+    @abstractmethod
+    def normal(self, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
+        """Standard normal draws [size], float32 or float64."""
+
+    def gamma(self, shape: float) -> float:
+        """One draw of Gamma(shape, 1), shape >= 1 (Marsaglia and Tsang 2000, rejection from a normal)."""
+        d = shape - 1 / 3
+        c = 1 / math.sqrt(9 * d)
+        while True:
+            x = float(self.normal(1)[0])
+            v = (1 + c * x) ** 3
+            if v > 0 and math.log(float(self.uniform(1)[0])) < 0.5 * x * x + d - d * v + d * math.log(v):
+                return d * v
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled or copied."""
+        raise TypeError("a source of randomness cannot be pickled or copied: key a child for the other process")
+
+    def _check(self, size: int) -> None:
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise FieldError("size", size, "must be a whole number of at least 0")
+
+
+class ReproducibleSource(Source):
+    """Noise that can be drawn again from its seed: for experiments and tests, not for deployment.
+
+    Parameters
+    ----------
+    seed : int
+        Any integer.
+    """
+
+    kind = "reproducible"
+    deployable = False
+
+    def __init__(self, seed: int, *, _key: tuple[Key, ...] = ()) -> None:
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise FieldError("seed", seed, "must be an integer")
+        self._seed, self._key = seed, _key
+        self._generator = torch.Generator().manual_seed(keyed_seed("noise", seed, *_key))
+
+    def child(self, *key: Key) -> ReproducibleSource:
+        """A fresh stream; the same key always gives the same one."""
+        return ReproducibleSource(self._seed, _key=(*self._key, *key))
+
+    def uniform(self, size: int) -> Tensor:
+        """Float64 [size], uniform on (0, 1)."""
+        self._check(size)
+        bits = torch.randint(0, 1 << 53, (size,), generator=self._generator, dtype=torch.int64)
+        return (bits.to(torch.float64) + 0.5) / (1 << 53)
+
+    def normal(self, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
+        """Standard normal draws [size]."""
+        self._check(size)
+        return torch.randn(size, generator=self._generator, dtype=dtype)
+
+    def __repr__(self) -> str:
+        """Name the class only: the seed is the noise."""
+        return "ReproducibleSource(not for deployment)"
+
+
+class SecureSource(Source):
+    """Noise from the operating system's entropy: nobody can draw it again, there is no seed."""
+
+    kind = "secure"
+    deployable = True
+
+    def __init__(self, **unknown: Any) -> None:
+        if unknown:
+            raise FieldError("SecureSource", sorted(unknown), "takes no arguments: secure noise has no seed")
+
+    def child(self, *key: Key) -> SecureSource:
+        """A fresh stream (every draw is fresh)."""
+        return SecureSource()
+
+    def uniform(self, size: int) -> Tensor:
+        """Float64 [size], uniform on (0, 1), 53 random bits each."""
+        self._check(size)
+        if size == 0:
+            return torch.zeros(0, dtype=torch.float64)
+        raw = torch.frombuffer(bytearray(os.urandom(8 * size)), dtype=torch.int64)
+        return ((raw & ((1 << 53) - 1)).to(torch.float64) + 0.5) / (1 << 53)
+
+    def normal(self, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
+        """Standard normal draws [size] by Box and Muller in float64 (tails to 8.6 deviations)."""
+        pairs = (size + 1) // 2
+        radius = self.uniform(pairs).log().mul(-2).sqrt()
+        angle = self.uniform(pairs).mul(2 * math.pi)
+        return torch.cat([radius * angle.cos(), radius * angle.sin()])[:size].to(dtype)
+
+    def __repr__(self) -> str:
+        """Name the class."""
+        return "SecureSource()"

@@ -1,0 +1,120 @@
+"""The methods, one file each, and the registry that puts their two sides together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from fedveil.aggregation import Aggregator
+from fedveil.errors import FieldError, nearest
+from fedveil.methods.contract import (
+    Broadcast,
+    ClientFacts,
+    ClientSide,
+    Combined,
+    Method,
+    Protected,
+    PublicFacts,
+    Refusal,
+    Releases,
+    ServerFacts,
+    ServerSide,
+    check_reply,
+    stack_counts,
+    stack_models,
+)
+from fedveil.methods.fedre import FedRE, PerturbationAware
+from fedveil.methods.global_dp import GlobalDP
+from fedveil.methods.group_privacy import Clusters, GroupPrivacy
+from fedveil.methods.metric_privacy import MetricPrivacy
+from fedveil.methods.plain import Plain, TrustedServer
+from fedveil.methods.sga_ldp import SGALDP
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The two classes that make up a method."""
+
+    client: type[Any]
+    server: type[Any]
+    summary: str
+
+
+METHODS: dict[str, Sides] = {
+    "vanilla": Sides(TrustedServer, Plain, "no privacy"),
+    "global": Sides(TrustedServer, GlobalDP, "global DP: fixed Gaussian noise on the server"),
+    "metric": Sides(TrustedServer, MetricPrivacy, "metric privacy: server noise divided by the distance of the models"),
+    "group": Sides(GroupPrivacy, Clusters, "group privacy: Laplace noise on each client, k-means on the server"),
+    "fedre": Sides(FedRE, PerturbationAware, "FedRE: layer-wise client noise from sensitive regions"),
+    "sga-ldp": Sides(SGALDP, Plain, "SGA-LDP: client noise from the cosine of the update"),
+}
+
+
+def parameters(name: str) -> dict[str, type[Any]]:
+    """Names of a method's parameters, each with the side that owns it."""
+    if name not in METHODS:
+        raise FieldError("privacy.method", name, nearest(name, METHODS))
+    sides = METHODS[name]
+    return {f.name: side for side in (sides.client, sides.server) for f in fields(side)}
+
+
+def build(name: str, aggregator: Aggregator | None = None, **values: Any) -> Method:
+    """Build both sides of a method by name.
+
+    Parameters
+    ----------
+    name : str
+        A key of `METHODS`.
+    aggregator : Aggregator, optional
+        The rule inside the server side, for methods that take one.
+    **values
+        Parameters of either side; each goes where it belongs.
+
+    Raises
+    ------
+    FieldError
+        For an unknown method, an unknown parameter or a refused value.
+    """
+    owners = parameters(name)
+    if aggregator is not None:
+        if "aggregator" not in owners:
+            raise FieldError("aggregator", type(aggregator).__name__, f"{name!r} brings its own aggregation; leave it out")
+        values = {**values, "aggregator": aggregator}
+    for key in values:
+        if key not in owners:
+            raise FieldError(f"privacy.{key}", values[key], f"is no parameter of {name!r}; " + nearest(key, owners))
+    sides = METHODS[name]
+    client = sides.client(**{k: v for k, v in values.items() if owners[k] is sides.client})
+    server = sides.server(**{k: v for k, v in values.items() if owners[k] is sides.server})
+    return Method(name, client, server)
+
+
+__all__ = [
+    "METHODS",
+    "SGALDP",
+    "Broadcast",
+    "ClientFacts",
+    "ClientSide",
+    "Clusters",
+    "Combined",
+    "FedRE",
+    "GlobalDP",
+    "GroupPrivacy",
+    "Method",
+    "MetricPrivacy",
+    "PerturbationAware",
+    "Plain",
+    "Protected",
+    "PublicFacts",
+    "Refusal",
+    "Releases",
+    "ServerFacts",
+    "ServerSide",
+    "Sides",
+    "TrustedServer",
+    "build",
+    "check_reply",
+    "parameters",
+    "stack_counts",
+    "stack_models",
+]

@@ -1,0 +1,126 @@
+"""FedRE: layer-wise local noise steered by privacy-sensitive regions, and perturbation-aware aggregation.
+
+Source: the FedRE paper, equations 3 to 11. Trust model: untrusted server. A client scores each layer by how strongly its
+gradient depends on the sensitive region of its images, gives sensitive layers a smaller budget, clips each layer to C_l and
+adds N(0, C_l^2 sigma_l^2). The released quantity is the model after local training: the update plays the role of
+-eta * gradient, and one client's update (not one sample) is what is clipped. Heuristic: the split is computed from private
+data. The server weighs clients layer by layer by scores of the received models on public data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fedveil.accounting import Guarantee, Release, Spend, Trust, model_of, nothing
+from fedveil.aggregation import NoState, perturbation_weights
+from fedveil.calibration import LayerSensitivity
+from fedveil.clipping import clip
+from fedveil.errors import FieldError, require_delta, require_positive
+from fedveil.mechanisms import Gaussian, Source
+from fedveil.methods.contract import ClientFacts, Combined, Protected, PublicFacts, Releases, ServerFacts, stack_models
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedRE:
+    """Client side of FedRE.
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        The paper's totals over layers and rounds; shares of the split, not a guarantee.
+    clip : float or mapping of str to float
+        C_l, one for all layers or one each (layers are modules).
+    """
+
+    epsilon: float = 50.0
+    delta: float = 1e-5
+    clip: float | Mapping[str, float] = 0.2
+
+    trust: ClassVar[Trust] = "local"
+    needs: ClassVar[frozenset[str]] = frozenset({"layer_scores"})
+
+    def __post_init__(self) -> None:
+        """Check all."""
+        require_positive("epsilon", self.epsilon)
+        require_delta("delta", self.delta)
+        for bound in self.clip.values() if isinstance(self.clip, Mapping) else (self.clip,):
+            require_positive("clip", bound)
+
+    def init(self) -> NoState:
+        """Nothing to remember."""
+        return NoState()
+
+    def quote(self, public: PublicFacts, state: NoState) -> Spend:
+        """A heuristic participation."""
+        return self._spend(())
+
+    def protect(self, releases: Releases, facts: ClientFacts, state: NoState, source: Source) -> Protected:
+        """Clip and noise each layer of the update; everything else stays on the client."""
+        model = model_of(releases)
+        if model is None:
+            return Protected((), nothing("local"), state)
+        groups = facts.layout.groups("module")
+        if facts.layer_scores is None or list(facts.layer_scores) != list(groups):
+            found = None if facts.layer_scores is None else list(facts.layer_scores)
+            raise FieldError("layer_scores", found, f"FedRE needs one score a layer, in this order: {list(groups)}")
+        bounds = self.clip if isinstance(self.clip, Mapping) else dict.fromkeys(groups, self.clip)
+        rounds = facts.broadcast.public.rounds
+        split = LayerSensitivity(self.epsilon, self.delta, 1.0, rounds).split(facts.layer_scores)
+        update = clip(model - facts.start, bounds, facts.layout)
+        deviations = tuple(bounds[name] * s for name, s in zip(groups, split["sigma"], strict=True))
+        for slices, deviation in zip(groups.values(), deviations, strict=True):
+            for s in slices:
+                update[s] += Gaussian(deviation).sample(s.stop - s.start, source=source, dtype=update.dtype)
+        return Protected((Release("model", facts.start + update),), self._spend(deviations), state)
+
+    def _spend(self, deviations: tuple[float, ...]) -> Spend:
+        guarantee = Guarantee(
+            unit="client",
+            relation="replace-one",
+            trust="local",
+            status="heuristic",
+            scope="round",
+            reason="the budget's split over layers is computed from private data",
+        )
+        return Spend(guarantee=guarantee, mechanism="gaussian", scale=deviations)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerturbationAware:
+    """Server side of FedRE: PDA-PAM.
+
+    Parameters
+    ----------
+    normalised : bool
+        True: weights proportional to 1/alpha that sum to 1. False: the printed 1/(K alpha).
+    """
+
+    normalised: bool = True
+
+    needs: ClassVar[frozenset[str]] = frozenset({"public_scores"})
+    hypotheses: ClassVar[int] = 1
+
+    def init(self, dimension: int, dtype: torch.dtype) -> NoState:
+        """Nothing to remember."""
+        return NoState()
+
+    def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: NoState, source: Source) -> Combined:
+        """Weigh each layer of each update by the public scores."""
+        theta = facts.broadcast.models[0]
+        updates = stack_models(replies) - theta
+        groups = facts.layout.groups("module")
+        scores = facts.public_scores
+        if scores is None or tuple(scores.shape) != (len(updates), len(groups)):
+            found = None if scores is None else tuple(scores.shape)
+            raise FieldError("public_scores", found, f"must be [n, L] = [{len(updates)}, {len(groups)}]")
+        weights = perturbation_weights(scores, self.normalised)
+        step = torch.zeros_like(theta)
+        for column, slices in enumerate(groups.values()):
+            for s in slices:
+                step[s] = (weights[:, column, None] * updates[:, s].to(torch.float64)).sum(0).to(step.dtype)
+        report = {"clients": float(len(updates)), "largest_weight": float(weights.max())}
+        return Combined((theta + step)[None], nothing("local"), state, report)
