@@ -69,7 +69,9 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
         return 0.0
     # delta(epsilon) <= Phi(mu/2 - epsilon/mu), so this epsilon is always enough
     high = mu * (mu / 2 + math.sqrt(-2 * target)) + 1.0
-    return float(brentq(lambda e: max(log_delta(e, mu), -1e300) - target, 0.0, high, xtol=1e-14, rtol=1e-14, maxiter=500))
+    return float(
+        brentq(lambda e: max(log_delta(e, mu), -1e300) - target, 0.0, high, xtol=1e-14, rtol=1e-14, maxiter=500)
+    )
 
 
 def mu_of_epsilon(epsilon: float, delta: float) -> float:

@@ -39,9 +39,11 @@ class NeighbourhoodLaplace:
         """
         length = float(norms(update))
         if update.dim() != 1 or length == 0:
-            raise FieldError("update", tuple(update.shape), "must be [d] and not zero: a zero step spans no neighbourhood")
+            raise FieldError(
+                "update", tuple(update.shape), "must be [d] and not zero: a zero step spans no neighbourhood"
+            )
         return len(update) / (self.noise_multiplier * length)
 
     def leakage(self, dimension: int) -> float:
-        """n / nu: epsilon times the step's length, the same in every participation."""
+        """N / nu: epsilon times the step's length, the same in every participation."""
         return dimension / self.noise_multiplier

@@ -38,7 +38,9 @@ def _forget(line: str) -> None:
 class Party:
     """What clients and the server share: a ledger, a filter, a source."""
 
-    def __init__(self, ledger: Ledger, source: Source, budget: SpendFilter | None = None, store: Store = _forget) -> None:
+    def __init__(
+        self, ledger: Ledger, source: Source, budget: SpendFilter | None = None, store: Store = _forget
+    ) -> None:
         self.ledger, self.budget = ledger, budget
         self._source, self._store = source, store
         if budget is not None:  # a filter that starts over after a resume would allow the budget twice
@@ -64,7 +66,9 @@ class Party:
                 attempt += 1
                 continue
             if self.budget is not None and not (charged and attempt == 0) and not self.budget.admit_spend(spend):
-                raise BudgetError(f"round {round_}: the {self.ledger.party}'s budget is used up; the last released model stands")
+                raise BudgetError(
+                    f"round {round_}: the {self.ledger.party}'s budget is used up; the last released model stands"
+                )
             self._store(self.ledger.commit(Entry((round_, purpose), attempt, mark, spend)))
             return
 
@@ -191,7 +195,9 @@ class ServerParty(Party):
     ) -> None:
         super().__init__(ledger, source, budget, store)
         if scorer is None and "public_scores" in method.server.needs:
-            raise FieldError("public_data", None, f"the server of {method.name!r} scores received models on public data")
+            raise FieldError(
+                "public_data", None, f"the server of {method.name!r} scores received models on public data"
+            )
         self.method, self.layout, self.scorer = method, layout, scorer
         self.state = method.server.init(layout.size, layout.dtype) if state is None else state
 

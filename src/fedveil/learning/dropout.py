@@ -41,6 +41,7 @@ def with_keyed_dropout(module: nn.Module, generator: torch.Generator) -> None:
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if type(child) in _SHARED_AXES:
-                new = replaced.setdefault(id(child), KeyedDropout(child.p, _SHARED_AXES[type(child)], generator))
+                rate: float = vars(child)["p"]
+                new = replaced.setdefault(id(child), KeyedDropout(rate, _SHARED_AXES[type(child)], generator))
                 new.training = child.training
                 setattr(parent, name, new)

@@ -102,7 +102,8 @@ def evaluate_clients(
         members = [i for i, c in enumerate(chosen) if c == j and clients[i].held_out]
         if members:
             together = predict(model, layout, vector, torch.cat([_held_out(clients[i])[0] for i in members]))
-            for i, part in zip(members, together.split([clients[i].held_out for i in members]), strict=True):
+            sizes = [clients[i].held_out for i in members]
+            for i, part in zip(members, torch.split(together, sizes), strict=True):
                 outputs[i] = part
     single = []
     for client, j, output in zip(clients, chosen, outputs, strict=True):

@@ -70,7 +70,7 @@ def predict(module: nn.Module, layout: Layout, vector: Tensor, x: Tensor, *, bat
     parameters = {name: fast_format(value.to(some.device)) for name, value in layout.unflatten(vector).items()}
     outputs = []
     with evaluating(module), torch.no_grad():
-        for part in x.split(batch):
+        for part in torch.split(x, batch):
             inputs = fast_format(part.to(some.device, some.dtype))
             outputs.append(torch.func.functional_call(module, parameters, (inputs,)).cpu())
     return torch.cat(outputs)

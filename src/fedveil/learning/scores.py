@@ -188,13 +188,13 @@ def _exact(
         return result
 
     def squares(direction: Tensor) -> Tensor:
-        _, columns = torch.func.jvp(gradient, (x,), (direction,))
+        columns: Parameters = torch.func.jvp(gradient, (x,), (direction,))[1]
         return torch.stack([_square_sum(columns, names) for names in layers.values()])
 
     size = sum(p.numel() for p in parameters.values())
     chunk = max(1, min(64, _ELEMENTS // size))
     parts = []
-    for some in coordinates.split(chunk):
+    for some in torch.split(coordinates, chunk):
         directions = torch.zeros(len(some), x.numel(), dtype=x.dtype, device=x.device)
         directions[torch.arange(len(some)), some] = 1
         parts.append(torch.func.vmap(squares)(directions.view(len(some), *x.shape)))

@@ -196,11 +196,11 @@ class SequentialTrainer:
         with _seeded(keyed_seed("train", *key, "module"), self._device):
             for epoch in range(local.epochs):
                 losses = []
-                for rows in torch.randperm(client.examples, generator=shuffle).split(local.batch_size):
+                for rows in torch.split(torch.randperm(client.examples, generator=shuffle), local.batch_size):
                     x, y = self._batch(client, rows)
                     optimizer.zero_grad()
                     loss = self._loss(model(x), y)
-                    loss.backward()
+                    torch.autograd.backward(loss)
                     if self.hook is not None:
                         self._apply(self.hook, StepInfo(key, epoch, step, len(rows)))
                     for p, anchor in zip(self._parameters, anchors, strict=False):

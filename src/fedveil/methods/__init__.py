@@ -78,7 +78,9 @@ def build(name: str, aggregator: Aggregator | None = None, **values: Any) -> Met
     owners = parameters(name)
     if aggregator is not None:
         if "aggregator" not in owners:
-            raise FieldError("aggregator", type(aggregator).__name__, f"{name!r} brings its own aggregation; leave it out")
+            raise FieldError(
+                "aggregator", type(aggregator).__name__, f"{name!r} brings its own aggregation; leave it out"
+            )
         values = {**values, "aggregator": aggregator}
     for key in values:
         if key not in owners:

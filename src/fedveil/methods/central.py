@@ -62,7 +62,9 @@ class CentralNoise(ABC):
         if self.order == "formal":
             if getattr(self.aggregator, "weighting", "uniform") != "uniform":
                 raise FieldError(
-                    "weighting", "examples", 'formal noise needs public weights: use weighting="uniform" or order="printed"'
+                    "weighting",
+                    "examples",
+                    'formal noise needs public weights: use weighting="uniform" or order="printed"',
                 )
             self._sensitivity(torch.full((1,), 1.0, dtype=torch.float64))
 
@@ -111,7 +113,9 @@ class CentralNoise(ABC):
         bound = self.aggregator.sensitivity(self.clip, weights, relation)
         if bound is None:
             name = type(self.aggregator).__name__
-            raise FieldError("aggregator", name, 'has no sensitivity: formal noise is impossible; order="printed" is heuristic')
+            raise FieldError(
+                "aggregator", name, 'has no sensitivity: formal noise is impossible; order="printed" is heuristic'
+            )
         return bound
 
     def _heuristic(self, reason: str, sigma: float) -> Spend:

@@ -190,7 +190,9 @@ class Method:
         """Refuse weights that would need what local trust keeps on the client."""
         rule = getattr(self.server, "aggregator", None)
         if self.client.trust == "local" and getattr(rule, "weighting", "uniform") == "examples":
-            raise FieldError("weighting", "examples", 'example counts stay on the client under local trust: use "uniform"')
+            raise FieldError(
+                "weighting", "examples", 'example counts stay on the client under local trust: use "uniform"'
+            )
 
 
 def check_reply(releases: Releases, dimension: int, dtype: torch.dtype) -> None:

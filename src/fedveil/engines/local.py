@@ -1,0 +1,400 @@
+"""The embedded engine: a whole federation in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedveil.accounting import Guarantee, Ledger, Release, SpendFilter, total, unprotected
+from fedveil.aggregation import Aggregator
+from fedveil.engines.party import ClientParty, Round, ServerParty, Store
+from fedveil.errors import BudgetError, FieldError, require_count
+from fedveil.layout import Layout
+from fedveil.learning import ClientData, LocalTraining, Metrics, choose, evaluate_clients
+from fedveil.learning.learner import Learned, Learner
+from fedveil.mechanisms import ReproducibleSource, Source, keyed_seed
+from fedveil.methods import (
+    METHODS,
+    Broadcast,
+    ClientFacts,
+    ClientSide,
+    Method,
+    Plain,
+    PublicFacts,
+    Releases,
+    ServerSide,
+    TrustedServer,
+    build,
+)
+
+SERVER = "server"
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One finished round.
+
+    Attributes
+    ----------
+    round : Round
+        Who took part, and the server's figures.
+    metrics : Metrics, optional
+        The new models on all clients' held-out examples, pooled. Measured by the experimenter in one process: in a
+        deployment these figures would be releases.
+    client_metrics : list of Metrics
+        The same, client by client.
+    client_scales : dict of int to tuple of float
+        Scale of each client's own noise (local trust); the experimenter's view.
+    seconds : float
+        Wall-clock time of the round, evaluation included.
+    """
+
+    round: Round
+    metrics: Metrics | None
+    client_metrics: Sequence[Metrics]
+    client_scales: Mapping[int, tuple[float, ...]]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class History:
+    """What a run leaves in memory.
+
+    Attributes
+    ----------
+    rounds : list of RoundRecord
+        In order.
+    models : Tensor
+        [k, d], the last broadcast.
+    state_dicts : list of dict
+        The same as named arrays; load with ``load_state_dict(..., strict=False)``.
+    guarantee : Guarantee
+        Total of the trusted server, or of the client that spent most (local trust).
+    guarantees : dict of str to Guarantee
+        Total of every party that released something.
+    stopped : str
+        Why the run ended early, or "".
+    """
+
+    rounds: Sequence[RoundRecord]
+    models: Tensor
+    state_dicts: Sequence[Mapping[str, Tensor]]
+    guarantee: Guarantee
+    guarantees: Mapping[str, Guarantee]
+    stopped: str = ""
+
+    @property
+    def metrics(self) -> Metrics | None:
+        """Pooled metrics after the last round."""
+        return self.rounds[-1].metrics if self.rounds else None
+
+
+def resolve_method(aggregator: Aggregator | ServerSide | None, privacy: str | Method | ClientSide | None) -> Method:
+    """Put a method together from what the front door accepts.
+
+    Raises
+    ------
+    FieldError
+        If the two sides do not belong together.
+    """
+    if isinstance(privacy, Method):
+        if aggregator is not None:
+            raise FieldError(
+                "aggregator", type(aggregator).__name__, "the method brings its own server side; leave it out"
+            )
+        return privacy
+    if aggregator is None or isinstance(aggregator, Aggregator):
+        if privacy is None or isinstance(privacy, str):
+            return build(privacy or "vanilla", aggregator)
+        server = next((s.server for s in METHODS.values() if s.client is type(privacy)), Plain)
+        return Method(
+            type(privacy).__name__, privacy, server() if aggregator is None else server(aggregator=aggregator)
+        )
+    if isinstance(privacy, str):
+        raise FieldError(
+            "privacy", privacy, "a shorthand builds both sides: give a plain aggregation rule, or no shorthand"
+        )
+    return Method(type(aggregator).__name__, privacy or TrustedServer(), aggregator)
+
+
+class Federation:
+    """Train one model over clients that do not share their data, in one process.
+
+    Parameters
+    ----------
+    model : torch.nn.Module or callable
+        The model, whose parameters start the run; or a function without arguments that builds one (needed for several
+        hypotheses, each built under its own seed).
+    clients : sequence of ClientData or of tuples of tensors or arrays
+        ``(x, y)`` or ``(x, y, test_x, test_y)`` a client.
+    aggregator : Aggregator or ServerSide, optional
+        A rule, or a wrapped one such as ``MetricPrivacy(FedAvg())``. Default: FedAvg, or the method's own.
+    privacy : str, ClientSide or Method, optional
+        A shorthand of `fedveil.methods.METHODS`, which builds both sides around the rule; a client side; or both.
+    local : LocalTraining, optional
+        What a client does in a round.
+    seed : int
+        Of initial models, cohorts, training and (reproducible) noise.
+    source : Source, optional
+        Randomness of the noise. Default: reproducible from `seed`, for experiments. Give a `SecureSource` to deploy.
+    clients_per_round : int, optional
+        Size of each round's cohort, drawn without replacement. Default: everybody.
+    region : tuple of int or Tensor, optional
+        The privacy-sensitive pixels, for FedRE.
+    public_data : ClientData or tuple, optional
+        Public examples on which FedRE's server scores models.
+    buffers : {"refuse", "keep"}
+        Policy of the layout for batch-norm statistics and counters.
+    client_budgets : callable, optional
+        ``partition -> SpendFilter``, one filter a client.
+    server_budget : SpendFilter, optional
+        Ends the run before the server exceeds it.
+    initial : Tensor, optional
+        [k, d], starts the run instead of the model's own parameters.
+    learner : Learner, optional
+        Instead of one built from `model` and `local`.
+    run_id : str
+        Names the ledgers.
+    ledgers : callable, optional
+        ``party -> (Ledger, Store)``; by default ledgers live in memory.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module | Callable[[], nn.Module],
+        clients: Sequence[ClientData | Sequence[Any]],
+        aggregator: Aggregator | ServerSide | None = None,
+        privacy: str | Method | ClientSide | None = None,
+        local: LocalTraining | None = None,
+        seed: int = 0,
+        source: Source | None = None,
+        clients_per_round: int | None = None,
+        region: Any = None,
+        public_data: ClientData | Sequence[Any] | None = None,
+        buffers: str = "refuse",
+        client_budgets: Callable[[int], SpendFilter | None] | None = None,
+        server_budget: SpendFilter | None = None,
+        initial: Tensor | None = None,
+        learner: Learner | None = None,
+        run_id: str = "memory",
+        ledgers: Callable[[str], tuple[Ledger, Store]] | None = None,
+    ) -> None:
+        self.clients = [as_client(c, f"clients[{i}]") for i, c in enumerate(clients)]
+        if not self.clients:
+            raise FieldError("clients", [], "a federation needs at least one client")
+        self.method = resolve_method(aggregator, privacy)
+        self.seed = ReproducibleSource(seed) and seed
+        module, starts = initial_broadcast(model, self.method.server.hypotheses, seed, buffers, initial)
+        self.layout = Layout.from_module(module, buffers=buffers)  # type: ignore[arg-type]
+        self.learner = learner or Learner(module, self.layout, local or LocalTraining(), region=region)
+        self.cohort_size = require_count("clients_per_round", clients_per_round or len(self.clients))
+        if self.cohort_size > len(self.clients):
+            raise FieldError("clients_per_round", clients_per_round, f"there are only {len(self.clients)} clients")
+        self.source = source or ReproducibleSource(seed)
+        self._ledgers = ledgers or (lambda party: (Ledger(run_id, party), lambda line: None))
+        self._budgets = client_budgets or (lambda partition: None)
+        self._parties: dict[int, ClientParty] = {}
+        self._client_states: dict[int, Any] = {}
+        public = None if public_data is None else as_client(public_data, "public_data")
+        scorer = None if public is None else (lambda models: self.learner.public_scores(models, public))
+        ledger, store = self._ledgers(SERVER)
+        self.server = ServerParty(
+            self.method, self.layout, ledger, self.source, budget=server_budget, store=store, scorer=scorer
+        )
+        self.models, self.round = starts, 0
+
+    def run(self, rounds: int, on_round: Callable[[RoundRecord], None] | None = None) -> History:
+        """Train until `rounds` rounds are done.
+
+        Parameters
+        ----------
+        rounds : int
+            Rounds in all, those already done included.
+        on_round : callable, optional
+            Called after each round.
+
+        Returns
+        -------
+        History
+            Of the rounds done by this call.
+
+        Raises
+        ------
+        NoReplyError
+            If a round has no usable reply.
+        """
+        records: list[RoundRecord] = []
+        stopped = ""
+        try:
+            for record in self.rounds(rounds):
+                records.append(record)
+                if on_round is not None:
+                    on_round(record)
+        except BudgetError as error:
+            stopped = str(error)
+        return self.history(records, stopped)
+
+    def rounds(self, rounds: int) -> Iterator[RoundRecord]:
+        """Do one round after another, up to `rounds` in all."""
+        rounds = require_count("rounds", rounds)
+        while self.round < rounds:
+            began = perf_counter()
+            public = PublicFacts(
+                round=self.round + 1, rounds=rounds, cohort=self.cohort_size, dimension=self.layout.size
+            )
+            broadcast = Broadcast(models=self.models, public=public)
+            replies, failed, refused, scales = self._ask(broadcast)
+            opened, log = self.server.combine(broadcast, replies, failed, refused)
+            self.models, self.round = opened.models, public.round
+            single, pooled = self.evaluate()
+            yield RoundRecord(log, pooled, single, scales, perf_counter() - began)
+
+    def _ask(
+        self, broadcast: Broadcast
+    ) -> tuple[dict[int, Releases], dict[int, str], dict[int, str], dict[int, tuple[float, ...]]]:
+        public = broadcast.public
+        refused: dict[int, str] = {}
+        admitted = []
+        for partition in self.cohort(public.round):
+            refusal = self.party(partition).admit(public)
+            if refusal is None:
+                admitted.append(partition)
+            else:
+                refused[partition] = refusal.reason
+        keys = [(self.seed, public.round, partition) for partition in admitted]
+        data = [self.clients[partition] for partition in admitted]
+        learned = self.learner.learn(broadcast.models, data, keys, self.method.client.needs)
+        replies: dict[int, Releases] = {}
+        failed: dict[int, str] = {}
+        scales: dict[int, tuple[float, ...]] = {}
+        for partition, outcome in zip(admitted, learned, strict=True):
+            party = self.party(partition)
+            try:
+                if isinstance(outcome, Exception):
+                    raise outcome
+                facts = client_facts(broadcast, self.layout, outcome)
+                replies[partition] = party.release(client_releases(outcome), facts)
+                scales[partition] = party.ledger.entries[-1].spend.scale
+            except Exception as error:  # one client's failure must not end the round
+                failed[partition] = f"{type(error).__name__}: {error}"
+                party.abandon(public)
+        return replies, failed, refused, scales
+
+    def cohort(self, round_: int) -> list[int]:
+        """Partitions of a round's cohort, ascending; keyed by seed and round."""
+        if self.cohort_size == len(self.clients):
+            return list(range(len(self.clients)))
+        generator = torch.Generator().manual_seed(keyed_seed("cohort", self.seed, round_))
+        return sorted(torch.randperm(len(self.clients), generator=generator)[: self.cohort_size].tolist())
+
+    def party(self, partition: int) -> ClientParty:
+        """The party of one client; made when it is first needed."""
+        if partition not in self._parties:
+            ledger, store = self._ledgers(str(partition))
+            self._parties[partition] = ClientParty(
+                self.method,
+                self.layout,
+                ledger,
+                self.source,
+                budget=self._budgets(partition),
+                state=self._client_states.pop(partition, None),
+                store=store,
+            )
+        return self._parties[partition]
+
+    def evaluate(self) -> tuple[list[Metrics], Metrics | None]:
+        """Measure the current models on what the clients held out; each client uses the hypothesis that fits it."""
+        if not any(c.held_out for c in self.clients):
+            return [], None
+        model, loss = self.learner.model, self.learner.local.loss
+        chosen = [choose(model, self.layout, self.models, c, loss) for c in self.clients]
+        return evaluate_clients(model, self.layout, self.models, self.clients, chosen)
+
+    def history(self, records: Sequence[RoundRecord], stopped: str = "") -> History:
+        """What the run has left so far."""
+        named = {SERVER: self.server, **{str(p): party for p, party in sorted(self._parties.items())}}
+        spent = {n: total(e.spend.guarantee for e in p.ledger.entries) for n, p in named.items() if p.ledger.entries}
+        if self.method.client.trust == "central":
+            guarantees = {SERVER: spent.get(SERVER, unprotected())}
+            worst = guarantees[SERVER]
+        else:
+            guarantees = {n: g for n, g in spent.items() if n != SERVER}
+            worst = max(guarantees.values(), key=lambda g: g.mu or 0.0, default=unprotected("local"))
+        dicts = [self.layout.unflatten(m) for m in self.models]
+        return History(records, self.models, dicts, worst, guarantees, stopped)
+
+    def client_states(self) -> dict[int, Any]:
+        """State of every client that has one, by partition."""
+        return {p: party.state for p, party in self._parties.items()} | self._client_states
+
+    def restore(self, models: Tensor, round_: int, server_state: Any, client_states: Mapping[int, Any]) -> None:
+        """Continue from a checkpoint."""
+        if models.shape != self.models.shape or models.dtype != self.models.dtype:
+            raise FieldError("checkpoint", tuple(models.shape), f"does not fit this model: {tuple(self.models.shape)}")
+        self.models, self.round = models, round_
+        self.server.state = server_state
+        self._client_states = dict(client_states)
+        for partition in list(self._parties):
+            del self._parties[partition]
+
+
+def initial_broadcast(
+    model: nn.Module | Callable[[], nn.Module], k: int, seed: int, buffers: str, initial: Tensor | None
+) -> tuple[nn.Module, Tensor]:
+    """The architecture and the first models [k, d]."""
+    if isinstance(model, nn.Module):
+        built = [model]
+        if k > 1 and initial is None:
+            raise FieldError(
+                "model", type(model).__name__, f"{k} hypotheses need a function that builds the model, or `initial`"
+            )
+    elif callable(model):
+        built = []
+        for j in range(k):
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(keyed_seed("model", seed, j))
+                built.append(model())
+    else:
+        raise FieldError("model", type(model).__name__, "must be a torch.nn.Module or a function that builds one")
+    layout = Layout.from_module(built[0], buffers=buffers)  # type: ignore[arg-type]
+    starts = torch.stack([layout.read(m) for m in built]) if initial is None else initial.clone()
+    layout.check(starts, "initial")
+    if starts.shape != (k, layout.size):
+        raise FieldError("initial", tuple(starts.shape), f"must be [k, d] = [{k}, {layout.size}]")
+    return built[0], starts
+
+
+def client_releases(learned: Learned) -> Releases:
+    """What a trained client would send if nothing protected it."""
+    return (
+        Release("model", learned.trained.model),
+        Release("count", torch.tensor(float(learned.trained.examples), dtype=torch.float64)),
+        Release("metric", torch.tensor(learned.trained.loss, dtype=torch.float64), "train_loss"),
+    )
+
+
+def client_facts(broadcast: Broadcast, layout: Layout, learned: Learned) -> ClientFacts:
+    """The facts of a trained client's method."""
+    return ClientFacts(broadcast=broadcast, layout=layout, chosen=learned.chosen, layer_scores=learned.layer_scores)
+
+
+def as_client(value: ClientData | Sequence[Any], name: str) -> ClientData:
+    """Accept ClientData, or a tuple of tensors or arrays."""
+    if isinstance(value, ClientData):
+        return value
+    if not isinstance(value, Sequence) or len(value) not in (2, 4):
+        raise FieldError(name, type(value).__name__, "must be (x, y), (x, y, test_x, test_y) or ClientData")
+    tensors = [v if isinstance(v, Tensor) else torch.as_tensor(v) for v in value]
+    for i in (1, 3):
+        if i < len(tensors) and not tensors[i].is_floating_point():
+            tensors[i] = tensors[i].to(torch.int64)
+    for i in (0, 2):
+        if i < len(tensors) and tensors[i].dtype == torch.float64:
+            tensors[i] = tensors[i].to(torch.float32)
+    return ClientData(*tensors)
