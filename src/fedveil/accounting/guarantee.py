@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from fedveil.errors import FieldError, HeuristicError, require_choice, require_non_negative
@@ -140,16 +140,16 @@ def total(guarantees: Iterable[Guarantee]) -> Guarantee:
     for part in parts:
         if (part.unit, part.relation, part.trust) != (first.unit, first.relation, first.trust):
             raise FieldError("guarantees", part.describe(), "must share unit, relation and trust model")
-    base = {"unit": first.unit, "relation": first.relation, "trust": first.trust, "scope": "total"}
     for status in ("none", "heuristic"):
         weak = [p for p in parts if p.status == status]
         if weak:
-            return Guarantee(**base, status=status, reason=weak[0].reason)
+            return replace(weak[0], scope="total")
     conditions = tuple(dict.fromkeys(c for p in parts for c in p.conditions))
-    base["status"] = "conditional" if conditions else "formal"
+    proven: Status = "conditional" if conditions else "formal"
     if all(p.mu is not None for p in parts):
-        return Guarantee(**base, mu=compose_mu(p.mu or 0.0 for p in parts), conditions=conditions)
+        mu = compose_mu(p.mu or 0.0 for p in parts)
+        return replace(first, scope="total", status=proven, mu=mu, conditions=conditions)
     if all(p.epsilon_per_distance is not None for p in parts):
         added = math.fsum(p.epsilon_per_distance or 0.0 for p in parts)
-        return Guarantee(**base, epsilon_per_distance=added, conditions=conditions)
+        return replace(first, scope="total", status=proven, epsilon_per_distance=added, conditions=conditions)
     raise FieldError("guarantees", [p.describe() for p in parts], "mu and d-privacy do not compose into one number")

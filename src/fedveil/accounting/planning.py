@@ -116,9 +116,7 @@ def plan(
         dimension = require_count("dimension", dimension)
     factor = FACTOR[require_choice("relation", relation, FACTOR)]  # type: ignore[index]
     if (epsilon is None) == (noise_multiplier is None):
-        raise FieldError(
-            "epsilon", epsilon, "give either epsilon (to get the noise) or noise_multiplier (to get epsilon)"
-        )
+        raise FieldError("epsilon", epsilon, "give either epsilon (to get the noise) or noise_multiplier")
     if epsilon is not None:
         mu = mu_of_epsilon(require_positive("epsilon", epsilon), delta)
         noise_multiplier = factor * math.sqrt(rounds) / mu

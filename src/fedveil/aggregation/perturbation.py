@@ -31,7 +31,5 @@ def perturbation_weights(scores: Tensor, normalised: bool = True) -> Tensor:
         return torch.softmax(-s, dim=0)
     weights = torch.exp(-torch.log_softmax(s, dim=0)) / len(s)
     if not torch.isfinite(weights).all():
-        raise FieldError(
-            "public_scores", float(s.max()), "are too large for the printed 1/alpha: use the normalised rule"
-        )
+        raise FieldError("public_scores", float(s.max()), "are too large for the printed 1/alpha; normalise")
     return weights

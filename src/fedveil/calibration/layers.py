@@ -13,9 +13,10 @@ FLOOR = 1e-12  # a score of 0 is floored at this fraction of the largest score
 
 @dataclass(frozen=True)
 class LayerSensitivity:
-    """Inverse-score split: epsilon_l = epsilon * (1/S_l) / sum_t (1/S_t), sigma_l = sqrt(2 T ln(1/delta_l)) / epsilon_l.
+    """Inverse-score split of a budget over layers.
 
-    The printed rule: heuristic when the scores come from private data.
+    epsilon_l = epsilon * (1/S_l) / sum_t (1/S_t), and
+    sigma_l = sqrt(2 T ln(1/delta_l)) / epsilon_l. The printed rule: heuristic when the scores come from private data.
 
     Parameters
     ----------

@@ -39,9 +39,7 @@ class NeighbourhoodLaplace:
         """
         length = float(norms(update))
         if update.dim() != 1 or length == 0:
-            raise FieldError(
-                "update", tuple(update.shape), "must be [d] and not zero: a zero step spans no neighbourhood"
-            )
+            raise FieldError("update", tuple(update.shape), "must be [d] and not zero: no step, no neighbourhood")
         return len(update) / (self.noise_multiplier * length)
 
     def leakage(self, dimension: int) -> float:

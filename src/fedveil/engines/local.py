@@ -189,7 +189,7 @@ class Federation:
         if not self.clients:
             raise FieldError("clients", [], "a federation needs at least one client")
         self.method = resolve_method(aggregator, privacy)
-        self.seed = ReproducibleSource(seed) and seed
+        self.seed = int(seed)
         module, starts = initial_broadcast(model, self.method.server.hypotheses, seed, buffers, initial)
         self.layout = Layout.from_module(module, buffers=buffers)  # type: ignore[arg-type]
         self.learner = learner or Learner(module, self.layout, local or LocalTraining(), region=region)
@@ -397,4 +397,4 @@ def as_client(value: ClientData | Sequence[Any], name: str) -> ClientData:
     for i in (0, 2):
         if i < len(tensors) and tensors[i].dtype == torch.float64:
             tensors[i] = tensors[i].to(torch.float32)
-    return ClientData(*tensors)
+    return ClientData(*tensors)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The parties of a federation: each holds its state, filter and ledger, and keeps the order admit, draw, commit, hand over."""
+"""The parties of a federation: each holds state, filter and ledger; the order is admit, draw, commit, hand over."""
 
 from __future__ import annotations
 
@@ -135,12 +135,12 @@ class ClientParty(Party):
         return released
 
     def abandon(self, public: PublicFacts) -> None:
-        """Record an admitted participation from which nothing left (training or protection failed): it stays charged."""
+        """Record an admitted participation from which nothing left (something failed): it stays charged."""
         if self._quoted is not None and self.ledger.find((public.round, PROTECT)) is None:
             self._store(self.ledger.commit(Entry((public.round, PROTECT), 0, digest(()), self._quoted)))
 
     def report(self, releases: Releases, facts: ClientFacts) -> Releases:
-        """Protect evaluation releases (metrics, counts): under local trust nothing of them is protected, so nothing leaves."""
+        """Protect evaluation releases (metrics, counts); under local trust none of them leaves."""
         source = self._source.child(self.ledger.party, facts.broadcast.public.round, "evaluate", 0)
         return self.method.client.protect(releases, facts, self.state, source).releases
 

@@ -124,7 +124,7 @@ class Protected:
 
 @dataclass(frozen=True)
 class Combined:
-    """What `combine` hands back: the next models [k, d], their cost, the next state, and figures for the server's log."""
+    """What `combine` hands back: the next models [k, d], their cost, the next state, and figures for the log."""
 
     models: Tensor
     spend: Spend

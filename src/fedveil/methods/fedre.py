@@ -1,10 +1,10 @@
 """FedRE: layer-wise local noise steered by privacy-sensitive regions, and perturbation-aware aggregation.
 
-Source: the FedRE paper, equations 3 to 11. Trust model: untrusted server. A client scores each layer by how strongly its
-gradient depends on the sensitive region of its images, gives sensitive layers a smaller budget, clips each layer to C_l and
-adds N(0, C_l^2 sigma_l^2). The released quantity is the model after local training: the update plays the role of
--eta * gradient, and one client's update (not one sample) is what is clipped. Heuristic: the split is computed from private
-data. The server weighs clients layer by layer by scores of the received models on public data.
+Source: the FedRE paper, equations 3 to 11. Trust model: untrusted server. A client scores each layer by how strongly
+its gradient depends on the sensitive region of its images, gives sensitive layers a smaller budget, clips each layer
+to C_l and adds N(0, C_l^2 sigma_l^2). The released quantity is the model after local training: the update plays the
+role of -eta * gradient, and one client's update (not one sample) is what is clipped. Heuristic: the split is computed
+from private data. The server weighs clients layer by layer by scores of the received models on public data.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Global DP: Gaussian noise of a fixed scale on the server's aggregate.
 
-Trust model: honest server, semi-honest clients. Per round sigma = z * C / n. As printed (noise on the output of the rule)
-the guarantee follows the sensitivity of what ran, which is C * max weight for a mean and about C for a median.
+Trust model: honest server, semi-honest clients. Per round sigma = z * C / n. As printed (noise on the output of the
+rule) the guarantee follows the sensitivity of what ran, which is C * max weight for a mean and about C for a median.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Group privacy for personalised models: Laplace noise on each client, k-means on the server.
 
-Source: the group-privacy paper, Algorithms 1 and 2. Trust model: untrusted server. The server broadcasts k hypotheses; a
-client trains the one that fits its data best and sends that *model* plus n-dimensional Laplace noise with
-epsilon = n / (nu * ||delta||); the server clusters what it receives, started at the hypotheses. Heuristic: epsilon depends on
-the private step. The leakage n / nu of a participation is public and adds up.
+Source: the group-privacy paper, Algorithms 1 and 2. Trust model: untrusted server. The server broadcasts k hypotheses;
+a client trains the one that fits its data best and sends that *model* plus n-dimensional Laplace noise with
+epsilon = n / (nu * ||delta||); the server clusters what it receives, started at the hypotheses. Heuristic: epsilon
+depends on the private step. The leakage n / nu of a participation is public and adds up.
 """
 
 from __future__ import annotations

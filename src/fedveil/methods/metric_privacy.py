@@ -1,9 +1,9 @@
 """Metric privacy: the server's noise divided by the distance between the clients' models.
 
-Source: the metric-privacy paper, section 6 and Algorithm 1. Trust model: honest server that sees every client's model in the
-clear (so no secure aggregation), semi-honest clients. Per round sigma = z * C / (n * d_r), where d_r is the largest pairwise
-distance of the local models, taken before clipping. Heuristic: sigma depends on unprotected models and can be read off the
-release itself.
+Source: the metric-privacy paper, section 6 and Algorithm 1. Trust model: honest server that sees each client's model in
+the clear (so no secure aggregation), semi-honest clients. Per round sigma = z * C / (n * d_r), where d_r is the largest
+pairwise distance of the local models, taken before clipping. Heuristic: sigma depends on unprotected models and can be
+read off the release itself.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """SGA-LDP: each client's budget follows the cosine of its update with the last global update.
 
-Source: the SGA-LDP paper, Algorithms 1 and 2, equations 2 to 4 (with Delta / max(1, ||Delta|| / C) for the garbled equation 1).
-Trust model: untrusted server, some malicious clients. The server takes the plain mean. Heuristic: the noise's size reveals the
-private cosine; and a malicious client that computes its own budget can lie.
+Source: the SGA-LDP paper, Algorithms 1 and 2, equations 2 to 4 (with Delta / max(1, ||Delta|| / C) for the garbled
+equation 1). Trust model: untrusted server, some malicious clients. The server takes the plain mean. Heuristic: the
+noise's size reveals the private cosine; and a malicious client that computes its own budget can lie.
 """
 
 from __future__ import annotations
@@ -69,8 +69,7 @@ class SGALDP:
             return Protected((), nothing("local"), state)
         now = facts.broadcast.public.round
         update = clip(model - facts.start, self.clip)
-        known = state.model is not None and state.round == now - 1
-        reference = facts.start - state.model if known else None
+        reference = None if state.model is None or state.round != now - 1 else facts.start - state.model
         calibrator = self._calibrator()
         sigma = calibrator.sigma(calibrator.epsilon(update, reference))
         update = update + Gaussian(sigma).sample(len(update), source=source, dtype=update.dtype)
