@@ -78,4 +78,6 @@ def test_an_index_of_no_hypothesis_is_refused():
 def test_batches_do_not_change_the_figures():
     model, layout, models, x, y = setup()
     many_x, many_y = x.repeat(150, 1), y.repeat(150)
-    assert evaluate(model, layout, models[0], many_x, many_y).accuracy == evaluate(model, layout, models[0], x, y).accuracy
+    assert (
+        evaluate(model, layout, models[0], many_x, many_y).accuracy == evaluate(model, layout, models[0], x, y).accuracy
+    )

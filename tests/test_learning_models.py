@@ -20,7 +20,9 @@ def test_same_seed_same_bits_and_the_global_state_is_left(name):
 
 def test_parameter_counts_of_the_papers():
     # methods of the papers: 6,517,476 parameters at 128x128 with 3x3 kernels; 3-2-1 has 11
-    assert Layout.from_module(build_model("alzheimer_cnn", input_shape=(1, 128, 128), outputs=4, seed=0)).size == 6517476
+    assert (
+        Layout.from_module(build_model("alzheimer_cnn", input_shape=(1, 128, 128), outputs=4, seed=0)).size == 6517476
+    )
     assert Layout.from_module(build_model("regression", input_shape=(3,), outputs=1, seed=0)).size == 11
 
 

@@ -13,9 +13,7 @@ from fedveil.learning.dropout import KeyedDropout
 
 def client(n=7, features=3, classes=4, seed=0, dtype=torch.float32):
     g = torch.Generator().manual_seed(seed)
-    return ClientData(
-        torch.randn(n, features, generator=g, dtype=dtype), torch.randint(0, classes, (n,), generator=g)
-    )
+    return ClientData(torch.randn(n, features, generator=g, dtype=dtype), torch.randint(0, classes, (n,), generator=g))
 
 
 def linear(features=3, classes=4, dtype=torch.float32):
@@ -80,7 +78,7 @@ def test_agrees_with_an_ordinary_loop(optimizer):
         loss.backward()
         opt.step()
     torch.testing.assert_close(ours.model, Layout.from_module(model).read(model), atol=1e-12, rtol=0)
-    assert ours.loss == pytest.approx(float(loss), abs=1e-12)
+    assert ours.loss == pytest.approx(float(loss.detach()), abs=1e-12)
 
 
 def test_every_example_is_used_once_an_epoch_and_the_short_batch_is_kept():
@@ -189,7 +187,7 @@ def test_frozen_parameters_and_buffers_are_the_same_for_every_client():
 
 
 def test_a_diverged_model_is_returned_as_it_is():
-    result = run(linear(), client(), LocalTraining(lr=1e38, epochs=20))
+    result = run(linear(), client(), LocalTraining(), hook=lambda gradient, info: gradient * float("inf"))
     assert not torch.isfinite(result.model).all()
 
 
@@ -223,7 +221,7 @@ def test_keyed_dropout_keeps_the_mean_and_drops_whole_channels():
     drop = KeyedDropout(0.25, 2, torch.Generator().manual_seed(0))
     out = drop(torch.ones(200, 50, 3, 3))
     assert float(out.mean()) == pytest.approx(1.0, abs=0.02)
-    assert set(out.unique().tolist()) == {0.0, pytest.approx(4 / 3)}
+    assert out.unique().tolist() == pytest.approx([0.0, 4 / 3])
     assert torch.equal(out.amax((2, 3)), out.amin((2, 3)))
     assert torch.equal(drop.eval()(out), out)
     assert torch.equal(KeyedDropout(1.0, 0, torch.Generator())(torch.ones(3)), torch.zeros(3))
@@ -262,7 +260,10 @@ def test_the_same_key_gives_the_same_bits(n, batch, epochs, prox):
         ({"x": torch.tensor([[0.0], [float("nan")]]), "y": torch.zeros(2)}, r"x\[1\]"),
         ({"x": torch.zeros(1, 3), "y": torch.tensor([-1])}, "y = -1"),
         ({"x": torch.zeros(1, 3), "y": torch.zeros(1), "test_x": torch.zeros(1, 3)}, "test_y"),
-        ({"x": torch.zeros(1, 3), "y": torch.zeros(1), "test_x": torch.zeros(1, 2), "test_y": torch.zeros(1)}, "test_x"),
+        (
+            {"x": torch.zeros(1, 3), "y": torch.zeros(1), "test_x": torch.zeros(1, 2), "test_y": torch.zeros(1)},
+            "test_x",
+        ),
     ],
 )
 def test_client_data_refuses_by_field(fields, message):

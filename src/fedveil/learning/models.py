@@ -74,18 +74,20 @@ def small_cnn(
     return _stack(parts)
 
 
-def alzheimer_cnn(input_shape: Sequence[int], outputs: int, *, dropout: float = 0.1) -> nn.Module:
+def alzheimer_cnn(input_shape: Sequence[int], outputs: int, *, dropout: float = 0.1, init: str = "glorot") -> nn.Module:
     """The CNN of the metric-privacy paper for any image of at least 18x18 (6,517,476 parameters at 1x128x128).
 
     Convolutions 3x3 ("valid", our assumption: the paper prints no kernel size) of 32, 64 and 128 channels, dense
     layers of 64, 32 and the outputs. Pooling comes before ReLU: the two commute, and it is a quarter of the work.
+    Weights start as in Keras (Glorot uniform, biases 0), which learns faster here than ``init="torch"``.
     """
+    require_choice("init", init, ("glorot", "torch"))
     channels, height, width = _image(input_shape, 18)
     for pooled in (True, True, False):
         height, width = ((height - 2) // 2, (width - 2) // 2) if pooled else (height - 2, width - 2)
     if isinstance(dropout, bool) or not 0 <= dropout < 1:
         raise FieldError("dropout", dropout, "must be a probability of at least 0 and below 1")
-    return _stack(
+    model = _stack(
         [
             ("conv1", nn.Conv2d(channels, 32, 3)),
             ("pool1", nn.MaxPool2d(2)),
@@ -105,6 +107,12 @@ def alzheimer_cnn(input_shape: Sequence[int], outputs: int, *, dropout: float = 
             ("dense3", nn.Linear(32, outputs)),
         ]
     )
+    for part in model if init == "glorot" else ():
+        if isinstance(part, nn.Conv2d | nn.Linear):
+            nn.init.xavier_uniform_(part.weight)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
+    return model
 
 
 MODELS: dict[str, Callable[..., nn.Module]] = {

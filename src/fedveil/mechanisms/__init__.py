@@ -1,7 +1,8 @@
 """Draw noise: mechanisms and the sources of their randomness."""
 
 from fedveil.mechanisms.noise import EuclideanLaplace, Gaussian, gaussian_sigma
-from fedveil.mechanisms.source import ReproducibleSource, SecureSource, Source, keyed_seed
+from fedveil.mechanisms.secure import SecureSource
+from fedveil.mechanisms.source import ReproducibleSource, Source, keyed_seed
 
 __all__ = [
     "EuclideanLaplace",

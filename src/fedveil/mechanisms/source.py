@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, NoReturn
+from typing import ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -98,37 +97,3 @@ class ReproducibleSource(Source):
     def __repr__(self) -> str:
         """Name the class only: the seed is the noise."""
         return "ReproducibleSource(not for deployment)"
-
-
-class SecureSource(Source):
-    """Noise from the operating system's entropy: nobody can draw it again, there is no seed."""
-
-    kind = "secure"
-    deployable = True
-
-    def __init__(self, **unknown: Any) -> None:
-        if unknown:
-            raise FieldError("SecureSource", sorted(unknown), "takes no arguments: secure noise has no seed")
-
-    def child(self, *key: Key) -> SecureSource:
-        """A fresh stream (every draw is fresh)."""
-        return SecureSource()
-
-    def uniform(self, size: int) -> Tensor:
-        """Float64 [size], uniform on (0, 1), 53 random bits each."""
-        self._check(size)
-        if size == 0:
-            return torch.zeros(0, dtype=torch.float64)
-        raw = torch.frombuffer(bytearray(os.urandom(8 * size)), dtype=torch.int64)
-        return ((raw & ((1 << 53) - 1)).to(torch.float64) + 0.5) / (1 << 53)
-
-    def normal(self, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
-        """Standard normal draws [size] by Box and Muller in float64 (tails to 8.6 deviations)."""
-        pairs = (size + 1) // 2
-        radius = self.uniform(pairs).log().mul(-2).sqrt()
-        angle = self.uniform(pairs).mul(2 * math.pi)
-        return torch.cat([radius * angle.cos(), radius * angle.sin()])[:size].to(dtype)
-
-    def __repr__(self) -> str:
-        """Name the class."""
-        return "SecureSource()"

@@ -1,0 +1,180 @@
+import io
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from fedveil.data import SOURCES, MissingDataError, data_folders, federate, load, prepare
+from fedveil.data.alzheimer import ALZHEIMER_HOMOGENEOUS, FILE
+from fedveil.data.files import find
+from fedveil.errors import FieldError
+
+
+def test_digits():
+    data = load("digits")
+    assert data.x.shape == (1797, 1, 8, 8)
+    assert data.x.dtype == torch.float32
+    assert (float(data.x.min()), float(data.x.max())) == (0.0, 1.0)
+    assert data.y.unique().tolist() == list(range(10))
+    assert (data.input_shape, data.outputs) == ((1, 8, 8), 10)
+
+
+def test_breast_cancer_is_standardised_and_says_how():
+    data = load("breast-cancer")
+    assert data.x.shape == (569, 30)
+    torch.testing.assert_close(data.x.mean(0), torch.zeros(30), atol=1e-5, rtol=0)
+    assert "held-out rows included" in data.note
+
+
+@pytest.mark.parametrize(
+    ("x_shape", "dtype", "shape"),
+    [((5, 8, 8), "uint8", (1, 8, 8)), ((5, 8, 8, 3), "uint8", (3, 8, 8)), ((5, 3, 8, 8), "uint8", (3, 8, 8))],
+)
+def test_npz_images_become_channels_first_and_scaled(tmp_path, x_shape, dtype, shape):
+    x = np.full(x_shape, 51, dtype=dtype)
+    np.savez(
+        tmp_path / "a.npz", train_images=x, train_labels=np.arange(5)[:, None], test_images=x, test_labels=np.arange(5)
+    )
+    data = load("npz", path=tmp_path / "a.npz")
+    assert data.input_shape == shape
+    assert data.x.unique().tolist() == [pytest.approx(0.2)]
+    assert data.y.tolist() == data.test_y.tolist() == [0, 1, 2, 3, 4]
+    assert data.classes == 5
+
+
+def test_npz_regression(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.ones((4, 3)), y=np.arange(4.0))
+    data = load("npz", path=str(tmp_path / "a.npz"))
+    assert (data.classes, data.outputs, data.y.dtype) == (0, 1, torch.float32)
+
+
+def bad(x, row, column, value):
+    x = x.copy()
+    x[row, column] = value
+    return x
+
+
+X, Y = np.ones((4, 3)), np.array([0, 1, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": bad(X, 2, 1, np.nan), "y": Y}, r"a\.npz:x\[2\]"),
+        ({"x": X, "y": Y - 1}, r"a\.npz:y\[0\]"),
+        ({"x": X, "y": Y[:3]}, r"a\.npz:y = 3"),
+        ({"x": X, "labels": Y}, "x and y"),
+        ({"x": X, "y": Y, "x_test": X}, "y_test"),
+        ({"x": X, "y": Y, "x_test": X[:, :2], "y_test": Y}, "x_test"),
+        ({"x": X, "y": np.array(["a", "b", "c", "d"])}, "numbers"),
+        ({"x": X, "y": np.array([0, 1, 2, None])}, "pickle"),
+    ],
+)
+def test_npz_refusals_name_file_array_and_row(tmp_path, arrays, message):
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(FieldError, match=message):
+        load("npz", path=tmp_path / "a.npz")
+
+
+def test_npz_files_that_are_none(tmp_path):
+    with pytest.raises(MissingDataError, match="no file"):
+        load("npz", path=tmp_path / "a.npz")
+    (tmp_path / "a.npz").write_bytes(b"not an archive")
+    with pytest.raises(FieldError, match="cannot be read"):
+        load("npz", path=tmp_path / "a.npz")
+    np.savez_compressed(tmp_path / "b.npz", x=np.zeros((1000, 1000)), y=np.zeros(1000, dtype=int))
+    with pytest.raises(FieldError, match=r"max_gib"):
+        load("npz", path=tmp_path / "b.npz", max_gib=0.001)
+
+
+def test_unknown_names_and_options():
+    with pytest.raises(FieldError, match="did you mean 'digits'"):
+        load("digit")
+    with pytest.raises(FieldError, match="did you mean 'resolution'"):
+        load("alzheimer", resolutoin=64)
+    with pytest.raises(FieldError, match=r"data\.path = 'missing'"):
+        load("npz")
+    assert prepare("digits") is None
+    assert SOURCES["digits"].available
+
+
+def test_importing_the_library_does_not_import_scikit_learn():
+    code = "import sys, fedveil.data, fedveil.learning; print('sklearn' in sys.modules, 'PIL' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_an_absent_set_says_where_it_is_to_be_had(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDVEIL_DATA", str(tmp_path))
+    monkeypatch.setenv("FEDVEIL_CACHE", str(tmp_path / "cache"))
+    assert data_folders() == [tmp_path]
+    assert not SOURCES["alzheimer"].available
+    with pytest.raises(MissingDataError, match="FEDVEIL_DATA.*Falah/Alzheimer_MRI"):
+        load("alzheimer")
+
+
+def test_data_beside_the_checkout_is_found(tmp_path, monkeypatch):
+    monkeypatch.delenv("FEDVEIL_DATA", raising=False)
+    folder = tmp_path / "shared" / "data"
+    folder.mkdir(parents=True)
+    (folder / "some.npz").touch()
+    (tmp_path / "checkout").mkdir()
+    monkeypatch.chdir(tmp_path / "checkout")
+    assert find("some.npz") == folder / "some.npz"
+
+
+@pytest.fixture
+def small_alzheimer(tmp_path, monkeypatch):
+    image_module = pytest.importorskip("PIL.Image")
+    stream, offsets = b"", [0]
+    for level in (0, 60, 120, 240):
+        buffer = io.BytesIO()
+        image_module.fromarray(np.full((128, 128), level, dtype=np.uint8)).save(buffer, "JPEG")
+        stream += buffer.getvalue()
+        offsets.append(len(stream))
+    np.savez(
+        tmp_path / FILE,
+        jpeg=np.frombuffer(stream, dtype=np.uint8),
+        offsets=np.array(offsets),
+        labels=np.arange(4, dtype=np.uint8),
+        split_kaggle=np.array([0, 0, 0, 1], dtype=np.uint8),
+        split_hf_counts=np.array([1, 0, 0, 0], dtype=np.uint8),
+    )
+    monkeypatch.setenv("FEDVEIL_DATA", str(tmp_path))
+    monkeypatch.setenv("FEDVEIL_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def test_alzheimer_decodes_resizes_splits_and_caches(small_alzheimer, monkeypatch):
+    data = load("alzheimer", resolution=16)
+    assert data.x.shape == (3, 1, 16, 16)
+    assert data.x[:, 0, 5, 5].mul(255).round().tolist() == [60, 120, 240]
+    assert (data.y.tolist(), data.test_y.tolist()) == ([1, 2, 3], [0])
+    assert load("alzheimer", resolution=16, split="kaggle").test_y.tolist() == [3]
+    scaled = load("alzheimer", resolution=16, scale="standard")
+    torch.testing.assert_close(scaled.x, (data.x - 0.3) / 0.3)
+    path = prepare("alzheimer", resolution=16)
+    assert path.parent == small_alzheimer / "cache"
+    path.write_bytes(b"damaged")
+    assert torch.equal(load("alzheimer", resolution=16).x, data.x)
+    (small_alzheimer / FILE).unlink()
+    assert torch.equal(load("alzheimer", resolution=16).x, data.x)
+    with pytest.raises(FieldError, match="at most 128"):
+        load("alzheimer", resolution=129)
+
+
+@pytest.mark.data
+def test_the_real_alzheimer_set(tmp_path, monkeypatch):
+    if find(FILE) is None:
+        pytest.skip(f"{FILE} is not here: set FEDVEIL_DATA to the folder that holds it")
+    monkeypatch.setenv("FEDVEIL_CACHE", str(tmp_path))
+    data = load("alzheimer", resolution=32)
+    assert data.y.bincount().tolist() == [724, 49, 2566, 1781]
+    assert data.test_y.bincount().tolist() == [172, 15, 634, 459]
+    assert data.input_shape == (1, 32, 32)
+    clients = federate(data, clients=4, scheme="counts", counts=ALZHEIMER_HOMOGENEOUS, seed=0)
+    assert [(c.examples, c.held_out) for c in clients] == [(1024, 256)] * 4
+    kaggle = load("alzheimer", resolution=32, split="kaggle")
+    assert (len(kaggle.x), len(kaggle.test_x)) == (5121, 1279)
