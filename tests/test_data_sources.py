@@ -111,7 +111,7 @@ def test_an_absent_set_says_where_it_is_to_be_had(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDVEIL_CACHE", str(tmp_path / "cache"))
     assert data_folders() == [tmp_path]
     assert not SOURCES["alzheimer"].available
-    with pytest.raises(MissingDataError, match="FEDVEIL_DATA.*Falah/Alzheimer_MRI"):
+    with pytest.raises(MissingDataError, match=r"FEDVEIL_DATA.*Falah/Alzheimer_MRI"):
         load("alzheimer")
 
 

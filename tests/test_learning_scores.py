@@ -25,7 +25,7 @@ def naive(module, x, y, mask):
     """The definition, one double backward a parameter."""
     module.eval()
     layout = Layout.from_module(module)
-    scores = {name: 0.0 for name in layout.groups("module")}
+    scores = dict.fromkeys(layout.groups("module"), 0.0)
     for i in range(len(x)):
         image = x[i : i + 1].clone().requires_grad_(True)
         loss = F.cross_entropy(module(image), y[i : i + 1])

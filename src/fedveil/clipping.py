@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedveil.errors import FieldError, require_positive
+from fedveil.errors import FieldError, require_non_negative, require_positive
 from fedveil.layout import Layout
 
 # A float32 product can round up: without the shrink, a float32 vector of 1.2 million coordinates kept a norm of
@@ -83,6 +85,44 @@ def clip(updates: Tensor, norm: float | Mapping[str, float], layout: Layout | No
         for s in slices:
             clipped[..., s] = _scaled(updates[..., s], layer, bound)
     return clipped
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantileClip:
+    """A clipping norm that follows a quantile of the updates' norms (Andrew et al. 2021, arXiv 1905.03871).
+
+    After each round C <- C exp(-lr (b - quantile)), where b is the noised share of updates within C. The share is a
+    release of its own: each client adds 1/2 or -1/2, so its sensitivity is 1/2 (1 under replace-one).
+
+    Parameters
+    ----------
+    initial : float
+        C of the first round.
+    quantile : float
+        Target share, in [0, 1].
+    lr : float
+        Speed, in the exponent.
+    bit_noise : float
+        Standard deviation of the noise on the *sum* of the bits; the paper takes cohort / 20.
+    """
+
+    initial: float = 1.0
+    quantile: float = 0.5
+    lr: float = 0.2
+    bit_noise: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check all."""
+        for name in ("initial", "lr", "bit_noise"):
+            require_positive(name, getattr(self, name))
+        if require_non_negative("quantile", self.quantile) > 1:
+            raise FieldError("quantile", self.quantile, "must be in [0, 1]")
+
+    def next(self, norm: float, lengths: Tensor, cohort: int, noise: float) -> float:
+        """The next C from the lengths [n] of a planned cohort's updates and one draw of standard normal noise."""
+        bits = float(((lengths <= norm).double() - 0.5).sum()) + self.bit_noise * noise
+        share = bits / cohort + 0.5
+        return norm * math.exp(-self.lr * (share - self.quantile))
 
 
 def _scaled(updates: Tensor, lengths: Tensor, bound: float) -> Tensor:

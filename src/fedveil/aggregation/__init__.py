@@ -3,17 +3,39 @@
 from fedveil.aggregation.base import Aggregator, NoState, WeightedMean
 from fedveil.aggregation.clusters import cluster_means
 from fedveil.aggregation.perturbation import perturbation_weights
-from fedveil.aggregation.rules import FedAdam, FedAvg, FedMedian
+from fedveil.aggregation.mean import FedAvg, FedProx
+from fedveil.aggregation.optimisers import FedAdagrad, FedAdam, FedAvgM, FedOpt, FedYogi
+from fedveil.aggregation.robust import FedMedian, Krum, MultiKrum, TrimmedMean
 
-AGGREGATORS: dict[str, type[Aggregator]] = {"fedavg": FedAvg, "fedmedian": FedMedian, "fedadam": FedAdam}
+AGGREGATORS: dict[str, type[Aggregator]] = {
+    "fedavg": FedAvg,
+    "fedavgm": FedAvgM,
+    "fedmedian": FedMedian,
+    "fedprox": FedProx,
+    "fedopt": FedOpt,
+    "fedadam": FedAdam,
+    "fedadagrad": FedAdagrad,
+    "fedyogi": FedYogi,
+    "trimmed-mean": TrimmedMean,
+    "krum": Krum,
+    "multi-krum": MultiKrum,
+}
 
 __all__ = [
     "AGGREGATORS",
     "Aggregator",
+    "FedAdagrad",
     "FedAdam",
     "FedAvg",
+    "FedAvgM",
     "FedMedian",
+    "FedOpt",
+    "FedProx",
+    "FedYogi",
+    "Krum",
+    "MultiKrum",
     "NoState",
+    "TrimmedMean",
     "WeightedMean",
     "cluster_means",
     "perturbation_weights",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import Relation
-from fedveil.errors import FieldError, require_choice
+from fedveil.errors import FieldError, require_choice, require_count
 
 Weighting = Literal["uniform", "examples"]
 
@@ -41,6 +41,16 @@ class Aggregator(ABC):
         """Weights [n] (float64, summing to 1) for n replies; `counts` are their numbers of examples, if sent."""
         return torch.full((n,), 1 / n, dtype=torch.float64)
 
+    def planned_weights(self, counts: Tensor | None, n: int, cohort: int) -> Tensor:
+        """Weights [n] of n replies against a planned cohort: each at most 1/cohort, so that absent clients weigh 0.
+
+        Raises
+        ------
+        FieldError
+            If a weight has no public bound.
+        """
+        return torch.full((n,), 1 / cohort, dtype=torch.float64)
+
     @abstractmethod
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
         """Combine updates [n, d] with weights [n] into one update [d] of the same type."""
@@ -66,24 +76,44 @@ class WeightedMean(Aggregator):
     ----------
     weighting : {"uniform", "examples"}
         Uniform weights are public; weights by examples are as public as the counts.
+    max_examples : int, optional
+        Declared bound: a client counts as at most this many examples, whatever it reports. Formal noise needs it when
+        clients are weighted by examples.
     """
 
     weighting: Weighting = "uniform"
+    max_examples: int | None = None
 
     def __post_init__(self) -> None:
-        """Check the weighting."""
+        """Check both."""
         require_choice("weighting", self.weighting, ("uniform", "examples"))
+        if self.max_examples is not None:
+            require_count("max_examples", self.max_examples)
+            if self.weighting == "uniform":
+                raise FieldError("max_examples", self.max_examples, 'is for weighting="examples"; leave it out')
 
     def weights(self, counts: Tensor | None, n: int) -> Tensor:
         """Uniform, or proportional to the counts."""
         if self.weighting == "uniform":
             return super().weights(counts, n)
+        counted = self._counted(counts, n)
+        total = counted.sum()
+        if not (torch.isfinite(total) and total > 0):
+            raise FieldError("counts", counted.tolist(), "must be finite, not negative, and not all 0")
+        return counted / total
+
+    def planned_weights(self, counts: Tensor | None, n: int, cohort: int) -> Tensor:
+        """1/cohort, or a client's share of the declared bound: min(count, bound) / (bound * cohort)."""
+        if self.weighting == "uniform":
+            return super().planned_weights(counts, n, cohort)
+        if self.max_examples is None:
+            raise FieldError("max_examples", None, "formal noise needs a declared bound on a client's examples")
+        return self._counted(counts, n) / (self.max_examples * cohort)
+
+    def _counted(self, counts: Tensor | None, n: int) -> Tensor:
         if counts is None or len(counts) != n:
             raise FieldError("weighting", "examples", 'needs every reply to carry its count; use weighting="uniform"')
-        total = counts.to(torch.float64).sum()
-        if not (torch.isfinite(total) and total > 0):
-            raise FieldError("counts", counts.tolist(), "must be finite, not negative, and not all 0")
-        return counts.to(torch.float64) / total
+        return counts.to(torch.float64).clamp(max=self.max_examples)
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
         """Weighted sum, accumulated row by row in the given order."""

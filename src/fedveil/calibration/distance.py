@@ -59,13 +59,13 @@ def layer_frobenius(models: Tensor, layout: Layout, grouping: Grouping) -> Tenso
     groups = list(layout.groups(grouping).values())
     total = torch.zeros(len(models), len(models), dtype=torch.float64)
     for slices in groups:
-        total += sum(_squares(models[:, s]) for s in slices).sqrt()  # type: ignore[union-attr]
+        total += sum(squared_distances(models[:, s]) for s in slices).sqrt()  # type: ignore[union-attr]
     return total / len(groups)
 
 
 def euclidean(models: Tensor, layout: Layout, grouping: Grouping) -> Tensor:
     """Distance between whole models; [n, n] float64."""
-    return _squares(models).sqrt()
+    return squared_distances(models).sqrt()
 
 
 METRICS: dict[str, Callable[[Tensor, Layout, Grouping], Tensor]] = {
@@ -74,8 +74,8 @@ METRICS: dict[str, Callable[[Tensor, Layout, Grouping], Tensor]] = {
 }
 
 
-def _squares(block: Tensor) -> Tensor:
-    """Squared distances between rows, [n, n] float64, in column blocks."""
+def squared_distances(block: Tensor) -> Tensor:
+    """Squared Euclidean distances between rows [n, d], as [n, n] in float64; worked on in column blocks."""
     n = len(block)
     total = torch.zeros(n, n, dtype=torch.float64)
     for start in range(0, block.shape[1], _COLUMNS):

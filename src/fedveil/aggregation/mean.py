@@ -1,0 +1,31 @@
+"""Plain means: FedAvg and FedProx."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedveil.aggregation.base import WeightedMean
+from fedveil.errors import require_non_negative
+
+
+@dataclass(frozen=True)
+class FedAvg(WeightedMean):
+    """Federated averaging (McMahan et al. 2017, arXiv 1602.05629): the model moves by the mean update."""
+
+
+@dataclass(frozen=True)
+class FedProx(WeightedMean):
+    """FedAvg on the server, a proximal term on the clients (Li et al. 2020, arXiv 1812.06127).
+
+    Parameters
+    ----------
+    mu : float
+        Clients add mu/2 ||w - start||^2 to their loss. Engines hand it to local training.
+    """
+
+    mu: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Check mu."""
+        super().__post_init__()
+        require_non_negative("mu", self.mu)

@@ -1,0 +1,169 @@
+"""Rules with an optimiser on the server: FedAvgM, FedOpt, FedAdam, FedAdagrad, FedYogi.
+
+All of them reduce by the mean; `step` treats the mean update as the negative pseudo-gradient (Reddi et al. 2021,
+arXiv 2003.00295, Algorithm 2). None has an identity step, so as printed (noise on the output) they are heuristic; in the
+formal order their input is already noised and everything they do is post-processing.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedveil.aggregation.base import NoState, WeightedMean
+from fedveil.errors import FieldError, require_non_negative, require_positive
+
+
+@dataclass(frozen=True)
+class FedOpt(WeightedMean):
+    """Plain server optimiser: the model moves by lr times the mean update (Reddi et al. 2021, Algorithm 1 with SGD).
+
+    With lr = 1 it is FedAvg, which is also what Flower's base class of that name does, whatever its moments are set to.
+
+    Parameters
+    ----------
+    lr : float
+        Server learning rate.
+    """
+
+    lr: float = 1.0
+
+    identity_step: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Check the rate."""
+        super().__post_init__()
+        require_positive("lr", self.lr)
+
+    def step(self, model: Tensor, update: Tensor, state: NoState) -> tuple[Tensor, NoState]:
+        """Move by lr times the update."""
+        return model + self.lr * update, state
+
+
+@dataclass(frozen=True)
+class MomentumState:
+    """Accumulated update, [d]."""
+
+    velocity: Tensor
+
+
+@dataclass(frozen=True)
+class FedAvgM(WeightedMean):
+    """Server momentum (Hsu et al. 2019, arXiv 1909.06335): v <- momentum v + update, model + lr v.
+
+    Parameters
+    ----------
+    lr : float
+        Server learning rate.
+    momentum : float
+        In [0, 1).
+    """
+
+    lr: float = 1.0
+    momentum: float = 0.9
+
+    identity_step: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Check both."""
+        super().__post_init__()
+        require_positive("lr", self.lr)
+        _require_decay("momentum", self.momentum)
+
+    def init(self, dimension: int, dtype: torch.dtype) -> MomentumState:
+        """No velocity."""
+        return MomentumState(torch.zeros(dimension, dtype=dtype))
+
+    def step(self, model: Tensor, update: Tensor, state: MomentumState) -> tuple[Tensor, MomentumState]:
+        """One step with momentum."""
+        velocity = self.momentum * state.velocity + update
+        return model + self.lr * velocity, MomentumState(velocity)
+
+
+@dataclass(frozen=True)
+class AdaptiveState:
+    """Moments of the server's optimiser: first and second, each [d]."""
+
+    first: Tensor
+    second: Tensor
+
+
+@dataclass(frozen=True)
+class _Adaptive(WeightedMean):
+    """What FedAdam, FedAdagrad and FedYogi share.
+
+    Parameters
+    ----------
+    lr : float
+        Server learning rate eta.
+    beta1, beta2 : float
+        Decay of the moments, in [0, 1).
+    tau : float
+        Degree of adaptivity, added to the root of the second moment.
+    """
+
+    lr: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    identity_step: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Check all."""
+        super().__post_init__()
+        require_positive("lr", self.lr)
+        require_positive("tau", self.tau)
+        _require_decay("beta1", self.beta1)
+        _require_decay("beta2", self.beta2)
+
+    def init(self, dimension: int, dtype: torch.dtype) -> AdaptiveState:
+        """Zero moments."""
+        return AdaptiveState(torch.zeros(dimension, dtype=dtype), torch.zeros(dimension, dtype=dtype))
+
+    def step(self, model: Tensor, update: Tensor, state: AdaptiveState) -> tuple[Tensor, AdaptiveState]:
+        """One adaptive step along the mean update."""
+        first = self.beta1 * state.first + (1 - self.beta1) * update
+        second = self._second(state.second, update.square())
+        return model + self.lr * first / (second.sqrt() + self.tau), AdaptiveState(first, second)
+
+    @abstractmethod
+    def _second(self, second: Tensor, square: Tensor) -> Tensor:
+        """The next second moment."""
+
+
+@dataclass(frozen=True)
+class FedAdam(_Adaptive):
+    """Adam on the server, without bias correction, as in the paper (Flower multiplies lr by a factor of the round)."""
+
+    def _second(self, second: Tensor, square: Tensor) -> Tensor:
+        return self.beta2 * second + (1 - self.beta2) * square
+
+
+@dataclass(frozen=True)
+class FedAdagrad(_Adaptive):
+    """Adagrad on the server: the second moment is a plain sum, so beta2 is not used."""
+
+    beta1: float = 0.0
+
+    def _second(self, second: Tensor, square: Tensor) -> Tensor:
+        return second + square
+
+
+@dataclass(frozen=True)
+class FedYogi(_Adaptive):
+    """Yogi on the server: the second moment moves towards the square by a fixed amount."""
+
+    lr: float = 0.01
+
+    def _second(self, second: Tensor, square: Tensor) -> Tensor:
+        return second - (1 - self.beta2) * square * torch.sign(second - square)
+
+
+def _require_decay(name: str, value: float) -> None:
+    if require_non_negative(name, value) >= 1:
+        raise FieldError(name, value, "must be in [0, 1)")
