@@ -127,7 +127,9 @@ class QuantileClip:
 
 def _scaled(updates: Tensor, lengths: Tensor, bound: float) -> Tensor:
     factor = torch.where(lengths > bound, bound * (1 - SHRINK) / lengths, torch.ones_like(lengths))
-    return updates * factor.to(updates.dtype).reshape(factor.shape + (1,) * (updates.dim() - factor.dim()))
+    # applied as two roots: the factor of a huge update is subnormal in float32, too coarse to keep the norm within C
+    root = factor.sqrt().to(updates.dtype).reshape(factor.shape + (1,) * (updates.dim() - factor.dim()))
+    return (updates * root).mul_(root)
 
 
 def _check(updates: Tensor) -> None:

@@ -97,10 +97,11 @@ class Ledger:
                 checksum = values.pop("checksum")
                 spend = Spend.from_dict(values["spend"])
                 entry = Entry((values["round"], values["purpose"]), values["attempt"], values["digest"], spend)
-            except (ValueError, KeyError, TypeError) as error:
+                owner = (values["run"], values["party"])
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise LedgerError(f"{where} cannot be read ({error}); restore the file or start a new run") from error
-            if (values["run"], values["party"]) != (run, party):
-                raise LedgerError(f"{where} belongs to run {values['run']!r}, party {values['party']!r}")
+            if owner != (run, party):
+                raise LedgerError(f"{where} belongs to run {owner[0]!r}, party {owner[1]!r}")
             if checksum != cls._checksum(ledger._chain, values):
                 raise LedgerError(f"{where} was edited or a line before it is missing; restore it or start a new run")
             ledger.commit(entry)

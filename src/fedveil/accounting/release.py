@@ -61,4 +61,6 @@ def model_of(releases: tuple[Release, ...]) -> Tensor | None:
 def count_of(releases: tuple[Release, ...]) -> float | None:
     """The example count among releases, or None."""
     found = [r.value for r in releases if r.kind == "count"]
+    if len(found) > 1 or any(v.numel() != 1 or v.is_complex() for v in found):
+        raise FieldError("releases", [tuple(v.shape) for v in found], "a party releases at most one count, one number")
     return float(found[0]) if found else None

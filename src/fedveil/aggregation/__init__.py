@@ -2,9 +2,9 @@
 
 from fedveil.aggregation.base import Aggregator, NoState, WeightedMean
 from fedveil.aggregation.clusters import cluster_means
-from fedveil.aggregation.perturbation import perturbation_weights
 from fedveil.aggregation.mean import FedAvg, FedProx
 from fedveil.aggregation.optimisers import FedAdagrad, FedAdam, FedAvgM, FedOpt, FedYogi
+from fedveil.aggregation.perturbation import perturbation_weights
 from fedveil.aggregation.robust import FedMedian, Krum, MultiKrum, TrimmedMean
 
 AGGREGATORS: dict[str, type[Aggregator]] = {

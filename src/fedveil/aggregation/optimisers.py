@@ -1,8 +1,8 @@
 """Rules with an optimiser on the server: FedAvgM, FedOpt, FedAdam, FedAdagrad, FedYogi.
 
 All of them reduce by the mean; `step` treats the mean update as the negative pseudo-gradient (Reddi et al. 2021,
-arXiv 2003.00295, Algorithm 2). None has an identity step, so as printed (noise on the output) they are heuristic; in the
-formal order their input is already noised and everything they do is post-processing.
+arXiv 2003.00295, Algorithm 2). None has an identity step, so as printed (noise on the output) they are heuristic; in
+the formal order their input is already noised and everything they do is post-processing.
 """
 
 from __future__ import annotations

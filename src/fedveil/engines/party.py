@@ -43,9 +43,15 @@ class Party:
     ) -> None:
         self.ledger, self.budget = ledger, budget
         self._source, self._store = source, store
+        self._overspent = False
         if budget is not None:  # a filter that starts over after a resume would allow the budget twice
             for entry in ledger.entries:
-                budget.admit_spend(entry.spend)
+                # what a (lowered) budget does not hold was spent all the same: nothing more may be admitted
+                self._overspent |= not budget.admit_spend(entry.spend)
+
+    def _charge(self, spend: Spend) -> bool:
+        """Charge the filter, if there is one; False if the budget does not allow it."""
+        return self.budget is None or (not self._overspent and self.budget.admit_spend(spend))
 
     def _draw(self, round_: int, purpose: str, make: Callable[[Source], tuple[Releases, Spend]], charged: bool) -> None:
         """Draw a release, commit it, and return only then.
@@ -65,7 +71,7 @@ class Party:
                     return
                 attempt += 1
                 continue
-            if self.budget is not None and not (charged and attempt == 0) and not self.budget.admit_spend(spend):
+            if not (charged and attempt == 0) and not self._charge(spend):
                 raise BudgetError(
                     f"round {round_}: the {self.ledger.party}'s budget is used up; the last released model stands"
                 )
@@ -116,7 +122,7 @@ class ClientParty(Party):
         if isinstance(quoted, Refusal):
             return quoted
         again = self.ledger.find((public.round, PROTECT)) is not None  # a resumed round was charged before
-        if self.budget is not None and not again and not self.budget.admit_spend(quoted):
+        if not again and not self._charge(quoted):
             return Refusal("the client's privacy budget is used up")
         self._quoted = quoted
         return None

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from fedveil.accounting import Guarantee, Relation, Spend
+from fedveil.accounting import Guarantee, Relation, Spend, compose_mu
 from fedveil.accounting.planning import FACTOR
 from fedveil.aggregation import Aggregator, FedAvg
-from fedveil.clipping import clip, norms
+from fedveil.clipping import QuantileClip, clip, norms
 from fedveil.errors import FieldError, require_choice, require_positive
 from fedveil.layout import Layout
 from fedveil.mechanisms import Gaussian, Source
 from fedveil.methods.contract import Combined, Releases, ServerFacts, stack_counts, stack_models
 
 Order = Literal["formal", "printed"]
+
+
+@dataclass(frozen=True)
+class CentralState:
+    """The clipping norm of the next round, and the rule's own state."""
+
+    clip: float
+    rule: Any
 
 
 @dataclass(frozen=True)
@@ -36,8 +44,8 @@ class CentralNoise(ABC):
         The rule inside.
     noise_multiplier : float
         z: the noise's deviation is z * C / n (formal: z times the rule's zero-out sensitivity, the same for a mean).
-    clip : float
-        C.
+    clip : float or QuantileClip
+        C, or the rule that adapts it.
     order : {"formal", "printed"}
         Where the noise goes.
     relation : {"zero-out", "add/remove", "replace-one"}
@@ -46,7 +54,7 @@ class CentralNoise(ABC):
 
     aggregator: Aggregator = field(default_factory=FedAvg)
     noise_multiplier: float = field(default=0.01, kw_only=True)
-    clip: float = field(default=5.0, kw_only=True)
+    clip: float | QuantileClip = field(default=5.0, kw_only=True)
     order: Order = field(default="formal", kw_only=True)
     relation: Relation = field(default="zero-out", kw_only=True)
 
@@ -56,67 +64,70 @@ class CentralNoise(ABC):
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
         require_positive("noise_multiplier", self.noise_multiplier)
-        require_positive("clip", self.clip)
+        if not isinstance(self.clip, QuantileClip):
+            require_positive("clip", self.clip)
         require_choice("order", self.order, ("formal", "printed"))
         require_choice("relation", self.relation, FACTOR)
-        if self.order == "formal":
-            if getattr(self.aggregator, "weighting", "uniform") != "uniform":
-                raise FieldError(
-                    "weighting",
-                    "examples",
-                    'formal noise needs public weights: use weighting="uniform" or order="printed"',
-                )
-            self._sensitivity(torch.full((1,), 1.0, dtype=torch.float64))
+        if self.order == "formal":  # both refuse what has no public bound
+            self.aggregator.planned_weights(torch.ones(1), 1, 1)
+            self._sensitivity(1.0, 1)
 
-    def init(self, dimension: int, dtype: torch.dtype) -> Any:
-        """The rule's state."""
-        return self.aggregator.init(dimension, dtype)
+    def init(self, dimension: int, dtype: torch.dtype) -> CentralState:
+        """The first C and the rule's state."""
+        first = self.clip.initial if isinstance(self.clip, QuantileClip) else self.clip
+        return CentralState(first, self.aggregator.init(dimension, dtype))
 
-    def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: Any, source: Source) -> Combined:
+    def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: CentralState, source: Source) -> Combined:
         """Clip, aggregate, add noise (Algorithm 1 of the metric-privacy paper, with theta + clip(update))."""
-        theta = facts.broadcast.models[0]
+        theta, cohort, bound = facts.broadcast.models[0], facts.broadcast.public.cohort, state.clip
         updates = stack_models(replies) - theta
-        clipped = clip(updates, self.clip)
-        lengths = norms(updates)
+        lengths, clipped, counts = norms(updates), clip(updates, bound), stack_counts(replies)
+        if self.order == "formal":
+            weights = _pad(self.aggregator.planned_weights(counts, len(updates), cohort), cohort)
+            base = self.noise_multiplier * self._sensitivity(bound, cohort)
+        else:
+            weights = self.aggregator.weights(counts, len(updates))
+            base = self.noise_multiplier * bound / len(updates)
+        sigma, figures = self._scale(base, updates, clipped, facts.layout)
+        noise = Gaussian(sigma).sample(theta.numel(), source=source, dtype=theta.dtype)
+        if self.order == "formal":
+            reduced = self.aggregator.reduce(_pad(clipped, cohort), weights)
+            model, inner = self.aggregator.step(theta, reduced + noise, state.rule)
+        else:
+            model, inner = self.aggregator.step(theta, self.aggregator.reduce(clipped, weights), state.rule)
+            model = model + noise
         report = {
             "clients": float(len(updates)),
-            "clipped_fraction": float((lengths > self.clip).double().mean()),
+            "clip": bound,
+            "clipped_fraction": float((lengths > bound).double().mean()),
             "update_norm_median": float(lengths.median()),
+            "sigma": sigma,
+            "noise_to_clip": sigma * theta.numel() ** 0.5 / bound,
+            **figures,
         }
-        if self.order == "formal":
-            clipped = _pad(clipped, facts.broadcast.public.cohort)
-            weights = torch.full((len(clipped),), 1 / len(clipped), dtype=torch.float64)
-            base = self.noise_multiplier * self._sensitivity(weights)
-        else:
-            weights = self.aggregator.weights(stack_counts(replies), len(clipped))
-            base = self.noise_multiplier * self.clip / len(clipped)
-        sigma, figures = self._scale(base, updates, clipped[: len(updates)], facts.layout)
-        noise = Gaussian(sigma).sample(theta.numel(), source=source, dtype=theta.dtype)
-        reduced = self.aggregator.reduce(clipped, weights)
-        if self.order == "formal":
-            model, state = self.aggregator.step(theta, reduced + noise, state)
-        else:
-            model, state = self.aggregator.step(theta, reduced, state)
-            model = model + noise
-        report |= {"sigma": sigma, "noise_to_clip": sigma * theta.numel() ** 0.5 / self.clip, **figures}
-        return Combined(model[None], self._spend(sigma, weights), state, report)
+        spend = self._spend(sigma, bound, weights, cohort)
+        if isinstance(self.clip, QuantileClip):
+            bound = self.clip.next(bound, lengths, cohort, float(source.normal(1)[0]))
+            spend = _with_bit(spend, self.clip, self.relation)
+        return Combined(model[None], spend, CentralState(bound, inner), report)
 
     @abstractmethod
     def _scale(self, base: float, updates: Tensor, clipped: Tensor, layout: Layout) -> tuple[float, dict[str, float]]:
         """Deviation of the noise from the uncalibrated one `base`, and figures for the log."""
 
     @abstractmethod
-    def _spend(self, sigma: float, weights: Tensor) -> Spend:
-        """The cost of one round."""
+    def _spend(self, sigma: float, bound: float, weights: Tensor, cohort: int) -> Spend:
+        """The cost of one round's model, its updates clipped to `bound`."""
 
-    def _sensitivity(self, weights: Tensor, relation: Relation = "zero-out") -> float:
-        bound = self.aggregator.sensitivity(self.clip, weights, relation)
-        if bound is None:
+    def _sensitivity(self, bound: float, cohort: int, relation: Relation = "zero-out") -> float:
+        """Sensitivity over a planned cohort, where a client that comes or goes is one zero update more or less."""
+        weights = torch.full((cohort,), 1 / cohort, dtype=torch.float64)
+        fixed: Relation = "zero-out" if relation == "add/remove" else relation
+        value = self.aggregator.sensitivity(bound, weights, fixed)
+        if value is None:
             name = type(self.aggregator).__name__
-            raise FieldError(
-                "aggregator", name, 'has no sensitivity: formal noise is impossible; order="printed" is heuristic'
-            )
-        return bound
+            raise FieldError("aggregator", name, "has no sensitivity, so formal noise is impossible")
+        return value
 
     def _heuristic(self, reason: str, sigma: float) -> Spend:
         guarantee = Guarantee(
@@ -125,8 +136,16 @@ class CentralNoise(ABC):
         return Spend(guarantee=guarantee, mechanism="gaussian", scale=(sigma,))
 
 
-def _pad(updates: Tensor, cohort: int) -> Tensor:
-    """Zero updates for planned clients that did not reply."""
-    if len(updates) > cohort:
-        raise FieldError("cohort", cohort, f"is less than the number of replies ({len(updates)})")
-    return torch.cat([updates, updates.new_zeros(cohort - len(updates), updates.shape[1])])
+def _pad(rows: Tensor, cohort: int) -> Tensor:
+    """Zeros for planned clients that did not reply; of updates [n, d] or weights [n]."""
+    if len(rows) > cohort:
+        raise FieldError("cohort", cohort, f"is less than the number of replies ({len(rows)})")
+    return torch.cat([rows, rows.new_zeros(cohort - len(rows), *rows.shape[1:])])
+
+
+def _with_bit(spend: Spend, adaptive: QuantileClip, relation: Relation) -> Spend:
+    """Add the cost of the noised share of clipped updates, which is released through the next C."""
+    if spend.guarantee.mu is None:
+        return spend
+    bit = FACTOR[relation] * 0.5 / adaptive.bit_noise
+    return replace(spend, guarantee=replace(spend.guarantee, mu=compose_mu((spend.guarantee.mu, bit))))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import Release, Spend, Trust, count_of, model_of
+from fedveil.clipping import norms
 from fedveil.errors import FieldError, ReplyError, require_count
 from fedveil.layout import Layout
 from fedveil.mechanisms import Source
@@ -211,8 +212,10 @@ def check_reply(releases: Releases, dimension: int, dtype: torch.dtype) -> None:
         raise ReplyError("the reply holds no model")
     if model.dtype != dtype or tuple(model.shape) != (dimension,):
         raise ReplyError(f"the model is {tuple(model.shape)} {model.dtype}; needed: ({dimension},) {dtype}")
-    if not torch.isfinite(model).all():
-        raise ReplyError("the model holds NaN or infinity")
+    try:
+        norms(model)  # a finite model whose norm overflows could not be clipped, and would end the run for everybody
+    except FieldError as error:
+        raise ReplyError(f"the model holds NaN, infinity or numbers too large to be measured: {error}") from error
     if count is not None and not 0 <= count < float("inf"):
         raise ReplyError(f"the example count is {count}")
 

@@ -22,19 +22,21 @@ class GlobalDP(CentralNoise):
     def _scale(self, base: float, updates: Tensor, clipped: Tensor, layout: Layout) -> tuple[float, dict[str, float]]:
         return base, {}
 
-    def _spend(self, sigma: float, weights: Tensor) -> Spend:
-        if self.order == "printed" and not self.aggregator.identity_step:
+    def _spend(self, sigma: float, bound: float, weights: Tensor, cohort: int) -> Spend:
+        conditions: tuple[str, ...] = ()
+        if self.order == "formal":
+            sensitivity: float | None = self._sensitivity(bound, cohort, self.relation)
+        elif not self.aggregator.identity_step:
             return self._heuristic("the server's optimiser saw the mean before the noise", sigma)
-        if self.order == "printed" and self.relation == "add/remove":
+        elif self.relation == "add/remove":
             return self._heuristic("divisor and noise follow the number of replies, which add/remove is to hide", sigma)
-        sensitivity = self.aggregator.sensitivity(self.clip, weights, self.relation)
+        else:
+            sensitivity = self.aggregator.sensitivity(bound, weights, self.relation)
+            conditions = ("who replies does not depend on private data",)
+            if getattr(self.aggregator, "weighting", "uniform") == "examples":
+                conditions += ("example counts are public",)
         if sensitivity is None:
             return self._heuristic("the aggregation rule has no sensitivity", sigma)
-        conditions = []
-        if self.order == "printed":
-            conditions.append("who replies does not depend on private data")
-            if getattr(self.aggregator, "weighting", "uniform") == "examples":
-                conditions.append("example counts are public")
         guarantee = Guarantee(
             unit="client",
             relation=self.relation,
@@ -42,6 +44,6 @@ class GlobalDP(CentralNoise):
             status="conditional" if conditions else "formal",
             scope="round",
             mu=sensitivity / sigma,
-            conditions=tuple(conditions),
+            conditions=conditions,
         )
         return Spend(guarantee=guarantee, mechanism="gaussian", scale=(sigma,), sensitivity=sensitivity)

@@ -57,7 +57,7 @@ class MetricPrivacy(CentralNoise):
         require_choice("distance", self.distance, METRICS)
         require_choice("grouping", self.grouping, ("array", "module"))
         require_choice("distance_on", self.distance_on, ("raw", "clipped"))
-        MetricCalibrator(self.noise_multiplier, self.clip, self.direction)
+        require_choice("direction", self.direction, ("less", "more"))
 
     def _scale(self, base: float, updates: Tensor, clipped: Tensor, layout: Layout) -> tuple[float, dict[str, float]]:
         lengths = norms(updates)
@@ -72,5 +72,5 @@ class MetricPrivacy(CentralNoise):
             "global_fallback": float(d == 0),
         }
 
-    def _spend(self, sigma: float, weights: Tensor) -> Spend:
+    def _spend(self, sigma: float, bound: float, weights: Tensor, cohort: int) -> Spend:
         return self._heuristic("the noise's scale depends on the clients' unprotected models", sigma)
