@@ -1,6 +1,18 @@
-"""Say what it cost: guarantees, releases, spends, ledgers, filters and plans."""
+"""Say what it cost: guarantees, releases, spends, ledgers, filters, composition and plans."""
 
-from fedveil.accounting.filters import Filter, LeakageFilter, ParticipationFilter, SpendFilter
+from fedveil.accounting.composition import epsilon, renyi_epsilon
+from fedveil.accounting.euclidean_laplace import euclidean_laplace_delta, euclidean_laplace_epsilon
+from fedveil.accounting.events import (
+    DiscreteGaussian,
+    EuclideanLaplace,
+    Event,
+    FixedSize,
+    Gaussian,
+    Laplace,
+    Mixture,
+    Poisson,
+)
+from fedveil.accounting.filters import Filter, LeakageFilter, Odometer, ParticipationFilter, SpendFilter
 from fedveil.accounting.guarantee import VACUOUS, Guarantee, Relation, Trust, total, unprotected
 from fedveil.accounting.ledger import Entry, Ledger
 from fedveil.accounting.planning import Plan, plan
@@ -10,13 +22,22 @@ from fedveil.gdp import compose_mu, delta_of_mu, epsilon_of_mu, mu_of_epsilon
 
 __all__ = [
     "VACUOUS",
+    "DiscreteGaussian",
     "Entry",
+    "EuclideanLaplace",
+    "Event",
     "Filter",
+    "FixedSize",
+    "Gaussian",
     "Guarantee",
+    "Laplace",
     "LeakageFilter",
     "Ledger",
+    "Mixture",
+    "Odometer",
     "ParticipationFilter",
     "Plan",
+    "Poisson",
     "Relation",
     "Release",
     "Spend",
@@ -26,11 +47,15 @@ __all__ = [
     "count_of",
     "delta_of_mu",
     "digest",
+    "epsilon",
     "epsilon_of_mu",
+    "euclidean_laplace_delta",
+    "euclidean_laplace_epsilon",
     "model_of",
     "mu_of_epsilon",
     "nothing",
     "plan",
+    "renyi_epsilon",
     "total",
     "unprotected",
 ]

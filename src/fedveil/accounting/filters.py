@@ -6,8 +6,8 @@ import math
 from typing import Protocol
 
 from fedveil.accounting.spend import Spend
-from fedveil.errors import FieldError, require_count, require_non_negative, require_positive
-from fedveil.gdp import compose_mu, mu_of_epsilon
+from fedveil.errors import FieldError, require_count, require_delta, require_non_negative, require_positive
+from fedveil.gdp import compose_mu, epsilon_of_mu, mu_of_epsilon
 
 
 class SpendFilter(Protocol):
@@ -99,3 +99,34 @@ class ParticipationFilter:
             return False
         self.spent += 1
         return True
+
+
+class Odometer:
+    """What was spent so far, valid whenever one looks, also when mu was chosen from earlier releases.
+
+    A display, not a stop, and looser than a `Filter`: it is a ladder of filters at doubling mu^2, whose deltas add up
+    to the given one, and shows the lowest rung that is not yet exceeded (Rogers et al. 2016, arXiv 1605.08294).
+
+    Parameters
+    ----------
+    delta : float
+        For all looks together.
+    first : float
+        Mu of the lowest rung.
+    """
+
+    def __init__(self, delta: float, first: float = 0.1) -> None:
+        self._delta, self._first = require_delta("delta", delta), require_positive("first", first)
+        self.spent = 0.0
+
+    def add(self, mu: float) -> None:
+        """Record a release."""
+        self.spent = compose_mu((self.spent, require_non_negative("mu", mu)))
+
+    def epsilon(self) -> float:
+        """An epsilon that holds at this moment, at the given delta."""
+        if self.spent == 0:
+            return 0.0
+        rung = max(0, math.ceil(2 * math.log2(self.spent / self._first) - 1e-12))
+        share = 6 / (math.pi * (rung + 1)) ** 2
+        return epsilon_of_mu(self._first * 2 ** (rung / 2), self._delta * share)

@@ -1,0 +1,184 @@
+"""Events: the noisy releases that the accountant composes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fedveil.errors import FieldError, require_count, require_non_negative, require_positive
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Gaussian noise, no sampling.
+
+    Parameters
+    ----------
+    noise_multiplier : float
+        z = sigma / C, where C bounds one unit's contribution (under replace-one it can move the sum by 2C).
+    """
+
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        """Check z."""
+        require_positive("noise_multiplier", self.noise_multiplier)
+
+
+@dataclass(frozen=True)
+class Laplace:
+    """One-dimensional Laplace noise.
+
+    Parameters
+    ----------
+    scale : float
+        b / C: scale of the noise over the bound of one unit's contribution.
+    """
+
+    scale: float
+
+    def __post_init__(self) -> None:
+        """Check the scale."""
+        require_positive("scale", self.scale)
+
+
+@dataclass(frozen=True)
+class EuclideanLaplace:
+    """n-dimensional Laplace noise, seen by two vectors at a distance.
+
+    Parameters
+    ----------
+    dimension : int
+        n.
+    shift : float
+        s = epsilon * distance; the answer is about two vectors that far apart, whatever the relation.
+    """
+
+    dimension: int
+    shift: float
+
+    def __post_init__(self) -> None:
+        """Check both."""
+        require_count("dimension", self.dimension)
+        require_positive("shift", self.shift)
+
+
+@dataclass(frozen=True)
+class DiscreteGaussian:
+    """Discrete Gaussian noise on every coordinate of an integer vector (Canonne, Kamath and Steinke 2020).
+
+    Accounted by concentrated DP, 1 / (2 z^2) a release, which holds in any dimension.
+
+    Parameters
+    ----------
+    noise_multiplier : float
+        z: parameter sigma over the Euclidean bound of one unit's contribution, both on the grid.
+    """
+
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        """Check z."""
+        require_positive("noise_multiplier", self.noise_multiplier)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Gaussian noise where a unit contributes one of several amounts, each with a probability.
+
+    Parameters
+    ----------
+    noise_multiplier : float
+        z.
+    sensitivities, probabilities : sequence of float
+        Contributions in units of C, and how likely each is.
+    """
+
+    noise_multiplier: float
+    sensitivities: tuple[float, ...]
+    probabilities: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Check all."""
+        require_positive("noise_multiplier", self.noise_multiplier)
+        for value in (*self.sensitivities, *self.probabilities):
+            require_non_negative("mixture", value)
+        if len(self.sensitivities) != len(self.probabilities) or not math.isclose(math.fsum(self.probabilities), 1.0):
+            raise FieldError("probabilities", self.probabilities, "must match the sensitivities and sum to 1")
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Poisson sampling: every unit takes part independently with probability q.
+
+    Parameters
+    ----------
+    rate : float
+        q, in (0, 1].
+    event : Gaussian or Laplace
+        The noise on the sample.
+    """
+
+    rate: float
+    event: Gaussian | Laplace
+
+    def __post_init__(self) -> None:
+        """Check both."""
+        if require_positive("rate", self.rate) > 1:
+            raise FieldError("rate", self.rate, "must be in (0, 1]")
+        _inner("Poisson", self.event, (Gaussian, Laplace))
+
+
+@dataclass(frozen=True)
+class FixedSize:
+    """Sampling of exactly m of n units without replacement: not Poisson sampling, and dearer.
+
+    Parameters
+    ----------
+    sample, population : int
+        m and n, m <= n.
+    event : Gaussian
+        The noise on the sample.
+    """
+
+    sample: int
+    population: int
+    event: Gaussian
+
+    def __post_init__(self) -> None:
+        """Check all."""
+        if require_count("sample", self.sample) > require_count("population", self.population):
+            raise FieldError("sample", self.sample, f"must be at most the population of {self.population}")
+        _inner("FixedSize", self.event, (Gaussian,))
+
+
+Event = Gaussian | Laplace | EuclideanLaplace | DiscreteGaussian | Mixture | Poisson | FixedSize
+_KNOWN = (Gaussian, Laplace, EuclideanLaplace, DiscreteGaussian, Mixture, Poisson, FixedSize)
+
+
+def grouped(events: Iterable[tuple[Event, int]] | Sequence[tuple[Event, int]]) -> dict[Event, int]:
+    """Count equal events together, and drop sampling that takes everybody.
+
+    Raises
+    ------
+    FieldError
+        For what is no event, or a count that is no whole number of at least 1.
+    """
+    counts: dict[Event, int] = {}
+    for pair in events:
+        if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], _KNOWN):
+            raise FieldError("events", pair, "must be (event, count) pairs of fedveil.accounting events")
+        event, count = pair[0], require_count("count", pair[1])
+        if (isinstance(event, Poisson) and event.rate == 1) or (
+            isinstance(event, FixedSize) and event.sample == event.population
+        ):
+            event = event.event
+        counts[event] = counts.get(event, 0) + count
+    return counts
+
+
+def _inner(outer: str, event: object, allowed: tuple[type, ...]) -> None:
+    if not isinstance(event, allowed):
+        names = ", ".join(t.__name__ for t in allowed)
+        raise FieldError("event", type(event).__name__, f"{outer} sampling is accounted for {names} only")
