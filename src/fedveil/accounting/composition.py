@@ -60,7 +60,7 @@ def epsilon(events: Iterable[tuple[Event, int]], delta: float, relation: Relatio
     if not counts:
         return 0.0
     mu = compose_mu(factor / e.noise_multiplier * math.sqrt(c) for e, c in counts.items() if isinstance(e, Gaussian))
-    others = {e: c for e, c in counts.items() if not isinstance(e, Gaussian)}
+    others: dict[Event, int] = {e: c for e, c in counts.items() if not isinstance(e, Gaussian)}
     if not others:
         return epsilon_of_mu(mu, delta)
     if any(isinstance(e, FixedSize | DiscreteGaussian) for e in others):
@@ -79,7 +79,7 @@ def renyi_epsilon(events: Iterable[tuple[Event, int]], delta: float, relation: R
     counts = grouped(events)
     factor = FACTOR[require_choice("relation", relation, FACTOR)]  # type: ignore[index]
     mu = compose_mu(factor / e.noise_multiplier * math.sqrt(c) for e, c in counts.items() if isinstance(e, Gaussian))
-    others = {e: c for e, c in counts.items() if not isinstance(e, Gaussian)}
+    others: dict[Event, int] = {e: c for e, c in counts.items() if not isinstance(e, Gaussian)}
     return _renyi(others, mu, factor, require_delta("delta", delta), relation)
 
 

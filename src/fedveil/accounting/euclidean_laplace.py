@@ -1,8 +1,8 @@
 """The exact privacy loss of n-dimensional Euclidean Laplace noise, and its composition.
 
-Between two vectors at distance D, with s = epsilon * D, r ~ Gamma(n, 1) and u the cosine of a uniform direction, the loss is
-L = sqrt(r^2 + 2 r s u + s^2) - r, in [-s, s]. Given r, L <= l where u <= (2 r l + l^2 - s^2) / (2 r s), and (u + 1) / 2 is
-Beta((n-1)/2, (n-1)/2): one integral over r gives the distribution of L. The noise is symmetric, so that
+Between two vectors at distance D, with s = epsilon * D, r ~ Gamma(n, 1) and u the cosine of a uniform direction, the
+loss is L = sqrt(r^2 + 2 r s u + s^2) - r, in [-s, s]. Given r, L <= l where u <= (2 r l + l^2 - s^2) / (2 r s), and
+(u + 1) / 2 is Beta((n-1)/2, (n-1)/2): one integral over r gives the distribution of L. The noise is symmetric, so that
 delta(e) = P(L > e) - exp(e) P(L < -e).
 """
 
@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import betainc, gammainc, gammaln
-from scipy.stats import gamma
+from scipy.special import betainc, gammainc, gammainccinv, gammaincinv, gammaln
 
 from fedveil.errors import FieldError, require_count, require_delta, require_positive
 
@@ -110,7 +109,7 @@ def _delta(n: int, s: float, targets: np.ndarray) -> np.ndarray:
     above, below = _tail(n, s, targets), _tail(n, s, targets, lower=True)
     with np.errstate(over="ignore", invalid="ignore"):
         weighted = np.where(below > 0, np.exp(np.minimum(targets, 700.0)) * below, 0.0)
-    return np.clip(above - weighted, 0.0, 1.0)
+    return np.asarray(np.clip(above - weighted, 0.0, 1.0))
 
 
 def _tail(n: int, s: float, targets: np.ndarray, lower: bool = False) -> np.ndarray:
@@ -135,7 +134,7 @@ def _radii(n: int, kink: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     Composite Gauss-Legendre in v, r = start + (end - start) v^2: the square flattens the root-like start that the
     direction's distribution has in low dimensions.
     """
-    low, high = float(gamma.ppf(1e-20, n)), float(gamma.isf(1e-20, n))
+    low, high = float(gammaincinv(n, 1e-20)), float(gammainccinv(n, 1e-20))
     start = np.maximum(kink, low)[:, None]
     end = np.maximum(high, start)
     node, weight = np.polynomial.legendre.leggauss(_NODES)
