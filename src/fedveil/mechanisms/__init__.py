@@ -1,10 +1,12 @@
 """Draw noise: mechanisms and the sources of their randomness."""
 
+from fedveil.mechanisms.discrete import DiscreteGaussian, to_grid
 from fedveil.mechanisms.noise import EuclideanLaplace, Gaussian, gaussian_sigma
 from fedveil.mechanisms.secure import SecureSource
 from fedveil.mechanisms.source import ReproducibleSource, Source, keyed_seed
 
 __all__ = [
+    "DiscreteGaussian",
     "EuclideanLaplace",
     "Gaussian",
     "ReproducibleSource",
@@ -12,4 +14,5 @@ __all__ = [
     "Source",
     "gaussian_sigma",
     "keyed_seed",
+    "to_grid",
 ]

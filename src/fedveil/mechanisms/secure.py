@@ -49,6 +49,11 @@ class SecureSource(Source):
         raw = self._integers(size, torch.int64) & ((1 << 53) - 1)
         return (raw.to(torch.float64) + 0.5) / (1 << 53)
 
+    def bits(self, size: int) -> Tensor:
+        """Int64 [size], uniform on [0, 2^63)."""
+        self._check(size)
+        return self._integers(size, torch.int64) & ((1 << 63) - 1)
+
     def normal(self, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
         """Standard normal draws [size]."""
         self._check(size)

@@ -42,6 +42,10 @@ class Source(ABC):
     def normal(self, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
         """Standard normal draws [size], float32 or float64."""
 
+    @abstractmethod
+    def bits(self, size: int) -> Tensor:
+        """Int64 [size], uniform on [0, 2^63)."""
+
     def gamma(self, shape: float) -> float:
         """One draw of Gamma(shape, 1), shape >= 1 (Marsaglia and Tsang 2000, rejection from a normal)."""
         d = shape - 1 / 3
@@ -88,6 +92,12 @@ class ReproducibleSource(Source):
         self._check(size)
         bits = torch.randint(0, 1 << 53, (size,), generator=self._generator, dtype=torch.int64)
         return (bits.to(torch.float64) + 0.5) / (1 << 53)
+
+    def bits(self, size: int) -> Tensor:
+        """Int64 [size], uniform on [0, 2^63)."""
+        self._check(size)
+        halves = torch.randint(0, 1 << 32, (2, size), generator=self._generator, dtype=torch.int64)
+        return (halves[0] >> 1 << 32) | halves[1]
 
     def normal(self, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
         """Standard normal draws [size]."""
