@@ -38,6 +38,9 @@ class Guarantee:
         One release, or all of a party's releases.
     mu : float, optional
         Gaussian-DP parameter; only for formal and conditional guarantees under a relation.
+    mu_per_distance : float, optional
+        The curve behind `mu`: if a client's clipped update moves by a Euclidean distance D, the release is
+        (mu_per_distance * D)-GDP.
     epsilon_per_distance : float, optional
         d-privacy: log-ratios are at most this times the Euclidean distance between the two vectors.
     conditions : tuple of str
@@ -52,6 +55,7 @@ class Guarantee:
     status: Status
     scope: Scope
     mu: float | None = None
+    mu_per_distance: float | None = None
     epsilon_per_distance: float | None = None
     conditions: tuple[str, ...] = ()
     reason: str = ""
@@ -62,6 +66,8 @@ class Guarantee:
         numbers = [v for v in (self.mu, self.epsilon_per_distance) if v is not None]
         for value in numbers:
             require_non_negative("guarantee", value)
+        if self.mu_per_distance is not None and (self.mu is None or not self.mu_per_distance >= 0):
+            raise FieldError("mu_per_distance", self.mu_per_distance, "goes with a mu and is at least 0")
         if self.status in ("heuristic", "none") and numbers:
             raise FieldError("status", self.status, "carries no privacy parameter: nothing is proven")
         if self.status in ("formal", "conditional") and len(numbers) != 1:
@@ -88,6 +94,21 @@ class Guarantee:
         if self.mu is None:
             raise HeuristicError("a d-private release has no epsilon without a distance; see epsilon_per_distance")
         return epsilon_of_mu(self.mu, delta)
+
+    def epsilon_at(self, distance: float, delta: float) -> float:
+        """Epsilon between two runs in which one client's clipped updates differ by at most a distance.
+
+        Raises
+        ------
+        HeuristicError
+            If there is no curve over distance.
+        """
+        distance = require_non_negative("distance", distance)
+        if self.proven and self.epsilon_per_distance is not None:
+            return self.epsilon_per_distance * distance
+        if not self.proven or self.mu_per_distance is None:
+            raise HeuristicError(f"a release of status {self.status!r} has no curve over distance: {self.reason}")
+        return epsilon_of_mu(self.mu_per_distance * distance, delta)
 
     def describe(self, delta: float | None = None) -> str:
         """One line for a table, with unit, relation, trust and scope; an epsilon only where one is proven."""
@@ -148,7 +169,9 @@ def total(guarantees: Iterable[Guarantee]) -> Guarantee:
     proven: Status = "conditional" if conditions else "formal"
     if all(p.mu is not None for p in parts):
         mu = compose_mu(p.mu or 0.0 for p in parts)
-        return replace(first, scope="total", status=proven, mu=mu, conditions=conditions)
+        slopes = [p.mu_per_distance for p in parts if p.mu_per_distance is not None]
+        slope = compose_mu(slopes) if len(slopes) == len(parts) else None
+        return replace(first, scope="total", status=proven, mu=mu, mu_per_distance=slope, conditions=conditions)
     if all(p.epsilon_per_distance is not None for p in parts):
         added = math.fsum(p.epsilon_per_distance or 0.0 for p in parts)
         return replace(first, scope="total", status=proven, epsilon_per_distance=added, conditions=conditions)

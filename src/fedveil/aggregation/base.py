@@ -67,6 +67,10 @@ class Aggregator(ABC):
         replaces it by any other update within the clip.
         """
 
+    def lipschitz(self, weights: Tensor) -> float | None:
+        """How far `reduce` moves at most per unit of distance that one update moves; None if it can jump."""
+        return None
+
 
 @dataclass(frozen=True)
 class WeightedMean(Aggregator):
@@ -113,7 +117,8 @@ class WeightedMean(Aggregator):
     def _counted(self, counts: Tensor | None, n: int) -> Tensor:
         if counts is None or len(counts) != n:
             raise FieldError("weighting", "examples", 'needs every reply to carry its count; use weighting="uniform"')
-        return counts.to(torch.float64).clamp(max=self.max_examples)
+        counted = counts.to(torch.float64)
+        return counted if self.max_examples is None else counted.clamp(max=self.max_examples)
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
         """Weighted sum, accumulated row by row in the given order."""
@@ -125,3 +130,7 @@ class WeightedMean(Aggregator):
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float:
         """C times the largest weight (twice that for replace-one)."""
         return float(weights.max()) * clip * (2.0 if relation == "replace-one" else 1.0)
+
+    def lipschitz(self, weights: Tensor) -> float:
+        """The largest weight."""
+        return float(weights.max())

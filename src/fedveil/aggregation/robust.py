@@ -35,6 +35,10 @@ class FedMedian(Aggregator):
         base = clip if len(weights) % 2 else clip / 2
         return base * (2.0 if relation == "replace-one" else 1.0)
 
+    def lipschitz(self, weights: Tensor) -> float:
+        """1 (odd) or 1/2 (even)."""
+        return self.sensitivity(1.0, weights, "zero-out")
+
 
 @dataclass(frozen=True)
 class TrimmedMean(Aggregator):
@@ -67,6 +71,10 @@ class TrimmedMean(Aggregator):
         bound = clip / (n - 2 * int(self.fraction * n))
         return bound * (2.0 if relation == "replace-one" else 1.0)
 
+    def lipschitz(self, weights: Tensor) -> float | None:
+        """1 / (n - 2b)."""
+        return self.sensitivity(1.0, weights, "zero-out")
+
 
 @dataclass(frozen=True)
 class MultiKrum(Aggregator):
@@ -91,15 +99,14 @@ class MultiKrum(Aggregator):
         require_count("selected", self.selected)
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """Weighted mean of the selected updates (ties go to the lower index)."""
+        """Mean of the selected updates (ties go to the lower index), unweighted."""
         n = len(updates)
         if self.selected > n:
             raise FieldError("selected", self.selected, f"only {n} updates arrived")
         near = squared_distances(updates).sort(dim=1).values  # column 0 is the update itself
         scores = near[:, 1 : 1 + max(1, n - self.malicious - 2)].sum(1)
         best = torch.sort(scores, stable=True).indices[: self.selected]
-        share = (weights[best] / weights[best].sum()).to(updates.dtype)
-        return share @ updates[best]
+        return updates[best].mean(0)  # an absent client's zero update has weight 0, and may be selected all the same
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float:
         """2C: another selection moves the result from anywhere within C to anywhere within C."""

@@ -37,8 +37,8 @@ class NeighbourhoodLaplace:
         FieldError
             If the step is zero: it spans no neighbourhood, so there is no scale to take from it.
         """
-        length = float(norms(update))
-        if update.dim() != 1 or length == 0:
+        length = float(norms(update)) if update.dim() == 1 else 0.0
+        if length == 0:
             raise FieldError("update", tuple(update.shape), "must be [d] and not zero: no step, no neighbourhood")
         return len(update) / (self.noise_multiplier * length)
 

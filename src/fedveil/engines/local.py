@@ -25,7 +25,6 @@ from fedveil.methods import (
     ClientSide,
     Method,
     Plain,
-    PublicFacts,
     Releases,
     ServerSide,
     TrustedServer,
@@ -245,13 +244,10 @@ class Federation:
         rounds = require_count("rounds", rounds)
         while self.round < rounds:
             began = perf_counter()
-            public = PublicFacts(
-                round=self.round + 1, rounds=rounds, cohort=self.cohort_size, dimension=self.layout.size
-            )
-            broadcast = Broadcast(models=self.models, public=public)
+            broadcast = self.server.open(self.models, self.round + 1, rounds, self.cohort_size)
             replies, failed, refused, scales = self._ask(broadcast)
             opened, log = self.server.combine(broadcast, replies, failed, refused)
-            self.models, self.round = opened.models, public.round
+            self.models, self.round = opened.models, broadcast.public.round
             single, pooled = self.evaluate()
             yield RoundRecord(log, pooled, single, scales, perf_counter() - began)
 
@@ -262,7 +258,7 @@ class Federation:
         refused: dict[int, str] = {}
         admitted = []
         for partition in self.cohort(public.round):
-            refusal = self.party(partition).admit(public)
+            refusal = self.party(partition).admit(broadcast)
             if refusal is None:
                 admitted.append(partition)
             else:
@@ -288,10 +284,7 @@ class Federation:
 
     def cohort(self, round_: int) -> list[int]:
         """Partitions of a round's cohort, ascending; keyed by seed and round."""
-        if self.cohort_size == len(self.clients):
-            return list(range(len(self.clients)))
-        generator = torch.Generator().manual_seed(keyed_seed("cohort", self.seed, round_))
-        return sorted(torch.randperm(len(self.clients), generator=generator)[: self.cohort_size].tolist())
+        return draw_cohort(self.seed, round_, range(len(self.clients)), self.cohort_size)
 
     def party(self, partition: int) -> ClientParty:
         """The party of one client; made when it is first needed."""
@@ -313,7 +306,7 @@ class Federation:
         if not any(c.held_out for c in self.clients):
             return [], None
         model, loss = self.learner.model, self.learner.local.loss
-        chosen = [choose(model, self.layout, self.models, c, loss) for c in self.clients]
+        chosen = [choose(model, self.layout, self.models, c, loss) if c.held_out else 0 for c in self.clients]
         return evaluate_clients(model, self.layout, self.models, self.clients, chosen)
 
     def history(self, records: Sequence[RoundRecord], stopped: str = "") -> History:
@@ -368,6 +361,14 @@ def initial_broadcast(
     if starts.shape != (k, layout.size):
         raise FieldError("initial", tuple(starts.shape), f"must be [k, d] = [{k}, {layout.size}]")
     return built[0], starts
+
+
+def draw_cohort(seed: int, round_: int, partitions: Sequence[int], size: int) -> list[int]:
+    """Draw a round's cohort without replacement, the same under every engine; ascending like `partitions`."""
+    if size == len(partitions):
+        return list(partitions)
+    generator = torch.Generator().manual_seed(keyed_seed("cohort", seed, round_))
+    return [partitions[i] for i in sorted(torch.randperm(len(partitions), generator=generator)[:size].tolist())]
 
 
 def client_releases(learned: Learned) -> Releases:

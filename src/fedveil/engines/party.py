@@ -29,6 +29,7 @@ Scorer = Callable[[Tensor], Tensor]  # models [n, d] -> public layer scores [n, 
 Store = Callable[[str], None]  # takes a committed ledger line; durable when it returns
 
 PROTECT, COMBINE = "protect", "combine"
+PUBLIC_SCORES = "public_layer_scores"
 
 
 def _forget(line: str) -> None:
@@ -116,9 +117,9 @@ class ClientParty(Party):
         self.state = method.client.init() if state is None else state
         self._quoted: Spend | None = None
 
-    def admit(self, public: PublicFacts) -> Refusal | None:
+    def admit(self, broadcast: Broadcast) -> Refusal | None:
         """Ask, before training, whether the client may take part; None is yes."""
-        quoted = self.method.client.quote(public, self.state)
+        quoted, public = self.method.client.quote(broadcast, self.state), broadcast.public
         if isinstance(quoted, Refusal):
             return quoted
         again = self.ledger.find((public.round, PROTECT)) is not None  # a resumed round was charged before
@@ -200,12 +201,22 @@ class ServerParty(Party):
         scorer: Scorer | None = None,
     ) -> None:
         super().__init__(ledger, source, budget, store)
-        if scorer is None and "public_scores" in method.server.needs:
+        if scorer is None and ("public_scores" in method.server.needs or PUBLIC_SCORES in method.client.needs):
             raise FieldError(
                 "public_data", None, f"the server of {method.name!r} scores received models on public data"
             )
         self.method, self.layout, self.scorer = method, layout, scorer
         self.state = method.server.init(layout.size, layout.dtype) if state is None else state
+
+    def open(self, models: Tensor, round_: int, rounds: int, cohort: int) -> Broadcast:
+        """Open a round: the models and the public facts that the method needs beside them."""
+        scores = None
+        if self.scorer is not None and PUBLIC_SCORES in self.method.client.needs:
+            scores = tuple(self.scorer(models[:1])[0].tolist())
+        public = PublicFacts(
+            round=round_, rounds=rounds, cohort=cohort, dimension=self.layout.size, layer_scores=scores
+        )
+        return Broadcast(models=models, public=public)
 
     def combine(
         self,

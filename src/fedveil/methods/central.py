@@ -15,7 +15,6 @@ from fedveil.accounting.planning import FACTOR
 from fedveil.aggregation import Aggregator, FedAvg
 from fedveil.clipping import QuantileClip, clip, norms
 from fedveil.errors import FieldError, require_choice, require_positive
-from fedveil.layout import Layout
 from fedveil.mechanisms import Gaussian, Source
 from fedveil.methods.contract import Combined, Releases, ServerFacts, stack_counts, stack_models
 
@@ -24,10 +23,24 @@ Order = Literal["formal", "printed"]
 
 @dataclass(frozen=True)
 class CentralState:
-    """The clipping norm of the next round, and the rule's own state."""
+    """What the server remembers; all of it is public or was released, but for the rule's state in the printed order.
+
+    Attributes
+    ----------
+    clip : float
+        C of the next round.
+    rule : object
+        The rule's own state.
+    released : Tensor, optional
+        [d], the model before the last round.
+    sigma : float
+        Deviation of the last round's noise; 0 before the first.
+    """
 
     clip: float
     rule: Any
+    released: Tensor | None = None
+    sigma: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -88,7 +101,7 @@ class CentralNoise(ABC):
         else:
             weights = self.aggregator.weights(counts, len(updates))
             base = self.noise_multiplier * bound / len(updates)
-        sigma, figures = self._scale(base, updates, clipped, facts.layout)
+        sigma, figures = self._scale(base, updates, clipped, facts, state)
         noise = Gaussian(sigma).sample(theta.numel(), source=source, dtype=theta.dtype)
         if self.order == "formal":
             reduced = self.aggregator.reduce(_pad(clipped, cohort), weights)
@@ -109,10 +122,12 @@ class CentralNoise(ABC):
         if isinstance(self.clip, QuantileClip):
             bound = self.clip.next(bound, lengths, cohort, float(source.normal(1)[0]))
             spend = _with_bit(spend, self.clip, self.relation)
-        return Combined(model[None], spend, CentralState(bound, inner), report)
+        return Combined(model[None], spend, CentralState(bound, inner, theta.clone(), sigma), report)
 
     @abstractmethod
-    def _scale(self, base: float, updates: Tensor, clipped: Tensor, layout: Layout) -> tuple[float, dict[str, float]]:
+    def _scale(
+        self, base: float, updates: Tensor, clipped: Tensor, facts: ServerFacts, state: CentralState
+    ) -> tuple[float, dict[str, float]]:
         """Deviation of the noise from the uncalibrated one `base`, and figures for the log."""
 
     @abstractmethod
@@ -128,6 +143,36 @@ class CentralNoise(ABC):
             name = type(self.aggregator).__name__
             raise FieldError("aggregator", name, "has no sensitivity, so formal noise is impossible")
         return value
+
+    def _proven(
+        self, sigma: float, bound: float, weights: Tensor, cohort: int, conditions: tuple[str, ...] = ()
+    ) -> Spend:
+        """The cost of noise whose scale is public: what the sensitivity of what ran proves, or a heuristic."""
+        if self.order == "formal":
+            sensitivity: float | None = self._sensitivity(bound, cohort, self.relation)
+        elif not self.aggregator.identity_step:
+            return self._heuristic("the server's optimiser saw the mean before the noise", sigma)
+        elif self.relation == "add/remove":
+            return self._heuristic("divisor and noise follow the number of replies, which add/remove is to hide", sigma)
+        else:
+            sensitivity = self.aggregator.sensitivity(bound, weights, self.relation)
+            conditions += ("who replies does not depend on private data",)
+            if getattr(self.aggregator, "weighting", "uniform") == "examples":
+                conditions += ("example counts are public",)
+        if sensitivity is None:
+            return self._heuristic("the aggregation rule has no sensitivity", sigma)
+        slope = self.aggregator.lipschitz(weights)
+        guarantee = Guarantee(
+            unit="client",
+            relation=self.relation,
+            trust="central",
+            status="conditional" if conditions else "formal",
+            scope="round",
+            mu=sensitivity / sigma,
+            mu_per_distance=None if slope is None else slope / sigma,
+            conditions=conditions,
+        )
+        return Spend(guarantee=guarantee, mechanism="gaussian", scale=(sigma,), sensitivity=sensitivity)
 
     def _heuristic(self, reason: str, sigma: float) -> Spend:
         guarantee = Guarantee(

@@ -32,12 +32,16 @@ class PublicFacts:
         Clients planned for this round (not the number that will reply).
     dimension : int
         Number of shared parameters d.
+    layer_scores : tuple of float, optional
+        Score of each layer (module, in layout order) of the broadcast model on public data, for methods that split a
+        budget by it.
     """
 
     round: int
     rounds: int
     cohort: int
     dimension: int
+    layer_scores: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         """Check all."""
@@ -139,34 +143,31 @@ class ClientSide(Protocol):
     Attributes
     ----------
     trust : {"central", "local"}
-        Central: `protect` is a declared identity and the server's spend is what counts.
-    needs : frozenset of str
-        Fields of ClientFacts that the training code must fill in.
+        Central: `protect` is a declared identity and the server's spend is what counts. Local: `protect` adds noise.
     """
 
     trust: ClassVar[Trust]
-    needs: ClassVar[frozenset[str]]
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What must be filled in: ``layer_scores`` (of ClientFacts), ``public_layer_scores`` (of PublicFacts)."""
 
     def init(self) -> Any:
         """The state before the first participation."""
 
-    def quote(self, public: PublicFacts, state: Any) -> Spend | Refusal:
-        """Worst-case cost of taking part, from public facts alone; called before training."""
+    def quote(self, broadcast: Broadcast, state: Any) -> Spend | Refusal:
+        """Cost of taking part, from the broadcast and earlier releases alone; called before training."""
 
     def protect(self, releases: Releases, facts: ClientFacts, state: Any, source: Source) -> Protected:
         """Make everything that is about to leave safe to leave; what it cannot protect is removed."""
 
 
 class ServerSide(Protocol):
-    """The server's half of a method: a frozen dataclass of public parameters.
+    """The server's half of a method: a frozen dataclass of public parameters."""
 
-    Attributes
-    ----------
-    needs : frozenset of str
-        Fields of ServerFacts that the engine must fill in.
-    """
-
-    needs: ClassVar[frozenset[str]]
+    @property
+    def needs(self) -> frozenset[str]:
+        """Fields of ServerFacts that the engine must fill in."""
 
     @property
     def hypotheses(self) -> int:

@@ -9,9 +9,10 @@ from private data. The server weighs clients layer by layer by scores of the rec
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 
@@ -19,9 +20,10 @@ from fedveil.accounting import Guarantee, Release, Spend, Trust, model_of, nothi
 from fedveil.aggregation import NoState, perturbation_weights
 from fedveil.calibration import LayerSensitivity
 from fedveil.clipping import clip
-from fedveil.errors import FieldError, require_delta, require_positive
+from fedveil.errors import FieldError, require_choice, require_delta, require_positive
+from fedveil.gdp import mu_of_epsilon
 from fedveil.mechanisms import Gaussian, Source
-from fedveil.methods.contract import ClientFacts, Combined, Protected, PublicFacts, Releases, ServerFacts, stack_models
+from fedveil.methods.contract import Broadcast, ClientFacts, Combined, Protected, Releases, ServerFacts, stack_models
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,19 +36,29 @@ class FedRE:
         The paper's totals over layers and rounds; shares of the split, not a guarantee.
     clip : float or mapping of str to float
         C_l, one for all layers or one each (layers are modules).
+    scores : {"private", "public"}
+        Where the split comes from: the client's own sensitive regions (the paper), or the server's public data. With
+        public scores the variant is sound: mu instead of epsilon is split by 1/S_l, sensitivity is 2 C_l (any two
+        inputs), and (epsilon, delta) is the composed total of all rounds.
     """
 
     epsilon: float = 50.0
     delta: float = 1e-5
     clip: float | Mapping[str, float] = 0.2
+    scores: Literal["private", "public"] = "private"
 
     trust: ClassVar[Trust] = "local"
-    needs: ClassVar[frozenset[str]] = frozenset({"layer_scores"})
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Private or public layer scores."""
+        return frozenset({"layer_scores" if self.scores == "private" else "public_layer_scores"})
 
     def __post_init__(self) -> None:
         """Check all."""
         require_positive("epsilon", self.epsilon)
         require_delta("delta", self.delta)
+        require_choice("scores", self.scores, ("private", "public"))
         for bound in self.clip.values() if isinstance(self.clip, Mapping) else (self.clip,):
             require_positive("clip", bound)
 
@@ -54,37 +66,59 @@ class FedRE:
         """Nothing to remember."""
         return NoState()
 
-    def quote(self, public: PublicFacts, state: NoState) -> Spend:
-        """A heuristic participation."""
-        return self._spend(())
+    def quote(self, broadcast: Broadcast, state: NoState) -> Spend:
+        """A heuristic participation; with public scores the exact cost."""
+        return self._spend((), broadcast.public.rounds)
 
     def protect(self, releases: Releases, facts: ClientFacts, state: NoState, source: Source) -> Protected:
         """Clip and noise each layer of the update; everything else stays on the client."""
         model = model_of(releases)
         if model is None:
             return Protected((), nothing("local"), state)
-        groups = facts.layout.groups("module")
-        if facts.layer_scores is None or list(facts.layer_scores) != list(groups):
-            found = None if facts.layer_scores is None else list(facts.layer_scores)
-            raise FieldError("layer_scores", found, f"FedRE needs one score a layer, in this order: {list(groups)}")
+        groups, rounds = facts.layout.groups("module"), facts.broadcast.public.rounds
+        scores = self._scores(facts, list(groups))
         bounds = self.clip if isinstance(self.clip, Mapping) else dict.fromkeys(groups, self.clip)
-        rounds = facts.broadcast.public.rounds
-        split = LayerSensitivity(self.epsilon, self.delta, 1.0, rounds).split(facts.layer_scores)
         update = clip(model - facts.start, bounds, facts.layout)
-        deviations = tuple(bounds[name] * s for name, s in zip(groups, split["sigma"], strict=True))
+        multipliers = self._multipliers(scores, rounds)
+        deviations = tuple(bounds[name] * m for name, m in zip(groups, multipliers, strict=True))
         for slices, deviation in zip(groups.values(), deviations, strict=True):
             for s in slices:
                 update[s] += Gaussian(deviation).sample(s.stop - s.start, source=source, dtype=update.dtype)
-        return Protected((Release("model", facts.start + update),), self._spend(deviations), state)
+        return Protected((Release("model", facts.start + update),), self._spend(deviations, rounds), state)
 
-    def _spend(self, deviations: tuple[float, ...]) -> Spend:
+    def _scores(self, facts: ClientFacts, layers: list[str]) -> list[float]:
+        if self.scores == "public":
+            known = facts.broadcast.public.layer_scores
+            if known is None or len(known) != len(layers):
+                raise FieldError("public.layer_scores", known, f"the broadcast needs one score for each of {layers}")
+            return list(known)
+        if facts.layer_scores is None or list(facts.layer_scores) != layers:
+            found = None if facts.layer_scores is None else list(facts.layer_scores)
+            raise FieldError("layer_scores", found, f"FedRE needs one score a layer, in this order: {layers}")
+        return list(facts.layer_scores.values())
+
+    def _multipliers(self, scores: list[float], rounds: int) -> list[float]:
+        """Deviation of each layer's noise over its C_l."""
+        if self.scores == "private":
+            return LayerSensitivity(self.epsilon, self.delta, 1.0, rounds).split(scores)["sigma"]
+        # shares of mu proportional to 1/S_l, whose squares add up to the round's mu^2
+        shares = LayerSensitivity(1.0, self.delta, 1.0, rounds).split(scores)["epsilon"]
+        length = math.sqrt(math.fsum(share**2 for share in shares))
+        return [2 * length / (self._round_mu(rounds) * share) for share in shares]
+
+    def _round_mu(self, rounds: int) -> float:
+        return mu_of_epsilon(self.epsilon, self.delta) / math.sqrt(rounds)
+
+    def _spend(self, deviations: tuple[float, ...], rounds: int) -> Spend:
+        formal = self.scores == "public"
         guarantee = Guarantee(
             unit="client",
             relation="replace-one",
             trust="local",
-            status="heuristic",
+            status="formal" if formal else "heuristic",
             scope="round",
-            reason="the budget's split over layers is computed from private data",
+            mu=self._round_mu(rounds) if formal else None,
+            reason="" if formal else "the budget's split over layers is computed from private data",
         )
         return Spend(guarantee=guarantee, mechanism="gaussian", scale=deviations)
 

@@ -10,40 +10,19 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedveil.accounting import Guarantee, Spend
-from fedveil.layout import Layout
-from fedveil.methods.central import CentralNoise
+from fedveil.accounting import Spend
+from fedveil.methods.central import CentralNoise, CentralState
+from fedveil.methods.contract import ServerFacts
 
 
 @dataclass(frozen=True)
 class GlobalDP(CentralNoise):
     """Global DP around an aggregation rule; see `CentralNoise` for the parameters."""
 
-    def _scale(self, base: float, updates: Tensor, clipped: Tensor, layout: Layout) -> tuple[float, dict[str, float]]:
+    def _scale(
+        self, base: float, updates: Tensor, clipped: Tensor, facts: ServerFacts, state: CentralState
+    ) -> tuple[float, dict[str, float]]:
         return base, {}
 
     def _spend(self, sigma: float, bound: float, weights: Tensor, cohort: int) -> Spend:
-        conditions: tuple[str, ...] = ()
-        if self.order == "formal":
-            sensitivity: float | None = self._sensitivity(bound, cohort, self.relation)
-        elif not self.aggregator.identity_step:
-            return self._heuristic("the server's optimiser saw the mean before the noise", sigma)
-        elif self.relation == "add/remove":
-            return self._heuristic("divisor and noise follow the number of replies, which add/remove is to hide", sigma)
-        else:
-            sensitivity = self.aggregator.sensitivity(bound, weights, self.relation)
-            conditions = ("who replies does not depend on private data",)
-            if getattr(self.aggregator, "weighting", "uniform") == "examples":
-                conditions += ("example counts are public",)
-        if sensitivity is None:
-            return self._heuristic("the aggregation rule has no sensitivity", sigma)
-        guarantee = Guarantee(
-            unit="client",
-            relation=self.relation,
-            trust="central",
-            status="conditional" if conditions else "formal",
-            scope="round",
-            mu=sensitivity / sigma,
-            conditions=conditions,
-        )
-        return Spend(guarantee=guarantee, mechanism="gaussian", scale=(sigma,), sensitivity=sensitivity)
+        return self._proven(sigma, bound, weights, cohort)

@@ -17,9 +17,9 @@ import torch
 from fedveil.accounting import Guarantee, Release, Spend, Trust, model_of, nothing
 from fedveil.aggregation import NoState, cluster_means
 from fedveil.calibration import NeighbourhoodLaplace
-from fedveil.errors import require_count, require_non_negative
+from fedveil.errors import FieldError, require_count, require_non_negative, require_positive
 from fedveil.mechanisms import EuclideanLaplace, Source
-from fedveil.methods.contract import ClientFacts, Combined, Protected, PublicFacts, Releases, ServerFacts, stack_models
+from fedveil.methods.contract import Broadcast, ClientFacts, Combined, Protected, Releases, ServerFacts, stack_models
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +30,13 @@ class GroupPrivacy:
     ----------
     noise_multiplier : float
         nu: the expected length of the noise over the length of the client's step; 0 means no noise.
+    radius : float, optional
+        The sound variant: a public radius r takes the place of the private length, epsilon = n / (nu * r), and each
+        release is epsilon-d-private.
     """
 
     noise_multiplier: float = 5.0
+    radius: float | None = None
 
     trust: ClassVar[Trust] = "local"
     needs: ClassVar[frozenset[str]] = frozenset()
@@ -40,14 +44,16 @@ class GroupPrivacy:
     def __post_init__(self) -> None:
         """Check nu."""
         require_non_negative("noise_multiplier", self.noise_multiplier)
+        if self.radius is not None:
+            require_positive("radius", self.radius)
 
     def init(self) -> NoState:
         """Nothing to remember."""
         return NoState()
 
-    def quote(self, public: PublicFacts, state: NoState) -> Spend:
+    def quote(self, broadcast: Broadcast, state: NoState) -> Spend:
         """A heuristic participation; its leakage n / nu is public and the same every time."""
-        return self._spend((), public.dimension)
+        return self._spend((), broadcast.public.dimension)
 
     def protect(self, releases: Releases, facts: ClientFacts, state: NoState, source: Source) -> Protected:
         """Noise the model; everything else (counts, metrics, the chosen index) stays on the client."""
@@ -56,13 +62,32 @@ class GroupPrivacy:
             return Protected((), nothing("local"), state)
         if self.noise_multiplier == 0:
             return Protected((Release("model", model),), self._spend((), len(model)), state)
-        epsilon = NeighbourhoodLaplace(self.noise_multiplier).epsilon(model - facts.start)
+        if not torch.isfinite(model).all():
+            raise FieldError("model", "NaN or infinity", "must be finite")
+        epsilon = self._public_epsilon(len(model))
+        if epsilon is None:
+            epsilon = NeighbourhoodLaplace(self.noise_multiplier).epsilon(model - facts.start)
         noise = EuclideanLaplace(epsilon).sample(len(model), source=source, dtype=model.dtype)
         return Protected((Release("model", model + noise),), self._spend((epsilon,), len(model)), state)
+
+    def _public_epsilon(self, dimension: int) -> float | None:
+        return None if self.radius is None else dimension / (self.noise_multiplier * self.radius)
 
     def _spend(self, scale: tuple[float, ...], dimension: int) -> Spend:
         if self.noise_multiplier == 0:
             return nothing("local")
+        leakage = NeighbourhoodLaplace(self.noise_multiplier).leakage(dimension)
+        epsilon = self._public_epsilon(dimension)
+        if epsilon is not None:
+            guarantee = Guarantee(
+                unit="parameter vector",
+                relation="replace-one",
+                trust="local",
+                status="formal",
+                scope="round",
+                epsilon_per_distance=epsilon,
+            )
+            return Spend(guarantee=guarantee, mechanism="euclidean-laplace", scale=(epsilon,), leakage=leakage)
         guarantee = Guarantee(
             unit="parameter vector",
             relation="replace-one",
@@ -71,7 +96,6 @@ class GroupPrivacy:
             scope="round",
             reason="epsilon depends on the length of the client's private step",
         )
-        leakage = NeighbourhoodLaplace(self.noise_multiplier).leakage(dimension)
         return Spend(guarantee=guarantee, mechanism="euclidean-laplace", scale=scale, leakage=leakage)
 
 

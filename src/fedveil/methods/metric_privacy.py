@@ -11,15 +11,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from fedveil.accounting import Spend
 from fedveil.calibration import METRICS, MetricCalibrator, max_pairwise_distance
 from fedveil.calibration.distance import Direction
 from fedveil.clipping import norms
-from fedveil.errors import require_choice
-from fedveil.layout import Grouping, Layout
-from fedveil.methods.central import CentralNoise
+from fedveil.errors import FieldError, require_choice, require_positive
+from fedveil.layout import Grouping
+from fedveil.methods.central import CentralNoise, CentralState
+from fedveil.methods.contract import ServerFacts
 
 OUTLIER = 10.0  # an update longer than this many medians is left out of the distance
 
@@ -34,10 +36,13 @@ class MetricPrivacy(CentralNoise):
         A metric of `fedveil.calibration.METRICS`.
     grouping : {"array", "module"}
         What a layer is for that metric.
-    distance_on : {"raw", "clipped"}
-        Take the distance before clipping (Algorithm 1) or after (the paper's appendix).
+    distance_on : {"raw", "clipped", "released"}
+        Take the distance before clipping (Algorithm 1) or after (the paper's appendix). The sound variant takes it from
+        what was released: how far the global model moved in the last round, so that the scale tells nothing new.
     direction : {"less", "more"}
         Whether a larger distance gives less noise (the formula) or more (the text).
+    released_range : tuple of float
+        Public bounds of the released distance; they bound the cost of a round.
 
     Notes
     -----
@@ -48,29 +53,52 @@ class MetricPrivacy(CentralNoise):
 
     distance: str = field(default="layer_frobenius", kw_only=True)
     grouping: Grouping = field(default="array", kw_only=True)
-    distance_on: Literal["raw", "clipped"] = field(default="raw", kw_only=True)
+    distance_on: Literal["raw", "clipped", "released"] = field(default="raw", kw_only=True)
     direction: Direction = field(default="less", kw_only=True)
+    released_range: tuple[float, float] = field(default=(0.25, 4.0), kw_only=True)
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
         super().__post_init__()
         require_choice("distance", self.distance, METRICS)
         require_choice("grouping", self.grouping, ("array", "module"))
-        require_choice("distance_on", self.distance_on, ("raw", "clipped"))
+        require_choice("distance_on", self.distance_on, ("raw", "clipped", "released"))
         require_choice("direction", self.direction, ("less", "more"))
+        low, high = (require_positive("released_range", v) for v in self.released_range)
+        if low > high:
+            raise FieldError("released_range", self.released_range, "must be (low, high)")
 
-    def _scale(self, base: float, updates: Tensor, clipped: Tensor, layout: Layout) -> tuple[float, dict[str, float]]:
-        lengths = norms(updates)
-        honest = lengths <= OUTLIER * lengths.median()  # torch's median is the lower one: one of two cannot move it
-        measured = (updates if self.distance_on == "raw" else clipped)[honest]
-        d = max_pairwise_distance(measured, layout, self.grouping, self.distance)
-        # base already is z * C / n (or z times the rule's sensitivity), so only the distance's part is left to apply
+    def _scale(
+        self, base: float, updates: Tensor, clipped: Tensor, facts: ServerFacts, state: CentralState
+    ) -> tuple[float, dict[str, float]]:
+        if self.distance_on == "released":
+            d, figures = self._released_distance(facts, state), {}
+        else:
+            lengths = norms(updates)
+            # torch's median is the lower one, so that one client of two cannot move it
+            honest = lengths <= OUTLIER * lengths.median()
+            measured = (updates if self.distance_on == "raw" else clipped)[honest]
+            d = max_pairwise_distance(measured, facts.layout, self.grouping, self.distance)
+            figures = {"outliers": float((~honest).sum())}
+        # base already is z * C / n (or z times the rule's sensitivity): only the distance's part is left to apply
         sigma = MetricCalibrator(base, 1.0, self.direction).sigma(n=1, distance=d)
-        return sigma, {
-            "distance": d,
-            "outliers": float((~honest).sum()),
-            "global_fallback": float(d == 0),
-        }
+        return sigma, {"distance": d, "global_fallback": float(d == 0), **figures}
+
+    def _released_distance(self, facts: ServerFacts, state: CentralState) -> float:
+        """How far the released model moved last round, its own noise taken off; 0 in the first round."""
+        if state.released is None:
+            return 0.0
+        step = facts.broadcast.models[0] - state.released
+        groups = facts.layout.groups(self.grouping)
+        sizes = torch.tensor([sum(s.stop - s.start for s in slices) for slices in groups.values()])
+        squares = facts.layout.norms(step, self.grouping).square() - state.sigma**2 * sizes
+        squares = squares.clamp(min=0.0)
+        moved = float(squares.sum().sqrt() if self.distance == "euclidean" else squares.sqrt().mean())
+        low, high = self.released_range
+        return min(max(moved, low), high)
 
     def _spend(self, sigma: float, bound: float, weights: Tensor, cohort: int) -> Spend:
+        if self.distance_on == "released":
+            condition = "the noise follows earlier releases: a filter set before the run holds the total"
+            return self._proven(sigma, bound, weights, cohort, (condition,))
         return self._heuristic("the noise's scale depends on the clients' unprotected models", sigma)

@@ -12,10 +12,10 @@ from fedveil.accounting import Spend, Trust, nothing
 from fedveil.aggregation import Aggregator, FedAvg, NoState
 from fedveil.mechanisms import Source
 from fedveil.methods.contract import (
+    Broadcast,
     ClientFacts,
     Combined,
     Protected,
-    PublicFacts,
     Releases,
     ServerFacts,
     stack_counts,
@@ -34,7 +34,7 @@ class TrustedServer:
         """Nothing to remember."""
         return NoState()
 
-    def quote(self, public: PublicFacts, state: NoState) -> Spend:
+    def quote(self, broadcast: Broadcast, state: NoState) -> Spend:
         """The client spends nothing itself."""
         return nothing("central")
 

@@ -8,23 +8,26 @@ noise's size reveals the private cosine; and a malicious client that computes it
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from fedveil.accounting import Guarantee, Release, Spend, Trust, model_of, nothing
 from fedveil.calibration import AlignmentLDP
 from fedveil.clipping import clip
+from fedveil.errors import require_choice
+from fedveil.gdp import mu_of_epsilon
 from fedveil.mechanisms import Gaussian, Source
-from fedveil.methods.contract import ClientFacts, Protected, PublicFacts, Releases
+from fedveil.methods.contract import Broadcast, ClientFacts, Protected, Releases
 
 
 @dataclass(frozen=True)
 class LastBroadcast:
-    """The last model [d] a client received, and in which round (0: none yet)."""
+    """The last model [d] a client received, in which round (0: none yet), and the model it released then."""
 
     round: int = 0
     model: Tensor | None = None
+    released: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +43,16 @@ class SGALDP:
         Range of the budget per release: the paper's calibration, not a guarantee.
     clip : float
         C.
+    similarity : {"update", "released"}
+        Which update the cosine is taken of: this round's private one (the paper), or the one the client released last
+        time (sound: the budget then follows from what the server knows already).
     """
 
     epsilon_min: float = 1.0
     epsilon_max: float = 5.0
     delta: float = 1e-5
     clip: float = 1.0
+    similarity: Literal["update", "released"] = "update"
 
     trust: ClassVar[Trust] = "local"
     needs: ClassVar[frozenset[str]] = frozenset()
@@ -53,33 +60,57 @@ class SGALDP:
     def __post_init__(self) -> None:
         """Check all."""
         self._calibrator()
+        require_choice("similarity", self.similarity, ("update", "released"))
 
     def init(self) -> LastBroadcast:
         """No broadcast received."""
         return LastBroadcast()
 
-    def quote(self, public: PublicFacts, state: LastBroadcast) -> Spend:
-        """A heuristic participation."""
-        return self._spend(())
+    def quote(self, broadcast: Broadcast, state: LastBroadcast) -> Spend:
+        """A heuristic participation; in the sound variant the exact cost."""
+        return self._spend((), self._released_epsilon(broadcast, state))
 
     def protect(self, releases: Releases, facts: ClientFacts, state: LastBroadcast, source: Source) -> Protected:
         """Clip and noise the update; everything else stays on the client."""
         model = model_of(releases)
         if model is None:
             return Protected((), nothing("local"), state)
-        now = facts.broadcast.public.round
+        now, calibrator = facts.broadcast.public.round, self._calibrator()
         update = clip(model - facts.start, self.clip)
-        reference = None if state.model is None or state.round != now - 1 else facts.start - state.model
-        calibrator = self._calibrator()
-        sigma = calibrator.sigma(calibrator.epsilon(update, reference))
+        if self.similarity == "released":
+            epsilon = self._released_epsilon(facts.broadcast, state)
+            sigma = 2 * calibrator.sigma(epsilon)  # any two inputs: a clipped update can move by 2C
+        else:
+            epsilon = calibrator.epsilon(update, _reference(facts.broadcast, state))
+            sigma = calibrator.sigma(epsilon)
         update = update + Gaussian(sigma).sample(len(update), source=source, dtype=update.dtype)
-        released = (Release("model", facts.start + update),)
-        return Protected(released, self._spend((sigma,)), LastBroadcast(now, facts.start.clone()))
+        released = facts.start + update
+        spend = self._spend((sigma,), epsilon)
+        return Protected(
+            (Release("model", released),), spend, LastBroadcast(now, facts.start.clone(), released.clone())
+        )
 
     def _calibrator(self) -> AlignmentLDP:
         return AlignmentLDP(self.epsilon_min, self.epsilon_max, self.delta, self.clip)
 
-    def _spend(self, scale: tuple[float, ...]) -> Spend:
+    def _released_epsilon(self, broadcast: Broadcast, state: LastBroadcast) -> float:
+        reference = _reference(broadcast, state)
+        if reference is None or state.model is None or state.released is None:
+            return self.epsilon_min
+        return self._calibrator().epsilon(state.released - state.model, reference)
+
+    def _spend(self, scale: tuple[float, ...], epsilon: float) -> Spend:
+        if self.similarity == "released":
+            guarantee = Guarantee(
+                unit="client",
+                relation="replace-one",
+                trust="local",
+                status="conditional",
+                scope="round",
+                mu=mu_of_epsilon(epsilon, self.delta),
+                conditions=("the noise follows earlier releases: a filter set before the run holds the total",),
+            )
+            return Spend(guarantee=guarantee, mechanism="gaussian", scale=scale, sensitivity=2 * self.clip)
         guarantee = Guarantee(
             unit="client",
             relation="zero-out",
@@ -89,3 +120,10 @@ class SGALDP:
             reason="the noise's size depends on the private update",
         )
         return Spend(guarantee=guarantee, mechanism="gaussian", scale=scale)
+
+
+def _reference(broadcast: Broadcast, state: LastBroadcast) -> Tensor | None:
+    """The last global update, if the client received both broadcasts."""
+    if state.model is None or state.round != broadcast.public.round - 1:
+        return None
+    return broadcast.models[0] - state.model
