@@ -1,4 +1,4 @@
-"""Exact conversions of Gaussian differential privacy: mu, (epsilon, delta) and composition.
+"""Exact conversions of Gaussian differential privacy: mu, (epsilon, delta) and composition; and zero-concentrated DP.
 
 A Gaussian release with sensitivity s and deviation sigma is exactly mu-GDP with mu = s / sigma (Dong, Roth and Su 2022,
 arXiv 1905.02383); unsubsampled Gaussian releases compose exactly, mu^2 adding up, and
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from scipy.optimize import brentq
+from scipy.optimize import brentq, minimize_scalar
 from scipy.special import log_ndtr
 
 from fedveil.errors import require_delta, require_non_negative, require_positive
@@ -89,3 +89,18 @@ def mu_of_epsilon(epsilon: float, delta: float) -> float:
 def compose_mu(mus: Iterable[float]) -> float:
     """Mu of the joint release of independent Gaussian releases: the root of the sum of squares."""
     return math.sqrt(math.fsum(require_non_negative("mu", m) ** 2 for m in mus))
+
+
+def epsilon_of_rho(rho: float, delta: float) -> float:
+    """An epsilon for which rho-zCDP gives (epsilon, delta)-DP (Canonne, Kamath and Steinke 2020, Corollary 13)."""
+    rho, delta = require_non_negative("rho", rho), require_delta("delta", delta)
+    if rho == 0:
+        return 0.0
+
+    def bound(log_order: float) -> float:
+        excess = math.exp(log_order)  # the order minus 1
+        order = 1 + excess
+        return order * rho + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / excess
+
+    found = minimize_scalar(bound, bounds=(-12.0, 20.0), method="bounded", options={"xatol": 1e-10})
+    return max(0.0, float(found.fun))

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from fedveil.accounting.spend import Spend
 from fedveil.errors import FieldError, require_count, require_delta, require_non_negative, require_positive
-from fedveil.gdp import compose_mu, epsilon_of_mu, mu_of_epsilon
+from fedveil.gdp import compose_mu, epsilon_of_mu, epsilon_of_rho, mu_of_epsilon
 
 
 class SpendFilter(Protocol):
@@ -21,6 +21,7 @@ class Filter:
     """Gaussian-DP filter: admits releases while the composed mu stays within (epsilon, delta).
 
     Even for adaptively chosen mu the stop is as tight as fixed composition (Smith and Thakurta 2022, arXiv 2210.17520).
+    Releases under concentrated DP (discrete noise) are admitted while the sum of rho stays within the same target.
 
     Parameters
     ----------
@@ -31,20 +32,35 @@ class Filter:
     def __init__(self, epsilon: float, delta: float) -> None:
         self.budget = mu_of_epsilon(epsilon, delta)
         self.spent = 0.0
+        self._target, self._rho = (epsilon, delta), 0.0
 
     def admit(self, mu: float) -> bool:
         """Charge mu if the budget allows it; otherwise change nothing and return False."""
         after = compose_mu((self.spent, require_non_negative("mu", mu)))
-        if after > self.budget * (1 + 1e-12):
+        if after > self.budget * (1 + 1e-12) or (self._rho > 0 and not self._within(after, self._rho)):
             return False
         self.spent = after
         return True
 
     def admit_spend(self, spend: Spend) -> bool:
-        """Charge a spend by its mu; a spend without one cannot be held to an epsilon."""
+        """Charge a spend by its mu or rho; a spend without one cannot be held to an epsilon."""
+        if spend.guarantee.rho is not None:
+            return self.admit_rho(spend.guarantee.rho)
         if spend.guarantee.mu is None:
             raise FieldError("filter", "epsilon", f"cannot hold a {spend.guarantee.status} release to an epsilon")
         return self.admit(spend.guarantee.mu)
+
+    def admit_rho(self, rho: float) -> bool:
+        """Charge a concentrated-DP release if the budget allows it; otherwise change nothing and return False."""
+        after = self._rho + require_non_negative("rho", rho)
+        if not self._within(self.spent, after):
+            return False
+        self._rho = after
+        return True
+
+    def _within(self, mu: float, rho: float) -> bool:
+        epsilon, delta = self._target
+        return epsilon_of_rho(mu * mu / 2 + rho, delta) <= epsilon
 
 
 class LeakageFilter:

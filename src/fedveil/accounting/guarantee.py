@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from fedveil.errors import FieldError, HeuristicError, require_choice, require_non_negative
-from fedveil.gdp import compose_mu, epsilon_of_mu
+from fedveil.gdp import compose_mu, epsilon_of_mu, epsilon_of_rho
 
 Unit = Literal["client", "record", "parameter vector"]
 Relation = Literal["zero-out", "add/remove", "replace-one"]
@@ -41,6 +41,8 @@ class Guarantee:
     mu_per_distance : float, optional
         The curve behind `mu`: if a client's clipped update moves by a Euclidean distance D, the release is
         (mu_per_distance * D)-GDP.
+    rho : float, optional
+        Zero-concentrated DP parameter (discrete Gaussian noise).
     epsilon_per_distance : float, optional
         d-privacy: log-ratios are at most this times the Euclidean distance between the two vectors.
     conditions : tuple of str
@@ -56,6 +58,7 @@ class Guarantee:
     scope: Scope
     mu: float | None = None
     mu_per_distance: float | None = None
+    rho: float | None = None
     epsilon_per_distance: float | None = None
     conditions: tuple[str, ...] = ()
     reason: str = ""
@@ -63,7 +66,7 @@ class Guarantee:
     def __post_init__(self) -> None:
         """Refuse a guarantee that contradicts itself."""
         require_choice("status", self.status, ("formal", "conditional", "heuristic", "none"))
-        numbers = [v for v in (self.mu, self.epsilon_per_distance) if v is not None]
+        numbers = [v for v in (self.mu, self.rho, self.epsilon_per_distance) if v is not None]
         for value in numbers:
             require_non_negative("guarantee", value)
         if self.mu_per_distance is not None and (self.mu is None or not self.mu_per_distance >= 0):
@@ -71,7 +74,7 @@ class Guarantee:
         if self.status in ("heuristic", "none") and numbers:
             raise FieldError("status", self.status, "carries no privacy parameter: nothing is proven")
         if self.status in ("formal", "conditional") and len(numbers) != 1:
-            raise FieldError("status", self.status, "needs exactly one of mu and epsilon_per_distance")
+            raise FieldError("status", self.status, "needs exactly one of mu, rho and epsilon_per_distance")
         if (self.status == "conditional") != bool(self.conditions):
             raise FieldError("conditions", self.conditions, "belong to a conditional guarantee, and it needs them")
 
@@ -91,6 +94,8 @@ class Guarantee:
         if not self.proven:
             why = self.reason or "no noise was added"
             raise HeuristicError(f"a release of status {self.status!r} has no epsilon: {why}")
+        if self.rho is not None:
+            return epsilon_of_rho(self.rho, delta)
         if self.mu is None:
             raise HeuristicError("a d-private release has no epsilon without a distance; see epsilon_per_distance")
         return epsilon_of_mu(self.mu, delta)
@@ -117,10 +122,11 @@ class Guarantee:
         where = f"{self.unit}, {self.trust}, {self.scope}"
         if self.status == "heuristic":
             return f"heuristic ({where})"
-        if self.mu is None:
+        if self.epsilon_per_distance is not None:
             return f"{self.status} {self.epsilon_per_distance:.3g}-d-private ({where})"
         if delta is None:
-            return f"{self.status} mu={self.mu:.4g} ({self.relation}, {where})"
+            parameter = f"rho={self.rho:.4g}" if self.mu is None else f"mu={self.mu:.4g}"
+            return f"{self.status} {parameter} ({self.relation}, {where})"
         epsilon = self.epsilon(delta)
         flag = ", vacuous" if epsilon > VACUOUS else ""
         return f"{self.status} eps={epsilon:.4g} at delta={delta:g} ({self.relation}, {where}{flag})"
@@ -172,6 +178,10 @@ def total(guarantees: Iterable[Guarantee]) -> Guarantee:
         slopes = [p.mu_per_distance for p in parts if p.mu_per_distance is not None]
         slope = compose_mu(slopes) if len(slopes) == len(parts) else None
         return replace(first, scope="total", status=proven, mu=mu, mu_per_distance=slope, conditions=conditions)
+    if all(p.epsilon_per_distance is None for p in parts):  # mu-GDP is (mu^2 / 2)-zCDP
+        rho = math.fsum(p.rho if p.rho is not None else (p.mu or 0.0) ** 2 / 2 for p in parts)
+        proof = {"mu": None, "mu_per_distance": None, "rho": rho}
+        return replace(first, scope="total", status=proven, conditions=conditions, **proof)
     if all(p.epsilon_per_distance is not None for p in parts):
         added = math.fsum(p.epsilon_per_distance or 0.0 for p in parts)
         return replace(first, scope="total", status=proven, epsilon_per_distance=added, conditions=conditions)

@@ -17,7 +17,7 @@ class Spend:
     guarantee : Guarantee
         What that round's release promises by itself.
     mechanism : str
-        ``"gaussian"``, ``"euclidean-laplace"`` or ``"none"``.
+        ``"gaussian"``, ``"discrete gaussian"``, ``"euclidean-laplace"`` or ``"none"``.
     scale : tuple of float
         The noise's scale: standard deviation per coordinate (one entry, or one a layer); epsilon per unit of distance
         for Euclidean Laplace. Empty without noise.

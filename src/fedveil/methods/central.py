@@ -12,13 +12,15 @@ from torch import Tensor
 
 from fedveil.accounting import Guarantee, Relation, Spend, compose_mu
 from fedveil.accounting.planning import FACTOR
-from fedveil.aggregation import Aggregator, FedAvg
+from fedveil.aggregation import Aggregator, FedAvg, WeightedMean
 from fedveil.clipping import QuantileClip, clip, norms
 from fedveil.errors import FieldError, require_choice, require_positive
-from fedveil.mechanisms import Gaussian, Source
+from fedveil.mechanisms import DiscreteGaussian, Gaussian, Source, to_grid
 from fedveil.methods.contract import Combined, Releases, ServerFacts, stack_counts, stack_models
 
 Order = Literal["formal", "printed"]
+
+STEPS = 1024  # deviation of discrete noise on its grid
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,9 @@ class CentralNoise(ABC):
         Where the noise goes.
     relation : {"zero-out", "add/remove", "replace-one"}
         Which cohorts are neighbours, for the guarantee.
+    noise : {"gaussian", "discrete"}
+        Discrete: updates are rounded to a grid and summed in integers with discrete Gaussian noise, so that floating
+        point has nothing to leak. For uniform means in the formal order; the cost is stated in concentrated DP.
     """
 
     aggregator: Aggregator = field(default_factory=FedAvg)
@@ -70,6 +75,7 @@ class CentralNoise(ABC):
     clip: float | QuantileClip = field(default=5.0, kw_only=True)
     order: Order = field(default="formal", kw_only=True)
     relation: Relation = field(default="zero-out", kw_only=True)
+    noise: Literal["gaussian", "discrete"] = field(default="gaussian", kw_only=True)
 
     needs: ClassVar[frozenset[str]] = frozenset()
     hypotheses: ClassVar[int] = 1
@@ -81,6 +87,13 @@ class CentralNoise(ABC):
             require_positive("clip", self.clip)
         require_choice("order", self.order, ("formal", "printed"))
         require_choice("relation", self.relation, FACTOR)
+        require_choice("noise", self.noise, ("gaussian", "discrete"))
+        if self.noise == "discrete" and not (
+            self.order == "formal"
+            and isinstance(self.aggregator, WeightedMean)
+            and self.aggregator.weighting == "uniform"
+        ):
+            raise FieldError("noise", "discrete", 'needs order="formal" and a uniform mean inside')
         if self.order == "formal":  # both refuse what has no public bound
             self.aggregator.planned_weights(torch.ones(1), 1, 1)
             self._sensitivity(1.0, 1)
@@ -102,13 +115,17 @@ class CentralNoise(ABC):
             weights = self.aggregator.weights(counts, len(updates))
             base = self.noise_multiplier * bound / len(updates)
         sigma, figures = self._scale(base, updates, clipped, facts, state)
-        noise = Gaussian(sigma).sample(theta.numel(), source=source, dtype=theta.dtype)
-        if self.order == "formal":
-            reduced = self.aggregator.reduce(_pad(clipped, cohort), weights)
-            model, inner = self.aggregator.step(theta, reduced + noise, state.rule)
+        if self.noise == "discrete":
+            reduced = _integer_mean(clipped, bound, sigma, cohort, source)
+            model, inner = self.aggregator.step(theta, reduced, state.rule)
         else:
-            model, inner = self.aggregator.step(theta, self.aggregator.reduce(clipped, weights), state.rule)
-            model = model + noise
+            noise = Gaussian(sigma).sample(theta.numel(), source=source, dtype=theta.dtype)
+            if self.order == "formal":
+                reduced = self.aggregator.reduce(_pad(clipped, cohort), weights)
+                model, inner = self.aggregator.step(theta, reduced + noise, state.rule)
+            else:
+                model, inner = self.aggregator.step(theta, self.aggregator.reduce(clipped, weights), state.rule)
+                model = model + noise
         report = {
             "clients": float(len(updates)),
             "clip": bound,
@@ -168,11 +185,13 @@ class CentralNoise(ABC):
             trust="central",
             status="conditional" if conditions else "formal",
             scope="round",
-            mu=sensitivity / sigma,
-            mu_per_distance=None if slope is None else slope / sigma,
+            mu=sensitivity / sigma if self.noise == "gaussian" else None,
+            mu_per_distance=slope / sigma if slope is not None and self.noise == "gaussian" else None,
+            rho=(sensitivity / sigma) ** 2 / 2 if self.noise == "discrete" else None,
             conditions=conditions,
         )
-        return Spend(guarantee=guarantee, mechanism="gaussian", scale=(sigma,), sensitivity=sensitivity)
+        mechanism = "gaussian" if self.noise == "gaussian" else "discrete gaussian"
+        return Spend(guarantee=guarantee, mechanism=mechanism, scale=(sigma,), sensitivity=sensitivity)
 
     def _heuristic(self, reason: str, sigma: float) -> Spend:
         guarantee = Guarantee(
@@ -190,7 +209,17 @@ def _pad(rows: Tensor, cohort: int) -> Tensor:
 
 def _with_bit(spend: Spend, adaptive: QuantileClip, relation: Relation) -> Spend:
     """Add the cost of the noised share of clipped updates, which is released through the next C."""
+    bit = FACTOR[relation] * 0.5 / adaptive.bit_noise
+    if spend.guarantee.rho is not None:
+        return replace(spend, guarantee=replace(spend.guarantee, rho=spend.guarantee.rho + bit * bit / 2))
     if spend.guarantee.mu is None:
         return spend
-    bit = FACTOR[relation] * 0.5 / adaptive.bit_noise
     return replace(spend, guarantee=replace(spend.guarantee, mu=compose_mu((spend.guarantee.mu, bit))))
+
+
+def _integer_mean(clipped: Tensor, bound: float, sigma: float, cohort: int, source: Source) -> Tensor:
+    """Noised mean over a planned cohort, summed in integers on a grid of sigma * cohort / STEPS."""
+    grid = sigma * cohort / STEPS
+    noise = DiscreteGaussian(STEPS).sample(clipped.shape[1], source=source)
+    steps = to_grid(clipped, bound, grid).sum(0) + noise
+    return (steps.to(torch.float64) * (grid / cohort)).to(clipped.dtype)
