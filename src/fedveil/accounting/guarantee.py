@@ -83,6 +83,11 @@ class Guarantee:
         """Whether a definition holds (under the stated conditions, if any)."""
         return self.status in ("formal", "conditional")
 
+    @property
+    def cost(self) -> float:
+        """The one parameter, to rank guarantees of one kind by; 0 where nothing is proven."""
+        return next((v for v in (self.mu, self.rho, self.epsilon_per_distance) if v is not None), 0.0)
+
     def epsilon(self, delta: float) -> float:
         """Epsilon at a delta.
 
@@ -180,8 +185,9 @@ def total(guarantees: Iterable[Guarantee]) -> Guarantee:
         return replace(first, scope="total", status=proven, mu=mu, mu_per_distance=slope, conditions=conditions)
     if all(p.epsilon_per_distance is None for p in parts):  # mu-GDP is (mu^2 / 2)-zCDP
         rho = math.fsum(p.rho if p.rho is not None else (p.mu or 0.0) ** 2 / 2 for p in parts)
-        proof = {"mu": None, "mu_per_distance": None, "rho": rho}
-        return replace(first, scope="total", status=proven, conditions=conditions, **proof)
+        return replace(
+            first, scope="total", status=proven, mu=None, mu_per_distance=None, rho=rho, conditions=conditions
+        )
     if all(p.epsilon_per_distance is not None for p in parts):
         added = math.fsum(p.epsilon_per_distance or 0.0 for p in parts)
         return replace(first, scope="total", status=proven, epsilon_per_distance=added, conditions=conditions)

@@ -318,9 +318,7 @@ class Federation:
             worst = guarantees[SERVER]
         else:
             guarantees = {n: g for n, g in spent.items() if n != SERVER}
-            worst = max(
-                guarantees.values(), key=lambda g: g.mu or g.epsilon_per_distance or 0.0, default=unprotected("local")
-            )
+            worst = max(guarantees.values(), key=lambda g: g.cost, default=unprotected("local"))
         dicts = [self.layout.unflatten(m) for m in self.models]
         return History(records, self.models, dicts, worst, guarantees, stopped)
 
