@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.accounting import Guarantee, Ledger, Release, SpendFilter, total, unprotected
-from fedveil.aggregation import Aggregator
+from fedveil.aggregation import Aggregator, FedProx
 from fedveil.engines.party import ClientParty, Round, ServerParty, Store
 from fedveil.errors import BudgetError, FieldError, require_count
 from fedveil.layout import Layout
@@ -191,7 +191,9 @@ class Federation:
         self.seed = int(seed)
         module, starts = initial_broadcast(model, self.method.server.hypotheses, seed, buffers, initial)
         self.layout = Layout.from_module(module, buffers=buffers)  # type: ignore[arg-type]
-        self.learner = learner or Learner(module, self.layout, local or LocalTraining(), region=region)
+        self.learner = learner or Learner(
+            module, self.layout, with_proximal_term(local or LocalTraining(), self.method), region=region
+        )
         self.cohort_size = require_count("clients_per_round", clients_per_round or len(self.clients))
         if self.cohort_size > len(self.clients):
             raise FieldError("clients_per_round", clients_per_round, f"there are only {len(self.clients)} clients")
@@ -361,6 +363,22 @@ def initial_broadcast(
     if starts.shape != (k, layout.size):
         raise FieldError("initial", tuple(starts.shape), f"must be [k, d] = [{k}, {layout.size}]")
     return built[0], starts
+
+
+def with_proximal_term(local: LocalTraining, method: Method) -> LocalTraining:
+    """Local training with the proximal term that the server's FedProx asks for.
+
+    Raises
+    ------
+    FieldError
+        If the two name different terms.
+    """
+    rule = getattr(method.server, "aggregator", None)
+    if not isinstance(rule, FedProx):
+        return local
+    if local.prox not in (0.0, rule.mu):
+        raise FieldError("prox", local.prox, f"contradicts FedProx(mu={rule.mu}): leave one of them out")
+    return replace(local, prox=rule.mu)
 
 
 def draw_cohort(seed: int, round_: int, partitions: Sequence[int], size: int) -> list[int]:

@@ -1,0 +1,170 @@
+"""The accountant against closed forms, numerical integration and three independent libraries."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.integrate import quad
+from scipy.stats import norm
+
+from fedveil import accounting as acc
+from fedveil.accounting.composition import renyi_epsilon
+from fedveil.errors import FieldError
+from fedveil.gdp import epsilon_of_mu, epsilon_of_rho
+
+DELTA = 1e-5
+
+
+def test_gaussians_of_changing_scale_compose_in_closed_form() -> None:
+    # mu^2 = 3 (1/2)^2 + (1/1)^2 = 7/4
+    events = [(acc.Gaussian(2.0), 3), (acc.Gaussian(1.0), 1)]
+    assert acc.epsilon(events, DELTA) == pytest.approx(epsilon_of_mu(math.sqrt(1.75), DELTA), rel=1e-12)
+
+
+def test_replace_one_doubles_the_sensitivity_of_a_gaussian() -> None:
+    assert acc.epsilon([(acc.Gaussian(1.0), 1)], DELTA, "replace-one") == pytest.approx(9.9973, abs=1e-4)
+    # the same through Renyi DP, where the library by itself would say 4.73
+    assert renyi_epsilon([(acc.Gaussian(1.0), 1)], DELTA, "replace-one") > 9.9973
+
+
+def test_poisson_sampling_agrees_with_three_libraries() -> None:
+    from opacus.accountants import RDPAccountant
+    from prv_accountant import PoissonSubsampledGaussianMechanism, PRVAccountant
+
+    events = [(acc.Poisson(0.01, acc.Gaussian(1.0)), 1000)]
+    ours = acc.epsilon(events, DELTA, "add/remove")
+    assert ours == pytest.approx(1.8282, abs=1e-4)
+    prv = PRVAccountant(
+        prvs=[PoissonSubsampledGaussianMechanism(noise_multiplier=1.0, sampling_probability=0.01)],
+        max_self_compositions=[1000],
+        eps_error=0.01,
+        delta_error=1e-10,
+    )
+    lower, _, upper = prv.compute_epsilon(DELTA, [1000])
+    assert lower <= ours <= upper
+    opacus = RDPAccountant()
+    opacus.history = [(1.0, 0.01, 1000)]
+    assert renyi_epsilon(events, DELTA, "add/remove") == pytest.approx(opacus.get_epsilon(DELTA), rel=1e-3)
+    assert ours <= renyi_epsilon(events, DELTA, "add/remove")
+
+
+@pytest.mark.parametrize("relation", ["add/remove", "replace-one"])
+def test_one_sampled_gaussian_agrees_with_numerical_integration(relation: str) -> None:
+    q, z, target = 0.2, 1.5, 0.4
+    there = lambda x: (1 - q) * norm.pdf(x) + q * norm.pdf(x, 1 / z)  # noqa: E731
+    if relation == "replace-one":
+        away = lambda x: (1 - q) * norm.pdf(x) + q * norm.pdf(x, -1 / z)  # noqa: E731
+    else:
+        away = norm.pdf
+    scaled = (lambda x: there(x), lambda x: away(x))
+    one = quad(lambda x: max(0.0, scaled[0](x) - math.exp(target) * scaled[1](x)), -12, 12, limit=400)[0]
+    two = quad(lambda x: max(0.0, scaled[1](x) - math.exp(target) * scaled[0](x)), -12, 12, limit=400)[0]
+    ours = acc.epsilon([(acc.Poisson(q, acc.Gaussian(z)), 1)], max(one, two), relation)  # type: ignore[arg-type]
+    assert ours == pytest.approx(target, abs=2e-3)
+
+
+def test_fixed_size_sampling_costs_more_than_poisson_sampling() -> None:
+    fixed = acc.epsilon([(acc.FixedSize(10, 1000, acc.Gaussian(1.0)), 100)], DELTA, "replace-one")
+    poisson = acc.epsilon([(acc.Poisson(0.01, acc.Gaussian(1.0)), 100)], DELTA, "replace-one")
+    assert fixed > poisson
+    # taking everybody is no sampling at all
+    everybody = acc.epsilon([(acc.FixedSize(5, 5, acc.Gaussian(1.0)), 1)], DELTA, "replace-one")
+    assert everybody == acc.epsilon([(acc.Gaussian(1.0), 1)], DELTA, "replace-one")
+
+
+def test_fixed_size_sampling_dominates_the_true_divergence_under_replacement() -> None:
+    # one of two units is sampled, C = 1: sums of +1 or -1 against 1 or 1 (the second unit flips its sign)
+    z, delta = 2.0, 1e-3
+    bound = acc.epsilon([(acc.FixedSize(1, 2, acc.Gaussian(z)), 1)], delta, "replace-one")
+    mixed = lambda x: 0.5 * norm.pdf(x, 1, z) + 0.5 * norm.pdf(x, -1, z)  # noqa: E731
+    same = lambda x: norm.pdf(x, 1, z)  # noqa: E731
+    for p, r in ((mixed, same), (same, mixed)):
+        truth = quad(lambda x: max(0.0, p(x) - math.exp(bound) * r(x)), -30, 30, limit=400)[0]  # noqa: B023
+        assert truth <= delta
+
+
+def test_laplace_and_mixtures() -> None:
+    assert acc.epsilon([(acc.Laplace(1.0), 3)], 1e-9) == pytest.approx(3.0, abs=1e-3)
+    assert acc.epsilon([(acc.Laplace(1.0), 1)], 1e-9, "replace-one") == pytest.approx(2.0, abs=1e-3)
+    # contributing C with probability .01 is Poisson sampling
+    mixture = acc.epsilon([(acc.Mixture(1.0, (0.0, 1.0), (0.99, 0.01)), 1000)], DELTA)
+    assert mixture == pytest.approx(1.8282, abs=1e-3)
+
+
+def test_discrete_gaussian_is_accounted_as_concentrated_dp() -> None:
+    ours = acc.epsilon([(acc.DiscreteGaussian(2.0), 8)], DELTA)
+    assert ours == pytest.approx(epsilon_of_rho(8 / (2 * 4), DELTA), rel=2e-2)
+    assert ours >= epsilon_of_mu(math.sqrt(2.0), DELTA)
+
+
+def test_euclidean_laplace_is_exact() -> None:
+    # n = 1 is the ordinary Laplace: delta(e) = 1 - exp((e - s) / 2)
+    for target in (0.0, 0.3, 0.9):
+        assert acc.euclidean_laplace_delta(1, 1.0, 1.0, target) == pytest.approx(1 - math.exp((target - 1) / 2))
+    rng = np.random.default_rng(0)
+    n, s, target = 7, 2.5, 1.0
+    r, u = rng.gamma(n, size=400_000), 2 * rng.beta((n - 1) / 2, (n - 1) / 2, size=400_000) - 1
+    loss = np.sqrt(r * r + 2 * r * s * u + s * s) - r
+    sample = np.maximum(0, 1 - np.exp(target - loss))
+    exact = acc.euclidean_laplace_delta(n, s, 1.0, target)
+    assert abs(exact - sample.mean()) < 5 * sample.std() / math.sqrt(len(sample))
+
+
+def test_euclidean_laplace_composes_far_better_than_linearly() -> None:
+    n = 1_200_000
+    s = math.sqrt(n)  # nu = sqrt(n): a loss that is nearly that of a Gaussian with mu = 1
+    assert acc.euclidean_laplace_epsilon(n, s, 1.0, DELTA) == pytest.approx(epsilon_of_mu(1.0, DELTA), rel=1e-3)
+    rounds = acc.euclidean_laplace_epsilon(n, s, 1.0, DELTA, rounds=100)
+    assert rounds == pytest.approx(91.82, abs=0.05)
+    assert 100 * s == pytest.approx(109_545, abs=1)
+
+
+def test_events_of_several_kinds_compose() -> None:
+    parts = [(acc.Poisson(0.1, acc.Gaussian(1.0)), 10), (acc.Gaussian(4.0), 2), (acc.EuclideanLaplace(5, 0.5), 1)]
+    together = acc.epsilon(parts, DELTA)
+    apart = sum(acc.epsilon([part], DELTA / 3) for part in parts)
+    assert max(acc.epsilon([part], DELTA) for part in parts) < together < apart
+
+
+@given(st.floats(0.5, 5.0), st.floats(1.01, 3.0), st.integers(1, 50), st.sampled_from([1e-3, 1e-5, 1e-8]))
+def test_gaussian_epsilon_is_monotone(z: float, factor: float, rounds: int, delta: float) -> None:
+    base = acc.epsilon([(acc.Gaussian(z), rounds)], delta)
+    assert acc.epsilon([(acc.Gaussian(z * factor), rounds)], delta) < base
+    assert acc.epsilon([(acc.Gaussian(z), rounds + 1)], delta) > base
+    assert acc.epsilon([(acc.Gaussian(z), rounds)], delta * 10) < base
+    assert acc.epsilon([(acc.Gaussian(z), rounds)], delta, "replace-one") > base
+    assert base <= renyi_epsilon([(acc.Gaussian(z), rounds)], delta)
+
+
+@pytest.mark.parametrize("delta", [0, -1, 1, float("nan"), float("inf"), True])
+def test_bad_deltas_are_refused(delta: float) -> None:
+    with pytest.raises(FieldError, match="delta"):
+        acc.epsilon([(acc.Gaussian(1.0), 1)], delta)
+
+
+def test_what_cannot_be_bounded_is_refused() -> None:
+    with pytest.raises(FieldError, match="count"):
+        acc.epsilon([(acc.Gaussian(1.0), 0)], DELTA)
+    with pytest.raises(FieldError, match="relation"):
+        acc.epsilon([(acc.FixedSize(1, 10, acc.Gaussian(1.0)), 1)], DELTA, "add/remove")
+    with pytest.raises(FieldError, match="relation"):
+        acc.epsilon([(acc.Mixture(1.0, (1.0,), (1.0,)), 1)], DELTA, "replace-one")
+    with pytest.raises(FieldError, match="sample"):
+        acc.FixedSize(11, 10, acc.Gaussian(1.0))
+    with pytest.raises(FieldError, match="rate"):
+        acc.Poisson(1.5, acc.Gaussian(1.0))
+    with pytest.raises(FieldError, match="events"):
+        acc.epsilon([("gaussian", 1)], DELTA)  # type: ignore[list-item]
+
+
+def test_an_odometer_is_valid_and_looser_than_a_filter() -> None:
+    odometer = acc.Odometer(DELTA)
+    assert odometer.epsilon() == 0.0
+    for _ in range(20):
+        odometer.add(0.3)
+        exact = epsilon_of_mu(odometer.spent, DELTA)
+        assert exact < odometer.epsilon() < 3 * exact + 1
