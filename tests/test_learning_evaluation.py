@@ -2,6 +2,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
@@ -23,6 +25,23 @@ def test_metrics_by_hand():
     wins = sum((r > w) + 0.5 * (r == w) for r in right for w in wrong)
     assert found.auc == pytest.approx(wins / 16)
     assert found.rmse is None
+
+
+@given(n=st.integers(1, 40), classes=st.integers(2, 6), seed=st.integers(0, 1000), decimals=st.integers(0, 8))
+@settings(deadline=None, max_examples=60)
+def test_agrees_with_scikit_learn(n, classes, seed, decimals):
+    from sklearn.metrics import f1_score, precision_score, roc_auc_score
+    from sklearn.preprocessing import label_binarize
+
+    g = torch.Generator().manual_seed(seed)
+    logits = torch.randn(n, classes, generator=g, dtype=torch.float64).round(decimals=decimals)  # few decimals: ties
+    y = torch.randint(0, classes, (n,), generator=g)
+    found, labels, predicted = metrics(logits, y), y.numpy(), logits.argmax(1).numpy()
+    assert found.f1 == pytest.approx(f1_score(labels, predicted, average="macro", zero_division=0))
+    assert found.precision == pytest.approx(precision_score(labels, predicted, average="macro", zero_division=0))
+    truth = label_binarize(labels, classes=[*range(classes), classes])[:, :classes]
+    expected = roc_auc_score(truth.ravel(), logits.softmax(1).numpy().ravel())
+    assert found.auc == pytest.approx(expected, abs=1e-12)
 
 
 def test_regression_by_hand():

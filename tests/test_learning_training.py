@@ -269,3 +269,21 @@ def test_the_same_key_gives_the_same_bits(n, batch, epochs, prox):
 def test_client_data_refuses_by_field(fields, message):
     with pytest.raises(FieldError, match=message):
         ClientData(**fields)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_convolutions_give_the_same_bits_again_and_agree_with_an_ordinary_loop(dtype):
+    model = build_model("small_cnn", input_shape=(2, 8, 8), outputs=3, seed=0, channels=(4, 4), dense=8).to(dtype)
+    g = torch.Generator().manual_seed(0)
+    data = ClientData(torch.randn(6, 2, 8, 8, generator=g, dtype=dtype), torch.arange(6) % 3)
+    local = LocalTraining(epochs=3, batch_size=6, lr=0.05)
+    first, second = run(model, data, local), run(model, data, local)
+    assert torch.equal(first.model, second.model)
+    layout = Layout.from_module(model)
+    assert choose(model, layout, torch.stack([layout.read(model), first.model]), data, "cross_entropy") == 1
+    opt = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(3):
+        opt.zero_grad()
+        F.cross_entropy(model(data.x), data.y).backward()
+        opt.step()
+    torch.testing.assert_close(first.model, layout.read(model), atol=1e-5 if dtype == torch.float32 else 1e-12, rtol=0)

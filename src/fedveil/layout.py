@@ -259,7 +259,7 @@ class Layout:
         """Views of each array: of shape [*shape] for [d], [n, *shape] for [n, d]."""
         self.check(updates, "updates")
         lead = updates.shape[:-1]
-        return {b.name: updates[..., b.start : b.stop].view(*lead, *b.shape) for b in self.blocks}
+        return {b.name: updates[..., b.start : b.stop].view((*lead, *b.shape)) for b in self.blocks}
 
     def norms(self, updates: Tensor, grouping: Grouping = "array") -> Tensor:
         """Euclidean norm of each layer, summed in float64.

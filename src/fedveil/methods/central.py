@@ -167,6 +167,7 @@ class CentralNoise(ABC):
         """The cost of noise whose scale is public: what the sensitivity of what ran proves, or a heuristic."""
         if self.order == "formal":
             sensitivity: float | None = self._sensitivity(bound, cohort, self.relation)
+            weights = torch.full((cohort,), 1 / cohort, dtype=torch.float64)  # the bound; a count's share is private
         elif not self.aggregator.identity_step:
             return self._heuristic("the server's optimiser saw the mean before the noise", sigma)
         elif self.relation == "add/remove":
@@ -214,7 +215,9 @@ def _with_bit(spend: Spend, adaptive: QuantileClip, relation: Relation) -> Spend
         return replace(spend, guarantee=replace(spend.guarantee, rho=spend.guarantee.rho + bit * bit / 2))
     if spend.guarantee.mu is None:
         return spend
-    return replace(spend, guarantee=replace(spend.guarantee, mu=compose_mu((spend.guarantee.mu, bit))))
+    # an update that moves ever so little can flip its bit: there is no curve over distance any more
+    mu = compose_mu((spend.guarantee.mu, bit))
+    return replace(spend, guarantee=replace(spend.guarantee, mu=mu, mu_per_distance=None))
 
 
 def _integer_mean(clipped: Tensor, bound: float, sigma: float, cohort: int, source: Source) -> Tensor:

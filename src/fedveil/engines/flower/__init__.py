@@ -1,0 +1,35 @@
+"""The second engine: the same parties behind Flower's messages."""
+
+from fedveil.engines.flower.app import FlowerFederation, learner_client_app
+from fedveil.engines.flower.grid import InProcessGrid, run_in_process
+from fedveil.engines.flower.mod import privacy_mod
+from fedveil.engines.flower.records import (
+    FACTS,
+    FAILED,
+    REFUSED,
+    UnprotectedError,
+    from_arrays,
+    read_broadcast,
+    to_arrays,
+    write_facts,
+)
+from fedveil.engines.flower.settings import method_from
+from fedveil.engines.flower.strategy import FedVeilStrategy
+
+__all__ = [
+    "FACTS",
+    "FAILED",
+    "REFUSED",
+    "FedVeilStrategy",
+    "FlowerFederation",
+    "InProcessGrid",
+    "UnprotectedError",
+    "from_arrays",
+    "learner_client_app",
+    "method_from",
+    "privacy_mod",
+    "read_broadcast",
+    "run_in_process",
+    "to_arrays",
+    "write_facts",
+]

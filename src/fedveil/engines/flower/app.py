@@ -1,0 +1,229 @@
+"""A ClientApp of our own learner, and a federation that runs it under Flower in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from logging import WARNING, getLogger
+from time import perf_counter
+from typing import Any
+
+from flwr.app import Context, Message, MetricRecord, RecordDict, UserConfig
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedveil.accounting import Ledger
+from fedveil.engines.flower.grid import InProcessGrid, run_in_process
+from fedveil.engines.flower.memory import Memory
+from fedveil.engines.flower.mod import privacy_mod
+from fedveil.engines.flower.records import ARRAYS, COUNT, FACTS, METRICS, read_broadcast, to_arrays, write_facts
+from fedveil.engines.flower.settings import method_from, partition_of
+from fedveil.engines.flower.strategy import FedVeilStrategy
+from fedveil.engines.local import Federation, History, RoundRecord
+from fedveil.engines.party import ClientParty, Round, Store
+from fedveil.errors import BudgetError, FedVeilError, FieldError, require_count
+from fedveil.learning import ClientData, choose, evaluate
+from fedveil.learning.learner import Learner
+from fedveil.methods import Method
+
+_LOG = getLogger("flwr")
+
+
+def learner_client_app(
+    learner: Learner, clients: Sequence[ClientData], method: Method | None = None, *, seed: int, **options: Any
+) -> ClientApp:
+    """A ClientApp that trains with a `Learner`, behind the privacy mod.
+
+    Parameters
+    ----------
+    learner : Learner
+        Model, layout and local training.
+    clients : sequence of ClientData
+        The data of partition 0, 1, ...
+    method : Method, optional
+        As for `privacy_mod`.
+    seed : int
+        Of training (the noise's randomness is an option of the mod).
+    **options
+        Passed to `privacy_mod`.
+
+    Returns
+    -------
+    ClientApp
+        With a train and an evaluate function.
+    """
+    layout = learner.layout
+    app = ClientApp(mods=[privacy_mod(layout, method, **options)])
+
+    def data(context: Context) -> tuple[int, ClientData]:
+        partition = partition_of(context)
+        if partition >= len(clients):
+            raise FieldError("partition-id", partition, f"there is data for partitions 0 to {len(clients) - 1}")
+        return partition, clients[partition]
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        partition, client = data(context)
+        broadcast = read_broadcast(message.content, layout)
+        needs = (method or method_from(context)).client.needs
+        [learned] = learner.learn(broadcast.models, [client], [(seed, broadcast.public.round, partition)], needs)
+        if isinstance(learned, Exception):
+            raise learned
+        trained = learned.trained
+        content = RecordDict(
+            {
+                ARRAYS: to_arrays(layout, trained.model),
+                METRICS: MetricRecord({COUNT: trained.examples, "train_loss": trained.loss}),
+                FACTS: write_facts(learned.chosen, learned.layer_scores),
+            }
+        )
+        return Message(content, reply_to=message)
+
+    @app.evaluate()
+    def measure(message: Message, context: Context) -> Message:
+        _, client = data(context)
+        models, figures = read_broadcast(message.content, layout).models, {}
+        if client.test_x is not None and client.test_y is not None:
+            chosen = choose(learner.model, layout, models, client, learner.local.loss)
+            found = evaluate(learner.model, layout, models[chosen], client.test_x, client.test_y)
+            figures = {n: v for n, v in (("loss", found.loss), ("accuracy", found.accuracy)) if v is not None}
+        metrics = MetricRecord({COUNT: client.held_out, **figures})
+        return Message(RecordDict({METRICS: metrics}), reply_to=message)
+
+    return app
+
+
+class FlowerFederation(Federation):
+    """The same federation, run by a Flower ServerApp and ClientApp in one process.
+
+    Takes the arguments of `Federation` and returns the same `History`. On one machine, with the same seed, the models
+    are the same to the bit.
+
+    Parameters
+    ----------
+    shuffle : int, optional
+        Seed that shuffles the order of the clients' replies.
+    **arguments
+        As for `Federation`.
+    """
+
+    def __init__(self, *, shuffle: int | None = None, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._shuffle, self._run_id = shuffle, str(arguments.get("run_id", "memory"))
+        self._elsewhere: dict[str, tuple[Ledger, Store]] | None = None if arguments.get("ledgers") is None else {}
+        self._grid: InProcessGrid | None = None
+
+    def run(self, rounds: int, on_round: Callable[[RoundRecord], None] | None = None) -> History:
+        records: list[RoundRecord] = []
+        stopped = ""
+
+        def finish(record: RoundRecord) -> None:
+            records.append(record)
+            if on_round is not None:
+                on_round(record)
+
+        try:
+            self._drive(rounds, finish)
+        except BudgetError as error:
+            stopped = str(error)
+        return self.history(records, stopped)
+
+    def rounds(self, rounds: int) -> Iterator[RoundRecord]:
+        """All rounds run before the first is handed over: Flower's loop cannot be paused. Use `run` and `on_round`."""
+        records: list[RoundRecord] = []
+        failure: FedVeilError | None = None
+        try:
+            self._drive(rounds, records.append)
+        except FedVeilError as error:
+            failure = error
+        yield from records
+        if failure is not None:
+            raise failure
+
+    def restore(self, *arguments: Any, **named: Any) -> None:
+        super().restore(*arguments, **named)
+        self._grid = None
+
+    def grid(self) -> InProcessGrid:
+        """The nodes, which keep their contexts from one run to the next."""
+        if self._grid is None:
+            options: dict[str, Any] = {"run": self._run_id}
+            if self._elsewhere is not None:
+                options = {"ledgers": self._kept}
+            app = learner_client_app(
+                self.learner,
+                self.clients,
+                self.method,
+                seed=self.seed,
+                source=self.source,
+                budget=lambda partition: deepcopy(self._budgets(partition)),  # the mod wants a fresh one on each call
+                **options,
+            )
+            configs: list[UserConfig] = [
+                {"partition-id": i, "num-partitions": len(self.clients)} for i in range(len(self.clients))
+            ]
+            self._grid = InProcessGrid(app, configs, shuffle=self._shuffle)
+            for partition, state in self.client_states().items():
+                self._memory(partition).save(state)
+        return self._grid
+
+    def _drive(self, rounds: int, finish: Callable[[RoundRecord], None]) -> None:
+        grid, began = self.grid(), perf_counter()
+        if require_count("rounds", rounds) <= self.round:
+            return
+
+        def on_round(log: Round) -> None:
+            nonlocal began
+            self.models, self.round = strategy.models, log.number
+            self._collect()
+            scales = {p: self._parties[p].ledger.entries[-1].spend.scale for p in (*log.used, *log.invalid)}
+            single, pooled = self.evaluate()
+            now = perf_counter()
+            began, seconds = now, now - began
+            finish(RoundRecord(log, pooled, single, scales, seconds))
+
+        strategy = FedVeilStrategy(
+            self.method,
+            self.layout,
+            rounds,
+            initial=self.models,
+            clients=len(self.clients),
+            clients_per_round=self.cohort_size,
+            seed=self.seed,
+            server=self.server,
+            evaluate=False,
+            done=self.round,
+            on_round=on_round,
+        )
+        server = ServerApp()
+
+        @server.main()
+        def main(grid: Grid, context: Context) -> None:
+            strategy.start(grid, to_arrays(self.layout, self.models[0]))
+
+        level = _LOG.level
+        _LOG.setLevel(WARNING)  # Flower tells every round's story at INFO
+        try:
+            run_in_process(server, grid=grid)
+        finally:
+            _LOG.setLevel(level)
+            self._collect()
+
+    def _memory(self, partition: int) -> Memory:
+        return Memory(self.grid().contexts[partition], partition, self._run_id)
+
+    def _kept(self, party: str) -> tuple[Ledger, Store]:
+        kept = {} if self._elsewhere is None else self._elsewhere
+        if party not in kept:
+            kept[party] = self._ledgers(party)
+        return kept[party]
+
+    def _collect(self) -> None:
+        """Bring the parties up to date with what the nodes remember."""
+        for partition in self.grid().contexts:
+            memory = self._memory(partition)
+            kept = (self._elsewhere or {}).get(str(partition))
+            ledger = memory.ledger if kept is None else kept[0]
+            if ledger.entries:
+                state = memory.load(self.method.client.init())
+                self._parties[partition] = ClientParty(self.method, self.layout, ledger, self.source, state=state)

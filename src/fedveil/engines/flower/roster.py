@@ -1,0 +1,100 @@
+"""Who is connected: partitions and the nodes that speak for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from logging import getLogger
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from fedveil.engines.flower.records import HELLO, UnprotectedError, read_mark
+from fedveil.errors import FedVeilError, require_count, require_positive
+from fedveil.methods import ClientSide
+
+_LOG = getLogger("flwr")
+PAUSE = 1.0  # seconds between two looks at who is connected
+
+
+class Roster:
+    """Learns which node speaks for which partition, by greeting every new node once.
+
+    The greeting is a train message without arrays, which the mod answers before any training code runs. Node ids are
+    random and change with a restart; cohorts, noise and ledgers go by partition.
+
+    Parameters
+    ----------
+    client : ClientSide
+        The method's client side, which every node must run.
+    planned : int, optional
+        Number of clients; partitions are then 0, 1, ... Default: whoever is connected in the first round.
+    patience : float
+        Seconds to wait for them in the first round.
+
+    Attributes
+    ----------
+    nodes : dict of int to int
+        Node of each partition that is connected.
+    partitions : list of int
+        Everybody who belongs to the federation, connected or not.
+    """
+
+    def __init__(self, client: ClientSide, planned: int | None, patience: float) -> None:
+        self._client = client
+        self._planned = None if planned is None else require_count("clients", planned)
+        self._patience = require_positive("patience", patience)
+        self.nodes: dict[int, int] = {}
+        self.partitions: list[int] = []
+
+    def meet(self, grid: Grid, timeout: float) -> None:
+        """Greet the nodes that are new, and forget those that left.
+
+        Raises
+        ------
+        UnprotectedError
+            If a node runs without the mod or with another method, or none answers the greeting.
+        FedVeilError
+            If too few nodes connect in the first round, or two speak for one partition.
+        """
+        connected = self._connected(grid)
+        self.nodes = {p: node for p, node in self.nodes.items() if node in connected}
+        new = sorted(connected - set(self.nodes.values()))
+        reasons = self._greet(grid, new, timeout) if new else []
+        for reason in reasons:
+            _LOG.warning("a node did not answer the greeting and takes no part in this round: %s", reason)
+        if not self.nodes:
+            raise UnprotectedError(
+                "no client answered the greeting: put fedveil.flower.privacy_mod(...) first in ClientApp(mods=[...]), "
+                f"and see what the clients say: {reasons}"
+            )
+        if not self.partitions:
+            self.partitions = sorted(self.nodes) if self._planned is None else list(range(self._planned))
+
+    def _connected(self, grid: Grid) -> set[int]:
+        deadline = time.monotonic() + self._patience
+        while True:
+            connected = set(grid.get_node_ids())
+            if self.partitions or len(connected) >= (self._planned or 1):
+                return connected
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise FedVeilError(
+                    f"{len(connected)} of {self._planned or 1} clients connected within {self._patience:g} s"
+                )
+            time.sleep(min(PAUSE, left))
+
+    def _greet(self, grid: Grid, nodes: Iterable[int], timeout: float) -> list[str]:
+        messages = [Message(RecordDict({HELLO: ConfigRecord()}), node, MessageType.TRAIN) for node in nodes]
+        reasons = []
+        for reply in sorted(grid.send_and_receive(messages, timeout=timeout), key=lambda m: m.metadata.src_node_id):
+            if reply.has_error():
+                reasons.append(str(reply.error.reason))
+                continue
+            partition, node = read_mark(reply.content, self._client)[0], reply.metadata.src_node_id
+            if self.nodes.get(partition, node) != node:
+                raise FedVeilError(f"two nodes speak for partition {partition}: give each its own partition-id")
+            if self._planned is not None and not 0 <= partition < self._planned:
+                raise FedVeilError(f"a node speaks for partition {partition}; planned are 0 to {self._planned - 1}")
+            self.nodes[partition] = node
+        return reasons

@@ -1,0 +1,11 @@
+"""Experiments: configuration, presets, runs, comparisons."""
+
+from fedveil.experiments.compare import compare
+from fedveil.experiments.config import Config
+from fedveil.experiments.loading import load, parse, presets
+from fedveil.experiments.options import ConfigError
+from fedveil.experiments.runner import Progress, run
+from fedveil.experiments.settings import labels_of
+from fedveil.experiments.summary import Summary
+
+__all__ = ["Config", "ConfigError", "Progress", "Summary", "compare", "labels_of", "load", "parse", "presets", "run"]

@@ -1,0 +1,97 @@
+"""Run several privacy settings side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from fedveil.clipping import QuantileClip
+from fedveil.errors import FieldError, require_count
+from fedveil.experiments.config import Config, Setting
+from fedveil.experiments.ledgers import replace
+from fedveil.experiments.loading import load
+from fedveil.experiments.runfolder import refuse_used
+from fedveil.experiments.runner import Progress, Silent, run
+from fedveil.experiments.settings import configure, settings_of, slug
+from fedveil.experiments.summary import Summary
+from fedveil.methods.central import CentralNoise
+
+FILE = "comparison.json"
+
+
+def compare(
+    config: Config,
+    out: str | Path | None = None,
+    *,
+    seeds: int = 1,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> list[Summary]:
+    """Run every setting of ``[compare]``, each under the same seeds.
+
+    Parameters
+    ----------
+    config : Config
+        The settings and what they share.
+    out : path, optional
+        One folder a run (``<setting>``, or ``<setting>-seed-<n>`` for the repetitions), the comparison's own
+        ``config.toml``, and ``comparison.json``: the list of summaries.
+    seeds : int
+        Repetitions: the configuration's seed and those that follow it. Data are dealt out anew under each.
+    resume : bool
+        Keep finished runs and go on with the others.
+    progress : Progress, optional
+        Is told how it goes.
+
+    Returns
+    -------
+    list of Summary
+        Setting by setting, seed by seed.
+    """
+    progress = progress or Silent()
+    require_count("--seeds", seeds)
+    path = None if out is None else Path(out)
+    if path is not None:
+        _open(path, config, resume)
+    summaries: list[Summary] = []
+    for label, setting in settings_of(config):
+        for seed in range(config.seed, config.seed + seeds):
+            single = configure(config, label, setting).model_copy(update={"seed": seed})
+            if setting.match_sigma_of:
+                single = _matched(config, label, setting, summaries, seed)
+            folder = None if path is None else path / (slug(label) + f"-seed-{seed}" * (seed != config.seed))
+            again = resume and folder is not None and (folder / "config.toml").exists()
+            summaries.append(run(single, folder, resume=again, progress=progress, setting=label))
+    if path is not None:
+        values = [dict(s.values) for s in summaries]
+        replace(path / FILE, (json.dumps(values, indent=2) + "\n").encode())
+    return summaries
+
+
+def _open(path: Path, config: Config, resume: bool) -> None:
+    stored = path / "config.toml"
+    if not resume:
+        refuse_used(path)
+        path.mkdir(parents=True, exist_ok=True)
+        replace(stored, config.to_toml().encode())
+    elif not stored.is_file():
+        raise FieldError("--resume", str(path), "holds no comparison to go on with; leave --resume out")
+    elif load(path).fingerprint() != config.fingerprint():
+        raise FieldError("--resume", str(path), "holds a comparison with another configuration; give another --out")
+
+
+def _matched(config: Config, label: str, setting: Setting, summaries: list[Summary], seed: int) -> Config:
+    """Global DP whose sigma is the average sigma of an earlier setting's run under the same seed."""
+    earlier = next(s for s in summaries if s.setting == setting.match_sigma_of and s.values["seed"] == seed)
+    wanted = earlier.noise("sigma")
+    if wanted is None:
+        raise FieldError("compare.match_sigma_of", setting.match_sigma_of, "added no noise on the server")
+    unit = configure(config, label, setting, noise_multiplier=1.0)
+    server = unit.privacy.build(unit.aggregator).server
+    assert isinstance(server, CentralNoise)
+    cohort = config.clients_per_round or config.data.clients
+    if isinstance(server.clip, QuantileClip):
+        raise FieldError("privacy.clip", "a table", "no sigma can be matched while the clipping norm adapts")
+    base = server._sensitivity(server.clip, cohort) if server.order == "formal" else server.clip / cohort
+    chosen = configure(config, label, setting, noise_multiplier=wanted / base, derived_from=setting.match_sigma_of)
+    return chosen.model_copy(update={"seed": seed})

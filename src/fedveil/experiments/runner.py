@@ -1,0 +1,200 @@
+"""Run one experiment from its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+
+from fedveil.engines import Federation, History, RoundRecord
+from fedveil.experiments.config import Config
+from fedveil.experiments.ledgers import Ledgers
+from fedveil.experiments.runfolder import RunFolder, new_run_id, refuse_used
+from fedveil.experiments.setup import Setup, prepare, resolve_device
+from fedveil.experiments.summary import (
+    REPRODUCIBLE,
+    Row,
+    Summary,
+    figures_of,
+    guarantees_of,
+    last_rounds,
+    noise_over_rounds,
+    row_of,
+    versions,
+)
+from fedveil.learning import evaluate
+
+
+class Progress(Protocol):
+    """Is told how a run goes."""
+
+    def begin(self, label: str, done: int, rounds: int) -> None:
+        """A run starts, or goes on after `done` rounds."""
+
+    def advance(self, row: Row) -> None:
+        """A round is done."""
+
+    def say(self, text: str) -> None:
+        """Something that the user should know."""
+
+    def end(self) -> None:
+        """The run is over, whatever happened."""
+
+
+class Silent:
+    """Tells nobody."""
+
+    def begin(self, label: str, done: int, rounds: int) -> None:
+        """Nothing."""
+
+    def advance(self, row: Row) -> None:
+        """Nothing."""
+
+    def say(self, text: str) -> None:
+        """Nothing."""
+
+    def end(self) -> None:
+        """Nothing."""
+
+
+def run(
+    config: Config,
+    out: str | Path | None = None,
+    *,
+    resume: bool = False,
+    progress: Progress | None = None,
+    setting: str = "",
+) -> Summary:
+    """Run an experiment.
+
+    Parameters
+    ----------
+    config : Config
+        Of one run; its ``[compare]`` is not looked at.
+    out : path, optional
+        The run's folder. Without one the ledgers live in memory and nothing is written.
+    resume : bool
+        Go on in `out` after the last whole round. With the reproducible source, the same device and the same number
+        of threads, the result is the same to the bit as without the interruption.
+    progress : Progress, optional
+        Is told how it goes.
+    setting : str
+        The run's label; by default the method's name.
+
+    Raises
+    ------
+    FieldError, ConfigError
+        If something does not fit; before anything is written, unless only training shows it.
+    LedgerError
+        If a ledger of a resumed run was edited or shortened.
+    NoReplyError
+        If a round ends without a usable reply.
+    """
+    progress = progress or Silent()
+    config = config.model_copy(update={"device": resolve_device(config.device)})
+    path = None if out is None else Path(out)
+    if path is not None and not resume:
+        refuse_used(path)
+    label = setting or config.privacy.method
+    with _threads(config.threads):
+        began = perf_counter()
+        setup = prepare(config)
+        folder = None if path is None else RunFolder(path, config, resume=resume, message=progress.say)
+        ledgers = folder.ledgers if folder else Ledgers(new_run_id(config))
+        federation = setup.federation(config, ledgers)
+        rows: list[Row] = []
+        if folder is not None:
+            folder.create()
+            if folder.checkpoint is not None:
+                folder.checkpoint.restore(federation)
+            rows = folder.rows
+
+        def on_round(record: RoundRecord) -> None:
+            row = row_of(record, federation)
+            if folder is None:
+                rows.append(row)
+            else:
+                folder.finish_round(federation, row)
+            progress.advance(row)
+
+        progress.begin(label, federation.round, config.rounds)
+        try:
+            history = federation.run(config.rounds, on_round)
+        finally:
+            progress.end()
+            ledgers.flush()
+        values = _values(config, setup, federation, history, ledgers, rows, label, perf_counter() - began)
+        if folder is not None:
+            folder.finish(history.state_dicts, values)
+    return Summary(values, rows)
+
+
+def _values(
+    config: Config,
+    setup: Setup,
+    federation: Federation,
+    history: History,
+    ledgers: Ledgers,
+    rows: list[Row],
+    label: str,
+    seconds: float,
+) -> dict[str, Any]:
+    guarantee, parties = guarantees_of(federation.method, ledgers.books, config.privacy.budget.delta)
+    final = rows[-1]["metrics"] if rows else {}
+    dataset = setup.dataset
+    counted = {kind: sum(len(row[kind]) for row in rows) for kind in ("failed", "invalid", "refused")}
+    return {
+        "setting": label,
+        "name": config.name,
+        "method": config.privacy.method,
+        "trust": federation.method.client.trust,
+        "aggregator": config.aggregator.name if config.aggregator else "",
+        "task": "classification" if dataset.classes else "regression",
+        "metrics": final,
+        "last_rounds": last_rounds(rows),
+        "test_metrics": _test_metrics(setup, federation),
+        "guarantee": guarantee.describe(config.privacy.budget.delta),
+        "guarantees": parties,
+        "noise": noise_over_rounds(rows),
+        "rounds": len(rows),
+        "rounds_planned": config.rounds,
+        "stopped": history.stopped,
+        "replies": {"used": sum(row["replies"] for row in rows), **counted},
+        "clients": config.data.clients,
+        "dimension": federation.layout.size,
+        "data": {"name": dataset.name, "note": dataset.note, "licence": dataset.licence},
+        "derived_from": config.privacy.derived_from,
+        "seed": config.seed,
+        "source": REPRODUCIBLE if config.source.kind == "reproducible" else "secure",
+        "engine": config.engine,
+        "device": config.device,
+        "threads": config.threads,
+        "versions": versions(),
+        "seconds": {
+            "rounds": round(sum(row["seconds"] for row in rows), 3),
+            "this_call": round(seconds, 3),
+        },
+    }
+
+
+def _test_metrics(setup: Setup, federation: Federation) -> dict[str, float]:
+    """The single final model on the set's own test half, where there is one."""
+    data, models = setup.dataset, federation.models
+    if data.test_x is None or data.test_y is None or len(models) != 1:
+        return {}
+    model = federation.learner.model
+    return figures_of(evaluate(model, federation.layout, models[0], data.test_x, data.test_y))
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

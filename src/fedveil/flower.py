@@ -1,0 +1,42 @@
+"""FedVeil for Flower apps: a client mod, a strategy, and a way to run both in one process."""
+
+try:
+    import flwr.app  # noqa: F401
+except ImportError as error:
+    raise ImportError('fedveil.flower needs Flower: pip install "fedveil[flower]"') from error
+
+from fedveil.engines.flower import (
+    FACTS,
+    FAILED,
+    REFUSED,
+    FedVeilStrategy,
+    FlowerFederation,
+    InProcessGrid,
+    UnprotectedError,
+    from_arrays,
+    learner_client_app,
+    method_from,
+    privacy_mod,
+    read_broadcast,
+    run_in_process,
+    to_arrays,
+    write_facts,
+)
+
+__all__ = [
+    "FACTS",
+    "FAILED",
+    "REFUSED",
+    "FedVeilStrategy",
+    "FlowerFederation",
+    "InProcessGrid",
+    "UnprotectedError",
+    "from_arrays",
+    "learner_client_app",
+    "method_from",
+    "privacy_mod",
+    "read_broadcast",
+    "run_in_process",
+    "to_arrays",
+    "write_facts",
+]

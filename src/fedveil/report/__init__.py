@@ -1,0 +1,1 @@
+"""Tables, figures and progress: what people look at."""

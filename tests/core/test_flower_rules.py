@@ -1,0 +1,75 @@
+"""The same rule gives the same model under Flower's strategies, on the same replies; where it does not, we say how."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from core_kit import combine
+
+from fedveil.aggregation import FedAdam, FedAvg, FedMedian
+from fedveil.layout import Layout
+from fedveil.methods import Plain
+
+pytest.importorskip("flwr")
+pytestmark = pytest.mark.flower
+
+LAYOUT = Layout.from_shapes({"a.weight": (3, 4), "a.bias": (4,), "scale": ()}, torch.float64)
+COUNTS = [10, 40, 25, 25]
+
+
+def message(model, count):
+    """A reply as a strategy sees it (a real Message can only be made inside Flower's runtime)."""
+    from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+
+    arrays = ArrayRecord({n: Array(np.asarray(v.numpy())) for n, v in LAYOUT.unflatten(model).items()})
+    content = RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": count, "loss": 1.0})})
+    return SimpleNamespace(content=content, has_error=lambda: False, metadata=SimpleNamespace(src_node_id=count))
+
+
+def flower_round(strategy, theta, updates, round_):
+    if hasattr(strategy, "current_arrays"):  # configure_train notes them before it asks the clients
+        strategy.current_arrays = {n: v.numpy() for n, v in LAYOUT.unflatten(theta).items()}
+    replies = [message(theta + u, c) for u, c in zip(updates, COUNTS, strict=True)]
+    arrays, _ = strategy.aggregate_train(round_, replies)
+    return LAYOUT.flatten({n: torch.from_numpy(np.array(a.numpy())) for n, a in arrays.items()})
+
+
+def rounds(n=5):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(n, len(COUNTS), LAYOUT.size, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"), [("FedAvg", FedAvg(weighting="examples")), ("FedMedian", FedMedian())], ids=["mean", "median"]
+)
+def test_mean_and_median_agree_over_rounds(name, rule):
+    from flwr.serverapp import strategy
+
+    theirs, side = getattr(strategy, name)(), Plain(rule)
+    ours = theta = torch.zeros(LAYOUT.size, dtype=torch.float64)
+    state = side.init(LAYOUT.size, torch.float64)
+    for number, updates in enumerate(rounds(), start=1):
+        theta = flower_round(theirs, theta, updates, number)
+        combined = combine(side, ours, updates, counts=COUNTS, layout=LAYOUT, state=state)
+        ours, state = combined.models[0], combined.state
+        torch.testing.assert_close(ours, theta, rtol=1e-12, atol=1e-12)
+
+
+def test_adam_differs_by_the_bias_correction_alone():
+    # Flower multiplies eta by sqrt(1 - beta2^(t+1)) / (1 - beta1^(t+1)) in round t; the paper (Reddi et al.,
+    # Algorithm 2) and we do not. The moments are the same, so each step differs by exactly this factor.
+    from flwr.serverapp import strategy
+
+    theirs = strategy.FedAdam(eta=0.1, beta_1=0.9, beta_2=0.99, tau=1e-3)
+    side = Plain(FedAdam(weighting="examples", lr=0.1, beta1=0.9, beta2=0.99, tau=1e-3))
+    ours = theta = torch.zeros(LAYOUT.size, dtype=torch.float64)
+    state = side.init(LAYOUT.size, torch.float64)
+    for number, updates in enumerate(rounds(), start=1):
+        after = flower_round(theirs, theta, updates, number)
+        combined = combine(side, ours, updates, counts=COUNTS, layout=LAYOUT, state=state)
+        factor = np.sqrt(1 - 0.99 ** (number + 1)) / (1 - 0.9 ** (number + 1))
+        torch.testing.assert_close(after - theta, factor * (combined.models[0] - ours), rtol=1e-9, atol=1e-12)
+        if number == 1:
+            assert factor == pytest.approx(0.742460, abs=1e-6)  # sqrt(.0199) / .19
+        theta, ours, state = after, combined.models[0], combined.state

@@ -1,0 +1,199 @@
+"""White-box tests of the noise: the right scale passes, slightly wrong ones fail the same test, in both directions."""
+
+import copy
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from core_kit import IMPOSSIBLE, PLAUSIBLE, variance_p
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from fedveil.errors import FieldError
+from fedveil.mechanisms import EuclideanLaplace, Gaussian, ReproducibleSource, SecureSource, keyed_seed
+
+DRAWS = 200_000
+
+
+def sources():
+    return [pytest.param(lambda: ReproducibleSource(3), id="reproducible"), pytest.param(SecureSource, id="secure")]
+
+
+def threshold(make):
+    """Operating-system entropy differs between runs: one failure in a million runs is accepted."""
+    return 1e-6 if make is SecureSource else PLAUSIBLE
+
+
+@pytest.mark.parametrize("make", sources())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gaussian_has_its_deviation_within_two_percent(make, dtype):
+    sigma = 2.5
+    noise = Gaussian(sigma).sample(DRAWS, source=make(), dtype=dtype)
+    assert noise.dtype == dtype
+    assert variance_p(noise, sigma) > threshold(make)
+    # the deviation of the estimated deviation is .16%, so 2% is twelve of them
+    for wrong in (0.98 * sigma, 1.02 * sigma):
+        assert variance_p(noise, wrong) < IMPOSSIBLE
+    # a standard deviation is not a variance
+    for wrong in (sigma**2, math.sqrt(sigma)):
+        assert variance_p(noise, wrong) < IMPOSSIBLE
+
+
+@pytest.mark.parametrize("make", sources())
+def test_gaussian_is_normal_and_uncorrelated(make):
+    noise = Gaussian(0.3).sample(DRAWS, source=make()).numpy()
+    assert stats.kstest(noise, stats.norm(scale=0.3).cdf).pvalue > threshold(make)
+    assert stats.kstest(noise, stats.norm(scale=0.31).cdf).pvalue < IMPOSSIBLE
+    for lag in (1, 2, DRAWS // 2):  # the halves of a Box-Muller draw lie half a length apart
+        correlation = np.corrcoef(noise[:-lag], noise[lag:])[0, 1]
+        assert abs(correlation) * math.sqrt(DRAWS - lag) < 5.5
+
+
+@pytest.mark.parametrize("make", sources())
+def test_uniform(make):
+    values = make().uniform(DRAWS).numpy()
+    assert values.min() > 0
+    assert values.max() < 1
+    assert stats.kstest(values, "uniform").pvalue > threshold(make)
+
+
+@pytest.mark.parametrize("shape", [1.0, 2.0, 50.0])
+def test_gamma(shape):
+    source = ReproducibleSource(1)
+    draws = [source.gamma(shape) for _ in range(2000)]
+    assert stats.kstest(draws, stats.gamma(shape).cdf).pvalue > PLAUSIBLE
+    assert stats.kstest(draws, stats.gamma(shape, scale=1.25).cdf).pvalue < IMPOSSIBLE
+
+
+@pytest.mark.parametrize("make", sources())
+@pytest.mark.parametrize(("n", "epsilon"), [(1, 2.0), (3, 0.5), (40, 7.0)])
+def test_laplace_radius_and_direction(make, n, epsilon):
+    mechanism, source = EuclideanLaplace(epsilon), make()
+    noise = torch.stack([mechanism.sample(n, source=source) for _ in range(3000)]).numpy()
+    radius = np.linalg.norm(noise, axis=1)
+    law = lambda e: stats.gamma(n, scale=1 / e).cdf  # noqa: E731
+    assert stats.kstest(radius, law(epsilon)).pvalue > threshold(make)
+    factor = 1.6 if n == 1 else 1.25  # one radius of n = 1 says little about the scale
+    for wrong in (epsilon / factor, epsilon * factor):  # too much noise and too little fail the same test
+        assert stats.kstest(radius, law(wrong)).pvalue < IMPOSSIBLE
+    # the direction: mean 0, covariance I / n, and in three dimensions (Archimedes) a uniform height
+    direction = noise / radius[:, None]
+    assert np.abs(direction.mean(0)).max() < 5 / math.sqrt(3000 * n)
+    assert np.abs(direction.T @ direction / 3000 - np.eye(n) / n).max() < 6 / (n * math.sqrt(3000 / 2))
+    if n == 3:
+        for column in direction.T:
+            assert stats.kstest(column, stats.uniform(-1, 2).cdf).pvalue > threshold(make)
+    # radius and direction are independent
+    assert abs(np.corrcoef(radius, direction[:, 0])[0, 1]) < 5.5 / math.sqrt(3000)
+
+
+def test_laplace_in_one_dimension_is_laplace():
+    source = ReproducibleSource(5)
+    noise = [float(EuclideanLaplace(2.0).sample(1, source=source)[0]) for _ in range(3000)]
+    assert stats.kstest(noise, stats.laplace(scale=0.5).cdf).pvalue > PLAUSIBLE
+    assert stats.kstest(noise, stats.laplace(scale=0.75).cdf).pvalue < IMPOSSIBLE
+
+
+def test_laplace_in_high_dimension_has_the_expected_length():
+    # E[radius] = n / epsilon, with relative deviation 1 / sqrt(n) = .1% here
+    noise = EuclideanLaplace(4.0).sample(1_000_000, source=ReproducibleSource(0), dtype=torch.float32)
+    assert float(noise.double().norm()) == pytest.approx(250_000, rel=0.005)
+
+
+@pytest.mark.parametrize("scale", [0, -1.0, float("nan"), float("inf"), "1", None, True])
+def test_bad_scales_are_refused(scale):
+    with pytest.raises(FieldError, match="sigma"):
+        Gaussian(scale)
+    with pytest.raises(FieldError, match="epsilon"):
+        EuclideanLaplace(scale)
+
+
+@pytest.mark.parametrize("mechanism", [Gaussian(1.0), EuclideanLaplace(1.0)])
+def test_a_source_and_a_size_are_needed(mechanism):
+    for size in (0, -1, 2.5, True):
+        with pytest.raises(FieldError, match="size"):
+            mechanism.sample(size, source=ReproducibleSource(0))
+    for source in (None, 7, torch.Generator()):
+        with pytest.raises(FieldError, match="source"):
+            mechanism.sample(3, source=source)
+
+
+# ---- streams
+
+
+def draw(source, n=8):
+    return source.normal(n).tolist()
+
+
+KEY = (3, "protect", 7, 0)
+
+
+def test_the_same_key_gives_the_same_bits():
+    assert draw(ReproducibleSource(1).child(*KEY)) == draw(ReproducibleSource(1).child(*KEY))
+    parent = ReproducibleSource(1)
+    parent.normal(100)  # what the parent has drawn does not move its children
+    assert draw(parent.child(*KEY)) == draw(ReproducibleSource(1).child(*KEY))
+
+
+def test_every_part_of_the_key_and_the_seed_matter():
+    keys = [KEY, (4, "protect", 7, 0), (3, "combine", 7, 0), (3, "protect", 8, 0), (3, "protect", 7, 1), ("3", *KEY[1:])]
+    drawn = [tuple(draw(ReproducibleSource(1).child(*key))) for key in keys]
+    drawn += [tuple(draw(ReproducibleSource(2).child(*KEY))), tuple(draw(ReproducibleSource(1)))]
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_the_noise_stream_is_not_the_stream_of_training():
+    generator = torch.Generator().manual_seed(keyed_seed("train", 1, *KEY))
+    other = torch.randn(8, generator=generator, dtype=torch.float64).tolist()
+    assert draw(ReproducibleSource(1).child(*KEY)) != other
+
+
+@pytest.mark.parametrize("make", sources())
+def test_successive_draws_and_children_differ(make):
+    source = make()
+    assert draw(source) != draw(source)
+    assert source.uniform(8).tolist() != source.uniform(8).tolist()
+    assert draw(source.child(1)) != draw(source.child(2))
+
+
+def test_secure_children_differ_even_under_one_key():
+    source = SecureSource()
+    assert draw(source.child(*KEY)) != draw(source.child(*KEY))
+
+
+@pytest.mark.parametrize("make", sources())
+def test_a_source_is_never_copied(make):
+    for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="cannot be pickled"):
+            attempt(make())
+
+
+def test_the_secure_source_has_no_seed():
+    with pytest.raises(FieldError, match="no seed"):
+        SecureSource(seed=1)
+    assert SecureSource.deployable
+    assert not ReproducibleSource.deployable
+
+
+def test_the_seed_is_not_printed():
+    assert "12345" not in repr(ReproducibleSource(12345))
+
+
+@pytest.mark.parametrize("seed", [1.5, "1", None, True])
+def test_the_seed_is_an_integer(seed):
+    with pytest.raises(FieldError, match="seed"):
+        ReproducibleSource(seed)
+
+
+@given(st.lists(st.one_of(st.integers(), st.text(max_size=3)), max_size=4))
+def test_a_keyed_seed_fits_a_generator(key):
+    assert 0 <= keyed_seed(*key) < 2**63
+    assert keyed_seed(*key) == keyed_seed(*key)
+
+
+def test_a_keyed_seed_is_the_same_everywhere():
+    # printf 'str:a\x1fint:1' | sha256sum begins with 3b01d60eaff07885; shifted right by one bit
+    assert keyed_seed("a", 1) == 0x3B01D60EAFF07885 >> 1

@@ -1,0 +1,362 @@
+"""The strategy: fails closed, maps nodes to partitions, goes on when clients fail."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+import torch
+from flower_cases import CLIENTS, METHODS, arguments, observe
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+import fedveil as fv
+from fedveil.engines.flower.records import write_mark
+from fedveil.errors import FedVeilError, FieldError, NoReplyError
+from fedveil.flower import (
+    FACTS,
+    FedVeilStrategy,
+    FlowerFederation,
+    InProcessGrid,
+    UnprotectedError,
+    from_arrays,
+    learner_client_app,
+    read_broadcast,
+    run_in_process,
+    to_arrays,
+)
+from fedveil.layout import Layout
+from fedveil.methods import build
+
+pytestmark = pytest.mark.flower
+LAYOUT = Layout.from_shapes({"weight": (6,)})
+VANILLA = build("vanilla")
+
+
+def run(strategy, client_app, partitions=3, start=None, evaluate_fn=None, **options):
+    results = []
+    server = ServerApp()
+
+    @server.main()
+    def main(grid, context):
+        arrays = to_arrays(LAYOUT, torch.zeros(6) if start is None else start)
+        results.append(strategy.start(grid, arrays, evaluate_fn=evaluate_fn))
+
+    run_in_process(server, client_app, partitions, **options)
+    return results[0]
+
+
+def app(change=lambda reply, partition: None, mods=None, method=VANILLA):
+    """Each client adds 1 + its partition."""
+    client = ClientApp(mods=[fv.flower.privacy_mod(LAYOUT, method)] if mods is None else mods)
+
+    @client.train()
+    def train(message, context):
+        partition = context.node_config["partition-id"]
+        vector = from_arrays(LAYOUT, message.content["arrays"]) + 1 + partition
+        content = RecordDict({"arrays": to_arrays(LAYOUT, vector), "metrics": MetricRecord({"num-examples": 1})})
+        change(content, partition)
+        return Message(content, reply_to=message)
+
+    @client.evaluate()
+    def evaluate(message, context):
+        partition = context.node_config["partition-id"]
+        loss = float(from_arrays(LAYOUT, message.content["arrays"])[0]) + partition
+        return Message(
+            RecordDict({"metrics": MetricRecord({"num-examples": 1 + partition, "loss": loss})}), reply_to=message
+        )
+
+    return client
+
+
+def outermost(change):
+    """A mod that tampers with what has been protected."""
+
+    def mod(message, context, call_next):
+        reply = call_next(message, context)
+        if "arrays" in message.content:
+            change(reply.content, context.node_config["partition-id"])
+        return reply
+
+    return [mod, fv.flower.privacy_mod(LAYOUT, VANILLA)]
+
+
+def test_rounds_metrics_and_central_evaluation():
+    strategy = FedVeilStrategy(VANILLA, LAYOUT, 2)
+    seen = []
+
+    def evaluate_fn(round_, arrays):
+        seen.append((round_, float(from_arrays(LAYOUT, arrays)[0])))
+        return MetricRecord({"accuracy": 0.5})
+
+    result = run(strategy, app(), evaluate_fn=evaluate_fn)
+    assert torch.equal(from_arrays(LAYOUT, result.arrays), torch.full((6,), 4.0))
+    assert torch.equal(strategy.models, torch.full((1, 6), 4.0))
+    assert [r.number for r in strategy.history] == [1, 2]
+    assert seen == [(0, 0.0), (1, 2.0), (2, 4.0)]
+    assert result.evaluate_metrics_serverapp[2]["accuracy"] == 0.5
+    assert result.evaluate_metrics_clientapp[1]["loss"] == pytest.approx(2 + (0 * 1 + 1 * 2 + 2 * 3) / 6)
+    assert result.train_metrics_clientapp[1]["used"] == 3
+
+
+def test_nobody_is_asked_to_evaluate_under_local_trust():
+    strategy = FedVeilStrategy(build("group", hypotheses=1), LAYOUT, 1)
+    result = run(strategy, app(method=build("group", hypotheses=1)))
+    assert not result.evaluate_metrics_clientapp
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_clients_without_the_mod_end_the_run_loudly(name):
+    federation = FlowerFederation(**arguments(name))
+    layout, bare = federation.layout, ClientApp()
+
+    @bare.train()
+    def train(message, context):
+        models = read_broadcast(message.content, layout).models
+        return Message(RecordDict({"arrays": to_arrays(layout, models[0] + 1)}), reply_to=message)
+
+    federation.grid()._app = bare
+    with pytest.raises(UnprotectedError, match="privacy_mod"):
+        federation.run(1)
+
+
+def test_one_client_without_the_mod_never_trains_or_ends_the_run():
+    trained = []
+
+    def tolerant(message, context):
+        trained.append("arrays" in message.content)
+        return Message(RecordDict({"arrays": to_arrays(LAYOUT, torch.ones(6))}), reply_to=message)
+
+    bare = ClientApp()
+    bare.train()(tolerant)
+    with pytest.raises(UnprotectedError, match=r"fedveil\.reply"):
+        run(FedVeilStrategy(VANILLA, LAYOUT, 1), {0: app(), 1: bare, 2: app()})
+    assert trained == [False]  # it was greeted, never sent a model
+
+
+def test_a_reply_that_lost_its_mark_or_kept_its_facts_ends_the_run():
+    def lose(content, partition):
+        del content["fedveil.reply"]
+
+    def keep(content, partition):
+        content[FACTS] = ConfigRecord({"chosen": 0})
+
+    for change in (lose, keep):
+        with pytest.raises(UnprotectedError, match="not protected"):
+            run(FedVeilStrategy(VANILLA, LAYOUT, 1), app(mods=outermost(change)))
+
+
+def test_a_client_with_another_method_ends_the_run():
+    with pytest.raises(UnprotectedError, match="give both the same method"):
+        run(FedVeilStrategy(build("sga-ldp"), LAYOUT, 1), app())
+
+
+@pytest.mark.parametrize("name", ["group", "fedre-normalised"])
+def test_facts_never_reach_the_server(name):
+    federation = FlowerFederation(**arguments(name))
+    _, sent = observe(federation)
+    federation.run(2)
+    assert len(sent) == 3 * CLIENTS  # the greeting and two rounds
+    assert all(set(r.content) <= {"arrays", "metrics", "fedveil.reply"} for r in sent)
+
+
+def test_a_client_that_claims_another_partition_is_dropped():
+    def claim(content, partition):
+        content["fedveil.reply"] = write_mark(0, VANILLA.client, True)
+
+    strategy = FedVeilStrategy(VANILLA, LAYOUT, 1)
+    run(strategy, {0: app(), 1: app(mods=outermost(claim)), 2: app()})
+    assert strategy.history[0].used == (0, 2)
+    assert "spoke for partition 1" in strategy.history[0].failed[1]
+
+
+def test_garbage_is_one_clients_failure():
+    def spoil(content, partition):
+        content["arrays"] = ArrayRecord([torch.ones(2).numpy()])
+
+    strategy = FedVeilStrategy(VANILLA, LAYOUT, 1)
+    run(strategy, {0: app(), 1: app(mods=outermost(spoil)), 2: app()})
+    assert (strategy.history[0].used, list(strategy.history[0].failed)) == ((0, 2), [1])
+
+
+class Replaying(InProcessGrid):
+    """Delivers partition 1 twice, partition 2 never."""
+
+    def send_and_receive(self, messages, *, timeout=None):
+        replies = list(super().send_and_receive(messages, timeout=timeout))
+        if not replies or "arrays" not in replies[0].content:
+            return replies
+        return [replies[0], replies[1], replies[1]]
+
+
+def test_two_replies_of_one_partition_are_refused_and_a_missing_one_is_counted():
+    strategy = FedVeilStrategy(VANILLA, LAYOUT, 1, evaluate=False)
+    run(strategy, None, grid=Replaying(app(), [{"partition-id": i} for i in range(3)]))
+    assert strategy.history[0].used == (0,)
+    assert strategy.history[0].failed == {1: "sent two replies in one round", 2: "did not reply in time"}
+
+
+def test_two_nodes_of_one_partition_are_refused():
+    class Doubled(InProcessGrid):
+        def get_node_ids(self):
+            return [*super().get_node_ids(), 5]
+
+        def _ask(self, message):
+            if message.metadata.dst_node_id == 5:
+                return Message(RecordDict({"fedveil.reply": write_mark(0, VANILLA.client)}), reply_to=message)
+            return super()._ask(message)
+
+    with pytest.raises(FedVeilError, match="two nodes speak for partition 0"):
+        run(FedVeilStrategy(VANILLA, LAYOUT, 1), None, grid=Doubled(app(), [{"partition-id": 0}]))
+
+
+class Leaving(InProcessGrid):
+    """Partition 1 is gone after the first round, and back under another node id in the third."""
+
+    round = 0
+
+    def get_node_ids(self):
+        self.round += 1
+        nodes = list(self._partitions)
+        if self.round == 3:
+            self._partitions[4242] = self._partitions.pop(nodes[1])
+            nodes = list(self._partitions)
+        return [n for n in nodes if self.round != 2 or self._partitions[n] != 1]
+
+
+def test_nodes_that_leave_are_counted_and_may_come_back():
+    strategy = FedVeilStrategy(VANILLA, LAYOUT, 3, evaluate=False)
+    run(strategy, None, grid=Leaving(app(), [{"partition-id": i} for i in range(3)]))
+    assert [r.used for r in strategy.history] == [(0, 1, 2), (0, 2), (0, 1, 2)]
+    assert strategy.history[1].failed == {1: "is not connected"}
+
+
+def test_too_few_clients_end_the_wait():
+    with pytest.raises(FedVeilError, match="3 of 4 clients"):
+        run(FedVeilStrategy(VANILLA, LAYOUT, 1, clients=4, patience=0.01), app())
+    with pytest.raises(FedVeilError, match="planned are 0 to 1"):
+        run(FedVeilStrategy(VANILLA, LAYOUT, 1, clients=2), app())
+
+
+def test_partitions_may_have_any_numbers():
+    strategy = FedVeilStrategy(VANILLA, LAYOUT, 1, clients_per_round=2, seed=3)
+    run(strategy, None, grid=InProcessGrid(app(), [{"partition-id": p} for p in (40, 7, 12)]))
+    assert set(strategy.history[0].used) < {40, 7, 12}
+    assert len(strategy.history[0].used) == 2
+
+
+def test_all_clients_failing_is_an_error_that_keeps_the_last_model():
+    strategy = FedVeilStrategy(VANILLA, LAYOUT, 3)
+    rounds = []
+
+    def fail_later(content, partition):
+        rounds.append(partition)
+        if len(rounds) > 3:
+            raise RuntimeError("broken")
+
+    with pytest.raises(NoReplyError, match="round 2: no usable reply from 3 clients"):
+        run(strategy, app(fail_later))
+    assert torch.equal(strategy.models, torch.full((1, 6), 2.0))
+    assert len(strategy.history) == 1
+
+
+def test_wrong_plans_are_refused():
+    with pytest.raises(FieldError, match="initial"):
+        FedVeilStrategy(build("group", hypotheses=2), LAYOUT, 1)
+    with pytest.raises(FieldError, match=r"\[k, d\]"):
+        FedVeilStrategy(VANILLA, LAYOUT, 1, initial=torch.zeros(2, 6))
+    strategy = FedVeilStrategy(VANILLA, LAYOUT, 2)
+    with pytest.raises(FieldError, match="num_rounds"):
+        strategy.start(None, to_arrays(LAYOUT, torch.zeros(6)), num_rounds=3)
+    with pytest.raises(FieldError, match="clients_per_round"):
+        run(FedVeilStrategy(VANILLA, LAYOUT, 1, clients_per_round=9), app())
+    with pytest.raises(FieldError, match="public_data"):
+        FedVeilStrategy(build("fedre"), LAYOUT, 1)
+    run(strategy, app())
+    with pytest.raises(FieldError, match="has run"):
+        run(strategy, app())
+
+
+def test_several_hypotheses_stay_on_the_strategy():
+    federation = fv.Federation(**arguments("group"))
+    method, layout = METHODS["group"], federation.layout
+    strategy = FedVeilStrategy(method, layout, 2, initial=federation.models, seed=11, clients=CLIENTS)
+    results, server = [], ServerApp()
+
+    @server.main()
+    def main(grid, context):
+        results.append(strategy.start(grid, to_arrays(layout, federation.models[0])))
+
+    client = learner_client_app(federation.learner, federation.clients, method, seed=11, source=federation.source)
+    run_in_process(server, client, CLIENTS)
+    expected = federation.run(2)
+    assert torch.equal(strategy.models, expected.models)
+    assert torch.equal(from_arrays(layout, results[0].arrays), expected.models[0])
+
+
+def test_secure_by_default():
+    noisy = build("global", noise_multiplier=1.0)
+    client = app(method=noisy)
+    runs = [FedVeilStrategy(noisy, LAYOUT, 1) for _ in range(2)]
+    for strategy in runs:
+        run(strategy, client)
+    assert not torch.equal(runs[0].models, runs[1].models)
+
+
+def test_the_learners_app_evaluates_under_central_trust():
+    federation = FlowerFederation(**arguments("vanilla"))
+    strategy = FedVeilStrategy(METHODS["vanilla"], federation.layout, 1, seed=11)
+    results, server = [], ServerApp()
+
+    @server.main()
+    def main(grid, context):
+        results.append(strategy.start(grid, to_arrays(federation.layout, federation.models[0])))
+
+    run_in_process(server, grid=federation.grid())
+    expected = fv.Federation(**arguments("vanilla")).run(1).metrics
+    found = results[0].evaluate_metrics_clientapp[1]
+    assert found["loss"] == pytest.approx(expected.loss)
+    assert found["accuracy"] == pytest.approx(expected.accuracy)
+
+
+def test_flower_is_imported_only_when_asked_for(monkeypatch):
+    code = "import sys, fedveil; assert not any(m.split('.')[0] == 'flwr' for m in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    monkeypatch.setitem(sys.modules, "flwr", None)
+    monkeypatch.setitem(sys.modules, "flwr.app", None)
+    monkeypatch.delitem(sys.modules, "fedveil.flower")
+    with pytest.raises(ImportError, match=r'pip install "fedveil\[flower\]"'):
+        importlib.import_module("fedveil.flower")
+
+
+def test_the_grid_copies_and_turns_exceptions_into_errors():
+    client = ClientApp()
+
+    @client.query()
+    def query(message, context):
+        message.content["a"]["x"] = 5
+        if context.node_config["partition-id"] == 1:
+            raise ValueError("no")
+        context.state["seen"] = ConfigRecord({"n": 1})
+        return Message(message.content, reply_to=message)
+
+    got, server = [], ServerApp()
+
+    @server.main()
+    def main(grid, context):
+        content = RecordDict({"a": ConfigRecord({"x": 1})})
+        messages = [Message(content, node, "query") for node in grid.get_node_ids()]
+        got.extend(grid.send_and_receive(messages))
+        ids = grid.push_messages(messages)
+        got.extend(grid.pull_messages(ids))
+        assert content["a"]["x"] == 1
+
+    grid = InProcessGrid(client, [{"partition-id": i} for i in range(2)])
+    context = run_in_process(server, grid=grid)
+    assert isinstance(context, Context)
+    assert [m.has_error() for m in got] == [False, True, False, True]
+    assert got[1].error == Error(2, "<class 'ValueError'>:<'no'>")
+    assert ("seen" in grid.contexts[0].state, "seen" in grid.contexts[1].state) == (True, False)
+    with pytest.raises(RuntimeError, match="TaskIdentity"):
+        Message(RecordDict(), 1, "query")  # outside a run, as Flower has it
