@@ -80,7 +80,7 @@ def run(
 
         spec = experiments.load(config, assign or [], engine=engine, device=device, seed=seed)
         folder = out or _folder(config, spec.name)
-        told.hint = f"fedveil run {folder} --resume"
+        told.folder, told.command = folder, f"fedveil run {folder} --resume"
         console = _console()
         _quiet(spec.engine)
         summary = experiments.run(spec, folder, resume=resume, progress=progress_for(console))
@@ -111,11 +111,10 @@ def compare(
 
         spec = experiments.load(config, assign or [], engine=engine, device=device, seed=seed)
         folder = out or (_folder(config, spec.name) if resume else _fresh(_folder(config, spec.name)))
-        told.hint = f"fedveil compare {folder} --resume" + (f" --seeds {seeds}" if seeds > 1 else "")
+        told.folder, told.command = folder, f"fedveil compare {folder} --resume" + f" --seeds {seeds}" * (seeds > 1)
         console = _console()
         _quiet(spec.engine)
         found = experiments.compare(spec, folder, seeds=seeds, resume=resume, progress=progress_for(console))
-        told.hint = ""
         files = draw(found, folder)
         for table in comparison_tables(found, console.width):
             console.print(table)
@@ -197,28 +196,33 @@ def data_prepare(
         _console().print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-class _Hint:
+class _GoOn:
     """How to go on after an interruption."""
 
-    hint = ""
+    folder: Path | None = None
+    command = ""
+
+    def __str__(self) -> str:
+        begun = self.folder is not None and (self.folder / "config.toml").exists()
+        return f"; go on with: {self.command}" if begun else ""
 
 
 @contextmanager
-def _told() -> Iterator[_Hint]:
+def _told() -> Iterator[_GoOn]:
     """Turn refusals into one clear line each on stderr, and an exit code."""
     from fedveil.errors import FedVeilError, NoReplyError
 
-    told = _Hint()
+    told = _GoOn()
     try:
         yield told
     except NoReplyError as error:
-        _fail(str(error), NO_REPLY)
+        _fail(f"{error}{told}", NO_REPLY)
     except FedVeilError as error:
         _fail(str(error), REFUSED)
     except OSError as error:
         _fail(f"{error.filename or 'file'}: {error.strerror or error}", REFUSED)
     except KeyboardInterrupt:
-        _fail("interrupted" + (f"; go on with: {told.hint}" if told.hint else ""), INTERRUPTED)
+        _fail(f"interrupted{told}", INTERRUPTED)
 
 
 def _fail(text: str, code: int) -> None:

@@ -17,10 +17,10 @@ from fedveil.accounting import (
     mu_of_epsilon,
     nothing,
 )
-from fedveil.engines import ClientParty
+from fedveil.engines import ClientParty, ServerParty
 from fedveil.errors import BudgetError, FieldError, LedgerError, NoReplyError
 from fedveil.mechanisms import ReproducibleSource
-from fedveil.methods import SGALDP, GlobalDP, GroupPrivacy, MetricPrivacy, Method, PerturbationAware, Plain
+from fedveil.methods import SGALDP, GlobalDP, GroupPrivacy, MetricPrivacy, Method, PerturbationAware, Plain, TrustedServer
 
 DELTA, D = 1e-5, 3
 START = torch.zeros(D, dtype=torch.float64)
@@ -41,13 +41,6 @@ def release(party, round_=1, step=STEP):
 def participate(party, round_=1, step=STEP):
     refusal = party.admit(broadcast_of(START, round_))
     return refusal if refusal is not None else release(party, round_, step)
-
-
-def lines_of(make):
-    """The ledger lines that a party writes while `make(store)` acts."""
-    lines = []
-    make(lines.append)
-    return lines
 
 
 # ---- clients
@@ -175,13 +168,8 @@ def test_noise_differs_between_rounds_and_parties_and_not_between_orders():
 def test_evaluation_replies_leave_only_under_central_trust():
     metrics = (Release("metric", torch.tensor(0.5), "accuracy"), Release("count", torch.tensor(5.0)))
     assert client().report(metrics, client_facts(START)) == ()
-    assert client(method=Method("global", Plain_client(), GlobalDP())).report(metrics, client_facts(START)) == metrics
-
-
-def Plain_client():
-    from fedveil.methods import TrustedServer
-
-    return TrustedServer()
+    trusting = client(method=Method("global", TrustedServer(), GlobalDP()))
+    assert trusting.report(metrics, client_facts(START)) == metrics
 
 
 def test_a_heuristic_cannot_be_held_to_an_epsilon():
@@ -276,8 +264,7 @@ def test_the_server_stops_before_its_budget_is_exceeded():
         server.combine(opened(3), replies())
     assert len(lines) == 2
     # a resumed server knows what it spent
-    resumed = server_party(side, D, budget=Filter(epsilon, DELTA))
-    resumed = type(server)(
+    resumed = ServerParty(
         server.method,
         server.layout,
         Ledger.parse("run", "server", lines),

@@ -31,13 +31,14 @@ def network():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.LeakyReLU(), nn.Linear(12, 10))
 
 
-def digits(clients=CLIENTS, train=24, test=8):
+def digits(clients=CLIENTS, train=24, test=0):
     x, y = load_digits(return_X_y=True)
     x, y = torch.tensor(x / 16, dtype=torch.float32).reshape(-1, 1, 8, 8), torch.tensor(y)
     parts, start = [], 0
     for i in range(clients):
         middle, stop = start + train + i, start + train + i + test
-        parts.append(ClientData(x[start:middle], y[start:middle], x[middle:stop], y[middle:stop]))
+        held_out = (x[middle:stop], y[middle:stop]) if test else ()
+        parts.append(ClientData(x[start:middle], y[start:middle], *held_out))
         start = stop
     return parts
 

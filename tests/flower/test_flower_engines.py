@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from flower_cases import CLIENTS, METHODS, ROUNDS, arguments, unruly
+from flower_cases import CLIENTS, METHODS, ROUNDS, arguments, digits, unruly
 
 import fedveil as fv
 from fedveil.accounting import Filter, LeakageFilter, Ledger
@@ -22,9 +22,9 @@ def ledgers(federation):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_same_bits_as_embedded_though_replies_arrive_shuffled(name):
-    embedded = fv.Federation(**arguments(name))
+    embedded = fv.Federation(**arguments(name, clients=digits(test=8)))
     expected = embedded.run(ROUNDS)
-    flower = FlowerFederation(shuffle=5, **arguments(name))
+    flower = FlowerFederation(shuffle=5, **arguments(name, clients=digits(test=8)))
     found = flower.run(ROUNDS)
     assert torch.equal(found.models, expected.models)
     assert found.guarantee == expected.guarantee

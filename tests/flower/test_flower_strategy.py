@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from flower_cases import CLIENTS, METHODS, arguments, observe
+from flower_cases import CLIENTS, METHODS, arguments, digits, observe
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
@@ -305,7 +305,7 @@ def test_secure_by_default():
 
 
 def test_the_learners_app_evaluates_under_central_trust():
-    federation = FlowerFederation(**arguments("vanilla"))
+    federation = FlowerFederation(**arguments("vanilla", clients=digits(test=8)))
     strategy = FedVeilStrategy(METHODS["vanilla"], federation.layout, 1, seed=11)
     results, server = [], ServerApp()
 
@@ -314,7 +314,7 @@ def test_the_learners_app_evaluates_under_central_trust():
         results.append(strategy.start(grid, to_arrays(federation.layout, federation.models[0])))
 
     run_in_process(server, grid=federation.grid())
-    expected = fv.Federation(**arguments("vanilla")).run(1).metrics
+    expected = fv.Federation(**arguments("vanilla", clients=digits(test=8))).run(1).metrics
     found = results[0].evaluate_metrics_clientapp[1]
     assert found["loss"] == pytest.approx(expected.loss)
     assert found["accuracy"] == pytest.approx(expected.accuracy)

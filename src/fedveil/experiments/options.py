@@ -119,7 +119,7 @@ def check_options(
 
 
 def with_tables(owner: Mapping[str, Option], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Checked values with tables turned into the objects they stand for, and lists into tuples where those are meant."""
+    """Checked values with tables turned into what they stand for, and lists into tuples where those are meant."""
     made = {}
     for key, value in values.items():
         table = owner[key].table

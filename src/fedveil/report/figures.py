@@ -73,13 +73,8 @@ def pareto(summaries: Sequence[Summary]) -> Figure:
         if not found:
             continue
         y, spread = fmean(found), (stdev(found) if len(found) > 1 else runs[0].values["last_rounds"][name]["deviation"])
-        style: dict[str, Any] = {
-            "color": COLOURS[index % 8],
-            "marker": MARKERS[index % 8],
-            "markersize": 7,
-            "capsize": 3,
-        }
-        style |= {"linestyle": "none", "elinewidth": 1}
+        style: dict[str, Any] = {"color": COLOURS[index % 8], "marker": MARKERS[index % 8], "linestyle": "none"}
+        style |= {"markersize": 7, "capsize": 3, "elinewidth": 1}
         ratios = [v for v in (r.noise("noise_to_clip") for r in runs) if v is not None]
         if ratios:
             left.errorbar(fmean(ratios), y, yerr=spread, label=label, **style)

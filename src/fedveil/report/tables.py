@@ -35,28 +35,25 @@ def comparison_tables(summaries: Sequence[Summary], width: int) -> list[Table]:
     over = f"mean over {seeds} seeds" if seeds > 1 else "one seed"
     deviation = "seeds" if seeds > 1 else "these rounds"
     title = f"{figures[0]}: mean of the last {LAST} rounds, {over}, ± standard deviation over {deviation}"
-    style: dict[str, Any] = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "title_style": ""}
-    table = Table(title=title, title_justify="left", **style)
+    style: dict[str, Any] = {"box": box.SIMPLE_HEAD, "show_edge": False, "padding": (0, 1, 0, 0)}
+    table = Table(title=title, title_justify="left", title_style="", **style)
     table.add_column("setting", no_wrap=True)
     for name in (*(f.upper() if f == "f1" else f for f in figures), "sigma", "d", "noise/clip"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("seconds", justify="right", no_wrap=True)
     promises = Table(**style) if narrow else table
     if narrow:
         promises.add_column("setting", no_wrap=True)
+    promises.add_column("seconds", justify="right", no_wrap=True)
     promises.add_column("guarantee")
     for label, runs in grouped(summaries).items():
-        cells = [
-            label,
-            *(_averaged(runs, figure) for figure in figures),
-            *(_noise(runs, figure) for figure in ("sigma", "distance", "noise_to_clip")),
-            f"{fmean(float(r.values['seconds']['rounds']) for r in runs):.1f}",
-        ]
+        measured = [_averaged(runs, figure) for figure in figures]
+        measured += [_noise(runs, figure) for figure in ("sigma", "distance", "noise_to_clip")]
+        seconds = f"{fmean(float(r.values['seconds']['rounds']) for r in runs):.1f}"
         if narrow:
-            table.add_row(*cells)
-            promises.add_row(label, _guarantee(runs))
+            table.add_row(label, *measured)
+            promises.add_row(label, seconds, _guarantee(runs))
         else:
-            table.add_row(*cells, _guarantee(runs))
+            table.add_row(label, *measured, seconds, _guarantee(runs))
     return [table, promises] if narrow else [table]
 
 
