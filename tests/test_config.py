@@ -13,6 +13,7 @@ from fedveil.errors import FieldError
 from fedveil.experiments import ConfigError, load, parse, presets
 from fedveil.experiments.loading import assign
 from fedveil.experiments.settings import configure, settings_of
+from fedveil.experiments.setup import prepare
 from fedveil.experiments.study import DerivedGlobalDP
 from fedveil.experiments.toml import dumps
 from fedveil.learning import LocalTraining
@@ -97,8 +98,6 @@ def test_every_problem_has_its_line():
 
 def test_missing_name_of_a_source_option_is_refused_by_name():
     with pytest.raises(FieldError, match=r"data\.path"):
-        from fedveil.experiments.setup import prepare
-
         prepare(tiny(data={"name": "npz", "clients": 2}))
 
 

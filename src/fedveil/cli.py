@@ -241,7 +241,7 @@ def _console() -> Console:
     from rich.console import Console
 
     console = Console()
-    return console if console.is_terminal else Console(width=max(console.width, 150))
+    return console if console.is_terminal else Console(width=max(console.width, 180))
 
 
 def _folder(config: str, name: str) -> Path:

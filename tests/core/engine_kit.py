@@ -93,6 +93,4 @@ def scripted(method, steps, *, seed=0, **learner):
     """A federation of `wide` models whose clients move by the given steps [n, d]."""
     clients = [(torch.zeros(1, 100, dtype=torch.float32), torch.zeros(1, dtype=torch.int64)) for _ in steps]
     script = Scripted(dict(enumerate(steps)), **learner)
-    return Federation(
-        model=wide, clients=clients, privacy=method, learner=script, seed=seed, public_data=clients[0]
-    )
+    return Federation(model=wide, clients=clients, privacy=method, learner=script, seed=seed, public_data=clients[0])

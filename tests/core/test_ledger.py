@@ -93,7 +93,9 @@ def test_two_runs_do_not_share_a_chain():
     assert json.loads(a[0])["checksum"] != json.loads(b[0])["checksum"]
 
 
-@pytest.mark.parametrize("line", ["", "{", "5", "null", '"text"', "[]", "{}", '{"checksum": 1}', '{"checksum": 1, "spend": 3}'])
+@pytest.mark.parametrize(
+    "line", ["", "{", "5", "null", '"text"', "[]", "{}", '{"checksum": 1}', '{"checksum": 1, "spend": 3}']
+)
 def test_a_damaged_line_is_refused_as_such(line):
     with pytest.raises(LedgerError, match="line 1 cannot be read"):
         Ledger.parse("run", "server", [line])

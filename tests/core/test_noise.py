@@ -139,7 +139,14 @@ def test_the_same_key_gives_the_same_bits():
 
 
 def test_every_part_of_the_key_and_the_seed_matter():
-    keys = [KEY, (4, "protect", 7, 0), (3, "combine", 7, 0), (3, "protect", 8, 0), (3, "protect", 7, 1), ("3", *KEY[1:])]
+    keys = [
+        KEY,
+        (4, "protect", 7, 0),
+        (3, "combine", 7, 0),
+        (3, "protect", 8, 0),
+        (3, "protect", 7, 1),
+        ("3", *KEY[1:]),
+    ]
     drawn = [tuple(draw(ReproducibleSource(1).child(*key))) for key in keys]
     drawn += [tuple(draw(ReproducibleSource(2).child(*KEY))), tuple(draw(ReproducibleSource(1)))]
     assert len(set(drawn)) == len(drawn)

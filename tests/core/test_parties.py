@@ -20,7 +20,16 @@ from fedveil.accounting import (
 from fedveil.engines import ClientParty, ServerParty
 from fedveil.errors import BudgetError, FieldError, LedgerError, NoReplyError
 from fedveil.mechanisms import ReproducibleSource
-from fedveil.methods import SGALDP, GlobalDP, GroupPrivacy, MetricPrivacy, Method, PerturbationAware, Plain, TrustedServer
+from fedveil.methods import (
+    SGALDP,
+    GlobalDP,
+    GroupPrivacy,
+    MetricPrivacy,
+    Method,
+    PerturbationAware,
+    Plain,
+    TrustedServer,
+)
 
 DELTA, D = 1e-5, 3
 START = torch.zeros(D, dtype=torch.float64)

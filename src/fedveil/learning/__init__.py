@@ -6,6 +6,7 @@ from fedveil.learning.losses import LOSSES, predict
 from fedveil.learning.models import MODELS, build_model, initial_models
 from fedveil.learning.scores import layer_scores, region_mask, score_models
 from fedveil.learning.training import LocalTraining, SequentialTrainer, StepInfo, Trained, choose
+from fedveil.learning.workers import WorkerTrainer
 
 __all__ = [
     "LOSSES",
@@ -16,6 +17,7 @@ __all__ = [
     "SequentialTrainer",
     "StepInfo",
     "Trained",
+    "WorkerTrainer",
     "build_model",
     "choose",
     "evaluate",

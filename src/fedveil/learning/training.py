@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -128,11 +128,22 @@ class SequentialTrainer:
         FedProx's term, which needs no data beyond the steps already taken.
     device : str
         Where to train, e.g. ``"cpu"`` or ``"cuda"``. Results come back on the CPU.
+    shared_random : bool
+        Whether to set (and put back) the global random state for modules that draw from it; several trainers in
+        threads must not, see `WorkerTrainer`.
     """
 
     def __init__(
-        self, model: nn.Module, layout: Layout, local: LocalTraining, hook: Hook | None = None, device: str = "cpu"
+        self,
+        model: nn.Module,
+        layout: Layout,
+        local: LocalTraining,
+        hook: Hook | None = None,
+        device: str = "cpu",
+        *,
+        shared_random: bool = True,
     ) -> None:
+        self._shared_random = shared_random
         self.layout, self.local, self.hook = layout, local, hook
         self._device = torch.device(device)
         self._model = deepcopy(model).to(self._device)
@@ -193,7 +204,8 @@ class SequentialTrainer:
         anchors = [p.detach().clone() for p in self._parameters] if local.prox else []
         shuffle = torch.Generator().manual_seed(keyed_seed("train", *key, "shuffle"))
         self._generator.manual_seed(keyed_seed("train", *key, "dropout"))
-        with _seeded(keyed_seed("train", *key, "module"), self._device):
+        seed = keyed_seed("train", *key, "module")
+        with _seeded(seed, self._device) if self._shared_random else nullcontext():
             for epoch in range(local.epochs):
                 losses = []
                 for rows in torch.split(torch.randperm(client.examples, generator=shuffle), local.batch_size):

@@ -1,0 +1,96 @@
+"""Clients trained side by side: worker threads with one intra-op thread each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from queue import Empty, SimpleQueue
+from threading import Thread
+
+import torch
+from torch import Tensor, nn
+
+from fedveil.errors import require_count
+from fedveil.layout import Layout
+from fedveil.learning.clients import ClientData
+from fedveil.learning.training import Hook, Key, LocalTraining, SequentialTrainer, Trained
+
+_LOG = logging.getLogger(__name__)
+# Modules of torch.nn that draw from the global generator, which threads would share (dropout is keyed, so it is not here).
+_STOCHASTIC = (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
+
+
+class WorkerTrainer:
+    """Train several clients at once; the bits are those of one client after another on one intra-op thread.
+
+    Small models gain nothing from threads inside an operation and much from threads over clients: two workers train
+    the 48x48 CNN about 1.5 times faster than two intra-op threads do.
+
+    Parameters
+    ----------
+    model, layout, local, hook, device
+        See `SequentialTrainer`. A hook is called from several threads.
+    workers : int
+        Threads. Models with modules that this library does not know to be free of shared randomness are trained by
+        one worker, with one line in the log.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layout: Layout,
+        local: LocalTraining,
+        hook: Hook | None = None,
+        device: str = "cpu",
+        workers: int = 2,
+    ) -> None:
+        workers = require_count("workers", workers)
+        unknown = None if workers == 1 else _unknown(model)
+        if unknown is not None:
+            _LOG.info("training on one worker: %s may draw from the shared generator", unknown)
+            workers = 1
+        self._trainers = [
+            SequentialTrainer(model, layout, local, hook, device, shared_random=workers == 1) for _ in range(workers)
+        ]
+
+    @property
+    def workers(self) -> int:
+        """Threads in use."""
+        return len(self._trainers)
+
+    def train(self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]) -> list[Trained | Exception]:
+        """Train each client from its own start; see `SequentialTrainer.train`."""
+        if self.workers == 1 or len(clients) < 2:
+            return self._trainers[0].train(starts, clients, keys)
+        # the largest first, so that no worker is left with a long one at the end
+        order = sorted(range(len(clients)), key=lambda i: -clients[i].examples)
+        queue: SimpleQueue[int] = SimpleQueue()
+        for i in order:
+            queue.put(i)
+        results: list[Trained | Exception] = [RuntimeError("not trained")] * len(clients)
+
+        def work(trainer: SequentialTrainer) -> None:
+            torch.set_num_threads(1)
+            while True:
+                try:
+                    i = queue.get_nowait()
+                except Empty:
+                    return
+                results[i] = trainer.train(starts[i : i + 1], [clients[i]], [keys[i]])[0]
+
+        threads = [Thread(target=work, args=(trainer,), daemon=True) for trainer in self._trainers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return results
+
+
+def _unknown(model: nn.Module) -> str | None:
+    """Name the first module whose class is not from torch.nn or this library, or that is known to draw."""
+    for module in model.modules():
+        kind = type(module)
+        ours = kind.__module__.startswith(("torch.nn.", "fedveil."))
+        if not ours or isinstance(module, _STOCHASTIC):
+            return kind.__name__
+    return None

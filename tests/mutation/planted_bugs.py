@@ -1,0 +1,523 @@
+"""The planted bugs: each is one edit of one file, and the ordinary tests that must notice it."""
+
+from dataclasses import dataclass
+
+CORE = "tests/core/test_"
+ENGINE = f"{CORE}engine_noise.py"
+CENTRAL, LOCAL = f"{CORE}methods_central.py", f"{CORE}methods_local.py"
+PARTIES, RULES, SCALES = f"{CORE}parties.py", f"{CORE}aggregation.py", f"{CORE}calibration.py"
+GAME = f"{CORE}distinguishing.py"
+
+
+@dataclass(frozen=True)
+class Bug:
+    """An edit (`old`, found exactly once in src/fedveil/`file`, becomes `new`) that `tests` must catch, each by itself."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+def _bug(name, file, old, new, *tests):
+    return Bug(name, file, old, new, tests)
+
+
+_NOISED = "noise = Gaussian(sigma).sample(theta.numel()"
+_CLIPPED = "norms(updates), clip(updates, bound), stack_counts(replies)"
+_STEP = "model, inner = self.aggregator.step(theta, reduced + noise, state.rule)"
+_GROUP = "noise = EuclideanLaplace(epsilon).sample(len(model)"
+_GROUP_OUT = 'Protected((Release("model", model + noise),), self._spend((epsilon,)'
+_FEDRE = "update[s] += Gaussian(deviation).sample("
+_FEDRE_CLIP = "update = clip(model - facts.start, bounds, facts.layout)"
+_FEDRE_OUT = 'Protected((Release("model", facts.start + update),), self._spend(deviations'
+_SGA = "update = update + Gaussian(sigma).sample("
+_SGA_CLIP = "update = clip(model - facts.start, self.clip)"
+_SGA_OUT = '(Release("model", released),), spend'
+_KEY = "key = (self.ledger.party, round_, purpose, attempt)"
+_COMMIT = "self._store(self.ledger.commit(Entry((round_, purpose), attempt, mark, spend)))"
+_METHODS = {
+    "central": "methods/central.py",
+    "group": "methods/group_privacy.py",
+    "fedre": "methods/fedre.py",
+    "sga": "methods/sga_ldp.py",
+    "metric": "methods/metric_privacy.py",
+}
+_SGA_TEST = f"{ENGINE}::test_sga_ldp_over_two_rounds"
+_BOTH = (f"{ENGINE}::test_global", f"{ENGINE}::test_metric", CENTRAL)
+
+BUGS = (
+    # no clipping (group privacy has none by design)
+    _bug(
+        "no clipping, server",
+        _METHODS["central"],
+        _CLIPPED,
+        _CLIPPED.replace("clip(updates, bound)", "updates"),
+        *_BOTH,
+    ),
+    _bug(
+        "no clipping, fedre",
+        _METHODS["fedre"],
+        _FEDRE_CLIP,
+        "update = model - facts.start",
+        f"{ENGINE}::test_fedre",
+        LOCAL,
+    ),
+    _bug("no clipping, sga", _METHODS["sga"], _SGA_CLIP, "update = model - facts.start", _SGA_TEST, LOCAL),
+    # half the noise
+    _bug("half the noise, server", _METHODS["central"], _NOISED, _NOISED.replace("sigma", "sigma / 2"), *_BOTH, GAME),
+    _bug(
+        "half the noise, group",
+        _METHODS["group"],
+        _GROUP,
+        _GROUP.replace("epsilon", "2 * epsilon"),
+        f"{ENGINE}::test_group",
+        LOCAL,
+    ),
+    _bug(
+        "half the noise, fedre",
+        _METHODS["fedre"],
+        _FEDRE,
+        _FEDRE.replace("deviation", "deviation / 2"),
+        f"{ENGINE}::test_fedre",
+        LOCAL,
+    ),
+    _bug("half the noise, sga", _METHODS["sga"], _SGA, _SGA.replace("sigma", "sigma / 2"), _SGA_TEST, LOCAL),
+    # the un-noised vector
+    _bug("no noise, server, formal", _METHODS["central"], _STEP, _STEP.replace(" + noise", ""), *_BOTH, GAME),
+    _bug("no noise, server, printed", _METHODS["central"], "model = model + noise", "model = model", *_BOTH),
+    _bug(
+        "no noise, group",
+        _METHODS["group"],
+        _GROUP_OUT,
+        _GROUP_OUT.replace(" + noise", ""),
+        f"{ENGINE}::test_group",
+        LOCAL,
+    ),
+    _bug(
+        "no noise, fedre", _METHODS["fedre"], _FEDRE, _FEDRE.replace("+= ", "+= 0 * "), f"{ENGINE}::test_fedre", LOCAL
+    ),
+    _bug(
+        "no noise, sga",
+        _METHODS["sga"],
+        "released = facts.start + update",
+        "released = facts.start + clip(model - facts.start, self.clip)",
+        _SGA_TEST,
+        LOCAL,
+    ),
+    # the mechanisms
+    _bug(
+        "variance for deviation",
+        "mechanisms/noise.py",
+        ".mul_(self.sigma)",
+        ".mul_(self.sigma**2)",
+        f"{CORE}noise.py",
+        ENGINE,
+    ),
+    _bug(
+        "deviation for variance",
+        "mechanisms/noise.py",
+        ".mul_(self.sigma)",
+        ".mul_(self.sigma**0.5)",
+        f"{CORE}noise.py",
+        ENGINE,
+    ),
+    _bug(
+        "radius of one dimension",
+        "mechanisms/noise.py",
+        "radius = source.gamma(size)",
+        "radius = source.gamma(1)",
+        f"{CORE}noise.py",
+        f"{ENGINE}::test_group",
+    ),
+    _bug(
+        "direction not normalised",
+        "mechanisms/noise.py",
+        "radius / direction.norm()",
+        "radius / size",
+        f"{CORE}noise.py",
+        f"{ENGINE}::test_group",
+    ),
+    _bug("float32 leaves the ball", "clipping.py", "SHRINK = 1e-6", "SHRINK = 0.0", f"{CORE}clipping.py"),
+    _bug(
+        "a subnormal factor",
+        "clipping.py",
+        "return (updates * root).mul_(root)",
+        "return updates * factor.to(updates.dtype).reshape(root.shape)",
+        f"{CORE}clipping.py",
+    ),
+    # sensitivities and where the noise goes
+    _bug(
+        "weighted mean as uniform",
+        "aggregation/base.py",
+        "return float(weights.max()) * clip",
+        "return clip / len(weights)",
+        RULES,
+        CENTRAL,
+    ),
+    _bug(
+        "replace-one as zero-out",
+        "aggregation/base.py",
+        'clip * (2.0 if relation == "replace-one" else 1.0)',
+        "clip",
+        RULES,
+        CENTRAL,
+        GAME,
+    ),
+    _bug(
+        "median as mean",
+        "aggregation/robust.py",
+        "base = clip if len(weights) % 2 else clip / 2",
+        "base = clip / len(weights)",
+        RULES,
+        CENTRAL,
+        f"{ENGINE}::test_global_median",
+    ),
+    _bug(
+        "trimmed mean as mean",
+        "aggregation/robust.py",
+        "bound = clip / (n - 2 * int(self.fraction * n))",
+        "bound = clip / n",
+        RULES,
+    ),
+    _bug("krum as mean", "aggregation/robust.py", "return 2 * clip", "return clip / len(weights)", RULES, CENTRAL),
+    _bug(
+        "optimiser before the noise",
+        _METHODS["central"],
+        _STEP,
+        "model, inner = self.aggregator.step(theta, reduced, state.rule); model = model + noise",
+        CENTRAL,
+        f"{ENGINE}::test_global_with_an_optimiser_steps_on_the_noised_mean",
+    ),
+    _bug(
+        "divisor follows the replies",
+        _METHODS["central"],
+        "facts.broadcast.models[0], facts.broadcast.public.cohort, state.clip",
+        "facts.broadcast.models[0], len(replies), state.clip",
+        CENTRAL,
+        f"{CORE}federation.py",
+        PARTIES,
+    ),
+    _bug(
+        "printed noise for the plan",
+        _METHODS["central"],
+        "bound / len(updates)",
+        "bound / cohort",
+        CENTRAL,
+        f"{CORE}federation.py",
+    ),
+    _bug("the bit is free", _METHODS["central"], "spend = _with_bit(spend, self.clip, self.relation)", "pass", CENTRAL),
+    _bug("adaptive clip runs the wrong way", "clipping.py", "math.exp(-self.lr", "math.exp(self.lr", CENTRAL),
+    # streams
+    _bug("noise repeats in every round", "engines/party.py", _KEY, _KEY.replace("round_, ", ""), PARTIES, ENGINE),
+    _bug(
+        "clients share their noise", "engines/party.py", _KEY, _KEY.replace("self.ledger.party, ", ""), PARTIES, ENGINE
+    ),
+    _bug("noise repeats after a crash", "engines/party.py", _KEY, _KEY.replace(", attempt", ""), PARTIES),
+    _bug(
+        "a child is its parent",
+        "mechanisms/source.py",
+        "_key=(*self._key, *key))",
+        "_key=self._key)",
+        f"{CORE}noise.py",
+        PARTIES,
+    ),
+    # calibration
+    _bug(
+        "one clip for all layers",
+        _METHODS["fedre"],
+        _FEDRE_CLIP,
+        "update = clip(model - facts.start, max(bounds.values()))",
+        f"{ENGINE}::test_fedre",
+        LOCAL,
+    ),
+    _bug(
+        "per-layer clip taken for a global one",
+        "clipping.py",
+        "layer = torch.stack([norms(updates[..., s]).square() for s in slices]).sum(0).sqrt()",
+        "layer = norms(updates)",
+        f"{CORE}clipping.py",
+        LOCAL,
+    ),
+    _bug(
+        "no guard",
+        _METHODS["metric"],
+        "honest = lengths <= OUTLIER * lengths.median()",
+        "honest = lengths <= lengths.max()",
+        CENTRAL,
+        f"{ENGINE}::test_metric_with_one_boasting_client",
+    ),
+    _bug("guard too eager", _METHODS["metric"], "OUTLIER = 10.0", "OUTLIER = 1.0", CENTRAL),
+    _bug(
+        "no distance, no noise scale",
+        "calibration/distance.py",
+        "        if d == 0:\n",
+        "        if d < 0:\n",
+        SCALES,
+        CENTRAL,
+        f"{ENGINE}::test_metric_with_identical_clients",
+    ),
+    _bug(
+        "distance after the clip",
+        _METHODS["metric"],
+        'self.distance_on == "raw" else',
+        'self.distance_on == "clipped" else',
+        CENTRAL,
+        f"{ENGINE}::test_metric",
+    ),
+    _bug(
+        "distance turned over",
+        "calibration/distance.py",
+        'base / d if self.direction == "less" else base * d',
+        'base * d if self.direction == "less" else base / d',
+        SCALES,
+        CENTRAL,
+    ),
+    _bug(
+        "budget grows with the score",
+        "calibration/layers.py",
+        "inverse = [1 / max(v / largest, FLOOR)",
+        "inverse = [max(v / largest, FLOOR)",
+        SCALES,
+        f"{ENGINE}::test_fedre",
+    ),
+    _bug(
+        "nu times n",
+        "calibration/neighbourhood.py",
+        "return len(update) / (self.noise_multiplier * length)",
+        "return self.noise_multiplier * len(update) / length",
+        SCALES,
+        f"{ENGINE}::test_group",
+    ),
+    _bug(
+        "a negative cosine loosens",
+        "calibration/alignment.py",
+        "aligned = max(0.0, cosine(update, reference))",
+        "aligned = abs(cosine(update, reference))",
+        SCALES,
+        _SGA_TEST,
+    ),
+    _bug(
+        "a stale reference",
+        _METHODS["sga"],
+        "state.model is None or state.round != broadcast.public.round - 1",
+        "state.model is None",
+        LOCAL,
+    ),
+    _bug(
+        "sound sga forgets any two inputs",
+        _METHODS["sga"],
+        "sigma = 2 * calibrator.sigma(epsilon)",
+        "sigma = calibrator.sigma(epsilon)",
+        LOCAL,
+    ),
+    _bug("sound fedre forgets any two inputs", _METHODS["fedre"], "return [2 * length /", "return [length /", LOCAL),
+    _bug(
+        "the radius is the step after all",
+        _METHODS["group"],
+        "        if epsilon is None:\n",
+        "        if True:\n",
+        LOCAL,
+        f"{ENGINE}::test_group",
+    ),
+    _bug(
+        "an empty cluster is zeroed",
+        "aggregation/clusters.py",
+        "result = hypotheses.clone()",
+        "result = torch.zeros_like(hypotheses)",
+        RULES,
+        LOCAL,
+    ),
+    _bug(
+        "printed weights by default",
+        "aggregation/perturbation.py",
+        "torch.softmax(-s, dim=0)",
+        "torch.softmax(s, dim=0)",
+        RULES,
+        f"{ENGINE}::test_fedre",
+    ),
+    # accounting
+    _bug(
+        "a heuristic prints an epsilon",
+        "accounting/guarantee.py",
+        'return f"heuristic ({where})"',
+        'return f"heuristic eps=1 ({where})"',
+        f"{CORE}guarantees.py",
+    ),
+    _bug(
+        "a heuristic has an epsilon",
+        "accounting/guarantee.py",
+        "        if not self.proven:\n",
+        "        if False:\n",
+        f"{CORE}guarantees.py",
+        CENTRAL,
+    ),
+    _bug(
+        "metric privacy claims a proof",
+        _METHODS["metric"],
+        "return self._heuristic(\"the noise's scale depends on the clients' unprotected models\", sigma)",
+        "return self._proven(sigma, bound, weights, cohort)",
+        CENTRAL,
+    ),
+    _bug(
+        "rounds do not add up",
+        "gdp.py",
+        'math.sqrt(math.fsum(require_non_negative("mu", m) ** 2 for m in mus))',
+        "max(mus, default=0.0)",
+        f"{CORE}gdp.py",
+        f"{CORE}guarantees.py",
+    ),
+    _bug(
+        "a filter charges what it refuses",
+        "accounting/filters.py",
+        "            return False\n        self.spent = after\n",
+        "            self.spent = after\n            return False\n        self.spent = after\n",
+        f"{CORE}guarantees.py",
+    ),
+    _bug(
+        "a plan overshoots",
+        "accounting/planning.py",
+        "noise_multiplier = factor * math.sqrt(rounds) / mu\n",
+        "noise_multiplier = math.sqrt(rounds) / mu\n",
+        f"{CORE}guarantees.py",
+    ),
+    _bug(
+        "an edited ledger is believed",
+        "accounting/ledger.py",
+        "            if checksum != cls._checksum(ledger._chain, values):\n",
+        "            if False:\n",
+        f"{CORE}ledger.py",
+    ),
+    _bug(
+        "the digest misses the bits",
+        "accounting/release.py",
+        "        h.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())\n",
+        "",
+        f"{CORE}ledger.py",
+        PARTIES,
+    ),
+    # parties
+    _bug(
+        "the filter starts over on resume",
+        "engines/party.py",
+        "for entry in ledger.entries:",
+        "for entry in ():",
+        PARTIES,
+        f"{CORE}federation.py",
+    ),
+    _bug(
+        "a lowered budget is forgotten",
+        "engines/party.py",
+        "self._overspent |= not budget.admit_spend(entry.spend)",
+        "budget.admit_spend(entry.spend)",
+        PARTIES,
+    ),
+    _bug(
+        "nothing is stored",
+        "engines/party.py",
+        _COMMIT,
+        _COMMIT.replace("self._store(", "(lambda line: None)("),
+        PARTIES,
+        f"{CORE}federation.py",
+    ),
+    _bug("nothing is committed", "engines/party.py", _COMMIT, "pass", PARTIES, f"{CORE}federation.py"),
+    _bug(
+        "handed over although the ledger failed",
+        "engines/party.py",
+        _COMMIT,
+        f"\n            try:\n                {_COMMIT}\n            except OSError:\n                pass",
+        PARTIES,
+    ),
+    _bug(
+        "a redraw is free",
+        "engines/party.py",
+        "if not (charged and attempt == 0) and not self._charge(spend):",
+        "if attempt == 0 and not charged and not self._charge(spend):",
+        PARTIES,
+    ),
+    _bug(
+        "a failure is free",
+        "engines/party.py",
+        "if self._quoted is not None and self.ledger.find(",
+        "if self._quoted is None and self.ledger.find(",
+        PARTIES,
+        f"{CORE}federation.py",
+    ),
+    _bug(
+        "replies in order of arrival",
+        "engines/party.py",
+        "for partition in sorted(replies):",
+        "for partition in replies:",
+        PARTIES,
+    ),
+    _bug(
+        "a metric leaks in evaluation",
+        "engines/party.py",
+        "return self.method.client.protect(releases, facts, self.state, source).releases",
+        "return releases",
+        PARTIES,
+    ),
+    # what local trust keeps on the client
+    _bug(
+        "metrics leak, group",
+        _METHODS["group"],
+        _GROUP_OUT,
+        _GROUP_OUT.replace("model + noise),)", "model + noise), *releases[1:])"),
+        LOCAL,
+        f"{CORE}federation.py",
+    ),
+    _bug(
+        "metrics leak, fedre",
+        _METHODS["fedre"],
+        _FEDRE_OUT,
+        _FEDRE_OUT.replace("update),)", "update), *releases[1:])"),
+        LOCAL,
+        f"{CORE}federation.py",
+    ),
+    _bug(
+        "metrics leak, sga",
+        _METHODS["sga"],
+        _SGA_OUT,
+        _SGA_OUT.replace("released),)", "released), *releases[1:])"),
+        LOCAL,
+        f"{CORE}federation.py",
+    ),
+    # the Flower room
+    _bug(
+        "flower: the raw model passes",
+        "engines/flower/mod.py",
+        "released = party.release(found, facts)",
+        "released = (party.release(found, facts), found)[1]",
+        "tests/flower/test_flower_noise.py",
+        "tests/flower/test_flower_engines.py",
+    ),
+    _bug(
+        "flower: metrics pass",
+        "engines/flower/mod.py",
+        "write_reply(party.report(measured, facts), layout",
+        "write_reply(measured, layout",
+        "tests/flower/test_flower_mod.py",
+    ),
+    _bug(
+        "flower: a failure is free",
+        "engines/flower/mod.py",
+        "                party.abandon(broadcast.public)\n",
+        "                pass\n",
+        "tests/flower/test_flower_mod.py",
+    ),
+    _bug(
+        "flower: errors quote the data",
+        "engines/flower/mod.py",
+        'private=settings.method.client.trust == "local")',
+        "private=False)",
+        "tests/flower/test_flower_mod.py",
+    ),
+    _bug(
+        "flower: a spoofed partition is believed",
+        "engines/flower/strategy.py",
+        "                    if claimed != partition:\n",
+        "                    if False:\n",
+        "tests/flower/test_flower_strategy.py",
+    ),
+)

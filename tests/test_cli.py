@@ -1,0 +1,223 @@
+"""The command line: exit codes, one clear line on stderr, plain lines when piped, speed of --help."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from fedveil.cli import app
+from fedveil.experiments import runner as runner_module
+
+TINY = """
+name = "tiny"
+rounds = 3
+[data]
+name = "breast-cancer"
+clients = 3
+[model]
+name = "logistic"
+[privacy]
+method = "global"
+order = "printed"
+noise_multiplier = 1.0
+[compare]
+settings = [
+    { label = "vanilla", method = "vanilla" },
+    { label = "global DP", method = "global" },
+    { label = "metric privacy", method = "metric" },
+]
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.toml").write_text(TINY)
+    return tmp_path
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_a_run_prints_plain_lines_and_what_holds(here):
+    result = call("run", "tiny.toml", "--set", "privacy.method=metric", "--seed", "4")
+    assert result.exit_code == 0, result.output
+    assert "round 3/3  accuracy" in result.stdout
+    assert "heuristic" in result.stdout
+    assert "eps" not in result.stdout
+    assert all(ord(c) >= 32 or c == "\n" for c in result.stdout)
+    summary = json.loads((here / "runs" / "tiny" / "summary.json").read_text())
+    assert (summary["seed"], summary["method"]) == (4, "metric")
+
+
+def test_a_second_run_is_refused_and_resume_is_not(here):
+    assert call("run", "tiny.toml", "--out", "r").exit_code == 0
+    again = call("run", "tiny.toml", "--out", "r")
+    assert again.exit_code == 2
+    assert again.stderr == (
+        "fedveil: --out = 'r': holds a run already; go on with it by --resume, or give another --out\n"
+    )
+    assert call("run", "r", "--resume").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["run", "tiny.tml"], "CONFIG = 'tiny.tml': is neither a file nor a run folder nor a preset"),
+        (["run", "tiny.toml", "--set", "rouds=2"], "rouds = 2: is no key here; did you mean 'rounds'?"),
+        (["run", "tiny.toml", "--set", "rounds"], "--set = 'rounds': must look like key=value"),
+        (["run", "tiny.toml", "--resume"], "--resume = 'runs/tiny': holds no run to go on with"),
+        (["run", "tiny.toml", "--set", "data.holdout=2"], "data.holdout = 2.0: must be at least 0 and below 1"),
+        (
+            ["run", "tiny.toml", "--set", "data.partition=counts"],
+            "data.counts = None: is needed by the scheme 'counts'",
+        ),
+        (["compare", "tiny.toml", "--seeds", "0"], "--seeds = 0: must be a whole number of at least 1"),
+        (["plan", "--delta", "1e-5", "--rounds", "3"], "epsilon = None: give either epsilon"),
+        (["plan", "--delta", "2", "--rounds", "3", "--epsilon", "1"], "delta = 2.0: must be a number strictly between"),
+        (["data", "prepare", "digit"], "data.name = 'digit': did you mean 'digits'?"),
+    ],
+)
+def test_refusals_are_one_line_on_stderr_with_exit_code_2(here, arguments, expected):
+    result = call(*arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"fedveil: {expected}")
+    assert len(result.stderr.splitlines()) == 1
+    assert not (here / "runs").exists()
+
+
+def test_unknown_options_have_exit_code_2_too(here):
+    assert call("run", "tiny.toml", "--engine", "cloud").exit_code == 2
+    assert call("run", "tiny.toml", "--colour").exit_code == 2
+
+
+def test_the_budget_s_end_has_exit_code_3(here):
+    result = call("run", "tiny.toml", "--set", "privacy.budget.epsilon=9.0", "--set", "rounds=30")
+    assert result.exit_code == 3
+    assert "stopped early: round" in result.stderr
+    assert (here / "runs" / "tiny" / "model.safetensors").exists()
+
+
+def test_no_reply_has_exit_code_4(here):
+    result = call("run", "tiny.toml", "--set", "privacy.budget.participations=1")
+    assert result.exit_code == 4
+    assert "round 2: no usable reply" in result.stderr
+
+
+def test_an_interruption_has_exit_code_130_and_says_how_to_go_on(here, monkeypatch):
+    real = runner_module.row_of
+
+    def interrupting(record, federation):
+        if record.round.number == 3:
+            raise KeyboardInterrupt
+        return real(record, federation)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner_module, "row_of", interrupting)
+        result = call("run", "tiny.toml", "--out", "r")
+    assert result.exit_code == 130
+    assert result.stderr == "fedveil: interrupted; go on with: fedveil run r --resume\n"
+    resumed = call("run", "r", "--resume")
+    assert resumed.exit_code == 0, resumed.output
+    assert "going on after round 2 of 3" in resumed.stdout
+
+
+def test_an_edited_ledger_is_one_line_too(here):
+    assert call("run", "tiny.toml", "--out", "r").exit_code == 0
+    file = here / "r" / "ledger" / "server.jsonl"
+    file.write_text(file.read_text().replace('"round": 2', '"round": 9'))
+    result = call("run", "r", "--resume")
+    assert result.exit_code == 2
+    assert "was edited" in result.stderr
+
+
+def test_compare_end_to_end(here):
+    result = call("compare", "tiny.toml", "--set", "compare.equal_sigma=true", "--out", "demo")
+    assert result.exit_code == 0, result.output
+    for word in ("accuracy", "F1", "sigma", "noise/clip", "guarantee", "seconds", "vanilla", "global", "heuristic"):
+        assert word in result.stdout
+    assert "metric privacy" in result.stdout
+    assert "global (equal sigma)" in result.stdout
+    assert "a study, not a deployment" in result.stdout
+    assert "zero-out, client, central, total" in result.stdout
+    stored = json.loads((here / "demo" / "comparison.json").read_text())
+    assert [s["setting"] for s in stored] == ["vanilla", "global DP", "metric privacy", "global (equal sigma)"]
+    for name in ("curves.png", "pareto.png"):
+        assert (here / "demo" / name).read_bytes().startswith(b"\x89PNG")
+    for folder in ("vanilla", "global-dp", "metric-privacy", "global-equal-sigma"):
+        assert (here / "demo" / folder / "summary.json").exists()
+    assert call("compare", "tiny.toml", "--out", "demo").exit_code == 2
+    assert call("compare", "demo", "--resume").exit_code == 0
+
+
+def test_compare_without_out_takes_the_next_free_folder(here):
+    for _ in range(2):
+        assert call("compare", "tiny.toml", "--set", "rounds=1").exit_code == 0
+    assert (here / "runs" / "tiny" / "comparison.json").exists()
+    assert (here / "runs" / "tiny-2" / "comparison.json").exists()
+
+
+def test_plan_gives_the_noise_of_a_budget_with_everything_it_means():
+    result = call(
+        *[
+            "plan",
+            "--epsilon",
+            "8",
+            "--delta",
+            "1e-5",
+            "--rounds",
+            "20",
+            "--clients",
+            "4",
+            "--clip",
+            "5",
+            "--relation",
+            "replace-one",
+        ],
+        *["--dimension", "6517476"],
+    )
+    assert result.exit_code == 0
+    assert "6.71" in result.stdout  # per coordinate; 2 sqrt(20) / mu(8, 1e-5) * 5 / 4
+    for word in (
+        "per coordinate",
+        "replace-one",
+        "client: all data",
+        "central",
+        "total over all 20 rounds",
+        "hopeless",
+    ):
+        assert word in result.stdout
+
+
+def test_plan_gives_the_budget_of_a_noise():
+    result = call(*["plan", "--noise-multiplier", "0.01", "--delta", "1e-5", "--rounds", "20", "--clients", "4"])
+    assert result.exit_code == 0
+    assert "vacuous" in result.stdout
+
+
+def test_lists():
+    assert "digits-compare" in call("presets").stdout
+    data = call("data", "list").stdout
+    assert "digits" in data
+    assert "alzheimer" in data
+    assert "needs no preparation" in call("data", "prepare", "digits").stdout
+
+
+def test_help_is_fast_and_does_not_import_torch():
+    code = (
+        "import sys, fedveil.cli\n"
+        "try:\n    fedveil.cli.app(['--help'])\nexcept SystemExit:\n    pass\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    took = []
+    for _ in range(3):
+        began = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        took.append(time.perf_counter() - began)
+        assert done.returncode == 0, done.stderr
+        assert "compare" in done.stdout
+    assert min(took) < 0.5

@@ -1,0 +1,65 @@
+"""Clients trained in threads come out to the bit as they do one after another."""
+
+import pytest
+import torch
+from torch import nn
+
+from fedveil.layout import Layout
+from fedveil.learning import ClientData, LocalTraining, SequentialTrainer, WorkerTrainer
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3), nn.Linear(4 * 9, 3)
+    )
+
+
+def clients(sizes: list[int]) -> list[ClientData]:
+    g = torch.Generator().manual_seed(1)
+    return [ClientData(torch.rand(n, 1, 8, 8, generator=g), torch.randint(0, 3, (n,), generator=g)) for n in sizes]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_bits_do_not_depend_on_the_number_of_workers(workers: int) -> None:
+    model, data = network(), clients([7, 0, 30, 12, 5])
+    layout = Layout.from_module(model)
+    local = LocalTraining(epochs=2, batch_size=4, lr=0.1)
+    starts, keys = layout.read(model).expand(5, -1), [(3, 1, p) for p in range(5)]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        alone = SequentialTrainer(model, layout, local).train(starts, data, keys)
+        trainer = WorkerTrainer(model, layout, local, workers=workers)
+        assert trainer.workers == workers
+        together = trainer.train(starts, data, keys)
+    finally:
+        torch.set_num_threads(threads)
+    for a, b in zip(alone, together, strict=True):
+        assert torch.equal(a.model, b.model)  # type: ignore[union-attr]
+        assert a.loss == b.loss  # type: ignore[union-attr]
+
+
+def test_a_client_that_raises_leaves_the_others_alone() -> None:
+    model, data = network(), clients([6, 6, 6])
+    bad = ClientData(torch.rand(6, 2, 8, 8), torch.zeros(6, dtype=torch.int64))  # two channels where one is needed
+    layout = Layout.from_module(model)
+    trainer = WorkerTrainer(model, layout, LocalTraining(lr=0.1), workers=2)
+    starts, keys = layout.read(model).expand(4, -1), [(0, 1, p) for p in range(4)]
+    results = trainer.train(starts, [data[0], bad, data[1], data[2]], keys)
+    assert [isinstance(r, Exception) for r in results] == [False, True, False, False]
+
+
+def test_unknown_modules_are_trained_by_one_worker(caplog: pytest.LogCaptureFixture) -> None:
+    class Mine(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(nn.functional.dropout(x, 0.5, self.training))
+
+    with caplog.at_level("INFO"):
+        trainer = WorkerTrainer(Mine(), Layout.from_module(Mine()), LocalTraining(), workers=2)
+    assert trainer.workers == 1
+    assert "Mine" in caplog.text

@@ -1,0 +1,374 @@
+"""Runs and their folders: resuming to the same bits, refusals, ledgers, summaries."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedveil.errors import FieldError, LedgerError, NoReplyError
+from fedveil.experiments import compare, parse, run
+from fedveil.experiments.ledgers import LedgerFiles
+from fedveil.experiments.runner import Silent
+
+LINEAR = {"name": "breast-cancer", "clients": 3}
+METHODS = {
+    "global with fedadam": {
+        "aggregator": {"name": "fedadam"},
+        "privacy": {"method": "global", "noise_multiplier": 1.0, "clip": 1.0},
+    },
+    "sga-ldp": {"privacy": {"method": "sga-ldp", "epsilon_min": 5.0, "epsilon_max": 8.0}},
+    "group": {"privacy": {"method": "group", "hypotheses": 2, "noise_multiplier": 1.0}},
+    "metric": {"privacy": {"method": "metric"}, "clients_per_round": 2},
+}
+
+
+def config(**changes):
+    base = {"name": "tiny", "rounds": 4, "data": LINEAR, "model": {"name": "logistic"}}
+    return parse({**base, **changes})
+
+
+class StopAfter(Silent):
+    """Interrupts a run after a number of rounds, and remembers what it was told."""
+
+    def __init__(self, rounds=None):
+        self.rounds, self.said = rounds, []
+
+    def advance(self, row):
+        if row["round"] == self.rounds:
+            raise KeyboardInterrupt
+
+    def say(self, text):
+        self.said.append(text)
+
+
+def interrupt(spec, out, rounds):
+    with pytest.raises(KeyboardInterrupt):
+        run(spec, out, progress=StopAfter(rounds))
+
+
+def rows_of(folder):
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+
+
+def model_of(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def assert_same_run(a, b):
+    assert rows_of(a) == rows_of(b)
+    assert model_of(a).keys() == model_of(b).keys()
+    assert all(torch.equal(value, model_of(b)[name]) for name, value in model_of(a).items())
+    for file in (a / "ledger").iterdir():
+        assert file.read_bytes() == (b / "ledger" / file.name).read_bytes()
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+@pytest.mark.parametrize("done", [1, 3])
+def test_a_resumed_run_has_the_same_bits(tmp_path, name, done):
+    spec = config(**METHODS[name])
+    whole = run(spec, tmp_path / "whole")
+    interrupt(spec, tmp_path / "parts", done)
+    assert not (tmp_path / "parts" / "summary.json").exists()
+    parts = run(spec, tmp_path / "parts", resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    assert parts.values["guarantees"] == whole.values["guarantees"]
+    assert parts.values["noise"] == whole.values["noise"]
+
+
+@pytest.mark.flower
+@pytest.mark.parametrize("name", ["global with fedadam", "sga-ldp"])
+def test_flower_gives_the_same_bits_and_resumes_to_them(tmp_path, name):
+    pytest.importorskip("flwr")
+    run(config(**METHODS[name]), tmp_path / "local")
+    spec = config(**METHODS[name], engine="flower")
+    interrupt(spec, tmp_path / "flower", 2)
+    run(spec, tmp_path / "flower", resume=True)
+    assert rows_of(tmp_path / "local") == rows_of(tmp_path / "flower")
+    local, flower = model_of(tmp_path / "local"), model_of(tmp_path / "flower")
+    assert all(torch.equal(value, flower[key]) for key, value in local.items())
+
+
+def test_a_crash_between_ledger_and_checkpoint_costs_nothing_twice(tmp_path):
+    spec = config(**METHODS["sga-ldp"])
+    run(spec, tmp_path / "whole")
+    interrupt(spec, tmp_path / "parts", 2)
+    for file in (tmp_path / "whole" / "ledger").iterdir():  # the third round's lines are written, its checkpoint not
+        lines = file.read_text().splitlines(keepends=True)
+        (tmp_path / "parts" / "ledger" / file.name).write_text("".join(lines[:3]))
+    run(spec, tmp_path / "parts", resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_finished_run_resumes_to_itself(tmp_path):
+    spec = config(**METHODS["metric"])
+    first = run(spec, tmp_path / "run")
+    again = run(spec, tmp_path / "run", resume=True)
+    assert again.rows == first.rows
+    assert again.values["metrics"] == first.values["metrics"]
+
+
+def test_secure_noise_is_durable_line_by_line_and_drawn_again_after_a_crash(tmp_path):
+    spec = config(**METHODS["global with fedadam"], source={"kind": "secure"})
+    interrupt(spec, tmp_path / "run", 2)
+    ids = json.loads((tmp_path / "run" / "checkpoint" / "run.json").read_text())
+    summary = run(spec, tmp_path / "run", resume=True)
+    assert summary.values["source"] == "secure"
+    assert summary.values["rounds"] == 4
+    lines = (tmp_path / "run" / "ledger" / "server.jsonl").read_text().splitlines()
+    assert {json.loads(line)["run"] for line in lines} == {ids["run_id"]}
+    fresh = run(spec, tmp_path / "other")
+    assert fresh.values["metrics"] != summary.values["metrics"]
+
+
+def test_what_is_there_is_never_overwritten(tmp_path):
+    spec = config()
+    run(spec, tmp_path / "run")
+    before = (tmp_path / "run" / "summary.json").read_bytes()
+    with pytest.raises(FieldError, match="holds a run already; go on with it by --resume, or give another --out"):
+        run(spec, tmp_path / "run")
+    assert (tmp_path / "run" / "summary.json").read_bytes() == before
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    with pytest.raises(FieldError, match="is not empty"):
+        run(spec, tmp_path / "mine")
+    with pytest.raises(FieldError, match="is a file"):
+        run(spec, tmp_path / "mine" / "notes.txt")
+    with pytest.raises(FieldError, match="holds no run to go on with"):
+        run(spec, tmp_path / "mine", resume=True)
+
+
+def test_another_configuration_is_not_resumed(tmp_path):
+    interrupt(config(), tmp_path / "run", 1)
+    with pytest.raises(FieldError, match=r"another configuration \(see local.lr, seed\)"):
+        run(config(seed=3, local={"lr": 0.3}), tmp_path / "run", resume=True)
+
+
+def test_refusals_come_before_the_folder_is_made(tmp_path):
+    with pytest.raises(FieldError, match=r"model\.input_shape"):
+        run(config(model={"name": "small_cnn"}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("interrupted") / "run"
+    interrupt(config(**METHODS["global with fedadam"]), folder, 2)
+    return folder
+
+
+@pytest.fixture
+def ledger(interrupted, tmp_path):
+    shutil.copytree(interrupted, tmp_path / "run")
+    return tmp_path / "run" / "ledger" / "server.jsonl"
+
+
+def resume(ledger, progress=None):
+    return run(config(**METHODS["global with fedadam"]), ledger.parents[1], resume=True, progress=progress)
+
+
+def test_an_edited_ledger_is_refused(ledger):
+    ledger.write_text(ledger.read_text().replace('"scale": [', '"scale": [1'))
+    with pytest.raises(LedgerError, match="was edited"):
+        resume(ledger)
+
+
+def test_an_unreadable_whole_line_is_refused(ledger):
+    ledger.write_text(ledger.read_text() + "half a li\n")
+    with pytest.raises(LedgerError, match="cannot be read"):
+        resume(ledger)
+    ledger.write_bytes(b"\xff\xfe\n")
+    with pytest.raises(LedgerError, match="no text"):
+        resume(ledger)
+
+
+def test_a_shortened_or_missing_ledger_is_refused(ledger):
+    ledger.write_text(ledger.read_text().splitlines(keepends=True)[0])
+    with pytest.raises(LedgerError, match="has 1 whole lines, fewer than the 2"):
+        resume(ledger)
+    ledger.unlink()
+    with pytest.raises(LedgerError, match="has 0 whole lines"):
+        resume(ledger)
+
+
+def test_the_ledger_of_another_run_is_refused(ledger, tmp_path):
+    interrupt(config(**METHODS["global with fedadam"], seed=9), tmp_path / "other", 2)
+    shutil.copy(tmp_path / "other" / "ledger" / "server.jsonl", ledger)
+    with pytest.raises(LedgerError, match="belongs to run"):
+        resume(ledger)
+
+
+def test_a_torn_line_that_never_left_is_removed(ledger):
+    third = ledger.read_text().splitlines()[-1][:200]
+    ledger.write_text(ledger.read_text() + third)
+    progress = StopAfter()
+    resume(ledger, progress)
+    assert any("half-written last line was removed; its release never left" in text for text in progress.said)
+    assert len(ledger.read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize("missing", [1, 2, 3])
+def test_a_torn_line_that_its_checksum_proves_whole_counts_as_spent(ledger, missing):
+    whole = ledger.read_text()
+    ledger.write_text(whole[:-missing])  # the line end, and one or two brackets
+    said = []
+    book = LedgerFiles(ledger.parent, _run_id(ledger), durable=False, message=said.append)
+    book.resume({"server": 2})
+    assert "completed and counts as spent" in said[0]
+    assert ledger.read_text() == whole
+
+
+def test_a_torn_line_that_the_checkpoint_knows_is_refused(ledger):
+    ledger.write_text(ledger.read_text()[:-40])
+    with pytest.raises(LedgerError, match="whole lines"):
+        resume(ledger)
+
+
+def test_a_torn_line_of_the_metrics_is_done_again(ledger):
+    metrics = ledger.parents[1] / "metrics.jsonl"
+    metrics.write_text(metrics.read_text() + '{"round": 3, "met')
+    resume(ledger)
+    assert [row["round"] for row in rows_of(ledger.parents[1])] == [1, 2, 3, 4]
+
+
+def test_a_damaged_checkpoint_is_refused(ledger):
+    (ledger.parents[1] / "checkpoint" / "round.safetensors").write_bytes(b"nothing")
+    with pytest.raises(FieldError, match="cannot be read"):
+        resume(ledger)
+
+
+def _run_id(ledger):
+    return json.loads(ledger.read_text().splitlines()[0])["run"]
+
+
+def test_a_failed_write_leaves_whole_lines_and_loses_none(tmp_path, monkeypatch):
+    files = LedgerFiles(tmp_path, "r", durable=True, message=print)
+    _, store = files.open("server")
+    store("first")
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", lambda handle: (_ for _ in ()).throw(OSError("disk full")))
+        with pytest.raises(OSError, match="disk full"):
+            store("second")
+    assert (tmp_path / "server.jsonl").read_text() == "first\n"
+    store("third")
+    assert (tmp_path / "server.jsonl").read_text() == "first\nsecond\nthird\n"
+
+
+def test_the_server_s_budget_ends_the_run_with_the_last_released_model(tmp_path):
+    privacy = {"method": "global", "noise_multiplier": 2.0, "budget": {"epsilon": 3.0}}
+    summary = run(config(privacy=privacy), tmp_path / "run")
+    assert "budget is used up" in summary.stopped
+    assert summary.values["rounds"] < 4
+    found = summary.values["guarantees"]["server"]
+    assert found["epsilon"] <= 3.0
+    last = run(config(privacy={**privacy, "budget": {}}, rounds=summary.values["rounds"]), tmp_path / "short")
+    assert all(torch.equal(v, model_of(tmp_path / "short")[k]) for k, v in model_of(tmp_path / "run").items())
+    assert last.stopped == ""
+
+
+def test_clients_stop_at_their_caps():
+    summary = run(config(privacy={"method": "group", "budget": {"participations": 3}}, rounds=3))
+    assert summary.values["replies"]["refused"] == 0
+    with pytest.raises(NoReplyError, match="round 3"):
+        run(config(privacy={"method": "group", "budget": {"participations": 2, "leakage_cap": 9e9}}))
+    leakage = 62 / 5
+    with pytest.raises(NoReplyError, match="round 2"):
+        run(config(privacy={"method": "group", "budget": {"leakage_cap": 1.5 * leakage}}))
+
+
+def test_a_client_s_epsilon_under_local_trust_is_held():
+    privacy = {"method": "sga-ldp", "similarity": "released", "budget": {"epsilon": 2.5}}
+    with pytest.raises(NoReplyError):
+        run(config(privacy=privacy))
+
+
+def test_summaries_say_what_holds_and_nothing_more(tmp_path):
+    spec = config(privacy={"method": "metric", "order": "printed"})
+    summary = run(spec, tmp_path / "run")
+    stored = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert stored == summary.values
+    assert stored["guarantees"]["server"]["status"] == "heuristic"
+    assert "epsilon" not in json.dumps(stored["guarantees"])
+    assert "eps" not in stored["guarantee"]
+    assert stored["source"] == "reproducible, not for deployment"
+    assert {"fedveil", "torch", "numpy", "python"} <= set(stored["versions"])
+    assert set(stored["noise"]) == {"sigma", "distance", "noise_to_clip", "signal_to_noise"}
+    assert set(stored["noise"]["sigma"]) == {"first", "last", "mean"}
+    assert stored["last_rounds"]["accuracy"]["rounds"] == 4
+    sigma = stored["noise"]["sigma"]["mean"]
+    assert stored["noise"]["noise_to_clip"]["mean"] == pytest.approx(sigma * 62**0.5 / 5)
+
+
+def test_local_guarantees_are_those_of_the_worst_and_the_median_client():
+    summary = run(config(privacy={"method": "group", "noise_multiplier": 2.0}, clients_per_round=2, rounds=3))
+    worst = summary.values["guarantees"]["worst client"]
+    assert worst["participations"] >= summary.values["guarantees"]["median client"]["participations"]
+    assert worst["leakage"] == pytest.approx(worst["participations"] * 62 / 2)
+    assert worst["status"] == "heuristic"
+    sound = run(config(privacy={"method": "group", "radius": 0.5}, rounds=1)).values["guarantees"]["worst client"]
+    assert sound["status"] == "formal"
+    assert sound["epsilon_per_distance"] == pytest.approx(62 / (5 * 0.5))
+    assert "epsilon" not in sound
+
+
+def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(config()).values["guarantee"] == "none"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fedre_runs_on_public_examples_set_aside():
+    summary = run(
+        config(
+            rounds=1,
+            data={"name": "digits", "clients": 3, "region": [3, 3, 4, 4], "public_examples": 8},
+            model={"name": "small_cnn", "channels": [2], "dense": 4},
+            privacy={"method": "fedre", "epsilon": 1e4},
+        )
+    )
+    assert summary.values["replies"]["used"] == 3
+    assert 0 < summary.noise("noise_to_clip") < 1
+
+
+SETTINGS = {
+    "settings": [{"method": "vanilla"}, {"label": "global DP", "method": "global"}, {"method": "metric"}],
+    "equal_sigma": True,
+}
+COMPARISON = {"privacy": {"method": "global", "order": "printed", "noise_multiplier": 1.0}, "compare": SETTINGS}
+
+
+def test_equal_sigma_is_equal_and_a_heuristic():
+    found = {s.setting: s for s in compare(config(**COMPARISON))}
+    metric, equal = found["metric"], found["global (equal sigma)"]
+    assert equal.noise("sigma") == pytest.approx(metric.noise("sigma"))
+    assert equal.noise("sigma", "first") == equal.noise("sigma", "last")
+    assert equal.values["guarantees"]["server"]["status"] == "heuristic"
+    assert "derived from private runs of 'metric'" in equal.values["guarantees"]["server"]["reason"]
+    assert "epsilon" in found["global DP"].values["guarantees"]["server"]
+
+
+def test_a_comparison_goes_on_where_it_stopped(tmp_path):
+    spec = config(**COMPARISON)
+    whole = compare(spec, tmp_path / "whole", seeds=2)
+
+    class Third(StopAfter):
+        begun = 0
+
+        def begin(self, label, done, rounds):
+            self.begun += 1
+            self.rounds = 2 if self.begun == 3 else None
+
+    with pytest.raises(KeyboardInterrupt):
+        compare(spec, tmp_path / "parts", seeds=2, progress=Third())
+    with pytest.raises(FieldError, match="go on with it by --resume"):
+        compare(spec, tmp_path / "parts", seeds=2)
+    with pytest.raises(FieldError, match="another configuration"):
+        compare(config(**COMPARISON, seed=1), tmp_path / "parts", resume=True)
+    parts = compare(spec, tmp_path / "parts", seeds=2, resume=True)
+    for a, b in zip(whole, parts, strict=True):
+        assert (a.setting, a.values["seed"], a.values["metrics"]) == (b.setting, b.values["seed"], b.values["metrics"])
+    stored = json.loads((tmp_path / "parts" / "comparison.json").read_text())
+    assert [(s["setting"], s["seed"]) for s in stored] == [(s.setting, s.values["seed"]) for s in whole]
+    assert (tmp_path / "parts" / "global-dp-seed-1" / "summary.json").exists()
