@@ -21,7 +21,7 @@ CORE := $(VENV)/.core-installed
 DEV  := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types check slow data-test clean distclean
+.PHONY: help demo test lint types check slow mutation data-test clean distclean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ check: lint types test  ## lint, types and test
 
 slow: $(DEV)  ## run the long checks
 	@$(PYTEST) -m slow $(PYTEST_ARGS)
+
+mutation: $(DEV)  ## plant bugs in copies of the library: the tests have to notice each of them
+	@$(PYTEST) -m slow tests/mutation $(PYTEST_ARGS)
 
 data-test: $(DEV)  ## run the tests on the real data sets (FEDVEIL_DATA, or ../shared/data)
 	@$(PYTEST) -m "data and not slow" $(PYTEST_ARGS)

@@ -6,6 +6,7 @@ import sys
 import time
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from fedveil.cli import app
@@ -95,6 +96,14 @@ def test_unknown_options_have_exit_code_2_too(here):
     assert call("run", "tiny.toml", "--colour").exit_code == 2
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused(here):
+    result = call("run", "tiny.toml", "--device", "cuda")
+    assert (result.exit_code, "there is no GPU" in result.stderr) == (2, True)
+    assert call("run", "tiny.toml", "--device", "auto").exit_code == 0
+    assert 'device = "cpu"' in (here / "runs" / "tiny" / "config.toml").read_text()
+
+
 def test_the_budget_s_end_has_exit_code_3(here):
     result = call("run", "tiny.toml", "--set", "privacy.budget.epsilon=9.0", "--set", "rounds=30")
     assert result.exit_code == 3
@@ -144,6 +153,7 @@ def test_compare_end_to_end(here):
     assert "global (equal sigma)" in result.stdout
     assert "a study, not a deployment" in result.stdout
     assert "zero-out, client, central, total" in result.stdout
+    assert "conditional: it holds if who replies does not depend on private data" in result.stdout
     stored = json.loads((here / "demo" / "comparison.json").read_text())
     assert [s["setting"] for s in stored] == ["vanilla", "global DP", "metric privacy", "global (equal sigma)"]
     for name in ("curves.png", "pareto.png"):
@@ -162,35 +172,13 @@ def test_compare_without_out_takes_the_next_free_folder(here):
 
 
 def test_plan_gives_the_noise_of_a_budget_with_everything_it_means():
-    result = call(
-        *[
-            "plan",
-            "--epsilon",
-            "8",
-            "--delta",
-            "1e-5",
-            "--rounds",
-            "20",
-            "--clients",
-            "4",
-            "--clip",
-            "5",
-            "--relation",
-            "replace-one",
-        ],
-        *["--dimension", "6517476"],
-    )
+    budget = ["--epsilon", "8", "--delta", "1e-5", "--rounds", "20", "--relation", "replace-one"]
+    result = call("plan", *budget, "--clients", "4", "--clip", "5", "--dimension", "6517476")
     assert result.exit_code == 0
     assert "6.71" in result.stdout  # per coordinate; 2 sqrt(20) / mu(8, 1e-5) * 5 / 4
-    for word in (
-        "per coordinate",
-        "replace-one",
-        "client: all data",
-        "central",
-        "total over all 20 rounds",
-        "hopeless",
-    ):
-        assert word in result.stdout
+    meanings = ("per coordinate", "replace-one", "client: all data", "central", "total over all 20 rounds", "hopeless")
+    for words in meanings:
+        assert words in result.stdout
 
 
 def test_plan_gives_the_budget_of_a_noise():

@@ -193,7 +193,7 @@ COORDINATE = st.floats(-1, 1)
 
 @st.composite
 def cohorts(draw, extra=0):
-    """n updates (and `extra` more rows) of Euclidean norm at most 1, many of them on the sphere, in 1 to 3 dimensions."""
+    """n updates (and `extra` more rows) of norm at most 1, many of them on the sphere, in 1 to 3 dimensions."""
     n, d = draw(st.integers(1, 6)), draw(st.integers(1, 3))
     rows = torch.tensor(
         draw(st.lists(st.lists(COORDINATE, min_size=d, max_size=d), min_size=n + extra, max_size=n + extra)),

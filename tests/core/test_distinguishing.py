@@ -2,7 +2,7 @@
 
 Two worlds that differ in one client, as far apart as the relation permits. The attacker sees the released model, scores
 it along the known difference, chooses a threshold on one half of the runs and is judged on the other: with
-Clopper-Pearson bounds at 99.9% on both error rates, mu_lower = Phi^-1(TPR) - Phi^-1(FPR) is a lower bound on the true mu.
+Clopper-Pearson bounds at 99.9% on both error rates, mu_lower = Phi^-1(TPR) - Phi^-1(FPR) bounds the true mu from below.
 """
 
 import numpy as np

@@ -4,6 +4,7 @@ The clients' steps are 50 times longer than any clipping norm, so that leaving o
 deviation fails for half the noise, twice the noise and none.
 """
 
+import itertools
 import math
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from core_kit import assert_deviation, assert_laplace
 from engine_kit import scripted
 
+from fedveil.accounting import model_of
 from fedveil.aggregation import FedAdam, FedAvg, FedMedian
 from fedveil.mechanisms import gaussian_sigma
 from fedveil.methods import build
@@ -157,23 +159,23 @@ def test_sga_ldp_over_two_rounds():
 
 @pytest.mark.parametrize("name", ["group", "sga-ldp", "fedre"])
 def test_every_client_and_round_has_its_own_noise(name):
-    # with two identical clients, reused noise would show in the mean of their releases: its deviation would not fall
-    moved = steps(1, 10.0).repeat(2, 1)
+    step = steps(1, 10.0)[0]
+    sent = {  # what each of two identical clients would send without noise, for the methods' default clipping norms
+        "group": step,
+        "sga-ldp": cut(step, 1.0),
+        "fedre": torch.cat([cut(step[layer], 0.2) for layer in LAYERS]),
+    }[name]
     options = {"group": {"noise_multiplier": 1.0, "hypotheses": 1}}.get(name, {})
     learner = {"scores": {"0": 1.0, "1": 1.0}, "public_scores": torch.ones(2, 2, dtype=torch.float64)}
-    fed = scripted(build(name, **options), moved, **learner)
-    sent, protect = [], type(fed.method.client).protect
-    for partition in range(2):
-        party = fed.party(partition)
-        release = party.release
-        party.release = lambda r, f, release=release: sent.append((release(r, f), r, f)) or sent[-1][0]
+    fed = scripted(build(name, **options), step.repeat(2, 1), **learner)
+    noises, combine = [], fed.server.combine
+
+    def watched(broadcast, replies, *rest):
+        noises.extend(model_of(r) - broadcast.models[0] - sent for r in replies.values())
+        return combine(broadcast, replies, *rest)
+
+    fed.server.combine = watched
     fed.run(2)
-    assert protect is type(fed.method.client).protect
-    noises = [out[0].value - raw[0].value for out, raw, _ in sent]
     assert len(noises) == 4
-    for i in range(4):
-        for j in range(i):
-            a, b = noises[i] - noises[i].mean(), noises[j] - noises[j].mean()
-            clipped_away = moved[0] - moved[0].mean()  # what clipping took off is common to all: project it out
-            a, b = (v - (v @ clipped_away) / (clipped_away @ clipped_away) * clipped_away for v in (a, b))
-            assert abs(float(a @ b / a.norm() / b.norm())) < 6 / math.sqrt(D)
+    for a, b in itertools.combinations(noises, 2):
+        assert abs(float(a @ b / a.norm() / b.norm())) < 6 / math.sqrt(D)  # six deviations of an honest cosine

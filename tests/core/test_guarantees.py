@@ -22,8 +22,8 @@ DELTA = 1e-5
 
 
 def formal(mu=1.0, **changes):
-    values = dict(unit="client", relation="zero-out", trust="central", status="formal", scope="round", mu=mu)
-    return Guarantee(**{**values, **changes})
+    values = {"unit": "client", "relation": "zero-out", "trust": "central", "status": "formal", "scope": "round"}
+    return Guarantee(**{**values, "mu": mu, **changes})
 
 
 def heuristic(reason="the scale is private"):
@@ -282,4 +282,4 @@ def test_advice_by_hand():
 )
 def test_bad_plans_are_refused(changes):
     with pytest.raises(FieldError):
-        plan(**{**dict(rounds=1, clients=2, delta=DELTA, epsilon=1.0), **changes})
+        plan(**{"rounds": 1, "clients": 2, "delta": DELTA, "epsilon": 1.0, **changes})

@@ -306,7 +306,7 @@ LEAST, MOST = gaussian_sigma(1.0, DELTA, 2.0), gaussian_sigma(5.0, DELTA, 2.0)
 def test_sga_clips_and_noises():
     protected = protect(SGA, START, STEP)
     assert protected.spend.scale == (pytest.approx(LEAST),)
-    assert LEAST == pytest.approx(2 * 3.730631635, rel=1e-9)
+    assert pytest.approx(2 * 3.730631635, rel=1e-9) == LEAST
     assert_deviation(noise_of(protected, START, clip(STEP, 2.0)), LEAST)
 
 

@@ -17,6 +17,7 @@ from fedveil.accounting import (
     mu_of_epsilon,
     nothing,
 )
+from fedveil.aggregation import FedAvg
 from fedveil.engines import ClientParty, ServerParty
 from fedveil.errors import BudgetError, FieldError, LedgerError, NoReplyError
 from fedveil.mechanisms import ReproducibleSource
@@ -24,8 +25,8 @@ from fedveil.methods import (
     SGALDP,
     GlobalDP,
     GroupPrivacy,
-    MetricPrivacy,
     Method,
+    MetricPrivacy,
     PerturbationAware,
     Plain,
     TrustedServer,
@@ -106,7 +107,7 @@ def test_a_filter_is_rebuilt_from_the_ledger():
 
 
 def test_a_lowered_budget_is_exceeded_for_good():
-    # 4 are spent; a filter of 3 holds only one of the two entries, and still nothing more may be admitted, however small
+    # 4 are spent; a filter of 3 holds only one of the two entries, and still nothing more may be admitted
     lines = []
     party = client(store=lines.append)
     participate(party, 1)
@@ -243,6 +244,17 @@ def test_one_damaged_count_does_not_end_the_round(damaged):
     arrived[0] = (*arrived[0], Release("count", damaged))
     _, log = server_party(GlobalDP(), D).combine(opened(), arrived)
     assert log.used == (1, 2, 3)
+
+
+def test_one_missing_count_does_not_end_the_round():
+    arrived = {p: reply(START + p, count=p) for p in range(4)}
+    arrived[1] = reply(START)
+    after, log = server_party(Plain(FedAvg("examples")), D).combine(opened(), arrived)
+    assert log.used == (0, 2, 3)
+    assert "count" in log.invalid[1]
+    assert after.models[0].tolist() == pytest.approx([(2 * 2 + 3 * 3) / 5] * D)
+    _, log = server_party(Plain(), D).combine(opened(), arrived)  # a rule that does not weigh needs no count
+    assert log.used == (0, 1, 2, 3)
 
 
 @pytest.mark.parametrize("side", [Plain(), GlobalDP(), MetricPrivacy()])

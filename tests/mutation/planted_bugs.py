@@ -11,7 +11,7 @@ GAME = f"{CORE}distinguishing.py"
 
 @dataclass(frozen=True)
 class Bug:
-    """An edit (`old`, found exactly once in src/fedveil/`file`, becomes `new`) that `tests` must catch, each by itself."""
+    """An edit: `old`, once in src/fedveil/`file`, becomes `new`; each of `tests` must catch it by itself."""
 
     name: str
     file: str
@@ -518,6 +518,13 @@ BUGS = (
         "engines/flower/strategy.py",
         "                    if claimed != partition:\n",
         "                    if False:\n",
+        "tests/flower/test_flower_strategy.py",
+    ),
+    _bug(
+        "flower: a missing mod is ignored",
+        "engines/flower/records.py",
+        "    mark = content.get(REPLY)\n",
+        "    mark = content.get(REPLY, ConfigRecord({'side': type(client).__name__, 'trust': client.trust}))\n",
         "tests/flower/test_flower_strategy.py",
     ),
 )

@@ -245,9 +245,11 @@ class ServerParty(Party):
         """
         invalid: dict[int, str] = {}
         usable: dict[int, Releases] = {}
+        rule = getattr(self.method.server, "aggregator", None)
+        counted = getattr(rule, "weighting", "uniform") == "examples"
         for partition in sorted(replies):
             try:
-                check_reply(replies[partition], self.layout.size, broadcast.models.dtype)
+                check_reply(replies[partition], self.layout.size, broadcast.models.dtype, counted)
                 usable[partition] = replies[partition]
             except ReplyError as error:
                 invalid[partition] = str(error)

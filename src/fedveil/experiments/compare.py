@@ -7,11 +7,12 @@ from pathlib import Path
 
 from fedveil.clipping import QuantileClip
 from fedveil.errors import FieldError, require_count
-from fedveil.experiments.config import Config, Setting
+from fedveil.experiments.config import Config
 from fedveil.experiments.ledgers import replace
 from fedveil.experiments.loading import load
 from fedveil.experiments.runfolder import refuse_used
 from fedveil.experiments.runner import Progress, Silent, run
+from fedveil.experiments.sections import Setting
 from fedveil.experiments.settings import configure, settings_of, slug
 from fedveil.experiments.summary import Summary
 from fedveil.methods.central import CentralNoise

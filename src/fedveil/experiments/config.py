@@ -5,214 +5,19 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, fields
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from fedveil.accounting import Spend
-from fedveil.aggregation import AGGREGATORS, Aggregator
-from fedveil.data import SOURCES
-from fedveil.errors import FieldError, require_choice, require_count, require_delta, require_positive
-from fedveil.experiments.options import ConfigError, Option, check_options, fields_of, options_of, with_tables
-from fedveil.experiments.study import DerivedGlobalDP
+from fedveil.errors import FieldError, require_count
+from fedveil.experiments.options import check_options, fields_of, options_of
+from fedveil.experiments.sections import Comparison, Data, Model, Privacy, Randomness, Rule, Section
 from fedveil.experiments.toml import dumps
-from fedveil.learning import MODELS, LocalTraining
-from fedveil.mechanisms import ReproducibleSource, SecureSource, Source
-from fedveil.methods import METHODS, Broadcast, GlobalDP, Method, PublicFacts, build, parameters
-
-Rows = Annotated[tuple[Annotated[tuple[int, ...], Field(strict=False)], ...], Field(strict=False)]
-
-
-class Section(BaseModel):
-    """A table of the file: frozen, and without unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True)
-
-
-class OpenSection(Section):
-    """A table whose other keys belong to what it names; they end up in `options`, defaults filled in."""
-
-    options: dict[str, Any] = Field(default_factory=dict)
-
-    section: ClassVar[str]
-    chooser: ClassVar[str] = "name"
-
-    @classmethod
-    def accepted(cls, name: str) -> Mapping[str, Option]:
-        """The keys of what is named."""
-        raise NotImplementedError
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fold(cls, values: Any) -> Any:
-        if not isinstance(values, Mapping):
-            return values
-        given = {**values.get("options", {}), **{k: v for k, v in values.items() if k not in cls.model_fields}}
-        own = {k: v for k, v in values.items() if k in cls.model_fields and k != "options"}
-        name = own.get(cls.chooser, cls.model_fields[cls.chooser].default)
-        if not isinstance(name, str):
-            return own
-        beside = [field for field in cls.model_fields if field != "options"]
-        return {**own, "options": check_options(cls.section, repr(name), given, cls.accepted(name), beside)}
-
-
-class Data(OpenSection):
-    """``[data]``: a source of `fedveil.data` with its own options, and how it is dealt out to clients.
-
-    `region` (top, left, bottom, right) marks the privacy-sensitive pixels and `public_examples` are set aside for the
-    server; only FedRE uses them.
-    """
-
-    section: ClassVar[str] = "data"
-
-    name: str
-    clients: int
-    partition: Literal["iid", "dirichlet", "counts"] = "iid"
-    alpha: float | None = None
-    min_size: int = 1
-    counts: Rows | None = None
-    holdout: float = 0.2
-    region: Annotated[tuple[int, int, int, int], Field(strict=False)] | None = None
-    public_examples: int = 0
-
-    @classmethod
-    def accepted(cls, name: str) -> Mapping[str, Option]:
-        return options_of(SOURCES[require_choice("data.name", name, SOURCES)].load)
-
-
-class Model(OpenSection):
-    """``[model]``: a model of `fedveil.learning.MODELS` with its own options."""
-
-    section: ClassVar[str] = "model"
-
-    name: str
-
-    @classmethod
-    def accepted(cls, name: str) -> Mapping[str, Option]:
-        return options_of(MODELS[require_choice("model.name", name, MODELS)], without=("input_shape", "outputs"))
-
-
-class Rule(OpenSection):
-    """``[aggregator]``: a rule of `fedveil.aggregation` with its own fields."""
-
-    section: ClassVar[str] = "aggregator"
-
-    name: str = "fedavg"
-
-    @classmethod
-    def accepted(cls, name: str) -> Mapping[str, Option]:
-        return options_of(AGGREGATORS[require_choice("aggregator.name", name, AGGREGATORS)])
-
-    def build(self) -> Aggregator:
-        """The rule itself."""
-        with fields_of("aggregator"):
-            return AGGREGATORS[self.name](**self.options)
-
-
-class Budget(Section):
-    """``[privacy.budget]``: what stops a party, and the delta of every printed epsilon.
-
-    `epsilon` (with `delta`) stops whoever adds the noise: the trusted server, or each client under local trust.
-    `participations` and `leakage_cap` stop each client.
-    """
-
-    delta: float = 1e-5
-    epsilon: float | None = None
-    participations: int | None = None
-    leakage_cap: float | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Budget:
-        with fields_of("privacy.budget"):
-            require_delta("delta", self.delta)
-            for name in ("epsilon", "leakage_cap"):
-                if getattr(self, name) is not None:
-                    require_positive(name, getattr(self, name))
-            if self.participations is not None:
-                require_count("participations", self.participations)
-        return self
-
-
-class Privacy(OpenSection):
-    """``[privacy]``: a method of `fedveil.methods` with its parameters.
-
-    `derived_from` names private runs that the parameters were computed from; the release is then a heuristic.
-    """
-
-    section: ClassVar[str] = "privacy"
-    chooser: ClassVar[str] = "method"
-
-    method: str = "vanilla"
-    derived_from: str = ""
-    budget: Budget = Field(default_factory=Budget)
-
-    @classmethod
-    def accepted(cls, name: str) -> Mapping[str, Option]:
-        owners = parameters(name)
-        sides = {side: options_of(side, without=("aggregator",)) for side in owners.values()}
-        return {key: sides[side][key] for key, side in owners.items() if key != "aggregator"}
-
-    @property
-    def trust(self) -> str:
-        """Whether the method trusts the server ("central") or not ("local")."""
-        return str(METHODS[self.method].client.trust)
-
-    @property
-    def may_be_proven(self) -> bool:
-        """Whether a central method can have an epsilon (its rule may still take it away)."""
-        sound = self.method == "metric" and self.options["distance_on"] == "released"
-        return (self.method == "global" and not self.derived_from) or sound
-
-    def build(self, rule: Rule | None) -> Method:
-        """Both sides of the method, around a rule for those that take one."""
-        aggregator = rule.build() if rule else None
-        elsewhere = {key: f"aggregator.{key}" for key in (rule.options if rule else {})}
-        own = {key: f"privacy.{key}" for key in self.options}
-        with fields_of("privacy", **{**elsewhere, **own, "aggregator": "aggregator.name"}):
-            method = build(self.method, aggregator, **with_tables(self.accepted(self.method), self.options))
-            if not self.derived_from:
-                return method
-            if type(method.server) is not GlobalDP:
-                raise FieldError("derived_from", self.derived_from, "is only for the method 'global'")
-            values = {f.name: getattr(method.server, f.name) for f in fields(method.server)}
-            return Method(method.name, method.client, DerivedGlobalDP(**values, derived_from=self.derived_from))
-
-
-class Randomness(Section):
-    """``[source]``: reproducible noise for experiments, or secure noise to deploy."""
-
-    kind: Literal["reproducible", "secure"] = "reproducible"
-
-    def build(self, seed: int) -> Source:
-        """The source of the noise."""
-        return ReproducibleSource(seed) if self.kind == "reproducible" else SecureSource()
-
-
-class Setting(BaseModel):
-    """One entry of ``[compare] settings``: a label and what differs from ``[privacy]``.
-
-    Parameters of ``[privacy]`` carry over where the method is the same, or where both trust the server. With
-    `match_sigma_of`, the noise multiplier is set so that sigma equals the average sigma of an earlier setting.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
-
-    label: str = ""
-    match_sigma_of: str = ""
-
-    @property
-    def overrides(self) -> dict[str, Any]:
-        """Keys for ``[privacy]``."""
-        return dict(self.model_extra or {})
-
-
-class Comparison(Section):
-    """``[compare]``: the settings; `equal_sigma` adds global DP at the average sigma of metric privacy."""
-
-    settings: Annotated[tuple[Setting, ...], Field(strict=False)] = ()
-    equal_sigma: bool = False
+from fedveil.learning import LocalTraining
+from fedveil.methods import METHODS, Broadcast, Method, PublicFacts, parameters
 
 
 def _local(value: Any) -> Any:
@@ -316,6 +121,3 @@ class Config(Section):
     def fingerprint(self) -> str:
         """SHA-256 of the resolved configuration."""
         return hashlib.sha256(self.to_toml().encode()).hexdigest()
-
-
-__all__ = ["Budget", "Comparison", "Config", "ConfigError", "Data", "Model", "Privacy", "Randomness", "Rule", "Setting"]

@@ -10,18 +10,17 @@ from pydantic import ValidationError
 
 from fedveil.errors import FieldError, nearest, require_choice
 from fedveil.experiments.options import ConfigError, problems_of
+from fedveil.experiments.sections import Setting
 from fedveil.methods import METHODS, parameters
 
 if TYPE_CHECKING:
-    from fedveil.experiments.config import Config, Setting
+    from fedveil.experiments.config import Config
 
 EQUAL_SIGMA = "global (equal sigma)"
 
 
 def settings_of(config: Config) -> list[tuple[str, Setting]]:
     """Labels and settings of a comparison, in order; without any, the configuration's own method is the only one."""
-    from fedveil.experiments.config import Setting
-
     listed = list(config.compare.settings) or [Setting(label=config.privacy.method)]
     settings = [(s.label or str(s.overrides.get("method", config.privacy.method)), s) for s in listed]
     if config.compare.equal_sigma:

@@ -12,9 +12,10 @@ from fedveil.data import DataSet, federate, load
 from fedveil.engines import Federation
 from fedveil.engines.local import with_proximal_term
 from fedveil.errors import FedVeilError, FieldError
-from fedveil.experiments.config import Budget, Config
+from fedveil.experiments.config import Config
 from fedveil.experiments.ledgers import Ledgers
 from fedveil.experiments.options import fields_of
+from fedveil.experiments.sections import Budget
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, build_model, initial_models
 from fedveil.learning.learner import Learner

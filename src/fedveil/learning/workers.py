@@ -16,7 +16,7 @@ from fedveil.learning.clients import ClientData
 from fedveil.learning.training import Hook, Key, LocalTraining, SequentialTrainer, Trained
 
 _LOG = logging.getLogger(__name__)
-# Modules of torch.nn that draw from the global generator, which threads would share (dropout is keyed, so it is not here).
+# Modules of torch.nn that draw from the global generator, which threads would share (dropout is keyed).
 _STOCHASTIC = (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 

@@ -197,8 +197,8 @@ class Method:
             )
 
 
-def check_reply(releases: Releases, dimension: int, dtype: torch.dtype) -> None:
-    """Admit a reply to `combine`, the same under every engine.
+def check_reply(releases: Releases, dimension: int, dtype: torch.dtype, counted: bool = False) -> None:
+    """Admit a reply to `combine`, the same under every engine; `counted` says that it has to carry its count.
 
     Raises
     ------
@@ -217,6 +217,8 @@ def check_reply(releases: Releases, dimension: int, dtype: torch.dtype) -> None:
         norms(model)  # a finite model whose norm overflows could not be clipped, and would end the run for everybody
     except FieldError as error:
         raise ReplyError(f"the model holds NaN, infinity or numbers too large to be measured: {error}") from error
+    if counted and count is None:
+        raise ReplyError("the example count is missing, by which the rule weighs clients")
     if count is not None and not 0 <= count < float("inf"):
         raise ReplyError(f"the example count is {count}")
 

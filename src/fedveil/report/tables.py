@@ -34,7 +34,8 @@ def comparison_tables(summaries: Sequence[Summary], width: int) -> list[Table]:
     seeds = max(len(runs) for runs in grouped(summaries).values())
     over = f"mean over {seeds} seeds" if seeds > 1 else "one seed"
     deviation = "seeds" if seeds > 1 else "these rounds"
-    title = f"{figures[0]}: mean of the last {LAST} rounds, {over}, ± standard deviation over {deviation}"
+    covered = min(LAST, int(summaries[0].values["rounds"]))
+    title = f"{figures[0]}: mean of the last {covered} rounds, {over}, ± standard deviation over {deviation}"
     style: dict[str, Any] = {"box": box.SIMPLE_HEAD, "show_edge": False, "padding": (0, 1, 0, 0)}
     table = Table(title=title, title_justify="left", title_style="", **style)
     table.add_column("setting", no_wrap=True)
@@ -66,6 +67,10 @@ def comparison_notes(summaries: Sequence[Summary]) -> list[str]:
         "coordinate, mean over the rounds; d: distance of the clients' models; noise/clip: sigma sqrt(parameters) / C.",
         f"Noise source: {first['source']}.",
     ]
+    found = (c for s in summaries for g in s.values["guarantees"].values() for c in g.get("conditions", []))
+    conditions = list(dict.fromkeys(found))
+    if conditions:
+        notes.append(f"conditional: it holds if {' and if '.join(conditions)}.")
     methods = {s.values["method"] for s in summaries}
     if "metric" in methods:
         notes.append(
