@@ -26,8 +26,8 @@ DEV  := $(VENV)/.dev-installed
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(CORE)  ## compare privacy settings on handwritten digits; prints the table, writes runs/demo
-	$(BIN)/fedveil compare --out runs/demo
+demo: $(CORE)  ## compare privacy settings on handwritten digits; prints the table
+	$(BIN)/fedveil compare
 
 test: $(DEV)  ## run the tests (without the slow ones)
 	@$(PYTEST) $(PYTEST_ARGS)

@@ -43,7 +43,7 @@ def problem(values):
         ({"rounds": "three"}, "rounds = 'three': must be a whole number"),
         ({"rounds": 0}, "rounds = 0: must be a whole number of at least 1"),
         ({"rounds": 2.0}, "rounds = 2.0: must be a whole number"),
-        ({"threads": True}, "threads = True: must be a whole number"),
+        ({"workers": True}, "workers = True: must be a whole number"),
         ({"engine": "lokal"}, "engine = 'lokal': did you mean 'local'? accepted: flower, local"),
         ({"name": "a/b"}, "name = 'a/b': names a folder"),
         ({"model": {}}, "model.name = 'missing': is needed"),

@@ -39,7 +39,7 @@ class Config(Section):
     clients_per_round: int | None = None
     engine: Literal["local", "flower"] = "local"
     device: Literal["auto", "cpu", "cuda"] = "cpu"
-    threads: int = 1
+    workers: int = 1
     data: Data
     model: Model
     local: Local = Field(default_factory=LocalTraining)
@@ -64,7 +64,7 @@ class Config(Section):
     def _check(self) -> Config:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
             raise FieldError("name", self.name, "names a folder: letters, digits, dots, dashes and underscores only")
-        for field in ("rounds", "threads"):
+        for field in ("rounds", "workers"):
             require_count(field, getattr(self, field))
         require_count("data.clients", self.data.clients)
         require_count("data.public_examples", self.data.public_examples, least=0)

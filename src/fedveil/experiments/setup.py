@@ -17,7 +17,7 @@ from fedveil.experiments.ledgers import Ledgers
 from fedveil.experiments.options import fields_of
 from fedveil.experiments.sections import Budget
 from fedveil.layout import Layout
-from fedveil.learning import ClientData, build_model, initial_models
+from fedveil.learning import ClientData, WorkerTrainer, build_model, initial_models
 from fedveil.learning.learner import Learner
 from fedveil.mechanisms import keyed_seed
 from fedveil.methods import Method
@@ -81,7 +81,8 @@ def prepare(config: Config) -> Setup:
         layout = Layout.from_module(module)
     with fields_of("local"):
         local = with_proximal_term(config.local, method)
-    learner = Learner(module, layout, local, region=spec.region, device=config.device)
+    trainer = WorkerTrainer(module, layout, local, device=config.device, workers=config.workers)
+    learner = Learner(module, layout, local, region=spec.region, trainer=trainer, device=config.device)
     arguments = {
         "model": module,
         "initial": starts,
