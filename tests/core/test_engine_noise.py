@@ -136,8 +136,8 @@ def test_fedre():
 
 
 def test_sga_ldp_over_two_rounds():
-    moved = steps(2)
-    moved[1] = -moved[0]
+    moved = steps(2, 1e5)  # the noise is hundreds of times longer than C: an unclipped step has to stand out from it
+    moved[1] = -2 * moved[0]
     fed = scripted(build("sga-ldp", epsilon_min=1.0, epsilon_max=5.0, delta=DELTA, clip=C), moved)
     models, records = [fed.models[0].clone()], []
     for record in fed.rounds(2):

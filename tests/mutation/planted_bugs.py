@@ -229,7 +229,6 @@ BUGS = (
         _METHODS["fedre"],
         _FEDRE_CLIP,
         "update = clip(model - facts.start, max(bounds.values()))",
-        f"{ENGINE}::test_fedre",
         LOCAL,
     ),
     _bug(
@@ -378,8 +377,8 @@ BUGS = (
     _bug(
         "a plan overshoots",
         "accounting/planning.py",
-        "noise_multiplier = factor * math.sqrt(rounds) / mu\n",
-        "noise_multiplier = math.sqrt(rounds) / mu\n",
+        "    mu = factor * math.sqrt(rounds) / z\n",
+        "    mu = math.sqrt(rounds) / z\n",
         f"{CORE}guarantees.py",
     ),
     _bug(

@@ -74,7 +74,7 @@ def run(copy, tests):
     }
     options = ["-q", "-p", "no:cacheprovider", "-p", "mutation_plugin", "--tb=line", "-m", "not slow"]
     command = [sys.executable, "-m", "pytest", *options, *tests]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=900)
 
 
 def tail(result):

@@ -2,8 +2,8 @@
 
 Whoever plays runs a mechanism many times in either world and gives every output a score, higher meaning "the second
 world". Half of the scores choose the threshold, the other half bound both error rates (Clopper and Pearson), and
-mu_lower = Phi^-1(TPR) - Phi^-1(FPR) bounds the mechanism's Gaussian-DP parameter from below, whatever its noise; so does
-epsilon_lower = log(TPR / FPR) its epsilon at delta 0.
+mu_lower = Phi^-1(TPR) - Phi^-1(FPR) bounds the mechanism's Gaussian-DP parameter from below, whatever its noise; so
+does epsilon_lower = log(TPR / FPR) its epsilon at delta 0.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def bound(first: Scores, second: Scores, confidence: float = 0.999) -> GameResul
     share = (1 - confidence) / 2
     true_rate = float(betaincinv(hits, rest - hits + 1, share)) if hits else 0.0
     false_rate = float(betaincinv(alarms + 1, rest - alarms, 1 - share)) if alarms < rest else 1.0
-    found = float(ndtri(true_rate) - ndtri(false_rate)) if 0 < true_rate and false_rate < 1 else 0.0
+    found = float(ndtri(true_rate) - ndtri(false_rate)) if true_rate > 0 and false_rate < 1 else 0.0
     best = float(betaincinv(rest, 1, share))
     pure = math.log(true_rate / false_rate) if true_rate > false_rate > 0 else 0.0
     return GameResult(max(0.0, found), pure, float(2 * ndtri(best)), half + rest, confidence)

@@ -1,0 +1,44 @@
+"""The README's ten lines run as they stand, and its commands exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedveil.cli import app
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+
+
+def test_the_ten_lines_run(capsys):
+    block = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[0]
+    scope: dict[str, object] = {}
+    exec(compile(block, "README.md", "exec"), scope)  # noqa: S102
+    history = scope["history"]
+    assert history.metrics.accuracy > 0.8  # type: ignore[attr-defined]
+    assert history.guarantee.status == "formal"  # type: ignore[attr-defined]
+    printed = capsys.readouterr().out
+    assert "formal eps=" in printed
+    assert "total" in printed
+
+
+def test_the_commands_exist():
+    commands = {line.split()[1] for line in README.read_text().splitlines() if line.startswith("    fedveil ")}
+    assert commands == {"run", "compare", "plan", "presets", "data"}
+    for command in commands:
+        result = CliRunner().invoke(app, [command, "--help"])
+        assert result.exit_code == 0
+
+
+def test_the_plan_of_the_readme_says_that_it_is_hopeless():
+    line = next(x for x in README.read_text().splitlines() if x.startswith("    fedveil plan"))
+    result = CliRunner().invoke(app, line.split()[1:])
+    assert result.exit_code == 0
+    assert "6.71" in result.output
+    assert "hopeless" in result.output
+
+
+@pytest.mark.parametrize("link", re.findall(r"\]\((?!https?:)([^)#]+)\)", README.read_text()))
+def test_links_lead_somewhere(link):
+    assert (README.parent / link).exists()
