@@ -92,7 +92,8 @@ class QuantileClip:
     """A clipping norm that follows a quantile of the updates' norms (Andrew et al. 2021, arXiv 1905.03871).
 
     After each round C <- C exp(-lr (b - quantile)), where b is the noised share of updates within C. The share is a
-    release of its own: each client adds 1/2 or -1/2, so its sensitivity is 1/2 (1 under replace-one).
+    release of its own: each client that replied adds 1/2 or -1/2 and an absent one nothing, so its sensitivity is 1/2
+    (1 under replace-one; "zero-out" takes the client's bit away together with its update).
 
     Parameters
     ----------

@@ -56,13 +56,10 @@ def test_poisson_sampling_agrees_with_three_libraries() -> None:
 def test_one_sampled_gaussian_agrees_with_numerical_integration(relation: str) -> None:
     q, z, target = 0.2, 1.5, 0.4
     there = lambda x: (1 - q) * norm.pdf(x) + q * norm.pdf(x, 1 / z)  # noqa: E731
-    if relation == "replace-one":
-        away = lambda x: (1 - q) * norm.pdf(x) + q * norm.pdf(x, -1 / z)  # noqa: E731
-    else:
-        away = norm.pdf
-    scaled = (lambda x: there(x), lambda x: away(x))
-    one = quad(lambda x: max(0.0, scaled[0](x) - math.exp(target) * scaled[1](x)), -12, 12, limit=400)[0]
-    two = quad(lambda x: max(0.0, scaled[1](x) - math.exp(target) * scaled[0](x)), -12, 12, limit=400)[0]
+    opposite = -1 / z if relation == "replace-one" else 0.0
+    away = lambda x: (1 - q) * norm.pdf(x) + q * norm.pdf(x, opposite)  # noqa: E731
+    one = quad(lambda x: max(0.0, there(x) - math.exp(target) * away(x)), -12, 12, limit=400)[0]
+    two = quad(lambda x: max(0.0, away(x) - math.exp(target) * there(x)), -12, 12, limit=400)[0]
     ours = acc.epsilon([(acc.Poisson(q, acc.Gaussian(z)), 1)], max(one, two), relation)  # type: ignore[arg-type]
     assert ours == pytest.approx(target, abs=2e-3)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from fedveil.errors import FieldError, HeuristicError, require_choice, require_non_negative
 from fedveil.gdp import compose_mu, epsilon_of_mu, epsilon_of_rho
@@ -15,6 +15,11 @@ Relation = Literal["zero-out", "add/remove", "replace-one"]
 Trust = Literal["central", "local"]
 Status = Literal["formal", "conditional", "heuristic", "none"]
 Scope = Literal["round", "total"]
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    name: get_args(kind)
+    for name, kind in (("unit", Unit), ("relation", Relation), ("trust", Trust), ("status", Status), ("scope", Scope))
+}
 
 VACUOUS = 20.0  # an epsilon above this is printed, and flagged: it excludes nothing in practice
 
@@ -65,7 +70,8 @@ class Guarantee:
 
     def __post_init__(self) -> None:
         """Refuse a guarantee that contradicts itself."""
-        require_choice("status", self.status, ("formal", "conditional", "heuristic", "none"))
+        for name, choices in _CHOICES.items():
+            require_choice(name, getattr(self, name), choices)
         numbers = [v for v in (self.mu, self.rho, self.epsilon_per_distance) if v is not None]
         for value in numbers:
             require_non_negative("guarantee", value)

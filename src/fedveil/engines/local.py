@@ -199,6 +199,8 @@ class Federation:
             raise FieldError("clients_per_round", clients_per_round, f"there are only {len(self.clients)} clients")
         self.source = source or ReproducibleSource(seed)
         self._ledgers = ledgers or (lambda party: (Ledger(run_id, party), lambda line: None))
+        self._ledgers_given = ledgers is not None
+        self._limited = client_budgets is not None or server_budget is not None
         self._budgets = client_budgets or (lambda partition: None)
         self._parties: dict[int, ClientParty] = {}
         self._client_states: dict[int, Any] = {}
@@ -329,7 +331,15 @@ class Federation:
         return {p: party.state for p, party in self._parties.items()} | self._client_states
 
     def restore(self, models: Tensor, round_: int, server_state: Any, client_states: Mapping[int, Any]) -> None:
-        """Continue from a checkpoint."""
+        """Continue from a checkpoint.
+
+        Raises
+        ------
+        FieldError
+            If the checkpoint is of another model, or a budget would start over because no ledger came with it.
+        """
+        if self._limited and not self.server.ledger.entries and not self._ledgers_given:
+            raise FieldError("ledgers", None, "a budget cannot continue without the ledgers of the run: give them")
         if models.shape != self.models.shape or models.dtype != self.models.dtype:
             raise FieldError("checkpoint", tuple(models.shape), f"does not fit this model: {tuple(self.models.shape)}")
         self.models, self.round = models, round_

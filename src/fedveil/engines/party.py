@@ -254,6 +254,8 @@ class ServerParty(Party):
             except ReplyError as error:
                 invalid[partition] = str(error)
         failed, refused, public = dict(failed or {}), dict(refused or {}), broadcast.public
+        if not usable and refused and not failed and not invalid:
+            raise BudgetError(f"round {public.round}: every client declined ({next(iter(refused.values()))})")
         if not usable:
             reasons = {**failed, **invalid, **refused}
             raise NoReplyError(f"round {public.round}: no usable reply from {len(reasons)} clients; {reasons}")

@@ -147,12 +147,15 @@ class LedgerFiles(Ledgers):
 
 def append(path: Path, text: str) -> None:
     """Append to a file and wait for the disk; a failed write leaves the file as it was."""
+    new = not path.exists()
     with path.open("ab") as file:
         before = file.tell()
         try:
             file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
+            if new:
+                sync_names(path.parent)
         except OSError:
             os.truncate(path, before)
             raise
@@ -166,8 +169,13 @@ def replace(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync_names(path.parent)
+
+
+def sync_names(folder: Path) -> None:
+    """Wait until the disk holds the names in a folder: a new file's bytes alone do not outlast a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(handle)
     finally:
-        os.close(folder)
+        os.close(handle)

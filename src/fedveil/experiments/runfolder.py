@@ -16,10 +16,13 @@ from fedveil.engines import Federation
 from fedveil.errors import FieldError, LedgerError
 from fedveil.experiments.checkpoint import Checkpoint
 from fedveil.experiments.config import Config
-from fedveil.experiments.ledgers import LedgerFiles, Ledgers, append, replace
+from fedveil.experiments.ledgers import LedgerFiles, Ledgers, append, replace, sync_names
 from fedveil.experiments.loading import load
 
 Row = dict[str, Any]
+
+# What `RunFolder.create` makes before config.toml, with which a run begins.
+BEFORE_A_RUN = {"ledger", "checkpoint", "checkpoint/.run.json.part", "checkpoint/run.json", ".config.toml.part"}
 
 
 def new_run_id(config: Config) -> str:
@@ -75,8 +78,11 @@ class RunFolder:
 
     def create(self) -> None:
         """Make the folder of a new run; nothing is written before this."""
+        made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         for part in ("ledger", "checkpoint"):
             (self.path / part).mkdir(parents=True, exist_ok=True)
+        for folder in made:
+            sync_names(folder.parent)
         if not (self.path / "config.toml").exists():
             replace(self.path / "checkpoint" / "run.json", json.dumps({"run_id": self.run_id}).encode())
             replace(self.path / "config.toml", self.config.to_toml().encode())
@@ -143,9 +149,14 @@ def refuse_used(path: Path) -> None:
     """
     if path.exists() and not path.is_dir():
         raise FieldError("--out", str(path), "is a file; give the path of a folder")
-    if path.is_dir() and any(path.iterdir()):
+    if path.is_dir() and not _unused(path):
         what = "holds a run already" if (path / "config.toml").exists() else "is not empty"
         raise FieldError("--out", str(path), f"{what}; go on with it by --resume, or give another --out")
+
+
+def _unused(path: Path) -> bool:
+    """Whether a folder holds nothing, or no more than a run leaves that was killed before it began."""
+    return all(str(inner.relative_to(path)) in BEFORE_A_RUN for inner in path.rglob("*"))
 
 
 def _differences(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> list[str]:

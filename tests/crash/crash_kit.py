@@ -1,0 +1,387 @@
+"""Kill runs where they touch the disk or hand something over, go on with them, and check what is left.
+
+Run as a script: it imports everything once and forks a child for every attempt at a run, so that an attempt costs a
+fraction of a second. A child counts its *steps*: just before and just after it opens, replaces or syncs a file, makes a
+folder, draws a release or hands one over, and several times within each write. At the step it was told, it dies by
+SIGKILL; with `power_cut` everything that was not synced is lost as well, names as well as bytes.
+
+What a party hands over is noted in the *wire log*, outside the run's folder: it stands for what others have received.
+"""
+
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import torch
+
+from fedveil.accounting import Ledger, Release, digest
+from fedveil.engines.party import COMBINE, PROTECT, ClientParty, ServerParty
+from fedveil.errors import FieldError
+from fedveil.experiments import parse, run
+
+EPSILON = 16.0  # of the budget of "global": enough for a fourth release, so that a second redraw ends the run early
+METHODS = {
+    "global": {
+        "aggregator": {"name": "fedadam"},
+        "privacy": {"method": "global", "noise_multiplier": 1.0, "clip": 1.0, "budget": {"epsilon": EPSILON}},
+    },
+    "sga-ldp": {"privacy": {"method": "sga-ldp", "epsilon_min": 5.0, "epsilon_max": 8.0}},
+    "group": {"privacy": {"method": "group", "hypotheses": 2, "noise_multiplier": 1.0}},
+}
+
+
+def config(method, source, rounds):
+    data, model = {"name": "breast-cancer", "clients": 3}, {"name": "logistic"}
+    values = {"name": "tiny", "rounds": rounds, "data": data, "model": model, "source": {"kind": source}}
+    return parse({**values, **METHODS[method]})
+
+
+class Disk:
+    """What of a folder survives a power cut: of a file the bytes that were synced, of a folder the names."""
+
+    def __init__(self, root):
+        self.root = root
+        self.content, self.names = {}, {}  # by inode: bytes, or {name: (inode, is it a folder)}
+        for path in (root, *root.rglob("*")):
+            self.sync(path)
+
+    def sync(self, path):
+        if path.is_dir():
+            entries = {entry.name: (entry.inode(), entry.is_dir()) for entry in os.scandir(path)}
+            self.names[path.stat().st_ino] = entries
+        else:
+            self.content[path.stat().st_ino] = path.read_bytes()
+
+    def sync_handle(self, handle):
+        number = os.fstat(handle).st_ino
+        for path in (self.root, *self.root.rglob("*")):
+            if path.stat().st_ino == number:
+                self.sync(path)
+
+    def made(self, path):
+        """Something new, whose inode may be that of something removed."""
+        number = path.stat().st_ino
+        self.content.pop(number, None)
+        self.names.pop(number, None)
+
+    def cut(self):
+        left = self.root.with_name("left")
+        left.mkdir()
+        self._put_back(left, self.root.stat().st_ino)
+        shutil.rmtree(self.root)
+        left.rename(self.root)
+
+    def _put_back(self, folder, number):
+        for name, (inner, is_folder) in self.names.get(number, {}).items():
+            if is_folder:
+                (folder / name).mkdir()
+                self._put_back(folder / name, inner)
+            else:
+                (folder / name).write_bytes(self.content.get(inner, b""))
+
+
+class Steps:
+    """Counts the steps of this process, and kills it at one of them."""
+
+    def __init__(self, root, fatal, power_cut):
+        self.root, self.fatal, self.count = root, fatal, 0
+        self.disk = Disk(root) if power_cut else None
+
+    def __call__(self):
+        self.count += 1
+        if self.count != self.fatal:
+            return
+        if self.disk is not None:
+            self.fatal = None  # putting back what survives takes steps of its own
+            self.root = self.root / "nowhere"
+            self.disk.cut()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def inside(self, path):
+        return isinstance(path, str | os.PathLike) and self.root in (Path(path), *Path(path).parents)
+
+
+class PiecewiseFile:
+    """A file whose writes reach the disk in pieces; the last ones are what ends a line of a ledger."""
+
+    def __init__(self, file, steps):
+        self._file, self._steps = file, steps
+
+    def write(self, data):
+        size, start = len(data), 0
+        for end in sorted({min(1, size), size // 2, *(max(0, size - n) for n in (3, 2, 1, 0))}):
+            self._steps()
+            self._file.write(data[start:end])
+            self._file.flush()
+            start = end
+        self._steps()
+        return size
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self._file.close()
+
+
+def watch_disk(steps):
+    """Make every change of the run's folder a step."""
+    opened, replace, mkdir = io.open, os.replace, os.mkdir
+
+    def stepping_open(file, mode="r", *args, **kwargs):
+        if not set(mode) & set("wax+") or not steps.inside(file):
+            return opened(file, mode, *args, **kwargs)
+        steps()
+        fresh = not os.path.exists(file)
+        stream = opened(file, mode, *args, **kwargs)
+        if fresh and steps.disk is not None:
+            steps.disk.made(Path(file))
+        steps()
+        return PiecewiseFile(stream, steps)
+
+    def stepping_fsync(handle):
+        steps()
+        if steps.disk is not None:
+            steps.disk.sync_handle(handle)
+        steps()
+
+    def stepping_replace(source, target, **kwargs):
+        steps()
+        replace(source, target, **kwargs)
+        steps()
+
+    def stepping_mkdir(path, *args, **kwargs):
+        if not steps.inside(path):
+            return mkdir(path, *args, **kwargs)
+        steps()
+        mkdir(path, *args, **kwargs)
+        if steps.disk is not None:
+            steps.disk.made(Path(path))
+        return steps()
+
+    io.open, os.fsync, os.replace, os.mkdir = stepping_open, stepping_fsync, stepping_replace, stepping_mkdir
+
+
+def watch_parties(log, steps):
+    """Note what is handed over, with a step before it is drawn, before it is handed over, and after."""
+    handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    release, combine = ClientParty.release, ServerParty.combine
+
+    def hand_over(party, round_, purpose, releases):
+        key = (party.ledger.party, round_, purpose, party.ledger.find((round_, purpose)).attempt)
+        steps()
+        os.write(handle, (json.dumps([party.ledger.run, *key, digest(releases)]) + "\n").encode())
+        steps()
+
+    def stepping_release(party, releases, facts):
+        steps()
+        released = release(party, releases, facts)
+        hand_over(party, facts.broadcast.public.round, PROTECT, released)
+        return released
+
+    def stepping_combine(party, broadcast, *replies):
+        steps()
+        opened, record = combine(party, broadcast, *replies)
+        hand_over(party, broadcast.public.round, COMBINE, (Release("model", opened.models),))
+        return opened, record
+
+    ClientParty.release, ServerParty.combine = stepping_release, stepping_combine
+
+
+class Case:
+    """One run, killed and gone on with until it ends.
+
+    Below `home`: the disk with the run's folder, the wire log, and what attempts leave for the test.
+    """
+
+    def __init__(self, home, spec):
+        self.home, self.spec = home, spec
+        self.disk, self.folder, self.log = home / "disk", home / "disk" / "run", home / "wire.log"
+        self.kills = 0
+        self.disk.mkdir(parents=True)
+
+    def start(self, fatal=None, *, power_cut=False, watched=True):
+        """Fork an attempt; the first starts the run, the others go on with it."""
+        pid = os.fork()
+        if pid:
+            return pid
+        status = 1
+        try:
+            steps = Steps(self.disk, fatal, power_cut)
+            watch_parties(self.log, steps)
+            if watched:
+                watch_disk(steps)
+            self._go()
+            (self.home / "steps").write_text(str(steps.count))
+            status = 0
+        except BaseException:
+            (self.home / "error").write_text(traceback.format_exc())
+        finally:
+            os._exit(status)
+
+    def _go(self):
+        if self.kills:
+            try:
+                run(self.spec, self.folder, resume=True)
+                return
+            except FieldError as error:
+                if "leave --resume out" not in str(error):  # the way out that the message names
+                    raise
+        run(self.spec, self.folder)
+
+    def wait(self, pid):
+        """True if the run ended, False if it was killed."""
+        _, status = os.waitpid(pid, 0)
+        if os.WIFSIGNALED(status):
+            assert os.WTERMSIG(status) == signal.SIGKILL
+            self.kills += 1
+            self.check_kept()
+            return False
+        assert os.WEXITSTATUS(status) == 0, (self.home / "error").read_text()
+        return True
+
+    def wire(self):
+        return [json.loads(line) for line in self.log.read_text().splitlines()] if self.log.exists() else []
+
+    def ledgers(self):
+        """The entries of every party, whole lines only."""
+        books = {}
+        for path in sorted((self.folder / "ledger").glob("*.jsonl")):
+            books[path.stem] = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+        return books
+
+    def check_kept(self):
+        """Whatever was handed over is in its party's ledger, at once where the same bits cannot be drawn again."""
+        if self.spec.source.kind == "secure":
+            self._check_wire()
+
+    def _check_wire(self):
+        books = {
+            party: {(e["run"], e["round"], e["purpose"], e["attempt"], e["digest"]) for e in entries}
+            for party, entries in self.ledgers().items()
+        }
+        handed_over = {}
+        for run_id, party, round_, purpose, attempt, mark in self.wire():
+            entry = (run_id, round_, purpose, attempt, mark)
+            assert entry in books.get(party, ()), f"handed over by {party}, but not in its ledger: {entry}"
+            before = handed_over.setdefault((party, round_, purpose, attempt), mark)
+            assert before == mark, f"{party}, {purpose} of round {round_}, attempt {attempt}: two digests handed over"
+        for party, entries in books.items():
+            assert len(entries) >= sum(key[0] == party for key in handed_over)
+
+    def check_end(self, whole):
+        """The finished run; `whole` is one that was never interrupted."""
+        self._check_wire()
+        assert self.wire()
+        run_id = json.loads((self.folder / "checkpoint" / "run.json").read_text())["run_id"]
+        for path in (self.folder / "ledger").glob("*.jsonl"):
+            Ledger.parse(run_id, path.stem, path.read_text().splitlines())
+        assert self.files() == whole.files()
+        summary = json.loads((self.folder / "summary.json").read_text())
+        if self.spec.source.kind == "reproducible":
+            self._check_same(whole)
+        elif summary["stopped"]:
+            assert "budget is used up" in summary["stopped"]
+        else:
+            assert summary["rounds"] == len(self.rows()) == self.spec.rounds
+        if self.spec.privacy.budget.epsilon is not None:
+            assert summary["guarantees"]["server"]["epsilon"] <= self.spec.privacy.budget.epsilon
+
+    def _check_same(self, whole):
+        for name in ("model.safetensors", "config.toml", "checkpoint/run.json", "checkpoint/round.safetensors"):
+            assert (self.folder / name).read_bytes() == (whole.folder / name).read_bytes(), f"{name} differs"
+        for path in (self.folder / "ledger").iterdir():
+            assert path.read_bytes() == (whole.folder / "ledger" / path.name).read_bytes(), f"{path.name} differs"
+        assert self.rows() == whole.rows()
+
+    def rows(self):
+        rows = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+
+    def files(self):
+        return {str(path.relative_to(self.folder)) for path in self.folder.rglob("*")}
+
+
+class Sweep:
+    """All cases of one configuration, and their figures."""
+
+    def __init__(self, home, method, source, rounds):
+        self.home, self.spec = home, config(method, source, rounds)
+        self.cases, self.kills, self.failures = 0, 0, []
+        began = time.perf_counter()
+        run(self.spec, home / "warm")  # what is imported and cached on the way is then there in every child
+        run(self.spec, home / "warm", resume=True)
+        self.whole = Case(home / "whole", self.spec)
+        started = time.perf_counter()
+        assert self.whole.wait(self.whole.start())
+        self.seconds = time.perf_counter() - started
+        self.whole.check_end(self.whole)
+        self.steps = int((self.whole.home / "steps").read_text())
+        self.random = random.Random(f"{method} {source}")
+        self.began = began
+
+    def steps_from(self, first, stride, *, power_cut, again):
+        """Kill at every step; with `again` also the attempt that goes on, at a random one."""
+        for step in range(first, self.steps + 1, stride):
+            fatal = [step, *(self.random.randint(1, self.steps) for _ in range(again))]
+            self._case(f"step {step}", lambda case, fatal=fatal: self._by_steps(case, fatal, power_cut))
+
+    def moments(self, count):
+        """Kill from outside, at random moments, up to three times a case."""
+        while self.kills < count and not self.failures:
+            self._case(f"moments after {self.kills} kills", lambda case: self._by_timer(case, count))
+
+    def _by_steps(self, case, fatal, power_cut):
+        ended = any(case.wait(case.start(step, power_cut=power_cut)) for step in fatal)
+        assert case.kills, "no step was fatal"
+        assert ended or case.wait(case.start())
+
+    def _by_timer(self, case, count):
+        for _ in range(min(3, count - self.kills)):
+            pid = case.start(watched=False)
+            time.sleep(self.random.uniform(0, self.seconds))
+            os.kill(pid, signal.SIGKILL)
+            if case.wait(pid):
+                return
+        assert case.wait(case.start(watched=False))
+
+    def _case(self, name, kill):
+        case = Case(self.home / "case", self.spec)
+        self.cases += 1
+        try:
+            kill(case)
+            case.check_end(self.whole)
+        except AssertionError as error:
+            self.failures.append(f"{name}: {error}")
+        self.kills += case.kills
+        shutil.rmtree(case.home)
+
+    def figures(self):
+        elapsed = round(time.perf_counter() - self.began, 1)
+        counts = {"steps": self.steps, "cases": self.cases, "kills": self.kills, "failed": len(self.failures)}
+        return {**counts, "seconds": elapsed, "failures": self.failures[:5]}
+
+
+def main(home, plan):
+    torch.set_num_threads(1)
+    plan = json.loads(plan)
+    sweep = Sweep(Path(home), plan["method"], plan["source"], plan["rounds"])
+    if plan["kind"] == "moments":
+        sweep.moments(plan["count"])
+    else:
+        sweep.steps_from(1, plan["stride"], power_cut=plan["kind"] == "power cut", again=plan["again"])
+    print(json.dumps(sweep.figures()))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
