@@ -112,9 +112,15 @@ def test_the_budget_s_end_has_exit_code_3(here):
 
 
 def test_no_reply_has_exit_code_4(here):
-    result = call("run", "tiny.toml", "--set", "privacy.budget.participations=1")
+    result = call("run", "tiny.toml", "--set", "local.lr=1e39")  # every client diverges
     assert result.exit_code == 4
-    assert "round 2: no usable reply" in result.stderr
+    assert "round 1: no usable reply" in result.stderr
+
+
+def test_clients_that_all_decline_have_exit_code_3(here):
+    result = call("run", "tiny.toml", "--set", "privacy.budget.participations=1")
+    assert result.exit_code == 3
+    assert "round 2: every client declined" in result.output
 
 
 def test_an_interruption_has_exit_code_130_and_says_how_to_go_on(here, monkeypatch):

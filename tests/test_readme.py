@@ -14,7 +14,7 @@ README = Path(__file__).resolve().parent.parent / "README.md"
 def test_the_ten_lines_run(capsys):
     block = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[0]
     scope: dict[str, object] = {}
-    exec(compile(block, "README.md", "exec"), scope)  # noqa: S102
+    exec(compile(block, "README.md", "exec"), scope)
     history = scope["history"]
     assert history.metrics.accuracy > 0.8  # type: ignore[attr-defined]
     assert history.guarantee.status == "formal"  # type: ignore[attr-defined]

@@ -128,11 +128,20 @@ def compare(
 @app.command()
 def plan(
     delta: Annotated[float, typer.Option("--delta", help="Failure probability of the total.")],
-    rounds: Annotated[int, typer.Option("--rounds", help="Rounds, all of which release a model.")],
-    clients: Annotated[int, typer.Option("--clients", help="Clients n of the cohort, all in every round.")] = 1,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", help="Rounds; left out with --epsilon and --noise-multiplier: the most.")
+    ] = None,
+    clients: Annotated[
+        int, typer.Option("--clients", help="Clients n of the cohort, all in every round; 0: as many as it takes.")
+    ] = 1,
     epsilon: Annotated[float | None, typer.Option("--epsilon", help="Target for the total: gives the noise.")] = None,
     noise_multiplier: Annotated[float | None, typer.Option("--noise-multiplier", help="z: gives epsilon.")] = None,
-    clip: Annotated[float, typer.Option("--clip", help="C, the longest update of a client.")] = 1.0,
+    clip: Annotated[
+        float | None, typer.Option("--clip", help="C, the longest update of a client; default: --update-norm, or 1.")
+    ] = None,
+    update_norm: Annotated[
+        float | None, typer.Option("--update-norm", help="Typical length of an update before clipping.")
+    ] = None,
     dimension: Annotated[int | None, typer.Option("--dimension", help="Parameters of the model.")] = None,
     relation: Annotated[RelationName, typer.Option("--relation", help="Neighbours.")] = RelationName.ZERO_OUT,
 ) -> None:
@@ -145,8 +154,9 @@ def plan(
             epsilon=epsilon,
             delta=delta,
             rounds=rounds,
-            clients=clients,
+            clients=clients or None,
             clip=clip,
+            update_norm=update_norm,
             dimension=dimension,
             noise_multiplier=noise_multiplier,
             relation=relation.value,

@@ -1,5 +1,6 @@
 """The same rule gives the same model under Flower's strategies, on the same replies; where it does not, we say how."""
 
+from importlib import import_module
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,7 +8,19 @@ import pytest
 import torch
 from core_kit import combine
 
-from fedveil.aggregation import FedAdam, FedAvg, FedMedian
+from fedveil.aggregation import (
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedMedian,
+    FedOpt,
+    FedProx,
+    FedYogi,
+    Krum,
+    MultiKrum,
+    TrimmedMean,
+)
 from fedveil.layout import Layout
 from fedveil.methods import Plain
 
@@ -28,8 +41,13 @@ def message(model, count):
 
 
 def flower_round(strategy, theta, updates, round_):
+    from flwr.app import Array, ArrayRecord
+
     if hasattr(strategy, "current_arrays"):  # configure_train notes them before it asks the clients
-        strategy.current_arrays = {n: v.numpy() for n, v in LAYOUT.unflatten(theta).items()}
+        noted = {n: v.numpy() for n, v in LAYOUT.unflatten(theta).items()}
+        if type(strategy).__name__ == "FedAvgM":
+            noted = ArrayRecord({n: Array(np.asarray(v)) for n, v in noted.items()})
+        strategy.current_arrays = noted
     replies = [message(theta + u, c) for u, c in zip(updates, COUNTS, strict=True)]
     arrays, _ = strategy.aggregate_train(round_, replies)
     return LAYOUT.flatten({n: torch.from_numpy(np.array(a.numpy())) for n, a in arrays.items()})
@@ -54,6 +72,51 @@ def test_mean_and_median_agree_over_rounds(name, rule):
         combined = combine(side, ours, updates, counts=COUNTS, layout=LAYOUT, state=state)
         ours, state = combined.models[0], combined.state
         torch.testing.assert_close(ours, theta, rtol=1e-12, atol=1e-12)
+
+
+RULES = {
+    "FedAvgM": (
+        FedAvgM(weighting="examples", lr=0.3, momentum=0.5),
+        {"server_learning_rate": 0.3, "server_momentum": 0.5},
+    ),
+    "FedOpt": (FedOpt(weighting="examples"), {"eta": 0.01}),  # Flower's base class does not use its rate: it is FedAvg
+    "FedProx": (FedProx(weighting="examples", mu=0.5), {"proximal_mu": 0.5}),
+    "FedAdagrad": (FedAdagrad(weighting="examples", lr=0.1), {"eta": 0.1}),
+    "FedYogi": (FedYogi(weighting="examples", lr=0.01), {"eta": 0.01}),
+    "FedTrimmedAvg": (TrimmedMean(0.25), {"beta": 0.25}),
+    "Krum": (Krum(), {"num_malicious_nodes": 0}),  # with one neighbour each, mutual neighbours would tie
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_other_rules_agree_over_rounds(name):
+    from flwr.serverapp import strategy
+
+    rule, options = RULES[name]
+    home = import_module("flwr.serverapp.strategy.fedopt") if name == "FedOpt" else strategy
+    theirs, side = getattr(home, name)(**options), Plain(rule)
+    ours = theta = torch.zeros(LAYOUT.size, dtype=torch.float64)
+    state = side.init(LAYOUT.size, torch.float64)
+    for number, updates in enumerate(rounds(), start=1):
+        theta = flower_round(theirs, theta, updates, number)
+        combined = combine(side, ours, updates, counts=COUNTS, layout=LAYOUT, state=state)
+        ours, state = combined.models[0], combined.state
+        torch.testing.assert_close(ours, theta, rtol=1e-9, atol=1e-12)
+
+
+def test_multikrum_selects_as_flower_does_and_averages_uniformly():
+    from flwr.serverapp import strategy
+
+    theirs = strategy.MultiKrum(num_malicious_nodes=1, num_nodes_to_select=2)
+    theta, updates = torch.zeros(LAYOUT.size, dtype=torch.float64), rounds(1)[0]
+    flower = flower_round(theirs, theta, updates, 1)
+    ours = combine(Plain(MultiKrum(malicious=1, selected=2)), theta, updates, counts=COUNTS, layout=LAYOUT).models[0]
+    # Flower weighs the two selected by examples, which has no sensitivity; ours are weighed alike
+    pairs = [(i, j) for i in range(4) for j in range(i)]
+    chosen = next(p for p in pairs if torch.allclose((updates[p[0]] + updates[p[1]]) / 2, ours))
+    weights = torch.tensor([float(COUNTS[i]) for i in chosen], dtype=torch.float64)
+    expected = (weights[:, None] * updates[list(chosen)]).sum(0) / weights.sum()
+    torch.testing.assert_close(flower, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_adam_differs_by_the_bias_correction_alone():

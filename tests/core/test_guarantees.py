@@ -265,11 +265,32 @@ def test_advice_by_hand():
     assert plan(rounds=1, clients=10, delta=DELTA, noise_multiplier=1.0).signal_to_noise is None
 
 
+def test_plan_for_rounds_cohort_and_clip():
+    # mu(1, 1e-5) = 0.268: (0.268 / 0.02)^2 = 179.6 rounds of z = 50
+    made = plan(rounds=None, delta=DELTA, epsilon=1.0, noise_multiplier=50.0)
+    assert made.rounds == int((mu_of_epsilon(1.0, DELTA) / 0.02) ** 2) == 179
+    assert made.epsilon <= 1.0 < plan(rounds=180, delta=DELTA, noise_multiplier=50.0).epsilon
+    # noise length z C sqrt(d) / n = 2 * 100 C / n against an update of length C / 2: .3 needs n = .3 * 200 / .5
+    made = plan(rounds=1, clients=None, delta=DELTA, noise_multiplier=2.0, clip=2.0, update_norm=1.0, dimension=10_000)
+    assert made.clients == 120
+    assert made.signal_to_noise == pytest.approx(0.3)
+    assert plan(rounds=1, delta=DELTA, noise_multiplier=1.0, update_norm=0.7).clip == 0.7
+
+
+def test_a_large_delta_is_warned_about():
+    assert "1/n" in plan(rounds=1, clients=200, delta=0.01, epsilon=1.0).warnings[0]
+    assert plan(rounds=1, clients=50, delta=0.01, epsilon=1.0).warnings == ()
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {"epsilon": None},
         {"noise_multiplier": 1.0},
+        {"rounds": None},
+        {"rounds": None, "noise_multiplier": 0.01},
+        {"clients": None},
+        {"update_norm": 0.0},
         {"rounds": 0},
         {"clients": 2.5},
         {"delta": 0},

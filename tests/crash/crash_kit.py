@@ -3,7 +3,7 @@
 Run as a script: it imports everything once and forks a child for every attempt at a run, so that an attempt costs a
 fraction of a second. A child counts its *steps*: just before and just after it opens, replaces or syncs a file, makes a
 folder, draws a release or hands one over, and several times within each write. At the step it was told, it dies by
-SIGKILL; with `power_cut` everything that was not synced is lost as well, names as well as bytes.
+SIGKILL, or in a simulated power cut: then all that was not synced is lost as well, names as well as bytes.
 
 What a party hands over is noted in the *wire log*, outside the run's folder: it stands for what others have received.
 """
@@ -11,6 +11,7 @@ What a party hands over is noted in the *wire log*, outside the run's folder: it
 import io
 import json
 import os
+import pickle
 import random
 import shutil
 import signal
@@ -44,13 +45,28 @@ def config(method, source, rounds):
 
 
 class Disk:
-    """What of a folder survives a power cut: of a file the bytes that were synced, of a folder the names."""
+    """What of a folder survives a power cut: of a file the bytes that were synced, of a folder the names.
 
-    def __init__(self, root):
-        self.root = root
+    Parameters
+    ----------
+    root : Path
+        The folder.
+    known : Path
+        Remembers, from one attempt to the next, what was synced.
+    """
+
+    def __init__(self, root, known):
+        self.root, self._known = root, known
         self.content, self.names = {}, {}  # by inode: bytes, or {name: (inode, is it a folder)}
-        for path in (root, *root.rglob("*")):
-            self.sync(path)
+        if known.exists():
+            self.content, self.names = pickle.loads(known.read_bytes())
+        else:
+            for path in (root, *root.rglob("*")):
+                self.sync(path)
+
+    def keep(self):
+        """Before a death that loses nothing yet."""
+        self._known.write_bytes(pickle.dumps((self.content, self.names)))
 
     def sync(self, path):
         if path.is_dir():
@@ -72,11 +88,13 @@ class Disk:
         self.names.pop(number, None)
 
     def cut(self):
+        """Lose what was not synced."""
         left = self.root.with_name("left")
         left.mkdir()
         self._put_back(left, self.root.stat().st_ino)
         shutil.rmtree(self.root)
         left.rename(self.root)
+        self._known.unlink(missing_ok=True)
 
     def _put_back(self, folder, number):
         for name, (inner, is_folder) in self.names.get(number, {}).items():
@@ -88,20 +106,33 @@ class Disk:
 
 
 class Steps:
-    """Counts the steps of this process, and kills it at one of them."""
+    """Counts the steps of this process, and kills it at one of them.
 
-    def __init__(self, root, fatal, power_cut):
-        self.root, self.fatal, self.count = root, fatal, 0
-        self.disk = Disk(root) if power_cut else None
+    Parameters
+    ----------
+    root : Path
+        Changes below it are steps.
+    fatal : int or None
+        Which step is the last.
+    disk : Disk or None
+        For power cuts.
+    power_cut : bool
+        Die in one.
+    """
+
+    def __init__(self, root, fatal, disk=None, power_cut=False):
+        self.root, self.fatal, self.disk, self.power_cut, self.count = root, fatal, disk, power_cut, 0
 
     def __call__(self):
         self.count += 1
         if self.count != self.fatal:
             return
         if self.disk is not None:
-            self.fatal = None  # putting back what survives takes steps of its own
-            self.root = self.root / "nowhere"
-            self.disk.cut()
+            self.root = self.root / "nowhere"  # what follows is no step
+            if self.power_cut:
+                self.disk.cut()
+            else:
+                self.disk.keep()
         os.kill(os.getpid(), signal.SIGKILL)
 
     def inside(self, path):
@@ -210,14 +241,15 @@ class Case:
         self.kills = 0
         self.disk.mkdir(parents=True)
 
-    def start(self, fatal=None, *, power_cut=False, watched=True):
+    def start(self, fatal=None, *, modelled=False, power_cut=False, watched=True):
         """Fork an attempt; the first starts the run, the others go on with it."""
         pid = os.fork()
         if pid:
             return pid
         status = 1
         try:
-            steps = Steps(self.disk, fatal, power_cut)
+            disk = Disk(self.disk, self.home / "synced") if modelled else None
+            steps = Steps(self.disk, fatal, disk, power_cut)
             watch_parties(self.log, steps)
             if watched:
                 watch_disk(steps)
@@ -330,19 +362,24 @@ class Sweep:
         self.random = random.Random(f"{method} {source}")
         self.began = began
 
-    def steps_from(self, first, stride, *, power_cut, again):
-        """Kill at every step; with `again` also the attempt that goes on, at a random one."""
-        for step in range(first, self.steps + 1, stride):
-            fatal = [step, *(self.random.randint(1, self.steps) for _ in range(again))]
-            self._case(f"step {step}", lambda case, fatal=fatal: self._by_steps(case, fatal, power_cut))
+    def every_step(self, deaths, stride=1):
+        """Die at every step; if a second death is given, also while going on, at a random step."""
+        for step in range(1, self.steps + 1, stride):
+            fatal = [step, *(self.random.randint(1, self.steps) for _ in deaths[1:])]
+            name = ", then ".join(f"{death} at step {at}" for death, at in zip(deaths, fatal, strict=True))
+            self._case(name, lambda case, fatal=fatal: self._by_steps(case, deaths, fatal))
 
     def moments(self, count):
         """Kill from outside, at random moments, up to three times a case."""
         while self.kills < count and not self.failures:
             self._case(f"moments after {self.kills} kills", lambda case: self._by_timer(case, count))
 
-    def _by_steps(self, case, fatal, power_cut):
-        ended = any(case.wait(case.start(step, power_cut=power_cut)) for step in fatal)
+    def _by_steps(self, case, deaths, fatal):
+        modelled = "power cut" in deaths
+        ended = any(
+            case.wait(case.start(step, modelled=modelled, power_cut=death == "power cut"))
+            for death, step in zip(deaths, fatal, strict=True)
+        )
         assert case.kills, "no step was fatal"
         assert ended or case.wait(case.start())
 
@@ -373,13 +410,14 @@ class Sweep:
 
 
 def main(home, plan):
+    """Carry out a plan (JSON): method, source, rounds, and the deaths (with stride) or the number of moments."""
     torch.set_num_threads(1)
     plan = json.loads(plan)
     sweep = Sweep(Path(home), plan["method"], plan["source"], plan["rounds"])
-    if plan["kind"] == "moments":
-        sweep.moments(plan["count"])
+    if "moments" in plan:
+        sweep.moments(plan["moments"])
     else:
-        sweep.steps_from(1, plan["stride"], power_cut=plan["kind"] == "power cut", again=plan["again"])
+        sweep.every_step(plan["deaths"], plan.get("stride", 1))
     print(json.dumps(sweep.figures()))
 
 

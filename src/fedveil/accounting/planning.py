@@ -1,4 +1,4 @@
-"""Plan: the noise for a target budget, or the budget of a noise, for unsubsampled Gaussian rounds."""
+"""Plan unsubsampled Gaussian rounds: noise, budget, rounds, cohort or clipping norm, whichever is left open."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from fedveil.accounting.guarantee import VACUOUS, Relation
 from fedveil.errors import FieldError, require_choice, require_count, require_delta, require_positive
 from fedveil.gdp import epsilon_of_mu, mu_of_epsilon
+
+ENOUGH = 0.3  # signal-to-noise from which training can be expected to work
 
 # Largest change of the sum of updates clipped to C, in units of C, when one client changes.
 FACTOR: dict[Relation, float] = {"zero-out": 1.0, "add/remove": 1.0, "replace-one": 2.0}
@@ -35,6 +37,8 @@ class Plan:
         Gaussian-DP parameter of all rounds.
     dimension : int, optional
         Number of parameters.
+    update_norm : float, optional
+        Typical length of an update before clipping; by default the clipping norm.
     """
 
     epsilon: float
@@ -47,6 +51,7 @@ class Plan:
     sigma: float
     mu: float
     dimension: int | None = None
+    update_norm: float | None = None
 
     @property
     def vacuous(self) -> bool:
@@ -55,8 +60,18 @@ class Plan:
 
     @property
     def signal_to_noise(self) -> float | None:
-        """Clipping norm over the expected norm of the noise on the mean; None without a dimension."""
-        return None if self.dimension is None else self.clip / (self.sigma * math.sqrt(self.dimension))
+        """Length of a clipped update over the expected length of the noise; None without a dimension."""
+        signal = min(self.clip, self.update_norm or self.clip)
+        return None if self.dimension is None else signal / (self.sigma * math.sqrt(self.dimension))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a reader should not overlook."""
+        if self.delta > 1 / self.clients:
+            return (
+                f"delta {self.delta:g} is above 1/n: it allows giving away one of the {self.clients} clients whole",
+            )
+        return ()
 
     def advice(self) -> str:
         """What to expect, and what would help."""
@@ -65,64 +80,87 @@ class Plan:
             return f"vacuous: an epsilon of {self.epsilon:.3g} excludes nothing in practice; raise the noise multiplier"
         if snr is None:
             return "give the number of parameters to see the signal-to-noise ratio"
-        if snr >= 0.3:
+        if snr >= ENOUGH:
             return "the noise is of the size of the signal or smaller: training can work"
-        wanted = max(self.clients + 1, math.ceil(self.clients * 0.3 / snr))
-        smaller = max(1, int((self.dimension or 1) * (snr / 0.3) ** 2))
+        wanted = max(self.clients + 1, math.ceil(self.clients * ENOUGH / snr))
+        smaller = max(1, int((self.dimension or 1) * (snr / ENOUGH) ** 2))
         return (
-            f"hopeless as it stands: the noise is {1 / snr:.3g} times a full-length update. What would work: "
+            f"hopeless as it stands: the noise is {1 / snr:.3g} times as long as an update. What would work: "
             f"{wanted} clients, or {smaller} trainable parameters, or record-level privacy inside each client"
         )
 
 
 def plan(
     *,
-    rounds: int,
-    clients: int,
     delta: float,
+    rounds: int | None = None,
+    clients: int | None = 1,
     epsilon: float | None = None,
     noise_multiplier: float | None = None,
-    clip: float = 1.0,
+    clip: float | None = None,
     relation: Relation = "zero-out",
     dimension: int | None = None,
+    update_norm: float | None = None,
+    signal_to_noise: float = ENOUGH,
 ) -> Plan:
-    """Noise for a target epsilon, or epsilon for a noise multiplier (exactly one of the two is given).
+    """Fill in what is left open, never ending above the target epsilon.
 
     Parameters
     ----------
-    rounds, clients : int
-        Rounds; clients of each round's cohort (uniform weights, everybody in every round).
     delta : float
         Failure probability of the total.
+    rounds : int, optional
+        Rounds; left open, the most that epsilon and the noise multiplier allow.
+    clients : int, optional
+        Clients of each round's cohort (uniform weights, everybody in every round); None: the smallest cohort that
+        reaches `signal_to_noise` with `dimension` parameters.
     epsilon : float, optional
-        Target for the total over all rounds; the plan never ends above it.
+        Target for the total over all rounds; left open, what the noise multiplier costs.
     noise_multiplier : float, optional
-        z of global DP: sigma = z * C / clients.
-    clip : float
-        C.
+        z of global DP, sigma = z * C / clients; left open, the least that meets epsilon.
+    clip : float, optional
+        C; left open, the typical length of an update, or 1: a larger C only adds noise, a smaller one cuts signal and
+        noise alike and adds bias.
     relation : {"zero-out", "add/remove", "replace-one"}
         Neighbouring inputs.
     dimension : int, optional
         Number of parameters, for the signal-to-noise ratio.
+    update_norm : float, optional
+        Typical length of an update before clipping, from public data or a guess.
+    signal_to_noise : float
+        What a cohort that is left open has to reach.
 
     Raises
     ------
     FieldError
-        If a value is out of range, or both or neither of epsilon and noise_multiplier are given.
+        If a value is out of range, or too much or nothing is left open.
     """
-    rounds, clients = require_count("rounds", rounds), require_count("clients", clients)
-    delta, clip = require_delta("delta", delta), require_positive("clip", clip)
+    delta = require_delta("delta", delta)
+    if update_norm is not None:
+        require_positive("update_norm", update_norm)
+    clip = require_positive("clip", clip if clip is not None else update_norm or 1.0)
     if dimension is not None:
         dimension = require_count("dimension", dimension)
     factor = FACTOR[require_choice("relation", relation, FACTOR)]  # type: ignore[index]
-    if (epsilon is None) == (noise_multiplier is None):
+    if rounds is None:
+        if epsilon is None or noise_multiplier is None:
+            raise FieldError("rounds", None, "leave it open only if both epsilon and noise_multiplier are given")
+        z = require_positive("noise_multiplier", noise_multiplier)
+        rounds = _most_rounds(require_positive("epsilon", epsilon), delta, factor / z)
+    elif (epsilon is None) == (noise_multiplier is None):
         raise FieldError("epsilon", epsilon, "give either epsilon (to get the noise) or noise_multiplier")
-    if epsilon is not None:
-        mu = mu_of_epsilon(require_positive("epsilon", epsilon), delta)
-        noise_multiplier = factor * math.sqrt(rounds) / mu
-        while epsilon_of_mu(factor * math.sqrt(rounds) / noise_multiplier, delta) > epsilon:
-            noise_multiplier *= 1 + 1e-12
-    z = require_positive("noise_multiplier", noise_multiplier)
+    else:
+        rounds = require_count("rounds", rounds)
+        if epsilon is not None:
+            z = _least_noise(epsilon, delta, factor * math.sqrt(rounds))
+        else:
+            z = require_positive("noise_multiplier", noise_multiplier)
+    if clients is None:
+        if dimension is None:
+            raise FieldError("clients", None, "leave it open only if the dimension is given")
+        share = min(1.0, (update_norm or clip) / clip)
+        clients = math.ceil(require_positive("signal_to_noise", signal_to_noise) * z * math.sqrt(dimension) / share)
+    clients = require_count("clients", clients)
     mu = factor * math.sqrt(rounds) / z
     return Plan(
         epsilon=epsilon_of_mu(mu, delta),
@@ -135,4 +173,23 @@ def plan(
         sigma=z * clip / clients,
         mu=mu,
         dimension=dimension,
+        update_norm=update_norm,
     )
+
+
+def _least_noise(epsilon: float, delta: float, change: float) -> float:
+    """The least z with epsilon(change / z) <= epsilon."""
+    z = change / mu_of_epsilon(require_positive("epsilon", epsilon), delta)
+    while epsilon_of_mu(change / z, delta) > epsilon:
+        z *= 1 + 1e-12
+    return z
+
+
+def _most_rounds(epsilon: float, delta: float, mu: float) -> int:
+    """The most rounds of mu whose total stays within epsilon."""
+    rounds = int((mu_of_epsilon(epsilon, delta) / mu) ** 2 * (1 + 1e-9))
+    while rounds > 0 and epsilon_of_mu(mu * math.sqrt(rounds), delta) > epsilon:
+        rounds -= 1
+    if rounds < 1:
+        raise FieldError("noise_multiplier", f"mu = {mu:.4g} a round", f"one round alone exceeds epsilon {epsilon:g}")
+    return rounds

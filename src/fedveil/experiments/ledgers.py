@@ -85,6 +85,8 @@ class LedgerFiles(Ledgers):
             If a file was edited, belongs to another run, or has fewer whole lines than recorded.
         """
         parties = {path.stem for path in self.folder.glob("*.jsonl")}
+        if parties:
+            sync_names(self.folder)  # a process that was killed may have made a file and not come to this
         for party in sorted(parties | set(recorded)):
             book = Ledger.parse(self.run_id, party, self._read(party))
             if len(book.entries) < recorded.get(party, 0):
@@ -147,14 +149,13 @@ class LedgerFiles(Ledgers):
 
 def append(path: Path, text: str) -> None:
     """Append to a file and wait for the disk; a failed write leaves the file as it was."""
-    new = not path.exists()
     with path.open("ab") as file:
         before = file.tell()
         try:
             file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
-            if new:
+            if before == 0:
                 sync_names(path.parent)
         except OSError:
             os.truncate(path, before)
@@ -169,6 +170,14 @@ def replace(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+    sync_names(path.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those it lies in, unless they are there; wait for the disk."""
+    if not path.parent.exists():
+        make_folder(path.parent)
+    path.mkdir(exist_ok=True)
     sync_names(path.parent)
 
 

@@ -16,7 +16,7 @@ from fedveil.engines import Federation
 from fedveil.errors import FieldError, LedgerError
 from fedveil.experiments.checkpoint import Checkpoint
 from fedveil.experiments.config import Config
-from fedveil.experiments.ledgers import LedgerFiles, Ledgers, append, replace, sync_names
+from fedveil.experiments.ledgers import LedgerFiles, Ledgers, append, make_folder, replace
 from fedveil.experiments.loading import load
 
 Row = dict[str, Any]
@@ -78,11 +78,8 @@ class RunFolder:
 
     def create(self) -> None:
         """Make the folder of a new run; nothing is written before this."""
-        made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
-        for part in ("ledger", "checkpoint"):
-            (self.path / part).mkdir(parents=True, exist_ok=True)
-        for folder in made:
-            sync_names(folder.parent)
+        for folder in (self.path, self.path / "ledger", self.path / "checkpoint"):
+            make_folder(folder)
         if not (self.path / "config.toml").exists():
             replace(self.path / "checkpoint" / "run.json", json.dumps({"run_id": self.run_id}).encode())
             replace(self.path / "config.toml", self.config.to_toml().encode())

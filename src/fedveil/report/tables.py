@@ -141,9 +141,11 @@ def plan_table(plan: Plan) -> Table:
     table.add_row("sigma", f"{plan.sigma:.4g} per coordinate of the mean update: z C / n")
     table.add_row("mu", f"{plan.mu:.4g} (Gaussian DP, total)")
     if plan.signal_to_noise is not None:
-        meaning = f"length of a full update over length of the noise, {plan.dimension:,} parameters"
+        meaning = f"length of an update over length of the noise, {plan.dimension:,} parameters"
         table.add_row("signal to noise", f"{plan.signal_to_noise:.3g}: {meaning}")
     table.add_row("advice", plan.advice())
+    for warning in plan.warnings:
+        table.add_row("warning", warning)
     return table
 
 
