@@ -85,8 +85,8 @@ class LedgerFiles(Ledgers):
             If a file was edited, belongs to another run, or has fewer whole lines than recorded.
         """
         parties = {path.stem for path in self.folder.glob("*.jsonl")}
-        if parties:
-            sync_names(self.folder)  # a process that was killed may have made a file and not come to this
+        if parties:  # whoever was killed may have written, and not come to this
+            sync(self.folder)
         for party in sorted(parties | set(recorded)):
             book = Ledger.parse(self.run_id, party, self._read(party))
             if len(book.entries) < recorded.get(party, 0):
@@ -118,7 +118,10 @@ class LedgerFiles(Ledgers):
 
     def _read(self, party: str) -> list[str]:
         path = self.folder / f"{party}.jsonl"
-        raw = path.read_bytes() if path.exists() else b""
+        raw = b""
+        if path.exists():
+            sync(path)
+            raw = path.read_bytes()
         head, end, tail = raw.rpartition(b"\n")
         try:
             lines = head.decode().split("\n") if end else []
@@ -156,7 +159,7 @@ def append(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
             if before == 0:
-                sync_names(path.parent)
+                sync(path.parent)
         except OSError:
             os.truncate(path, before)
             raise
@@ -170,7 +173,7 @@ def replace(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
-    sync_names(path.parent)
+    sync(path.parent)
 
 
 def make_folder(path: Path) -> None:
@@ -178,12 +181,12 @@ def make_folder(path: Path) -> None:
     if not path.parent.exists():
         make_folder(path.parent)
     path.mkdir(exist_ok=True)
-    sync_names(path.parent)
+    sync(path.parent)
 
 
-def sync_names(folder: Path) -> None:
-    """Wait until the disk holds the names in a folder: a new file's bytes alone do not outlast a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Wait until the disk holds a file's bytes, or the names in a folder: a new file needs both to outlast a power cut."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
