@@ -21,7 +21,7 @@ CORE := $(VENV)/.core-installed
 DEV  := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types check slow mutation data-test clean distclean
+.PHONY: help demo test lint types check slow mutation crash data-test clean distclean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ slow: $(DEV)  ## run the long checks
 
 mutation: $(DEV)  ## plant bugs in copies of the library: the tests have to notice each of them
 	@$(PYTEST) -m slow tests/mutation $(PYTEST_ARGS)
+
+crash: $(DEV)  ## kill runs at every step and at random moments, and go on with them; prints the figures
+	@$(PYTEST) -n 0 -m slow tests/crash $(PYTEST_ARGS)
 
 data-test: $(DEV)  ## run the tests on the real data sets (FEDVEIL_DATA, or ../shared/data)
 	@$(PYTEST) -m "data and not slow" $(PYTEST_ARGS)

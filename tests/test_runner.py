@@ -283,7 +283,7 @@ def test_a_client_s_epsilon_under_local_trust_is_held():
     privacy = {"method": "sga-ldp", "similarity": "released", "budget": {"epsilon": 2.5}}
     summary = run(config(privacy=privacy))
     assert "every client declined" in summary.stopped
-    assert all(g.get("epsilon", 0.0) <= 2.5 for g in summary.values["guarantees"].values())
+    assert all(g.get("epsilon", 0.0) <= 2.5 * (1 + 1e-9) for g in summary.values["guarantees"].values())
 
 
 def test_summaries_say_what_holds_and_nothing_more(tmp_path):
@@ -310,7 +310,7 @@ def test_local_guarantees_are_those_of_the_worst_and_the_median_client():
     assert worst["leakage"] == pytest.approx(worst["participations"] * 62 / 2)
     assert worst["status"] == "heuristic"
     sound = run(config(privacy={"method": "group", "radius": 0.5}, rounds=1)).values["guarantees"]["worst client"]
-    assert sound["status"] == "formal"
+    assert sound["status"] == "conditional"
     assert sound["epsilon_per_distance"] == pytest.approx(62 / (5 * 0.5))
     assert "epsilon" not in sound
 

@@ -92,8 +92,8 @@ class QuantileClip:
     """A clipping norm that follows a quantile of the updates' norms (Andrew et al. 2021, arXiv 1905.03871).
 
     After each round C <- C exp(-lr (b - quantile)), where b is the noised share of updates within C. The share is a
-    release of its own: each client that replied adds 1/2 or -1/2 and an absent one nothing, so its sensitivity is 1/2
-    (1 under replace-one; "zero-out" takes the client's bit away together with its update).
+    release of its own: a client's bit can turn over, so the sum of bits has sensitivity 1 under every relation (an
+    absent client counts as a zero update, which lies within C).
 
     Parameters
     ----------
@@ -119,10 +119,9 @@ class QuantileClip:
         if require_non_negative("quantile", self.quantile) > 1:
             raise FieldError("quantile", self.quantile, "must be in [0, 1]")
 
-    def next(self, norm: float, lengths: Tensor, cohort: int, noise: float) -> float:
-        """The next C from the lengths [n] of a planned cohort's updates and one draw of standard normal noise."""
-        bits = float(((lengths <= norm).double() - 0.5).sum()) + self.bit_noise * noise
-        share = bits / cohort + 0.5
+    def next(self, norm: float, lengths: Tensor, noise: float) -> float:
+        """The next C from the lengths of a planned cohort's updates and one draw of standard normal noise."""
+        share = (float((lengths <= norm).sum()) + self.bit_noise * noise) / len(lengths)
         return norm * math.exp(-self.lr * (share - self.quantile))
 
 

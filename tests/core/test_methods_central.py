@@ -61,7 +61,7 @@ def test_printed_by_hand():
     assert result.models.tolist() == [near([10.9, 1.2])]
     assert result.spend.scale == (pytest.approx(2.5),)
     assert result.spend.guarantee.status == "conditional"
-    assert result.spend.guarantee.conditions == ("who replies does not depend on private data",)
+    assert result.spend.guarantee.conditions == ("who replies with a usable model does not depend on private data",)
     assert result.spend.guarantee.mu == pytest.approx(1 / Z)
 
 
@@ -76,7 +76,8 @@ def test_replace_one_costs_twice_as_much(order, relation):
 
 def test_add_remove_holds_for_a_public_divisor_only():
     formal = combine(GlobalDP(noise_multiplier=Z, clip=C, relation="add/remove"), THETA, UPDATES, cohort=4).spend
-    assert (formal.guarantee.status, formal.guarantee.mu) == ("formal", pytest.approx(1 / Z))
+    assert (formal.guarantee.status, formal.guarantee.mu) == ("conditional", pytest.approx(1 / Z))
+    assert "cohort stays the same" in formal.guarantee.conditions[0]
     side = GlobalDP(noise_multiplier=Z, clip=C, relation="add/remove", order="printed")
     assert combine(side, THETA, UPDATES).spend.guarantee.status == "heuristic"
 
@@ -226,11 +227,9 @@ def test_quantile_clip_by_hand():
     # of norms .5, 2, 3, 4 one is within C = 1: share 1/4; C moves by exp(-.2 (1/4 - 1/2))
     rule = QuantileClip(initial=1.0, quantile=0.5, lr=0.2, bit_noise=2.0)
     lengths = torch.tensor([0.5, 2.0, 3.0, 4.0])
-    assert rule.next(1.0, lengths, 4, 0.0) == pytest.approx(math.exp(0.05))
+    assert rule.next(1.0, lengths, 0.0) == pytest.approx(math.exp(0.05))
     # noise of +1 deviation adds 2 to the sum of bits, 1/2 to the share
-    assert rule.next(1.0, lengths, 4, 1.0) == pytest.approx(math.exp(-0.05))
-    # an absent client adds nothing to the sum: 2 replies within C, of a cohort of 4: 1/2 + 2 * 1/2 / 4
-    assert rule.next(5.0, lengths[:2], 4, 0.0) == pytest.approx(5 * math.exp(-0.2 * 0.25))
+    assert rule.next(1.0, lengths, 1.0) == pytest.approx(math.exp(-0.05))
 
 
 @pytest.mark.parametrize("start", [1e-3, 1e3])
@@ -238,7 +237,7 @@ def test_quantile_clip_converges_to_the_quantile(start):
     rule, bound = QuantileClip(initial=start, quantile=0.8), start
     lengths = torch.linspace(0.01, 1, 100)
     for _ in range(400):
-        bound = rule.next(bound, lengths, 100, 0.0)
+        bound = rule.next(bound, lengths, 0.0)
     assert bound == pytest.approx(0.8, abs=0.02)
 
 
@@ -247,9 +246,9 @@ def test_an_adaptive_norm_is_used_paid_for_and_carried_on():
     side = GlobalDP(noise_multiplier=Z, clip=rule)
     result = combine(side, THETA, UPDATES, cohort=4)
     assert result.models.tolist() == [near([10.45, 0.6])]  # as with the fixed C = 2.5
-    assert result.spend.guarantee.mu == pytest.approx(compose_mu([1 / Z, 0.5 / 4]))
-    # one of two replies within 2.5, two absent: share 1/2, C stays
-    assert result.state.clip == pytest.approx(2.5)
+    assert result.spend.guarantee.mu == pytest.approx(compose_mu([1 / Z, 1 / 4]))
+    # one of two replies within 2.5, and two absent clients as zero updates: share 3/4
+    assert result.state.clip == pytest.approx(2.5 * math.exp(-0.2 * 0.25))
     replaced = GlobalDP(noise_multiplier=Z, clip=rule, relation="replace-one")
     assert combine(replaced, THETA, UPDATES).spend.guarantee.mu == pytest.approx(compose_mu([2 / Z, 1 / 4]))
     # the next round clips to the state's norm
@@ -284,11 +283,13 @@ def test_curve_over_distance(rule, slope):
     assert guarantee.epsilon_at(C, DELTA) == pytest.approx(guarantee.epsilon(DELTA))  # moving by C is a zero-out
 
 
-def test_the_curve_does_not_depend_on_private_counts():
+def test_private_counts_leave_no_curve_over_the_updates_distance():
+    # the count alone moves the release: from e to e, weights 1/200 and 1/2 put the outputs .495 apart
     side = GlobalDP(FedAvg("examples", max_examples=100), noise_multiplier=Z, clip=C)
     for counts in ([1, 2], [99, 100]):
         guarantee = combine(side, THETA, UPDATES, counts=counts).spend.guarantee
-        assert guarantee.mu_per_distance == pytest.approx((1 / 2) / (Z * C / 2))
+        assert guarantee.mu == pytest.approx(1 / Z)
+        assert guarantee.mu_per_distance is None
 
 
 # ---- discrete noise
@@ -439,14 +440,16 @@ def test_released_distance_by_hand():
     side = MetricPrivacy(noise_multiplier=Z, clip=100.0, distance_on="released", released_range=(0.5, 4.0))
     first = combine(side, [0.0] * 4, NEAR_ONE, layout=LAYOUT, cohort=3)
     assert first.report["sigma"] == pytest.approx(Z * 100 / 3)
-    assert first.spend.guarantee.status == "conditional"
+    assert first.spend.guarantee.status == "formal"
+    assert first.spend.guarantee.mu == pytest.approx(4.0 / Z)  # the public worst case: a distance of 4
     state = replace(first.state, sigma=0.0)
     for theta, moved in (([3.0, 4, 2, 1], 8 / 3), ([0.03, 0.04, 0, 0], 0.5), ([300.0, 0, 0, 0], 4.0)):
         later = combine(side, theta, NEAR_ONE, layout=LAYOUT, cohort=3, state=state)
         assert later.report["distance"] == pytest.approx(moved)
         sigma = Z * 100 / 3 / moved
         assert later.report["sigma"] == pytest.approx(sigma)
-        assert later.spend.guarantee.mu == pytest.approx((100 / 3) / sigma)  # the sensitivity over what was drawn
+        assert later.spend.charge == pytest.approx((100 / 3) / sigma)  # the sensitivity over what was drawn
+        assert later.spend.guarantee.mu == pytest.approx(4.0 / Z)
     # the clients' own models change nothing about the scale
     others = combine(side, [3.0, 4, 2, 1], [[9.0, 9, 9, 9]] * 3, layout=LAYOUT, cohort=3, state=state)
     assert others.report["sigma"] == pytest.approx(Z * 100 / 3 / (8 / 3))

@@ -203,7 +203,7 @@ def test_a_public_radius_sets_the_scale_whatever_the_step():
         assert protected.spend.scale == (pytest.approx(D / 6),)
         assert_laplace(noise_of(protected, START, step), D / 6)
         guarantee = protected.spend.guarantee
-        assert (guarantee.status, guarantee.epsilon_per_distance) == ("formal", pytest.approx(D / 6))
+        assert (guarantee.status, guarantee.epsilon_per_distance) == ("conditional", pytest.approx(D / 6))
         assert (guarantee.unit, guarantee.relation) == ("parameter vector", "replace-one")
     assert side.quote(broadcast_of(START), side.init()) == protected.spend
     for bad in (0, -1.0, float("nan")):
@@ -253,7 +253,7 @@ def test_fedre_with_public_scores_splits_mu_and_covers_any_two_inputs():
         assert_deviation(noise[cut], deviation)
     # what the two layers' noise really costs together is what is claimed, and four rounds of it are epsilon 8
     guarantee = protected.spend.guarantee
-    assert (guarantee.status, guarantee.relation) == ("formal", "replace-one")
+    assert (guarantee.status, guarantee.relation) == ("conditional", "replace-one")
     assert guarantee.mu == pytest.approx(math.hypot(2 * 0.5 / expected[0], 2 * 2.0 / expected[1]))
     assert total([guarantee] * 4).epsilon(DELTA) == pytest.approx(8.0)
     for scores in (None, (1.0,), (1.0, 2.0, 3.0)):
@@ -353,7 +353,8 @@ def test_sga_by_released_similarity_spends_what_its_noise_costs():
         guarantee = protected.spend.guarantee
         assert quoted.guarantee == guarantee  # known before training: it follows from earlier releases alone
         assert guarantee.status == "conditional"
-        assert guarantee.mu == pytest.approx(2 * 2.0 / protected.spend.scale[0])  # any two inputs: 2C
+        assert protected.spend.charge == pytest.approx(2 * 2.0 / protected.spend.scale[0])  # any two inputs: 2C
+        assert guarantee.mu == pytest.approx(mu_of_epsilon(5.0, DELTA))  # the public worst case
         assert_deviation(noise_of(protected, start, clip(step, 2.0)), protected.spend.scale[0])
         scales.append(protected.spend.scale[0])
         released = protected.releases[0].value - start

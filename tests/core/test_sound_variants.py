@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fedveil.accounting import Filter, Release
+from fedveil.accounting import Filter, Release, total
 from fedveil.clipping import QuantileClip
 from fedveil.errors import FieldError, HeuristicError
 from fedveil.gdp import epsilon_of_mu, mu_of_epsilon
@@ -78,9 +78,10 @@ def test_metric_privacy_from_releases_ignores_the_clients_models() -> None:
         results.append(side.combine(replies, facts, state, SOURCE.child("x")))
     # the model moved by .6 in one layer and .8 in the other: d = .7, sigma = 1 * 1 / (4 * .7)
     assert [r.report["sigma"] for r in results] == pytest.approx([1 / 2.8, 1 / 2.8])
-    guarantee = results[0].spend.guarantee
-    assert (guarantee.status, guarantee.mu) == ("conditional", pytest.approx(0.7))
-    assert "filter" in guarantee.conditions[0]
+    spend = results[0].spend
+    assert spend.charge == pytest.approx(0.7)  # this round; a filter charges it
+    # a sum of such charges is random, so the promise is the public worst case: the largest distance, 4
+    assert (spend.guarantee.status, spend.guarantee.mu) == ("formal", pytest.approx(4.0))
 
 
 def test_the_released_distance_takes_the_noise_off_and_stays_in_its_range() -> None:
@@ -118,12 +119,13 @@ def test_fedre_splits_mu_by_public_scores() -> None:
 def test_sga_ldp_s_released_similarity_is_charged_at_2c() -> None:
     side = SGALDP(similarity="released", clip=1.5)
     first = protect(side, LONG)
-    assert first.spend.guarantee.mu == pytest.approx(mu_of_epsilon(1.0, 1e-5))
+    assert first.spend.charge == pytest.approx(mu_of_epsilon(1.0, 1e-5))
+    assert first.spend.guarantee.mu == pytest.approx(mu_of_epsilon(5.0, 1e-5))  # the public worst case
     assert first.spend.scale[0] == pytest.approx(2 * 1.5 / mu_of_epsilon(1.0, 1e-5))
     released = first.releases[0].value
     # the next broadcast is exactly what the client released: cosine 1, epsilon_max
     after = protect(side, SHORT, first.state, broadcast(released, round_=3))
-    assert after.spend.guarantee.mu == pytest.approx(mu_of_epsilon(5.0, 1e-5))
+    assert after.spend.charge == pytest.approx(mu_of_epsilon(5.0, 1e-5))
 
 
 def test_a_filter_holds_adaptive_spends_to_their_total() -> None:
@@ -132,6 +134,14 @@ def test_a_filter_holds_adaptive_spends_to_their_total() -> None:
     while stop.admit_spend(side.quote(broadcast(), side.init())):
         admitted += 1
     assert admitted == int((mu_of_epsilon(2.0, 1e-5) / mu_of_epsilon(1.0, 1e-5)) ** 2)
+
+
+def test_the_total_of_adaptive_rounds_is_the_worst_case_or_the_filter_s_budget() -> None:
+    side, stop = SGALDP(similarity="released"), Filter(2.0, 1e-5)
+    worst = total([side.quote(broadcast(), side.init()).guarantee] * 9)
+    assert worst.mu == pytest.approx(3 * mu_of_epsilon(5.0, 1e-5))
+    assert stop.held(worst).epsilon(1e-5) == pytest.approx(2.0)
+    assert Filter(1e6, 1e-5).held(worst) == worst
 
 
 def test_the_curve_over_distance_is_the_lipschitz_constant_over_sigma() -> None:
@@ -184,5 +194,5 @@ def test_quantile_clipping_converges_and_charges_its_bit() -> None:
         state = result.state
         bounds.append(state.clip)
     assert sum(bounds[-50:]) / 50 == pytest.approx(1.0, abs=0.15)  # Flower's rule diverges here
-    # the model at mu = 1, the bit at (1/2) / .25 = 2
-    assert result.spend.guarantee.mu == pytest.approx(math.hypot(1.0, 2.0))
+    # the model at mu = 1, the bit at 1 / .25 = 4: it can turn over
+    assert result.spend.guarantee.mu == pytest.approx(math.hypot(1.0, 4.0))

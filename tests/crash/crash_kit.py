@@ -27,13 +27,16 @@ from fedveil.engines.party import COMBINE, PROTECT, ClientParty, ServerParty
 from fedveil.errors import FieldError
 from fedveil.experiments import parse, run
 
-EPSILON = 16.0  # of the budget of "global": enough for a fourth release, so that a second redraw ends the run early
+EPSILON = 10.0  # of the server under "global": four releases cost 9.997, so that a second redraw ends the run early
 METHODS = {
     "global": {
         "aggregator": {"name": "fedadam"},
         "privacy": {"method": "global", "noise_multiplier": 1.0, "clip": 1.0, "budget": {"epsilon": EPSILON}},
     },
-    "sga-ldp": {"privacy": {"method": "sga-ldp", "epsilon_min": 5.0, "epsilon_max": 8.0}},
+    # the noise of a round depends on what the client released in the round before: its state has to survive
+    "sga-ldp": {
+        "privacy": {"method": "sga-ldp", "epsilon_min": 5.0, "epsilon_max": 8.0, "similarity": "released"},
+    },
     "group": {"privacy": {"method": "group", "hypotheses": 2, "noise_multiplier": 1.0}},
 }
 
@@ -238,7 +241,7 @@ class Case:
     def __init__(self, home, spec):
         self.home, self.spec = home, spec
         self.disk, self.folder, self.log = home / "disk", home / "disk" / "run", home / "wire.log"
-        self.kills = 0
+        self.kills, self.stopped = 0, False
         self.disk.mkdir(parents=True)
 
     def start(self, fatal=None, *, modelled=False, power_cut=False, watched=True):
@@ -323,7 +326,9 @@ class Case:
         if self.spec.source.kind == "reproducible":
             self._check_same(whole)
         elif summary["stopped"]:
+            self.stopped = True
             assert "budget is used up" in summary["stopped"]
+            assert len(self.ledgers()["server"]) == 4
         else:
             assert summary["rounds"] == len(self.rows()) == self.spec.rounds
         if self.spec.privacy.budget.epsilon is not None:
@@ -349,7 +354,7 @@ class Sweep:
 
     def __init__(self, home, method, source, rounds):
         self.home, self.spec = home, config(method, source, rounds)
-        self.cases, self.kills, self.failures = 0, 0, []
+        self.cases, self.kills, self.stopped, self.failures = 0, 0, 0, []
         began = time.perf_counter()
         run(self.spec, home / "warm")  # what is imported and cached on the way is then there in every child
         run(self.spec, home / "warm", resume=True)
@@ -398,27 +403,28 @@ class Sweep:
         try:
             kill(case)
             case.check_end(self.whole)
-        except AssertionError as error:
-            self.failures.append(f"{name}: {error}")
+        except Exception as error:  # a case that cannot be checked has failed
+            self.failures.append(f"{name}: {type(error).__name__}: {error}")
         self.kills += case.kills
+        self.stopped += case.stopped
         shutil.rmtree(case.home)
 
     def figures(self):
         elapsed = round(time.perf_counter() - self.began, 1)
-        counts = {"steps": self.steps, "cases": self.cases, "kills": self.kills, "failed": len(self.failures)}
-        return {**counts, "seconds": elapsed, "failures": self.failures[:5]}
+        counts = {"cases": self.cases, "kills": self.kills, "stopped": self.stopped, "failed": len(self.failures)}
+        return {"steps": self.steps, **counts, "seconds": elapsed, "failures": self.failures[:5]}
 
 
-def main(home, plan):
-    """Carry out a plan (JSON): method, source, rounds, and the deaths (with stride) or the number of moments."""
+def main(home, *plans):
+    """Carry out plans (JSON): method, source, rounds, and the deaths (with stride) or the number of moments."""
     torch.set_num_threads(1)
-    plan = json.loads(plan)
-    sweep = Sweep(Path(home), plan["method"], plan["source"], plan["rounds"])
-    if "moments" in plan:
-        sweep.moments(plan["moments"])
-    else:
-        sweep.every_step(plan["deaths"], plan.get("stride", 1))
-    print(json.dumps(sweep.figures()))
+    for number, plan in enumerate(json.loads(plan) for plan in plans):
+        sweep = Sweep(Path(home) / str(number), plan["method"], plan["source"], plan["rounds"])
+        if "moments" in plan:
+            sweep.moments(plan["moments"])
+        else:
+            sweep.every_step(plan["deaths"], plan.get("stride", 1))
+        print(json.dumps({**plan, **sweep.figures()}), flush=True)
 
 
 if __name__ == "__main__":

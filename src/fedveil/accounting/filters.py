@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Protocol
 
+from fedveil.accounting.guarantee import Guarantee
 from fedveil.accounting.spend import Spend
 from fedveil.errors import FieldError, require_count, require_delta, require_non_negative, require_positive
 from fedveil.gdp import compose_mu, epsilon_of_mu, epsilon_of_rho, mu_of_epsilon
@@ -48,7 +50,13 @@ class Filter:
             return self.admit_rho(spend.guarantee.rho)
         if spend.guarantee.mu is None:
             raise FieldError("filter", "epsilon", f"cannot hold a {spend.guarantee.status} release to an epsilon")
-        return self.admit(spend.guarantee.mu)
+        return self.admit(spend.guarantee.mu if spend.charge is None else spend.charge)
+
+    def held(self, worst: Guarantee) -> Guarantee:
+        """A party's total under this filter: its budget, where that is less than the sum of the worst cases."""
+        if worst.mu is None or worst.mu <= self.budget:
+            return worst
+        return replace(worst, mu=self.budget, mu_per_distance=None)
 
     def admit_rho(self, rho: float) -> bool:
         """Charge a concentrated-DP release if the budget allows it; otherwise change nothing and return False."""

@@ -101,7 +101,8 @@ class Ledger:
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise LedgerError(f"{where} cannot be read ({error}); restore the file or start a new run") from error
             if owner != (run, party):
-                raise LedgerError(f"{where} belongs to run {owner[0]!r}, party {owner[1]!r}")
+                of = f"run {owner[0]!r}, party {owner[1]!r}"
+                raise LedgerError(f"{where} belongs to {of}; restore the file or start a new run")
             if checksum != cls._checksum(ledger._chain, values):
                 raise LedgerError(f"{where} was edited or a line before it is missing; restore it or start a new run")
             ledger.commit(entry)

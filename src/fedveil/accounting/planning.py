@@ -67,6 +67,8 @@ class Plan:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a reader should not overlook."""
+        if self.relation == "add/remove":
+            return ("add/remove holds only if the planned cohort stays the same, and unsampled, whoever belongs",)
         if self.delta > 1 / self.clients:
             return (
                 f"delta {self.delta:g} is above 1/n: it allows giving away one of the {self.clients} clients whole",

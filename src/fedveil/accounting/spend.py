@@ -23,6 +23,9 @@ class Spend:
         for Euclidean Laplace. Empty without noise.
     sensitivity : float, optional
         Euclidean sensitivity that the guarantee rests on.
+    charge : float, optional
+        Mu of this very round where it followed earlier releases: what a filter charges. The guarantee then holds the
+        public worst case, since a sum of such charges is a random number and no promise.
     leakage : float, optional
         Heuristic neighbourhood leakage n / nu of this participation (group privacy as printed): no guarantee, but it
         is public, adds up, and can be capped.
@@ -32,6 +35,7 @@ class Spend:
     mechanism: str = "none"
     scale: tuple[float, ...] = ()
     sensitivity: float | None = None
+    charge: float | None = None
     leakage: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -41,6 +45,7 @@ class Spend:
             "mechanism": self.mechanism,
             "scale": list(self.scale),
             "sensitivity": self.sensitivity,
+            "charge": self.charge,
             "leakage": self.leakage,
         }
 

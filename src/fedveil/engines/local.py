@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedveil.accounting import Guarantee, Ledger, Release, SpendFilter, total, unprotected
+from fedveil.accounting import Filter, Guarantee, Ledger, Release, SpendFilter, total, unprotected
 from fedveil.aggregation import Aggregator, FedProx
 from fedveil.engines.party import ClientParty, Round, ServerParty, Store
 from fedveil.errors import BudgetError, FieldError, require_count
@@ -78,6 +79,8 @@ class History:
         Total of every party that released something.
     stopped : str
         Why the run ended early, or "".
+    source : str
+        ``"secure"``, or ``"reproducible, not for deployment"``: whoever knows the seed can take the noise off.
     """
 
     rounds: Sequence[RoundRecord]
@@ -86,6 +89,7 @@ class History:
     guarantee: Guarantee
     guarantees: Mapping[str, Guarantee]
     stopped: str = ""
+    source: str = ""
 
     @property
     def metrics(self) -> Metrics | None:
@@ -194,11 +198,15 @@ class Federation:
         self.learner = learner or Learner(
             module, self.layout, with_proximal_term(local or LocalTraining(), self.method), region=region
         )
+        sampled = clients_per_round is not None and clients_per_round < len(self.clients)
+        if sampled and getattr(self.method.server, "relation", "") == "add/remove":
+            raise FieldError("relation", "add/remove", "a sampled cohort changes with its members: use zero-out")
         self.cohort_size = require_count("clients_per_round", clients_per_round or len(self.clients))
         if self.cohort_size > len(self.clients):
             raise FieldError("clients_per_round", clients_per_round, f"there are only {len(self.clients)} clients")
         self.source = source or ReproducibleSource(seed)
-        self._ledgers = ledgers or (lambda party: (Ledger(run_id, party), lambda line: None))
+        make = ledgers or (lambda party: (Ledger(run_id, party), lambda line: None))
+        self._ledgers = cache(make)  # one ledger a party, for as long as the federation lives
         self._ledgers_given = ledgers is not None
         self._limited = client_budgets is not None or server_budget is not None
         self._budgets = client_budgets or (lambda partition: None)
@@ -315,8 +323,11 @@ class Federation:
 
     def history(self, records: Sequence[RoundRecord], stopped: str = "") -> History:
         """What the run has left so far."""
-        named = {SERVER: self.server, **{str(p): party for p, party in sorted(self._parties.items())}}
-        spent = {n: total(e.spend.guarantee for e in p.ledger.entries) for n, p in named.items() if p.ledger.entries}
+        named = [SERVER, *(str(p) for p in range(len(self.clients)))]
+        books = {str(p): party.ledger for p, party in self._parties.items()} | {SERVER: self.server.ledger}
+        books = {name: books[name] if name in books else self._ledgers(name)[0] for name in named}
+        budgets = {name: self.server.budget if name == SERVER else self._budgets(int(name)) for name in named}
+        spent = {n: total_of(book, budgets[n]) for n, book in books.items() if book.entries}
         if self.method.client.trust == "central":
             guarantees = {SERVER: spent.get(SERVER, unprotected())}
             worst = guarantees[SERVER]
@@ -324,7 +335,8 @@ class Federation:
             guarantees = {n: g for n, g in spent.items() if n != SERVER}
             worst = max(guarantees.values(), key=lambda g: g.cost, default=unprotected("local"))
         dicts = [self.layout.unflatten(m) for m in self.models]
-        return History(records, self.models, dicts, worst, guarantees, stopped)
+        stamp = self.source.kind if self.source.deployable else f"{self.source.kind}, not for deployment"
+        return History(records, self.models, dicts, worst, guarantees, stopped, stamp)
 
     def client_states(self) -> dict[int, Any]:
         """State of every client that has one, by partition."""
@@ -373,6 +385,12 @@ def initial_broadcast(
     if starts.shape != (k, layout.size):
         raise FieldError("initial", tuple(starts.shape), f"must be [k, d] = [{k}, {layout.size}]")
     return built[0], starts
+
+
+def total_of(ledger: Ledger, budget: SpendFilter | None = None) -> Guarantee:
+    """What all releases of a party promise together: the sum of the worst cases, or the filter's budget if less."""
+    worst = total(entry.spend.guarantee for entry in ledger.entries)
+    return budget.held(worst) if isinstance(budget, Filter) else worst
 
 
 def with_proximal_term(local: LocalTraining, method: Method) -> LocalTraining:

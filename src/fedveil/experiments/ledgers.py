@@ -185,7 +185,7 @@ def make_folder(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until the disk holds a file's bytes, or the names in a folder: a new file needs both to outlast a power cut."""
+    """Wait until the disk holds a file's bytes, or a folder's names; only with both a new file outlasts a power cut."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

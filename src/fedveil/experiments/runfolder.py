@@ -117,7 +117,8 @@ class RunFolder:
             raise FieldError("--resume", str(self.path), f"checkpoint/run.json cannot be read ({error})") from error
         self.checkpoint = Checkpoint.read(self.path / "checkpoint")
         if self.checkpoint is not None and self.checkpoint.run_id != self.run_id:
-            raise LedgerError(f"the checkpoint belongs to run {self.checkpoint.run_id!r}, not {self.run_id!r}")
+            mixed = f"the checkpoint belongs to run {self.checkpoint.run_id!r}, not {self.run_id!r}"
+            raise LedgerError(f"{mixed}; restore the files or start a new run")
 
     def _verify(self) -> None:
         done = self.checkpoint.round if self.checkpoint else 0

@@ -14,7 +14,7 @@ from fedveil.engines import Federation, History, RoundRecord
 from fedveil.experiments.config import Config
 from fedveil.experiments.ledgers import Ledgers
 from fedveil.experiments.runfolder import RunFolder, new_run_id, refuse_used
-from fedveil.experiments.setup import Setup, prepare, resolve_device
+from fedveil.experiments.setup import Setup, epsilon_filter, prepare, resolve_device
 from fedveil.experiments.summary import (
     REPRODUCIBLE,
     Row,
@@ -143,7 +143,9 @@ def _values(
     label: str,
     seconds: float,
 ) -> dict[str, Any]:
-    guarantee, parties = guarantees_of(federation.method, ledgers.books, config.privacy.budget.delta)
+    guarantee, parties = guarantees_of(
+        federation.method, ledgers.books, config.privacy.budget.delta, epsilon_filter(config.privacy.budget)
+    )
     final = rows[-1]["metrics"] if rows else {}
     dataset = setup.dataset
     counted = {kind: sum(len(row[kind]) for row in rows) for kind in ("failed", "invalid", "refused")}

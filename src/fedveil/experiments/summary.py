@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 import fedveil
-from fedveil.accounting import VACUOUS, Guarantee, Ledger, total, unprotected
+from fedveil.accounting import VACUOUS, Guarantee, Ledger, SpendFilter, unprotected
 from fedveil.engines import Federation, RoundRecord
-from fedveil.engines.local import SERVER
+from fedveil.engines.local import SERVER, total_of
 from fedveil.layout import Layout
 from fedveil.learning import Metrics
 from fedveil.methods import FedRE, GroupPrivacy, Method
@@ -151,9 +151,11 @@ def guarantee_values(guarantee: Guarantee, delta: float) -> dict[str, Any]:
     return {"text": guarantee.describe(delta), **values}
 
 
-def guarantees_of(method: Method, books: Mapping[str, Ledger], delta: float) -> tuple[Guarantee, dict[str, Any]]:
+def guarantees_of(
+    method: Method, books: Mapping[str, Ledger], delta: float, budget: SpendFilter | None = None
+) -> tuple[Guarantee, dict[str, Any]]:
     """The guarantee that counts, and the parties': the trusted server's, or the worst and the median client's."""
-    totals = {p: total(e.spend.guarantee for e in b.entries) for p, b in books.items() if b.entries}
+    totals = {p: total_of(b, budget) for p, b in books.items() if b.entries}
     if method.client.trust == "central":
         server = totals.get(SERVER, unprotected())
         return server, {SERVER: guarantee_values(server, delta)}

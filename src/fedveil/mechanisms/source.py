@@ -7,6 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from typing import ClassVar, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,10 +16,15 @@ from fedveil.errors import FieldError
 Key = int | str
 
 
+def _digest(*key: Key) -> int:
+    """128 bits of a key, the same on every machine and in every process."""
+    text = repr([(type(part).__name__, part) for part in key])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "big")
+
+
 def keyed_seed(*key: Key) -> int:
-    """A 63-bit seed from a key, the same on every machine and in every process."""
-    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in key)
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+    """A 32-bit seed from a key, for torch's generators: they keep no more bits. For training, never for noise."""
+    return _digest(*key) & ((1 << 32) - 1)
 
 
 class Source(ABC):
@@ -81,7 +87,8 @@ class ReproducibleSource(Source):
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise FieldError("seed", seed, "must be an integer")
         self._seed, self._key = seed, _key
-        self._generator = torch.Generator().manual_seed(keyed_seed("noise", seed, *_key))
+        # Philox takes all 128 bits of its key; torch's generator would keep 32, and large cohorts would share streams
+        self._generator = np.random.Generator(np.random.Philox(key=_digest("noise", seed, *_key)))
 
     def child(self, *key: Key) -> ReproducibleSource:
         """A fresh stream; the same key always gives the same one."""
@@ -90,19 +97,19 @@ class ReproducibleSource(Source):
     def uniform(self, size: int) -> Tensor:
         """Float64 [size], uniform on (0, 1)."""
         self._check(size)
-        bits = torch.randint(0, 1 << 53, (size,), generator=self._generator, dtype=torch.int64)
-        return (bits.to(torch.float64) + 0.5) / (1 << 53)
+        bits = self._generator.integers(0, 1 << 53, size=size, dtype=np.int64)
+        return (torch.from_numpy(bits).to(torch.float64) + 0.5) / (1 << 53)
 
     def bits(self, size: int) -> Tensor:
         """Int64 [size], uniform on [0, 2^63)."""
         self._check(size)
-        halves = torch.randint(0, 1 << 32, (2, size), generator=self._generator, dtype=torch.int64)
-        return (halves[0] >> 1 << 32) | halves[1]
+        return torch.from_numpy(self._generator.integers(0, (1 << 63) - 1, size=size, dtype=np.int64, endpoint=True))
 
     def normal(self, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
         """Standard normal draws [size]."""
         self._check(size)
-        return torch.randn(size, generator=self._generator, dtype=dtype)
+        kind = np.float32 if dtype == torch.float32 else np.float64
+        return torch.from_numpy(self._generator.standard_normal(size, dtype=kind)).to(dtype)
 
     def __repr__(self) -> str:
         """Name the class only: the seed is the noise."""

@@ -94,6 +94,8 @@ class CentralNoise(ABC):
             and self.aggregator.weighting == "uniform"
         ):
             raise FieldError("noise", "discrete", 'needs order="formal" and a uniform mean inside')
+        if self.noise == "discrete" and isinstance(self.clip, QuantileClip):
+            raise FieldError("clip", self.clip, "discrete noise needs a fixed C: a quantile is noised in floats")
         if self.order == "formal":  # both refuse what has no public bound
             self.aggregator.planned_weights(torch.ones(1), 1, 1)
             self._sensitivity(1.0, 1)
@@ -137,8 +139,8 @@ class CentralNoise(ABC):
         }
         spend = self._spend(sigma, bound, weights, cohort)
         if isinstance(self.clip, QuantileClip):
-            bound = self.clip.next(bound, lengths, cohort, float(source.normal(1)[0]))
-            spend = _with_bit(spend, self.clip, self.relation)
+            bound = self.clip.next(bound, _pad(lengths, cohort), float(source.normal(1)[0]))
+            spend = _with_bit(spend, self.clip)
         return Combined(model[None], spend, CentralState(bound, inner, theta.clone(), sigma), report)
 
     @abstractmethod
@@ -168,18 +170,22 @@ class CentralNoise(ABC):
         if self.order == "formal":
             sensitivity: float | None = self._sensitivity(bound, cohort, self.relation)
             weights = torch.full((cohort,), 1 / cohort, dtype=torch.float64)  # the bound; a count's share is private
+            if self.relation == "add/remove":
+                conditions += ("the planned cohort stays the same, and is not sampled, whoever belongs",)
         elif not self.aggregator.identity_step:
             return self._heuristic("the server's optimiser saw the mean before the noise", sigma)
         elif self.relation == "add/remove":
             return self._heuristic("divisor and noise follow the number of replies, which add/remove is to hide", sigma)
         else:
             sensitivity = self.aggregator.sensitivity(bound, weights, self.relation)
-            conditions += ("who replies does not depend on private data",)
+            conditions += ("who replies with a usable model does not depend on private data",)
             if getattr(self.aggregator, "weighting", "uniform") == "examples":
                 conditions += ("example counts are public",)
         if sensitivity is None:
             return self._heuristic("the aggregation rule has no sensitivity", sigma)
         slope = self.aggregator.lipschitz(weights)
+        if self.order == "formal" and getattr(self.aggregator, "weighting", "uniform") == "examples":
+            slope = None  # a private count moves the release even where the update stays
         guarantee = Guarantee(
             unit="client",
             relation=self.relation,
@@ -208,16 +214,15 @@ def _pad(rows: Tensor, cohort: int) -> Tensor:
     return torch.cat([rows, rows.new_zeros(cohort - len(rows), *rows.shape[1:])])
 
 
-def _with_bit(spend: Spend, adaptive: QuantileClip, relation: Relation) -> Spend:
+def _with_bit(spend: Spend, adaptive: QuantileClip) -> Spend:
     """Add the cost of the noised share of clipped updates, which is released through the next C."""
-    bit = FACTOR[relation] * 0.5 / adaptive.bit_noise
-    if spend.guarantee.rho is not None:
-        return replace(spend, guarantee=replace(spend.guarantee, rho=spend.guarantee.rho + bit * bit / 2))
     if spend.guarantee.mu is None:
         return spend
-    # an update that moves ever so little can flip its bit: there is no curve over distance any more
-    mu = compose_mu((spend.guarantee.mu, bit))
-    return replace(spend, guarantee=replace(spend.guarantee, mu=mu, mu_per_distance=None))
+    bit = 1 / adaptive.bit_noise
+    both = compose_mu((spend.guarantee.mu, bit))
+    charge = None if spend.charge is None else compose_mu((spend.charge, bit))
+    # a client's bit moves with its update: the curve over the update's distance says nothing of it
+    return replace(spend, guarantee=replace(spend.guarantee, mu=both, mu_per_distance=None), charge=charge)
 
 
 def _integer_mean(clipped: Tensor, bound: float, sigma: float, cohort: int, source: Source) -> Tensor:

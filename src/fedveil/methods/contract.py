@@ -17,6 +17,9 @@ from fedveil.mechanisms import Source
 
 Releases = tuple[Release, ...]
 
+# The condition of every proven local guarantee: silence is a release too.
+ALWAYS_REPLIES = "whether a client's training fails does not depend on its data"
+
 
 @dataclass(frozen=True, kw_only=True)
 class PublicFacts:

@@ -23,7 +23,16 @@ from fedveil.clipping import clip
 from fedveil.errors import FieldError, require_choice, require_delta, require_positive
 from fedveil.gdp import mu_of_epsilon
 from fedveil.mechanisms import Gaussian, Source
-from fedveil.methods.contract import Broadcast, ClientFacts, Combined, Protected, Releases, ServerFacts, stack_models
+from fedveil.methods.contract import (
+    ALWAYS_REPLIES,
+    Broadcast,
+    ClientFacts,
+    Combined,
+    Protected,
+    Releases,
+    ServerFacts,
+    stack_models,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +124,8 @@ class FedRE:
             unit="client",
             relation="replace-one",
             trust="local",
-            status="formal" if formal else "heuristic",
+            status="conditional" if formal else "heuristic",
+            conditions=(ALWAYS_REPLIES,) if formal else (),
             scope="round",
             mu=self._round_mu(rounds) if formal else None,
             reason="" if formal else "the budget's split over layers is computed from private data",

@@ -19,7 +19,16 @@ from fedveil.aggregation import NoState, cluster_means
 from fedveil.calibration import NeighbourhoodLaplace
 from fedveil.errors import FieldError, require_count, require_non_negative, require_positive
 from fedveil.mechanisms import EuclideanLaplace, Source
-from fedveil.methods.contract import Broadcast, ClientFacts, Combined, Protected, Releases, ServerFacts, stack_models
+from fedveil.methods.contract import (
+    ALWAYS_REPLIES,
+    Broadcast,
+    ClientFacts,
+    Combined,
+    Protected,
+    Releases,
+    ServerFacts,
+    stack_models,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +92,10 @@ class GroupPrivacy:
                 unit="parameter vector",
                 relation="replace-one",
                 trust="local",
-                status="formal",
+                status="conditional",
                 scope="round",
                 epsilon_per_distance=epsilon,
+                conditions=(ALWAYS_REPLIES,),
             )
             return Spend(guarantee=guarantee, mechanism="euclidean-laplace", scale=(epsilon,), leakage=leakage)
         guarantee = Guarantee(

@@ -8,7 +8,7 @@ read off the release itself.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -42,7 +42,8 @@ class MetricPrivacy(CentralNoise):
     direction : {"less", "more"}
         Whether a larger distance gives less noise (the formula) or more (the text).
     released_range : tuple of float
-        Public bounds of the released distance; they bound the cost of a round.
+        Public bounds of the released distance. The guarantee is that of their worst end; a filter charges what a round
+        really cost, and its budget is the total if that is less.
 
     Notes
     -----
@@ -98,7 +99,16 @@ class MetricPrivacy(CentralNoise):
         return min(max(moved, low), high)
 
     def _spend(self, sigma: float, bound: float, weights: Tensor, cohort: int) -> Spend:
-        if self.distance_on == "released":
-            condition = "the noise follows earlier releases: a filter set before the run holds the total"
-            return self._proven(sigma, bound, weights, cohort, (condition,))
-        return self._heuristic("the noise's scale depends on the clients' unprotected models", sigma)
+        if self.distance_on != "released":
+            return self._heuristic("the noise's scale depends on the clients' unprotected models", sigma)
+        spend = self._proven(sigma, bound, weights, cohort)
+        if spend.guarantee.mu is None:
+            return spend
+        # the scale followed earlier releases: what may be promised in advance is the least noise of the public range
+        base = self.noise_multiplier * (
+            self._sensitivity(bound, cohort) if self.order == "formal" else bound / len(weights)
+        )
+        extreme = self.released_range[1] if self.direction == "less" else self.released_range[0]
+        least = min(MetricCalibrator(base, 1.0, self.direction).sigma(n=1, distance=d) for d in (extreme, 1.0))
+        worst = self._proven(least, bound, weights, cohort).guarantee
+        return replace(spend, guarantee=worst, charge=spend.guarantee.mu)

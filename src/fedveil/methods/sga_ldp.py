@@ -18,7 +18,7 @@ from fedveil.clipping import clip
 from fedveil.errors import require_choice
 from fedveil.gdp import mu_of_epsilon
 from fedveil.mechanisms import Gaussian, Source
-from fedveil.methods.contract import Broadcast, ClientFacts, Protected, Releases
+from fedveil.methods.contract import ALWAYS_REPLIES, Broadcast, ClientFacts, Protected, Releases
 
 
 @dataclass(frozen=True)
@@ -107,10 +107,13 @@ class SGALDP:
                 trust="local",
                 status="conditional",
                 scope="round",
-                mu=mu_of_epsilon(epsilon, self.delta),
-                conditions=("the noise follows earlier releases: a filter set before the run holds the total",),
+                mu=mu_of_epsilon(self.epsilon_max, self.delta),
+                conditions=(ALWAYS_REPLIES,),
             )
-            return Spend(guarantee=guarantee, mechanism="gaussian", scale=scale, sensitivity=2 * self.clip)
+            charge = mu_of_epsilon(epsilon, self.delta)
+            return Spend(
+                guarantee=guarantee, mechanism="gaussian", scale=scale, sensitivity=2 * self.clip, charge=charge
+            )
         guarantee = Guarantee(
             unit="client",
             relation="zero-out",
