@@ -159,7 +159,7 @@ def test_compare_end_to_end(here):
     assert "global (equal sigma)" in result.stdout
     assert "a study, not a deployment" in result.stdout
     assert "zero-out, client, central, total" in result.stdout
-    assert "conditional: it holds if who replies does not depend on private data" in result.stdout
+    assert "conditional: it holds if who replies with a usable model does not depend on private data" in result.stdout
     stored = json.loads((here / "demo" / "comparison.json").read_text())
     assert [s["setting"] for s in stored] == ["vanilla", "global DP", "metric privacy", "global (equal sigma)"]
     for name in ("curves.png", "pareto.png"):

@@ -16,7 +16,7 @@ def test_the_ten_lines_run(capsys):
     scope: dict[str, object] = {}
     exec(compile(block, "README.md", "exec"), scope)
     history = scope["history"]
-    assert history.metrics.accuracy > 0.8  # type: ignore[attr-defined]
+    assert history.metrics.accuracy > 0.7  # type: ignore[attr-defined]
     assert history.guarantee.status == "formal"  # type: ignore[attr-defined]
     printed = capsys.readouterr().out
     assert "formal eps=" in printed
