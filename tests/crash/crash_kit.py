@@ -321,7 +321,7 @@ class Case:
         run_id = json.loads((self.folder / "checkpoint" / "run.json").read_text())["run_id"]
         for path in (self.folder / "ledger").glob("*.jsonl"):
             Ledger.parse(run_id, path.stem, path.read_text().splitlines())
-        assert self.files() == whole.files()
+        assert self.files() == whole.files(), f"files differ: {sorted(self.files() ^ whole.files())}"
         summary = json.loads((self.folder / "summary.json").read_text())
         if self.spec.source.kind == "reproducible":
             self._check_same(whole)

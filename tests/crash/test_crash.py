@@ -170,3 +170,11 @@ def test_a_run_killed_before_it_began_is_started_anew(tmp_path):
     (begun / "checkpoint" / "run.json").write_text('{"run_id": "earlier"}')
     (begun / ".config.toml.part").write_text("name =")
     assert run(config(), begun).values["rounds"] == 3
+
+
+def test_what_a_killed_replacement_left_is_removed(folder):
+    left = [folder / "checkpoint" / ".round.safetensors.part", folder / "ledger" / ".0.jsonl.part"]
+    for path in left:
+        path.write_bytes(b"half")
+    run(config(), folder, resume=True)
+    assert not any(path.exists() for path in left)

@@ -3,126 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from time import perf_counter
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from fedveil.accounting import Filter, Guarantee, Ledger, Release, SpendFilter, total, unprotected
-from fedveil.aggregation import Aggregator, FedProx
-from fedveil.engines.party import ClientParty, Round, ServerParty, Store
+from fedveil.accounting import Ledger, SpendFilter, unprotected
+from fedveil.aggregation import Aggregator
+from fedveil.engines.assembly import (
+    as_client,
+    client_facts,
+    client_releases,
+    draw_cohort,
+    initial_broadcast,
+    resolve_method,
+    with_proximal_term,
+)
+from fedveil.engines.history import SERVER, History, RoundRecord, total_of
+from fedveil.engines.party import ClientParty, ServerParty, Store
 from fedveil.errors import BudgetError, FieldError, require_count
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, Metrics, choose, evaluate_clients
-from fedveil.learning.learner import Learned, Learner
-from fedveil.mechanisms import ReproducibleSource, Source, keyed_seed
+from fedveil.learning.learner import Learner
+from fedveil.mechanisms import ReproducibleSource, Source
 from fedveil.methods import (
-    METHODS,
     Broadcast,
-    ClientFacts,
     ClientSide,
     Method,
-    Plain,
     Releases,
     ServerSide,
-    TrustedServer,
-    build,
 )
-
-SERVER = "server"
-
-
-@dataclass(frozen=True)
-class RoundRecord:
-    """One finished round.
-
-    Attributes
-    ----------
-    round : Round
-        Who took part, and the server's figures.
-    metrics : Metrics, optional
-        The new models on all clients' held-out examples, pooled. Measured by the experimenter in one process: in a
-        deployment these figures would be releases.
-    client_metrics : list of Metrics
-        The same, client by client.
-    client_scales : dict of int to tuple of float
-        Scale of each client's own noise (local trust); the experimenter's view.
-    seconds : float
-        Wall-clock time of the round, evaluation included.
-    """
-
-    round: Round
-    metrics: Metrics | None
-    client_metrics: Sequence[Metrics]
-    client_scales: Mapping[int, tuple[float, ...]]
-    seconds: float
-
-
-@dataclass(frozen=True)
-class History:
-    """What a run leaves in memory.
-
-    Attributes
-    ----------
-    rounds : list of RoundRecord
-        In order.
-    models : Tensor
-        [k, d], the last broadcast.
-    state_dicts : list of dict
-        The same as named arrays; load with ``load_state_dict(..., strict=False)``.
-    guarantee : Guarantee
-        Total of the trusted server, or of the client that spent most (local trust).
-    guarantees : dict of str to Guarantee
-        Total of every party that released something.
-    stopped : str
-        Why the run ended early, or "".
-    source : str
-        ``"secure"``, or ``"reproducible, not for deployment"``: whoever knows the seed can take the noise off.
-    """
-
-    rounds: Sequence[RoundRecord]
-    models: Tensor
-    state_dicts: Sequence[Mapping[str, Tensor]]
-    guarantee: Guarantee
-    guarantees: Mapping[str, Guarantee]
-    stopped: str = ""
-    source: str = ""
-
-    @property
-    def metrics(self) -> Metrics | None:
-        """Pooled metrics after the last round."""
-        return self.rounds[-1].metrics if self.rounds else None
-
-
-def resolve_method(aggregator: Aggregator | ServerSide | None, privacy: str | Method | ClientSide | None) -> Method:
-    """Put a method together from what the front door accepts.
-
-    Raises
-    ------
-    FieldError
-        If the two sides do not belong together.
-    """
-    if isinstance(privacy, Method):
-        if aggregator is not None:
-            raise FieldError(
-                "aggregator", type(aggregator).__name__, "the method brings its own server side; leave it out"
-            )
-        return privacy
-    if aggregator is None or isinstance(aggregator, Aggregator):
-        if privacy is None or isinstance(privacy, str):
-            return build(privacy or "vanilla", aggregator)
-        server = next((s.server for s in METHODS.values() if s.client is type(privacy)), Plain)
-        return Method(
-            type(privacy).__name__, privacy, server() if aggregator is None else server(aggregator=aggregator)
-        )
-    if isinstance(privacy, str):
-        raise FieldError(
-            "privacy", privacy, "a shorthand builds both sides: give a plain aggregation rule, or no shorthand"
-        )
-    return Method(type(aggregator).__name__, privacy or TrustedServer(), aggregator)
 
 
 class Federation:
@@ -359,89 +270,3 @@ class Federation:
         self._client_states = dict(client_states)
         for partition in list(self._parties):
             del self._parties[partition]
-
-
-def initial_broadcast(
-    model: nn.Module | Callable[[], nn.Module], k: int, seed: int, buffers: str, initial: Tensor | None
-) -> tuple[nn.Module, Tensor]:
-    """The architecture and the first models [k, d]."""
-    if isinstance(model, nn.Module):
-        built = [model]
-        if k > 1 and initial is None:
-            raise FieldError(
-                "model", type(model).__name__, f"{k} hypotheses need a function that builds the model, or `initial`"
-            )
-    elif callable(model):
-        built = []
-        for j in range(k):
-            with torch.random.fork_rng(devices=[]):
-                torch.default_generator.manual_seed(keyed_seed("model", seed, j))
-                built.append(model())
-    else:
-        raise FieldError("model", type(model).__name__, "must be a torch.nn.Module or a function that builds one")
-    layout = Layout.from_module(built[0], buffers=buffers)  # type: ignore[arg-type]
-    starts = torch.stack([layout.read(m) for m in built]) if initial is None else initial.clone()
-    layout.check(starts, "initial")
-    if starts.shape != (k, layout.size):
-        raise FieldError("initial", tuple(starts.shape), f"must be [k, d] = [{k}, {layout.size}]")
-    return built[0], starts
-
-
-def total_of(ledger: Ledger, budget: SpendFilter | None = None) -> Guarantee:
-    """What all releases of a party promise together: the sum of the worst cases, or the filter's budget if less."""
-    worst = total(entry.spend.guarantee for entry in ledger.entries)
-    return budget.held(worst) if isinstance(budget, Filter) else worst
-
-
-def with_proximal_term(local: LocalTraining, method: Method) -> LocalTraining:
-    """Local training with the proximal term that the server's FedProx asks for.
-
-    Raises
-    ------
-    FieldError
-        If the two name different terms.
-    """
-    rule = getattr(method.server, "aggregator", None)
-    if not isinstance(rule, FedProx):
-        return local
-    if local.prox not in (0.0, rule.mu):
-        raise FieldError("prox", local.prox, f"contradicts FedProx(mu={rule.mu}): leave one of them out")
-    return replace(local, prox=rule.mu)
-
-
-def draw_cohort(seed: int, round_: int, partitions: Sequence[int], size: int) -> list[int]:
-    """Draw a round's cohort without replacement, the same under every engine; ascending like `partitions`."""
-    if size == len(partitions):
-        return list(partitions)
-    generator = torch.Generator().manual_seed(keyed_seed("cohort", seed, round_))
-    return [partitions[i] for i in sorted(torch.randperm(len(partitions), generator=generator)[:size].tolist())]
-
-
-def client_releases(learned: Learned) -> Releases:
-    """What a trained client would send if nothing protected it."""
-    return (
-        Release("model", learned.trained.model),
-        Release("count", torch.tensor(float(learned.trained.examples), dtype=torch.float64)),
-        Release("metric", torch.tensor(learned.trained.loss, dtype=torch.float64), "train_loss"),
-    )
-
-
-def client_facts(broadcast: Broadcast, layout: Layout, learned: Learned) -> ClientFacts:
-    """The facts of a trained client's method."""
-    return ClientFacts(broadcast=broadcast, layout=layout, chosen=learned.chosen, layer_scores=learned.layer_scores)
-
-
-def as_client(value: ClientData | Sequence[Any], name: str) -> ClientData:
-    """Accept ClientData, or a tuple of tensors or arrays."""
-    if isinstance(value, ClientData):
-        return value
-    if not isinstance(value, Sequence) or len(value) not in (2, 4):
-        raise FieldError(name, type(value).__name__, "must be (x, y), (x, y, test_x, test_y) or ClientData")
-    tensors = [v if isinstance(v, Tensor) else torch.as_tensor(v) for v in value]
-    for i in (1, 3):
-        if i < len(tensors) and not tensors[i].is_floating_point():
-            tensors[i] = tensors[i].to(torch.int64)
-    for i in (0, 2):
-        if i < len(tensors) and tensors[i].dtype == torch.float64:
-            tensors[i] = tensors[i].to(torch.float32)
-    return ClientData(*tensors)  # type: ignore[arg-type]

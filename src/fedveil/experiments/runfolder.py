@@ -77,9 +77,11 @@ class RunFolder:
             self._verify()
 
     def create(self) -> None:
-        """Make the folder of a new run; nothing is written before this."""
+        """Make the folder of a new run, tidy that of a resumed one; nothing is written before this."""
         for folder in (self.path, self.path / "ledger", self.path / "checkpoint"):
             make_folder(folder)
+            for left in folder.glob(".*.part"):  # by a process that was killed while it replaced a file
+                left.unlink()
         if not (self.path / "config.toml").exists():
             replace(self.path / "checkpoint" / "run.json", json.dumps({"run_id": self.run_id}).encode())
             replace(self.path / "config.toml", self.config.to_toml().encode())

@@ -10,7 +10,7 @@ import torch
 from fedveil.accounting import Filter, LeakageFilter, ParticipationFilter, Spend, SpendFilter
 from fedveil.data import DataSet, federate, load
 from fedveil.engines import Federation
-from fedveil.engines.local import with_proximal_term
+from fedveil.engines.assembly import with_proximal_term
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.experiments.config import Config
 from fedveil.experiments.ledgers import Ledgers

@@ -15,7 +15,7 @@ import torch
 import fedveil
 from fedveil.accounting import VACUOUS, Guarantee, Ledger, SpendFilter, unprotected
 from fedveil.engines import Federation, RoundRecord
-from fedveil.engines.local import SERVER, total_of
+from fedveil.engines.history import SERVER, total_of
 from fedveil.layout import Layout
 from fedveil.learning import Metrics
 from fedveil.methods import FedRE, GroupPrivacy, Method

@@ -19,7 +19,8 @@ from fedveil.engines.flower.mod import privacy_mod
 from fedveil.engines.flower.records import ARRAYS, COUNT, FACTS, METRICS, read_broadcast, to_arrays, write_facts
 from fedveil.engines.flower.settings import method_from, partition_of
 from fedveil.engines.flower.strategy import FedVeilStrategy
-from fedveil.engines.local import Federation, History, RoundRecord
+from fedveil.engines.history import History, RoundRecord
+from fedveil.engines.local import Federation
 from fedveil.engines.party import ClientParty, Round, Store
 from fedveil.errors import BudgetError, FedVeilError, FieldError, require_count
 from fedveil.learning import ClientData, choose, evaluate

@@ -14,6 +14,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
 from fedveil.accounting import Ledger, SpendFilter, count_of
+from fedveil.engines.assembly import draw_cohort
 from fedveil.engines.flower.records import (
     REFUSED,
     from_arrays,
@@ -23,7 +24,7 @@ from fedveil.engines.flower.records import (
     write_broadcast,
 )
 from fedveil.engines.flower.roster import Roster
-from fedveil.engines.local import SERVER, draw_cohort
+from fedveil.engines.history import SERVER
 from fedveil.engines.party import Round, Scorer, ServerParty, Store
 from fedveil.errors import FedVeilError, FieldError, require_count
 from fedveil.layout import Layout

@@ -1,0 +1,82 @@
+"""What a run leaves in memory, under every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedveil.accounting import Filter, Guarantee, Ledger, SpendFilter, total
+from fedveil.engines.party import Round
+from fedveil.learning import Metrics
+
+SERVER = "server"
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One finished round.
+
+    Attributes
+    ----------
+    round : Round
+        Who took part, and the server's figures.
+    metrics : Metrics, optional
+        The new models on all clients' held-out examples, pooled. Measured by the experimenter in one process: in a
+        deployment these figures would be releases.
+    client_metrics : list of Metrics
+        The same, client by client.
+    client_scales : dict of int to tuple of float
+        Scale of each client's own noise (local trust); the experimenter's view.
+    seconds : float
+        Wall-clock time of the round, evaluation included.
+    """
+
+    round: Round
+    metrics: Metrics | None
+    client_metrics: Sequence[Metrics]
+    client_scales: Mapping[int, tuple[float, ...]]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class History:
+    """What a run leaves in memory.
+
+    Attributes
+    ----------
+    rounds : list of RoundRecord
+        In order.
+    models : Tensor
+        [k, d], the last broadcast.
+    state_dicts : list of dict
+        The same as named arrays; load with ``load_state_dict(..., strict=False)``.
+    guarantee : Guarantee
+        Total of the trusted server, or of the client that spent most (local trust).
+    guarantees : dict of str to Guarantee
+        Total of every party that released something.
+    stopped : str
+        Why the run ended early, or "".
+    source : str
+        ``"secure"``, or ``"reproducible, not for deployment"``: whoever knows the seed can take the noise off.
+    """
+
+    rounds: Sequence[RoundRecord]
+    models: Tensor
+    state_dicts: Sequence[Mapping[str, Tensor]]
+    guarantee: Guarantee
+    guarantees: Mapping[str, Guarantee]
+    stopped: str = ""
+    source: str = ""
+
+    @property
+    def metrics(self) -> Metrics | None:
+        """Pooled metrics after the last round."""
+        return self.rounds[-1].metrics if self.rounds else None
+
+
+def total_of(ledger: Ledger, budget: SpendFilter | None = None) -> Guarantee:
+    """What all releases of a party promise together: the sum of the worst cases, or the filter's budget if less."""
+    worst = total(entry.spend.guarantee for entry in ledger.entries)
+    return budget.held(worst) if isinstance(budget, Filter) else worst
