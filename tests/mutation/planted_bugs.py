@@ -207,7 +207,7 @@ BUGS = (
         CENTRAL,
         f"{CORE}federation.py",
     ),
-    _bug("the bit is free", _METHODS["central"], "spend = _with_bit(spend, self.clip, self.relation)", "pass", CENTRAL),
+    _bug("the bit is free", _METHODS["central"], "spend = _with_bit(spend, self.clip)", "pass", CENTRAL),
     _bug("adaptive clip runs the wrong way", "clipping.py", "math.exp(-self.lr", "math.exp(self.lr", CENTRAL),
     # streams
     _bug("noise repeats in every round", "engines/party.py", _KEY, _KEY.replace("round_, ", ""), PARTIES, ENGINE),
