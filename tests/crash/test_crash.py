@@ -36,7 +36,7 @@ def crash(home, *plans):
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, errors[-3000:]
+    assert process.returncode == 0, f"status {process.returncode}: {errors[-3000:]}"
     return [json.loads(line) for line in out.splitlines()]
 
 
