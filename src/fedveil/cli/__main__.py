@@ -1,0 +1,5 @@
+"""``python -m fedveil.cli``."""
+
+from fedveil.cli import main
+
+main()

@@ -1,0 +1,138 @@
+"""`fedveil run`, `compare`, `plan` and `presets`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fedveil.cli.shared import (
+    Assign,
+    Config,
+    DeviceOption,
+    EngineOption,
+    Out,
+    RelationName,
+    Resume,
+    Seed,
+    console_for,
+    folder_of,
+    fresh,
+    quiet,
+    stop_early,
+    told,
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (run, compare, plan, presets):
+        app.command()(command)
+
+
+def run(
+    config: Config,
+    assign: Assign = None,
+    out: Out = None,
+    engine: EngineOption = None,
+    device: DeviceOption = None,
+    seed: Seed = None,
+    resume: Resume = False,
+) -> None:
+    """Run one experiment. Exit code 2: refused; 3: the server's budget ended it; 4: no client replied."""
+    with told() as going:
+        from fedveil import experiments
+        from fedveil.report.progress import progress_for
+        from fedveil.report.tables import run_table
+
+        spec = experiments.load(config, assign or [], engine=engine, device=device, seed=seed)
+        folder = out or folder_of(config, spec.name)
+        going.folder, going.command = folder, f"fedveil run {folder} --resume"
+        console = console_for()
+        quiet(spec.engine)
+        summary = experiments.run(spec, folder, resume=resume, progress=progress_for(console))
+        console.print(run_table(summary))
+        console.print(f"written to {folder}", markup=False, highlight=False, soft_wrap=True)
+        stop_early([summary.stopped])
+
+
+def compare(
+    config: Annotated[
+        str, typer.Argument(metavar="[CONFIG]", help="A TOML file, a folder, or a preset's name.", show_default=True)
+    ] = "digits-compare",
+    assign: Assign = None,
+    out: Out = None,
+    seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="Repetitions under successive seeds.")] = 1,
+    engine: EngineOption = None,
+    device: DeviceOption = None,
+    seed: Seed = None,
+    resume: Resume = False,
+) -> None:
+    """Compare privacy settings side by side: table, curves, accuracy against noise."""
+    with told() as going:
+        from fedveil import experiments
+        from fedveil.report.figures import draw
+        from fedveil.report.progress import progress_for
+        from fedveil.report.tables import comparison_notes, comparison_tables
+
+        spec = experiments.load(config, assign or [], engine=engine, device=device, seed=seed)
+        folder = out or (folder_of(config, spec.name) if resume else fresh(folder_of(config, spec.name)))
+        going.folder, going.command = folder, f"fedveil compare {folder} --resume" + f" --seeds {seeds}" * (seeds > 1)
+        console = console_for()
+        quiet(spec.engine)
+        found = experiments.compare(spec, folder, seeds=seeds, resume=resume, progress=progress_for(console))
+        files = draw(found, folder)
+        for table in comparison_tables(found, console.width):
+            console.print(table)
+        for note in comparison_notes(found):
+            console.print(note, markup=False, highlight=False)
+        names = ", ".join(["comparison.json", *(f.name for f in files)])
+        console.print(f"written to {folder}: {names}", markup=False, highlight=False, soft_wrap=True)
+        stop_early([s.stopped for s in found])
+
+
+def plan(
+    delta: Annotated[float, typer.Option("--delta", help="Failure probability of the total.")],
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", help="Rounds; left out with --epsilon and --noise-multiplier: the most.")
+    ] = None,
+    clients: Annotated[
+        int, typer.Option("--clients", help="Clients n of the cohort, all in every round; 0: as many as it takes.")
+    ] = 1,
+    epsilon: Annotated[float | None, typer.Option("--epsilon", help="Target for the total: gives the noise.")] = None,
+    noise_multiplier: Annotated[float | None, typer.Option("--noise-multiplier", help="z: gives epsilon.")] = None,
+    clip: Annotated[
+        float | None, typer.Option("--clip", help="C, the longest update of a client; default: --update-norm, or 1.")
+    ] = None,
+    update_norm: Annotated[
+        float | None, typer.Option("--update-norm", help="Typical length of an update before clipping.")
+    ] = None,
+    dimension: Annotated[int | None, typer.Option("--dimension", help="Parameters of the model.")] = None,
+    relation: Annotated[RelationName, typer.Option("--relation", help="Neighbours.")] = RelationName.ZERO_OUT,
+) -> None:
+    """Plan central noise: the noise for a budget or the budget of a noise, and the signal-to-noise ratio to expect."""
+    with told():
+        from fedveil.accounting import plan as make
+        from fedveil.report.tables import plan_table
+
+        found = make(
+            epsilon=epsilon,
+            delta=delta,
+            rounds=rounds,
+            clients=clients or None,
+            clip=clip,
+            update_norm=update_norm,
+            dimension=dimension,
+            noise_multiplier=noise_multiplier,
+            relation=relation.value,
+        )
+        console_for().print(plan_table(found))
+
+
+def presets() -> None:
+    """List the packaged configurations, for `run` and `compare`."""
+    with told():
+        from fedveil import experiments
+        from fedveil.report.tables import facts
+
+        console_for().print(facts(list(experiments.presets().items()), ("preset", "what it is")))

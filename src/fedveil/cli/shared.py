@@ -1,0 +1,125 @@
+"""What the commands share: options, refusals as one line and an exit code, folders."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+REFUSED, STOPPED, NO_REPLY, INTERRUPTED = 2, 3, 4, 130
+
+
+class Engine(StrEnum):
+    """Engines by name."""
+
+    LOCAL = "local"
+    FLOWER = "flower"
+
+
+class Device(StrEnum):
+    """Devices by name."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class RelationName(StrEnum):
+    """Neighbouring relations by name."""
+
+    ZERO_OUT = "zero-out"
+    ADD_REMOVE = "add/remove"
+    REPLACE_ONE = "replace-one"
+
+
+Config = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, a run folder, or a preset's name.")]
+Assign = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set one key, e.g. local.epochs=2; repeatable.")
+]
+Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where to write; default: runs/<name>.")]
+EngineOption = Annotated[Engine | None, typer.Option("--engine", help="Who moves the messages.")]
+DeviceOption = Annotated[Device | None, typer.Option("--device", help="Where clients train.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Of data split, models, training and reproducible noise.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")]
+
+
+class GoOn:
+    """How to go on after an interruption."""
+
+    folder: Path | None = None
+    command = ""
+
+    def __str__(self) -> str:
+        begun = self.folder is not None and (self.folder / "config.toml").exists()
+        return f"; go on with: {self.command}" if begun else ""
+
+
+@contextmanager
+def told() -> Iterator[GoOn]:
+    """Turn refusals into one clear line each on stderr, and an exit code."""
+    from fedveil.errors import FedVeilError, NoReplyError
+
+    go_on = GoOn()
+    try:
+        yield go_on
+    except NoReplyError as error:
+        fail(f"{error}{go_on}", NO_REPLY)
+    except FedVeilError as error:
+        fail(str(error), REFUSED)
+    except OSError as error:
+        fail(f"{error.filename or 'file'}: {error.strerror or error}", REFUSED)
+    except KeyboardInterrupt:
+        fail(f"interrupted{go_on}", INTERRUPTED)
+
+
+def fail(text: str, code: int) -> None:
+    """Print each line on stderr and exit."""
+    for line in text.splitlines():
+        sys.stderr.write(f"fedveil: {line}\n")
+    raise typer.Exit(code)
+
+
+def stop_early(reasons: list[str]) -> None:
+    """Exit with the code of a spent budget if a run was ended by one."""
+    found = [reason for reason in reasons if reason]
+    if found:
+        fail(f"stopped early: {found[0]}", STOPPED)
+
+
+def console_for() -> Console:
+    """The terminal, or a wide page when output goes elsewhere."""
+    from rich.console import Console
+
+    found = Console()
+    return found if found.is_terminal else Console(width=max(found.width, 180))
+
+
+def folder_of(config: str, name: str) -> Path:
+    """The folder that was named as the configuration, or runs/<name>."""
+    path = Path(config)
+    return path if (path / "config.toml").is_file() else Path("runs") / name
+
+
+def fresh(path: Path) -> Path:
+    """The first of path, path-2, path-3, ... that holds nothing."""
+    candidate, number = path, 1
+    while candidate.exists() and (not candidate.is_dir() or any(candidate.iterdir())):
+        number += 1
+        candidate = path.with_name(f"{path.name}-{number}")
+    return candidate
+
+
+def quiet(engine: str) -> None:
+    """Keep Flower's own log out of the way of ours."""
+    if engine == "flower":
+        import logging
+
+        logging.getLogger("flwr").setLevel(logging.WARNING)
