@@ -254,7 +254,7 @@ def test_the_same_key_gives_the_same_bits(n, batch, epochs, prox):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"x": torch.zeros(2, 3, dtype=torch.int64), "y": torch.zeros(2)}, "x ="),
+        ({"x": torch.zeros(2, 3, dtype=torch.int32), "y": torch.zeros(2)}, "x ="),
         ({"x": torch.zeros(2, 3), "y": torch.zeros(2, dtype=torch.int32)}, "y ="),
         ({"x": torch.zeros(2, 3), "y": torch.zeros(3)}, "y = 3"),
         ({"x": torch.tensor([[0.0], [float("nan")]]), "y": torch.zeros(2)}, r"x\[1\]"),

@@ -82,8 +82,8 @@ def test_a_resumed_run_has_the_same_bits(tmp_path, name, done):
 @pytest.mark.parametrize("name", ["global with fedadam", "sga-ldp"])
 def test_flower_gives_the_same_bits_and_resumes_to_them(tmp_path, name):
     pytest.importorskip("flwr")
-    run(config(**METHODS[name]), tmp_path / "local")
-    spec = config(**METHODS[name], engine="flower")
+    run(config(**METHODS[name], trainer="sequential"), tmp_path / "local")
+    spec = config(**METHODS[name], trainer="sequential", engine="flower")
     interrupt(spec, tmp_path / "flower", 2)
     run(spec, tmp_path / "flower", resume=True)
     assert rows_of(tmp_path / "local") == rows_of(tmp_path / "flower")

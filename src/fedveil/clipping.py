@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -16,7 +17,6 @@ from fedveil.layout import Layout
 # 1.00000196 C (measured), and the sensitivity would be exceeded.
 SHRINK = 1e-6
 
-_COLUMNS = 1 << 20  # columns a block: norms of a large stack are summed in float64 without a float64 copy of all of it
 
 
 def norms(updates: Tensor) -> Tensor:
@@ -38,17 +38,16 @@ def norms(updates: Tensor) -> Tensor:
         If the type is not float32 or float64, or a value is NaN or infinite.
     """
     _check(updates)
-    total = torch.zeros(updates.shape[:-1], dtype=torch.float64, device=updates.device)
-    width = updates.shape[-1] if updates.dim() else 1
-    flat = updates.reshape(*updates.shape[:-1], width)
-    for start in range(0, width, _COLUMNS):
-        total = total + flat[..., start : start + _COLUMNS].to(torch.float64).square().sum(-1)
-    if not torch.isfinite(total).all():
+    rows = updates.reshape(1) if updates.dim() == 0 else updates
+    lengths = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64)  # converts on the way, without a copy
+    if not torch.isfinite(lengths).all():
         raise FieldError("updates", "NaN or infinity", "must be finite: the trainer diverged or the reply is damaged")
-    return total.sqrt()
+    return cast(Tensor, lengths)
 
 
-def clip(updates: Tensor, norm: float | Mapping[str, float], layout: Layout | None = None) -> Tensor:
+def clip(
+    updates: Tensor, norm: float | Mapping[str, float], layout: Layout | None = None, *, lengths: Tensor | None = None
+) -> Tensor:
     """Scale updates down to a norm; those within it stay as they are, to the bit.
 
     Parameters
@@ -59,6 +58,8 @@ def clip(updates: Tensor, norm: float | Mapping[str, float], layout: Layout | No
         The bound C, or one bound a layer (arrays or modules of the layout).
     layout : Layout, optional
         Needed for bounds per layer.
+    lengths : Tensor, optional
+        The updates' `norms`, where they are known; not with bounds per layer.
 
     Returns
     -------
@@ -72,7 +73,7 @@ def clip(updates: Tensor, norm: float | Mapping[str, float], layout: Layout | No
     """
     if not isinstance(norm, Mapping):
         bound = require_positive("norm", norm)
-        return _scaled(updates, norms(updates), bound)
+        return _scaled(updates, norms(updates) if lengths is None else lengths, bound)
     if layout is None:
         raise FieldError("layout", None, "is needed to clip per layer")
     _check(updates)

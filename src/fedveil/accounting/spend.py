@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from fedveil.accounting.guarantee import Guarantee, unprotected
@@ -56,6 +57,7 @@ class Spend:
         return cls(**{**values, "guarantee": guarantee, "scale": tuple(values["scale"])})
 
 
+@cache
 def nothing(trust: str = "central") -> Spend:
     """The spend of a release without noise, or of a declared identity."""
     return Spend(guarantee=unprotected("local" if trust == "local" else "central"))

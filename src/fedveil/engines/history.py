@@ -3,15 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from fedveil.accounting import Filter, Guarantee, Ledger, SpendFilter, total
 from fedveil.engines.party import Round
 from fedveil.learning import Metrics
+from fedveil.learning.learner import Task
+from fedveil.methods import Broadcast, Releases
 
 SERVER = "server"
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """A round that was opened, before anybody trains.
+
+    Attributes
+    ----------
+    broadcast : Broadcast
+        What everybody received.
+    partitions : list of int
+        Clients that take part.
+    task : Task
+        What they are to train.
+    refused : dict of int to str
+        Clients that declined, with the reason.
+    began : float
+        When, by ``time.perf_counter``.
+    """
+
+    broadcast: Broadcast
+    partitions: Sequence[int]
+    task: Task
+    refused: Mapping[int, str]
+    began: float
+
+
+@dataclass(frozen=True, eq=False)
+class Collected:
+    """What the server received in a round.
+
+    Attributes
+    ----------
+    replies : dict of int to Releases
+        By partition.
+    failed : dict of int to str
+        Clients that trained and sent nothing, with the reason.
+    scales : dict of int to tuple of float
+        Scale of each client's own noise.
+    """
+
+    replies: Mapping[int, Releases]
+    failed: Mapping[int, str]
+    scales: Mapping[int, tuple[float, ...]]
 
 
 @dataclass(frozen=True)
@@ -31,6 +78,8 @@ class RoundRecord:
         Scale of each client's own noise (local trust); the experimenter's view.
     seconds : float
         Wall-clock time of the round, evaluation included.
+    published : dict of str to float
+        The aggregated metrics that clients were shown; empty unless publishing is on.
     """
 
     round: Round
@@ -38,6 +87,7 @@ class RoundRecord:
     client_metrics: Sequence[Metrics]
     client_scales: Mapping[int, tuple[float, ...]]
     seconds: float
+    published: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -79,4 +129,13 @@ class History:
 def total_of(ledger: Ledger, budget: SpendFilter | None = None) -> Guarantee:
     """What all releases of a party promise together: the sum of the worst cases, or the filter's budget if less."""
     worst = total(entry.spend.guarantee for entry in ledger.entries)
-    return budget.held(worst) if isinstance(budget, Filter) else worst
+    return budget.held(worst, [e.spend for e in ledger.entries]) if isinstance(budget, Filter) else worst
+
+
+def publishable(single: Sequence[Metrics]) -> tuple[tuple[str, ...], Tensor, Tensor]:
+    """Clients' metrics as `ServerParty.publish` takes them: names, figures [N, m] (NaN: not measured), counts [N]."""
+    classes = any(m.accuracy is not None for m in single)
+    names = ("loss", "accuracy") if classes else ("loss",)
+    nan = float("nan")
+    rows = [[nan if getattr(m, name) is None else getattr(m, name) for name in names] for m in single]
+    return names, torch.tensor(rows, dtype=torch.float64), torch.tensor([m.examples for m in single])

@@ -20,20 +20,14 @@ from fedveil.engines.assembly import (
     resolve_method,
     with_proximal_term,
 )
-from fedveil.engines.history import SERVER, History, RoundRecord, total_of
+from fedveil.engines.history import SERVER, Asked, Collected, History, RoundRecord, publishable, total_of
 from fedveil.engines.party import ClientParty, ServerParty, Store
 from fedveil.errors import BudgetError, FieldError, require_count
 from fedveil.layout import Layout
-from fedveil.learning import ClientData, LocalTraining, Metrics, choose, evaluate_clients
-from fedveil.learning.learner import Learner
+from fedveil.learning import ClientData, LocalTraining, Metrics, choose, evaluate_clients, make_trainer
+from fedveil.learning.learner import Learned, Learner, Task
 from fedveil.mechanisms import ReproducibleSource, Source
-from fedveil.methods import (
-    Broadcast,
-    ClientSide,
-    Method,
-    Releases,
-    ServerSide,
-)
+from fedveil.methods import ClientSide, Method, Publishing, Releases, ServerSide
 
 
 class Federation:
@@ -71,11 +65,17 @@ class Federation:
     initial : Tensor, optional
         [k, d], starts the run instead of the model's own parameters.
     learner : Learner, optional
-        Instead of one built from `model` and `local`.
+        Instead of one built from `model`, `local`, `region`, `trainer` and `workers`.
+    trainer : {"auto", "batched", "sequential"}
+        How clients are trained; see `fedveil.learning.make_trainer`.
+    workers : int
+        Threads that train clients.
     run_id : str
         Names the ledgers.
     ledgers : callable, optional
         ``party -> (Ledger, Store)``; by default ledgers live in memory.
+    publishing : Publishing, optional
+        What clients see of the aggregated metrics after each round. Default: nothing.
     """
 
     def __init__(
@@ -96,8 +96,11 @@ class Federation:
         server_budget: SpendFilter | None = None,
         initial: Tensor | None = None,
         learner: Learner | None = None,
+        trainer: str = "auto",
+        workers: int = 1,
         run_id: str = "memory",
         ledgers: Callable[[str], tuple[Ledger, Store]] | None = None,
+        publishing: Publishing | None = None,
     ) -> None:
         self.clients = [as_client(c, f"clients[{i}]") for i, c in enumerate(clients)]
         if not self.clients:
@@ -106,8 +109,13 @@ class Federation:
         self.seed = int(seed)
         module, starts = initial_broadcast(model, self.method.server.hypotheses, seed, buffers, initial)
         self.layout = Layout.from_module(module, buffers=buffers)  # type: ignore[arg-type]
+        local = with_proximal_term(local or LocalTraining(), self.method)
         self.learner = learner or Learner(
-            module, self.layout, with_proximal_term(local or LocalTraining(), self.method), region=region
+            module,
+            self.layout,
+            local,
+            region=region,
+            trainer=make_trainer(module, self.layout, local, trainer, workers=workers),
         )
         sampled = clients_per_round is not None and clients_per_round < len(self.clients)
         if sampled and getattr(self.method.server, "relation", "") == "add/remove":
@@ -127,7 +135,14 @@ class Federation:
         scorer = None if public is None else (lambda models: self.learner.public_scores(models, public))
         ledger, store = self._ledgers(SERVER)
         self.server = ServerParty(
-            self.method, self.layout, ledger, self.source, budget=server_budget, store=store, scorer=scorer
+            self.method,
+            self.layout,
+            ledger,
+            self.source,
+            budget=server_budget,
+            store=store,
+            scorer=scorer,
+            publishing=publishing,
         )
         self.models, self.round = starts, 0
 
@@ -166,17 +181,15 @@ class Federation:
         """Do one round after another, up to `rounds` in all."""
         rounds = require_count("rounds", rounds)
         while self.round < rounds:
-            began = perf_counter()
-            broadcast = self.server.open(self.models, self.round + 1, rounds, self.cohort_size)
-            replies, failed, refused, scales = self._ask(broadcast)
-            opened, log = self.server.combine(broadcast, replies, failed, refused)
-            self.models, self.round = opened.models, broadcast.public.round
-            single, pooled = self.evaluate()
-            yield RoundRecord(log, pooled, single, scales, perf_counter() - began)
+            asked = self.ask(rounds)
+            task = asked.task
+            learned = self.learner.learn(task.models, task.clients, task.keys, task.needs)
+            yield self.close(asked, self.collect(asked, learned))
 
-    def _ask(
-        self, broadcast: Broadcast
-    ) -> tuple[dict[int, Releases], dict[int, str], dict[int, str], dict[int, tuple[float, ...]]]:
+    def ask(self, rounds: int) -> Asked:
+        """Open the next round and ask its cohort, before anybody trains."""
+        began = perf_counter()
+        broadcast = self.server.open(self.models, self.round + 1, rounds, self.cohort_size)
         public = broadcast.public
         refused: dict[int, str] = {}
         admitted = []
@@ -188,22 +201,41 @@ class Federation:
                 refused[partition] = refusal.reason
         keys = [(self.seed, public.round, partition) for partition in admitted]
         data = [self.clients[partition] for partition in admitted]
-        learned = self.learner.learn(broadcast.models, data, keys, self.method.client.needs)
+        task = Task(broadcast.models, data, keys, self.method.client.needs)
+        return Asked(broadcast, admitted, task, refused, began)
+
+    def collect(self, asked: Asked, learned: Sequence[Learned | Exception]) -> Collected:
+        """Let the clients that trained (in the order of `asked.partitions`) protect what they send."""
         replies: dict[int, Releases] = {}
         failed: dict[int, str] = {}
         scales: dict[int, tuple[float, ...]] = {}
-        for partition, outcome in zip(admitted, learned, strict=True):
+        for partition, outcome in zip(asked.partitions, learned, strict=True):
             party = self.party(partition)
             try:
                 if isinstance(outcome, Exception):
                     raise outcome
-                facts = client_facts(broadcast, self.layout, outcome)
+                facts = client_facts(asked.broadcast, self.layout, outcome)
                 replies[partition] = party.release(client_releases(outcome), facts)
-                scales[partition] = party.ledger.entries[-1].spend.scale
+                if self.method.client.trust == "local":
+                    scales[partition] = party.ledger.entries[-1].spend.scale
             except Exception as error:  # one client's failure must not end the round
                 failed[partition] = f"{type(error).__name__}: {error}"
-                party.abandon(public)
-        return replies, failed, refused, scales
+                party.abandon(asked.broadcast.public)
+        return Collected(replies, failed, scales)
+
+    def close(self, asked: Asked, collected: Collected) -> RoundRecord:
+        """Combine, measure, publish: the end of a round."""
+        opened, log = self.server.combine(asked.broadcast, collected.replies, collected.failed, asked.refused)
+        self.models, self.round = opened.models, asked.broadcast.public.round
+        single, pooled = self.evaluate()
+        published = self._publish(single)
+        return RoundRecord(log, pooled, single, collected.scales, perf_counter() - asked.began, published)
+
+    def _publish(self, single: Sequence[Metrics]) -> dict[str, float]:
+        if self.server.publishing.metrics == "off" or not single:
+            return {}
+        names, figures, counts = publishable(single)
+        return {r.name: float(r.value) for r in self.server.publish(self.round, names, figures, counts)}
 
     def cohort(self, round_: int) -> list[int]:
         """Partitions of a round's cohort, ascending; keyed by seed and round."""

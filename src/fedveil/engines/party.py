@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
-from fedveil.accounting import Entry, Ledger, Release, Spend, SpendFilter, digest
-from fedveil.errors import BudgetError, FieldError, NoReplyError, ReplyError
+from fedveil.accounting import Entry, Ledger, Relation, Release, Spend, SpendFilter, digest
+from fedveil.errors import BudgetError, FieldError, LedgerError, NoReplyError, ReplyError
 from fedveil.layout import Layout
-from fedveil.mechanisms import Source
+from fedveil.mechanisms import NoSource, Source
 from fedveil.methods import (
     Broadcast,
     ClientFacts,
@@ -24,11 +24,12 @@ from fedveil.methods import (
     check_reply,
     stack_models,
 )
+from fedveil.methods.publishing import Publishing
 
 Scorer = Callable[[Tensor], Tensor]  # models [n, d] -> public layer scores [n, L]
 Store = Callable[[str], None]  # takes a committed ledger line; durable when it returns
 
-PROTECT, COMBINE = "protect", "combine"
+PROTECT, COMBINE, PUBLISH = "protect", "combine", "publish"
 PUBLIC_SCORES = "public_layer_scores"
 
 
@@ -44,7 +45,7 @@ class Party:
     ) -> None:
         self.ledger, self.budget = ledger, budget
         self._source, self._store = source, store
-        self._overspent = False
+        self._overspent = self._unwritten = False
         if budget is not None:  # a filter that starts over after a resume would allow the budget twice
             for entry in ledger.entries:
                 # what a (lowered) budget does not hold was spent all the same: nothing more may be admitted
@@ -61,6 +62,8 @@ class Party:
         is drawn under the next attempt, charged again and committed again. `charged` says that the first attempt was
         charged when the party was admitted.
         """
+        if self._unwritten:  # the same bits would find their entry in memory, and go out without one on the disk
+            raise LedgerError(f"the ledger of {self.ledger.party!r} could not be written: go on from what is stored")
         known = self.ledger.find((round_, purpose))
         attempt = 0 if known is None else known.attempt
         while True:
@@ -73,15 +76,25 @@ class Party:
                 attempt += 1
                 continue
             if not (charged and attempt == 0) and not self._charge(spend):
-                raise BudgetError(
-                    f"round {round_}: the {self.ledger.party}'s budget is used up; the last released model stands"
-                )
-            self._store(self.ledger.commit(Entry((round_, purpose), attempt, mark, spend)))
+                stands = "the last released model stands"
+                if known is not None:
+                    stands = "a release of it is recorded, whose bits a crash took: the last checkpointed model stands"
+                raise BudgetError(f"round {round_}: the {self.ledger.party}'s budget is used up; {stands}")
+            self._commit(Entry((round_, purpose), attempt, mark, spend))
             return
+
+    def _commit(self, entry: Entry) -> None:
+        line = self.ledger.commit(entry)
+        self._unwritten = True
+        self._store(line)
+        self._unwritten = False
 
 
 class ClientParty(Party):
     """One client of a federation.
+
+    Under central trust its side of the method is a declared identity: it draws nothing and spends nothing. Unless a
+    filter counts its participations there is nothing to commit then, and its ledger stays empty.
 
     Parameters
     ----------
@@ -114,6 +127,7 @@ class ClientParty(Party):
     ) -> None:
         super().__init__(ledger, source, budget, store)
         self.method, self.layout = method, layout
+        self._identity = method.client.trust == "central" and budget is None
         self.state = method.client.init() if state is None else state
         self._quoted: Spend | None = None
 
@@ -130,10 +144,17 @@ class ClientParty(Party):
 
     def release(self, releases: Releases, facts: ClientFacts) -> Releases:
         """Protect a trained client's releases, commit them, hand them over."""
+        if self._identity:
+            protected = self.method.client.protect(releases, facts, self.state, NoSource())
+            self.state = protected.state
+            return protected.releases
         result: list[tuple[Releases, Any]] = []
 
         def make(source: Source) -> tuple[Releases, Spend]:
             protected = self.method.client.protect(releases, facts, self.state, source)
+            if self._quoted is not None and _dearer(protected.spend, self._quoted):
+                told = "must not cost more than was quoted before training: did the broadcast tell the truth?"
+                raise FieldError("spend", protected.spend.guarantee.describe(), told)
             result[:] = [(protected.releases, protected.state)]
             return protected.releases, protected.spend
 
@@ -143,13 +164,33 @@ class ClientParty(Party):
 
     def abandon(self, public: PublicFacts) -> None:
         """Record an admitted participation from which nothing left (something failed): it stays charged."""
+        if self._identity:
+            return
         if self._quoted is not None and self.ledger.find((public.round, PROTECT)) is None:
-            self._store(self.ledger.commit(Entry((public.round, PROTECT), 0, digest(()), self._quoted)))
+            self._commit(Entry((public.round, PROTECT), 0, digest(()), self._quoted))
 
     def report(self, releases: Releases, facts: ClientFacts) -> Releases:
-        """Protect evaluation releases (metrics, counts); under local trust none of them leaves."""
+        """Protect evaluation releases (metrics, counts); under local trust none of them leaves.
+
+        Raises
+        ------
+        FieldError
+            For anything else: a model that left here would be in no ledger.
+        """
+        if kinds := {r.kind for r in releases} - {"metric", "count"}:
+            raise FieldError("releases", sorted(kinds), "an evaluation has metrics and counts; use `release`")
         source = self._source.child(self.ledger.party, facts.broadcast.public.round, "evaluate", 0)
         return self.method.client.protect(releases, facts, self.state, source).releases
+
+
+def _dearer(spend: Spend, quoted: Spend) -> bool:
+    """Whether a spend is worse than a quote, which is what filters were charged."""
+    pairs = (
+        (spend.guarantee.cost, quoted.guarantee.cost),
+        (spend.charge or 0.0, quoted.charge or 0.0),
+        (spend.leakage or 0.0, quoted.leakage or 0.0),
+    )
+    return spend.guarantee.status != quoted.guarantee.status or any(cost > told for cost, told in pairs)
 
 
 @dataclass(frozen=True)
@@ -186,6 +227,8 @@ class ServerParty(Party):
     ----------
     scorer : callable, optional
         Computes public layer scores of received models, for methods that need them.
+    publishing : Publishing, optional
+        What clients see of the aggregated metrics. Default: nothing.
     """
 
     def __init__(
@@ -199,8 +242,13 @@ class ServerParty(Party):
         state: Any = None,
         store: Store = _forget,
         scorer: Scorer | None = None,
+        publishing: Publishing | None = None,
     ) -> None:
         super().__init__(ledger, source, budget, store)
+        self.publishing = publishing or Publishing()
+        if self.publishing.metrics != "off" and method.client.trust == "local":
+            accepted = "under local trust no metric leaves a client: set it to 'off'"
+            raise FieldError("publish.metrics", self.publishing.metrics, accepted)
         if scorer is None and ("public_scores" in method.server.needs or PUBLIC_SCORES in method.client.needs):
             raise FieldError(
                 "public_data", None, f"the server of {method.name!r} scores received models on public data"
@@ -276,3 +324,29 @@ class ServerParty(Party):
         opened = Broadcast(models=combined.models, public=replace(public, round=public.round + 1))
         log = Round(public.round, tuple(usable), failed, invalid, refused, dict(combined.report), combined.spend)
         return opened, log
+
+    def publish(self, round_: int, names: Sequence[str], figures: Tensor, counts: Tensor) -> Releases:
+        """Commit and hand over the round's metrics; nothing where publishing is off or the budget does not hold them.
+
+        Parameters
+        ----------
+        round_ : int
+            The round that was combined.
+        names, figures, counts
+            See `Publishing.release`.
+        """
+        if self.publishing.metrics == "off" or not bool((counts > 0).any()):
+            return ()
+        relation: Relation = getattr(self.method.server, "relation", "zero-out")
+        result: list[Releases] = []
+
+        def make(source: Source) -> tuple[Releases, Spend]:
+            releases, spend = self.publishing.release(names, figures, counts, relation, source)
+            result[:] = [releases]
+            return releases, spend
+
+        try:
+            self._draw(round_, PUBLISH, make, charged=False)
+        except BudgetError:  # it depends on public costs alone, so that silence tells nothing
+            return ()
+        return result[0]

@@ -17,7 +17,8 @@ class ClientData:
     Parameters
     ----------
     x : Tensor
-        [N, ...], floating point. N = 0 is legal: such a client returns the model it was sent.
+        [N, ...], floating point, or int64 where it numbers the rows of an embedding. N = 0 is legal: such a
+        client returns the model it was sent.
     y : Tensor
         [N, ...], int64 classes from 0 on, or floating-point targets.
     test_x, test_y : Tensor, optional
@@ -64,8 +65,9 @@ def _check(x_name: str, x: Tensor, y_name: str, y: Tensor) -> None:
     for name, value in ((x_name, x), (y_name, y)):
         if not isinstance(value, Tensor) or value.dim() < 1:
             raise FieldError(name, type(value).__name__, "must be a tensor with one row an example")
-    if not x.is_floating_point():
-        raise FieldError(x_name, x.dtype, "must be floating point: convert it, for images e.g. x.float() / 255")
+    if x.dtype != torch.int64 and not x.is_floating_point():
+        accepted = "must be floating point (for images e.g. x.float() / 255), or int64 where it numbers words"
+        raise FieldError(x_name, x.dtype, accepted)
     if y.dtype != torch.int64 and not y.is_floating_point():
         raise FieldError(y_name, y.dtype, "must be int64 (classes) or floating point (targets)")
     if len(x) != len(y):

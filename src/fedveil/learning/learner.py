@@ -13,7 +13,9 @@ from fedveil.errors import FieldError, require_count
 from fedveil.layout import Layout
 from fedveil.learning.clients import ClientData
 from fedveil.learning.scores import Region, score_models
-from fedveil.learning.training import Hook, Key, LocalTraining, SequentialTrainer, Trained, choose
+from fedveil.learning.streams import Key
+from fedveil.learning.trainers import make_trainer
+from fedveil.learning.training import Hook, LocalTraining, Trained, choose
 
 
 class Trainer(Protocol):
@@ -42,6 +44,26 @@ class Learned:
     layer_scores: dict[str, float] | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What the clients of one round are to do.
+
+    Attributes
+    ----------
+    models : Tensor
+        [k, d], the broadcast.
+    clients, keys : sequence
+        n clients with their keys (seed, round, partition).
+    needs : frozenset of str
+        ``{"layer_scores"}`` or nothing.
+    """
+
+    models: Tensor
+    clients: Sequence[ClientData]
+    keys: Sequence[Key]
+    needs: frozenset[str] = frozenset()
+
+
 class Learner:
     """Binds a model and a way of training; the same under every engine.
 
@@ -58,7 +80,7 @@ class Learner:
     score_images : int
         Images a client scores layers on (its first ones).
     trainer : Trainer, optional
-        By default a `SequentialTrainer` with `hook`.
+        By default the one that `make_trainer` chooses, with `hook`.
     hook : callable, optional
         Per-step gradient hook of that trainer.
     device : str
@@ -79,7 +101,7 @@ class Learner:
     ) -> None:
         self.model, self.layout, self.local = model, layout, local
         self.region, self.score_images = region, require_count("score_images", score_images)
-        self.trainer = trainer or SequentialTrainer(model, layout, local, hook=hook, device=device)
+        self.trainer = trainer or make_trainer(model, layout, local, hook=hook, device=device)
 
     def learn(
         self, models: Tensor, clients: Sequence[ClientData], keys: Sequence[Key], needs: frozenset[str] = frozenset()
@@ -100,13 +122,20 @@ class Learner:
         list of Learned or Exception
             In the order of the clients.
         """
-        prepared = [self._prepare(models, client, needs) for client in clients]
-        ready = [i for i, p in enumerate(prepared) if not isinstance(p, Exception)]
-        starts = [models[p[0]] for p in prepared if not isinstance(p, Exception)]
-        if not starts:
-            return [p for p in prepared if isinstance(p, Exception)]
-        outcomes = iter(self.trainer.train(torch.stack(starts), [clients[i] for i in ready], [keys[i] for i in ready]))
-        return [p if isinstance(p, Exception) else _learned(next(outcomes), *p) for p in prepared]
+        return self.learn_together([Task(models, clients, keys, needs)])[0]
+
+    def learn_together(self, tasks: Sequence[Task]) -> list[list[Learned | Exception]]:
+        """Train the clients of several federations in one call of the trainer; each task as by `learn`."""
+        prepared = [[self._prepare(t.models, client, t.needs) for client in t.clients] for t in tasks]
+        starts, clients, keys = [], [], []
+        for task, found in zip(tasks, prepared, strict=True):
+            for p, client, key in zip(found, task.clients, task.keys, strict=True):
+                if not isinstance(p, Exception):
+                    starts.append(task.models[p[0]])
+                    clients.append(client)
+                    keys.append(key)
+        outcomes = iter(self.trainer.train(_stacked(starts), clients, keys) if starts else ())
+        return [[p if isinstance(p, Exception) else _learned(next(outcomes), *p) for p in found] for found in prepared]
 
     def _prepare(
         self, models: Tensor, client: ClientData, needs: frozenset[str]
@@ -140,3 +169,10 @@ class Learner:
 
 def _learned(outcome: Trained | Exception, chosen: int, scores: dict[str, float] | None) -> Learned | Exception:
     return outcome if isinstance(outcome, Exception) else Learned(outcome, chosen, scores)
+
+
+def _stacked(rows: Sequence[Tensor]) -> Tensor:
+    """[n, d]; without a copy where all clients start from the same model."""
+    first = rows[0]
+    same = all(row.data_ptr() == first.data_ptr() for row in rows)
+    return first.expand(len(rows), -1) if same else torch.stack(list(rows))

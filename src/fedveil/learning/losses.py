@@ -71,13 +71,21 @@ def predict(module: nn.Module, layout: Layout, vector: Tensor, x: Tensor, *, bat
     outputs = []
     with evaluating(module), torch.no_grad():
         for part in torch.split(x, batch):
-            inputs = fast_format(part.to(some.device, some.dtype))
+            inputs = as_input(part, some)
             outputs.append(torch.func.functional_call(module, parameters, (inputs,)).cpu())
     return torch.cat(outputs)
 
 
+def as_input(x: Tensor, like: Tensor) -> Tensor:
+    """Examples where and as a model with the parameter `like` wants them; integers stay integers."""
+    return fast_format(x.to(like.device, like.dtype)) if x.is_floating_point() else x.to(like.device)
+
+
 def fast_format(value: Tensor) -> Tensor:
     """A float32 image batch or convolution kernel in the memory order that CPU convolutions prefer."""
-    if value.dim() == 4 and value.dtype == torch.float32 and value.device.type == "cpu":
-        return value.contiguous(memory_format=torch.channels_last)
-    return value
+    return channels_last(value) if value.dtype == torch.float32 and value.device.type == "cpu" else value
+
+
+def channels_last(value: Tensor) -> Tensor:
+    """Four axes in the order batch, height, width, channel; with one channel too, where torch sees no difference."""
+    return value.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2) if value.dim() == 4 else value

@@ -20,10 +20,9 @@ from fedveil.errors import (
 from fedveil.layout import Layout
 from fedveil.learning.clients import ClientData
 from fedveil.learning.dropout import with_keyed_dropout
-from fedveil.learning.losses import LOSSES, Loss, fast_format, loss_of, predict
+from fedveil.learning.losses import LOSSES, Loss, as_input, fast_format, loss_of, predict
+from fedveil.learning.streams import Key, epoch_orders, stream
 from fedveil.mechanisms.source import keyed_seed
-
-Key = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +127,8 @@ class SequentialTrainer:
         FedProx's term, which needs no data beyond the steps already taken.
     device : str
         Where to train, e.g. ``"cpu"`` or ``"cuda"``. Results come back on the CPU.
+    per_example : bool
+        Hand the hook the gradients [B, d] of the batch's single examples instead of their mean.
     shared_random : bool
         Whether to set (and put back) the global random state for modules that draw from it; several trainers in
         threads must not, see `WorkerTrainer`.
@@ -141,9 +142,10 @@ class SequentialTrainer:
         hook: Hook | None = None,
         device: str = "cpu",
         *,
+        per_example: bool = False,
         shared_random: bool = True,
     ) -> None:
-        self._shared_random = shared_random
+        self._shared_random, self.per_example = shared_random, per_example
         self.layout, self.local, self.hook = layout, local, hook
         self._device = torch.device(device)
         self._model = deepcopy(model).to(self._device)
@@ -183,10 +185,7 @@ class SequentialTrainer:
         FieldError
             If the three do not fit together.
         """
-        self.layout.check(starts, "starts")
-        if starts.dim() != 2 or not len(starts) == len(clients) == len(keys):
-            given = (tuple(starts.shape), len(clients), len(keys))
-            raise FieldError("starts, clients, keys", given, "must be [n, d], n clients and n keys")
+        check_request(self.layout, starts, clients, keys)
         results: list[Trained | Exception] = []
         for start, client, key in zip(starts, clients, keys, strict=True):
             try:
@@ -202,19 +201,15 @@ class SequentialTrainer:
         local, model, step, total = self.local, self._model, 0, 0.0
         optimizer = self._optimizer()
         anchors = [p.detach().clone() for p in self._parameters] if local.prox else []
-        shuffle = torch.Generator().manual_seed(keyed_seed("train", *key, "shuffle"))
-        self._generator.manual_seed(keyed_seed("train", *key, "dropout"))
+        orders = torch.from_numpy(epoch_orders([key], [client.examples], local.epochs)).view(local.epochs, -1)
+        stream(key, "dropout", self._generator)
         seed = keyed_seed("train", *key, "module")
         with _seeded(seed, self._device) if self._shared_random else nullcontext():
-            for epoch in range(local.epochs):
+            for epoch, order in enumerate(orders):
                 losses = []
-                for rows in torch.split(torch.randperm(client.examples, generator=shuffle), local.batch_size):
+                for rows in torch.split(order, local.batch_size):
                     x, y = self._batch(client, rows)
-                    optimizer.zero_grad()
-                    loss = self._loss(model(x), y)
-                    torch.autograd.backward(loss)
-                    if self.hook is not None:
-                        self._apply(self.hook, StepInfo(key, epoch, step, len(rows)))
+                    loss = self._gradients(x, y, StepInfo(key, epoch, step, len(rows)))
                     for p, anchor in zip(self._parameters, anchors, strict=False):
                         p.grad = _gradient(p).add_(p.detach() - anchor, alpha=local.prox)
                     optimizer.step()
@@ -222,6 +217,25 @@ class SequentialTrainer:
                     step += 1
                 total = float(torch.stack(losses).sum())
         return Trained(self.layout.read(model).cpu(), client.examples, total / client.examples)
+
+    def _gradients(self, x: Tensor, y: Tensor, info: StepInfo) -> Tensor:
+        """Leave the gradient of a batch, after the hook, in the parameters, and return the mean loss."""
+        if self.hook is None or not self.per_example:
+            self._model.zero_grad()
+            loss = self._loss(self._model(x), y)
+            torch.autograd.backward(loss)
+            if self.hook is not None:
+                self._write(check_hook(self.hook(flat := self._read(), info), flat))
+            return loss.detach()
+        losses, rows = [], []
+        for i in range(len(x)):
+            self._model.zero_grad()
+            loss = self._loss(self._model(x[i : i + 1]), y[i : i + 1])
+            torch.autograd.backward(loss)
+            losses.append(loss.detach())
+            rows.append(self._read())
+        self._write(check_hook(self.hook(torch.stack(rows), info), rows[0]))
+        return torch.stack(losses).mean()
 
     def _reset(self, start: Tensor) -> None:
         self.layout.load(self._model, start.to(self._device))
@@ -238,19 +252,31 @@ class SequentialTrainer:
         return torch.optim.SGD(self._parameters, lr=local.lr, momentum=local.momentum, fused=fused)
 
     def _batch(self, client: ClientData, rows: Tensor) -> tuple[Tensor, Tensor]:
-        x = client.x[rows].to(self._device, self._parameters[0].dtype)
-        return fast_format(x), client.y[rows].to(self._device)
+        return as_input(client.x[rows], self._parameters[0]), client.y[rows].to(self._device)
 
-    def _apply(self, hook: Hook, info: StepInfo) -> None:
-        flat = torch.cat([_gradient(p).reshape(-1).to(self.layout.dtype) for p in self._parameters])
-        changed = hook(flat, info)
-        if changed.shape != flat.shape or changed.dtype != flat.dtype:
-            raise FieldError(
-                "hook", (tuple(changed.shape), changed.dtype), f"must return {tuple(flat.shape)} {flat.dtype}"
-            )
+    def _read(self) -> Tensor:
+        return torch.cat([_gradient(p).reshape(-1).to(self.layout.dtype) for p in self._parameters])
+
+    def _write(self, flat: Tensor) -> None:
         for p, block in zip(self._parameters, self.layout.blocks, strict=True):
             grad = torch.empty_like(p)
-            p.grad = grad.copy_(changed[block.start : block.stop].view(block.shape))
+            p.grad = grad.copy_(flat[block.start : block.stop].view(block.shape))
+
+
+def check_request(layout: Layout, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]) -> None:
+    """Refuse starts, clients and keys that do not fit together."""
+    layout.check(starts, "starts")
+    if starts.dim() != 2 or not len(starts) == len(clients) == len(keys):
+        given = (tuple(starts.shape), len(clients), len(keys))
+        raise FieldError("starts, clients, keys", given, "must be [n, d], n clients and n keys")
+
+
+def check_hook(changed: Tensor, gradient: Tensor) -> Tensor:
+    """Refuse what a hook returned if it is not like the gradient [d]."""
+    if changed.shape != gradient.shape or changed.dtype != gradient.dtype:
+        given = (tuple(changed.shape), changed.dtype)
+        raise FieldError("hook", given, f"must return {tuple(gradient.shape)} {gradient.dtype}")
+    return changed
 
 
 def choose(model: nn.Module, layout: Layout, models: Tensor, data: ClientData, loss: str | Loss) -> int:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from fedveil.errors import require_count
 from fedveil.layout import Layout
 from fedveil.learning.clients import ClientData
-from fedveil.learning.training import Hook, Key, LocalTraining, SequentialTrainer, Trained
+from fedveil.learning.streams import Key
+from fedveil.learning.training import Hook, LocalTraining, SequentialTrainer, Trained
 
 _LOG = logging.getLogger(__name__)
 # Modules of torch.nn that draw from the global generator, which threads would share (dropout is keyed).

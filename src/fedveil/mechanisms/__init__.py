@@ -3,12 +3,13 @@
 from fedveil.mechanisms.discrete import DiscreteGaussian, to_grid
 from fedveil.mechanisms.noise import EuclideanLaplace, Gaussian, gaussian_sigma
 from fedveil.mechanisms.secure import SecureSource
-from fedveil.mechanisms.source import ReproducibleSource, Source, keyed_seed
+from fedveil.mechanisms.source import NoSource, ReproducibleSource, Source, keyed_seed
 
 __all__ = [
     "DiscreteGaussian",
     "EuclideanLaplace",
     "Gaussian",
+    "NoSource",
     "ReproducibleSource",
     "SecureSource",
     "Source",

@@ -114,3 +114,29 @@ class ReproducibleSource(Source):
     def __repr__(self) -> str:
         """Name the class only: the seed is the noise."""
         return "ReproducibleSource(not for deployment)"
+
+
+class NoSource(Source):
+    """No randomness at all, for a party that declares to add no noise: whoever draws is refused."""
+
+    kind = "none"
+    deployable = True
+
+    def child(self, *key: Key) -> NoSource:
+        """Itself."""
+        return self
+
+    def uniform(self, size: int) -> Tensor:
+        """Refuse."""
+        raise self._refusal()
+
+    def normal(self, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
+        """Refuse."""
+        raise self._refusal()
+
+    def bits(self, size: int) -> Tensor:
+        """Refuse."""
+        raise self._refusal()
+
+    def _refusal(self) -> FieldError:
+        return FieldError("trust", "central", "declares that the client adds no noise: a method that draws is 'local'")

@@ -28,6 +28,7 @@ from fedveil.methods.global_dp import GlobalDP
 from fedveil.methods.group_privacy import Clusters, GroupPrivacy
 from fedveil.methods.metric_privacy import MetricPrivacy
 from fedveil.methods.plain import Plain, TrustedServer
+from fedveil.methods.publishing import Publishing
 from fedveil.methods.sga_ldp import SGALDP
 
 
@@ -108,6 +109,7 @@ __all__ = [
     "Plain",
     "Protected",
     "PublicFacts",
+    "Publishing",
     "Refusal",
     "Releases",
     "ServerFacts",

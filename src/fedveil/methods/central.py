@@ -98,7 +98,7 @@ class CentralNoise(ABC):
             raise FieldError("clip", self.clip, "discrete noise needs a fixed C: a quantile is noised in floats")
         if self.order == "formal":  # both refuse what has no public bound
             self.aggregator.planned_weights(torch.ones(1), 1, 1)
-            self._sensitivity(1.0, 1)
+            self._sensitivity(1.0, 1, self.relation)
 
     def init(self, dimension: int, dtype: torch.dtype) -> CentralState:
         """The first C and the rule's state."""
@@ -108,13 +108,16 @@ class CentralNoise(ABC):
     def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: CentralState, source: Source) -> Combined:
         """Clip, aggregate, add noise (Algorithm 1 of the metric-privacy paper, with theta + clip(update))."""
         theta, cohort, bound = facts.broadcast.models[0], facts.broadcast.public.cohort, state.clip
-        updates = stack_models(replies) - theta
-        lengths, clipped, counts = norms(updates), clip(updates, bound), stack_counts(replies)
+        updates = stack_models(replies).sub_(theta)
+        lengths, counts = norms(updates), stack_counts(replies)
+        clipped = clip(updates, bound, lengths=lengths)
         if self.order == "formal":
             weights = _pad(self.aggregator.planned_weights(counts, len(updates), cohort), cohort)
+            _check_weights(weights, float(weights.max()) * cohort <= 1 + 1e-9, f"be at most 1/{cohort} each")
             base = self.noise_multiplier * self._sensitivity(bound, cohort)
         else:
             weights = self.aggregator.weights(counts, len(updates))
+            _check_weights(weights, abs(float(weights.sum()) - 1) <= 1e-6, "sum to 1")
             base = self.noise_multiplier * bound / len(updates)
         sigma, figures = self._scale(base, updates, clipped, facts, state)
         if self.noise == "discrete":
@@ -212,6 +215,13 @@ def _pad(rows: Tensor, cohort: int) -> Tensor:
     if len(rows) > cohort:
         raise FieldError("cohort", cohort, f"is less than the number of replies ({len(rows)})")
     return torch.cat([rows, rows.new_zeros(cohort - len(rows), *rows.shape[1:])])
+
+
+def _check_weights(weights: Tensor, kept: bool, rule: str) -> None:
+    """Refuse weights that are not what the stated sensitivity rests on."""
+    if not kept or not bool((weights >= 0).all()):
+        found = f"from {float(weights.min()):g} to {float(weights.max()):g}, sum {float(weights.sum()):g}"
+        raise FieldError("weights", found, f"a rule's weights must not be negative and must {rule}")
 
 
 def _with_bit(spend: Spend, adaptive: QuantileClip) -> Spend:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -16,6 +17,8 @@ from fedveil.layout import Layout
 from fedveil.mechanisms import Source
 
 Releases = tuple[Release, ...]
+
+LARGEST_COUNT = 2.0**53  # sums of larger ones could overflow, and would end the run for everybody
 
 # The condition of every proven local guarantee: silence is a release too.
 ALWAYS_REPLIES = "whether a client's training fails does not depend on its data"
@@ -206,7 +209,7 @@ def check_reply(releases: Releases, dimension: int, dtype: torch.dtype, counted:
     Raises
     ------
     ReplyError
-        If it is not one finite model [d] of the broadcast's type and at most one finite, non-negative count.
+        If it is not one finite model [d] of the broadcast's type and at most one count from 0 to 2^53.
     """
     try:
         model, count = model_of(releases), count_of(releases)
@@ -217,13 +220,14 @@ def check_reply(releases: Releases, dimension: int, dtype: torch.dtype, counted:
     if model.dtype != dtype or tuple(model.shape) != (dimension,):
         raise ReplyError(f"the model is {tuple(model.shape)} {model.dtype}; needed: ({dimension},) {dtype}")
     try:
-        norms(model)  # a finite model whose norm overflows could not be clipped, and would end the run for everybody
+        if not isfinite(torch.linalg.vector_norm(model)):
+            norms(model)  # a finite model whose norm overflows could not be clipped, and would end everybody's run
     except FieldError as error:
         raise ReplyError(f"the model holds NaN, infinity or numbers too large to be measured: {error}") from error
     if counted and count is None:
         raise ReplyError("the example count is missing, by which the rule weighs clients")
-    if count is not None and not 0 <= count < float("inf"):
-        raise ReplyError(f"the example count is {count}")
+    if count is not None and not 0 <= count <= LARGEST_COUNT:
+        raise ReplyError(f"the example count is {count:g}; it must be from 0 to 2^53")
 
 
 def stack_models(replies: Sequence[Releases]) -> Tensor:

@@ -67,7 +67,7 @@ class Plain:
     def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: Any, source: Source) -> Combined:
         """Reduce and step."""
         theta = facts.broadcast.models[0]
-        updates = stack_models(replies) - theta
+        updates = stack_models(replies).sub_(theta)
         weights = self.aggregator.weights(stack_counts(replies), len(updates))
         model, state = self.aggregator.step(theta, self.aggregator.reduce(updates, weights), state)
         return Combined(model[None], nothing(), state, {"clients": float(len(updates))})

@@ -110,6 +110,9 @@ class FlowerFederation(Federation):
 
     def __init__(self, *, shuffle: int | None = None, **arguments: Any) -> None:
         super().__init__(**arguments)
+        if self.server.publishing.metrics != "off":
+            accepted = "under Flower clients are shown no metrics: leave it 'off'"
+            raise FieldError("publish.metrics", self.server.publishing.metrics, accepted)
         self._shuffle, self._run_id = shuffle, str(arguments.get("run_id", "memory"))
         self._elsewhere: dict[str, tuple[Ledger, Store]] | None = None if arguments.get("ledgers") is None else {}
         self._grid: InProcessGrid | None = None
@@ -177,7 +180,8 @@ class FlowerFederation(Federation):
             nonlocal began
             self.models, self.round = strategy.models, log.number
             self._collect()
-            scales = {p: self._parties[p].ledger.entries[-1].spend.scale for p in (*log.used, *log.invalid)}
+            noisy = (*log.used, *log.invalid) if self.method.client.trust == "local" else ()
+            scales = {p: self._parties[p].ledger.entries[-1].spend.scale for p in noisy}
             single, pooled = self.evaluate()
             now = perf_counter()
             began, seconds = now, now - began

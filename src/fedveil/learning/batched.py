@@ -1,0 +1,196 @@
+"""Local training of many clients at once, on stacked parameters."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from queue import Empty, SimpleQueue
+
+import torch
+from torch import Tensor, nn
+
+from fedveil.errors import require_choice, require_count
+from fedveil.layout import Layout
+from fedveil.learning.clients import ClientData
+from fedveil.learning.stacked import Stack, compile_stack
+from fedveil.learning.stacked.block import Block, dropout_masks
+from fedveil.learning.stacked.schedule import schedule
+from fedveil.learning.streams import Key, stream
+from fedveil.learning.training import (
+    Hook,
+    LocalTraining,
+    SequentialTrainer,
+    StepInfo,
+    Trained,
+    check_hook,
+    check_request,
+)
+
+_LOG = logging.getLogger(__name__)
+CACHE = 1 << 20  # bytes of a core's second-level cache, as on most machines; a block of clients should fit
+
+
+class BatchedTrainer:
+    """Train many clients at once: what `SequentialTrainer` does, in one batched operation a layer and step.
+
+    Examples are shuffled and dropped as one after another, from the same streams; sums are taken in another order, so
+    that float64 models agree to about 1e-12 of their size and float32 models to about 1e-5 after an epoch.
+
+    Parameters
+    ----------
+    model, layout, local, hook, device
+        See `SequentialTrainer`. The hook is called once a client and step.
+    per_example : bool
+        Hand the hook the gradients [B, d] of the batch's single examples instead of their mean.
+    workers : int
+        Threads over blocks of clients.
+    block : int, optional
+        Clients of a block; by default as many as the cache holds, and one where the model has convolutions (on CPUs
+        a grouped convolution loses to a loop over clients).
+    precision : {"full", "bfloat16"}
+        Of the products; parameters and their sums stay as they are. ``"bfloat16"`` trains other models (each update
+        is several percent off), in half the time on machines that have it.
+
+    Raises
+    ------
+    NotStackable
+        If the model is no straight chain of known layers.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layout: Layout,
+        local: LocalTraining,
+        hook: Hook | None = None,
+        device: str = "cpu",
+        *,
+        per_example: bool = False,
+        workers: int = 1,
+        block: int | None = None,
+        precision: str = "full",
+    ) -> None:
+        require_choice("precision", precision, ("full", "bfloat16"))
+        self.layout, self.local, self.hook, self.per_example = layout, local, hook, per_example
+        self.workers = require_count("workers", workers)
+        self._device = torch.device(device)
+        self._block = None if block is None else require_count("block", block)
+        self._half = precision == "bfloat16"
+        self._stacks = [compile_stack(model, layout) for _ in range(self.workers)]
+        self._alone = partial(
+            SequentialTrainer, model, layout, local, hook, device, per_example=per_example, shared_random=False
+        )
+
+    def train(self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]) -> list[Trained | Exception]:
+        """Train each client from its own start; see `SequentialTrainer.train`."""
+        check_request(self.layout, starts, clients, keys)
+        results: list[Trained | Exception] = [Trained(start, 0, 0.0) for start in starts]
+        size = self.local.batch_size
+        # the most steps first: then the clients still busy are always the first of their block
+        busy = sorted((i for i, c in enumerate(clients) if c.examples), key=lambda i: -clients[i].examples // size)
+        width = self._width(clients)
+        blocks = [busy[i : i + width] for i in range(0, len(busy), width)]
+
+        def work(stack: Stack, block: list[int]) -> None:
+            some, own = [clients[i] for i in block], [keys[i] for i in block]
+            chosen = starts[block]
+            try:
+                found: Sequence[Trained | Exception] = self._train(stack, chosen, some, own)
+            except Exception as error:  # someone's data or the hook: alone, each client meets its own failure
+                _LOG.debug("training %d clients one by one: %r", len(block), error)
+                found = self._alone().train(starts[block], some, own)
+            for i, trained in zip(block, found, strict=True):
+                results[i] = trained
+
+        self._share(blocks, work)
+        return results
+
+    def _train(self, stack: Stack, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]) -> list[Trained]:
+        local, device = self.local, self._device
+        counts = [c.examples for c in clients]
+        plan = schedule(counts, keys, local.epochs, local.batch_size, self.layout.dtype).to(device)
+        x = _joined([c.x for c in clients]).to(device)
+        y = _joined([c.y for c in clients]).to(device)
+        with torch.no_grad():
+            values = starts.to(device)
+            block = Block(
+                stack,
+                values,
+                optimiser=local.optimizer,
+                lr=local.lr,
+                momentum=local.momentum,
+                prox=local.prox,
+                loss=local.loss,
+                change=None
+                if self.hook is None
+                else partial(self._changed, self.hook, plan.per_epoch, plan.sizes(), keys),
+                per_example=self.per_example,
+                half=self._half,
+            )
+            masks = None
+            if stack.dropouts:
+                streams = [stream(key, "dropout") for key in keys]
+                masks = dropout_masks(stack, streams, plan.sizes(), plan.rows.shape[2], alone=self.per_example)
+            losses = block.run(x.to(values.dtype) if x.is_floating_point() else x, y, plan, masks)
+        trained, means = values.cpu(), losses.tolist()
+        return [Trained(*found) for found in zip(trained, counts, means, strict=True)]
+
+    def _changed(
+        self,
+        hook: Hook,
+        per_epoch: Sequence[int],
+        sizes: Sequence[Sequence[int]],
+        keys: Sequence[Key],
+        gradients: Tensor,
+        step: int,
+    ) -> Tensor:
+        """The hook's gradients [m, d]: client by client, from [m, d] or the single examples' [m, b, d]."""
+        rows = []
+        for i, gradient in enumerate(gradients):
+            size = sizes[step][i]
+            info = StepInfo(keys[i], step // per_epoch[i], step, size)
+            own = gradient[:size] if self.per_example else gradient.clone()
+            rows.append(check_hook(hook(own, info), gradient[0] if self.per_example else gradient))
+        return torch.stack(rows)
+
+    def _width(self, clients: Sequence[ClientData]) -> int:
+        """Clients of a block."""
+        if self._block is not None:
+            return self._block
+        if self._device.type != "cpu":
+            return len(clients)
+        if self._stacks[0].convolves:
+            return 1
+        batch = min(self.local.batch_size, max((c.examples for c in clients), default=1))
+        copies = batch + 1 if self.per_example else 2 if self.local.optimizer == "sgd" else 4
+        each = self.layout.size * self.layout.dtype.itemsize * copies
+        return max(1, CACHE // each)
+
+    def _share(self, blocks: list[list[int]], work: Callable[[Stack, list[int]], None]) -> None:
+        """Work on the blocks, on several threads where there are several of both."""
+        if self.workers == 1 or len(blocks) < 2:
+            for block in blocks:
+                work(self._stacks[0], block)
+            return
+        queue: SimpleQueue[list[int]] = SimpleQueue()
+        for block in blocks:
+            queue.put(block)
+
+        def loop(stack: Stack) -> None:
+            torch.set_num_threads(1)
+            while True:
+                try:
+                    block = queue.get_nowait()
+                except Empty:
+                    return
+                work(stack, block)
+
+        with ThreadPoolExecutor(self.workers) as pool:
+            for done in [pool.submit(loop, stack) for stack in self._stacks]:
+                done.result()
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

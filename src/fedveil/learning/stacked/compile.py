@@ -1,0 +1,267 @@
+"""Recognise a module as a straight chain of common layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional as F
+
+from fedveil.errors import FieldError
+from fedveil.layout import Layout
+from fedveil.learning.stacked import stage as make
+from fedveil.learning.stacked.layers import Convolution, Dense, Embedding, Norm, Pool
+from fedveil.learning.stacked.stack import Stack
+from fedveil.learning.stacked.stage import Dropout, Flatten, Pointwise, Stage
+
+
+class NotStackable(FieldError):
+    """A module is no chain of known layers; the text says what stands in the way."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("trainer", "batched", f"cannot train this model: {reason}; take 'auto' or 'sequential'")
+        self.reason = reason
+
+
+def compile_stack(module: nn.Module, layout: Layout) -> Stack:
+    """Turn a module into a stack that runs many clients at once.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        A ``Sequential`` (nested ones too), or any module whose forward pass is a straight line through layers of
+        `torch.nn` and functions of `torch.nn.functional`. It is traced in training mode and never changed.
+    layout : Layout
+        Of the module.
+
+    Returns
+    -------
+    Stack
+        The same function.
+
+    Raises
+    ------
+    NotStackable
+        With the first thing that cannot be stacked: an unknown layer, a branch, a frozen or tied parameter, a hook,
+        several types of parameters.
+    """
+    modules = dict(module.named_modules(remove_duplicate=False))
+    hooked = [name or type(m).__name__ for name, m in modules.items() if m._forward_hooks or m._forward_pre_hooks]
+    if hooked:
+        raise NotStackable(f"{hooked[0]} has a forward hook")
+    if len({block.dtype for block in layout.blocks}) > 1:
+        raise NotStackable("the parameters are of several types")
+    stages: list[Stage] = []
+    for node in _chain(module):
+        found = _stage(node, modules, layout)
+        if found is not None:
+            stages.append(found)
+    used = [name for s in stages for name in s.names]
+    if sorted(used) != sorted(layout.names):
+        odd = sorted(set(layout.names) ^ set(used)) or sorted(n for n in used if used.count(n) > 1)
+        raise NotStackable(f"{odd[0]} is not used exactly once")
+    return Stack(_arranged(stages), layout)
+
+
+def _chain(module: nn.Module) -> list[fx.Node]:
+    training = [(m, m.training) for m in module.modules()]
+    try:
+        module.train()
+        graph = fx.Tracer().trace(module)
+    except Exception as error:  # whatever a model's own forward raises under tracing
+        raise NotStackable(f"{type(module).__name__} cannot be traced: {error}") from error
+    finally:
+        for part, mode in training:
+            part.training = mode
+    nodes = list(graph.nodes)
+    before, chain = nodes[0], nodes[1:-1]
+    if sum(n.op == "placeholder" for n in nodes) != 1:
+        raise NotStackable(f"{type(module).__name__} takes several inputs")
+    for node in [*chain, nodes[-1]]:
+        if list(node.all_input_nodes) != [before]:
+            raise NotStackable(f"{node.name} is no step of a straight chain")
+        before = node
+    return chain
+
+
+def _stage(node: fx.Node, modules: dict[str, nn.Module], layout: Layout) -> Stage | None:
+    """The stage of a node, or None for one that does nothing."""
+    if node.op == "call_module":
+        name = str(node.target)
+        kind = type(modules[name])
+        if kind in (nn.Identity,):
+            return None
+        if kind not in _LAYERS:
+            raise NotStackable(f"{name}: {kind.__name__} is not known")
+        return _LAYERS[kind](name, modules[name], layout)
+    if not node.args or not isinstance(node.args[0], fx.Node):
+        raise NotStackable(f"{node.name} does not take its input first")
+    function = _METHODS.get(str(node.target)) if node.op == "call_method" else _FUNCTIONS.get(node.target)
+    if function is None:
+        raise NotStackable(f"{node.name} is not known")
+    try:
+        return function(*node.args[1:], **node.kwargs)
+    except TypeError as error:
+        raise NotStackable(f"{node.name}: {error}") from error
+
+
+def _arranged(stages: list[Stage]) -> list[Stage]:
+    """Pool before ReLU (max commutes with it, and it is a fraction of the work), and overwrite where nobody looks."""
+    result = list(stages)
+    for i in range(len(result) - 1):
+        one, two = result[i], result[i + 1]
+        if isinstance(one, Pointwise) and one.overwrite is not None and isinstance(two, Pool) and two.kind == "max":
+            result[i], result[i + 1] = two, one
+    for one, two in pairwise(result):
+        if isinstance(two, Pointwise):
+            two.free = one.free_output
+    return result
+
+
+def _parameters(name: str, module: nn.Module, layout: Layout) -> tuple[str, str | None]:
+    weight, bias = f"{name}.weight", f"{name}.bias"
+    for own, _ in module.named_parameters():
+        if f"{name}.{own}" not in layout.shapes:
+            raise NotStackable(f"{name}.{own} is frozen or tied")
+    return weight, bias if getattr(module, "bias", None) is not None else None
+
+
+def _linear(name: str, m: Any, layout: Layout) -> Stage:
+    return Dense(*_parameters(name, m, layout))
+
+
+def _conv(name: str, m: Any, layout: Layout) -> Stage:
+    if m.padding_mode != "zeros" or isinstance(m.padding, str):
+        raise NotStackable(f"{name} pads in a way that is not known")
+    return Convolution(*_parameters(name, m, layout), m.stride, m.padding, m.dilation, m.groups)
+
+
+def _layer_norm(name: str, m: Any, layout: Layout) -> Stage:
+    return Norm(_affine(name, m, layout), m.eps, shape=tuple(m.normalized_shape))
+
+
+def _group_norm(name: str, m: Any, layout: Layout) -> Stage:
+    return Norm(_affine(name, m, layout), m.eps, groups=m.num_groups)
+
+
+def _affine(name: str, m: Any, layout: Layout) -> tuple[str, ...]:
+    if m.weight is None:
+        return ()
+    weight, bias = _parameters(name, m, layout)
+    return (weight,) if bias is None else (weight, bias)
+
+
+def _embedding(name: str, m: Any, layout: Layout) -> Stage:
+    if m.max_norm is not None or m.scale_grad_by_freq or m.sparse:
+        raise NotStackable(f"{name} renormalises, rescales or is sparse")
+    return Embedding(_parameters(name, m, layout)[0], m.padding_idx)
+
+
+def _max_pool(
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Stage:
+    if return_indices:
+        raise NotStackable("a pooling layer returns indices")
+    return Pool("max", _pair(kernel_size), _pair(stride or kernel_size), _pair(padding), _pair(dilation), ceil_mode)
+
+
+def _avg_pool(
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Stage:
+    return Pool(
+        "average",
+        _pair(kernel_size),
+        _pair(stride or kernel_size),
+        _pair(padding),
+        ceil_mode,
+        count_include_pad,
+        divisor_override,
+    )
+
+
+def _adaptive(output_size: Any) -> Stage:
+    sizes = _pair(output_size)
+    if None in sizes:
+        raise NotStackable("an adaptive pooling layer keeps an axis")
+    return Pool("adaptive", sizes)
+
+
+def _flatten(start_dim: int = 0, end_dim: int = -1) -> Stage:
+    if start_dim < 1:
+        raise NotStackable("flatten joins the batch axis with others")
+    return Flatten(start_dim, end_dim)
+
+
+def _dropout(p: float = 0.5, training: bool = True, inplace: bool = False) -> Stage | None:
+    return Dropout(p) if training else None
+
+
+def _pair(value: Any) -> list[int]:
+    return list(value) if isinstance(value, Sequence) else [value, value]
+
+
+def _relu(inplace: bool = False) -> Stage:
+    return make.relu()
+
+
+def _no_options(build: Callable[[], Stage]) -> Callable[..., Stage]:
+    return lambda: build()
+
+
+_LAYERS: dict[type[nn.Module], Callable[[str, Any, Layout], Stage]] = {
+    nn.Linear: _linear,
+    nn.Conv2d: _conv,
+    nn.LayerNorm: _layer_norm,
+    nn.GroupNorm: _group_norm,
+    nn.Embedding: _embedding,
+    nn.MaxPool2d: lambda _, m, __: _max_pool(
+        m.kernel_size, m.stride, m.padding, m.dilation, m.ceil_mode, m.return_indices
+    ),
+    nn.AvgPool2d: lambda _, m, __: _avg_pool(
+        m.kernel_size, m.stride, m.padding, m.ceil_mode, m.count_include_pad, m.divisor_override
+    ),
+    nn.AdaptiveAvgPool2d: lambda _, m, __: _adaptive(m.output_size),
+    nn.ReLU: lambda *_: make.relu(),
+    nn.Tanh: lambda *_: make.tanh(),
+    nn.Sigmoid: lambda *_: make.sigmoid(),
+    nn.GELU: lambda _, m, __: make.gelu(m.approximate),
+    nn.Softplus: lambda _, m, __: make.softplus(m.beta, m.threshold),
+    nn.Flatten: lambda _, m, __: _flatten(m.start_dim, m.end_dim),
+    nn.Dropout: lambda _, m, __: Dropout(m.p),
+    nn.Dropout1d: lambda _, m, __: Dropout(m.p, 1),
+    nn.Dropout2d: lambda _, m, __: Dropout(m.p, 2),
+}
+_FUNCTIONS: dict[Any, Callable[..., Stage | None]] = {
+    F.relu: _relu,
+    torch.relu: _relu,
+    F.tanh: _no_options(make.tanh),
+    torch.tanh: _no_options(make.tanh),
+    F.sigmoid: _no_options(make.sigmoid),
+    torch.sigmoid: _no_options(make.sigmoid),
+    F.gelu: make.gelu,
+    F.softplus: make.softplus,
+    F.max_pool2d: _max_pool,
+    torch.max_pool2d: _max_pool,
+    F.avg_pool2d: _avg_pool,
+    F.adaptive_avg_pool2d: _adaptive,
+    torch.flatten: _flatten,
+}
+_METHODS: dict[str, Callable[..., Stage | None]] = {
+    "relu": _no_options(make.relu),
+    "tanh": _no_options(make.tanh),
+    "sigmoid": _no_options(make.sigmoid),
+    "flatten": _flatten,
+}

@@ -1,0 +1,102 @@
+"""A chain of stages on stacked parameters: loss and gradients of many clients in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedveil.layout import Layout
+from fedveil.learning.stacked.layers import Convolution
+from fedveil.learning.stacked.stage import Dropout, Stage, Weights
+
+
+class Stack:
+    """A straight chain of layers for n clients, each with its own parameters.
+
+    Parameters
+    ----------
+    stages : sequence of Stage
+        In order.
+    layout : Layout
+        Of the parameters.
+    """
+
+    def __init__(self, stages: Sequence[Stage], layout: Layout) -> None:
+        self.stages, self.layout = list(stages), layout
+        self.dropouts = [s for s in self.stages if isinstance(s, Dropout) and s.p > 0]
+        self.convolves = any(isinstance(s, Convolution) for s in self.stages)
+        self._blocks = {b.name: b for b in layout.blocks}
+        self._first = next((i for i, s in enumerate(self.stages) if s.names), len(self.stages))
+
+    def weights(self, values: Tensor, targets: Tensor, alpha: float = 1.0, beta: float = 0.0) -> list[Weights]:
+        """Cut stacked parameters into those of each stage.
+
+        Parameters
+        ----------
+        values, targets : Tensor
+            [n, d], the parameters, and where gradients go: ``beta * target + alpha * gradient``.
+        """
+        result = []
+        for i, stage in enumerate(self.stages):
+            cut, into = self._cut(values, stage), self._cut(targets, stage)
+            result.append(Weights(cut, into, alpha, beta, first=i <= self._first))
+        return result
+
+    def _cut(self, stacked: Tensor, stage: Stage) -> list[Tensor]:
+        n = len(stacked)
+        found = [self._blocks[name] for name in stage.names]
+        return [stacked[:, b.start : b.stop].view(n, *b.shape) for b in found]
+
+    def descend(self, x: Tensor, y: Tensor, scale: Tensor, weights: Sequence[Weights], loss: str) -> Tensor:
+        """One pass forwards and one backwards.
+
+        Parameters
+        ----------
+        x, y : Tensor
+            [n, b, ...], a batch of each client.
+        scale : Tensor
+            [n, b], the weight of each example's loss; 0 takes an example out.
+        weights : sequence of Weights
+            From `weights`; what they say happens with the gradients happens.
+        loss : {"cross_entropy", "mse"}
+            Per example; averaged over the trailing axes.
+
+        Returns
+        -------
+        Tensor
+            [n, b], the loss of each example.
+        """
+        kept = []
+        for stage, own in zip(self.stages, weights, strict=True):
+            x, saved = stage.forward(x, own)
+            kept.append(saved)
+        losses, grad = (_cross_entropy if loss == "cross_entropy" else _mse)(x, y, scale)
+        for stage, saved, own in zip(reversed(self.stages), reversed(kept), reversed(weights), strict=True):
+            back = stage.backward(grad, saved, own)
+            if back is None:
+                break
+            grad = back
+        return losses
+
+
+def _cross_entropy(logits: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    logs = torch.log_softmax(logits, 2)
+    index = y.unsqueeze(2)
+    losses = logs.gather(2, index).squeeze(2).neg_()
+    grad = logs.exp_().scatter_add_(2, index, torch.full_like(index, -1, dtype=logs.dtype))
+    if losses.dim() > 2:  # one label a pixel
+        scale = scale / losses[0, 0].numel()
+        losses = losses.flatten(2).mean(2)
+    return losses, _scaled(grad, scale)
+
+
+def _mse(output: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    rest = output.reshape(y.shape) - y.to(output.dtype)
+    losses = rest.square().reshape(*scale.shape, -1).mean(2)
+    return losses, _scaled((2 / max(rest[0, 0].numel(), 1)) * rest, scale).reshape(output.shape)
+
+
+def _scaled(grad: Tensor, scale: Tensor) -> Tensor:
+    return grad.mul_(scale.view(*scale.shape, *(1,) * (grad.dim() - 2)))

@@ -1,0 +1,190 @@
+"""What a stage of a stack is, and the stages without parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+Saved = Any
+
+
+@dataclass(slots=True)
+class Weights:
+    """One stage's parameters for the clients of a step, and where their gradients go.
+
+    ``target <- beta * target + alpha * gradient``: with the parameters themselves as targets, alpha = -lr and
+    beta = 1 a backward pass *is* a step of SGD, and no gradient is ever stored.
+
+    Attributes
+    ----------
+    values, targets : list of Tensor
+        [n, *shape] each, in the order of the stage's names.
+    alpha, beta : float
+        See above.
+    first : bool
+        Whether nobody needs the gradient of the stage's input.
+    """
+
+    values: list[Tensor]
+    targets: list[Tensor]
+    alpha: float
+    beta: float
+    first: bool
+
+    def put(self, index: int, gradient: Tensor) -> None:
+        """Write one gradient of the target's shape."""
+        target = self.targets[index]
+        if self.beta == 0:
+            target.copy_(gradient)
+            if self.alpha != 1:
+                target.mul_(self.alpha)
+            return
+        if self.beta != 1:
+            target.mul_(self.beta)
+        target.add_(gradient, alpha=self.alpha)
+
+
+class Stage:
+    """One layer for many clients at once; inputs and outputs are [n, b, ...].
+
+    Attributes
+    ----------
+    names : tuple of str
+        Parameters of the layout it uses, in the order in which it expects them.
+    free_output : bool
+        Whether nothing but the next stage reads the output, which may then be overwritten.
+    """
+
+    names: tuple[str, ...] = ()
+    free_output: bool = False
+
+    def forward(self, x: Tensor, weights: Weights) -> tuple[Tensor, Saved]:
+        """Compute the output, and what the backward pass needs."""
+        raise NotImplementedError
+
+    def backward(self, grad: Tensor, saved: Saved, weights: Weights) -> Tensor | None:
+        """Write the gradients of the parameters; return that of the input (None for the first stage)."""
+        raise NotImplementedError
+
+
+class Pointwise(Stage):
+    """An activation with a known derivative.
+
+    Parameters
+    ----------
+    function : callable
+        Forward.
+    derivative : callable
+        (gradient, kept tensor) -> gradient.
+    keeps : {"input", "output"}
+        What the derivative is a function of.
+    overwrite : callable, optional
+        The function in place, used where nobody needs the input any more (see `free`).
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Tensor], Tensor],
+        derivative: Callable[[Tensor, Tensor], Tensor],
+        keeps: str = "output",
+        overwrite: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self.function, self.derivative, self.keeps, self.overwrite = function, derivative, keeps, overwrite
+        self.free = False
+
+    def forward(self, x: Tensor, weights: Weights) -> tuple[Tensor, Saved]:
+        """Apply it."""
+        y = self.overwrite(x) if self.free and self.overwrite is not None else self.function(x)
+        return y, y if self.keeps == "output" else x
+
+    def backward(self, grad: Tensor, saved: Saved, weights: Weights) -> Tensor | None:
+        """Multiply by the derivative."""
+        return None if weights.first else self.derivative(grad, saved)
+
+
+def relu() -> Pointwise:
+    """max(x, 0)."""
+    return Pointwise(torch.relu, lambda g, y: aten.threshold_backward(g, y, 0), overwrite=torch.relu_)
+
+
+def tanh() -> Pointwise:
+    """Hyperbolic tangent."""
+    return Pointwise(torch.tanh, aten.tanh_backward)
+
+
+def sigmoid() -> Pointwise:
+    """1 / (1 + exp(-x))."""
+    return Pointwise(torch.sigmoid, aten.sigmoid_backward)
+
+
+def gelu(approximate: str = "none") -> Pointwise:
+    """X Phi(x), or its approximation by tanh."""
+    return Pointwise(
+        lambda x: torch.nn.functional.gelu(x, approximate=approximate),
+        lambda g, x: aten.gelu_backward(g, x, approximate=approximate),
+        keeps="input",
+    )
+
+
+def softplus(beta: float = 1.0, threshold: float = 20.0) -> Pointwise:
+    """log(1 + exp(beta x)) / beta."""
+    return Pointwise(
+        lambda x: torch.nn.functional.softplus(x, beta, threshold),
+        lambda g, x: aten.softplus_backward(g, x, beta, threshold),
+        keeps="input",
+    )
+
+
+class Flatten(Stage):
+    """Join the axes of an example from `start` to `end`, both counted with the batch axis as 0."""
+
+    def __init__(self, start: int = 1, end: int = -1) -> None:
+        self.start, self.end = start, end
+
+    def forward(self, x: Tensor, weights: Weights) -> tuple[Tensor, Saved]:
+        """Reshape."""
+        end = self.end if self.end < 0 else self.end + 1
+        return x.flatten(self.start + 1, end), x.shape
+
+    def backward(self, grad: Tensor, saved: Saved, weights: Weights) -> Tensor | None:
+        """Reshape back."""
+        return None if weights.first else grad.reshape(saved)
+
+
+class Dropout(Stage):
+    """Dropout with masks drawn elsewhere: each client's come from its own stream.
+
+    Parameters
+    ----------
+    p : float
+        Probability of dropping.
+    axes : int
+        Trailing axes of an example that share one decision.
+
+    Attributes
+    ----------
+    draw : callable
+        ``draw(shape of one example's decisions) -> uniform [n, b, ...]``, set by the trainer before each step.
+    """
+
+    def __init__(self, p: float, axes: int = 0) -> None:
+        self.p, self.axes = p, axes
+        self.draw: Callable[[tuple[int, ...]], Tensor] | None = None
+
+    def forward(self, x: Tensor, weights: Weights) -> tuple[Tensor, Saved]:
+        """Drop and rescale."""
+        if self.p == 0 or self.draw is None:
+            return x, None
+        shape = tuple(x.shape[2 : max(x.dim() - self.axes, 2)]) + (1,) * min(self.axes, x.dim() - 2)
+        keep = (self.draw(shape) >= self.p).to(x.device, x.dtype)
+        mask = keep / (1 - self.p) if self.p < 1 else torch.zeros_like(keep)
+        return x * mask, mask
+
+    def backward(self, grad: Tensor, saved: Saved, weights: Weights) -> Tensor | None:
+        """Drop the same."""
+        return None if weights.first else (grad if saved is None else grad * saved)

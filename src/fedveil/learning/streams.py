@@ -1,0 +1,72 @@
+"""The streams of local training: shuffling and dropout, keyed by the client's key and by nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedveil.mechanisms.source import keyed_seed
+
+Key = tuple[int, ...]
+Words = NDArray[np.uint64]
+Ints = NDArray[np.int64]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MASK = (1 << 64) - 1
+
+
+def stream(key: Key, purpose: str, generator: torch.Generator | None = None) -> torch.Generator:
+    """A generator seeded for one client, round and purpose; an existing one may be seeded anew."""
+    generator = torch.Generator() if generator is None else generator
+    return generator.manual_seed(keyed_seed("train", *key, purpose))
+
+
+def epoch_orders(keys: Sequence[Key], examples: Sequence[int] | Ints, epochs: int) -> Ints:
+    """The order in which clients go through their examples: every epoch another permutation.
+
+    The hash of (key, epoch, example) is sorted, so that a client's order depends on its own key alone, and many
+    clients are shuffled in one pass. (Shuffling is no mechanism: nothing about privacy rests on it.)
+
+    Parameters
+    ----------
+    keys : sequence of tuple of int
+        n of them, all of one length.
+    examples : sequence of int
+        [n], N of each client.
+    epochs : int
+        E.
+
+    Returns
+    -------
+    ndarray
+        [E * sum(N)] int64: client by client, epoch by epoch, numbers from 0 to N - 1.
+    """
+    counts = np.repeat(np.asarray(examples, np.int64), epochs)  # of each group, a client's epoch
+    group = np.repeat(np.arange(len(counts)), counts)
+    starts = np.cumsum(counts) - counts
+    index = np.arange(len(group)) - starts[group]
+    with np.errstate(over="ignore"):
+        words = np.repeat(_seeds(keys), epochs) + _GOLDEN * np.tile(
+            np.arange(1, epochs + 1, dtype=np.uint64), len(keys)
+        )
+        hashed = _mixed(_mixed(words)[group] + _GOLDEN * index.astype(np.uint64))
+    return index[np.lexsort((hashed, group))]
+
+
+def _seeds(keys: Sequence[Key]) -> Words:
+    columns = np.array([[part & _MASK for part in key] for key in keys], dtype=np.uint64)
+    state = np.zeros(len(keys), dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        for column in columns.T:
+            state = _mixed((state + _GOLDEN) ^ _mixed(column + _GOLDEN))
+    return state
+
+
+def _mixed(words: Words) -> Words:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014)."""
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))

@@ -1,0 +1,62 @@
+"""Choose the trainer."""
+
+from __future__ import annotations
+
+import logging
+
+from torch import nn
+
+from fedveil.errors import require_choice
+from fedveil.layout import Layout
+from fedveil.learning.batched import BatchedTrainer
+from fedveil.learning.stacked import NotStackable
+from fedveil.learning.training import Hook, LocalTraining
+from fedveil.learning.workers import WorkerTrainer
+
+_LOG = logging.getLogger(__name__)
+TRAINERS = ("auto", "batched", "sequential")
+
+
+def make_trainer(
+    model: nn.Module,
+    layout: Layout,
+    local: LocalTraining,
+    kind: str = "auto",
+    *,
+    hook: Hook | None = None,
+    device: str = "cpu",
+    workers: int = 1,
+    precision: str = "full",
+) -> BatchedTrainer | WorkerTrainer:
+    """A trainer by name.
+
+    Parameters
+    ----------
+    model, layout, local, hook, device
+        See `SequentialTrainer`.
+    kind : {"auto", "batched", "sequential"}
+        ``"auto"`` batches every model that can be batched, in blocks whose size `BatchedTrainer` takes from the size
+        of the model, and trains one client after another otherwise, with one line in the log. ``"sequential"`` gives
+        the same bits whoever else is trained, under every engine; the others agree with it within the tolerances
+        that `BatchedTrainer` states.
+    workers : int
+        Threads over clients or blocks of clients.
+    precision : {"full", "bfloat16"}
+        See `BatchedTrainer`; only with it.
+
+    Raises
+    ------
+    NotStackable
+        If ``"batched"``, or a precision that only batches have, is asked of a model that cannot be batched.
+    """
+    require_choice("trainer", kind, TRAINERS)
+    if kind != "sequential":
+        try:
+            return BatchedTrainer(model, layout, local, hook, device, workers=workers, precision=precision)
+        except NotStackable as error:
+            if kind == "batched" or precision != "full":
+                raise
+            _LOG.info("clients are trained one after another: %s", error.reason)
+    elif precision != "full":
+        require_choice("precision", precision, ("full",))
+    return WorkerTrainer(model, layout, local, hook, device, workers)

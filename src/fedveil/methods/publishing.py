@@ -1,0 +1,130 @@
+"""Metrics that clients see after each round: off, noised at a price, or in the clear.
+
+A published accuracy or loss is a release of the server like the model itself. An attacker that holds data like a
+client's compares its own loss with the published one, and the noise on the model, which moves both, cancels out.
+
+Noised: each client's figures are cut to declared ranges, [0, loss_range] and [0, 1], and scaled to [0, 1]^m; the server
+sums the deviations from the middle over all clients of the federation (a client without a figure counts as the middle),
+adds Gaussian noise and divides by their fixed number N. One client moves the mean by at most sqrt(m) / (2N) under
+zero-out (middle in its place) and add/remove, by sqrt(m) / N under replace-one; sigma = z sqrt(m) / (2N).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedveil.accounting import Guarantee, Relation, Release, Spend
+from fedveil.accounting.planning import FACTOR
+from fedveil.errors import FieldError, require_choice, require_positive
+from fedveil.mechanisms import Gaussian, Source
+
+Mode = Literal["off", "noised", "clear"]
+MODES: tuple[Mode, ...] = ("off", "noised", "clear")
+
+IN_THE_CLEAR = "clients see aggregated metrics without noise after each round"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Publishing:
+    """What clients see of the aggregated metrics (mean loss, and accuracy where there are classes).
+
+    Parameters
+    ----------
+    metrics : {"off", "noised", "clear"}
+        Off, the default: nothing; training does not need it, and each figure costs or leaks. Noised: see above.
+        Clear: the mean over all held-out examples; whatever else is proven, the total is not.
+    noise_multiplier : float
+        z of the noised metrics: a round costs mu = 1 / z (replace-one 2 / z).
+    loss_range : float
+        Declared largest loss of a client, in the units of the loss: not to be chosen by looking at private losses.
+
+    Raises
+    ------
+    FieldError
+        For any other value.
+    """
+
+    metrics: Mode = "off"
+    noise_multiplier: float = 1.0
+    loss_range: float = 3.0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be done."""
+        require_choice("metrics", self.metrics, MODES)
+        require_positive("noise_multiplier", self.noise_multiplier)
+        require_positive("loss_range", self.loss_range)
+
+    def release(
+        self, names: Sequence[str], figures: Tensor, counts: Tensor, relation: Relation, source: Source
+    ) -> tuple[tuple[Release, ...], Spend]:
+        """The metrics of one round and their cost.
+
+        Parameters
+        ----------
+        names : sequence of str
+            m of ``"loss"`` and ``"accuracy"``.
+        figures : Tensor
+            [N, m], one row a client of the federation, in natural units; NaN where a client measured nothing.
+        counts : Tensor
+            [N], held-out examples of each client.
+        relation : {"zero-out", "add/remove", "replace-one"}
+            Of the method, so that both costs add up.
+        source : Source
+            Randomness of the noise.
+        """
+        figures, counts = figures.to(torch.float64), counts.to(torch.float64)
+        if figures.dim() != 2 or figures.shape != (len(counts), len(names)) or not len(counts):
+            raise FieldError("figures", tuple(figures.shape), f"must be [{len(counts)}, {len(names)}], not empty")
+        if self.metrics == "off":
+            raise FieldError("metrics", self.metrics, "nothing is published")
+        if self.metrics == "clear":
+            kept = torch.where(figures.isnan(), 0.0, figures * counts[:, None]).sum(0)
+            return _named(names, kept / counts[~figures.isnan().any(1)].sum()), _unprotected(relation)
+        ranges = torch.tensor([self.loss_range if name == "loss" else 1.0 for name in names], dtype=torch.float64)
+        n, m = figures.shape
+        cut = torch.where(figures.isnan(), ranges / 2, figures.clamp(min=torch.zeros_like(ranges), max=ranges))
+        moved = math.sqrt(m) / (2 * n)  # zero-out sensitivity of the scaled mean
+        sigma = self.noise_multiplier * moved
+        noise = Gaussian(sigma).sample(m, source=source)
+        mean = 0.5 + (cut / ranges - 0.5).mean(0) + noise
+        factor = FACTOR[relation]
+        conditions = ("the number of clients stays the same whoever belongs",) if relation == "add/remove" else ()
+        guarantee = Guarantee(
+            unit="client",
+            relation=relation,
+            trust="central",
+            status="conditional" if conditions else "formal",
+            scope="round",
+            mu=factor / self.noise_multiplier,
+            conditions=conditions,
+        )
+        scale = tuple((sigma * ranges).tolist())
+        return _named(names, mean * ranges), Spend(
+            guarantee=guarantee, mechanism="gaussian", scale=scale, sensitivity=factor * moved
+        )
+
+    def describe(self) -> str:
+        """One line for a report."""
+        if self.metrics == "off":
+            return "off: clients see no metrics"
+        if self.metrics == "clear":
+            return "clear: clients see them without noise, which no guarantee covers"
+        return f"noised: z = {self.noise_multiplier:g}, losses cut at {self.loss_range:g}; their cost is in the total"
+
+
+def _named(names: Sequence[str], values: Tensor) -> tuple[Release, ...]:
+    return tuple(Release("metric", value, name) for name, value in zip(names, values, strict=True))
+
+
+def _unprotected(relation: Relation) -> Spend:
+    return Spend(
+        guarantee=Guarantee(
+            unit="client", relation=relation, trust="central", status="heuristic", scope="round", reason=IN_THE_CLEAR
+        )
+    )
