@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import typer
 
-from fedveil.cli import data, running
+from fedveil.cli import audit, data, reproduce, running
 
 app = typer.Typer(
     name="fedveil",
@@ -15,9 +17,26 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 running.register(app)
+reproduce.register(app)
+audit.register(app)
 app.add_typer(data.app, name="data")
 
 
 def main() -> None:
     """Entry point of the command ``fedveil``."""
+    _keep_freed_memory()
     app()
+
+
+def _keep_freed_memory() -> None:
+    """Ask glibc to keep freed blocks: training returns the same megabytes at every step and gets them back as zeros.
+
+    Worth 1.2 times in a small CNN's step. A library must not do this to its host; a command may.
+    """
+    trim_threshold, mmap_threshold = -1, -3  # of malloc.h
+    try:
+        tune = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):  # another C library
+        return
+    tune(mmap_threshold, 1 << 30)
+    tune(trim_threshold, (1 << 31) - 1)

@@ -1,28 +1,43 @@
-"""`fedveil data`: what there is, and how to prepare it."""
+"""`fedveil data`: what there is, how to prepare it, and who holds what."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedveil.cli.shared import Assign, console_for, told
+from fedveil.cli.shared import Assign, Out, Seed, console_for, told
 
-app = typer.Typer(help="Data sets: what there is, and how to prepare it.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from fedveil.experiments import Config
+
+app = typer.Typer(help="Data sets: what there is, and who holds what of it.", no_args_is_help=True)
 
 
 @app.command("list")
-def data_list() -> None:
+def data_list(
+    where: Annotated[bool, typer.Option("--where", help="Say where the official files are to be had.")] = False,
+) -> None:
     """List the data sets, and whether they can be loaded on this machine."""
     with told():
         from fedveil.data import SOURCES
         from fedveil.report.tables import facts
 
         rows = [
-            (name, info.description, info.size, info.licence, "yes" if info.available else f"no: needs {info.file}")
+            (
+                name,
+                info.description,
+                info.size,
+                info.licence,
+                "yes" if info.available else f"no: needs {', '.join(info.missing)}",
+            )
             for name, info in SOURCES.items()
         ]
-        console_for().print(facts(rows, ("name", "what it is", "size", "licence", "here")))
+        console = console_for()
+        console.print(facts(rows, ("name", "what it is", "size", "licence", "here")))
+        for name, info in SOURCES.items() if where else ():
+            if info.official:
+                console.print(f"{name}: {info.official}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command("prepare")
@@ -41,3 +56,58 @@ def data_prepare(
         path = prepare(name, **options)
         text = f"prepared: {path}" if path else f"{name} needs no preparation"
         console_for().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command("show")
+def data_show(
+    what: Annotated[
+        str, typer.Argument(metavar="CONFIG|NAME", help="A TOML file, run folder or preset; or a data set's name.")
+    ],
+    assign: Assign = None,
+    out: Out = None,
+    seed: Seed = None,
+) -> None:
+    """Show who holds what: a table, and partition.png and partition.csv in --out (default: runs/<name>-data)."""
+    with told():
+        from pathlib import Path
+
+        from fedveil.experiments.dealing import deal_out
+        from fedveil.report.partition import VIEW, headline, tables, write
+
+        spec = _configuration(what, assign or [], seed)
+        dealt = deal_out(spec.data, spec.seed)
+        found = dealt.holdings()
+        console = console_for()
+        console.print(headline(found, dealt.dataset), markup=False, highlight=False, soft_wrap=True)
+        for table in tables(found, dealt.dataset):
+            console.print(table)
+        for line in (*dealt.warnings(), dealt.dataset.note, VIEW):
+            if line:
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
+        folder = out or Path("runs") / f"{spec.name}-data"
+        files = write(found, dealt.dataset, folder)
+        names = ", ".join(file.name for file in files)
+        console.print(f"written to {folder}: {names}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _configuration(what: str, assignments: list[str], seed: int | None) -> Config:
+    """That of a file or preset; or of a data set, dealt out to its natural clients or to ten."""
+    from pathlib import Path
+
+    from fedveil.data import SOURCES
+    from fedveil.errors import FieldError, nearest
+    from fedveil.experiments import load, parse, presets
+    from fedveil.experiments.loading import assign as put
+
+    if Path(what).exists() or what in presets():
+        return load(what, assignments, seed=seed)
+    if what not in SOURCES:
+        accepted = f"is neither a file nor a run folder, preset or data set; {nearest(what, [*presets(), *SOURCES])}"
+        raise FieldError("CONFIG", what, accepted)
+    dealt = any(a.partition("=")[0].strip() == "data.partition" for a in assignments)
+    clients = "natural" if SOURCES[what].natural and not dealt else 10
+    values: dict[str, Any] = {"name": what, "rounds": 1, "model": {"name": "logistic"}}
+    values["data"] = {"name": what, "clients": clients}
+    for assignment in assignments:
+        put(values, assignment)
+    return parse(values if seed is None else {**values, "seed": seed})

@@ -56,9 +56,10 @@ class GoOn:
 
     folder: Path | None = None
     command = ""
+    mark = "config.toml"  # in the folder once there is something to go on with
 
     def __str__(self) -> str:
-        begun = self.folder is not None and (self.folder / "config.toml").exists()
+        begun = self.folder is not None and (self.folder / self.mark).exists()
         return f"; go on with: {self.command}" if begun else ""
 
 

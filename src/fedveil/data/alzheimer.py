@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import tempfile
 import zipfile
@@ -17,8 +16,9 @@ from numpy.typing import NDArray
 
 from fedveil.data.arrays import images
 from fedveil.data.files import cache_folder, find, locate
+from fedveil.data.pictures import decode
 from fedveil.data.sets import DataSet
-from fedveil.errors import FedVeilError, FieldError, require_choice, require_count
+from fedveil.errors import FieldError, require_choice, require_count
 
 FILE = "alzheimer_mri_128_jpeg.npz"
 OFFICIAL = (
@@ -129,18 +129,11 @@ def _write(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
 
 
 def _decode(source: Path, resolution: int) -> dict[str, NDArray[Any]]:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise FedVeilError('decoding JPEG images needs Pillow: pip install "fedveil[data]"') from error
     with np.load(source, allow_pickle=False) as stored:
         jpeg, offsets = stored["jpeg"].tobytes(), stored["offsets"].tolist()
         arrays = {key: stored[key] for key in ("labels", "split_kaggle", "split_hf_counts")}
     decoded = np.empty((len(offsets) - 1, resolution, resolution), dtype=np.uint8)
     for i, (start, stop) in enumerate(pairwise(offsets)):
-        with Image.open(io.BytesIO(jpeg[start:stop])) as image:
-            grey = image.convert("L")
-            if grey.size != (resolution, resolution):
-                grey = grey.resize((resolution, resolution), Image.Resampling.BOX)
-            decoded[i] = np.asarray(grey)
+        name = f"{source.name}, image {i}"
+        decoded[i] = decode(name, jpeg[start:stop], mode="grey", size=(resolution, resolution))
     return {"images": decoded, **arrays}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedveil.data.labels import count_classes, natural_clients
 from fedveil.data.sets import DataSet, MissingDataError
 from fedveil.errors import FieldError, require_choice, require_positive
 
@@ -24,17 +26,32 @@ LAYOUTS: tuple[tuple[str, str, str, str], ...] = (
 )
 
 
-def load_npz(path: str | Path, *, channels: str = "auto", max_gib: float = 4.0) -> DataSet:
+def load_npz(
+    path: str | Path,
+    *,
+    channels: str = "auto",
+    classes: int = 0,
+    absent: Sequence[int] = (),
+    client_array: str = "",
+    max_gib: float = 4.0,
+) -> DataSet:
     """Load a data set from an npz file without pickle.
 
     Parameters
     ----------
     path : str or Path
         Holds ``x_train, y_train[, x_test, y_test]``, ``train_images, train_labels[, test_images, test_labels]`` or
-        ``x, y[, x_test, y_test]``. Integer x is scaled by 1/255 (uint8) or converted; [N, H, W] becomes
-        [N, 1, H, W]. Integer y is classes; floating-point y is the targets of a regression.
+        ``x, y[, x_test, y_test]``. x of type uint8 is scaled by 1/255, other numbers are taken as they are;
+        [N, H, W] becomes [N, 1, H, W]. Integer y is classes, [N] or one a pixel [N, H, W]; floating-point y is the
+        targets of a regression.
     channels : {"auto", "first", "last"}
-        Where 4-d images have their channels; "auto" takes a last axis of 1, 3 or 4 for them.
+        Where 4-d images have their channels; "auto" takes the axis, first or last, that is 1, 3 or 4 long.
+    classes : int
+        Number of classes; 0: one more than the largest label.
+    absent : sequence of int
+        Classes that are meant to have no example here; any other gap is refused.
+    client_array : str
+        Array [N] of the file that says which natural client an example belongs to, e.g. ``"train_writer"``.
     max_gib : float
         Largest unpacked size of the file in GiB.
 
@@ -45,7 +62,7 @@ def load_npz(path: str | Path, *, channels: str = "auto", max_gib: float = 4.0) 
     """
     file = Path(path).expanduser()
     require_choice("data.channels", channels, ("auto", "first", "last"))
-    arrays = _read(file, require_positive("data.max_gib", max_gib))
+    arrays = read_npz(file, require_positive("data.max_gib", max_gib))
     keys = next((keys for keys in LAYOUTS if keys[0] in arrays and keys[1] in arrays), None)
     if keys is None:
         wanted = "; or ".join(" and ".join(known[:2]) for known in LAYOUTS)
@@ -60,24 +77,36 @@ def load_npz(path: str | Path, *, channels: str = "auto", max_gib: float = 4.0) 
             raise FieldError(
                 f"{file.name}:{test_x_key}", tuple(test_x.shape), f"must be like {x_key}, {tuple(x.shape)}"
             )
-    classes = 0
+    number = 0
     if not y.is_floating_point():
-        classes = 1 + max(int(part.max()) for part in (y, test_y) if part is not None and part.numel())
+        parts = ((y_key, y), (test_y_key, test_y))
+        labels = {f"{file.name}:{key}": part.numpy() for key, part in parts if part is not None}
+        number = count_classes(labels, classes, absent)
+    elif classes:
+        raise FieldError("data.classes", classes, f"{file.name}:{y_key} holds floating-point targets, no classes")
     names = tuple(str(n) for n in arrays["class_names"].reshape(-1)) if "class_names" in arrays else ()
+    owner: Tensor | None = None
+    owners: tuple[str, ...] = ()
+    if client_array:
+        require_choice("data.client_array", client_array, arrays)
+        owner, owners = natural_clients(f"{file.name}:{client_array}", arrays[client_array], len(x))
     return DataSet(
         name="npz",
         x=x,
         y=y,
         test_x=test_x,
         test_y=test_y,
-        classes=classes,
-        class_names=names if len(names) == classes else (),
+        classes=number,
+        class_names=names if len(names) == number else (),
+        owner=owner,
+        owners=owners,
         note=f"From the file {file.name}.",
         licence="that of the file",
     )
 
 
-def _read(file: Path, max_gib: float) -> dict[str, Array]:
+def read_npz(file: Path, max_gib: float = 4.0) -> dict[str, Array]:
+    """The arrays of an npz file that unpacks to at most `max_gib` GiB; pickled objects are refused."""
     if not file.is_file():
         raise MissingDataError("data.path", str(file), "is no file: give the path of an npz file")
     try:
@@ -89,8 +118,15 @@ def _read(file: Path, max_gib: float) -> dict[str, Array]:
             return {key: stored[key] for key in stored.files}
     except FieldError:
         raise
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
         raise FieldError("data.path", str(file), f"cannot be read as an npz file without pickle ({error})") from error
+
+
+def require_arrays(name: str, arrays: Mapping[str, Array], needed: Sequence[str]) -> None:
+    """Refuse the file of a named set that lacks what it should hold."""
+    missing = [key for key in needed if key not in arrays]
+    if missing:
+        raise FieldError("data.name", name, f"its file lacks {', '.join(missing)}: it is another file")
 
 
 def _pair(file: Path, arrays: dict[str, Array], x_key: str, y_key: str, channels: str) -> tuple[Tensor, Tensor]:
@@ -110,21 +146,33 @@ def _pair(file: Path, arrays: dict[str, Array], x_key: str, y_key: str, channels
         raise FieldError(
             f"{file.name}:{y_key}", len(y), f"must be as long as {x_key}, which has {len(x)} rows (at least 1)"
         )
-    if y.dtype.kind != "f":
-        negative = np.flatnonzero(y.reshape(len(y), -1).min(1) < 0)
-        if len(negative):
-            row = int(negative[0])
-            raise FieldError(f"{file.name}:{y_key}[{row}]", y[row].tolist(), "classes are numbered from 0 on")
+    if y.dtype.kind != "f" and y.ndim not in (1, 3):
+        raise FieldError(f"{file.name}:{y_key}", y.shape, "must hold one class an example [N] or a pixel [N, H, W]")
     target = torch.from_numpy(y.astype(np.float32 if y.dtype.kind == "f" else np.int64))
-    return images(x, channels), target
+    own = images(x, channels, f"{file.name}:{x_key}")
+    if target.dim() == 3 and not target.is_floating_point() and own.shape[2:] != target.shape[1:]:
+        raise FieldError(f"{file.name}:{y_key}", y.shape, f"must have the height and width of {x_key}, {x.shape}")
+    return own, target
 
 
-def images(x: Array, channels: str = "auto") -> Tensor:
-    """Examples as float32: uint8 scaled to [0, 1], channels first, grey images with a channel of their own."""
+def images(x: Array, channels: str = "auto", name: str = "x") -> Tensor:
+    """Examples as float32: uint8 scaled to [0, 1], channels first, grey images with a channel of their own.
+
+    Raises
+    ------
+    FieldError
+        If `channels` is "auto" and 4-d images do not show their 1, 3 or 4 channels at exactly one end.
+    """
     if x.ndim == 3:
         x = x[:, None]
-    elif x.ndim == 4 and (channels == "last" or (channels == "auto" and x.shape[3] in (1, 3, 4))):
-        x = np.moveaxis(x, 3, 1)
+    elif x.ndim == 4:
+        possible = [at for at, size in (("first", x.shape[1]), ("last", x.shape[3])) if size in (1, 3, 4)]
+        if channels == "auto" and len(possible) != 1:
+            ends = "both ends can be" if possible else "neither end is one of"
+            accepted = f"{ends} 1, 3 or 4 channels; say where they are: data.channels = 'first' or 'last'"
+            raise FieldError(name, x.shape, accepted)
+        if channels == "last" or (channels == "auto" and possible == ["last"]):
+            x = np.moveaxis(x, 3, 1)
     scaled = np.ascontiguousarray(x, dtype=np.float32)
     if x.dtype == np.uint8:
         scaled = scaled / np.float32(255)
@@ -132,6 +180,7 @@ def images(x: Array, channels: str = "auto") -> Tensor:
 
 
 def _finite(name: str, values: Array) -> None:
-    bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(1))
+    usable = np.abs(values) <= np.finfo(np.float32).max  # NaN is not
+    bad = np.flatnonzero(~usable.reshape(len(values), -1).all(1))
     if len(bad):
         raise FieldError(f"{name}[{int(bad[0])}]", "NaN or infinity", "must be finite: remove the row or fill it in")

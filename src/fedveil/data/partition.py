@@ -3,33 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from fedveil.data.sets import DataSet
+from fedveil.data.schemes import Indices, by_counts, dirichlet, natural, quantity, shards_of
+from fedveil.data.sets import DataSet, own_scale
 from fedveil.errors import FieldError, require_choice, require_count, require_non_negative, require_positive
 from fedveil.learning.clients import ClientData
 from fedveil.mechanisms.source import keyed_seed
 
-Indices = NDArray[np.int64]
-
-SCHEMES = ("iid", "dirichlet", "counts")
-
-_DRAWS = 100  # Dirichlet draws before the smallest clients are filled up by hand
+# Scheme: the options it needs. "shards" has a default, and `min_size` stands where it means nothing.
+SCHEMES: dict[str, tuple[str, ...]] = {
+    "iid": (),
+    "dirichlet": ("alpha",),
+    "counts": ("counts",),
+    "quantity": ("alpha",),
+    "shards": ("shards",),
+    "natural": ("owner",),
+}
+NATURAL: Literal["natural"] = "natural"
 
 
 def partition(
     y: ArrayLike,
-    clients: int,
+    clients: int | None,
     scheme: str = "iid",
     *,
     seed: int,
     alpha: float | None = None,
     min_size: int = 1,
     counts: Sequence[Sequence[int]] | None = None,
+    shards: int | None = None,
+    owner: ArrayLike | None = None,
 ) -> list[Indices]:
     """Deal examples out to clients, none to two of them.
 
@@ -37,47 +45,65 @@ def partition(
     ----------
     y : array
         [N], the classes.
-    clients : int
-        How many.
-    scheme : {"iid", "dirichlet", "counts"}
+    clients : int or None
+        How many; None for all natural clients.
+    scheme : {"iid", "dirichlet", "counts", "quantity", "shards", "natural"}
         ``"iid"``: a shuffled deck in equal parts (sizes differ by at most 1). ``"dirichlet"``: each class is split in
         proportions drawn from Dirichlet(alpha); if a client gets fewer than `min_size`, all is drawn again, 100 times
         at most, then the smallest take single examples from the largest. ``"counts"``: exactly the given numbers.
+        ``"quantity"``: a shuffled deck in parts whose sizes follow Dirichlet(alpha), with `min_size` as above.
+        ``"shards"``: sorted by `y` and cut into clients x shards equal pieces, `shards` of which each client draws
+        (McMahan et al. 2017). ``"natural"``: by `owner`.
     seed : int
         The same seed gives the same partition; the global random state is not used.
     alpha : float
-        Of ``"dirichlet"``; small is uneven.
+        Of ``"dirichlet"`` and ``"quantity"``; small is uneven.
     min_size : int
-        Of ``"dirichlet"``; at most N / clients of it can be had.
+        Of ``"dirichlet"`` and ``"quantity"``; at most N / clients of it can be had, and with 0 clients may be empty. Of
+        ``"natural"``: clients with fewer examples are left out.
     counts : sequence of sequence of int
         Of ``"counts"``: [clients][classes]. Examples beyond them go to nobody.
+    shards : int
+        Of ``"shards"``, for each client; by default 2.
+    owner : array
+        Of ``"natural"``: [N] int, which natural client an example belongs to. With fewer `clients` than there are, so
+        many are drawn.
 
     Returns
     -------
     list of ndarray
-        Sorted indices into `y`, one array a client. ``"iid"`` and ``"dirichlet"`` deal all of them out.
+        Sorted indices into `y`, one array a client; ``"counts"`` and ``"natural"`` may leave examples out.
 
     Raises
     ------
     FieldError
-        For options that do not belong to the scheme, or a class with too few examples.
+        For options that do not belong to the scheme, a class with too few examples, or too few natural clients.
     """
     labels = np.asarray(y)
-    require_count("clients", clients)
     require_choice("scheme", scheme, SCHEMES)
-    for name, value, owner in (("alpha", alpha, "dirichlet"), ("counts", counts, "counts")):
-        if (value is None) == (scheme == owner):
-            text = "is needed by" if scheme == owner else "is no option of"
+    if clients is not None or scheme != NATURAL:
+        clients = require_count("clients", clients)
+    shards = 2 if scheme == "shards" and shards is None else shards
+    for name, value in (("alpha", alpha), ("counts", counts), ("shards", shards), ("owner", owner)):
+        if (value is None) == (name in SCHEMES[scheme]):
+            text = "is needed by" if value is None else "is no option of"
             raise FieldError(name, value, f"{text} the scheme {scheme!r}")
+    least = require_count("min_size", min_size, 0)
     rng = np.random.default_rng(keyed_seed("partition", seed, scheme))
-    if scheme == "iid":
-        parts = np.array_split(rng.permutation(len(labels)), clients)
-    elif counts is not None:
-        parts = _by_counts(labels, clients, counts, rng)
+    if owner is not None:
+        parts = natural(np.asarray(owner, dtype=np.int64), clients, least, rng)
+        return [np.sort(part) for part in parts]
+    assert clients is not None
+    if counts is not None:
+        parts = by_counts(labels, clients, counts, rng)
+    elif shards is not None:
+        parts = shards_of(labels, clients, require_count("shards", shards), rng)
+    elif scheme == "iid":
+        parts = list(np.array_split(rng.permutation(len(labels)), clients))
+    elif scheme == "quantity":
+        parts = quantity(len(labels), clients, require_positive("alpha", alpha), least, rng)
     else:
-        parts = _dirichlet(
-            labels, clients, require_positive("alpha", alpha), require_count("min_size", min_size, 0), rng
-        )
+        parts = dirichlet(labels, clients, require_positive("alpha", alpha), least, rng)
     return [np.sort(part).astype(np.int64) for part in parts]
 
 
@@ -87,7 +113,7 @@ def holdout(y: ArrayLike, indices: Indices, fraction: float, *, seed: int) -> tu
     Parameters
     ----------
     y : array
-        [N], the classes of the whole set; floating-point targets are split without strata.
+        [N], the classes of the whole set; floating-point targets and classes of pixels are split without strata.
     indices : ndarray
         The client's.
     fraction : float
@@ -124,15 +150,25 @@ _split = holdout  # `federate` has a parameter of that name
 
 
 def federate(
-    dataset: DataSet, *, clients: int, scheme: str = "iid", holdout: float = 0.2, seed: int, **options: Any
+    dataset: DataSet,
+    *,
+    clients: int | Literal["natural"],
+    scheme: str = "iid",
+    holdout: float = 0.2,
+    seed: int,
+    **options: Any,
 ) -> list[ClientData]:
     """Deal a data set out to clients, each with a held-out part of its own.
 
     Parameters
     ----------
     dataset : DataSet
-        Its `x` and `y`; the set's own test half stays with the server.
-    clients, scheme, seed, **options
+        Its `x` and `y`; the set's own test half stays with the server. Its `local_columns` are standardised by each
+        client's own training rows.
+    clients : int or "natural"
+        ``"natural"``: all of the set's natural clients (or those with `min_size` examples), under their own names; a
+        number with ``scheme="natural"`` draws so many.
+    scheme, seed, **options
         As in :func:`partition`.
     holdout : float
         Fraction that each client keeps apart, stratified; 0 for none.
@@ -140,52 +176,40 @@ def federate(
     Returns
     -------
     list of ClientData
-        In order of their partition numbers.
+        In order of their partition numbers. A client may be empty, have a single example, or lack a class.
+
+    Raises
+    ------
+    FieldError
+        As :func:`partition`; and for natural clients of a set that has none, or a scheme that needs classes.
     """
+    by_nature = clients == NATURAL or scheme == NATURAL
+    if by_nature and scheme not in (NATURAL, "iid"):
+        raise FieldError("scheme", scheme, "natural clients are not dealt out: give a number of clients")
+    if by_nature:
+        if dataset.owner is None:
+            accepted = f"{dataset.name!r} does not say whose its examples are; give a number of clients and a scheme"
+            raise FieldError("clients", clients, accepted)
+        scheme, options = NATURAL, {**options, "owner": dataset.owner.numpy()}
     y = dataset.y.numpy()
-    strata = y if dataset.classes else np.zeros(len(y), dtype=np.int64)
+    if dataset.task != "classification" and scheme in ("dirichlet", "counts", "shards"):
+        accepted = f"needs a class for each example, and {dataset.name!r} is a {dataset.task}: use iid or quantity"
+        raise FieldError("scheme", scheme, accepted)
+    strata = y if dataset.task == "classification" else np.zeros(len(y), dtype=np.int64)
+    count = None if clients == NATURAL else int(clients)
     result = []
-    for i, part in enumerate(partition(strata, clients, scheme, seed=seed, **options)):
+    for i, part in enumerate(partition(strata, count, scheme, seed=seed, **options)):
         train, test = _split(strata, part, holdout, seed=keyed_seed(seed, i))
-        x, own = dataset.x[torch.from_numpy(train)], dataset.y[torch.from_numpy(train)]
-        if holdout:
-            kept = torch.from_numpy(test)
-            result.append(ClientData(x, own, dataset.x[kept], dataset.y[kept], name=f"client-{i}"))
-        else:
-            result.append(ClientData(x, own, name=f"client-{i}"))
+        name = dataset.owners[int(options["owner"][part[0]])] if by_nature else f"client-{i}"
+        result.append(_client(dataset, train, test if holdout else None, name))
     return result
 
 
-def _by_counts(
-    labels: NDArray[Any], clients: int, counts: Sequence[Sequence[int]], rng: np.random.Generator
-) -> list[Indices]:
-    rows = [[require_count("counts", value, least=0) for value in row] for row in counts]
-    if len(rows) != clients or len({len(row) for row in rows}) != 1:
-        given = [len(row) for row in rows]
-        raise FieldError("counts", given, f"must hold one row a client ({clients}), all with one number a class")
-    pools = [rng.permutation(np.flatnonzero(labels == c)) for c in range(len(rows[0]))]
-    for c, pool in enumerate(pools):
-        wanted = sum(row[c] for row in rows)
-        if wanted > len(pool):
-            raise FieldError(f"counts[class {c}]", wanted, f"the set holds only {len(pool)} examples of class {c}")
-    cuts = [np.split(pool, np.cumsum([row[c] for row in rows])) for c, pool in enumerate(pools)]
-    return [np.concatenate([cut[i] for cut in cuts]) for i in range(clients)]
-
-
-def _dirichlet(
-    labels: NDArray[Any], clients: int, alpha: float, min_size: int, rng: np.random.Generator
-) -> list[Indices]:
-    least = min(min_size, len(labels) // clients)
-    for _ in range(_DRAWS):
-        parts: list[list[int]] = [[] for _ in range(clients)]
-        for c in np.unique(labels):
-            members = rng.permutation(np.flatnonzero(labels == c))
-            cuts = np.floor(np.cumsum(rng.dirichlet([alpha] * clients))[:-1] * len(members)).astype(np.int64)
-            for part, some in zip(parts, np.split(members, cuts), strict=True):
-                part.extend(some.tolist())
-        if min(len(part) for part in parts) >= least:
-            break
-    while min(len(part) for part in parts) < least:
-        donor, taker = max(parts, key=len), min(parts, key=len)
-        taker.append(donor.pop(int(rng.integers(len(donor)))))
-    return [np.array(part, dtype=np.int64) for part in parts]
+def _client(dataset: DataSet, train: Indices, test: Indices | None, name: str) -> ClientData:
+    rows = torch.from_numpy(train)
+    own, columns = dataset.x[rows], dataset.local_columns
+    x = own_scale(own, columns, own)
+    if test is None:
+        return ClientData(x, dataset.y[rows], name=name)
+    kept = torch.from_numpy(test)
+    return ClientData(x, dataset.y[rows], own_scale(dataset.x[kept], columns, own), dataset.y[kept], name=name)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 from fedveil.errors import FieldError
@@ -24,13 +26,21 @@ class DataSet:
     x : Tensor
         [N, *input_shape], float32.
     y : Tensor
-        [N], int64 classes from 0 on, or [N, ...] float32 targets (then `classes` is 0).
+        int64 classes from 0 on, [N] or one a pixel [N, H, W]; or [N, ...] float32 targets (then `classes` is 0).
     test_x, test_y : Tensor or None
         The set's own test half, for the server; None where it has none.
     classes : int
         Number of classes.
     class_names : tuple of str
         One a class, or empty.
+    owner : Tensor or None
+        [N] int64, which natural client (writer, hospital) an example belongs to; None where the set has none.
+    owners : tuple of str
+        The natural clients' names; `owner` counts into them.
+    attributes : mapping of str to Tensor
+        What is publicly known about the natural clients, float64 [len(owners)] each, e.g. where a hospital stands.
+    local_columns : tuple of int
+        Columns of `x` that every client standardises by the mean and deviation of its own training rows.
     note : str
         What a report must say beside figures from this set.
     licence : str
@@ -44,6 +54,10 @@ class DataSet:
     test_y: Tensor | None = None
     classes: int = 0
     class_names: tuple[str, ...] = ()
+    owner: Tensor | None = None
+    owners: tuple[str, ...] = ()
+    attributes: Mapping[str, Tensor] = field(default_factory=dict)
+    local_columns: tuple[int, ...] = ()
     note: str = ""
     licence: str = ""
 
@@ -56,3 +70,43 @@ class DataSet:
     def outputs(self) -> int:
         """Outputs a model needs: the classes, or the targets of a regression."""
         return self.classes or (1 if self.y.dim() == 1 else int(self.y[0].numel()))
+
+    @property
+    def task(self) -> str:
+        """``"classification"``, ``"segmentation"`` (a class a pixel) or ``"regression"``."""
+        if not self.classes:
+            return "regression"
+        return "classification" if self.y.dim() == 1 else "segmentation"
+
+    def names(self) -> tuple[str, ...]:
+        """The names of the classes, or their numbers."""
+        return self.class_names or tuple(str(c) for c in range(self.classes))
+
+    def take(self, rows: Tensor) -> DataSet:
+        """The same set with only some of the examples to be dealt out; the test half stays."""
+        owner = None if self.owner is None else self.owner[rows]
+        return replace(self, x=self.x[rows], y=self.y[rows], owner=owner)
+
+
+def own_scale(x: Tensor, columns: tuple[int, ...], reference: Tensor) -> Tensor:
+    """Columns of `x` standardised by the means and deviations of one party's own rows.
+
+    Parameters
+    ----------
+    x : Tensor
+        [N, F].
+    columns : tuple of int
+        Which; without any, `x` itself is returned.
+    reference : Tensor
+        [M, F], the rows whose statistics are used: they must belong to the same party. A column that does not vary
+        there is only centred, and without rows nothing is changed.
+    """
+    if not columns or not len(reference):
+        return x
+    chosen = torch.tensor(columns)
+    own = reference[:, chosen].to(torch.float64)
+    deviation = own.std(0, correction=0)
+    scaled = x.clone()
+    varies = torch.where(deviation > 0, deviation, torch.ones_like(deviation))
+    scaled[:, chosen] = ((x[:, chosen].to(torch.float64) - own.mean(0)) / varies).to(x.dtype)
+    return scaled

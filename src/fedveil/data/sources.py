@@ -10,11 +10,17 @@ from typing import Any
 
 import torch
 
-from fedveil.data.alzheimer import FILE as ALZHEIMER_FILE
+from fedveil.data import alzheimer, cms, named, sroie
 from fedveil.data.alzheimer import load_alzheimer, prepare_alzheimer
 from fedveil.data.arrays import images, load_npz
+from fedveil.data.cms import load_cms_inpatient, load_cms_outpatient
 from fedveil.data.files import find
+from fedveil.data.folder import load_folder
+from fedveil.data.huggingface import load_huggingface
+from fedveil.data.named import load_bloodmnist, load_cifar10_subset, load_mnist_by_writer
 from fedveil.data.sets import DataSet
+from fedveil.data.sroie import load_sroie
+from fedveil.data.table import load_table
 from fedveil.errors import FieldError, nearest, require_choice
 
 
@@ -63,8 +69,12 @@ class SourceInfo:
         Returns the DataSet; its keyword parameters are the options.
     prepare : callable or None
         Decodes and caches the set and returns the path, where that is needed.
-    file : str
-        The file it needs, or empty.
+    files : tuple of tuple of str
+        Files it needs: of each entry, one that is there.
+    official : str
+        Where they are to be had, with licence and size.
+    natural : bool
+        Whether its examples always say to which natural client they belong.
     """
 
     description: str
@@ -72,25 +82,88 @@ class SourceInfo:
     licence: str
     load: Callable[..., DataSet]
     prepare: Callable[..., Path] | None = None
-    file: str = ""
+    files: tuple[tuple[str, ...], ...] = ()
+    official: str = ""
+    natural: bool = False
+
+    @property
+    def missing(self) -> list[str]:
+        """The files that are not on this machine."""
+        return [names[0] for names in self.files if not any(find(name) for name in names)]
 
     @property
     def available(self) -> bool:
         """Whether it can be loaded on this machine now."""
-        return not self.file or find(self.file) is not None
+        return not self.missing
 
 
 SOURCES: dict[str, SourceInfo] = {
     "digits": SourceInfo("handwritten digits, 8x8 grey, 10 classes", "1,797 images", "CC BY 4.0", load_digits),
     "breast-cancer": SourceInfo("30 measurements of cells, 2 classes", "569 rows", "CC BY 4.0", load_breast_cancer),
     "npz": SourceInfo("your own arrays: x_train and y_train in one npz file", "any", "yours", load_npz),
+    "folder": SourceInfo("your own images: a folder a class", "any", "yours", load_folder),
+    "table": SourceInfo("your own table: CSV or parquet", "any", "yours", load_table),
+    "huggingface": SourceInfo("a Hugging Face data set saved on disk", "any", "yours", load_huggingface),
     "alzheimer": SourceInfo(
         "Alzheimer MRI slices, 128x128 grey, 4 classes",
         "6,400 images",
         "ODbL",
         load_alzheimer,
         prepare_alzheimer,
-        ALZHEIMER_FILE,
+        files=((alzheimer.FILE,),),
+        official=alzheimer.OFFICIAL,
+    ),
+    "bloodmnist": SourceInfo(
+        "blood cells, 28x28 colour, 8 classes",
+        "17,092 images",
+        "CC BY 4.0",
+        load_bloodmnist,
+        files=((named.BLOOD_FILE, named.REBUILT_BLOOD_FILE),),
+        official=named.BLOOD_OFFICIAL,
+    ),
+    "mnist-by-writer": SourceInfo(
+        "MNIST digits with their 539 writers, 28x28 grey, 10 classes",
+        "70,000 images",
+        "CC BY-SA 3.0",
+        load_mnist_by_writer,
+        files=((named.WRITERS_FILE,),),
+        official=named.WRITERS_OFFICIAL,
+        natural=True,
+    ),
+    "cms-inpatient": SourceInfo(
+        "payments to American hospitals by condition and place (regression)",
+        "163,065 rows",
+        cms.LICENCE,
+        load_cms_inpatient,
+        files=((cms.INPATIENT.file,), (cms.PROVIDERS_FILE,)),
+        official=cms.INPATIENT.official,
+        natural=True,
+    ),
+    "cms-outpatient": SourceInfo(
+        "the same for outpatient services (regression)",
+        "43,372 rows",
+        cms.LICENCE,
+        load_cms_outpatient,
+        files=((cms.OUTPATIENT.file,), (cms.PROVIDERS_FILE,)),
+        official=cms.OUTPATIENT.official,
+        natural=True,
+    ),
+    "sroie": SourceInfo(
+        "scanned receipts with forged words, a class a pixel",
+        "200 receipts",
+        "CC BY 4.0",
+        load_sroie,
+        files=((sroie.FILE,),),
+        official=sroie.OFFICIAL,
+        natural=True,
+    ),
+    "cifar10-subset": SourceInfo(
+        "photographs, 32x32 colour, 10 classes",
+        "13,000 images",
+        "none stated",
+        load_cifar10_subset,
+        files=((named.CIFAR_FILE,),),
+        official=named.CIFAR_OFFICIAL,
     ),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -112,9 +113,15 @@ def client_releases(learned: Learned) -> Releases:
     """What a trained client would send if nothing protected it."""
     return (
         Release("model", learned.trained.model),
-        Release("count", torch.tensor(float(learned.trained.examples), dtype=torch.float64)),
+        Release("count", _number(learned.trained.examples)),
         Release("metric", torch.tensor(learned.trained.loss, dtype=torch.float64), "train_loss"),
     )
+
+
+@lru_cache(maxsize=4096)
+def _number(count: int) -> Tensor:
+    """A count as a 0-d tensor; nobody writes into releases."""
+    return torch.tensor(float(count), dtype=torch.float64)
 
 
 def client_facts(broadcast: Broadcast, layout: Layout, learned: Learned) -> ClientFacts:

@@ -164,7 +164,8 @@ class BatchedTrainer:
         if self._stacks[0].convolves:
             return 1
         batch = min(self.local.batch_size, max((c.examples for c in clients), default=1))
-        copies = batch + 1 if self.per_example else 2 if self.local.optimizer == "sgd" else 4
+        plain = self.hook is None and not self._half and self.local.optimizer == "sgd" and not self.local.momentum
+        copies = 2 * batch + 2 if self.per_example else 1 if plain else 4
         each = self.layout.size * self.layout.dtype.itemsize * copies
         return max(1, CACHE // each)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -50,12 +51,12 @@ class ClientData:
             if test.shape[1:] != train.shape[1:] or test.is_floating_point() != train.is_floating_point():
                 raise FieldError(name, (tuple(test.shape), test.dtype), f"must be like {name.removeprefix('test_')}")
 
-    @property
+    @cached_property
     def examples(self) -> int:
         """Number of training examples N."""
         return len(self.x)
 
-    @property
+    @cached_property
     def held_out(self) -> int:
         """Number of held-out examples."""
         return 0 if self.test_x is None else len(self.test_x)

@@ -87,5 +87,14 @@ def fast_format(value: Tensor) -> Tensor:
 
 
 def channels_last(value: Tensor) -> Tensor:
-    """Four axes in the order batch, height, width, channel; with one channel too, where torch sees no difference."""
-    return value.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2) if value.dim() == 4 else value
+    """Four axes stored in the order batch, height, width, channel; others as they are.
+
+    With a single channel torch sees no difference between the orders, keeps the other one, and then computes a first
+    convolution and its pooling 15 times slower (measured at 40x40): so the strides are said outright.
+    """
+    if value.dim() != 4:
+        return value
+    if value.shape[1] > 1:
+        return value.contiguous(memory_format=torch.channels_last)
+    height, width = value.shape[2:]
+    return value.contiguous().as_strided(value.shape, (height * width, 1, width, 1))

@@ -37,7 +37,7 @@ def draw(summaries: Sequence[Summary], folder: Path) -> list[Path]:
 
 def curves(summaries: Sequence[Summary]) -> Figure:
     """Accuracy per round; sigma and d per round. Several seeds: their mean, and the range between them."""
-    figure, mosaic = _figure(10, 4.8, [["quality", "sigma"], ["quality", "distance"]], [1.6, 1])
+    figure, mosaic = new_figure(10, 4.8, [["quality", "sigma"], ["quality", "distance"]], [1.6, 1])
     name, title = _quality(summaries)
     for index, (label, runs) in enumerate(grouped(summaries).items()):
         style = {"color": COLOURS[index % 8], "linestyle": DASHES[index % 8], "label": label}
@@ -64,7 +64,7 @@ def curves(summaries: Sequence[Summary]) -> Figure:
 
 def pareto(summaries: Sequence[Summary]) -> Figure:
     """Accuracy against the noise, and against epsilon where one is proven."""
-    figure, mosaic = _figure(10, 4.4, [["noise", "epsilon"]], [1.2, 1])
+    figure, mosaic = new_figure(10, 4.4, [["noise", "epsilon"]], [1.2, 1])
     name, title = _quality(summaries)
     left, right = mosaic["noise"], mosaic["epsilon"]
     proven = False
@@ -114,7 +114,10 @@ def pareto(summaries: Sequence[Summary]) -> Figure:
     return figure
 
 
-def _figure(width: float, height: float, cells: list[list[str]], widths: list[float]) -> tuple[Figure, dict[str, Axes]]:
+def new_figure(
+    width: float, height: float, cells: list[list[str]], widths: list[float]
+) -> tuple[Figure, dict[str, Axes]]:
+    """An empty figure in the house's style, with axes by name."""
     from matplotlib.figure import Figure  # never pyplot: no global state, no window
 
     figure = Figure(figsize=(width, height), layout="constrained")

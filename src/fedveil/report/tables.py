@@ -71,6 +71,7 @@ def comparison_notes(summaries: Sequence[Summary]) -> list[str]:
     conditions = list(dict.fromkeys(found))
     if conditions:
         notes.append(f"conditional: it holds if {' and if '.join(conditions)}.")
+    notes.append(f"Metrics that clients see after each round: {first['published_metrics']['text']}.")
     methods = {s.values["method"] for s in summaries}
     if "metric" in methods:
         notes.append(
@@ -86,6 +87,7 @@ def comparison_notes(summaries: Sequence[Summary]) -> list[str]:
         )
     if first["data"]["note"]:
         notes.append(str(first["data"]["note"]))
+    notes += first["data"].get("warnings", [])
     stopped = [f"{s.setting}: stopped early, {s.stopped}" for s in summaries if s.stopped]
     return notes + stopped
 
@@ -114,6 +116,7 @@ def run_table(summary: Summary) -> Table:
         table.add_row("", f"heuristic because {worst['reason']}")
     for condition in worst.get("conditions", []):
         table.add_row("", f"if {condition}")
+    table.add_row("published metrics", str(values["published_metrics"]["text"]))
     replies = values["replies"]
     table.add_row("replies", ", ".join(f"{count} {kind}" for kind, count in replies.items()))
     table.add_row("noise source", str(values["source"]))

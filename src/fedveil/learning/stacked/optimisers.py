@@ -6,8 +6,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-
-BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # of Adam, as in torch.optim.Adam
+from torch.optim.adam import adam
 
 
 class Optimiser(Protocol):
@@ -34,24 +33,35 @@ class SGD:
 
 
 class Adam:
-    """Adam (Kingma and Ba, 2015) with torch's defaults."""
+    """Adam (Kingma and Ba, 2015) with torch's defaults and torch's fused kernel."""
 
     def __init__(self, lr: float) -> None:
-        self.lr, self._count = lr, 0
-        self._mean = self._square = torch.empty(0)
+        self.lr = lr
+        self._state: tuple[Tensor, Tensor] | None = None
+        self._count = torch.zeros(())
 
     def step(self, values: Tensor, gradients: Tensor) -> None:
         """One step."""
-        if not self._count:
-            self._mean, self._square = torch.zeros_like(values), torch.zeros_like(values)
-        self._count += 1
+        if self._state is None:
+            self._state = torch.zeros_like(values), torch.zeros_like(values)
+            self._count = torch.zeros((), device=values.device)
         n = len(values)
-        mean = self._mean[:n].lerp_(gradients, 1 - BETA1)
-        square = self._square[:n].mul_(BETA2).addcmul_(gradients, gradients, value=1 - BETA2)
-        rate, correction = self.lr / (1 - BETA1**self._count), (1 - BETA2**self._count) ** 0.5
-        # in the gradients' place: sqrt(square) / correction + eps
-        torch.sqrt(square, out=gradients).div_(correction).add_(EPS)
-        values.addcdiv_(mean, gradients, value=-rate)
+        adam(
+            [values],
+            [gradients],
+            [self._state[0][:n]],
+            [self._state[1][:n]],
+            [],
+            [self._count],
+            fused=values.device.type in ("cpu", "cuda"),
+            amsgrad=False,
+            beta1=0.9,
+            beta2=0.999,
+            lr=self.lr,
+            weight_decay=0.0,
+            eps=1e-8,
+            maximize=False,
+        )
 
 
 def optimiser_of(name: str, lr: float, momentum: float) -> Optimiser:

@@ -1,0 +1,87 @@
+"""`fedveil audit`: what a client learns about the participation of another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedveil.cli.shared import Assign, Out, console_for, told
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(audit)
+
+
+def audit(
+    where: Annotated[
+        str, typer.Argument(metavar="RUN_DIR_OR_CONFIG", help="A run folder, a TOML file, or a preset's name.")
+    ],
+    assign: Assign = None,
+    attack: Annotated[
+        list[str] | None, typer.Option("--attack", metavar="NAME", help="One attack; repeatable. Default: all of them.")
+    ] = None,
+    replicates: Annotated[
+        int, typer.Option("--replicates", metavar="N", help="Runs with the target, and as many without.")
+    ] = 30,
+    target: Annotated[
+        int | None, typer.Option("--target", metavar="I", help="Client that is asked about; default: the last.")
+    ] = None,
+    attacker: Annotated[
+        int | None, typer.Option("--attacker", metavar="I", help="Client that asks; default: the first.")
+    ] = None,
+    shadow: Annotated[
+        str, typer.Option("--shadow", metavar="KIND", help="What it holds: clean, noisy, partial or public.")
+    ] = "clean",
+    out_world: Annotated[
+        str,
+        typer.Option("--out-world", metavar="KIND", help="In the target's place: replace (by another), remove, empty."),
+    ] = "replace",
+    out: Out = None,
+) -> None:
+    """Audit: retrain with and without one client, and let others guess. Interrupted, it goes on where it stopped."""
+    with told() as going:
+        from fedveil import experiments
+        from fedveil.experiments.audit_folder import FIGURE, RESULT
+        from fedveil.report.audit_figures import draw_audit
+        from fedveil.report.audit_progress import audit_progress_for
+        from fedveil.report.audit_tables import audit_notes, audit_table, paper_table
+
+        spec = experiments.load(where, assign or [])
+        folder = out or _folder(where, spec.name)
+        going.folder, going.command = folder, "the same command"
+        console = console_for()
+        found = experiments.audit(
+            spec,
+            folder,
+            attacks=attack or (),
+            replicates=replicates,
+            target=target,
+            attacker=attacker,
+            shadow=shadow,
+            world=out_world,
+            progress=audit_progress_for(console),
+        )
+        if found.judged.verdicts or found.judged.refused:
+            console.print(audit_table(found))
+        table = paper_table(found)
+        if table is not None:
+            console.print(table)
+        for note in audit_notes(found):
+            console.print(note, markup=False, highlight=False)
+        drawn = draw_audit(found, folder / FIGURE)
+        names = ", ".join([RESULT, *([] if drawn is None else [FIGURE])])
+        seconds = f"{found.values['seconds']:.0f} s"
+        console.print(f"written to {folder}: {names} ({seconds})", markup=False, highlight=False, soft_wrap=True)
+
+
+def _folder(where: str, name: str) -> Path:
+    """Inside the run folder that was named, or runs/<name>-audit."""
+    from fedveil.experiments.audit_folder import SPEC
+
+    path = Path(where)
+    if (path / SPEC).is_file():  # an audit's own folder
+        return path
+    return path / "audit" if (path / "config.toml").is_file() else Path("runs") / f"{name}-audit"

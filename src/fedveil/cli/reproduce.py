@@ -1,0 +1,153 @@
+"""`fedveil reproduce`: a paper's tables and figures, ours beside the published ones."""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedveil.cli.shared import NO_REPLY, Device, console_for, fail, told
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedveil.reproduce import MetricPrivacyStudy, Progressed, Runs, Selection
+
+
+class Scale(StrEnum):
+    """Sizes of the experiments."""
+
+    SMALL = "small"
+    PAPER = "paper"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(reproduce)
+
+
+def reproduce(
+    study: Annotated[str, typer.Argument(metavar="STUDY", help="metric-privacy.")],
+    table: Annotated[
+        list[str] | None, typer.Option("--table", metavar="N", help="A table, e.g. 5 or A14; repeatable. Default: all.")
+    ] = None,
+    figure: Annotated[
+        list[str] | None, typer.Option("--figure", metavar="N", help="A figure, e.g. D4; repeatable. Default: all.")
+    ] = None,
+    scale: Annotated[Scale, typer.Option("--scale", help="Shrunk to minutes, or the paper's own.")] = Scale.SMALL,
+    seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="Repetitions under successive seeds.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", help="The first seed.")] = 0,
+    draws: Annotated[
+        int, typer.Option("--draws", metavar="N", help="Noise draws on one training, for tables of a single round.")
+    ] = 10,
+    rule: Annotated[
+        list[str] | None, typer.Option("--rule", help="Only this aggregation rule, e.g. fedavg; repeatable.")
+    ] = None,
+    reading: Annotated[
+        list[str] | None, typer.Option("--reading", help="Another reading of the paper; repeatable; see --list.")
+    ] = None,
+    workers: Annotated[
+        int,
+        typer.Option("--workers", metavar="N", help="Clients trained side by side; default: one a core, at most 4."),
+    ] = 0,
+    device: Annotated[Device, typer.Option("--device", help="Where clients train.")] = Device.CPU,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Keeps the runs; default: runs/<study>-<scale>.")
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List tables, figures, rules and readings.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs that are needed, and do nothing.")] = False,
+    no_run: Annotated[bool, typer.Option("--no-run", help="Show what finished runs give, and run nothing.")] = False,
+) -> None:
+    """Reproduce a paper's tables and figures. Finished runs are kept: the same command goes on where it stopped."""
+    with told() as going:
+        from fedveil.errors import require_choice
+        from fedveil.report.progress import progress_for
+        from fedveil.reproduce import STUDIES, MetricPrivacyStudy, Progressed, Runs, Selection, cells_of, run_cells
+        from fedveil.reproduce.metric_privacy import Choices
+
+        require_choice("STUDY", study, STUDIES)
+        chosen = Choices(
+            scale=scale.value,
+            seeds=seeds,
+            seed=seed,
+            draws=draws,
+            rules=tuple(rule or ()),
+            readings=tuple(reading or ()),
+            workers=workers or min(4, os.cpu_count() or 1),
+            device=device.value,
+        )
+        paper = MetricPrivacyStudy(chosen)
+        console = console_for()
+        if list_:
+            _list(console, paper)
+            return
+        selection = Selection.of(paper, table or (), figure or ())
+        runs = Runs(out or Path("runs") / f"{study}-{scale.value}")
+        cells, done = cells_of(paper, selection), Progressed()
+        if dry_run:
+            run_cells(cells, runs, None, done)
+            _dry_run(console, paper, selection, runs, done)
+            return
+        for note in paper.notes(selection.names):
+            console.print(note, markup=False, highlight=False)
+        with runs.alone():
+            going.folder, going.command, going.mark = runs.folder, "the same command", "cells"
+            run_cells(cells, runs, None if no_run else progress_for(console), done)
+            _show(console, paper, selection, runs.folder, done)
+        if done.failed:
+            fail(f"{len(done.failed)} of {len(cells)} runs ended without a model; see above", NO_REPLY)
+
+
+def _list(console: Console, paper: MetricPrivacyStudy) -> None:
+    from fedveil.report.reproduction import contents_table
+    from fedveil.report.tables import facts
+    from fedveil.reproduce.metric_privacy import described, scales
+
+    console.print(contents_table(paper))
+    rules = [
+        (n, r["label"], ", ".join(f"{k} {v}" for k, v in r["aggregator"].items() if k != "name"))
+        for n, r in described()["rules"].items()
+    ]
+    console.print(facts(rules, ("--rule", "name", "parameters")))
+    console.print(facts([(n, r["what"]) for n, r in described()["readings"].items()], ("--reading", "what it changes")))
+    console.print(facts([(s.name, s.what) for s in scales().values()], ("--scale", "what it is")))
+
+
+def _dry_run(console: Console, paper: MetricPrivacyStudy, selection: Selection, runs: Runs, done: Progressed) -> None:
+    from fedveil.report.reproduction import cells_table
+    from fedveil.reproduce import cells_of
+
+    states = {cell.key: runs.state(cell) for cell in cells_of(paper, selection)}
+    shown, text = cells_table(paper, selection, states, done)
+    console.print(shown)
+    console.print(text, markup=False, highlight=False)
+
+
+def _show(console: Console, paper: MetricPrivacyStudy, selection: Selection, folder: Path, done: Progressed) -> None:
+    """Print tables with their notes, write tables and figures, and say where they are."""
+    from fedveil.report.plots import draw_plot
+    from fedveil.report.reproduction import result_notes, result_table
+    from fedveil.reproduce import measured
+    from fedveil.reproduce.files import write_table
+    from fedveil.reproduce.metric_privacy import SETTINGS
+
+    choices = paper.plan.choices
+    suffix = "".join(f"-{name}" for name in choices.readings)
+    made: dict[str, object] = {"scale": paper.plan.scale.name, "seeds": list(paper.plan.seeds)}
+    made["readings"] = list(choices.readings)
+    written = []
+    for table in selection.tables:
+        results = [measured(entry, done.finished) for entry in paper.entries(table)]
+        console.print()
+        console.print(result_table(f"{table}: {paper.tables[table]}", results, SETTINGS))
+        for note in result_notes(results, SETTINGS):
+            console.print(note, markup=False, highlight=False)
+        written.append(write_table(folder, paper, table, results, made, suffix).name)
+    for figure in selection.figures:
+        name = f"figure-{figure}{suffix}.png"
+        draw_plot(paper.plot(figure), done.finished).savefig(folder / name, dpi=150)
+        written.append(name)
+    console.print(f"written to {folder}: {', '.join(written)}", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,201 @@
+"""Folders of images: one sub-folder a class, where wanted below one a client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedveil.data.arrays import images
+from fedveil.data.labels import natural_clients
+from fedveil.data.pictures import MAX_PIXELS, MODES, SUFFIXES, Array, decode, size_of
+from fedveil.data.sets import DataSet, MissingDataError
+from fedveil.errors import FieldError, nearest, require_choice, require_count, require_positive
+
+_CLUTTER = ("thumbs.db", "desktop.ini")  # what file managers leave behind; hidden files are passed over as well
+
+
+@dataclass(frozen=True)
+class _Item:
+    file: Path
+    label: str
+    client: str
+
+
+@dataclass(frozen=True)
+class _Bounds:
+    mode: str
+    size: tuple[int, int] | None
+    max_pixels: int
+    max_bytes: float  # of one decoded image
+
+    def decode(self, item: _Item) -> Array:
+        return decode(str(item.file), item.file, mode=self.mode, size=self.size, max_pixels=self.max_pixels)
+
+
+def load_folder(
+    path: str | Path,
+    *,
+    layout: str = "classes",
+    classes: Sequence[str] = (),
+    absent: Sequence[str] = (),
+    mode: str = "auto",
+    size: Sequence[int] = (),
+    max_images: int = 200_000,
+    max_pixels: int = MAX_PIXELS,
+    max_gib: float = 4.0,
+) -> DataSet:
+    """Load a folder of PNG, JPEG, BMP, TIFF or GIF images, in the order of their names.
+
+    Parameters
+    ----------
+    path : str or Path
+        Holds one folder a class, or ``train`` and, where there is one, ``test``, which do.
+    layout : {"classes", "clients"}
+        ``"clients"``: one more level, ``<client>/<class>/<image>``, so that clients may be natural. A client may lack
+        classes. The test half has the same levels, and its clients are not looked at.
+    classes : sequence of str
+        The class folders in the order of their numbers; by default all there are, by name.
+    absent : sequence of str
+        Declared classes that are meant to have no image here.
+    mode : {"auto", "grey", "rgb"}
+        What to convert images to; "auto" refuses a mixture.
+    size : sequence of int
+        Height and width to resize to; by default all images must have the same.
+    max_images, max_pixels : int
+        Most images, and most pixels one may unpack to.
+    max_gib : float
+        Most memory of all decoded images in GiB (4 bytes a pixel and channel).
+
+    Raises
+    ------
+    FieldError
+        Naming the folder or the image file that cannot be used.
+    """
+    root = Path(path).expanduser()
+    require_choice("data.layout", layout, ("classes", "clients"))
+    require_choice("data.mode", mode, MODES)
+    wanted = size_of(size)
+    require_count("data.max_images", max_images)
+    require_count("data.max_pixels", max_pixels)
+    limit = require_positive("data.max_gib", max_gib) * 2**30
+    if not root.is_dir():
+        raise MissingDataError("data.path", str(root), "is no folder: give one that holds a folder a class")
+    halves = [_items(half, layout == "clients", max_images, absent) for half in _halves(root)]
+    names = _classes(root, [item for half in halves for item in half], classes, absent)
+    bounds = _Bounds(mode, wanted, max_pixels, limit / sum(map(len, halves)))
+    decoded = [_decode(root, half, bounds, halves[0][0]) for half in halves]
+    labels = [torch.tensor([names.index(item.label) for item in half], dtype=torch.int64) for half in halves]
+    test: tuple[Tensor | None, Tensor | None] = (None, None)
+    if len(halves) > 1:
+        test = images(decoded[1], "last"), labels[1]
+    owner: Tensor | None = None
+    owners: tuple[str, ...] = ()
+    if layout == "clients":
+        owner, owners = natural_clients("client folders", [item.client for item in halves[0]], len(halves[0]))
+    return DataSet(
+        name="folder",
+        x=images(decoded[0], "last"),
+        y=labels[0],
+        test_x=test[0],
+        test_y=test[1],
+        classes=len(names),
+        class_names=tuple(names),
+        owner=owner,
+        owners=owners,
+        note=f"From the folder {root.name}.",
+        licence="that of the folder",
+    )
+
+
+def _halves(root: Path) -> list[Path]:
+    """The folder itself, or its training and test half."""
+    found = {folder.name: folder for folder in _folders(root)}
+    if "train" not in found:
+        if "test" in found:
+            raise FieldError(str(root), sorted(found), "holds test but no train: name the other folder train")
+        return [root]
+    others = [name for name in found if name not in ("train", "test")]
+    if others:
+        raise FieldError(str(root), others, "beside train there may only be test; leave data.path at one level")
+    return [found[name] for name in ("train", "test") if name in found]
+
+
+def _items(half: Path, with_clients: bool, max_images: int, absent: Sequence[str]) -> list[_Item]:
+    clients = _folders(half) if with_clients else [half]
+    if not clients:
+        raise FieldError(str(half), "no folder", "must hold one folder a client, and in it one a class")
+    found: list[_Item] = []
+    for client in clients:
+        groups = _folders(client)
+        loose = next((p for p in sorted(client.iterdir()) if p.suffix.lower() in SUFFIXES), None)
+        if loose is not None or not groups:
+            given = str(loose.name) if loose else "no folder"
+            raise FieldError(str(client), given, "images must lie in one folder a class")
+        for group in groups:
+            inside = sorted(p for p in group.iterdir() if not _clutter(p))
+            if not inside and not with_clients and group.name not in absent:
+                raise FieldError(str(group), "no image", "is empty: remove the folder, or list it in data.absent")
+            for file in inside:
+                if file.suffix.lower() not in SUFFIXES or not file.is_file():
+                    raise FieldError(str(file), file.suffix, f"is no image: {', '.join(SUFFIXES)} may stand here")
+                found.append(_Item(file, group.name, client.name if with_clients else ""))
+            if len(found) > max_images:
+                raise FieldError(str(half), f"over {max_images} images", "raise data.max_images if it is meant")
+    if not found:
+        raise FieldError(str(half), "no image", "must hold at least one")
+    return found
+
+
+def _classes(root: Path, items: Sequence[_Item], declared: Sequence[str], absent: Sequence[str]) -> list[str]:
+    found = sorted({item.label for item in items})
+    if not declared:
+        if absent:
+            raise FieldError("data.absent", list(absent), "is for declared classes: list all of them in data.classes")
+        return found
+    for name in found:
+        if name not in declared:
+            raise FieldError(f"{root.name}: class folder", name, f"is not in data.classes; {nearest(name, declared)}")
+    if len(set(declared)) != len(declared):
+        raise FieldError("data.classes", list(declared), "must name each class once")
+    for name in absent:
+        require_choice("data.absent", name, declared)
+    for name in declared:
+        if name not in found and name not in absent:
+            accepted = f"has no image in {root}: {nearest(name, found)}; or list it in data.absent if it is meant"
+            raise FieldError("data.classes", name, accepted)
+    return list(declared)
+
+
+def _decode(root: Path, items: Sequence[_Item], bounds: _Bounds, reference: _Item) -> Array:
+    """All images of one half, [N, H, W] or [N, H, W, 3], all like `reference`."""
+    first = bounds.decode(reference)
+    if first.size * 4 > bounds.max_bytes:
+        accepted = "all images together take more memory than data.max_gib: raise it, or shrink them by data.size"
+        raise FieldError("data.path", str(root), accepted)
+    decoded = np.empty((len(items), *first.shape), dtype=first.dtype)
+    for i, item in enumerate(items):
+        one = bounds.decode(item)
+        if one.shape != first.shape or one.dtype != first.dtype:
+            fix = "data.size = [height, width]" if one.shape[:2] != first.shape[:2] else "data.mode = 'grey' or 'rgb'"
+            accepted = f"must be like {reference.file.relative_to(root)}, {_shape(first)}; {fix} makes them equal"
+            raise FieldError(str(item.file), _shape(one), accepted)
+        decoded[i] = one
+    return decoded
+
+
+def _shape(values: Array) -> str:
+    colour = "RGB" if values.ndim == 3 else "grey"
+    return f"{values.shape[0]} x {values.shape[1]} {colour}{' 16-bit' if values.dtype == np.float32 else ''}"
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.is_dir() and not _clutter(p))
+
+
+def _clutter(path: Path) -> bool:
+    return path.name.startswith(".") or path.name.lower() in _CLUTTER

@@ -1,0 +1,187 @@
+"""Data sets that were saved by Hugging Face's `datasets` with ``save_to_disk``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedveil.data.arrays import images
+from fedveil.data.frames import Classes, Columns, Rows, TableSpec, from_rows, labelled
+from fedveil.data.pictures import MAX_PIXELS, MODES, Array, decode, size_of
+from fedveil.data.sets import DataSet, MissingDataError
+from fedveil.errors import FedVeilError, FieldError, nearest, require_choice, require_count, require_positive
+
+
+def load_huggingface(
+    path: str | Path,
+    *,
+    target: str = "label",
+    split: str = "train",
+    test_split: str = "test",
+    image_column: str = "",
+    mode: str = "auto",
+    size: Sequence[int] = (),
+    classes: Classes = 0,
+    absent: Sequence[int] = (),
+    target_range: Sequence[float] = (),
+    columns: Columns = (),
+    client_column: str = "",
+    scale: str = "declared",
+    outside: str = "refuse",
+    max_rows: int = 2_000_000,
+    max_pixels: int = MAX_PIXELS,
+    max_gib: float = 4.0,
+) -> DataSet:
+    """Load a data set of images or of numbers from its folder on disk; nothing is fetched.
+
+    Parameters
+    ----------
+    path : str or Path
+        What ``save_to_disk`` wrote: one split, or a folder of several.
+    target : str
+        The column to predict. A column of type ClassLabel names its classes itself.
+    split, test_split : str
+        Which splits to deal out and to give to the server; a set without `test_split` has no test half.
+    image_column : str
+        The images; by default the only column of type Image, and without one the set is a table.
+    mode, size, max_pixels
+        Of images, as in `load_folder`.
+    classes, absent, target_range, columns, client_column, scale, outside, max_rows
+        As in `load_table`; `columns`, `scale` and `outside` are for tables.
+    max_gib : float
+        Most memory in GiB, of the split on disk or of its decoded images.
+
+    Raises
+    ------
+    FedVeilError
+        If the package `datasets` is not installed.
+    FieldError
+        Naming split, row (from 1) and column of a value that cannot be used.
+    """
+    root = Path(path).expanduser()
+    require_choice("data.mode", mode, MODES)
+    require_count("data.max_rows", max_rows)
+    limit = require_positive("data.max_gib", max_gib) * 2**30
+    splits = _splits(root, split, test_split, max_rows, limit)
+    first = next(iter(splits.values()))
+    pictures = _pictures(first.features, image_column)
+    require_choice("data.target", target, first.features)
+    named = getattr(first.features[target], "names", None)
+    spec = TableSpec(
+        target=target,
+        classes=classes or tuple(named or ()),
+        absent=absent,
+        target_range=target_range,
+        columns=columns,
+        client_column=client_column,
+        scale="none" if pictures else scale,
+        outside=outside,
+    )
+    note = f"From the Hugging Face data set in {root.name}."
+    rows = [_frame(name, one, spec, pictures) for name, one in splits.items()]
+    test = rows[1] if len(rows) > 1 else None
+    if not pictures:
+        return from_rows("huggingface", rows[0], test, spec, note)
+    bounds = _Bounds(mode, size_of(size), max_pixels, limit / sum(len(one) for one in splits.values()))
+    return DataSet(
+        name="huggingface",
+        **_images(splits, image_column or pictures[0], bounds),
+        **labelled(rows[0], test, spec),
+        note=note,
+        licence="that of the set",
+    )
+
+
+def _pictures(features: Mapping[str, Any], image_column: str) -> list[str]:
+    """The columns that hold images."""
+    pictures = [name for name, kind in features.items() if type(kind).__name__ == "Image"]
+    if image_column:
+        require_choice("data.image_column", image_column, pictures)
+    elif len(pictures) > 1:
+        raise FieldError("data.image_column", "missing", f"several columns hold images: {', '.join(pictures)}")
+    return pictures
+
+
+@dataclass(frozen=True)
+class _Bounds:
+    mode: str
+    size: tuple[int, int] | None
+    max_pixels: int
+    max_bytes: float  # of one decoded image
+
+
+def _splits(root: Path, split: str, test_split: str, max_rows: int, limit: float) -> dict[str, Any]:
+    if not root.is_dir():
+        raise MissingDataError("data.path", str(root), "is no folder: give one that save_to_disk wrote")
+    library = _library()
+    try:
+        stored = library.load_from_disk(str(root))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FieldError("data.path", str(root), f"is not what save_to_disk writes ({error})") from error
+    if not isinstance(stored, library.DatasetDict):
+        found = {root.name: stored}
+    elif split not in stored:
+        raise FieldError("data.split", split, nearest(split, list(stored)))
+    else:
+        found = {name: stored[name] for name in dict.fromkeys((split, test_split)) if name in stored}
+    for name, one in found.items():
+        if not len(one):
+            raise FieldError(name, 0, "this split holds no row")
+        if len(one) > max_rows:
+            raise FieldError(name, f"{len(one)} rows", f"raise data.max_rows ({max_rows}) if it is meant")
+        if one.data.nbytes > limit:
+            raise FieldError(name, f"{one.data.nbytes / 2**30:.1f} GiB", "raise data.max_gib if it is meant")
+    return found
+
+
+def _frame(name: str, split: Any, spec: TableSpec, pictures: Sequence[str]) -> Rows:
+    """The columns that are no images, with the names of classes in place of their numbers."""
+    table = split.remove_columns(list(pictures)).with_format(None)
+    frame = table.to_pandas()
+    names = getattr(table.features.get(spec.target), "names", None)
+    if names and not isinstance(spec.classes, int):
+        frame[spec.target] = [names[v] if v == v and 0 <= v < len(names) else None for v in frame[spec.target]]
+    return Rows(name, frame)
+
+
+def _images(splits: Mapping[str, Any], column: str, bounds: _Bounds) -> dict[str, Any]:
+    """The images of the first split as x and, where there is a second, its own as test_x."""
+    x = {name: _decode(name, one, column, bounds) for name, one in splits.items()}
+    (first, reference), *others = x.items()
+    for name, values in others:
+        if values.shape[1:] != reference.shape[1:]:
+            accepted = f"must be like those of {first}, {tuple(reference.shape[1:])}: set data.size or data.mode"
+            raise FieldError(name, tuple(values.shape[1:]), accepted)
+    return dict(zip(("x", "test_x"), x.values(), strict=False))
+
+
+def _decode(name: str, split: Any, column: str, bounds: _Bounds) -> Tensor:
+    raw = split.cast_column(column, _library().Image(decode=False)).with_format(None)
+    decoded: Array | None = None
+    for i, row in enumerate(raw.select_columns([column])):
+        where, stored = f"{name}, row {i + 1}, column {column}", row[column] or {}
+        if stored.get("bytes") is None:
+            raise FieldError(where, stored.get("path"), "must hold the image itself: save_to_disk embeds what is there")
+        one = decode(where, stored["bytes"], mode=bounds.mode, size=bounds.size, max_pixels=bounds.max_pixels)
+        if decoded is None:
+            if one.size * 4 > bounds.max_bytes:
+                raise FieldError("data.max_gib", one.shape, "all images take more memory: raise it, or set data.size")
+            decoded = np.empty((len(split), *one.shape), dtype=one.dtype)
+        if one.shape != decoded.shape[1:] or one.dtype != decoded.dtype:
+            raise FieldError(where, one.shape, f"must be like row 1, {decoded.shape[1:]}: set data.size or data.mode")
+        decoded[i] = one
+    assert decoded is not None
+    return images(decoded, "last")
+
+
+def _library() -> Any:
+    try:
+        return import_module("datasets")
+    except ImportError as error:
+        raise FedVeilError("reading Hugging Face data sets needs their library: pip install datasets") from error

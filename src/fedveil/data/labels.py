@@ -1,0 +1,104 @@
+"""Checks of what examples are labelled with: classes from 0 on, without gaps, and the clients they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedveil.errors import FieldError, require_count
+
+Array = NDArray[Any]
+
+
+def count_classes(labels: Mapping[str, Array], declared: int = 0, absent: Sequence[int] = ()) -> int:
+    """The number of classes, if they are numbered 0, 1, 2, ... and each of them occurs.
+
+    Parameters
+    ----------
+    labels : mapping of str to ndarray
+        Integers [N] or [N, H, W] of each part of a set (training, test), by the name a refusal gives it.
+    declared : int
+        The number that the user declared; 0 for none.
+    absent : sequence of int
+        Classes declared to have no example here.
+
+    Raises
+    ------
+    FieldError
+        Naming part and row of a class that is negative, or beyond the declared ones; or the classes that are missing.
+    """
+    if declared:
+        require_count("data.classes", declared)
+    for name, values in labels.items():
+        _bounds(name, values, declared)
+    found = np.unique(np.concatenate([np.unique(values) for values in labels.values()]))
+    if not len(found):
+        raise FieldError(" and ".join(labels), 0, "must hold at least one label")
+    number = declared or 1 + int(max(found.max(), max(absent, default=0)))
+    outside = [c for c in absent if not 0 <= c < number]
+    if outside:
+        raise FieldError("data.absent", outside, f"must be classes, 0 to {number - 1}")
+    lowest = int(found.min())
+    if lowest and not set(range(lowest)) <= set(absent):
+        name, row = next((n, _first(v == lowest)) for n, v in labels.items() if (v == lowest).any())
+        accepted = f"the lowest label is {lowest}, but classes are numbered from 0 on: subtract {lowest} from all"
+        raise FieldError(f"{name}[{row}]", lowest, accepted)
+    if number - len(found) > len(set(absent) - set(found.tolist())):
+        present = set(found.tolist()) | set(absent)
+        missing = [c for c in range(min(number, len(present) + 6)) if c not in present][:5]
+        accepted = (
+            f"no example of class {', '.join(map(str, missing))} among {number} classes: number them 0, 1, 2, ... "
+            "without gaps, or say that it is meant, e.g. data.absent = [" + ", ".join(map(str, missing)) + "]"
+        )
+        raise FieldError(" and ".join(labels), found[:20].tolist(), accepted)
+    return number
+
+
+def natural_clients(name: str, values: Sequence[Any] | Array, examples: int) -> tuple[Tensor, tuple[str, ...]]:
+    """Natural clients from one value an example.
+
+    Parameters
+    ----------
+    name : str
+        Of the values, for a refusal.
+    values : sequence
+        [N] numbers or texts; equal ones are one client.
+    examples : int
+        N.
+
+    Returns
+    -------
+    owner : Tensor
+        [N] int64.
+    owners : tuple of str
+        The clients' names, in the order of the values.
+    """
+    given = np.asarray(values)
+    if given.ndim == 2 and given.shape[1] == 1:
+        given = given[:, 0]
+    if given.ndim != 1 or given.dtype.kind not in "iuU" or len(given) != examples:
+        accepted = f"must be one whole number or text for each of the {examples} examples"
+        raise FieldError(name, (str(given.dtype), given.shape), accepted)
+    found, inverse = np.unique(given, return_inverse=True)
+    return torch.from_numpy(inverse.astype(np.int64)), tuple(str(v) for v in found)
+
+
+def _bounds(name: str, values: Array, declared: int) -> None:
+    negative = values < 0
+    if negative.any():
+        row = _first(negative)
+        raise FieldError(f"{name}[{row}]", int(values[negative][0]), "classes are numbered from 0 on")
+    beyond = values >= declared if declared else np.zeros(1, dtype=bool)
+    if beyond.any():
+        row = _first(beyond)
+        accepted = f"must be one of the {declared} declared classes, 0 to {declared - 1}"
+        raise FieldError(f"{name}[{row}]", int(values[beyond][0]), accepted)
+
+
+def _first(mask: Array) -> int:
+    return int(np.flatnonzero(mask.reshape(len(mask), -1).any(1))[0])

@@ -1,0 +1,138 @@
+"""PyTorch's map-style data sets, from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedveil.data.arrays import images
+from fedveil.data.labels import Array, count_classes, natural_clients
+from fedveil.data.sets import DataSet
+from fedveil.errors import FieldError, require_count, require_positive
+
+
+def from_torch(
+    dataset: Any,
+    test: Any = None,
+    *,
+    name: str = "torch",
+    classes: int | Sequence[str] = 0,
+    absent: Sequence[int] = (),
+    clients: Sequence[Any] | None = None,
+    channels: str = "auto",
+    max_examples: int = 1_000_000,
+    max_gib: float = 4.0,
+) -> DataSet:
+    """Read a map-style data set into memory, each example once and in order.
+
+    Parameters
+    ----------
+    dataset : torch.utils.data.Dataset
+        ``len`` and ``[i] -> (x, y)``: x a tensor, an array, or a PIL image (uint8 is scaled by 1/255); y a whole
+        number (a class), a floating-point target, or a tensor [H, W] of whole numbers (a class a pixel). Random
+        transforms are drawn once, now: leave them out.
+    test : torch.utils.data.Dataset, optional
+        The server's test half.
+    name : str
+        For reports.
+    classes : int or sequence of str
+        Number of classes or their names; by default one more than the largest label.
+    absent : sequence of int
+        Classes that are meant to have no example; any other gap is refused.
+    clients : sequence, optional
+        [N] numbers or texts: the natural client of each example.
+    channels : {"auto", "first", "last"}
+        Where images have their channels; "auto" means first in tensors, last in PIL images, and for
+        arrays what it means in `load_npz`.
+    max_examples, max_gib
+        Most examples, and most memory in GiB once they are 4-byte numbers.
+
+    Raises
+    ------
+    FieldError
+        Naming the index of an example that cannot be used.
+
+    Examples
+    --------
+    >>> pairs = torch.utils.data.TensorDataset(torch.rand(4, 3), torch.tensor([0, 1, 0, 1]))
+    >>> from_torch(pairs, classes=["ill", "well"]).class_names
+    ('ill', 'well')
+    """
+    require_count("max_examples", max_examples)
+    limit = int(require_positive("max_gib", max_gib) * 2**30)
+    x, y = _collect("dataset", dataset, channels, max_examples, limit)
+    test_x: Tensor | None = None
+    test_y: Tensor | None = None
+    if test is not None:
+        test_x, test_y = _collect("test", test, channels, max_examples, limit)
+        if test_x.shape[1:] != x.shape[1:] or test_y.dtype != y.dtype or test_y.shape[1:] != y.shape[1:]:
+            raise FieldError("test", (tuple(test_x.shape), tuple(test_y.shape)), "must be like dataset")
+    number = 0
+    declared = classes if isinstance(classes, int) else len(classes)
+    if not y.is_floating_point():
+        labels = {key: v.numpy() for key, v in (("dataset", y), ("test", test_y)) if v is not None}
+        number = count_classes(labels, declared, absent)
+    elif declared:
+        raise FieldError("classes", classes, "the data set holds floating-point targets, no classes")
+    owner, owners = natural_clients("clients", clients, len(x)) if clients is not None else (None, ())
+    return DataSet(
+        name=name,
+        x=x,
+        y=y,
+        test_x=test_x,
+        test_y=test_y,
+        classes=number,
+        class_names=() if isinstance(classes, int) else tuple(classes),
+        owner=owner,
+        owners=owners,
+        licence="that of the set",
+    )
+
+
+def _collect(name: str, dataset: Any, channels: str, max_examples: int, limit: int) -> tuple[Tensor, Tensor]:
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise FieldError(name, type(dataset).__name__, "must be map-style: have len() and [i]")
+    count = len(dataset)
+    if not 1 <= count <= max_examples:
+        raise FieldError(name, f"{count} examples", f"must hold 1 to {max_examples}; raise max_examples if it is meant")
+    x: Array | None = None
+    y: Array | None = None
+    for i in range(count):
+        example = dataset[i]
+        one, label = _pair(f"{name}[{i}]", example)
+        if channels == "auto" and (isinstance(example[0], Tensor) or hasattr(example[0], "getbands")):
+            channels = "first" if isinstance(example[0], Tensor) else "last"
+        if x is None or y is None:
+            if one.size * count * 4 > limit:
+                raise FieldError(name, one.shape, f"{count} of them take more than max_gib: raise it if it is meant")
+            x, y = np.empty((count, *one.shape), one.dtype), np.empty((count, *label.shape), label.dtype)
+        if one.shape != x.shape[1:] or one.dtype != x.dtype:
+            raise FieldError(
+                f"{name}[{i}]", (one.shape, str(one.dtype)), f"must be like {name}[0], {x.shape[1:]} {x.dtype}"
+            )
+        if label.shape != y.shape[1:] or label.dtype != y.dtype:
+            raise FieldError(f"{name}[{i}]", label.tolist(), f"its label must be like that of {name}[0], {y.dtype}")
+        x[i], y[i] = one, label
+    assert x is not None
+    assert y is not None
+    return images(x, channels, name), torch.from_numpy(y)
+
+
+def _pair(where: str, example: Any) -> tuple[Array, Array]:
+    if not isinstance(example, tuple | list) or len(example) != 2:
+        raise FieldError(where, type(example).__name__, "must be a pair (x, y)")
+    x, y = (np.asarray(v.detach().cpu()) if isinstance(v, Tensor) else np.asarray(v) for v in example)
+    for part, values in (("x", x), ("y", y)):
+        if values.dtype.kind not in "buif":
+            raise FieldError(f"{where}, {part}", str(values.dtype), "must be numbers: convert it in the data set")
+        if values.dtype.kind == "f" and not (np.abs(values) <= np.finfo(np.float32).max).all():
+            raise FieldError(f"{where}, {part}", "NaN or infinity", "must be finite")
+    if y.dtype.kind == "f":
+        return x, y.astype(np.float32)
+    if y.ndim not in (0, 2):
+        raise FieldError(f"{where}, y", y.shape, "must be one class, or one a pixel [H, W]")
+    return x, y.astype(np.int64)

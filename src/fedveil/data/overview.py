@@ -1,0 +1,103 @@
+"""What each client holds, and what is worth saying about it before a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedveil.data.sets import DataSet
+from fedveil.learning.clients import ClientData
+
+_NAMED = 5  # clients or classes that a line lists by name
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What one client holds, training and held-out examples together unless said otherwise.
+
+    Attributes
+    ----------
+    name : str
+        The client's.
+    examples, held_out : int
+        To train on, and kept apart.
+    counts : tuple of int
+        Examples (or pixels) of each class; empty for a regression.
+    mean, deviation : float or None
+        Of the first target of a regression, if there is an example.
+    notes : tuple of str
+        What is unusual: "empty", "one example", "lacks class 3".
+    """
+
+    name: str
+    examples: int
+    held_out: int
+    counts: tuple[int, ...] = ()
+    mean: float | None = None
+    deviation: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def present(self) -> int:
+        """Classes with at least one example."""
+        return sum(1 for count in self.counts if count)
+
+
+def holdings(clients: Sequence[ClientData], dataset: DataSet) -> list[Holding]:
+    """What each client holds, in order.
+
+    These are facts about private data: a table of them is for whoever runs the experiment, and no release of a
+    federation covers it.
+    """
+    return [_holding(client, dataset) for client in clients]
+
+
+def warnings_of(found: Sequence[Holding], dataset: DataSet) -> list[str]:
+    """A line for each kind of unusual client; none where there is nothing to say."""
+    said = [
+        _line(found, lambda h: not h.examples, "no example to train on: they return the model they receive"),
+        _line(found, lambda h: h.examples == 1, "a single example to train on"),
+        _line(found, lambda h: bool(h.examples) and 0 < h.present < dataset.classes, "no example of some class"),
+    ]
+    return [line for line in said if line]
+
+
+def _holding(client: ClientData, dataset: DataSet) -> Holding:
+    parts = [client.y] if client.test_y is None else [client.y, client.test_y]
+    y = torch.cat(parts)
+    if dataset.classes:
+        counts = tuple(torch.bincount(y.reshape(-1), minlength=dataset.classes).tolist())
+        notes = _notes(client, counts, dataset)
+        return Holding(client.name, client.examples, client.held_out, counts, notes=notes)
+    first = (y if y.dim() == 1 else y.reshape(len(y), -1)[:, 0]).to(torch.float64) if len(y) else None
+    mean, deviation = _moments(first)
+    return Holding(
+        client.name, client.examples, client.held_out, mean=mean, deviation=deviation, notes=_notes(client, (), dataset)
+    )
+
+
+def _moments(values: Tensor | None) -> tuple[float | None, float | None]:
+    return (None, None) if values is None else (float(values.mean()), float(values.std(correction=0)))
+
+
+def _notes(client: ClientData, counts: Sequence[int], dataset: DataSet) -> tuple[str, ...]:
+    if not client.examples:
+        return ("empty",)
+    notes = ["one example"] if client.examples == 1 else []
+    lacking = [name for name, count in zip(dataset.names(), counts, strict=False) if not count]
+    if len(lacking) > _NAMED:
+        notes.append(f"lacks {len(lacking)} of {dataset.classes} classes")
+    elif lacking:
+        notes.append(f"lacks class{'es' * (len(lacking) > 1)} {', '.join(lacking)}")
+    return tuple(notes)
+
+
+def _line(found: Sequence[Holding], chosen: Callable[[Holding], bool], text: str) -> str:
+    names = [holding.name for holding in found if chosen(holding)]
+    if not names:
+        return ""
+    more = ", ..." if len(names) > _NAMED else ""
+    return f"{len(names)} of {len(found)} clients hold {text} ({', '.join(names[:_NAMED])}{more})"

@@ -1,0 +1,130 @@
+"""One image file as an array, decoded by Pillow with bounds on what it may turn into."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedveil.errors import FedVeilError, FieldError, require_count
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Array = NDArray[Any]
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".gif")
+MODES = ("auto", "grey", "rgb")
+MAX_PIXELS = 1 << 24  # 4096 x 4096
+
+_FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "GIF")  # only these decoders are let near a file
+
+
+def decode(
+    name: str,
+    source: Path | bytes,
+    *,
+    mode: str = "auto",
+    size: tuple[int, int] | None = None,
+    max_pixels: int = MAX_PIXELS,
+) -> Array:
+    """Decode one image.
+
+    Parameters
+    ----------
+    name : str
+        Of the file, for a refusal.
+    source : Path or bytes
+        The file, or its content.
+    mode : {"auto", "grey", "rgb"}
+        What to convert to; "auto" takes 8-bit and 16-bit grey and RGB as they are, a palette as the greys or
+        colours it stands for, and refuses anything else (transparency, CMYK, floating point).
+    size : tuple of int, optional
+        (height, width) to resize to: by the mean of the pixels when it shrinks (box filter), bilinear when it grows.
+    max_pixels : int
+        Most pixels a file may unpack to; looked up in its header before anything is decoded.
+
+    Returns
+    -------
+    ndarray
+        [H, W] or [H, W, 3], uint8; float32 in [0, 1] for 16-bit grey.
+
+    Raises
+    ------
+    FieldError
+        Naming the file, if it is damaged, too large, or of another kind.
+    """
+    image_module = pillow()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", image_module.DecompressionBombWarning)
+            with image_module.open(BytesIO(source) if isinstance(source, bytes) else source, formats=_FORMATS) as image:
+                width, height = image.size
+                if width * height > max_pixels:
+                    accepted = f"may hold at most {max_pixels} pixels; raise data.max_pixels if it is meant"
+                    raise FieldError(name, f"{width} x {height}", accepted)
+                if getattr(image, "n_frames", 1) != 1:
+                    raise FieldError(name, f"{image.n_frames} frames", "must hold a single one: split it")
+                return _pixels(name, image, mode, size)
+    except FieldError:
+        raise
+    except Exception as error:  # damaged files make decoders raise nearly anything
+        kinds = ", ".join(_FORMATS)
+        raise FieldError(name, type(error).__name__, f"cannot be read as {kinds}: {error}") from error
+
+
+def size_of(size: Sequence[int]) -> tuple[int, int] | None:
+    """(height, width) from an option ``size``; None where it is empty."""
+    if not size:
+        return None
+    if len(size) != 2:
+        raise FieldError("data.size", list(size), "must be [height, width] in pixels")
+    return require_count("data.size", size[0]), require_count("data.size", size[1])
+
+
+def pillow() -> Any:
+    """Pillow's Image module.
+
+    Raises
+    ------
+    FedVeilError
+        If it is not installed.
+    """
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise FedVeilError('decoding images needs Pillow: pip install "fedveil[data]"') from error
+    return Image
+
+
+def _pixels(name: str, image: Image, mode: str, size: tuple[int, int] | None) -> Array:
+    deep = image.mode.startswith("I;16")
+    if deep and mode == "rgb":
+        raise FieldError(name, image.mode, "16-bit grey cannot be taken as RGB: use data.mode = 'grey'")
+    if image.mode in ("I", "F"):
+        raise FieldError(name, image.mode, "32-bit pixels have no known range: store them as 8 or 16 bits, or as npz")
+    if deep:
+        found: Image = image
+    elif mode != "auto":
+        found = image.convert("L" if mode == "grey" else "RGB")
+    elif image.mode == "P":
+        colours = np.asarray(image.convert("RGB"))
+        found = image.convert("L" if (colours == colours[..., :1]).all() else "RGB")
+    elif image.mode in ("1", "L", "RGB"):
+        found = image.convert("L") if image.mode == "1" else image
+    else:
+        accepted = "must be grey or RGB; data.mode = 'grey' or 'rgb' converts it and drops what does not fit"
+        raise FieldError(name, f"{image.mode} ({len(image.getbands())} channels)", accepted)
+    values = np.asarray(found).astype(np.float32) / np.float32(65535) if deep else np.asarray(found)
+    if size is None or values.shape[:2] == size:
+        return values
+    module = pillow()
+    shrinks = size[0] <= values.shape[0] and size[1] <= values.shape[1]
+    resample = module.Resampling.BOX if shrinks else module.Resampling.BILINEAR
+    plane = module.fromarray(values) if deep else found
+    return np.asarray(plane.resize((size[1], size[0]), resample))

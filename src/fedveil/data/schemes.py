@@ -1,0 +1,92 @@
+"""The draws behind the partitions: who gets which examples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedveil.errors import FieldError, require_count
+
+Indices = NDArray[np.int64]
+Labels = NDArray[Any]
+
+_DRAWS = 100  # draws before the smallest clients are filled up by hand
+
+
+def by_counts(labels: Labels, clients: int, counts: Sequence[Sequence[int]], rng: np.random.Generator) -> list[Indices]:
+    """Exactly the given numbers [clients][classes]."""
+    rows = [[require_count("counts", value, least=0) for value in row] for row in counts]
+    if len(rows) != clients or len({len(row) for row in rows}) != 1:
+        given = [len(row) for row in rows]
+        raise FieldError("counts", given, f"must hold one row a client ({clients}), all with one number a class")
+    pools = [rng.permutation(np.flatnonzero(labels == c)) for c in range(len(rows[0]))]
+    for c, pool in enumerate(pools):
+        wanted = sum(row[c] for row in rows)
+        if wanted > len(pool):
+            raise FieldError(f"counts[class {c}]", wanted, f"the set holds only {len(pool)} examples of class {c}")
+    cuts = [np.split(pool, np.cumsum([row[c] for row in rows])) for c, pool in enumerate(pools)]
+    return [np.concatenate([cut[i] for cut in cuts]) for i in range(clients)]
+
+
+def dirichlet(labels: Labels, clients: int, alpha: float, min_size: int, rng: np.random.Generator) -> list[Indices]:
+    """Each class in proportions drawn from Dirichlet(alpha)."""
+    least = min(min_size, len(labels) // clients)
+    for _ in range(_DRAWS):
+        parts: list[list[int]] = [[] for _ in range(clients)]
+        for c in np.unique(labels):
+            members = rng.permutation(np.flatnonzero(labels == c))
+            for part, some in zip(parts, np.split(members, _cuts(len(members), clients, alpha, rng)), strict=True):
+                part.extend(some.tolist())
+        if min(len(part) for part in parts) >= least:
+            break
+    return _filled(parts, least, rng)
+
+
+def quantity(examples: int, clients: int, alpha: float, min_size: int, rng: np.random.Generator) -> list[Indices]:
+    """A shuffled deck in parts whose sizes are drawn from Dirichlet(alpha)."""
+    deck, least = rng.permutation(examples), min(min_size, examples // clients)
+    for _ in range(_DRAWS):
+        parts = [part.tolist() for part in np.split(deck, _cuts(examples, clients, alpha, rng))]
+        if min(len(part) for part in parts) >= least:
+            break
+    return _filled(parts, least, rng)
+
+
+def shards_of(labels: Labels, clients: int, shards: int, rng: np.random.Generator) -> list[Indices]:
+    """Examples in the order of their labels, cut into equal shards, so many of which each client draws."""
+    shuffled = rng.permutation(len(labels))
+    ordered = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    pieces = np.array_split(ordered, clients * shards)
+    drawn = rng.permutation(clients * shards).reshape(clients, shards)
+    return [np.concatenate([pieces[j] for j in row]) for row in drawn.tolist()]
+
+
+def natural(owner: Indices, clients: int | None, min_size: int, rng: np.random.Generator) -> list[Indices]:
+    """The examples of each natural client that has enough; of these, `clients` drawn without replacement, or all."""
+    found, sizes = np.unique(owner, return_counts=True)
+    enough = found[sizes >= max(min_size, 1)]
+    if clients is not None and clients > len(enough):
+        accepted = f"only {len(enough)} natural clients hold at least {max(min_size, 1)} examples"
+        raise FieldError("clients", clients, accepted)
+    if not len(enough):
+        raise FieldError("min_size", min_size, f"the largest natural client holds {sizes.max()} examples")
+    chosen = enough if clients is None else np.sort(rng.choice(enough, size=clients, replace=False))
+    order = np.argsort(owner, kind="stable")
+    starts = np.searchsorted(owner[order], chosen, side="left")
+    stops = np.searchsorted(owner[order], chosen, side="right")
+    return [order[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+
+
+def _cuts(examples: int, clients: int, alpha: float, rng: np.random.Generator) -> Indices:
+    return np.floor(np.cumsum(rng.dirichlet([alpha] * clients))[:-1] * examples).astype(np.int64)
+
+
+def _filled(parts: list[list[int]], least: int, rng: np.random.Generator) -> list[Indices]:
+    """The smallest take single examples from the largest until everybody has `least`."""
+    while min(len(part) for part in parts) < least:
+        donor, taker = max(parts, key=len), min(parts, key=len)
+        taker.append(donor.pop(int(rng.integers(len(donor)))))
+    return [np.array(part, dtype=np.int64) for part in parts]

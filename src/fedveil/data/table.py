@@ -1,0 +1,186 @@
+"""Tables: CSV and parquet files, a row an example."""
+
+from __future__ import annotations
+
+import gzip
+import warnings
+import zlib
+from collections.abc import Sequence
+from importlib import import_module
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedveil.data.frames import Classes, Columns, Rows, TableSpec, from_rows, pandas_module
+from fedveil.data.sets import DataSet, MissingDataError
+from fedveil.errors import FedVeilError, FieldError, require_count, require_positive
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def load_table(
+    path: str | Path,
+    *,
+    target: str,
+    classes: Classes = 0,
+    absent: Sequence[int] = (),
+    target_range: Sequence[float] = (),
+    columns: Columns = (),
+    client_column: str = "",
+    scale: str = "declared",
+    outside: str = "refuse",
+    test_path: str = "",
+    separator: str = ",",
+    decimal: str = ".",
+    max_rows: int = 2_000_000,
+    max_gib: float = 1.0,
+) -> DataSet:
+    """Load a table with a header line.
+
+    Scaling inputs by the mean and deviation of all rows would need statistics of everybody's private data: computing
+    them is a release that nobody protects or accounts for. So a column is scaled by what was declared beforehand, or by
+    each client alone, and there is no third way.
+
+    Parameters
+    ----------
+    path : str or Path
+        A ``.csv`` or ``.csv.gz`` file (UTF-8), or ``.parquet`` (needs pyarrow).
+    target : str
+        The column to predict.
+    classes : int or sequence of str
+        Makes it a classification: the number of classes (the target holds 0, 1, ...), or their names in order.
+    absent : sequence of int
+        Classes that are meant to have no row here; any other gap is refused.
+    target_range : sequence of float
+        Makes it a regression: [low, high], declared; the target becomes (y - low) / (high - low), and so do errors.
+    columns : mapping or sequence of str
+        The inputs. A mapping declares each: ``age = [0, 120]`` a numeric column scaled to 0 to 1, ``sex = ["f", "m"]``
+        texts, one column each. A list only names them, for the other two scales. Default: all other columns.
+    client_column : str
+        Says which natural client a row belongs to.
+    scale : {"declared", "client", "none"}
+        ``"client"``: each client standardises numeric columns by its own training rows when the data are dealt out.
+        ``"none"``: numbers are taken as they are.
+    outside : {"refuse", "clip"}
+        What to do with values outside a declared range.
+    test_path : str
+        Another file, the server's test half.
+    separator, decimal : str
+        Of CSV files, e.g. ``";"`` and ``","``.
+    max_rows : int
+        Most rows of a file.
+    max_gib : float
+        Most GiB a file may unpack to.
+
+    Raises
+    ------
+    FieldError
+        Naming file, row (from 1, the header not counted) and column of a value that cannot be used.
+    """
+    spec = TableSpec(
+        target=target,
+        classes=classes,
+        absent=absent,
+        target_range=target_range,
+        columns=columns,
+        client_column=client_column,
+        scale=scale,
+        outside=outside,
+    )
+    require_count("data.max_rows", max_rows)
+    bounds = (max_rows, int(require_positive("data.max_gib", max_gib) * 2**30))
+    style = (separator, decimal)
+    train = read_table("data.path", path, style, bounds)
+    test = read_table("data.test_path", test_path, style, bounds) if test_path else None
+    return from_rows("table", train, test, spec, f"From the file {train.file}.")
+
+
+def read_table(field: str, path: str | Path, style: tuple[str, str], bounds: tuple[int, int]) -> Rows:
+    """Read a file whole.
+
+    Parameters
+    ----------
+    field : str
+        The option that names the file, for a refusal.
+    path : str or Path
+        The file.
+    style : tuple of str
+        Separator and decimal sign of CSV.
+    bounds : tuple of int
+        Most rows, and most bytes that it may unpack to.
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise MissingDataError(field, str(file), "is no file: give the path of a .csv, .csv.gz or .parquet file")
+    name, (max_rows, max_bytes) = file.name.lower(), bounds
+    if name.endswith(".parquet"):
+        frame = _parquet(field, file, max_rows, max_bytes)
+    elif name.endswith((".csv", ".csv.gz")):
+        frame = _csv(field, file, style[0], max_rows, max_bytes)
+    else:
+        raise FieldError(field, str(file), "must end in .csv, .csv.gz or .parquet")
+    if not len(frame):
+        raise FieldError(field, str(file), "holds no row below its header")
+    if len(frame) > max_rows:
+        raise FieldError(field, str(file), f"holds more than {max_rows} rows; raise data.max_rows if it is meant")
+    return Rows(file.name, frame, "." if name.endswith(".parquet") else style[1])
+
+
+def _csv(field: str, file: Path, separator: str, max_rows: int, max_bytes: int) -> pandas.DataFrame:
+    pd = pandas_module()
+    content = _unpacked(field, file, max_bytes)
+    if not content.strip():
+        raise FieldError(field, str(file), "is empty: a header line and rows are needed")
+    # every value as text: identifiers keep their zeros, and what is no number can be named with its row
+    as_text: dict[str, Any] = {"dtype": str, "sep": separator, "keep_default_na": False, "na_values": [""]}
+    try:
+        header = pd.read_csv(BytesIO(content), header=None, nrows=1, **as_text).iloc[0].tolist()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)  # rows that are longer than the header
+            frame = pd.read_csv(BytesIO(content), nrows=max_rows + 1, index_col=False, **as_text)
+    except (ValueError, UnicodeDecodeError, pd.errors.ParserError, pd.errors.ParserWarning) as error:
+        raise FieldError(field, str(file), f"cannot be read as CSV in UTF-8 ({error})") from error
+    columns = ["" if value is None or value != value else str(value).strip() for value in header]
+    for column in columns:
+        if not column or columns.count(column) > 1:
+            raise FieldError(f"{file.name}, header", columns, "must name each column once")
+    frame.columns = columns
+    return frame
+
+
+def _unpacked(field: str, file: Path, max_bytes: int) -> bytes:
+    try:
+        with gzip.open(file) if file.name.lower().endswith(".gz") else file.open("rb") as stream:
+            content = stream.read(max_bytes + 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise FieldError(field, str(file), f"cannot be unpacked ({error})") from error
+    if len(content) > max_bytes:
+        raise FieldError(field, str(file), f"is over {max_bytes / 2**30:g} GiB; raise data.max_gib if it is meant")
+    return content
+
+
+def _parquet(field: str, file: Path, max_rows: int, max_bytes: int) -> pandas.DataFrame:
+    try:
+        parquet: Any = import_module("pyarrow.parquet")
+        failures = (import_module("pyarrow").ArrowException, OSError, ValueError)
+    except ImportError as error:
+        raise FedVeilError("reading parquet files needs pyarrow: pip install pyarrow") from error
+    pandas_module()
+    try:
+        with parquet.ParquetFile(file) as stored:
+            meta = stored.metadata
+            size = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
+            if meta.num_rows > max_rows:
+                accepted = f"holds {meta.num_rows} rows; raise data.max_rows ({max_rows}) if it is meant"
+                raise FieldError(field, str(file), accepted)
+            if size > max_bytes:
+                raise FieldError(field, str(file), f"unpacks to {size / 2**30:.1f} GiB; raise data.max_gib")
+            names = stored.schema_arrow.names
+            if len(set(names)) != len(names):
+                raise FieldError(f"{file.name}, header", names, "must name each column once")
+            return stored.read().to_pandas(ignore_metadata=True)
+    except failures as error:
+        if isinstance(error, FieldError):
+            raise
+        raise FieldError(field, str(file), f"cannot be read as parquet ({error})") from error

@@ -1,0 +1,36 @@
+"""The page on data: its blocks run as they stand, in order, and so do its commands."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedveil.cli import app
+from fedveil.data import SCHEMES, SOURCES
+
+PAGE = (Path(__file__).resolve().parent.parent / "docs" / "data.md").read_text()
+
+
+def test_the_page_runs(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("pandas")
+    monkeypatch.chdir(tmp_path)
+    first, second = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(compile(first, "data.md", "exec"), {})
+    (tmp_path / "ward.toml").write_text(re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[0])
+    commands = [line.split("#")[0].strip() for line in PAGE.splitlines() if line.startswith("    fedveil ")]
+    assert len(commands) == 5
+    for command in commands:
+        result = CliRunner().invoke(app, shlex.split(command)[1:])
+        assert result.exit_code == 0, (command, result.output)
+    assert (tmp_path / "runs" / "ward" / "summary.json").exists()
+    assert (tmp_path / "runs" / "ward-data" / "partition.png").exists()
+    exec(compile(second, "data.md", "exec"), {})
+    assert capsys.readouterr().out.strip() == "(13, 13, 14)"
+
+
+def test_the_page_names_every_source_and_partition():
+    named = set(re.findall(r"`([a-z0-9-]+)`", PAGE))
+    assert set(SOURCES) <= named
+    assert set(SCHEMES) <= named
