@@ -8,12 +8,14 @@ delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu) (Bal
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from scipy.optimize import brentq, minimize_scalar
-from scipy.special import log_ndtr
+from scipy.special import erfcx, log_ndtr
 
 from fedveil.errors import require_delta, require_non_negative, require_positive
+
+_CERTAIN = 40.0  # Phi(40) is 1 in every float
 
 
 def log_delta(epsilon: float, mu: float) -> float:
@@ -31,10 +33,25 @@ def log_delta(epsilon: float, mu: float) -> float:
     float
         At most 0; ``-inf`` where delta underflows.
     """
-    high = float(log_ndtr(mu / 2 - epsilon / mu))
-    low = float(epsilon + log_ndtr(-mu / 2 - epsilon / mu))
-    gap = low - high
+    return _log_delta(mu / 2 - epsilon / mu, mu / 2 + epsilon / mu)
+
+
+def _log_delta(a: float, b: float) -> float:
+    """The same from a = mu/2 - epsilon/mu and b = mu/2 + epsilon/mu, so that e^epsilon = e^((b^2 - a^2) / 2)."""
+    high = float(log_ndtr(a))
+    scaled = float(erfcx(b / math.sqrt(2))) / 2  # Phi(-b) e^(b^2/2): nothing large is subtracted, whatever mu
+    gap = math.log(scaled) - a * a / 2 - high if scaled > 0 else -math.inf
     return high + math.log(-math.expm1(gap)) if gap < 0 else -math.inf
+
+
+def _root(target: float, b_of: Callable[[float], float], top: float) -> float:
+    """The a at which the logarithm of delta meets a target; delta rises with a, and Phi(a) alone bounds it."""
+
+    def excess(a: float) -> float:
+        return max(_log_delta(a, b_of(a)), -1e300) - target
+
+    bottom = -math.sqrt(-2 * target) - 1.0
+    return float(brentq(excess, bottom, top, xtol=1e-300, rtol=1e-14, maxiter=500))
 
 
 def delta_of_mu(mu: float, epsilon: float) -> float:
@@ -67,28 +84,25 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
     target = math.log(delta)
     if mu == 0 or log_delta(0.0, mu) <= target:
         return 0.0
-    # delta(epsilon) <= Phi(mu/2 - epsilon/mu), so this epsilon is always enough
-    high = mu * (mu / 2 + math.sqrt(-2 * target)) + 1.0
-    return float(
-        brentq(lambda e: max(log_delta(e, mu), -1e300) - target, 0.0, high, xtol=1e-14, rtol=1e-14, maxiter=500)
-    )
+    # solved for a, which stays moderate: a root in epsilon itself would lose its digits from mu = 1e8 on
+    a = _root(target, lambda a: mu - a, min(mu / 2, _CERTAIN))
+    return mu * (mu / 2 - a)
 
 
 def mu_of_epsilon(epsilon: float, delta: float) -> float:
     """The largest mu for which mu-GDP still gives (epsilon, delta)-DP: the inverse of `epsilon_of_mu`."""
     epsilon, delta = require_positive("epsilon", epsilon), require_delta("delta", delta)
-    target = math.log(delta)
-    low, high = 1e-12, 1.0
-    while log_delta(epsilon, high) < target:
-        high *= 2
-    while log_delta(epsilon, low) >= target:
-        low /= 2
-    return float(brentq(lambda m: max(log_delta(epsilon, m), -1e300) - target, low, high, xtol=1e-300, rtol=1e-14))
+
+    def b_of(a: float) -> float:
+        return math.hypot(a, math.sqrt(2 * epsilon))  # from epsilon = (b^2 - a^2) / 2
+
+    a = _root(math.log(delta), b_of, _CERTAIN)
+    return a + b_of(a) if a > 0 else 2 * epsilon / (b_of(a) - a)
 
 
 def compose_mu(mus: Iterable[float]) -> float:
     """Mu of the joint release of independent Gaussian releases: the root of the sum of squares."""
-    return math.sqrt(math.fsum(require_non_negative("mu", m) ** 2 for m in mus))
+    return math.hypot(*(require_non_negative("mu", m) for m in mus))  # squares of small ones would underflow
 
 
 def epsilon_of_rho(rho: float, delta: float) -> float:

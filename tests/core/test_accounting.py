@@ -52,7 +52,7 @@ def test_poisson_sampling_agrees_with_three_libraries() -> None:
     assert ours <= renyi_epsilon(events, DELTA, "add/remove")
 
 
-@pytest.mark.parametrize("relation", ["add/remove", "replace-one"])
+@pytest.mark.parametrize("relation", ["zero-out", "add/remove", "replace-one"])
 def test_one_sampled_gaussian_agrees_with_numerical_integration(relation: str) -> None:
     q, z, target = 0.2, 1.5, 0.4
     there = lambda x: (1 - q) * norm.pdf(x) + q * norm.pdf(x, 1 / z)  # noqa: E731
@@ -127,6 +127,57 @@ def test_events_of_several_kinds_compose() -> None:
     assert max(acc.epsilon([part], DELTA) for part in parts) < together < apart
 
 
+SAMPLED = (acc.Poisson(0.2, acc.Gaussian(1.5)), 8)
+SEVERAL = [SAMPLED, (acc.Gaussian(4.0), 3), (acc.Laplace(6.0), 2)]
+
+
+@pytest.mark.parametrize("relation", ["zero-out", "add/remove", "replace-one"])
+@pytest.mark.parametrize("events", [[SAMPLED], [(acc.Gaussian(2.0), 5)], [(acc.Laplace(6.0), 2)]], ids=str)
+def test_exact_is_at_most_pld_is_at_most_rdp(events: list, relation: acc.Relation) -> None:
+    ours = acc.epsilon(events, DELTA, relation)
+    event, count = events[0]
+    if isinstance(event, acc.Gaussian):  # the same through a loss distribution: a part that costs next to nothing
+        assert ours <= acc.epsilon([*events, (acc.Laplace(1e6), 1)], DELTA, relation)
+    if not isinstance(event, acc.Poisson) or relation != "replace-one":  # which has no Renyi bound here
+        assert ours <= renyi_epsilon(events, DELTA, relation)
+    if isinstance(event, acc.Poisson):  # and sampling helps
+        assert ours <= acc.epsilon([(event.event, count)], DELTA, relation)
+
+
+@pytest.mark.parametrize("events", [[SAMPLED], SEVERAL, [(acc.Gaussian(2.0), 5)], [(acc.DiscreteGaussian(2.0), 5)]])
+def test_replacing_costs_no_less_than_adding_or_removing(events: list) -> None:
+    less, more = (acc.epsilon(events, DELTA, relation) for relation in ("add/remove", "replace-one"))
+    assert less < more
+    assert acc.epsilon(events, DELTA, "zero-out") == pytest.approx(less, rel=1e-3)
+
+
+def test_more_noise_a_larger_delta_and_fewer_rounds_cost_less() -> None:
+    cost = lambda z, delta, rounds: acc.epsilon([(acc.Poisson(0.2, acc.Gaussian(z)), rounds)], delta)  # noqa: E731
+    base = cost(1.5, DELTA, 8)
+    assert cost(1.6, DELTA, 8) < base
+    assert cost(1.5, 2 * DELTA, 8) < base
+    assert cost(1.5, DELTA, 7) < base
+
+
+@pytest.mark.parametrize(
+    ("event", "least", "most"),
+    [
+        # within the closed form without sampling, and above what a sampled unit is known to cost: T mu^2 / 2 at q = 1/2
+        (acc.Poisson(0.5, acc.Gaussian(0.01)), 10 * 0.5 * 100**2 / 2, epsilon_of_mu(100 * math.sqrt(10), DELTA)),
+        (acc.Poisson(0.5, acc.Gaussian(1e-5)), 10 * 0.5 * 1e5**2 / 2, epsilon_of_mu(1e5 * math.sqrt(10), DELTA)),
+        (acc.Mixture(1e-5, (0.0, 2.0), (0.5, 0.5)), 10 * 2e10 / 2, epsilon_of_mu(2e5 * math.sqrt(10), DELTA)),
+        (acc.Laplace(1e-7), 10 * 0.99e7, 1e8),
+        (acc.Poisson(0.5, acc.Laplace(1e-4)), 10 * 0.49e4, 1e5),
+        (acc.EuclideanLaplace(11, 1e5), 10 * 0.49e5, 1e6),
+        (acc.EuclideanLaplace(1000, 300.0), 10 * 300**2 / 2000, 3000),  # about a Gaussian of mu = s / sqrt(n),
+    ],
+)
+def test_vast_losses_are_bounded_without_vast_grids(event: acc.Event, least: float, most: float) -> None:
+    ours = acc.epsilon([(event, 10)], DELTA)
+    assert least <= ours <= most * (1 + 1e-9)
+    assert ours <= acc.epsilon([(event, 10), (acc.Gaussian(1e-4), 1)], DELTA) < math.inf
+
+
 @given(st.floats(0.5, 5.0), st.floats(1.01, 3.0), st.integers(1, 50), st.sampled_from([1e-3, 1e-5, 1e-8]))
 def test_gaussian_epsilon_is_monotone(z: float, factor: float, rounds: int, delta: float) -> None:
     base = acc.epsilon([(acc.Gaussian(z), rounds)], delta)
@@ -150,6 +201,13 @@ def test_what_cannot_be_bounded_is_refused() -> None:
         acc.epsilon([(acc.FixedSize(1, 10, acc.Gaussian(1.0)), 1)], DELTA, "add/remove")
     with pytest.raises(FieldError, match="relation"):
         acc.epsilon([(acc.Mixture(1.0, (1.0,), (1.0,)), 1)], DELTA, "replace-one")
+    with pytest.raises(FieldError, match="relation"):
+        acc.epsilon([(acc.Poisson(0.5, acc.Laplace(1e-9)), 1)], DELTA, "replace-one")  # however vast
+    for bad in ((0.0, 0.0), ()):
+        with pytest.raises(FieldError, match=r"sensitivities|probabilities"):
+            acc.Mixture(1.0, bad, (0.5, 0.5))
+    with pytest.raises(FieldError, match="sum to 1"):
+        acc.Mixture(1.0, (0.0, 1.0), (0.5, 0.6))
     with pytest.raises(FieldError, match="sample"):
         acc.FixedSize(11, 10, acc.Gaussian(1.0))
     with pytest.raises(FieldError, match="rate"):

@@ -130,6 +130,22 @@ def test_the_servers_budget_stops_the_run_with_the_last_model():
     assert history.guarantee.epsilon(DELTA) <= epsilon
 
 
+def test_a_budget_lowered_afterwards_does_not_lower_the_total():
+    files = {}
+
+    def ledgers(party):
+        lines = files.setdefault(party, [])
+        return Ledger.parse("memory", party, list(lines)), lines.append
+
+    first = federation("global", ledgers=ledgers)
+    spent = first.run(3).guarantee.epsilon(DELTA)
+    later = federation("global", ledgers=ledgers, server_budget=Filter(1.0, DELTA))
+    later.restore(first.models, 3, first.server.state, first.client_states())
+    history = later.run(4)
+    assert "budget is used up" in history.stopped
+    assert history.guarantee.epsilon(DELTA) == pytest.approx(spent)
+
+
 def test_totals_are_the_servers_or_the_clients():
     central = federation("global").run(3)
     assert set(central.guarantees) == {"server"}

@@ -33,6 +33,30 @@ def test_large_mu_works():
     assert mu_of_epsilon(epsilon, 1e-5) == pytest.approx(1000.0, rel=1e-8)
 
 
+@pytest.mark.parametrize("mu", [1e6, 1e8, 1e9, 1e12, 1e100, 1e150])
+def test_no_mu_is_too_large_to_be_counted_whole(mu):
+    # epsilon = mu (mu/2 - a), with Phi(a) nearly delta: never below the mean loss mu^2/2, but for the last digit
+    epsilon = epsilon_of_mu(mu, 1e-5)
+    assert epsilon == pytest.approx(mu * (mu / 2 + 4.26489), rel=1e-9)
+    assert epsilon >= mu**2 / 2 * (1 - 1e-15)
+    assert mu_of_epsilon(epsilon, 1e-5) == pytest.approx(mu, rel=1e-12)
+
+
+@pytest.mark.parametrize("delta", [1e-300, 1e-12, 0.1, 0.999999])
+@pytest.mark.parametrize("mu", [1e-6, 0.03, 1.0, 40.0, 1e5])
+def test_against_fifty_digits(mu, delta):
+    mp = pytest.importorskip("mpmath")
+    epsilon = epsilon_of_mu(mu, delta)
+
+    def log_ratio(e):
+        with mp.workdps(400):
+            m, e = mp.mpf(mu), mp.mpf(e)
+            return float(mp.log((mp.ncdf(m / 2 - e / m) - mp.exp(e) * mp.ncdf(-m / 2 - e / m)) / delta))
+
+    assert log_ratio(epsilon * (1 + 1e-8)) < 0
+    assert epsilon == 0 or log_ratio(epsilon * (1 - 1e-8)) > 0
+
+
 def test_no_mu_is_no_epsilon():
     assert epsilon_of_mu(0.0, 1e-5) == 0.0
     assert delta_of_mu(0.0, 1.0) == 0.0

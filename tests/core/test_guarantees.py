@@ -12,7 +12,6 @@ from fedveil.accounting import (
     epsilon_of_mu,
     mu_of_epsilon,
     nothing,
-    plan,
     total,
     unprotected,
 )
@@ -174,6 +173,17 @@ def test_filter_never_admits_more_than_its_budget(mus):
     assert stop.spent == pytest.approx(compose_mu(admitted), rel=1e-12)
 
 
+def test_a_total_is_the_budget_only_while_the_filter_held():
+    # five rounds of mu = 1: a filter that allowed each of them promises its budget, a later and smaller one nothing
+    spends = [Spend(guarantee=formal(1.0), charge=0.1)] * 5
+    worst = total(s.guarantee for s in spends)
+    budget = Filter(epsilon_of_mu(0.3, DELTA), DELTA)
+    assert all(budget.admit_spend(s) for s in spends)
+    assert budget.held(worst, spends).mu == pytest.approx(0.3)
+    lowered = Filter(epsilon_of_mu(0.2, DELTA), DELTA)  # .1 sqrt(5) = .22 was spent
+    assert lowered.held(worst, spends) == worst
+
+
 def test_leakage_filter():
     stop = LeakageFilter(1.0)
     assert [stop.admit(0.1) for _ in range(11)] == [True] * 10 + [False]  # ten tenths are one, not a bit more
@@ -215,92 +225,3 @@ def test_filters_refuse_bad_numbers(bad):
         ParticipationFilter(bad)
     with pytest.raises(FieldError, match="cap"):
         ParticipationFilter(1.5)
-
-
-# ---- planning
-
-
-def test_plan_by_hand():
-    # mu(8, 1e-5) = 1.66603; replace-one doubles the sensitivity: z = 2 sqrt(20) / 1.66603 = 5.3686, sigma = z 5 / 4
-    made = plan(rounds=20, clients=4, delta=DELTA, epsilon=8.0, clip=5.0, relation="replace-one")
-    assert made.mu == pytest.approx(1.66603, rel=1e-5)
-    assert made.noise_multiplier == pytest.approx(5.36861, rel=1e-5)
-    assert made.sigma == pytest.approx(6.7, abs=0.02)
-    assert made.sigma == pytest.approx(made.noise_multiplier * 5 / 4)
-
-
-def test_plan_for_a_noise():
-    made = plan(rounds=20, clients=4, delta=DELTA, noise_multiplier=0.01, clip=5.0)
-    assert made.mu == pytest.approx(447.2135955)
-    assert made.vacuous
-    assert "vacuous" in made.advice()
-    assert made.epsilon == pytest.approx(101906.3, rel=1e-6)
-    half = plan(rounds=20, clients=4, delta=DELTA, noise_multiplier=0.01, clip=5.0, relation="replace-one")
-    assert half.mu == pytest.approx(2 * made.mu)
-
-
-@given(
-    st.integers(1, 500),
-    st.integers(1, 1000),
-    st.floats(1e-10, 1e-2),
-    st.floats(0.01, 1000),
-    st.sampled_from(["zero-out", "add/remove", "replace-one"]),
-)
-def test_a_plan_never_ends_above_its_target_and_wastes_nothing(rounds, clients, delta, epsilon, relation):
-    made = plan(rounds=rounds, clients=clients, delta=delta, epsilon=epsilon, relation=relation)
-    assert made.epsilon <= epsilon
-    assert made.epsilon == pytest.approx(epsilon, rel=1e-6)
-    # what the rounds really compose to, from the sensitivity of a mean
-    change = (2 if relation == "replace-one" else 1) / clients
-    assert epsilon_of_mu(compose_mu([change / made.sigma] * rounds), delta) <= epsilon * (1 + 1e-9)
-
-
-def test_advice_by_hand():
-    # sigma = z C / n = 1 / 10; noise norm .1 sqrt(10^4) = 10 against C = 1
-    made = plan(rounds=1, clients=10, delta=DELTA, noise_multiplier=1.0, dimension=10_000)
-    assert made.signal_to_noise == pytest.approx(0.1)
-    # to reach .3: three times the clients, or a ninth of the parameters
-    assert "30 clients, or 1111 trainable parameters" in made.advice()
-    assert "can work" in plan(rounds=1, clients=10, delta=DELTA, noise_multiplier=1.0, dimension=100).advice()
-    assert plan(rounds=1, clients=10, delta=DELTA, noise_multiplier=1.0).signal_to_noise is None
-
-
-def test_plan_for_rounds_cohort_and_clip():
-    # mu(1, 1e-5) = 0.268: (0.268 / 0.02)^2 = 179.6 rounds of z = 50
-    made = plan(rounds=None, delta=DELTA, epsilon=1.0, noise_multiplier=50.0)
-    assert made.rounds == int((mu_of_epsilon(1.0, DELTA) / 0.02) ** 2) == 179
-    assert made.epsilon <= 1.0 < plan(rounds=180, delta=DELTA, noise_multiplier=50.0).epsilon
-    # noise length z C sqrt(d) / n = 2 * 100 C / n against an update of length C / 2: .3 needs n = .3 * 200 / .5
-    made = plan(rounds=1, clients=None, delta=DELTA, noise_multiplier=2.0, clip=2.0, update_norm=1.0, dimension=10_000)
-    assert made.clients == 120
-    assert made.signal_to_noise == pytest.approx(0.3)
-    assert plan(rounds=1, delta=DELTA, noise_multiplier=1.0, update_norm=0.7).clip == 0.7
-
-
-def test_a_large_delta_is_warned_about():
-    assert "1/n" in plan(rounds=1, clients=200, delta=0.01, epsilon=1.0).warnings[0]
-    assert plan(rounds=1, clients=50, delta=0.01, epsilon=1.0).warnings == ()
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"epsilon": None},
-        {"noise_multiplier": 1.0},
-        {"rounds": None},
-        {"rounds": None, "noise_multiplier": 0.01},
-        {"clients": None},
-        {"update_norm": 0.0},
-        {"rounds": 0},
-        {"clients": 2.5},
-        {"delta": 0},
-        {"epsilon": 0.0},
-        {"epsilon": float("nan")},
-        {"clip": -1},
-        {"relation": "neighbours"},
-        {"dimension": 0},
-    ],
-)
-def test_bad_plans_are_refused(changes):
-    with pytest.raises(FieldError):
-        plan(**{"rounds": 1, "clients": 2, "delta": DELTA, "epsilon": 1.0, **changes})

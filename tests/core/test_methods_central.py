@@ -158,6 +158,47 @@ def test_a_rule_without_a_bound_is_heuristic_printed_and_refused_formally():
     assert combine(GlobalDP(Sum(), order="printed"), THETA, UPDATES).spend.guarantee.status == "heuristic"
 
 
+class Weighing(FedAvg):
+    """A rule of somebody else's that weighs as it likes."""
+
+    def planned_weights(self, counts, n, cohort):
+        return torch.tensor(self.given[:n], dtype=torch.float64)
+
+    def weights(self, counts, n):
+        return self.planned_weights(counts, n, n)
+
+
+@pytest.mark.parametrize("make", [GlobalDP, MetricPrivacy])
+@pytest.mark.parametrize(
+    ("order", "given", "rule"),
+    [
+        ("formal", [1.0, 0.0], "at most 1/2 each"),  # one client weighs what the noise is for two
+        ("formal", [0.5, -0.5], "not be negative"),
+        ("printed", [3.0, 3.0], "sum to 1"),
+        ("printed", [-4.0, 5.0], "not be negative"),  # the largest weight is not the heaviest
+        ("printed", [0.9, 0.0], "sum to 1"),
+        ("printed", [math.nan, 1.0], "sum to 1"),
+    ],
+)
+def test_weights_that_the_sensitivity_does_not_know_are_refused(make, order, given, rule):
+    Weighing.given = [0.5]
+    side = make(Weighing(), noise_multiplier=Z, clip=C, order=order)
+    Weighing.given = given
+    with pytest.raises(FieldError, match=rule) as error:
+        combine(side, THETA, UPDATES)
+    assert error.value.field == "weights"
+
+
+def test_a_rule_without_a_bound_for_the_relation_is_refused_when_it_is_made():
+    class OneWay(FedMedian):
+        def sensitivity(self, clip, weights, relation):
+            return None if relation == "replace-one" else super().sensitivity(clip, weights, relation)
+
+    with pytest.raises(FieldError, match="OneWay"):
+        GlobalDP(OneWay(), relation="replace-one")
+    assert GlobalDP(OneWay()).relation == "zero-out"
+
+
 @pytest.mark.parametrize("make", [GlobalDP, MetricPrivacy])
 def test_the_optimiser_never_sees_an_unnoised_mean_in_formal_order(make):
     rule = FedAdam(lr=0.1, beta1=0.9, beta2=0.99, tau=1e-3)

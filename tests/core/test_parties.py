@@ -78,6 +78,59 @@ def test_nothing_is_handed_over_if_the_ledger_cannot_be_written():
     assert party.state == before
 
 
+class Flaky:
+    """A store whose first line does not reach the disk."""
+
+    def __init__(self):
+        self.lines, self.failures = [], 1
+
+    def __call__(self, line):
+        if self.failures:
+            self.failures -= 1
+            raise OSError("disk full")
+        self.lines.append(line)
+
+
+def test_a_party_that_could_not_write_once_hands_nothing_over_any_more():
+    # drawn again the same bits would find their entry in memory, and go out without a line on the disk
+    store = Flaky()
+    server = server_party(GlobalDP(noise_multiplier=1.0, clip=1.0), D, store=store)
+    party = client(store=Flaky())
+    for _ in range(2):
+        with pytest.raises((OSError, LedgerError), match=r"disk full|go on from what is stored"):
+            server.combine(opened(), replies())
+        with pytest.raises((OSError, LedgerError), match=r"disk full|go on from what is stored"):
+            participate(party)
+    assert store.lines == []
+    with pytest.raises(LedgerError, match="go on from what is stored"):
+        server.combine(opened(2), replies())
+
+
+def test_a_client_pays_what_it_was_quoted_or_sends_nothing():
+    # the server understates the dimension, so that the filter is charged a third of the leakage
+    party = client(budget=LeakageFilter(5.0))
+    lie = broadcast_of(START, 1)
+    lie = replace(lie, public=replace(lie.public, dimension=1))
+    assert party.admit(lie) is None
+    sent = (Release("model", START + STEP),)
+    with pytest.raises(FieldError, match="quoted before training"):
+        party.release(sent, replace(client_facts(START), broadcast=lie))
+    assert party.ledger.entries == []
+    # and a client that is asked about one broadcast and trained on another
+    side = Method("sga", SGALDP(similarity="released", epsilon_min=1.0, epsilon_max=8.0), Plain())
+    party = client(method=side)
+    first = participate(party, 1)[0].value
+    assert party.admit(broadcast_of(START - (first - START), 2)) is None  # against its last release: epsilon_min
+    with pytest.raises(FieldError, match="quoted before training"):
+        party.release(sent, client_facts(first, round_=2))  # along it: epsilon_max
+
+
+def test_an_evaluation_releases_no_model():
+    for kind in ("model", "update", "gradient"):
+        with pytest.raises(FieldError, match="metrics and counts"):
+            client().report((Release(kind, START + STEP),), client_facts(START))
+
+
 def test_a_client_that_may_not_spend_is_refused_before_training():
     party = client(budget=LeakageFilter(5.0))  # two participations of 2 fit, a third does not
     assert participate(party, 1)
@@ -246,6 +299,33 @@ def test_one_damaged_count_does_not_end_the_round(damaged):
     assert log.used == (1, 2, 3)
 
 
+@pytest.mark.parametrize("order", ["formal", "printed"])
+@pytest.mark.parametrize("absurd", [-1.0, 1e16, 1e308])
+def test_an_absurd_count_is_dropped_and_moves_no_guarantee(order, absurd):
+    rule = FedAvg("examples", max_examples=100)
+    server = server_party(GlobalDP(rule, noise_multiplier=1.0, clip=1.0, order=order), D)
+    arrived = {p: reply(START + p, count=100) for p in range(4)}
+    arrived[0] = reply(START, count=absurd)
+    _, log = server.combine(opened(), arrived)
+    assert set(log.invalid) == {0}
+    assert log.spend.guarantee.mu == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("counts", [[0, 0, 0, 0], [1, 1, 1, 1], [1e15, 1, 0, 100], [9e15] * 4])
+def test_counts_do_not_move_the_formal_sensitivity(counts):
+    rule = FedAvg("examples", max_examples=100)
+    server = server_party(GlobalDP(rule, noise_multiplier=1.0, clip=1.0), D)
+    _, log = server.combine(opened(), {p: reply(START + p, count=c) for p, c in enumerate(counts)})
+    assert (log.spend.guarantee.mu, log.spend.sensitivity) == (pytest.approx(1.0), pytest.approx(1 / 4))
+
+
+@pytest.mark.parametrize("side", [Plain(FedAvg("examples")), GlobalDP(FedAvg("examples"), order="printed")])
+def test_counts_whose_sum_would_overflow_do_not_end_the_run(side):
+    arrived = {p: reply(START + p, count=1e308 if p < 2 else 5.0) for p in range(4)}
+    _, log = server_party(side, D).combine(opened(), arrived)
+    assert log.used == (2, 3)
+
+
 def test_one_missing_count_does_not_end_the_round():
     arrived = {p: reply(START + p, count=p) for p in range(4)}
     arrived[1] = reply(START)
@@ -284,7 +364,7 @@ def test_the_server_stops_before_its_budget_is_exceeded():
     with pytest.raises(BudgetError, match="last released model stands"):
         server.combine(opened(3), replies())
     assert len(lines) == 2
-    # a resumed server knows what it spent
+    # a resumed server knows what it spent, and says which model is left
     resumed = ServerParty(
         server.method,
         server.layout,
@@ -292,8 +372,10 @@ def test_the_server_stops_before_its_budget_is_exceeded():
         ReproducibleSource(0),
         budget=Filter(epsilon, DELTA),
     )
-    with pytest.raises(BudgetError):
+    with pytest.raises(BudgetError, match="last released model stands"):
         resumed.combine(opened(3), replies())
+    with pytest.raises(BudgetError, match="bits a crash took: the last checkpointed model stands"):
+        resumed.combine(opened(2), replies(move=2.0))
 
 
 def test_a_round_drawn_again_is_the_same_or_costs_again():

@@ -138,10 +138,11 @@ def test_a_filter_holds_adaptive_spends_to_their_total() -> None:
 
 def test_the_total_of_adaptive_rounds_is_the_worst_case_or_the_filter_s_budget() -> None:
     side, stop = SGALDP(similarity="released"), Filter(2.0, 1e-5)
-    worst = total([side.quote(broadcast(), side.init()).guarantee] * 9)
+    spend = side.quote(broadcast(), side.init())
+    worst, spends = total([spend.guarantee] * 9), [spend] * 3  # three at epsilon 1 stay within 2
     assert worst.mu == pytest.approx(3 * mu_of_epsilon(5.0, 1e-5))
-    assert stop.held(worst).epsilon(1e-5) == pytest.approx(2.0)
-    assert Filter(1e6, 1e-5).held(worst) == worst
+    assert stop.held(worst, spends).epsilon(1e-5) == pytest.approx(2.0)
+    assert Filter(1e6, 1e-5).held(worst, spends) == worst
 
 
 def test_the_curve_over_distance_is_the_lipschitz_constant_over_sigma() -> None:

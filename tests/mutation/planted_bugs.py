@@ -7,6 +7,9 @@ ENGINE = f"{CORE}engine_noise.py"
 CENTRAL, LOCAL = f"{CORE}methods_central.py", f"{CORE}methods_local.py"
 PARTIES, RULES, SCALES = f"{CORE}parties.py", f"{CORE}aggregation.py", f"{CORE}calibration.py"
 GAME = f"{CORE}distinguishing.py"
+PATHS = f"{CORE}game.py::test_no_claim_is_beaten"
+SOUND = f"{CORE}sound_variants.py"
+LOCKS = "tests/crash/test_lock.py"
 
 
 @dataclass(frozen=True)
@@ -24,9 +27,12 @@ def _bug(name, file, old, new, *tests):
     return Bug(name, file, old, new, tests)
 
 
-_NOISED = "noise = Gaussian(sigma).sample(theta.numel()"
-_CLIPPED = "norms(updates), clip(updates, bound), stack_counts(replies)"
-_STEP = "model, inner = self.aggregator.step(theta, reduced + noise, state.rule)"
+_NOISED = "noise = Gaussian(sigma)"
+_CLIPPED = "clipped = clip(updates, bound, lengths=lengths)"
+_REDUCED = "self.aggregator.reduce(_pad(clipped, cohort), weights)"
+_FORMAL = f"reduced = noise.add_to({_REDUCED}, source=source)"
+_STEP = "                model, inner = self.aggregator.step(theta, reduced, state.rule)\n"
+_PRINTED = "noise.add_to(model, source=source)"
 _GROUP = "noise = EuclideanLaplace(epsilon).sample(len(model)"
 _GROUP_OUT = 'Protected((Release("model", model + noise),), self._spend((epsilon,)'
 _FEDRE = "update[s] += Gaussian(deviation).sample("
@@ -36,7 +42,7 @@ _SGA = "update = update + Gaussian(sigma).sample("
 _SGA_CLIP = "update = clip(model - facts.start, self.clip)"
 _SGA_OUT = '(Release("model", released),), spend'
 _KEY = "key = (self.ledger.party, round_, purpose, attempt)"
-_COMMIT = "self._store(self.ledger.commit(Entry((round_, purpose), attempt, mark, spend)))"
+_COMMIT = "            self._commit(Entry((round_, purpose), attempt, mark, spend))\n"
 _METHODS = {
     "central": "methods/central.py",
     "group": "methods/group_privacy.py",
@@ -53,7 +59,7 @@ BUGS = (
         "no clipping, server",
         _METHODS["central"],
         _CLIPPED,
-        _CLIPPED.replace("clip(updates, bound)", "updates"),
+        "clipped = updates",
         *_BOTH,
     ),
     _bug(
@@ -85,8 +91,8 @@ BUGS = (
     ),
     _bug("half the noise, sga", _METHODS["sga"], _SGA, _SGA.replace("sigma", "sigma / 2"), _SGA_TEST, LOCAL),
     # the un-noised vector
-    _bug("no noise, server, formal", _METHODS["central"], _STEP, _STEP.replace(" + noise", ""), *_BOTH, GAME),
-    _bug("no noise, server, printed", _METHODS["central"], "model = model + noise", "model = model", *_BOTH),
+    _bug("no noise, server, formal", _METHODS["central"], _FORMAL, f"reduced = {_REDUCED}", *_BOTH, GAME),
+    _bug("no noise, server, printed", _METHODS["central"], _PRINTED, "pass", *_BOTH),
     _bug(
         "no noise, group",
         _METHODS["group"],
@@ -94,9 +100,16 @@ BUGS = (
         _GROUP_OUT.replace(" + noise", ""),
         f"{ENGINE}::test_group",
         LOCAL,
+        PATHS,
     ),
     _bug(
-        "no noise, fedre", _METHODS["fedre"], _FEDRE, _FEDRE.replace("+= ", "+= 0 * "), f"{ENGINE}::test_fedre", LOCAL
+        "no noise, fedre",
+        _METHODS["fedre"],
+        _FEDRE,
+        _FEDRE.replace("+= ", "+= 0 * "),
+        f"{ENGINE}::test_fedre",
+        LOCAL,
+        PATHS,
     ),
     _bug(
         "no noise, sga",
@@ -105,6 +118,7 @@ BUGS = (
         "released = facts.start + clip(model - facts.start, self.clip)",
         _SGA_TEST,
         LOCAL,
+        PATHS,
     ),
     # the mechanisms
     _bug(
@@ -147,6 +161,29 @@ BUGS = (
         "return updates * factor.to(updates.dtype).reshape(root.shape)",
         f"{CORE}clipping.py",
     ),
+    _bug(
+        "a counter is encrypted twice",
+        "mechanisms/secure.py",
+        "self._next += blocks",
+        "self._next += blocks - 1",
+        f"{CORE}noise.py",
+    ),
+    _bug(
+        "all blocks of noise are the same",
+        "mechanisms/secure.py",
+        "scratch.fill(parts[i], stream, first + i * need)",
+        "scratch.fill(parts[i], stream, first)",
+        f"{CORE}noise.py",
+    ),
+    _bug(
+        "the last block has no noise",
+        "mechanisms/noise.py",
+        "range(0, _at_least_one(vector.numel()), _BLOCK)",
+        "range(0, _at_least_one(vector.numel()) - _BLOCK + 1, _BLOCK)",
+        f"{CORE}noise.py",
+        ENGINE,
+        CENTRAL,
+    ),
     # sensitivities and where the noise goes
     _bug(
         "weighted mean as uniform",
@@ -185,8 +222,8 @@ BUGS = (
     _bug(
         "optimiser before the noise",
         _METHODS["central"],
-        _STEP,
-        "model, inner = self.aggregator.step(theta, reduced, state.rule); model = model + noise",
+        f"{_FORMAL}\n{_STEP}",
+        f"reduced = {_REDUCED}\n{_STEP}                {_PRINTED}\n",
         CENTRAL,
         f"{ENGINE}::test_global_with_an_optimiser_steps_on_the_noised_mean",
     ),
@@ -224,6 +261,14 @@ BUGS = (
         PARTIES,
     ),
     # calibration
+    _bug(
+        "distances of models that are not centred",
+        "calibration/pairs.py",
+        "(block - block.mean(0)).to(dtype)",
+        "block.to(dtype)",
+        f"{CORE}kernels.py",
+        SCALES,
+    ),
     _bug(
         "one clip for all layers",
         _METHODS["fedre"],
@@ -312,6 +357,31 @@ BUGS = (
         LOCAL,
     ),
     _bug("sound fedre forgets any two inputs", _METHODS["fedre"], "return [2 * length /", "return [length /", LOCAL),
+    # the scale from private data, where a proof is claimed
+    _bug(
+        "sound sga takes the private cosine",
+        _METHODS["sga"],
+        "            epsilon = self._released_epsilon(facts.broadcast, state)\n",
+        "            epsilon = calibrator.epsilon(update, _reference(facts.broadcast, state))\n",
+        SOUND,
+        LOCAL,
+    ),
+    _bug(
+        "sound metric privacy measures the clients",
+        _METHODS["metric"],
+        '        if self.distance_on == "released":\n            d,',
+        "        if False:\n            d,",
+        SOUND,
+        CENTRAL,
+    ),
+    _bug(
+        "sound fedre scores the private region",
+        _METHODS["fedre"],
+        """        if self.scores == "public":\n            known""",
+        "        if False:\n            known",
+        SOUND,
+        LOCAL,
+    ),
     _bug(
         "the radius is the step after all",
         _METHODS["group"],
@@ -362,7 +432,7 @@ BUGS = (
     _bug(
         "rounds do not add up",
         "gdp.py",
-        'math.sqrt(math.fsum(require_non_negative("mu", m) ** 2 for m in mus))',
+        'math.hypot(*(require_non_negative("mu", m) for m in mus))',
         "max(mus, default=0.0)",
         f"{CORE}gdp.py",
         f"{CORE}guarantees.py",
@@ -384,7 +454,7 @@ BUGS = (
     _bug(
         "an edited ledger is believed",
         "accounting/ledger.py",
-        "            if checksum != cls._checksum(ledger._chain, values):\n",
+        "            if checksum != cls._checksum(ledger._chain, json.dumps(values, sort_keys=True)):\n",
         "            if False:\n",
         f"{CORE}ledger.py",
     ),
@@ -395,6 +465,90 @@ BUGS = (
         "",
         f"{CORE}ledger.py",
         PARTIES,
+    ),
+    _bug(
+        "a total forgets a release",
+        "accounting/guarantee.py",
+        "mu = compose_mu(p.mu or 0.0 for p in parts)",
+        "mu = compose_mu(p.mu or 0.0 for p in parts[1:])",
+        f"{CORE}guarantees.py",
+        f"{CORE}game.py",
+    ),
+    _bug(
+        "a lowered budget lowers the total",
+        "accounting/filters.py",
+        "        if charged > self.budget * (1 + 1e-12):\n",
+        "        if False:\n",
+        f"{CORE}guarantees.py",
+        f"{CORE}federation.py",
+    ),
+    _bug(
+        "fixed-size sampling forgets the other unit",
+        "accounting/composition.py",
+        "inner = dp.GaussianDpEvent(event.event.noise_multiplier / 2)",
+        "inner = dp.GaussianDpEvent(event.event.noise_multiplier)",
+        f"{CORE}accounting.py",
+    ),
+    _bug(
+        "sampling under replacement as under removal",
+        "accounting/composition.py",
+        '"replace-one": NeighboringRelation.REPLACE_ONE,',
+        '"replace-one": NeighboringRelation.ADD_OR_REMOVE_ONE,',
+        f"{CORE}accounting.py",
+    ),
+    _bug(
+        "gaussians forget the doubled sensitivity",
+        "accounting/planning.py",
+        '"add/remove": 1.0, "replace-one": 2.0}',
+        '"add/remove": 1.0, "replace-one": 1.0}',
+        f"{CORE}accounting.py",
+        f"{CORE}planning.py",
+    ),
+    _bug(
+        "a vast loss costs nothing",
+        "accounting/composition.py",
+        "    return added + float(composed.get_epsilon_for_delta(delta))\n",
+        "    return float(composed.get_epsilon_for_delta(delta))\n",
+        f"{CORE}accounting.py",
+    ),
+    _bug(
+        "removal from a divisor that follows it",
+        _METHODS["central"],
+        '        elif self.relation == "add/remove":\n',
+        "        elif False:\n",
+        CENTRAL,
+    ),
+    _bug(
+        "half the noise, discrete",
+        _METHODS["central"],
+        "DiscreteGaussian(STEPS).sample(",
+        "DiscreteGaussian(STEPS // 2).sample(",
+        CENTRAL,
+    ),
+    _bug(
+        "the noised bit is not noised",
+        "clipping.py",
+        "+ self.bit_noise * noise)",
+        "+ 0 * noise)",
+        CENTRAL,
+        f"{CORE}game.py",
+    ),
+    _bug(
+        "a large delta passes without a word",
+        "accounting/planning.py",
+        "    if delta <= 1 / units:\n",
+        "    if True:\n",
+        f"{CORE}planning.py",
+        f"{CORE}hostile_input.py",
+    ),
+    # runs and their folders
+    _bug("two processes write", "experiments/lock.py", "            _lock(handle)\n", "            pass\n", LOCKS),
+    _bug(
+        "a ledger can be emptied with its checkpoint",
+        "experiments/runfolder.py",
+        '            if row.get("round", 0) > max(released, default=0):\n',
+        "            if False:\n",
+        LOCKS,
     ),
     # parties
     _bug(
@@ -415,18 +569,53 @@ BUGS = (
     _bug(
         "nothing is stored",
         "engines/party.py",
-        _COMMIT,
-        _COMMIT.replace("self._store(", "(lambda line: None)("),
+        "        self._store(line)\n",
+        "",
         PARTIES,
         f"{CORE}federation.py",
     ),
-    _bug("nothing is committed", "engines/party.py", _COMMIT, "pass", PARTIES, f"{CORE}federation.py"),
+    _bug("nothing is committed", "engines/party.py", _COMMIT, "", PARTIES, f"{CORE}federation.py"),
     _bug(
         "handed over although the ledger failed",
         "engines/party.py",
         _COMMIT,
-        f"\n            try:\n                {_COMMIT}\n            except OSError:\n                pass",
+        f"            try:\n    {_COMMIT}            except OSError:\n                pass\n",
         PARTIES,
+    ),
+    _bug(
+        "handed over at the second try",
+        "engines/party.py",
+        "        if self._unwritten:",
+        "        if False:",
+        PARTIES,
+    ),
+    _bug(
+        "a quote may be exceeded",
+        "engines/party.py",
+        "if self._quoted is not None and _dearer(protected.spend, self._quoted):",
+        "if False:",
+        PARTIES,
+    ),
+    _bug(
+        "a model leaves in an evaluation",
+        "engines/party.py",
+        """        if kinds := {r.kind for r in releases} - {"metric", "count"}:\n""",
+        "        if kinds := set():\n",
+        PARTIES,
+    ),
+    _bug(
+        "absurd counts are believed",
+        "methods/contract.py",
+        "not 0 <= count <= LARGEST_COUNT",
+        "not 0 <= count < float('inf')",
+        PARTIES,
+    ),
+    _bug(
+        "weights are taken as they come",
+        _METHODS["central"],
+        "    if not kept or not bool((weights >= 0).all()):\n",
+        "    if False:\n",
+        CENTRAL,
     ),
     _bug(
         "a redraw is free",

@@ -15,7 +15,7 @@ from fedveil.accounting.events import (
 from fedveil.accounting.filters import Filter, LeakageFilter, Odometer, ParticipationFilter, SpendFilter
 from fedveil.accounting.guarantee import VACUOUS, Guarantee, Relation, Trust, total, unprotected
 from fedveil.accounting.ledger import Entry, Ledger
-from fedveil.accounting.planning import Plan, plan
+from fedveil.accounting.planning import Plan, delta_warning, plan
 from fedveil.accounting.release import Release, count_of, digest, model_of
 from fedveil.accounting.spend import Spend, nothing
 from fedveil.gdp import compose_mu, delta_of_mu, epsilon_of_mu, mu_of_epsilon
@@ -46,6 +46,7 @@ __all__ = [
     "compose_mu",
     "count_of",
     "delta_of_mu",
+    "delta_warning",
     "digest",
     "epsilon",
     "epsilon_of_mu",

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from fedveil.accounting.euclidean_laplace import discretised
+from fedveil.accounting.euclidean_laplace import discretised, greatest_loss
 from fedveil.accounting.events import (
     DiscreteGaussian,
     EuclideanLaplace,
@@ -27,8 +27,13 @@ from fedveil.accounting.planning import FACTOR
 from fedveil.errors import FieldError, require_choice, require_delta
 from fedveil.gdp import compose_mu, epsilon_of_mu
 
+# The grid on which losses lie. Losses are rounded up to it, so that a coarse one is a looser bound; without a limit a
+# small noise multiplier, whose losses are large, would take all memory.
 _INTERVAL = 1e-4
-_LARGEST_GRID = 2e6  # the grid of a Gaussian's loss grows as mu^2 / interval
+_FIRST, _POINTS = 2_000, 1_000_000  # of the widest single loss in a first look, and of the composed one
+_SLOW: dict[type[Event], int] = {EuclideanLaplace: 4_000, Mixture: 10_000}  # kinds whose points take long, and how many
+_RARE = 1e-9
+_OVERFLOW = 650.0, 1e5  # losses of Laplace and of Gaussian kinds beyond which e^loss or the grid has no float
 
 
 def epsilon(events: Iterable[tuple[Event, int]], delta: float, relation: Relation = "zero-out") -> float:
@@ -94,16 +99,90 @@ def _library() -> Any:
 
 def _loss_distribution(others: dict[Event, int], mu: float, factor: float, delta: float, relation: Relation) -> float:
     _library()
+    for event in others if relation == "replace-one" else ():
+        if isinstance(event, Mixture) or (isinstance(event, Poisson) and isinstance(event.event, Laplace)):
+            name = type(event).__name__
+            raise FieldError("relation", relation, f"{name} events are accounted for zero-out and add/remove")
+    others, mu, added = _without_the_vast(others, mu, factor)
+    if not others:
+        return added + epsilon_of_mu(mu, delta)
+    widths = {event: _largest_loss(event, factor) for event in others}
+    widest = max(_gaussian_loss(mu), *widths.values())
+    first = max(_INTERVAL, widest / _FIRST)
+    composed = _composed(others, mu, factor, relation, first)
+    reach = composed.get_epsilon_for_delta(_RARE)  # nearly all of the composed loss lies within
+    needed = widest if math.isinf(reach) else max(reach, widest)
+    slow = (width / _SLOW[type(event)] for event, width in widths.items() if type(event) in _SLOW)
+    interval = max(_INTERVAL, needed / _POINTS, *slow)
+    if interval < first:
+        composed = _composed(others, mu, factor, relation, interval)
+    return added + float(composed.get_epsilon_for_delta(delta))
+
+
+def _composed(others: dict[Event, int], mu: float, factor: float, relation: Relation, interval: float) -> Any:
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    interval = max(_INTERVAL, 10 * mu * mu / _LARGEST_GRID)
     parts = [_distribution(event, factor, relation, interval).self_compose(count) for event, count in others.items()]
     if mu > 0:
         parts.append(pld.from_gaussian_mechanism(1 / mu, value_discretization_interval=interval))
     total = parts[0]
     for part in parts[1:]:
         total = total.compose(part)
-    return float(total.get_epsilon_for_delta(delta))
+    return total
+
+
+def _without_the_vast(others: dict[Event, int], mu: float, factor: float) -> tuple[dict[Event, int], float, float]:
+    """Bound events of vast losses in closed form: Laplace kinds by their sum, Gaussian kinds as if nobody was sampled.
+
+    Returns
+    -------
+    others : dict
+        The events that are left.
+    mu : float
+        With the Gaussian kinds.
+    added : float
+        Epsilon of the Laplace kinds, which hold at delta 0.
+    """
+    laplace = {e for e in others if isinstance(_inner(e), Laplace | EuclideanLaplace)}
+    vast = {e for e in others if _largest_loss(e, factor) > _OVERFLOW[0 if e in laplace else 1]}
+    if _gaussian_loss(mu) > _OVERFLOW[1]:
+        vast = set(others)
+    added = math.fsum(others[e] * _pure(e, factor) for e in vast & laplace)
+    mus = (_sampled_mu(e, factor) * math.sqrt(others[e]) for e in vast - laplace)
+    return {e: c for e, c in others.items() if e not in vast}, compose_mu([mu, *mus]), added
+
+
+def _inner(event: Event) -> Event:
+    """What is sampled, or the event itself."""
+    return event.event if isinstance(event, Poisson) else event
+
+
+def _pure(event: Event, factor: float) -> float:
+    """Epsilon of one release of a Laplace kind at delta 0, for a unit that is in the sample."""
+    inner = _inner(event)
+    if isinstance(inner, EuclideanLaplace):
+        return inner.shift
+    return factor / inner.scale if isinstance(inner, Laplace) else math.inf
+
+
+def _gaussian_loss(mu: float) -> float:
+    """A loss that hardly any draw of a Gaussian release exceeds."""
+    return mu * (mu / 2 + 10)
+
+
+def _sampled_mu(event: Event, factor: float) -> float:
+    """Mu of a Gaussian kind for a unit that is in the sample, and contributes the most it can."""
+    inner = _inner(event)
+    if isinstance(inner, Mixture):
+        return max(inner.sensitivities) / inner.noise_multiplier
+    return factor / inner.noise_multiplier if isinstance(inner, Gaussian) else 0.0
+
+
+def _largest_loss(event: Event, factor: float) -> float:
+    """A loss that one release hardly ever exceeds; sampling makes it rarer, not smaller."""
+    if isinstance(event, EuclideanLaplace):
+        return greatest_loss(event.dimension, event.shift)
+    return _pure(event, factor) if isinstance(_inner(event), Laplace) else _gaussian_loss(_sampled_mu(event, factor))
 
 
 def _distribution(event: Event, factor: float, relation: Relation, interval: float) -> Any:
@@ -124,10 +203,6 @@ def _distribution(event: Event, factor: float, relation: Relation, interval: flo
         }[relation]
         z = event.event.noise_multiplier
         return pld.from_gaussian_mechanism(z, sampling_prob=event.rate, neighboring_relation=neighbours, **grid)
-    if relation == "replace-one":
-        raise FieldError(
-            "relation", relation, f"{type(event).__name__} events are accounted for zero-out and add/remove"
-        )
     if isinstance(event, Poisson) and isinstance(event.event, Laplace):
         return pld.from_laplace_mechanism(event.event.scale, sampling_prob=event.rate, **grid)
     if isinstance(event, Mixture):

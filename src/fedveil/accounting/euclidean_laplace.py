@@ -79,7 +79,7 @@ def discretised(dimension: int, shift: float, interval: float) -> Any:
         raise FieldError("rounds", "> 1", message) from error
     if dimension == 1:
         return privacy_loss_distribution.from_laplace_mechanism(1 / shift, value_discretization_interval=interval)
-    top = math.ceil(_top(dimension, shift) / interval)
+    top = math.ceil(greatest_loss(dimension, shift) / interval)
     positive = np.arange(0, top + 1) * interval
     upper = _delta(dimension, shift, positive)
     # delta(-e) = 1 - exp(-e) (1 - delta(e)): exact, and it keeps the digits that a difference of tails would lose
@@ -89,7 +89,7 @@ def discretised(dimension: int, shift: float, interval: float) -> Any:
     return privacy_loss_distribution.PrivacyLossDistribution(pmf)
 
 
-def _top(n: int, s: float) -> float:
+def greatest_loss(n: int, s: float) -> float:
     """A loss beyond which nearly nothing lies: s, or less where the dimension makes that extremely unlikely."""
     low, high = 0.0, s
     if _delta(n, s, np.array([s * (1 - 1e-9)]))[0] > _NEGLIGIBLE:
@@ -101,7 +101,7 @@ def _top(n: int, s: float) -> float:
 
 
 def _interval(n: int, s: float) -> float:
-    return _top(n, s) / _POINTS
+    return greatest_loss(n, s) / _POINTS
 
 
 def _delta(n: int, s: float, targets: np.ndarray) -> np.ndarray:

@@ -106,6 +106,8 @@ class Mixture:
             require_non_negative("mixture", value)
         if len(self.sensitivities) != len(self.probabilities) or not math.isclose(math.fsum(self.probabilities), 1.0):
             raise FieldError("probabilities", self.probabilities, "must match the sensitivities and sum to 1")
+        if not any(self.sensitivities):
+            raise FieldError("sensitivities", self.sensitivities, "needs one above 0: nothing else costs anything")
 
 
 @dataclass(frozen=True)

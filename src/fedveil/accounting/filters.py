@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Protocol
 
@@ -50,11 +51,23 @@ class Filter:
             return self.admit_rho(spend.guarantee.rho)
         if spend.guarantee.mu is None:
             raise FieldError("filter", "epsilon", f"cannot hold a {spend.guarantee.status} release to an epsilon")
-        return self.admit(spend.guarantee.mu if spend.charge is None else spend.charge)
+        return self.admit(_charge(spend))
 
-    def held(self, worst: Guarantee) -> Guarantee:
-        """A party's total under this filter: its budget, where that is less than the sum of the worst cases."""
+    def held(self, worst: Guarantee, spends: Iterable[Spend]) -> Guarantee:
+        """A party's total under this filter: its budget, where that is less than the sum of the worst cases.
+
+        Parameters
+        ----------
+        worst : Guarantee
+            The sum of the worst cases.
+        spends : iterable of Spend
+            What was spent, since the first release under this filter's eyes: a budget that is set, or lowered, when
+            more is spent already promises nothing.
+        """
         if worst.mu is None or worst.mu <= self.budget:
+            return worst
+        charged = compose_mu(_charge(spend) for spend in spends)
+        if charged > self.budget * (1 + 1e-12):
             return worst
         return replace(worst, mu=self.budget, mu_per_distance=None)
 
@@ -69,6 +82,11 @@ class Filter:
     def _within(self, mu: float, rho: float) -> bool:
         epsilon, delta = self._target
         return epsilon_of_rho(mu * mu / 2 + rho, delta) <= epsilon
+
+
+def _charge(spend: Spend) -> float:
+    """Mu of a spend as a filter counts it."""
+    return (spend.guarantee.mu or 0.0) if spend.charge is None else spend.charge
 
 
 class LeakageFilter:

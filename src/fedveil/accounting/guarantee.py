@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from fedveil.errors import FieldError, HeuristicError, require_choice, require_non_negative
@@ -144,7 +144,7 @@ class Guarantee:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {**asdict(self), "conditions": list(self.conditions)}
+        return {**vars(self), "conditions": list(self.conditions)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Guarantee:

@@ -50,6 +50,7 @@ class Ledger:
     def __init__(self, run: str, party: str) -> None:
         self.run, self.party = run, party
         self.entries: list[Entry] = []
+        self._latest: dict[Key, Entry] = {}
         self._chain = self._head()
 
     def _head(self) -> str:
@@ -57,7 +58,7 @@ class Ledger:
 
     def find(self, key: Key) -> Entry | None:
         """The latest attempt recorded under a key, or None."""
-        return next((e for e in reversed(self.entries) if e.key == key), None)
+        return self._latest.get(key)
 
     def commit(self, entry: Entry) -> str:
         """Record a release before it is handed over.
@@ -75,10 +76,11 @@ class Ledger:
         known = self.find(entry.key)
         if entry.attempt != (0 if known is None else known.attempt + 1):
             raise LedgerError(f"{self.party}: attempt {entry.attempt} of {entry.key} is not the next one")
-        body = self._body(entry)
-        self._chain = self._checksum(self._chain, body)
+        text = json.dumps(self._body(entry), sort_keys=True)
+        self._chain = self._checksum(self._chain, text)
         self.entries.append(entry)
-        return json.dumps({**body, "checksum": self._chain}, sort_keys=True)
+        self._latest[entry.key] = entry
+        return f'{text[:-1]}, "checksum": "{self._chain}"}}'
 
     @classmethod
     def parse(cls, run: str, party: str, lines: Iterable[str]) -> Ledger:
@@ -103,7 +105,7 @@ class Ledger:
             if owner != (run, party):
                 of = f"run {owner[0]!r}, party {owner[1]!r}"
                 raise LedgerError(f"{where} belongs to {of}; restore the file or start a new run")
-            if checksum != cls._checksum(ledger._chain, values):
+            if checksum != cls._checksum(ledger._chain, json.dumps(values, sort_keys=True)):
                 raise LedgerError(f"{where} was edited or a line before it is missing; restore it or start a new run")
             ledger.commit(entry)
         return ledger
@@ -120,5 +122,5 @@ class Ledger:
         }
 
     @staticmethod
-    def _checksum(chain: str, body: dict[str, Any]) -> str:
-        return hashlib.sha256((chain + json.dumps(body, sort_keys=True)).encode()).hexdigest()
+    def _checksum(chain: str, text: str) -> str:
+        return hashlib.sha256((chain + text).encode()).hexdigest()

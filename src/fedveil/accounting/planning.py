@@ -9,6 +9,7 @@ from fedveil.accounting.guarantee import VACUOUS, Relation
 from fedveil.errors import FieldError, require_choice, require_count, require_delta, require_positive
 from fedveil.gdp import epsilon_of_mu, mu_of_epsilon
 
+_ENDLESS = 1e12  # rounds that nobody trains
 ENOUGH = 0.3  # signal-to-noise from which training can be expected to work
 
 # Largest change of the sum of updates clipped to C, in units of C, when one client changes.
@@ -67,29 +68,55 @@ class Plan:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a reader should not overlook."""
+        found = delta_warning(self.delta, self.clients)
         if self.relation == "add/remove":
-            return ("add/remove holds only if the planned cohort stays the same, and unsampled, whoever belongs",)
-        if self.delta > 1 / self.clients:
-            return (
-                f"delta {self.delta:g} is above 1/n: it allows giving away one of the {self.clients} clients whole",
-            )
-        return ()
+            found += ("add/remove holds only if the planned cohort stays the same, and unsampled, whoever belongs",)
+        return found
 
     def advice(self) -> str:
         """What to expect, and what would help."""
         snr = self.signal_to_noise
         if self.vacuous:
-            return f"vacuous: an epsilon of {self.epsilon:.3g} excludes nothing in practice; raise the noise multiplier"
+            enough = self.noise_multiplier * self.mu / mu_of_epsilon(VACUOUS, self.delta)
+            raised = f"raise the noise multiplier, to {enough:.3g} for an epsilon of {VACUOUS:g}"
+            return f"vacuous: an epsilon of {self.epsilon:.3g} excludes nothing in practice; {raised}"
         if snr is None:
-            return "give the number of parameters to see the signal-to-noise ratio"
+            most = self._largest_dimension()
+            models = f"a model of at most {_counted(most, 'parameter')}" if most else "no model at all"
+            return (
+                f"this noise leaves {models} to train; give the number of parameters to see the signal-to-noise ratio"
+            )
         if snr >= ENOUGH:
             return "the noise is of the size of the signal or smaller: training can work"
-        wanted = max(self.clients + 1, math.ceil(self.clients * ENOUGH / snr))
-        smaller = max(1, int((self.dimension or 1) * (snr / ENOUGH) ** 2))
-        return (
-            f"hopeless as it stands: the noise is {1 / snr:.3g} times as long as an update. What would work: "
-            f"{wanted} clients, or {smaller} trainable parameters, or record-level privacy inside each client"
-        )
+        times = f"{float(f'{1 / snr:.3g}'):,g} times as long as an update"
+        ways = ", or ".join([*self._ways_out(snr), "record-level privacy inside each client, which promises less"])
+        return f"hopeless as it stands: the noise is {times}. What would work instead: {ways}"
+
+    def _largest_dimension(self) -> int:
+        return int((min(self.clip, self.update_norm or self.clip) / (ENOUGH * self.sigma)) ** 2)
+
+    def _ways_out(self, snr: float) -> list[str]:
+        """Single changes, all else equal, that bring the signal-to-noise ratio up to what is enough."""
+        found = [f"{max(self.clients + 1, math.ceil(self.clients * ENOUGH / snr)):,} clients in every round"]
+        if smaller := self._largest_dimension():
+            found.append(_counted(smaller, "trainable parameter"))
+        if fewer := int(self.rounds * (snr / ENOUGH) ** 2):
+            found.append(_counted(fewer, "round"))
+        weaker = epsilon_of_mu(self.mu * ENOUGH / snr, self.delta)
+        if weaker <= VACUOUS:
+            found.append(f"an epsilon of {weaker:.3g}")
+        return found
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def delta_warning(delta: float, units: int) -> tuple[str, ...]:
+    """Say so if a delta allows giving one of the protected units away whole."""
+    if delta <= 1 / units:
+        return ()
+    return (f"delta {delta:g} is above 1/n: it allows giving away one of the {units} clients whole",)
 
 
 def plan(
@@ -161,7 +188,8 @@ def plan(
         if dimension is None:
             raise FieldError("clients", None, "leave it open only if the dimension is given")
         share = min(1.0, (update_norm or clip) / clip)
-        clients = math.ceil(require_positive("signal_to_noise", signal_to_noise) * z * math.sqrt(dimension) / share)
+        wanted = require_positive("signal_to_noise", signal_to_noise)
+        clients = math.ceil(require_positive("clients", wanted * z * math.sqrt(dimension) / share))
     clients = require_count("clients", clients)
     mu = factor * math.sqrt(rounds) / z
     return Plan(
@@ -172,7 +200,7 @@ def plan(
         relation=relation,
         clip=clip,
         noise_multiplier=z,
-        sigma=z * clip / clients,
+        sigma=require_positive("sigma", z * clip / clients),
         mu=mu,
         dimension=dimension,
         update_norm=update_norm,
@@ -189,7 +217,10 @@ def _least_noise(epsilon: float, delta: float, change: float) -> float:
 
 def _most_rounds(epsilon: float, delta: float, mu: float) -> int:
     """The most rounds of mu whose total stays within epsilon."""
-    rounds = int((mu_of_epsilon(epsilon, delta) / mu) ** 2 * (1 + 1e-9))
+    ratio = mu_of_epsilon(epsilon, delta) / mu
+    if ratio > math.sqrt(_ENDLESS):
+        raise FieldError("rounds", None, f"epsilon {epsilon:g} allows more than {_ENDLESS:g}: give the number you plan")
+    rounds = int(ratio**2 * (1 + 1e-9))
     while rounds > 0 and epsilon_of_mu(mu * math.sqrt(rounds), delta) > epsilon:
         rounds -= 1
     if rounds < 1:

@@ -50,9 +50,9 @@ class LedgerFiles(Ledgers):
     called, once a round before the round's broadcast is used: that is enough where the same bits can be drawn again
     and no party is apart from the others.
 
-    A last line without its end was never handed over (the write had not returned). If all that is missing are closing
-    brackets, and its checksum then proves it whole, it is completed and counts as spent; otherwise it is removed, with
-    a message. A line that has its end but cannot be read was edited, and the ledger is refused.
+    A last line without its end was never handed over (the write had not returned). If all that is missing are its
+    closing marks, and its checksum then proves it whole, it is completed and counts as spent; otherwise it is removed,
+    with a message. A line that has its end but cannot be read was edited, and the ledger is refused.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ class LedgerFiles(Ledgers):
         return lines
 
     def _completed(self, party: str, lines: list[str], tail: bytes) -> str | None:
-        for closing in ("", "}", "}}"):
+        for closing in ("", "}", '"}'):
             try:
                 text = tail.decode() + closing
                 json.loads(text)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,13 @@ from fedveil.experiments.checkpoint import Checkpoint
 from fedveil.experiments.config import Config
 from fedveil.experiments.ledgers import LedgerFiles, Ledgers, append, make_folder, replace
 from fedveil.experiments.loading import load
+from fedveil.experiments.lock import FILE as LOCK
+from fedveil.experiments.lock import FolderLock
 
 Row = dict[str, Any]
 
 # What `RunFolder.create` makes before config.toml, with which a run begins.
-BEFORE_A_RUN = {"ledger", "checkpoint", "checkpoint/.run.json.part", "checkpoint/run.json", ".config.toml.part"}
+BEFORE_A_RUN = {LOCK, "ledger", "checkpoint", "checkpoint/.run.json.part", "checkpoint/run.json", ".config.toml.part"}
 
 
 def new_run_id(config: Config) -> str:
@@ -65,19 +66,26 @@ class RunFolder:
         self.path, self.config, self._message = path, config, message
         self.rows: list[Row] = []
         self.checkpoint: Checkpoint | None = None
-        if resume:
-            self._reopen()
-        else:
-            refuse_used(path)
-            self.run_id = new_run_id(config)
-        self.ledgers: Ledgers = LedgerFiles(
-            path / "ledger", self.run_id, durable=config.source.kind == "secure", message=message
-        )
-        if resume:
-            self._verify()
+        self._lock, self._durable, self._resumed = FolderLock(path), config.source.kind == "secure", resume
+        try:
+            if resume:
+                self._reopen()
+            else:
+                refuse_used(path)
+                self.run_id = new_run_id(config)
+            self.ledgers: Ledgers = LedgerFiles(path / "ledger", self.run_id, durable=self._durable, message=message)
+            if resume:
+                self._verify()
+        except BaseException:
+            self.close()
+            raise
 
     def create(self) -> None:
         """Make the folder of a new run, tidy that of a resumed one; nothing is written before this."""
+        if not self._resumed:
+            make_folder(self.path)
+            self._lock.take()
+            refuse_used(self.path)  # by another process, while this one prepared
         for folder in (self.path, self.path / "ledger", self.path / "checkpoint"):
             make_folder(folder)
             for left in folder.glob(".*.part"):  # by a process that was killed while it replaced a file
@@ -85,6 +93,10 @@ class RunFolder:
         if not (self.path / "config.toml").exists():
             replace(self.path / "checkpoint" / "run.json", json.dumps({"run_id": self.run_id}).encode())
             replace(self.path / "config.toml", self.config.to_toml().encode())
+
+    def close(self) -> None:
+        """Let other processes write here."""
+        self._lock.release()
 
     def finish_round(self, federation: Federation, row: Row) -> None:
         """Make a round durable: its ledger lines first, then its metrics, then the checkpoint."""
@@ -109,6 +121,7 @@ class RunFolder:
     def _reopen(self) -> None:
         if not (self.path / "config.toml").is_file():
             raise FieldError("--resume", str(self.path), "holds no run to go on with; leave --resume out")
+        self._lock.take()
         stored = load(self.path / "config.toml")
         if stored.fingerprint() != self.config.fingerprint():
             named = ", ".join(_differences(stored.to_dict(), self.config.to_dict()))
@@ -126,17 +139,37 @@ class RunFolder:
         done = self.checkpoint.round if self.checkpoint else 0
         if isinstance(self.ledgers, LedgerFiles):
             self.ledgers.resume(self.checkpoint.lines if self.checkpoint else {})
+        books = self.ledgers.books
+        last = max((e.key[0] for book in books.values() for e in book.entries), default=0)
+        if last > done:
+            stands = f"the model of round {done} stands" if done else "the first model stands"
+            again = "and drawn anew; what is recorded of it stays counted" if self._durable else "to the same bits"
+            self._message(
+                f"the ledgers hold round {last}, which has no checkpoint: {stands}, the round is done {again}"
+            )
+        released = {e.key[0] for e in books["server"].entries} if "server" in books else set()
         path = self.path / "metrics.jsonl"
         for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-            with suppress(ValueError):  # the last line may be half-written; its round is done again
-                row = json.loads(line)
-                if isinstance(row, dict) and row.get("round", 0) == len(self.rows) + 1 <= done:
-                    self.rows.append(row)
+            row = _row_of(line)
+            if row.get("round", 0) > max(released, default=0):
+                lacks = f"the ledger of 'server' lacks round {row['round']}, of which metrics.jsonl has the figures"
+                raise LedgerError(f"{lacks}; restore the file or start a new run")
+            if row.get("round", 0) == len(self.rows) + 1 <= done:
+                self.rows.append(row)
         if len(self.rows) < done:
             accepted = f"holds fewer rounds than the checkpoint, {done}; restore the file"
             raise FieldError("metrics.jsonl", len(self.rows), accepted)
         if path.exists():
             replace(path, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
+
+
+def _row_of(line: str) -> Row:
+    """A line of the metrics; the last may be half-written, its round is done again."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return {}
+    return row if isinstance(row, dict) and isinstance(row.get("round"), int) else {}
 
 
 def refuse_used(path: Path) -> None:

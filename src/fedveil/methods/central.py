@@ -100,6 +100,11 @@ class CentralNoise(ABC):
             self.aggregator.planned_weights(torch.ones(1), 1, 1)
             self._sensitivity(1.0, 1, self.relation)
 
+    @property
+    def may_be_proven(self) -> bool:
+        """Whether noise of a public scale proves something here: see `_proven`."""
+        return self.order == "formal" or (self.aggregator.identity_step and self.relation != "add/remove")
+
     def init(self, dimension: int, dtype: torch.dtype) -> CentralState:
         """The first C and the rule's state."""
         first = self.clip.initial if isinstance(self.clip, QuantileClip) else self.clip
@@ -124,13 +129,13 @@ class CentralNoise(ABC):
             reduced = _integer_mean(clipped, bound, sigma, cohort, source)
             model, inner = self.aggregator.step(theta, reduced, state.rule)
         else:
-            noise = Gaussian(sigma).sample(theta.numel(), source=source, dtype=theta.dtype)
+            noise = Gaussian(sigma)
             if self.order == "formal":
-                reduced = self.aggregator.reduce(_pad(clipped, cohort), weights)
-                model, inner = self.aggregator.step(theta, reduced + noise, state.rule)
+                reduced = noise.add_to(self.aggregator.reduce(_pad(clipped, cohort), weights), source=source)
+                model, inner = self.aggregator.step(theta, reduced, state.rule)
             else:
                 model, inner = self.aggregator.step(theta, self.aggregator.reduce(clipped, weights), state.rule)
-                model = model + noise
+                noise.add_to(model, source=source)
         report = {
             "clients": float(len(updates)),
             "clip": bound,
@@ -214,6 +219,8 @@ def _pad(rows: Tensor, cohort: int) -> Tensor:
     """Zeros for planned clients that did not reply; of updates [n, d] or weights [n]."""
     if len(rows) > cohort:
         raise FieldError("cohort", cohort, f"is less than the number of replies ({len(rows)})")
+    if len(rows) == cohort:
+        return rows
     return torch.cat([rows, rows.new_zeros(cohort - len(rows), *rows.shape[1:])])
 
 

@@ -1,0 +1,184 @@
+"""One process at a time in a run's folder, and what is said about the model that is left after a crash."""
+
+import json
+import os
+import shutil
+import signal
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedveil.errors import FieldError, LedgerError
+from fedveil.experiments import parse, run
+from fedveil.experiments.checkpoint import Checkpoint
+from fedveil.experiments.lock import FILE, FolderLock
+from fedveil.experiments.runner import Silent
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+
+
+def config(source="reproducible", **privacy):
+    data, model = {"name": "breast-cancer", "clients": 2}, {"name": "logistic"}
+    privacy = {"method": "global", "noise_multiplier": 1.0, "clip": 1.0, **privacy}
+    return parse(
+        {"name": "tiny", "rounds": 3, "data": data, "model": model, "privacy": privacy, "source": {"kind": source}}
+    )
+
+
+class Listening(Silent):
+    """Remembers what it was told."""
+
+    def __init__(self):
+        self.said = []
+
+    def say(self, text):
+        self.said.append(text)
+
+
+class Paused:
+    """A process of its own that runs, and waits after a round until it may go on."""
+
+    def __init__(self, folder, after=1, **options):
+        told, self._gate = os.pipe(), os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            status = 1
+            try:
+                progress = Silent()
+                progress.advance = lambda row: (
+                    row["round"] != after or (os.write(told[1], b"x"), os.read(self._gate[0], 1))
+                )
+                run(config(), folder, progress=progress, **options)
+                status = 0
+            finally:
+                os._exit(status)
+        os.close(told[1])
+        assert os.read(told[0], 1) == b"x"
+
+    def end(self):
+        os.write(self._gate[1], b"x")
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def kill(self):
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_while_one_process_runs_no_other_writes(tmp_path):
+    folder = tmp_path / "run"
+    first = Paused(folder)
+    before = contents(folder)
+    with pytest.raises(FieldError, match=f"is being written to by process {first.pid} on .*: wait until that has"):
+        run(config(), folder, resume=True)
+    with pytest.raises(FieldError, match="holds a run already"):
+        run(config(), folder)
+    assert contents(folder) == before
+    assert first.end() == 0
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 3
+    assert run(config(), folder, resume=True).values["rounds"] == 3
+
+
+def test_of_two_processes_that_go_on_one_is_refused(tmp_path):
+    folder = tmp_path / "run"
+    Paused(folder).kill()
+    second = Paused(folder, after=2, resume=True)
+    with pytest.raises(FieldError, match=f"is being written to by process {second.pid}"):
+        run(config(), folder, resume=True)
+    assert second.end() == 0
+    assert len((folder / "ledger" / "server.jsonl").read_text().splitlines()) == 3
+
+
+def test_the_lock_of_a_killed_process_keeps_nobody_out(tmp_path):
+    folder = tmp_path / "run"
+    first = Paused(folder)
+    first.kill()
+    assert str(first.pid) in (folder / FILE).read_text()
+    assert run(config(), folder, resume=True).values["rounds"] == 3
+    whole = run(config(), tmp_path / "whole")
+    assert whole.values["metrics"] == run(config(), folder, resume=True).values["metrics"]
+
+
+def test_two_new_runs_do_not_start_in_one_folder(tmp_path, monkeypatch):
+    # the other one starts after this one has found the folder empty
+    folder, real = tmp_path / "run", FolderLock.take
+
+    def late(lock):
+        monkeypatch.setattr(FolderLock, "take", real)
+        run(config(), folder)
+        real(lock)
+
+    monkeypatch.setattr(FolderLock, "take", late)
+    with pytest.raises(FieldError, match="holds a run already"):
+        run(config(), folder)
+    assert run(config(), folder, resume=True).values["rounds"] == 3
+
+
+def test_a_refused_or_failed_run_lets_go(tmp_path):
+    folder = tmp_path / "run"
+    run(config(), folder)
+    with pytest.raises(FieldError, match="another configuration"):
+        run(config(noise_multiplier=2.0), folder, resume=True)
+    lock = FolderLock(folder)
+    lock.take()
+    lock.release()
+    lock.release()
+
+
+def killed_before_its_checkpoint(folder, spec, round_):
+    """A run that is killed between the commit of a round and its checkpoint."""
+    pid = os.fork()
+    if not pid:
+        real = Checkpoint.write
+
+        def write(checkpoint, where):
+            if checkpoint.round == round_:
+                os.kill(os.getpid(), signal.SIGKILL)
+            real(checkpoint, where)
+
+        Checkpoint.write = write
+        run(spec, folder)
+        os._exit(1)
+    assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.parametrize(
+    ("source", "again"), [("secure", "what is recorded of it stays"), ("reproducible", "same bits")]
+)
+def test_after_a_crash_the_message_says_which_model_stands(tmp_path, source, again):
+    folder, listening = tmp_path / "run", Listening()
+    killed_before_its_checkpoint(folder, config(source), 2)
+    assert run(config(source), folder, resume=True, progress=listening).values["rounds"] == 3
+    (text,) = listening.said
+    assert "the ledgers hold round 2, which has no checkpoint: the model of round 1 stands" in text
+    assert again in text
+
+
+def test_a_budget_without_room_for_a_redraw_leaves_the_checkpointed_model(tmp_path):
+    # two releases of mu = 1 fit (1.414), a third (1.732) does not: the second release's bits are lost in the crash
+    spec, folder = config("secure", budget={"epsilon": 7.0}), tmp_path / "run"
+    killed_before_its_checkpoint(folder, spec, 2)
+    kept = load_file(folder / "checkpoint" / "round.safetensors")["models"][0]
+    summary = run(spec, folder, resume=True)
+    assert "budget is used up" in summary.stopped
+    assert "the last checkpointed model stands" in summary.stopped
+    assert summary.values["rounds"] == 1
+    left = load_file(folder / "model.safetensors")
+    assert torch.equal(torch.cat([v.reshape(-1) for v in left.values()]).sort().values, kept.sort().values)
+    assert len((folder / "ledger" / "server.jsonl").read_text().splitlines()) == 2
+    assert summary.values["guarantees"]["server"]["epsilon"] <= 7.0
+
+
+def test_a_ledger_cannot_be_emptied_together_with_the_checkpoint(tmp_path):
+    # the budget would start over
+    folder = tmp_path / "run"
+    run(config(), folder)
+    shutil.rmtree(folder / "ledger")
+    (folder / "checkpoint" / "round.safetensors").unlink()
+    with pytest.raises(LedgerError, match=r"'server' lacks round 1.*restore the file or start a new run"):
+        run(config(), folder, resume=True)
+    assert [json.loads(line)["round"] for line in (folder / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
