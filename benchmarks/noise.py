@@ -1,4 +1,4 @@
-"""Secure noise against ordinary noise, interleaved in one process, on one thread.
+"""Secure noise against ordinary noise, interleaved in one process, on one thread unless a row says otherwise.
 
 Writes results/bench/noise.json. Run: python benchmarks/noise.py
 """
@@ -28,14 +28,16 @@ SIZE, REPEATS = 6_400_000, 9
 def main() -> None:
     """Time every source on the same number of draws."""
     torch.set_num_threads(1)
-    secure, seeded = SecureSource(), ReproducibleSource(0)
+    secure, two, seeded = SecureSource(), SecureSource(threads=2), ReproducibleSource(0)
     generator = np.random.default_rng(0)
     cases: dict[str, Callable[[], object]] = {
         "np.random.normal, float64": lambda: np.random.normal(size=SIZE),  # noqa: NPY002
         "numpy Generator, float32": lambda: generator.standard_normal(SIZE, dtype=np.float32),
-        "torch normal, float32 (reproducible source)": lambda: seeded.normal(SIZE, torch.float32),
+        "reproducible source, float32": lambda: seeded.normal(SIZE, torch.float32),
         "secure source, float32": lambda: secure.normal(SIZE, torch.float32),
+        "secure source, float32, two threads": lambda: two.normal(SIZE, torch.float32),
         "secure source, float64": lambda: secure.normal(SIZE, torch.float64),
+        "secure source, float64, two threads": lambda: two.normal(SIZE, torch.float64),
         "discrete Gaussian, secure, a tenth of the draws": lambda: DiscreteGaussian(1024).sample(
             SIZE // 10, source=secure
         ),

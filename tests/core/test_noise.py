@@ -2,19 +2,26 @@
 
 import copy
 import hashlib
+import itertools
 import math
+import os
 import pickle
+import threading
+import tracemalloc
 
 import numpy as np
 import pytest
 import torch
 from core_kit import IMPOSSIBLE, PLAUSIBLE, variance_p
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
 from fedveil.errors import FieldError
 from fedveil.mechanisms import EuclideanLaplace, Gaussian, ReproducibleSource, SecureSource, keyed_seed
+from fedveil.mechanisms import noise as noise_module
+from fedveil.mechanisms import secure as secure_module
 
 DRAWS = 200_000
 
@@ -182,6 +189,9 @@ def test_a_source_is_never_copied(make):
 def test_the_secure_source_has_no_seed():
     with pytest.raises(FieldError, match="no seed"):
         SecureSource(seed=1)
+    for threads in (0, -1, 1.5, "2", True):
+        with pytest.raises(FieldError, match="threads"):
+            SecureSource(threads=threads)
     assert SecureSource.deployable
     assert not ReproducibleSource.deployable
 
@@ -216,3 +226,142 @@ def test_streams_of_a_large_study_do_not_collide():
         for round_ in range(100)
     }
     assert len(firsts) == 30_000
+
+
+# ---- noise in place
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_noise_in_place_has_the_bits_of_noise_at_once(monkeypatch, dtype):
+    monkeypatch.setattr(noise_module, "_BLOCK", 7)  # odd: a float32 draw may end in the middle of a word
+    vector = torch.randn(100, dtype=dtype)
+    expected = vector + Gaussian(2.5).sample(100, source=ReproducibleSource(1), dtype=dtype)
+    result = Gaussian(2.5).add_to(vector, source=ReproducibleSource(1))
+    assert result is vector
+    assert torch.equal(vector, expected)
+
+
+@pytest.mark.parametrize("make", sources())
+def test_noise_in_place_has_its_deviation(monkeypatch, make):
+    monkeypatch.setattr(noise_module, "_BLOCK", DRAWS // 8)
+    noise = Gaussian(2.5).add_to(torch.full((DRAWS,), 10.0, dtype=torch.float64), source=make()) - 10
+    assert variance_p(noise, 2.5) > threshold(make)
+    assert variance_p(noise, 0.98 * 2.5) < IMPOSSIBLE
+    assert variance_p(noise, 1.02 * 2.5) < IMPOSSIBLE
+    assert len(set(noise.tolist())) == DRAWS  # no block came twice
+
+
+def test_noise_in_place_holds_no_second_vector():
+    vector = torch.zeros(4 << 20)
+    tracemalloc.start()  # follows numpy, which both sources draw with
+    Gaussian(1.0).add_to(vector, source=SecureSource())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < vector.nbytes / 2
+    with pytest.raises(FieldError, match="source"):
+        Gaussian(1.0).add_to(vector, source=None)
+
+
+# ---- the keystream
+
+ENTROPY = bytes(range(200, 232))
+
+
+@pytest.fixture
+def known_key(monkeypatch):
+    """Every secure source has the same key and counter: what no deployment has."""
+    monkeypatch.setattr(os, "urandom", lambda size: ENTROPY[:size])
+
+
+def keystream(blocks, start):
+    """AES-256 of a counter, block by block, modulo 2^128."""
+    encryptor = Cipher(algorithms.AES(ENTROPY), modes.ECB()).encryptor()
+    counters = b"".join(((start + i) % (1 << 128)).to_bytes(16, "big") for i in range(blocks))
+    return encryptor.update(counters)
+
+
+@pytest.mark.parametrize("start", [int.from_bytes(ENTROPY[:16], "big"), (1 << 128) - 3])
+def test_bits_are_the_keystream_and_each_block_is_used_once(known_key, monkeypatch, start):
+    monkeypatch.setattr(os, "urandom", lambda size: ENTROPY if size == 32 else start.to_bytes(16, "big"))
+    source = SecureSource()
+    drawn = [source.bits(size).tolist() for size in (4, 3, 0, 2)]  # an odd draw leaves half a block, which is dropped
+    expected = np.frombuffer(keystream(5, start), dtype=np.int64) & np.int64((1 << 63) - 1)
+    assert drawn == [expected[:4].tolist(), expected[4:7].tolist(), [], expected[8:10].tolist()]
+
+
+def test_normals_are_box_mullers_of_the_keystream(known_key):
+    start = int.from_bytes(ENTROPY[:16], "big")
+    for dtype, integers, bits in ((torch.float32, np.int32, 31), (torch.float64, np.int64, 63)):
+        raw = keystream(16, start)
+        u = np.abs(np.frombuffer(raw[:40], dtype=np.int64).astype(np.float64)) * 2.0**-63
+        angle = np.pi * np.frombuffer(raw[40 : 40 + 5 * integers().itemsize], dtype=integers) * 2.0**-bits
+        radius = np.sqrt(-2 * np.log(u))
+        expected = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:9]
+        tolerance = 1e-6 if dtype == torch.float32 else 1e-12
+        np.testing.assert_allclose(SecureSource().normal(9, dtype), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1, 65_536, 65_537, 300_001])
+def test_threads_draw_the_same_bits(known_key, dtype, size):
+    draws = []
+    for threads in (1, 2, 3):
+        source = SecureSource(threads=threads)
+        draws.append((source.normal(size, dtype), source.normal(size, dtype)))
+    for first, second in draws[1:]:
+        assert torch.equal(first, draws[0][0])
+        assert torch.equal(second, draws[0][1])
+    assert not torch.equal(draws[0][0], draws[0][1])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_no_counter_is_encrypted_twice(monkeypatch, threads):
+    used, write = [], secure_module._Stream.write
+
+    def noted(stream, raw, length, first):
+        used.append((id(stream), first, first + -(-length // 16)))
+        write(stream, raw, length, first)
+
+    monkeypatch.setattr(secure_module._Stream, "write", noted)
+    source = SecureSource(threads=threads)
+    assert source.child(1)._threads == threads
+
+    def draw_a_lot():
+        for size in (1, 65_535, 200_000):
+            source.normal(size, torch.float32)
+            source.normal(size)
+            source.uniform(size)
+            source.bits(size)
+            source.gamma(3.0)
+
+    together = [threading.Thread(target=draw_a_lot) for _ in range(3)]
+    for thread in together:
+        thread.start()
+    for thread in together:
+        thread.join()
+    children = [source.child(1), source.child(1)]
+    for child in children:
+        child.normal(1000)
+    streams = {stream for stream, _, _ in used}
+    assert 3 <= len(streams) <= 5  # the children's, and the source's (threads that come first at once may key one each)
+    for stream in streams:
+        intervals = sorted((first, last) for s, first, last in used if s == stream)
+        assert all(last <= first for (_, last), (first, _) in itertools.pairwise(intervals))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # threads of earlier tests
+def test_a_forked_process_draws_from_a_key_of_its_own():
+    source = SecureSource()
+    source.bits(1)
+    receive, send = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(send, source.bits(4).numpy().tobytes())
+        os._exit(0)
+    os.waitpid(child, 0)
+    theirs = np.frombuffer(os.read(receive, 64), dtype=np.int64).tolist()
+    os.close(receive)
+    os.close(send)
+    assert len(theirs) == 4
+    assert theirs != source.bits(4).tolist()

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedveil.aggregation.ranks import middle_mean
+from fedveil.calibration.pairs import squared_distances
 from fedveil.errors import FieldError
+
+_PAIRED = 64  # up to this many vectors their distances are taken once; above, every iteration reads the models again
+_ELEMENTS, _LEAST = 1 << 18, 1 << 8  # of a column block, which then stays in the cache; its least width
 
 
 def cluster_means(models: Tensor, hypotheses: Tensor, iterations: int = 300) -> tuple[Tensor, Tensor]:
@@ -26,30 +33,89 @@ def cluster_means(models: Tensor, hypotheses: Tensor, iterations: int = 300) -> 
     centres : Tensor
         [k, d]; a hypothesis without members is carried over unchanged.
     labels : Tensor
-        [n], int64: each model's cluster.
+        [n], int64: each model's cluster. Nothing is drawn: the same input has the same clusters.
 
     Notes
     -----
     Fewer models than hypotheses is legal, which scikit-learn's KMeans refuses, and it moves an empty cluster to a
-    far-away point instead of keeping the hypothesis: hence Lloyd's iteration here.
+    far-away point instead of keeping the hypothesis: hence Lloyd's iteration here. A centre is a mean of models, so a
+    few models (long ones, as a rule) are clustered by their distances from each other alone.
     """
     if models.dim() != 2 or hypotheses.dim() != 2 or models.shape[1] != hypotheses.shape[1]:
         raise FieldError("models", tuple(models.shape), f"must be [n, d] with hypotheses {tuple(hypotheses.shape)}")
-    points = models.to(torch.float64)
-    centres = hypotheses.to(torch.float64).clone()
-    labels = torch.full((len(points),), -1, dtype=torch.int64)
-    for _ in range(iterations):
-        # differences, not a Gram expansion: close models must not cancel
-        distances = torch.stack([(points - centre).square().sum(1) for centre in centres], dim=1)
+    n, k = len(models), len(hypotheses)
+    lloyd: _Lloyd = (_Pairs if n + k <= _PAIRED else _Blocks)(models, hypotheses)
+    labels = torch.full((n,), -1, dtype=torch.int64)
+    twins = [next(i for i in range(k) if torch.equal(hypotheses[i], h)) for h in hypotheses]
+    for number in range(iterations):
+        distances = lloyd.distances(_shares(labels, k))
+        if number == 0:  # rounding must not decide between two equal hypotheses
+            distances = distances[:, twins]
         assigned = torch.from_numpy(np.argmin(distances.numpy(), axis=1))  # ties go to the lowest index
         if torch.equal(assigned, labels):
             break
         labels = assigned
-        for j in range(len(centres)):
-            if (labels == j).any():
-                centres[j] = points[labels == j].mean(0)
     result = hypotheses.clone()
-    for j in range(len(centres)):
-        if (labels == j).any():
-            result[j] = centres[j].to(models.dtype)
+    shares = _shares(labels, k).to(models.dtype)
+    for columns in _columns(n, models.shape[1]):
+        means = shares @ models[:, columns]
+        for j in shares.any(1).nonzero().flatten().tolist():
+            result[j, columns] = means[j]
     return result, labels
+
+
+class _Lloyd(Protocol):
+    """Centres that move; a centre without members stays where it is."""
+
+    def distances(self, shares: Tensor) -> Tensor:
+        """Move each centre to the mean of its members; squared distances to the centres [n, k], up to one a model."""
+
+
+class _Pairs:
+    """Centres as weights of the n models and k hypotheses: |x - Sum w y|^2 = w.D(x, y) - w.D(y, y).w / 2."""
+
+    def __init__(self, models: Tensor, hypotheses: Tensor) -> None:
+        self._squared = squared_distances(models, hypotheses, close=1e-3)
+        self._weights = torch.eye(len(self._squared), dtype=torch.float64)[len(models) :]
+
+    def distances(self, shares: Tensor) -> Tensor:
+        """One product with the matrix of distances."""
+        moved, n = shares.any(1), shares.shape[1]
+        self._weights[moved] = torch.nn.functional.pad(shares[moved], (0, len(shares)))
+        mixed = self._weights @ self._squared
+        return mixed[:, :n].T - (mixed * self._weights).sum(1) / 2
+
+
+class _Blocks:
+    """Centres as vectors: each iteration passes over the models once."""
+
+    def __init__(self, models: Tensor, hypotheses: Tensor) -> None:
+        self._models, self._centres = models, hypotheses.to(torch.float64, copy=True)
+
+    def distances(self, shares: Tensor) -> Tensor:
+        """A float32 product a block, around the middle of the centres: a raw one would cancel for close models.
+
+        The middle is a median, so that one far centre does not blur the others.
+        """
+        moved, total = shares.any(1), torch.zeros(shares.T.shape, dtype=torch.float64)
+        shares = shares[moved].to(torch.float32)
+        for columns in _columns(len(total), self._models.shape[1]):
+            centres = self._centres[:, columns]
+            middle = middle_mean(centres, (len(centres) - 1) // 2).to(self._models.dtype)
+            block = (self._models[:, columns] - middle).to(torch.float32)
+            centres -= middle
+            centres[moved] = (shares @ block).to(torch.float64)
+            total.add_(centres.square().sum(1)).sub_(block @ centres.T.to(torch.float32), alpha=2)
+            centres += middle
+        return total
+
+
+def _shares(labels: Tensor, k: int) -> Tensor:
+    """Each member's share of its cluster's mean [k, n]; zeros for a cluster without members."""
+    member = (labels == torch.arange(k)[:, None]).to(torch.float64)
+    return member / member.sum(1, keepdim=True).clamp(min=1.0)
+
+
+def _columns(n: int, d: int) -> list[slice]:
+    width = max(_ELEMENTS // n, _LEAST)
+    return [slice(start, min(start + width, d)) for start in range(0, d, width)]

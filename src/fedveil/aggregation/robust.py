@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fedveil.accounting import Relation
 from fedveil.aggregation.base import Aggregator
-from fedveil.calibration.distance import squared_distances
+from fedveil.aggregation.ranks import middle_mean
+from fedveil.calibration.pairs import squared_distances
 from fedveil.errors import FieldError, require_count, require_non_negative
 
 
@@ -23,10 +24,7 @@ class FedMedian(Aggregator):
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
         """Median of each coordinate; the weights only say how many updates there are."""
-        ordered = updates.sort(dim=0).values
-        n = len(updates)
-        middle = ordered[n // 2]
-        return middle.clone() if n % 2 else (ordered[n // 2 - 1] + middle) / 2
+        return middle_mean(updates, (len(updates) - 1) // 2)
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float:
         """C (odd) or C/2 (even), twice that for replace-one; C for add/remove, which changes the parity."""
@@ -59,9 +57,7 @@ class TrimmedMean(Aggregator):
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
         """Mean of what is left of each coordinate; the weights only say how many updates there are."""
-        cut = int(self.fraction * len(updates))
-        kept = updates.sort(dim=0).values[cut : len(updates) - cut]
-        return kept.mean(0)
+        return middle_mean(updates, int(self.fraction * len(updates)))
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float | None:
         """C / (n - 2b), twice that for replace-one; none for add/remove, which changes b."""
@@ -106,7 +102,10 @@ class MultiKrum(Aggregator):
         near = squared_distances(updates).sort(dim=1).values  # column 0 is the update itself
         scores = near[:, 1 : 1 + max(1, n - self.malicious - 2)].sum(1)
         best = torch.sort(scores, stable=True).indices[: self.selected]
-        return updates[best].mean(0)  # an absent client's zero update has weight 0, and may be selected all the same
+        total = torch.zeros_like(updates[0])
+        for i in best.tolist():  # an absent client's zero update has weight 0, and may be selected all the same
+            total += updates[i]
+        return total.div_(self.selected)
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float:
         """2C: another selection moves the result from anywhere within C to anywhere within C."""

@@ -4,6 +4,7 @@ from fedveil.calibration.alignment import AlignmentLDP, cosine
 from fedveil.calibration.distance import METRICS, GlobalCalibrator, MetricCalibrator, max_pairwise_distance
 from fedveil.calibration.layers import LayerSensitivity
 from fedveil.calibration.neighbourhood import NeighbourhoodLaplace
+from fedveil.calibration.sketch import Sketch
 
 __all__ = [
     "METRICS",
@@ -12,6 +13,7 @@ __all__ = [
     "LayerSensitivity",
     "MetricCalibrator",
     "NeighbourhoodLaplace",
+    "Sketch",
     "cosine",
     "max_pairwise_distance",
 ]

@@ -9,17 +9,30 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedveil.calibration.pairs import DIRECT, strip
+from fedveil.calibration.sketch import Sketch
 from fedveil.errors import FieldError, require_choice, require_count, require_non_negative, require_positive
 from fedveil.layout import Grouping, Layout
 
 Direction = Literal["less", "more"]
+Groups = list[list[slice]]
 
-_DIRECT = 8  # up to this many models, pairs are subtracted directly; above, a centred Gram matrix is faster
-_COLUMNS = 1 << 15
+METRICS: dict[str, Callable[[Layout, Grouping], Groups]] = {
+    "layer_frobenius": lambda layout, grouping: list(layout.groups(grouping).values()),
+    "euclidean": lambda layout, grouping: [[slice(0, layout.size)]],
+}
+"""A metric is the mean over some groups of coordinates of the Euclidean norm over each: all layers, or one of all."""
+
+_HEIGHT = 1 << 10  # pairs are worked on for so many models at a time: the matrix of all pairs is never held
+_AGAIN = (1 - 1e-6, 8)  # pairs so close to the largest, and at most so many, are measured again in float64
 
 
 def max_pairwise_distance(
-    models: Tensor, layout: Layout, grouping: Grouping = "array", metric: str = "layer_frobenius"
+    models: Tensor,
+    layout: Layout,
+    grouping: Grouping = "array",
+    metric: str = "layer_frobenius",
+    sketch: Sketch | None = None,
 ) -> float:
     """Largest distance between two models of a round.
 
@@ -34,62 +47,61 @@ def max_pairwise_distance(
     metric : str
         A name of `METRICS`. ``"layer_frobenius"``: the mean over layers of the Frobenius norm of the difference;
         ``"euclidean"``: the norm of the whole difference.
+    sketch : Sketch, optional
+        Look for the pair by random projections, which pays from some thousand models on; the result is then d_r or, by
+        the sketch's error, less. Nothing turns this on by itself: sigma depends on d_r.
 
     Returns
     -------
     float
-        d_r; 0 for a single model or identical ones.
+        d_r, relative error below 1e-6; 0 for a single model or identical ones.
 
     Raises
     ------
     FieldError
         For an unknown metric, a wrong shape, NaN or infinity.
+
+    Notes
+    -----
+    n^2 d / 2 multiplications, in float32 and centred (`fedveil.calibration.pairs`); the winners are measured again in
+    float64, so that the result is the distance of two of the models and never above the largest.
     """
     layout.check(models, "models")
     if models.dim() != 2:
         raise FieldError("models", tuple(models.shape), "must be [n, d]")
-    if not torch.isfinite(models).all():
+    if not _finite(models):
         raise FieldError("models", "NaN or infinity", "must be finite: drop damaged replies first")
-    distances = METRICS[require_choice("metric", metric, METRICS)](models, layout, grouping)
-    return float(distances.max()) if len(models) > 1 else 0.0
+    groups = METRICS[require_choice("metric", metric, METRICS)](layout, grouping)
+    if sketch is None or len(models) <= DIRECT:
+        pairs = _farthest(models, groups)
+    else:
+        pairs = _farthest(*sketch.project(models, groups))
+    again = (_strip(models, groups, torch.tensor(pair), 1, torch.float64)[0, 1] for pair in pairs)
+    return max(map(float, again), default=0.0)
 
 
-def layer_frobenius(models: Tensor, layout: Layout, grouping: Grouping) -> Tensor:
-    """Mean over layers of the distance between each pair's layers; [n, n] float64."""
-    groups = list(layout.groups(grouping).values())
-    total = torch.zeros(len(models), len(models), dtype=torch.float64)
-    for slices in groups:
-        total += sum(squared_distances(models[:, s]) for s in slices).sqrt()  # type: ignore[union-attr]
-    return total / len(groups)
+def _farthest(models: Tensor, groups: Groups) -> list[tuple[int, int]]:
+    """Pairs of models that are the farthest, as far as float32 can tell."""
+    n, found = len(models), list[tuple[float, int, int]]()
+    for first in range(0, n - 1, _HEIGHT):
+        distances = _strip(models, groups, torch.arange(first, n), min(_HEIGHT, n - first)).triu_(1)
+        near = (distances >= _AGAIN[0] * distances.max()).nonzero()[: _AGAIN[1]]
+        found += [(float(distances[i, j]), first + i, first + j) for i, j in near.tolist() if i < j]
+    least = _AGAIN[0] * max((distance for distance, _, _ in found), default=0.0)
+    return [(i, j) for distance, i, j in found if distance >= least][: _AGAIN[1]]
 
 
-def euclidean(models: Tensor, layout: Layout, grouping: Grouping) -> Tensor:
-    """Distance between whole models; [n, n] float64."""
-    return squared_distances(models).sqrt()
+def _strip(models: Tensor, groups: Groups, members: Tensor, height: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The metric between the first few members and all of them, [h, m]."""
+    total = torch.zeros(height, len(members), dtype=torch.float64)
+    for columns in groups:
+        total += strip((models,), columns, members, height, dtype)[0].sqrt_()
+    return total.div_(len(groups))
 
 
-METRICS: dict[str, Callable[[Tensor, Layout, Grouping], Tensor]] = {
-    "layer_frobenius": layer_frobenius,
-    "euclidean": euclidean,
-}
-
-
-def squared_distances(block: Tensor) -> Tensor:
-    """Squared Euclidean distances between rows [n, d], as [n, n] in float64; worked on in column blocks."""
-    n = len(block)
-    total = torch.zeros(n, n, dtype=torch.float64)
-    for start in range(0, block.shape[1], _COLUMNS):
-        part = block[:, start : start + _COLUMNS].to(torch.float64)
-        if n <= _DIRECT:
-            for i in range(n):
-                total[i] += (part - part[i]).square().sum(1)
-        else:  # centred first: a raw Gram matrix cancels catastrophically for close models
-            part = part - part.mean(0)
-            gram = part @ part.T
-            diagonal = gram.diagonal()
-            total += diagonal[:, None] + diagonal[None, :] - 2 * gram
-    total = total.clamp_min_(0.0)
-    return total.fill_diagonal_(0.0)
+def _finite(models: Tensor) -> bool:
+    """Whether every coordinate is a number, without a mask as large as the models."""
+    return all(bool(torch.isfinite(torch.stack(torch.aminmax(row))).all()) for row in models)
 
 
 @dataclass(frozen=True)

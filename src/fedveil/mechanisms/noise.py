@@ -11,6 +11,8 @@ from fedveil.errors import FieldError, require_delta, require_positive
 from fedveil.gdp import mu_of_epsilon
 from fedveil.mechanisms.source import Source
 
+_BLOCK = 1 << 20  # draws at a time where noise is added in place
+
 
 def gaussian_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
     """Deviation of the analytic Gaussian mechanism: the least one that gives (epsilon, delta)-DP.
@@ -50,6 +52,17 @@ class Gaussian:
     def sample(self, size: int, *, source: Source, dtype: torch.dtype = torch.float64) -> Tensor:
         """Draw the noise [size] from a source."""
         return _drawn(source).normal(_at_least_one(size), dtype).mul_(self.sigma)
+
+    def add_to(self, vector: Tensor, *, source: Source) -> Tensor:
+        """Add noise to a vector [d] in place, a block at a time; returns the vector.
+
+        A block is drawn, added and forgotten, so that no second [d] is needed. A reproducible source adds the bits that
+        `sample` would have drawn at once.
+        """
+        for start in range(0, _at_least_one(vector.numel()), _BLOCK):
+            part = vector[start : start + _BLOCK]
+            part += self.sample(len(part), source=source, dtype=vector.dtype)
+        return vector
 
 
 @dataclass(frozen=True)

@@ -11,85 +11,186 @@ from __future__ import annotations
 
 import math
 import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
-from fedveil.errors import FieldError
+from fedveil.errors import FieldError, require_count
 from fedveil.mechanisms.source import Key, Source
 
 _PAIRS = 1 << 15  # Box-Muller pairs a block: the working set stays in the cache
-_BITS = {torch.float32: (torch.int32, 31), torch.float64: (torch.int64, 63)}
+_BLOCK = 16  # bytes of a cipher block, the unit of the counter
+_ZEROS = bytes(8 * 2 * _PAIRS)  # what is encrypted: the keystream itself comes out
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How normals of one type are made: the angle's integers and their bits; the faster library's cosine and sine."""
+
+    real: type[np.float32] | type[np.float64]
+    integers: type[np.int32] | type[np.int64]
+    bits: int
+    waves: tuple[Callable[[Array, Array], object], Callable[[Array, Array], object]]
+
+    @property
+    def pair(self) -> int:
+        """Bytes of keystream for two draws: 8 for the radius, and the angle's."""
+        return 8 + np.dtype(self.integers).itemsize
+
+
+def _by_torch(function: Callable[..., Tensor]) -> Callable[[Array, Array], object]:
+    return lambda values, out: function(torch.from_numpy(values), out=torch.from_numpy(out))
+
+
+_KINDS = {
+    torch.float32: _Kind(np.float32, np.int32, 31, (np.cos, np.sin)),
+    torch.float64: _Kind(np.float64, np.int64, 63, (_by_torch(torch.cos), _by_torch(torch.sin))),
+}
 
 
 class SecureSource(Source):
     """Noise that nobody can draw again: there is no seed, and the key never leaves the object.
 
     Every source, and every child, has a fresh 256-bit key from the operating system. A process that is forked gets a
-    new key, so that parent and child never share a stream.
+    new key, so that parent and child never share a stream. Each draw takes counters of its key that nobody has taken
+    before, so that threads may share a source.
+
+    Parameters
+    ----------
+    threads : int
+        Draw normals on so many threads. The counter of a block of draws follows from its place alone: a key gives the
+        same bits whatever the number of threads.
     """
 
     kind = "secure"
     deployable = True
 
-    def __init__(self, **unknown: Any) -> None:
+    def __init__(self, *, threads: int = 1, **unknown: Any) -> None:
         if unknown:
-            raise FieldError("SecureSource", sorted(unknown), "takes no arguments: secure noise has no seed")
-        self._process = -1
-        self._stream: CipherContext
+            raise FieldError("SecureSource", sorted(unknown), "takes only threads: secure noise has no seed")
+        self._threads = require_count("threads", threads)
+        self._stream: _Stream | None = None
 
     def child(self, *key: Key) -> SecureSource:
         """A fresh stream under a key of its own; the same key of the caller gives a different one every time."""
-        return SecureSource()
+        return SecureSource(threads=self._threads)
 
     def uniform(self, size: int) -> Tensor:
         """Float64 [size], uniform on (0, 1), 53 random bits each."""
         self._check(size)
-        raw = self._integers(size, torch.int64) & ((1 << 53) - 1)
-        return (raw.to(torch.float64) + 0.5) / (1 << 53)
+        return ((self._integers(size) & ((1 << 53) - 1)).to(torch.float64) + 0.5) / (1 << 53)
 
     def bits(self, size: int) -> Tensor:
         """Int64 [size], uniform on [0, 2^63)."""
         self._check(size)
-        return self._integers(size, torch.int64) & ((1 << 63) - 1)
+        return self._integers(size) & ((1 << 63) - 1)
 
     def normal(self, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
         """Standard normal draws [size]."""
         self._check(size)
-        if dtype not in _BITS:
+        if dtype not in _KINDS:
             raise FieldError("dtype", dtype, "must be float32 or float64")
-        out = torch.empty(size, dtype=dtype)
-        for start in range(0, size, 2 * _PAIRS):
-            part = out[start : start + 2 * _PAIRS]
-            pairs = (len(part) + 1) // 2
-            radius, angle = self._polar(pairs, dtype)
-            torch.mul(angle.cos(), radius, out=part[:pairs])
-            torch.mul(angle.sin_(), radius, out=radius)
-            part[pairs:] = radius[: len(part) - pairs]
-        return out
+        kind = _KINDS[dtype]
+        values = np.empty(size, dtype=kind.real)
+        parts = [values[start : start + 2 * _PAIRS] for start in range(0, size, 2 * _PAIRS)]
+        stream, need = self._current(), _PAIRS * kind.pair // _BLOCK
+        first = stream.take(need * len(parts))
+        workers = min(self._threads, len(parts))
 
-    def _polar(self, pairs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Rayleigh radius and uniform angle; only the angle is cheaper in float32."""
-        radius = self._integers(pairs, torch.int64).to(torch.float64)
-        # |integer| / 2^63 is uniform on [0, 1]; the offset keeps the logarithm finite
-        radius.abs_().mul_(2.0**-63).add_(2.0**-65).clamp_(max=1.0).log_().mul_(-2).sqrt_()
-        integers, bits = _BITS[dtype]
-        angle = self._integers(pairs, integers).to(dtype)
-        return radius.to(dtype), angle.mul_(math.pi * 2.0**-bits)
+        def fill(worker: int) -> None:
+            scratch = _Normals(kind, (len(parts[0]) + 1) // 2)
+            for i in range(worker, len(parts), workers):
+                scratch.fill(parts[i], stream, first + i * need)
 
-    def _integers(self, size: int, dtype: torch.dtype) -> Tensor:
-        if self._process != os.getpid():
-            self._stream = Cipher(algorithms.AES(os.urandom(32)), modes.CTR(os.urandom(16))).encryptor()
-            self._process = os.getpid()
-        if size == 0:
-            return torch.zeros(0, dtype=dtype)
-        length = size * dtype.itemsize
-        buffer = bytearray(length + 15)  # the library asks for room for one unfinished block
-        self._stream.update_into(bytes(length), buffer)
-        return torch.frombuffer(buffer, dtype=dtype, count=size)
+        if workers > 1:
+            with ThreadPoolExecutor(workers) as pool:
+                list(pool.map(fill, range(workers)))
+        elif workers == 1:
+            fill(0)
+        return torch.from_numpy(values)
+
+    def _integers(self, size: int) -> Tensor:
+        stream, length = self._current(), 8 * size
+        raw = np.empty(length + _BLOCK - 1, dtype=np.uint8)
+        stream.write(raw, length, stream.take(-(-length // _BLOCK)))
+        return torch.from_numpy(raw[:length].view(np.int64))
+
+    def _current(self) -> _Stream:
+        stream = self._stream
+        if stream is None or stream.process != os.getpid():
+            stream = self._stream = _Stream()
+        return stream
 
     def __repr__(self) -> str:
         """Name the class: there is nothing else to show."""
         return "SecureSource()"
+
+
+class _Stream:
+    """The keystream of one key: AES-256 of a counter with a random start. No counter is taken twice."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self._cipher = algorithms.AES(os.urandom(32))
+        self._next = int.from_bytes(os.urandom(_BLOCK), "big")
+        self._lock = threading.Lock()
+
+    def take(self, blocks: int) -> int:
+        """Reserve so many counters for the caller alone; returns the first."""
+        with self._lock:
+            first = self._next
+            self._next += blocks
+        return first
+
+    def write(self, raw: Array, length: int, first: int) -> None:
+        """Write the keystream from a counter on into `raw`, whose last 15 bytes are the library's to use."""
+        counter = (first % (1 << 128)).to_bytes(_BLOCK, "big")
+        encryptor, room = Cipher(self._cipher, modes.CTR(counter)).encryptor(), raw.data
+        for start in range(0, length, len(_ZEROS)):
+            zeros = memoryview(_ZEROS)[: length - start]
+            encryptor.update_into(zeros, room[start : start + len(zeros) + _BLOCK - 1])
+
+
+class _Normals:
+    """One thread's scratch for blocks of normal draws, of at most so many pairs each."""
+
+    def __init__(self, kind: _Kind, pairs: int) -> None:
+        self._kind = kind
+        self._raw = np.empty(pairs * kind.pair + _BLOCK - 1, dtype=np.uint8)
+        self._u = np.empty(pairs)
+        self._radius, self._angle = np.empty(pairs, dtype=kind.real), np.empty(pairs, dtype=kind.real)
+
+    def fill(self, part: Array, stream: _Stream, first: int) -> None:
+        """Fill places with draws from the keystream at a counter."""
+        kind, pairs = self._kind, (len(part) + 1) // 2
+        stream.write(self._raw, pairs * kind.pair, first)
+        radius = self._rayleigh(self._raw[: 8 * pairs].view(np.int64))
+        angle = self._angle[:pairs]
+        np.copyto(angle, self._raw[8 * pairs : kind.pair * pairs].view(kind.integers), casting="same_kind")
+        angle *= kind.real(math.pi * 2.0**-kind.bits)
+        cosine, sine = kind.waves
+        cosine(angle, part[:pairs])
+        part[:pairs] *= radius
+        sine(angle, angle)
+        np.multiply(angle[: len(part) - pairs], radius[: len(part) - pairs], out=part[pairs:])
+
+    def _rayleigh(self, integers: Array) -> Array:
+        """sqrt(-2 log u), where |integer| / 2^63 is uniform on [0, 1] and the offset keeps the logarithm finite."""
+        u, radius = self._u[: len(integers)], self._radius[: len(integers)]
+        np.copyto(u, integers)
+        np.abs(u, out=u)
+        u *= 2.0**-63
+        u += 2.0**-65  # never above 1: in float64, 1 + 2^-65 is 1
+        np.log(u, out=u)
+        u *= -2.0
+        np.copyto(radius, u, casting="same_kind")
+        return np.sqrt(radius, out=radius)

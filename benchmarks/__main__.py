@@ -1,0 +1,80 @@
+"""Measure, write results/bench/*.json, draw the curves, write docs/benchmarks.md."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import figures, page
+from benchmarks.compare import compare, environment
+from benchmarks.curves import curves
+from benchmarks.footprint import footprint
+from benchmarks.layer_scores import layer_scores
+from benchmarks.paper_cnn import paper_cnn
+from benchmarks.records import FOLDER, ROOT, read, write
+
+SCRIPTS = ("noise", "kernels")  # write their own files
+ON_GPU = ("engines", "cnn")
+DATA = {"engines": "scikit-learn's digits (W1), random (W2)", "footprint": "scikit-learn's digits (W1), random (W2)"}
+
+
+def main() -> None:
+    """Run the parts that were asked for."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help="of " + ", ".join((*page.NAMES, "page")))
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="cuda: engines (W2) and cnn only")
+    parser.add_argument("--quick", action="store_true", help="only see that it runs; writes to runs/bench")
+    args = parser.parse_args()
+    unknown = [part for part in args.parts if part not in (*page.NAMES, "page")]
+    if unknown:
+        parser.error(f"there is no part {unknown[0]!r}")
+    folder = ROOT / "runs" / "bench" if args.quick else FOLDER
+    torch.set_num_threads(1)
+    parts = args.parts or [*(ON_GPU if args.device != "cpu" else page.NAMES), "page"]
+    began = time.perf_counter()
+    say = lambda text: print(f"{time.perf_counter() - began:6.0f} s  {text}", flush=True)  # noqa: E731
+    for part in parts:
+        if part == "page":
+            continue
+        say(f"{part}:")
+        measure(part, args.device, args.quick, folder, say)
+    if "page" in parts:
+        publish(folder, say)
+
+
+def measure(part: str, device: str, quick: bool, folder: Path, say: Callable[[str], None]) -> None:
+    """Measure one part and write its file."""
+    if part in SCRIPTS:
+        if not quick:
+            script = ROOT / "benchmarks" / f"{part}.py"
+            subprocess.run([sys.executable, str(script)], cwd=ROOT, env=environment(), check=True)
+        return
+    made: dict[str, Callable[[], dict[str, Any]]] = {
+        "engines": lambda: compare(device, quick, say),
+        "footprint": lambda: footprint(quick, say),
+        "curves": lambda: curves(quick, say),
+        "cnn": lambda: paper_cnn(device, quick, say),
+        "scores": lambda: layer_scores(quick, say),
+    }
+    write(part, made[part](), data=DATA.get(part, "random"), device=device, folder=folder)
+
+
+def publish(folder: Path, say: Callable[[str], None]) -> None:
+    """Draw and write what the files say; only the real ones go into docs/."""
+    found = read("curves", folder=folder)
+    if found is not None:
+        figures.draw(found, folder / "curves.png")
+    where = page.PAGE if folder == FOLDER else folder / "benchmarks.md"
+    where.write_text(page.page(page.records(folder)))
+    say(f"wrote {where.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

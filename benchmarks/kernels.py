@@ -1,0 +1,247 @@
+"""The server's kernels beside what is commonly used, interleaved in one process, on one thread.
+
+Writes results/bench/kernels.json. Run: python benchmarks/kernels.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import trim_mean
+from sklearn.cluster import KMeans
+from threadpoolctl import threadpool_limits
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "studies"))
+
+from provenance import provenance
+
+from fedveil.aggregation import FedAvg, FedMedian, Krum, TrimmedMean, cluster_means
+from fedveil.calibration import Sketch, max_pairwise_distance
+from fedveil.layout import Layout
+from fedveil.mechanisms import Gaussian, SecureSource
+
+OUT = Path(__file__).resolve().parent.parent / "results" / "bench" / "kernels.json"
+MLP = {"0.weight": (128, 64), "0.bias": (128,), "2.weight": (10, 128), "2.bias": (10,)}  # 9,610 parameters
+CNN = {"conv": (64, 32, 3, 3), "dense": (128, 9216), "head": (62, 128), "bias": (62,)}  # 1.2 million
+
+
+@dataclass(frozen=True)
+class Case:
+    """Two ways to one result, and how far ours is from theirs."""
+
+    name: str
+    peer: str
+    ours: Callable[[], Any]
+    theirs: Callable[[], Any]
+    apart: Callable[[Any, Any], float]
+    repeats: int = 7
+
+
+def relative(ours: Any, theirs: Any) -> float:
+    """Largest difference over largest value."""
+    a, b = np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
+    return float(np.abs(a - b).max() / np.abs(b).max())
+
+
+def naive_distance(models: np.ndarray, layout: Layout) -> float:
+    """The published definition, pair by pair: the mean over arrays of the norm of the difference."""
+    cuts = [b.start for b in layout.blocks][1:]
+    clients = [np.split(m, cuts) for m in models]
+    return max(
+        float(np.mean([np.linalg.norm(a - b) for a, b in zip(p, q, strict=True)]))
+        for i, p in enumerate(clients)
+        for q in clients[i + 1 :]
+    )
+
+
+def naive_krum(updates: np.ndarray) -> np.ndarray:
+    """The update with the least sum of squared distances to its n - 2 nearest others."""
+    distances = np.array([[np.sum((p - q) ** 2) for q in updates] for p in updates])
+    return updates[np.sort(distances, axis=1)[:, 1:-1].sum(1).argmin()]
+
+
+def distances(n: int, shapes: dict[str, tuple[int, ...]], spread: float, repeats: int) -> Case:
+    """n models around a common start."""
+    layout = Layout.from_shapes(shapes)
+    models = torch.randn(layout.size) + spread * torch.randn(n, layout.size)
+    return Case(
+        f"largest layer distance, n {n}, d {layout.size}, spread {spread:g}",
+        "numpy double loop",
+        lambda: max_pairwise_distance(models, layout),
+        lambda: naive_distance(models.numpy(), layout),
+        relative,
+        repeats,
+    )
+
+
+def rules() -> list[Case]:
+    """Means, medians, trimmed means, Krum, clusters."""
+    weights = lambda u: torch.full((len(u),), 1 / len(u), dtype=torch.float64)  # noqa: E731
+    few, many, long = torch.randn(10, 1_200_000), torch.randn(100, 120_000), torch.randn(20, 6_400_000)
+    cases = [
+        Case(
+            f"median, n {len(u)}, d {u.shape[1]}",
+            "np.median",
+            lambda u=u: FedMedian().reduce(u, weights(u)),
+            lambda u=u: np.median(u.numpy(), axis=0),
+            relative,
+        )
+        for u in (few, many)
+    ]
+    cases += [
+        Case(
+            "trimmed mean, n 10, d 1200000",
+            "scipy.stats.trim_mean",
+            lambda: TrimmedMean(0.2).reduce(few, weights(few)),
+            lambda: trim_mean(few.numpy(), 0.2, axis=0),
+            relative,
+            3,
+        ),
+        Case(
+            "Krum, n 100, d 120000",
+            "numpy double loop",
+            lambda: Krum().reduce(many, weights(many)),
+            lambda: naive_krum(many.numpy()),
+            relative,
+            3,
+        ),
+        flower_mean(long, weights(long)),
+    ]
+    for n, d, spread in ((50, 1_200_000, 1.0), (50, 1_200_000, 1e-2), (1000, 10_000, 1.0)):
+        true = spread * torch.randn(5, d)
+        models, start = true[torch.arange(n) % 5] + torch.randn(n, d), true + torch.randn(5, d)
+        cases.append(
+            Case(
+                f"clusters, n {n}, d {d}, k 5, centres {spread:g} deviations apart",
+                "scikit-learn's KMeans from the same centres",
+                lambda m=models, s=start: cluster_means(m, s)[1],
+                lambda m=models, s=start: KMeans(5, init=s.numpy(), n_init=1, tol=0).fit(m.numpy()).labels_,
+                lambda a, b: float((np.asarray(a) != b).mean()),
+                3,
+            )
+        )
+    return cases
+
+
+def flower_mean(updates: torch.Tensor, weights: torch.Tensor) -> Case:
+    """Flower's own sum where it is installed, numpy's average elsewhere."""
+    mean = lambda: FedAvg().reduce(updates, weights)  # noqa: E731
+    name = f"weighted mean, n {len(updates)}, d {updates.shape[1]}"
+    try:
+        from flwr.server.strategy.aggregate import aggregate
+    except ImportError:
+        theirs = lambda: np.average(updates.numpy(), axis=0, weights=weights.numpy())  # noqa: E731
+        return Case(name, "np.average", mean, theirs, relative, 5)
+    results = [([u.numpy()], 1) for u in updates]
+    return Case(name, "Flower's aggregate", mean, lambda: aggregate(results)[0], relative, 5)
+
+
+def noise() -> list[Case]:
+    """Noise added to a model of 6.4 million parameters."""
+    model = torch.randn(6_400_000)
+    apart = lambda a, b: abs(float(np.std(a - model.numpy())) - 0.01) / 0.01  # noqa: E731
+    return [
+        Case(
+            f"secure noise into a float32 model, d 6400000, {threads} thread(s)",
+            "model + np.random.normal",
+            lambda s=source: Gaussian(0.01).add_to(model.clone(), source=s).numpy(),
+            lambda: model.numpy() + np.random.normal(0, 0.01, len(model)).astype(np.float32),  # noqa: NPY002
+            apart,
+        )
+        for threads, source in ((1, SecureSource()), (2, SecureSource(threads=2)))
+    ]
+
+
+def sketches(n: int, width: int, size: int, seeds: int) -> dict[str, Any]:
+    """How far a sketch's result and its projected squares are off, and what it saves."""
+    layout = Layout.from_shapes({"a": (width,), "b": (width,)})
+    models = torch.randn(layout.size) + 1e-2 * torch.randn(n, layout.size)
+    began = time.perf_counter()
+    exact = max_pairwise_distance(models, layout)
+    middle = time.perf_counter()
+    results = [max_pairwise_distance(models, layout, sketch=Sketch(size, seed)) / exact for seed in range(seeds)]
+    ended = time.perf_counter()
+    projected, _ = Sketch(size).project(models[:200], [[slice(0, width)]])
+    ratios = (torch.pdist(projected) / torch.pdist(models[:200, :width] - models[0, :width])).square() - 1
+    return {
+        "case": f"sketch of {size}, n {n}, d {layout.size}",
+        "seconds_exact": round(middle - began, 3),
+        "seconds_sketch": round((ended - middle) / seeds, 3),
+        "result_over_exact_quantiles": np.quantile(results, [0, 0.5, 1]).round(4).tolist(),
+        "squares_off_quantiles_50_99_100": np.quantile(ratios.abs(), [0.5, 0.99, 1]).round(4).tolist(),
+        "squares_off_bound": round(Sketch(size).error(n, 2), 4),
+    }
+
+
+def peak(work: Callable[[], Any]) -> float | None:
+    """Extra memory at its highest, in MB (Linux only; the result counts)."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return None
+    read = lambda key: int(next(x for x in status.read_text().splitlines() if x.startswith(key)).split()[1])  # noqa: E731
+    ctypes.CDLL(None).malloc_trim(0)  # what is free already would hide what is asked for
+    Path("/proc/self/clear_refs").write_text("5")
+    before = read("VmRSS:")
+    work()
+    return round((read("VmHWM:") - before) / 1000, 1)
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """Time both sides in turn; the first turn warms up."""
+    times: dict[str, list[float]] = {"ours": [], "theirs": []}
+    for repeat in range(case.repeats + (case.repeats > 2)):
+        results = []
+        for side in times:
+            work = getattr(case, side)
+            began = time.perf_counter()
+            results.append(work())
+            if repeat or case.repeats <= 2:
+                times[side].append(1e3 * (time.perf_counter() - began))
+    ours, theirs = times["ours"], times["theirs"]
+    return {
+        "case": case.name,
+        "peer": case.peer,
+        "ours_ms": {"minimum": round(min(ours), 1), "median": round(median(ours), 1)},
+        "peer_ms": {"minimum": round(min(theirs), 1), "median": round(median(theirs), 1)},
+        "ratio_of_minimums": round(min(theirs) / min(ours), 2),
+        "ratio_of_medians": round(median(theirs) / median(ours), 2),
+        "difference": case.apart(*results),
+        "extra_memory_mb": {"ours": peak(case.ours), "peer": peak(case.theirs)},
+    }
+
+
+def main() -> None:
+    """Measure everything."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="cases whose name holds this; nothing is written")
+    only = parser.parse_args().only
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    with threadpool_limits(1):
+        cases = [distances(1000, MLP, 1e-2, 2), distances(10, CNN, 1e-3, 3), *rules(), *noise()]
+        rows = []
+        for case in (c for c in cases if only in c.name):
+            rows.append(measure(case))
+            print(rows[-1], flush=True)
+        if only:
+            return
+        rows_of_sketches = [sketches(2000, 20_000, 512, 5)]
+        print(rows_of_sketches)
+    record = {"provenance": provenance("none", [0]), "rows": rows, "sketches": rows_of_sketches}
+    OUT.parent.mkdir(parents=True, exist_ok=True)
+    OUT.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

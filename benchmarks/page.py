@@ -1,0 +1,81 @@
+"""docs/benchmarks.md, made from the JSON files alone, so that the page says what they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks import sections
+from benchmarks.markdown import figure, table
+from benchmarks.records import FOLDER, ROOT, read
+from benchmarks.targets import TARGETS, Records, Target
+
+PAGE = ROOT / "docs" / "benchmarks.md"
+NAMES = ("engines", "footprint", "curves", "cnn", "scores", "noise", "kernels")
+CUDA = ("engines", "cnn")
+
+_HEAD = """# Benchmarks
+
+`make bench` builds an environment with the peers, runs everything below (under 20 minutes on two cores) and writes this
+page from [results/bench](../results/bench); no figure is typed by hand. Machines differ: compare ratios, not
+milliseconds.
+
+How it is measured: FedVeil runs through its public interface with its defaults, so that clipping, noise, ledger and
+accounting are on. The peers do the same work in turn with it, in one process, burst by burst; Flower runs in its own
+processes in between. Every worker has one intra-op thread; pfl-research is measured with one and with two. Ratios are
+of minimums, which disturbances hardly reach, and of medians."""
+
+
+def records(folder: Path = FOLDER) -> dict[str, Any]:
+    """Every result there is, by name; those of a GPU end in ``-cuda``."""
+    found = {name: read(name, folder=folder) for name in NAMES}
+    return found | {f"{name}-cuda": read(name, "cuda", folder) for name in CUDA}
+
+
+def page(found: Records) -> str:
+    """The whole page."""
+    parts = [_HEAD, *_targets(found)]
+    for name, section in sections.SECTIONS.items():
+        record = found.get(name)
+        parts += [] if record is None else section(record)
+    return "\n\n".join([*parts, *_gpu(found), *_sources(found)]) + "\n"
+
+
+def _targets(found: Records) -> list[str]:
+    words = {True: "yes", False: "**no**", None: "not measured"}
+    met = [target.met(found) for target in TARGETS]
+    rows = [(t.text, _asked(t), *_measured(t, found), words[m]) for t, m in zip(TARGETS, met, strict=True)]
+    said = f"{met.count(True)} of {len(met)} targets are met, {met.count(False)} are missed"
+    said += f", {met.count(None)} were not measured." if None in met else "."
+    return ["## Targets", said, table(("what", "target", "by minimums", "by medians", "met"), rows)]
+
+
+def _asked(target: Target) -> str:
+    word = "at most" if target.most else "at least"
+    aim = "" if target.aim is None else f" (aim {figure(target.aim)})"
+    return f"{word} {figure(target.bound, target.unit)}{aim}"
+
+
+def _measured(target: Target, found: Records) -> tuple[str | None, str | None]:
+    value = target.measured(found)
+    return (None, None) if value is None else (figure(value[0], target.unit), figure(value[1], target.unit))
+
+
+def _gpu(found: Records) -> list[str]:
+    parts: list[str] = []
+    for name in CUDA:
+        record = found.get(f"{name}-cuda")
+        parts += [] if record is None else sections.SECTIONS[name](record)
+    deeper = [part.replace("## ", "### ", 1) if part.startswith("## ") else part for part in parts]
+    return ["## On a GPU", *deeper] if parts else []
+
+
+def _sources(found: Records) -> list[str]:
+    rows = []
+    for name, record in found.items():
+        if record is not None:
+            made = record["provenance"]
+            versions = ", ".join(f"{library} {number}" for library, number in made.get("versions", {}).items())
+            link = f"[{name}.json](../results/bench/{name}.json)"
+            rows.append((link, f"`{made['command']}`", made["date"], made.get("machine"), versions))
+    return ["## What made these figures", table(("file", "command", "date", "machine", "versions"), rows)]

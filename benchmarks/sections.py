@@ -1,0 +1,147 @@
+"""The sections of the page, one function a result file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.markdown import compared, figure, milliseconds, seconds, table
+
+Record = dict[str, Any]
+_AGREE = {True: "agree", False: "**do not agree**"}
+
+
+def engines(record: Record) -> list[str]:
+    """W1 and W2."""
+    parts = []
+    head = ("engine", "ms a round, minimum", "median", "times ours (minimums)", "(medians)", "CPU ms", "rounds")
+    for key, work in record["workloads"].items():
+        times = work["times_as_long_as_ours"]
+        rows = [
+            (*compared(case, row, times), figure(row["minimum_cpu_ms"]), row["laps"])
+            for case, row in work["rows"].items()
+        ]
+        parts += [f"## {key}: {work['title']}", table(head, rows)]
+        parts += [_checked(check) for check in work["agreement"]]
+        same = [(n, r["rounds"], figure(r["accuracy"]), figure(r["moved"])) for n, r in work["same_work"].items()]
+        parts.append(table(("with its own draws", "rounds", "test accuracy", "distance the parameters moved"), same))
+        parts += [f"Left out: {peer} ({why})." for peer, why in work["skipped"].items()]
+    return parts
+
+
+def _checked(check: Record) -> str:
+    worst = check["largest_difference_over_largest_parameter"]
+    return (
+        f"FedVeil with {check['workers']} worker(s) and the plain loop, given the same cohorts, orders of examples and "
+        f"noise, {_AGREE[check['agree']]} after {check['rounds']} rounds: the largest difference is {worst:.1e} of the "
+        f"largest parameter (tolerance {check['tolerance']:.0e})."
+    )
+
+
+def footprint(record: Record) -> list[str]:
+    """Memory, imports, first rounds."""
+    parts = [
+        "## Memory and start",
+        "Each engine alone in a fresh process. Memory is the largest resident set, Python and PyTorch included, and "
+        "what of it came after the imports; Flower's is the PSS of all its processes (shared pages count once), "
+        "sampled. Imports are those on top of PyTorch; the first round counts from their end, and includes building "
+        "the federation.",
+    ]
+    for key, work in record["workloads"].items():
+        rows = [
+            (
+                name,
+                figure(row["peak_mb"]),
+                figure(row["increase_mb"]),
+                row["processes"],
+                figure(row["import_s"]),
+                figure(row["first_round_s"]),
+            )
+            for name, row in work["rows"].items()
+        ]
+        first = f"{key}, {work['rounds']} rounds"
+        parts.append(table((first, "peak MB", "above the imports", "processes", "import s", "first round s"), rows))
+    every = {"python itself": record["python_s"], **record["imports_s"], "fedveil --help": record["help_s"]}
+    rows = [seconds(name, row) for name, row in every.items()]
+    return [*parts, table(("a fresh process", "s, minimum", "median"), rows)]
+
+
+def curves(record: Record) -> list[str]:
+    """Cost over clients, parameters and hypotheses."""
+    picture = "![milliseconds a round over clients, parameters and hypotheses](../results/bench/curves.png)"
+    parts = ["## What a round costs", picture]
+    units = {"clients": ("µs a client", 1e3), "parameters": ("ns a parameter", 1e6), "hypotheses": ("ms each", 1.0)}
+    for name, (unit, scale) in units.items():
+        rows = [
+            (*milliseconds(f"{row[name]:,}", row), figure(scale * row["minimum_ms"] / row[name]))
+            for row in record[name]
+        ]
+        parts.append(table((name, "ms a round, minimum", "median", unit), rows))
+    return parts
+
+
+def cnn(record: Record) -> list[str]:
+    """The paper's network."""
+    rows = [compared(case, row, record["times_as_long_as_ours"]) for case, row in record["rows"].items()]
+    check = record["agreement"]
+    apart = check["difference_norm_over_distance_moved"]
+    return [
+        "## The metric-privacy paper's CNN: 6.5 million parameters, 1x128x128",
+        table(("one step, batch 32, Adam", "ms, minimum", "median", "times ours (minimums)", "(medians)"), rows),
+        f"Trainer and plain loop {_AGREE[check['agree']]} after two steps without dropout: they are {apart:.1e} of "
+        f"the distance moved apart (tolerance {check['tolerance']:g}; Adam magnifies the last bits of tiny gradients). "
+        "With several workers or clients, a step is the time over all their steps. bfloat16 trains other models and is "
+        "never chosen by itself.",
+    ]
+
+
+def scores(record: Record) -> list[str]:
+    """FedRE's layer scores."""
+    exact = record["exact_off_naive"]
+    said = "" if exact is None else f"The exact scores differ from the Jacobian's by at most {exact:.1e}. "
+    return [
+        f"## Layer scores: LeNet of {record['parameters']:,} parameters, a region of {record['pixels']:,} pixels",
+        table(("method", "ms, minimum", "median"), [milliseconds(*pair) for pair in record["rows"].items()]),
+        f"{said}The estimate of a layer is off by {record['estimate_error_median']:.1%} (median over layers and "
+        f"{record['seeds']} seeds), at most {record['estimate_error_largest']:.1%}; that of the layers' sum by "
+        f"{record['estimate_error_of_the_sum_median']:.1%}.",
+    ]
+
+
+def kernels(record: Record) -> list[str]:
+    """The server's kernels."""
+    rows = [
+        (
+            row["case"],
+            row["peer"],
+            figure(row["ours_ms"]["minimum"]),
+            figure(row["peer_ms"]["minimum"]),
+            figure(row["ratio_of_minimums"], "x"),
+            figure(row["ratio_of_medians"], "x"),
+            f"{row['difference']:.1e}",
+        )
+        for row in record["rows"]
+    ]
+    head = ("kernel", "beside", "ours, ms", "theirs, ms", "ratio (minimums)", "(medians)", "difference")
+    return ["## Server kernels, one thread unless said", table(head, rows)]
+
+
+def noise(record: Record) -> list[str]:
+    """Secure and ordinary noise."""
+    rows = [
+        (*milliseconds(row["case"], row), figure(row["times_faster_than_np_random_normal"], "x"))
+        for row in record["rows"]
+    ]
+    head = (f"{record['draws']:,} draws", "ms, minimum", "median", "times as fast as np.random.normal")
+    return ["## Noise, one thread", table(head, rows)]
+
+
+SECTIONS: dict[str, Callable[[Record], list[str]]] = {
+    "engines": engines,
+    "footprint": footprint,
+    "curves": curves,
+    "cnn": cnn,
+    "scores": scores,
+    "kernels": kernels,
+    "noise": noise,
+}

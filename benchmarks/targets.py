@@ -1,0 +1,149 @@
+"""The speed targets, and what was measured against each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.compare import FLOWER, OURS, OURS_2, PFL, PFL_2
+from benchmarks.paper_cnn import OURS as CNN_OURS
+from benchmarks.paper_cnn import PLAIN as CNN_PLAIN
+
+Records = Mapping[str, Mapping[str, Any] | None]
+KINDS = ("minimum_ms", "median_ms")
+
+
+@dataclass(frozen=True)
+class Target:
+    """One promise.
+
+    Attributes
+    ----------
+    text : str
+        What is compared with what.
+    bound : float
+        The figure to reach: at least, or at most where `most`.
+    measured : callable
+        ``records -> (figure, figure by medians or None)``, or None where it was not measured.
+    aim : float, optional
+        What was hoped for beyond.
+    most : bool
+        Whether `bound` must not be exceeded.
+    unit : str
+        After the figure.
+    also : callable, optional
+        A second condition.
+    """
+
+    text: str
+    bound: float
+    measured: Callable[[Records], tuple[float, float | None] | None]
+    aim: float | None = None
+    most: bool = False
+    unit: str = "x"
+    also: Callable[[Records], bool] = lambda records: True
+
+    def met(self, records: Records) -> bool | None:
+        """Whether the figure (of minimums) reaches the bound; None where it was not measured."""
+        found = self.measured(records)
+        if found is None:
+            return None
+        return (found[0] <= self.bound if self.most else found[0] >= self.bound) and self.also(records)
+
+
+def faster(workload: str, ours: str, *peers: str) -> Callable[[Records], tuple[float, float | None] | None]:
+    """The best of the peers' times over ours."""
+
+    def measured(records: Records) -> tuple[float, float | None] | None:
+        rows = ((records.get("engines") or {}).get("workloads", {}).get(workload) or {}).get("rows", {})
+        if ours not in rows or not all(peer in rows for peer in peers):
+            return None
+        low, middle = (min(rows[p][kind] for p in peers) / rows[ours][kind] for kind in KINDS)
+        return low, middle
+
+    return measured
+
+
+def memory(workload: str, peer: str) -> Callable[[Records], tuple[float, float | None] | None]:
+    """Peak memory of ours (the larger of one and two workers) over the peer's."""
+
+    def measured(records: Records) -> tuple[float, float | None] | None:
+        rows = ((records.get("footprint") or {}).get("workloads", {}).get(workload) or {}).get("rows", {})
+        if not all(name in rows for name in (OURS, OURS_2, peer)):
+            return None
+        return max(rows[name]["peak_mb"] for name in (OURS, OURS_2)) / rows[peer]["peak_mb"], None
+
+    return measured
+
+
+def _start(records: Records) -> tuple[float, float | None] | None:
+    found = records.get("footprint")
+    return None if found is None else (found["workloads"]["W1"]["rows"][OURS]["first_round_s"], None)
+
+
+def _kernel(prefix: str, part: str = "") -> Callable[[Records], tuple[float, float | None] | None]:
+    def measured(records: Records) -> tuple[float, float | None] | None:
+        for row in (records.get("kernels") or {}).get("rows", ()):
+            if row["case"].startswith(prefix) and part in row["case"]:
+                return row["ratio_of_minimums"], row["ratio_of_medians"]
+        return None
+
+    return measured
+
+
+def _noise(records: Records) -> tuple[float, float | None] | None:
+    rows = {row["case"]: row for row in (records.get("noise") or {}).get("rows", ())}
+    ours, theirs = rows.get("secure source, float32"), rows.get("np.random.normal, float64")
+    if ours is None or theirs is None:
+        return None
+    low, middle = (theirs[kind] / ours[kind] for kind in KINDS)
+    return low, middle
+
+
+def _scores(records: Records) -> tuple[float, float | None] | None:
+    rows = (records.get("scores") or {}).get("rows", {})
+    if "naive Jacobian" not in rows:
+        return None
+    low, middle = (rows["naive Jacobian"][kind] / rows["estimate"][kind] for kind in KINDS)
+    return low, middle
+
+
+def _step(records: Records) -> tuple[float, float | None] | None:
+    rows = (records.get("cnn") or {}).get("rows", {})
+    if not rows:
+        return None
+    low, middle = (rows[CNN_PLAIN][kind] / rows[CNN_OURS][kind] for kind in KINDS)
+    return low, middle
+
+
+TARGETS = (
+    Target("W1: pfl-research at its best over FedVeil, 1 worker", 15, faster("W1", OURS, PFL, PFL_2), 25),
+    Target("W2: pfl-research on one thread over FedVeil, 2 workers", 2.5, faster("W2", OURS_2, PFL), 4),
+    Target("W2: pfl-research at its best over FedVeil, 2 workers", 1.8, faster("W2", OURS_2, PFL, PFL_2)),
+    Target("W1: peak memory of FedVeil over pfl-research's", 0.85, memory("W1", PFL), most=True),
+    Target("W2: peak memory of FedVeil over pfl-research's", 0.75, memory("W2", PFL), most=True),
+    Target("W1: peak memory of FedVeil over Flower's", 0.25, memory("W1", FLOWER), most=True),
+    Target("W2: peak memory of FedVeil over Flower's", 0.25, memory("W2", FLOWER), most=True),
+    Target("W1: from the end of the imports to the end of the first round", 0.2, _start, most=True, unit=" s"),
+    Target(
+        "largest layer distance, 1000 models: numpy's double loop over FedVeil",
+        30,
+        _kernel("largest layer", "n 1000"),
+        60,
+    ),
+    Target("secure float32 noise: np.random.normal over FedVeil, one thread", 2, _noise, 2.5),
+    Target(
+        "secure noise into a float32 model: np.random.normal over FedVeil, two threads",
+        2,
+        _kernel("secure noise", "2 thread"),
+        4,
+    ),
+    Target(
+        "layer scores: Jacobian row by row over the estimate, which is off by at most 2%",
+        1000,
+        _scores,
+        also=lambda records: records["scores"]["estimate_error_median"] <= 0.02,  # type: ignore[index]
+    ),
+    Target("the paper's CNN, one step: plain loop over FedVeil, one thread each", 2, _step),
+)

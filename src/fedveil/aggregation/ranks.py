@@ -1,0 +1,135 @@
+"""The mean of the middle values of each coordinate: medians and trimmed means, column block by column block.
+
+Few rows go through a sorting network (Batcher's odd-even merge sort, 1968) whose comparators are minima and maxima of
+whole rows, less those that cannot change the result; many rows are sorted after a transposition, which makes a
+coordinate's values neighbours.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+NETWORK = 32  # up to this many rows a network is faster than a sort
+_ELEMENTS = 1 << 17  # of a column block, which then stays in the cache
+_COLUMNS = (1 << 10, 1 << 14)  # the least and the most columns of a block
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Comparator(NamedTuple):
+    """Puts the smaller of two rows first; `lower` and `upper` say which of the two results anybody needs."""
+
+    first: int
+    second: int
+    lower: bool
+    upper: bool
+
+
+def middle_mean(updates: Tensor, cut: int) -> Tensor:
+    """Mean of each coordinate without its `cut` smallest and `cut` largest values.
+
+    Parameters
+    ----------
+    updates : Tensor
+        [n, d], finite; left as it is.
+    cut : int
+        At least 0 and less than n / 2.
+
+    Returns
+    -------
+    Tensor
+        [d], of the same type; added up in float64, so that one value is kept to the bit and two have the nearest mean.
+    """
+    n, d = updates.shape
+    rows, result = updates.detach().numpy(), np.empty(d, dtype=updates.numpy().dtype)
+    width = min(max(_ELEMENTS // n, _COLUMNS[0]), _COLUMNS[1])
+    merge = _Network(n, cut, width, rows.dtype) if n <= NETWORK else None
+    for start in range(0, d, width):
+        block = rows[:, start : start + width]
+        if merge is not None:
+            kept = merge(block)
+        else:
+            ordered = np.array(block.T, order="C")
+            ordered.sort(axis=1)
+            kept = list(ordered[:, cut : n - cut].T)
+        total = kept[0].astype(np.float64)
+        for row in kept[1:]:
+            total += row
+        np.divide(total, len(kept), out=result[start : start + width], casting="same_kind")
+    return torch.from_numpy(result)
+
+
+@lru_cache(maxsize=64)
+def network(n: int, cut: int) -> tuple[Comparator, ...]:
+    """Comparators after which rows cut, ..., n - cut - 1 hold the values of these ranks, in any order among them.
+
+    Parameters
+    ----------
+    n, cut : int
+        Rows, and how many of each end do not matter.
+
+    Returns
+    -------
+    tuple of Comparator
+        In the order in which they act.
+    """
+    kept = set(range(cut, n - cut))
+    needed, touched = set(kept), set[int]()
+    result = []
+    for first, second in reversed(_batcher(n)):
+        lower, upper = first in needed, second in needed
+        exchange = {first, second} <= kept and not touched & {first, second}  # the sum does not see it
+        if exchange or not (lower or upper):
+            continue
+        result.append(Comparator(first, second, lower, upper))
+        needed |= {first, second}
+        touched |= {first, second}
+    return tuple(reversed(result))
+
+
+def _batcher(n: int) -> list[tuple[int, int]]:
+    """Odd-even merge sort of n rows: that of the next power of two, as if the rows beyond n held infinity."""
+    power = 1 << (n - 1).bit_length()
+    pairs = []
+    for p in (1 << i for i in range(power.bit_length() - 1)):  # sorted runs of p are merged
+        k = p
+        while k >= 1:
+            for j in range(k % p, power - k, 2 * k):
+                for i in range(j, min(j + k, power - k)):
+                    if i // (2 * p) == (i + k) // (2 * p) and i + k < n:
+                        pairs.append((i, i + k))
+            k //= 2
+    return pairs
+
+
+class _Network:
+    """A network at work on blocks of at most `width` columns, in n + 1 rows of scratch; the input is only read."""
+
+    def __init__(self, n: int, cut: int, width: int, dtype: np.dtype[Any]) -> None:
+        self._cut, self._comparators = cut, network(n, cut)
+        self._scratch = np.empty((n + 1, width), dtype=dtype)
+
+    def __call__(self, block: Array) -> list[Array]:
+        """The rows that are kept; overwritten by the next call."""
+        n, width = block.shape
+        free = list(self._scratch[:, :width])
+        rows, own = list(block), [False] * n
+        for first, second, lower, upper in self._comparators:
+            a, b = rows[first], rows[second]
+            spare = []
+            if lower:
+                rows[first] = np.minimum(a, b, out=free.pop())
+                spare += [a] if own[first] else []
+                own[first] = True
+            if upper:
+                rows[second] = np.maximum(a, b, out=b if own[second] else free.pop())
+                own[second] = True
+            elif own[second]:
+                spare.append(b)
+            free += spare
+        return rows[self._cut : n - self._cut]
