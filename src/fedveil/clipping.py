@@ -18,7 +18,6 @@ from fedveil.layout import Layout
 SHRINK = 1e-6
 
 
-
 def norms(updates: Tensor) -> Tensor:
     """Euclidean norms in float64.
 

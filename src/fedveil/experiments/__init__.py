@@ -1,5 +1,6 @@
 """Experiments: configuration, presets, runs, comparisons."""
 
+from fedveil.experiments.audit import Audit, audit
 from fedveil.experiments.compare import compare
 from fedveil.experiments.config import Config
 from fedveil.experiments.loading import load, parse, presets
@@ -8,4 +9,17 @@ from fedveil.experiments.runner import Progress, run
 from fedveil.experiments.settings import labels_of
 from fedveil.experiments.summary import Summary
 
-__all__ = ["Config", "ConfigError", "Progress", "Summary", "compare", "labels_of", "load", "parse", "presets", "run"]
+__all__ = [
+    "Audit",
+    "Config",
+    "ConfigError",
+    "Progress",
+    "Summary",
+    "audit",
+    "compare",
+    "labels_of",
+    "load",
+    "parse",
+    "presets",
+    "run",
+]

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from fedveil.clipping import QuantileClip
 from fedveil.errors import FieldError, require_count
+from fedveil.experiments.attacked import attack_success
 from fedveil.experiments.config import Config
 from fedveil.experiments.ledgers import replace
 from fedveil.experiments.loading import load
 from fedveil.experiments.runfolder import refuse_used
 from fedveil.experiments.runner import Progress, Silent, run
 from fedveil.experiments.sections import Setting
-from fedveil.experiments.settings import configure, settings_of, slug
+from fedveil.experiments.settings import configure, slug, variants_of
 from fedveil.experiments.summary import Summary
 from fedveil.methods.central import CentralNoise
 
@@ -55,14 +56,17 @@ def compare(
     if path is not None:
         _open(path, config, resume)
     summaries: list[Summary] = []
-    for label, setting in settings_of(config):
+    for variant in variants_of(config):
+        label = variant.label
         for seed in range(config.seed, config.seed + seeds):
-            single = configure(config, label, setting).model_copy(update={"seed": seed})
-            if setting.match_sigma_of:
-                single = _matched(config, label, setting, summaries, seed)
+            single = configure(config, label, variant.setting).model_copy(update={"seed": seed})
+            if variant.setting.match_sigma_of:
+                single = _matched(config, label, variant.setting, summaries, seed)
             folder = None if path is None else path / (slug(label) + f"-seed-{seed}" * (seed != config.seed))
             again = resume and folder is not None and (folder / "config.toml").exists()
-            summaries.append(run(single, folder, resume=again, progress=progress, setting=label))
+            summary = run(single, folder, resume=again, progress=progress, setting=label)
+            place = {"base": variant.base, "swept": dict(variant.swept), "audits": attack_success(folder)}
+            summaries.append(Summary({**summary.values, **place}, summary.rows))
     if path is not None:
         values = [dict(s.values) for s in summaries]
         replace(path / FILE, (json.dumps(values, indent=2) + "\n").encode())
@@ -84,15 +88,33 @@ def _open(path: Path, config: Config, resume: bool) -> None:
 def _matched(config: Config, label: str, setting: Setting, summaries: list[Summary], seed: int) -> Config:
     """Global DP whose sigma is the average sigma of an earlier setting's run under the same seed."""
     earlier = next(s for s in summaries if s.setting == setting.match_sigma_of and s.values["seed"] == seed)
+    unit = configure(config, label, setting, noise_multiplier=1.0)
+    multiplier = matching_multiplier(unit, earlier)
+    chosen = configure(config, label, setting, noise_multiplier=multiplier, derived_from=setting.match_sigma_of)
+    return chosen.model_copy(update={"seed": seed})
+
+
+def matching_multiplier(config: Config, earlier: Summary) -> float:
+    """The noise multiplier at which global DP adds the average sigma of an earlier run.
+
+    Parameters
+    ----------
+    config : Config
+        Of global DP; its own noise multiplier does not matter.
+    earlier : Summary
+        Of a run with noise on the server.
+
+    Raises
+    ------
+    FieldError
+        If there was none, or sigma follows a clipping norm that adapts.
+    """
     wanted = earlier.noise("sigma")
     if wanted is None:
-        raise FieldError("compare.match_sigma_of", setting.match_sigma_of, "added no noise on the server")
-    unit = configure(config, label, setting, noise_multiplier=1.0)
-    server = unit.privacy.build(unit.aggregator).server
+        raise FieldError("compare.match_sigma_of", earlier.setting, "added no noise on the server")
+    server = config.privacy.build(config.aggregator).server
     assert isinstance(server, CentralNoise)
-    cohort = config.clients_per_round or config.data.clients
+    cohort = config.clients_per_round or int(earlier.values["clients"])
     if isinstance(server.clip, QuantileClip):
         raise FieldError("privacy.clip", "a table", "no sigma can be matched while the clipping norm adapts")
-    base = server._sensitivity(server.clip, cohort) if server.order == "formal" else server.clip / cohort
-    chosen = configure(config, label, setting, noise_multiplier=wanted / base, derived_from=setting.match_sigma_of)
-    return chosen.model_copy(update={"seed": seed})
+    return wanted / (server._sensitivity(server.clip, cohort) if server.order == "formal" else server.clip / cohort)

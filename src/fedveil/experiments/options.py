@@ -7,13 +7,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
+from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from fedveil.errors import FedVeilError, FieldError, nearest
 
-SECTIONS = ("data", "model", "local", "aggregator", "privacy", "source", "compare")
+SECTIONS = ("data", "model", "pretraining", "local", "aggregator", "privacy", "publish", "source", "compare")
 
 _STRICT = ConfigDict(strict=True, arbitrary_types_allowed=True)
 
@@ -77,10 +78,15 @@ def options_of(owner: Callable[..., Any], without: Sequence[str] = ()) -> dict[s
     without : sequence of str
         Names that are not for the configuration.
     """
+    return {name: option for name, option in _options(owner).items() if name not in without}
+
+
+@cache
+def _options(owner: Callable[..., Any]) -> Mapping[str, Option]:
     hints = get_type_hints(owner)
     found = {}
     for name, parameter in inspect.signature(owner).parameters.items():
-        if name not in without and parameter.kind is not parameter.VAR_KEYWORD:
+        if parameter.kind is not parameter.VAR_KEYWORD:
             default = None if parameter.default is parameter.empty else parameter.default
             found[name] = Option(hints.get(name, Any), plain(default))
     return found

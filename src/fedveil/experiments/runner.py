@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
@@ -27,6 +27,8 @@ from fedveil.experiments.summary import (
     versions,
 )
 from fedveil.learning import evaluate
+
+Watch = Callable[[Federation], Mapping[str, float]]
 
 
 class Progress(Protocol):
@@ -68,6 +70,8 @@ def run(
     resume: bool = False,
     progress: Progress | None = None,
     setting: str = "",
+    memo: Path | None = None,
+    watch: Watch | None = None,
 ) -> Summary:
     """Run an experiment.
 
@@ -84,6 +88,10 @@ def run(
         Is told how it goes.
     setting : str
         The run's label; by default the method's name.
+    memo : Path, optional
+        A folder where first rounds are kept for other runs that begin alike; may be deleted at any time.
+    watch : callable, optional
+        Measures more after each round; its figures are the row's "watched".
 
     Raises
     ------
@@ -100,10 +108,14 @@ def run(
     if path is not None and not resume:
         refuse_used(path)
     label = setting or config.privacy.method
-    with _one_thread():
+    with one_thread(), ExitStack() as left:
         began = perf_counter()
-        setup = prepare(config)
+        setup = prepare(config, memo)
+        for warning in () if setting else setup.warnings:  # a comparison says them once, beside its table
+            progress.say(warning)
         folder = None if path is None else RunFolder(path, config, resume=resume, message=progress.say)
+        if folder is not None:
+            left.callback(folder.close)
         ledgers = folder.ledgers if folder else Ledgers(new_run_id(config))
         federation = setup.federation(config, ledgers)
         rows: list[Row] = []
@@ -115,6 +127,8 @@ def run(
 
         def on_round(record: RoundRecord) -> None:
             row = row_of(record, federation)
+            if watch is not None:
+                row["watched"] = dict(watch(federation))
             if folder is None:
                 rows.append(row)
             else:
@@ -162,13 +176,19 @@ def _values(
         "guarantee": guarantee.describe(config.privacy.budget.delta),
         "guarantees": parties,
         "noise": noise_over_rounds(rows),
+        "published_metrics": {"mode": config.publish.metrics, "text": config.publish.describe()},
         "rounds": len(rows),
         "rounds_planned": config.rounds,
         "stopped": history.stopped,
         "replies": {"used": sum(row["replies"] for row in rows), **counted},
-        "clients": config.data.clients,
+        "clients": len(federation.clients),
         "dimension": federation.layout.size,
-        "data": {"name": dataset.name, "note": dataset.note, "licence": dataset.licence},
+        "data": {
+            "name": dataset.name,
+            "note": dataset.note,
+            "licence": dataset.licence,
+            "warnings": list(setup.warnings),
+        },
         "derived_from": config.privacy.derived_from,
         "seed": config.seed,
         "source": REPRODUCIBLE if config.source.kind == "reproducible" else "secure",
@@ -193,9 +213,10 @@ def _test_metrics(setup: Setup, federation: Federation) -> dict[str, float]:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
+    """The same bits on every machine; workers train clients side by side."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)  # the same bits on every machine; workers train clients side by side
+    torch.set_num_threads(1)
     try:
         yield
     finally:

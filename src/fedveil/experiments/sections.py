@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from fedveil.aggregation import AGGREGATORS, Aggregator
-from fedveil.data import SOURCES
+from fedveil.data import NATURAL, SOURCES
 from fedveil.errors import FieldError, require_choice, require_count, require_delta, require_positive
 from fedveil.experiments.options import Option, check_options, fields_of, options_of, with_tables
 from fedveil.experiments.study import DerivedGlobalDP
@@ -17,6 +17,14 @@ from fedveil.learning import MODELS
 from fedveil.mechanisms import ReproducibleSource, SecureSource, Source
 from fedveil.methods import METHODS, GlobalDP, Method, build, parameters
 
+
+def _clients(value: Any) -> Any:
+    if value != NATURAL and (isinstance(value, bool) or not isinstance(value, int)):
+        raise FieldError("data.clients", value, f"must be a whole number, or {NATURAL!r} for the set's own clients")
+    return value
+
+
+Clients = Annotated[int | Literal["natural"], BeforeValidator(_clients)]
 Rows = Annotated[tuple[Annotated[tuple[int, ...], Field(strict=False)], ...], Field(strict=False)]
 
 
@@ -57,24 +65,55 @@ class Data(OpenSection):
     """``[data]``: a source of `fedveil.data` with its own options, and how it is dealt out to clients.
 
     `region` (top, left, bottom, right) marks the privacy-sensitive pixels and `public_examples` are set aside for the
-    server; only FedRE uses them.
+    server; only FedRE uses them. `validation` is the share of the set's own test half that the server keeps to itself,
+    stratified; final figures are measured on the rest. ``clients = "natural"`` means all natural clients of the set
+    (``partition = "natural"`` with a number draws so many), `min_size` the fewest examples of one.
     """
 
     section: ClassVar[str] = "data"
 
     name: str
-    clients: int
-    partition: Literal["iid", "dirichlet", "counts"] = "iid"
+    clients: Clients
+    partition: Literal["iid", "dirichlet", "counts", "quantity", "shards", "natural"] = "iid"
     alpha: float | None = None
+    shards: int | None = None
     min_size: int = 1
     counts: Rows | None = None
     holdout: float = 0.2
     region: Annotated[tuple[int, int, int, int], Field(strict=False)] | None = None
     public_examples: int = 0
+    validation: float | None = None
 
     @classmethod
     def accepted(cls, name: str) -> Mapping[str, Option]:
         return options_of(SOURCES[require_choice("data.name", name, SOURCES)].load)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_nature(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and values.get("clients") == NATURAL:
+            return {"partition": NATURAL, **values}
+        return values
+
+    @model_validator(mode="after")
+    def _check(self) -> Data:
+        if self.clients == NATURAL and self.partition != NATURAL:
+            accepted = "natural clients are not dealt out: leave it out, or give a number of clients"
+            raise FieldError("data.partition", self.partition, accepted)
+        return self
+
+    @property
+    def planned(self) -> int | None:
+        """The number of clients, where it is known before the data are loaded."""
+        return None if self.clients == "natural" else self.clients
+
+    @property
+    def number(self) -> int:
+        """The number of clients, for what cannot go without."""
+        if self.clients == "natural":
+            accepted = "must be a number here: partition = 'natural' beside it draws so many of the set's own clients"
+            raise FieldError("data.clients", self.clients, accepted)
+        return self.clients
 
 
 class Model(OpenSection):
@@ -163,7 +202,7 @@ class Privacy(OpenSection):
     def build(self, rule: Rule | None) -> Method:
         """Both sides of the method, around a rule for those that take one."""
         aggregator = rule.build() if rule else None
-        elsewhere = {key: f"aggregator.{key}" for key in (rule.options if rule else {})}
+        elsewhere = {key: f"aggregator.{key}" for key in (Rule.accepted(rule.name) if rule else ())}
         own = {key: f"privacy.{key}" for key in self.options}
         with fields_of("privacy", **{**elsewhere, **own, "aggregator": "aggregator.name"}):
             method = build(self.method, aggregator, **with_tables(self.accepted(self.method), self.options))
@@ -175,14 +214,31 @@ class Privacy(OpenSection):
             return Method(method.name, method.client, DerivedGlobalDP(**values, derived_from=self.derived_from))
 
 
+class Pretraining(Section):
+    """``[pretraining]``: the server trains the first model on its validation examples, as ``[local]`` says."""
+
+    epochs: int
+
+
 class Randomness(Section):
-    """``[source]``: reproducible noise for experiments, or secure noise to deploy."""
+    """``[source]``: reproducible noise for experiments, or secure noise to deploy.
+
+    `seed` is for other noise on the same data, models and training; by default the run's own seed.
+    """
 
     kind: Literal["reproducible", "secure"] = "reproducible"
+    seed: int | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Randomness:
+        if self.kind == "secure" and self.seed is not None:
+            raise FieldError("source.seed", self.seed, "secure noise has no seed; leave it out")
+        return self
 
     def build(self, seed: int) -> Source:
-        """The source of the noise."""
-        return ReproducibleSource(seed) if self.kind == "reproducible" else SecureSource()
+        """The source of the noise of a run with this seed."""
+        own = seed if self.seed is None else self.seed
+        return ReproducibleSource(own) if self.kind == "reproducible" else SecureSource()
 
 
 class Setting(BaseModel):
@@ -204,7 +260,11 @@ class Setting(BaseModel):
 
 
 class Comparison(Section):
-    """``[compare]``: the settings; `equal_sigma` adds global DP at the average sigma of metric privacy."""
+    """``[compare]``: the settings; `equal_sigma` adds global DP at the average sigma of metric privacy.
+
+    `sweep` lists values of privacy parameters; every setting is run at each combination of those its method has.
+    """
 
     settings: Annotated[tuple[Setting, ...], Field(strict=False)] = ()
     equal_sigma: bool = False
+    sweep: dict[str, Annotated[tuple[Any, ...], Field(strict=False)]] = Field(default_factory=dict)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -19,17 +21,58 @@ if TYPE_CHECKING:
 EQUAL_SIGMA = "global (equal sigma)"
 
 
-def settings_of(config: Config) -> list[tuple[str, Setting]]:
-    """Labels and settings of a comparison, in order; without any, the configuration's own method is the only one."""
-    listed = list(config.compare.settings) or [Setting(label=config.privacy.method)]
-    settings = [(s.label or str(s.overrides.get("method", config.privacy.method)), s) for s in listed]
+@dataclass(frozen=True)
+class Variant:
+    """What a comparison runs: a setting, or one point of a swept one.
+
+    Attributes
+    ----------
+    label : str
+        Of the run.
+    setting : Setting
+        With the swept values in it.
+    base : str
+        Label of the setting as it was written.
+    swept : mapping
+        The values of what is swept; empty where nothing is.
+    """
+
+    label: str
+    setting: Setting
+    base: str
+    swept: Mapping[str, Any]
+
+
+def variants_of(config: Config) -> list[Variant]:
+    """Everything that a comparison runs, in order; without settings, the configuration's own method.
+
+    A setting is run once for every combination of the swept parameters that its method has and that it does not set
+    itself; one that matches the sigma of another, once for every point of that other.
+    """
+    listed = [(_label(config, s), s) for s in config.compare.settings or (Setting(label=config.privacy.method),)]
     if config.compare.equal_sigma:
-        metric = [label for label, s in settings if _method(config, s) == "metric"]
+        metric = [label for label, s in listed if _method(config, s) == "metric"]
         if not metric:
             raise FieldError("compare.equal_sigma", True, "needs a setting with the method 'metric'")
-        extra = Setting.model_validate({"label": EQUAL_SIGMA, "match_sigma_of": metric[0], "method": "global"})
-        settings.append((EQUAL_SIGMA, extra))
-    return settings
+        extra = {"label": EQUAL_SIGMA, "match_sigma_of": metric[0], "method": "global"}
+        listed.append((EQUAL_SIGMA, Setting.model_validate(extra)))
+    found: list[Variant] = []
+    for label, setting in listed:
+        if setting.match_sigma_of:
+            matched = [v for v in found if v.base == setting.match_sigma_of and v.swept]
+            found += [_point(label, setting, v.swept, {"match_sigma_of": v.label}) for v in matched]
+            found += [] if matched else [Variant(label, setting, label, {})]
+            continue
+        names = [k for k in config.compare.sweep if k not in setting.overrides and k in _parameters(config, setting)]
+        for values in product(*(config.compare.sweep[name] for name in names)):
+            swept = dict(zip(names, values, strict=True))
+            found.append(_point(label, setting, swept, swept))
+    return found
+
+
+def settings_of(config: Config) -> list[tuple[str, Setting]]:
+    """Labels and settings of a comparison, in order."""
+    return [(v.label, v.setting) for v in variants_of(config)]
 
 
 def configure(config: Config, label: str, setting: Setting, where: str = "compare", **forced: Any) -> Config:
@@ -80,11 +123,15 @@ def configure(config: Config, label: str, setting: Setting, where: str = "compar
 
 def check_settings(config: Config) -> None:
     """Refuse settings that cannot run, before the first of them does."""
-    if not config.compare.settings and not config.compare.equal_sigma:
+    if not config.compare.settings and not config.compare.equal_sigma and not config.compare.sweep:
         return
+    _check_sweep(config)
+    variants = variants_of(config)
+    bases = list(dict.fromkeys(v.base for v in variants))
     seen: list[str] = []
-    for index, (label, setting) in enumerate(settings_of(config)):
-        where = f"compare.settings[{index}]"
+    for variant in variants:
+        label, setting = variant.label, variant.setting
+        where = f"compare.settings[{bases.index(variant.base)}]"
         if slug(label) in map(slug, seen):
             raise FieldError(f"{where}.label", label, f"must differ from the others: {', '.join(seen)}")
         if setting.match_sigma_of:
@@ -108,3 +155,33 @@ def labels_of(config: Config) -> Sequence[str]:
 
 def _method(config: Config, setting: Setting) -> str:
     return str(setting.overrides.get("method", config.privacy.method))
+
+
+def _label(config: Config, setting: Setting) -> str:
+    return setting.label or _method(config, setting)
+
+
+def _parameters(config: Config, setting: Setting) -> Collection[str]:
+    method = _method(config, setting)
+    return parameters(method) if method in METHODS else ()
+
+
+def _point(base: str, setting: Setting, swept: Mapping[str, Any], changes: Mapping[str, Any]) -> Variant:
+    """One point of a swept setting; without anything swept, the setting itself."""
+    if not swept:
+        return Variant(base, setting, base, {})
+    shown = ", ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in swept.items())
+    label = f"{base}, {shown}"
+    made = {**setting.model_dump(exclude_defaults=True), **changes, "label": label}
+    return Variant(label, Setting.model_validate(made), base, dict(swept))
+
+
+def _check_sweep(config: Config) -> None:
+    settings = config.compare.settings or (Setting(label=config.privacy.method),)
+    known = {k for s in settings if not s.match_sigma_of for k in _parameters(config, s)} - {"aggregator"}
+    for name, values in config.compare.sweep.items():
+        if name not in known:
+            accepted = f"is no parameter of a compared method; {nearest(name, known) if known else 'they have none'}"
+            raise FieldError(f"compare.sweep.{name}", list(values), accepted)
+        if not values:
+            raise FieldError(f"compare.sweep.{name}", [], "needs at least one value")

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from fedveil.accounting import Filter, LeakageFilter, ParticipationFilter, Spend, SpendFilter
-from fedveil.data import DataSet, federate, load
+from fedveil.accounting import Filter, LeakageFilter, ParticipationFilter, Spend, SpendFilter, delta_warning
+from fedveil.data import DataSet
 from fedveil.engines import Federation
 from fedveil.engines.assembly import with_proximal_term
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.experiments.config import Config
+from fedveil.experiments.dealing import check_fit, deal_out
 from fedveil.experiments.ledgers import Ledgers
+from fedveil.experiments.memo import Remembering
 from fedveil.experiments.options import fields_of
+from fedveil.experiments.pretraining import first_model, pretraining_of
 from fedveil.experiments.sections import Budget
 from fedveil.layout import Layout
-from fedveil.learning import ClientData, WorkerTrainer, build_model, initial_models
-from fedveil.learning.learner import Learner
-from fedveil.mechanisms import keyed_seed
+from fedveil.learning import (
+    LocalTraining,
+    SequentialTrainer,
+    build_model,
+    initial_models,
+    make_trainer,
+)
+from fedveil.learning.learner import Learner, Trainer
 from fedveil.methods import Method
 
 
@@ -35,11 +44,14 @@ class Setup:
         Both sides.
     arguments : dict
         For `Federation` or the Flower engine.
+    warnings : tuple of str
+        What is unusual about the clients' data, a line each.
     """
 
     dataset: DataSet
     method: Method
     arguments: dict[str, Any]
+    warnings: tuple[str, ...] = ()
 
     def federation(self, config: Config, ledgers: Ledgers) -> Federation:
         """The federation, on the configured engine."""
@@ -52,11 +64,19 @@ class Setup:
             server_budget=epsilon_filter(budget) if central else None,
             run_id=ledgers.run_id,
             ledgers=ledgers.open,
+            publishing=config.publish,
         )
 
 
-def prepare(config: Config) -> Setup:
+def prepare(config: Config, memo: Path | None = None) -> Setup:
     """Load the data, deal it out, build the model.
+
+    Parameters
+    ----------
+    config : Config
+        Of one run.
+    memo : Path, optional
+        A folder where first rounds are kept, for runs that begin alike; see `Remembering`.
 
     Raises
     ------
@@ -64,61 +84,55 @@ def prepare(config: Config) -> Setup:
         Naming the key that does not fit.
     """
     spec = config.data
-    with fields_of("data"):
-        dataset, public = set_aside(load(spec.name, **spec.options), spec.public_examples, config.seed)
-        extra = {k: v for k, v in (("alpha", spec.alpha), ("counts", spec.counts)) if v is not None}
-        if spec.partition == "dirichlet":
-            extra["min_size"] = spec.min_size
-    with fields_of("data", scheme="data.partition"):
-        clients = federate(
-            dataset, clients=spec.clients, scheme=spec.partition, holdout=spec.holdout, seed=config.seed, **extra
-        )
+    dealt = deal_out(spec, config.seed)
+    dataset, validation = dealt.dataset, dealt.validation
     method = config.privacy.build(config.aggregator)
     shape: dict[str, Any] = {"input_shape": dataset.input_shape, "outputs": dataset.outputs, **config.model.options}
     with fields_of("model"):
         module = build_model(config.model.name, seed=config.seed, **shape)
         starts = initial_models(config.model.name, k=method.server.hypotheses, seed=config.seed, **shape)
         layout = Layout.from_module(module)
+    check_fit(dealt, method, config.local.loss, config.model.name, module)
     with fields_of("local"):
         local = with_proximal_term(config.local, method)
-    trainer = WorkerTrainer(module, layout, local, device=config.device, workers=config.workers)
+    trainer = make_trainer(
+        module,
+        layout,
+        local,
+        config.trainer,
+        device=config.device,
+        workers=config.workers,
+        precision=config.precision,
+    )
     learner = Learner(module, layout, local, region=spec.region, trainer=trainer, device=config.device)
+    if memo is not None:
+        learner.trainer = _remembered(learner.trainer, config, local, memo)
+    if config.pretraining is not None and validation is not None:
+        alone = pretraining_of(config.local, config.pretraining.epochs)
+        central: Trainer = SequentialTrainer(module, layout, alone, device=config.device)
+        if memo is not None:
+            central = _remembered(central, config, alone, memo)
+        starts = first_model(starts, validation, central, config.seed)
     arguments = {
         "model": module,
         "initial": starts,
-        "clients": clients,
+        "clients": dealt.clients,
         "privacy": method,
         "learner": learner,
         "seed": config.seed,
         "clients_per_round": config.clients_per_round,
-        "public_data": public,
+        "public_data": dealt.public,
     }
-    return Setup(dataset, method, arguments)
+    warnings = dealt.warnings()
+    if config.privacy.method != "vanilla":
+        warnings += delta_warning(config.privacy.budget.delta, len(dealt.clients))
+    return Setup(dataset, method, arguments, tuple(warnings))
 
 
-def set_aside(dataset: DataSet, count: int, seed: int) -> tuple[DataSet, ClientData | None]:
-    """Take public examples for the server: from the set's test half, or else from the examples to be dealt out.
-
-    Raises
-    ------
-    FieldError
-        If there are not enough.
-    """
-    if not count:
-        return dataset, None
-    from_test = dataset.test_x is not None and dataset.test_y is not None
-    x, y = (dataset.test_x, dataset.test_y) if from_test else (dataset.x, dataset.y)
-    assert x is not None
-    assert y is not None
-    if count >= len(x):
-        raise FieldError("data.public_examples", count, f"must be less than {len(x)}, all there are")
-    generator = torch.Generator().manual_seed(keyed_seed("public", seed))
-    order = torch.randperm(len(x), generator=generator)
-    public, rest = order[:count], order[count:].sort().values
-    kept = ClientData(x[public], y[public], name="public")
-    if from_test:
-        return replace(dataset, test_x=x[rest], test_y=y[rest]), kept
-    return replace(dataset, x=x[rest], y=y[rest]), kept
+def _remembered(trainer: Trainer, config: Config, local: LocalTraining, memo: Path) -> Trainer:
+    kind = (type(trainer).__name__, config.precision, config.device)
+    parts = (*kind, config.model.name, config.model.options, asdict(local))
+    return Remembering(trainer, memo, repr(parts))
 
 
 class _All:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
@@ -16,6 +18,7 @@ import fedveil
 from fedveil.accounting import VACUOUS, Guarantee, Ledger, SpendFilter, unprotected
 from fedveil.engines import Federation, RoundRecord
 from fedveil.engines.history import SERVER, total_of
+from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning import Metrics
 from fedveil.methods import FedRE, GroupPrivacy, Method
@@ -40,6 +43,25 @@ class Summary:
 
     values: Mapping[str, Any]
     rows: Sequence[Row] = field(repr=False)
+
+    @classmethod
+    def read(cls, folder: Path) -> Summary:
+        """A finished run from its folder.
+
+        Raises
+        ------
+        FieldError
+            If summary.json or metrics.jsonl is missing or damaged.
+        """
+        try:
+            values = json.loads((folder / "summary.json").read_bytes())
+            rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+            if len(rows) != values["rounds"]:
+                raise ValueError(f"metrics.jsonl has {len(rows)} lines, not {values['rounds']}")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            accepted = f"holds no whole run ({error}); restore its files, or delete the folder to run it again"
+            raise FieldError("run", str(folder), accepted) from error
+        return cls(values, rows)
 
     @property
     def setting(self) -> str:
@@ -78,6 +100,7 @@ def row_of(record: RoundRecord, federation: Federation) -> Row:
         "clients": spread,
         "noise": noise_of(federation.method, federation.layout, log.report, record.client_scales.values()),
         "server": dict(log.report),
+        "published": dict(record.published),
         "replies": len(log.used),
         "failed": {str(k): v for k, v in log.failed.items()},
         "invalid": {str(k): v for k, v in log.invalid.items()},

@@ -53,6 +53,9 @@ def draw_audit(found: Audit, file: Path) -> Path | None:
         f"{found.values['name']}: {runs} independent runs with and {runs} without the target; defence: {defended}",
         fontsize=10,
     )
+    panels[0][2].set_title("median and 90% of the runs", fontsize=8)
+    handles, labels = panels[0][1].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     figure.savefig(file, dpi=110)
     return file
 
@@ -81,7 +84,6 @@ def _scores(axes: Axes, verdict: Verdict, name: str) -> None:
     if verdict.result.threshold is not None:
         axes.axvline(verdict.result.threshold, color="#000000", linewidth=0.8, linestyle=":", label="threshold")
     axes.set(xlabel="verdict of a run" + (" (log-likelihood ratio)" if name in RATIOS else ""), ylabel="runs")
-    axes.legend(loc="best", frameon=False, fontsize=7)
 
 
 def _evidence(axes: Axes, verdict: Verdict, name: str) -> None:
@@ -94,4 +96,5 @@ def _evidence(axes: Axes, verdict: Verdict, name: str) -> None:
         for boundary in boundaries():
             axes.axhline(boundary, color="#000000", linewidth=0.8, linestyle=":")
     axes.set(xlabel="round", ylabel="log-likelihood ratio" if name in RATIOS else "mean score so far")
-    axes.set_title("median and 90% of the runs" + (", dotted: decision" * (name == Adaptive.name)), fontsize=8)
+    if name == Adaptive.name:
+        axes.set_title("dotted: where the sequential test decides", fontsize=8)

@@ -1,0 +1,206 @@
+"""What an adversary saw, what it holds, and what it can do: an attack that needs more than that is refused."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedveil.errors import FedVeilError, FieldError, nearest
+from fedveil.layout import Layout
+from fedveil.learning import ClientData, predict
+from fedveil.learning.losses import evaluating, fast_format, loss_of
+
+CAPABILITIES: dict[str, str] = {
+    "models": "receives every broadcast model",
+    "shadow": "holds examples of, or like, the target's",
+    "metrics": "sees the aggregated metrics that the server publishes after each round",
+    "reference": "holds examples of the same kind on which nobody trains",
+    "own updates": "takes part, and knows what it sent",
+    "colluders": "shares what other clients sent",
+    "rehearsals": "can run the same federation on other data, with and without the target",
+    "crafted updates": "sends what it likes instead of what it trained",
+}
+
+
+class ThreatError(FedVeilError, ValueError):
+    """An attack needs a capability that the adversary lacks."""
+
+
+@dataclass(frozen=True)
+class ThreatModel:
+    """Who attacks, and what that adversary can do.
+
+    Parameters
+    ----------
+    who : str
+        For reports.
+    capabilities : frozenset of str
+        Of `CAPABILITIES`.
+    lacking : mapping of str to str
+        Why a capability is missing, for the refusal.
+
+    Raises
+    ------
+    FieldError
+        For an unknown capability.
+    """
+
+    who: str
+    capabilities: frozenset[str]
+    lacking: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse unknown words."""
+        for word in sorted({*self.capabilities, *self.lacking}):
+            if word not in CAPABILITIES:
+                raise FieldError("capabilities", word, nearest(word, CAPABILITIES))
+
+    def require(self, attack: str, needs: frozenset[str]) -> None:
+        """Refuse an attack that needs more.
+
+        Raises
+        ------
+        ThreatError
+            Naming what is missing, and why where that is known.
+        """
+        missing = [f"{c!r} ({self.lacking.get(c, CAPABILITIES[c])})" for c in sorted(needs - self.capabilities)]
+        if missing:
+            raise ThreatError(f"attack {attack!r} needs what a {self.who} lacks: {', '.join(missing)}")
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """Exactly what crossed the trust boundary to an adversary in one run of R rounds.
+
+    Attributes
+    ----------
+    models : Tensor
+        [R + 1, k, d], every broadcast, the first one included.
+    cohort : int
+        Clients planned for a round, which is public.
+    published : sequence of mapping
+        R of them: the metrics that clients were shown; empty where there were none.
+    sent : Tensor
+        [c, R, d], the updates that the adversary's c clients sent, against the broadcast; 0 where one took no part.
+    """
+
+    models: Tensor
+    cohort: int
+    published: Sequence[Mapping[str, float]] = ()
+    sent: Tensor = field(default_factory=lambda: torch.zeros(0, 0, 0))
+
+    def __post_init__(self) -> None:
+        """Check the shapes."""
+        if self.models.dim() != 3 or len(self.models) < 2:
+            raise FieldError("models", tuple(self.models.shape), "must be [rounds + 1, hypotheses, d]")
+        if self.published and len(self.published) != self.rounds:
+            raise FieldError("published", len(self.published), f"must hold one mapping a round ({self.rounds})")
+        if len(self.sent) and self.sent.shape[1:] != (self.rounds, self.models.shape[2]):
+            wanted = ("clients", self.rounds, self.models.shape[2])
+            raise FieldError("sent", tuple(self.sent.shape), f"must be {wanted}")
+
+    @property
+    def rounds(self) -> int:
+        """Rounds R."""
+        return len(self.models) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Knowledge:
+    """What an adversary has before a run begins; none of it crosses the boundary during the run.
+
+    Attributes
+    ----------
+    model : torch.nn.Module
+        The architecture; every client knows it.
+    layout : Layout
+        Of the model.
+    loss : str
+        By which clients train.
+    shadow : ClientData
+        The adversary's idea of the target's data.
+    reference : ClientData, optional
+        Examples of the same kind on which nobody trains.
+    outsider : Tensor, optional
+        [d], a model of the adversary's own making that never saw the target (from reference and own data).
+    clip : float, optional
+        Public bound to which the server cuts updates.
+    """
+
+    model: nn.Module
+    layout: Layout
+    loss: str
+    shadow: ClientData
+    reference: ClientData | None = None
+    outsider: Tensor | None = None
+    clip: float | None = None
+
+    def loss_of(self, models: Tensor, data: ClientData) -> Tensor:
+        """Mean loss of each of [R] broadcasts [R, k, d] on data: that of the hypothesis that fits best. Float64 [R]."""
+        function = loss_of(self.loss)
+        rows = []
+        for broadcast in models:
+            outputs = [predict(self.model, self.layout, vector, data.x, batch=1024) for vector in broadcast]
+            rows.append(min(float(function(o.to(torch.float64), data.y)) for o in outputs))
+        return torch.tensor(rows, dtype=torch.float64)
+
+    def gradient(self, vector: Tensor, data: ClientData) -> Tensor:
+        """Gradient [d] of the mean loss on data, at one model [d], in evaluation mode."""
+        some = next(self.model.parameters())
+        leaf = vector.detach().clone().requires_grad_()
+        with evaluating(self.model):
+            x = fast_format(data.x.to(some.device, some.dtype))
+            output = functional_call(self.model, self.layout.unflatten(leaf), (x,))
+            return torch.autograd.grad(loss_of(self.loss)(output, data.y.to(some.device)), leaf)[0].detach().cpu()
+
+
+@dataclass(frozen=True, eq=False)
+class Attack(ABC):
+    """An attack: a file that says whom it follows, what it needs, and by which equation it scores.
+
+    Parameters
+    ----------
+    knowledge : Knowledge
+        What the adversary has.
+    threat : ThreatModel
+        What it can do.
+
+    Attributes
+    ----------
+    name, summary : str
+        For tables; the summary is one line.
+    needs : frozenset of str
+        Capabilities.
+    cumulative : bool
+        Whether scores already hold all rounds so far; otherwise the evidence is their mean.
+    """
+
+    knowledge: Knowledge
+    threat: ThreatModel
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    needs: ClassVar[frozenset[str]]
+    cumulative: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Refuse an adversary that cannot do this."""
+        self.threat.require(self.name, self.needs)
+
+    @abstractmethod
+    def run(self, observation: Observation) -> Tensor:
+        """One score a round, float64 [R]; higher means that the target takes part."""
+
+    @classmethod
+    def evidence(cls, scores: Tensor) -> Tensor:
+        """What the adversary believes after each round, [..., R]; the last entry is the verdict."""
+        if cls.cumulative:
+            return scores
+        rounds = torch.arange(1, scores.shape[-1] + 1, dtype=scores.dtype)
+        return scores.cumsum(-1) / rounds

@@ -1,0 +1,223 @@
+"""What scores of two worlds say, with the uncertainty of the number of independent runs behind them.
+
+The unit of replication is one run of the federation. Thresholds come from elsewhere (rehearsals): on the evaluated runs
+nothing is fitted, and the direction is fixed before: higher means that the target takes part.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import betaincinv
+
+from fedveil.errors import FieldError, require_count
+
+Floats = NDArray[np.float64]
+
+CONFIDENCE = 0.95
+RESAMPLES = 4000
+EXPECTED_ALARMS = 10  # a rate of true positives is given where so many non-members are expected above the threshold
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure and the interval that the number of runs allows."""
+
+    point: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class EpsilonBound:
+    """What error rates prove about epsilon.
+
+    Attributes
+    ----------
+    lower : float
+        Lower bound at `confidence`; 0 if nothing is proven.
+    ceiling : float
+        What so many runs without a single error would have proven: no audit of this size can say more.
+    delta : float
+        Of the promise that is tested.
+    confidence : float
+        Of the bound.
+    """
+
+    lower: float
+    ceiling: float
+    delta: float
+    confidence: float
+
+
+def auc(inside: ArrayLike, outside: ArrayLike) -> float:
+    """The probability that a run with the target scores above one without it; ties count half."""
+    return float(_wins(_scores("inside", inside), _scores("outside", outside)).mean())
+
+
+def auc_interval(
+    inside: ArrayLike, outside: ArrayLike, *, seed: int = 0, resamples: int = RESAMPLES, confidence: float = CONFIDENCE
+) -> Estimate:
+    """The area under the ROC curve with a percentile bootstrap over runs, each world resampled by itself.
+
+    Where the worlds are separated perfectly every resample is too, and the bootstrap says nothing. Then the bound is
+    exact: among min(n, m) disjoint pairs each is in order with probability AUC, so AUC^min(n, m) is at least the
+    probability of what was seen, and AUC < (alpha / 2)^(1 / min(n, m)) can be ruled out.
+
+    Parameters
+    ----------
+    inside, outside : array
+        [n] and [m] scores, one a run; at least two each.
+    seed : int
+        Of the bootstrap.
+    resamples : int
+        Of the bootstrap.
+    confidence : float
+        Of the interval.
+    """
+    first, second = _scores("inside", inside), _scores("outside", outside)
+    wins, share = _wins(first, second), (1 - confidence) / 2
+    point = float(wins.mean())
+    if point in (0.0, 1.0):
+        certain = share ** (1 / min(len(first), len(second)))
+        return Estimate(point, certain, 1.0) if point == 1 else Estimate(point, 0.0, 1 - certain)
+    rng = np.random.default_rng(seed)
+    rows = rng.multinomial(len(first), np.full(len(first), 1 / len(first)), size=resamples) / len(first)
+    columns = rng.multinomial(len(second), np.full(len(second), 1 / len(second)), size=resamples) / len(second)
+    found = np.einsum("bi,ij,bj->b", rows, wins, columns, optimize=True)
+    low, high = np.quantile(found, [share, 1 - share])
+    return Estimate(point, float(low), float(high))
+
+
+def roc(inside: ArrayLike, outside: ArrayLike) -> tuple[Floats, Floats]:
+    """False and true positive rates at every threshold, from (0, 0) to (1, 1)."""
+    first, second = np.sort(_scores("inside", inside)), np.sort(_scores("outside", outside))
+    cuts = np.unique(np.concatenate([first, second]))[::-1]
+    true = 1 - np.searchsorted(first, cuts, side="left") / len(first)
+    false = 1 - np.searchsorted(second, cuts, side="left") / len(second)
+    return np.concatenate([[0.0], false]), np.concatenate([[0.0], true])
+
+
+def roc_band(
+    inside: ArrayLike, outside: ArrayLike, grid: ArrayLike, *, seed: int = 0, resamples: int = 1000
+) -> tuple[Floats, Floats]:
+    """Pointwise 95% band of the ROC curve over resampled runs, at false positive rates `grid`."""
+    first, second = _scores("inside", inside), _scores("outside", outside)
+    rng, at = np.random.default_rng(seed), np.asarray(grid, dtype=np.float64)
+    curves = []
+    for _ in range(resamples):
+        false, true = roc(rng.choice(first, len(first)), rng.choice(second, len(second)))
+        curves.append(np.interp(at, false, true))
+    low, high = np.quantile(np.stack(curves), [0.025, 0.975], axis=0)
+    return low, high
+
+
+def best_threshold(inside: ArrayLike, outside: ArrayLike) -> float:
+    """The threshold (a score at or above it says IN) of the least sum of error rates, for runs that are not judged.
+
+    The middle of the widest gap among equals, so that it does not sit on a run.
+    """
+    first, second = np.sort(_scores("inside", inside)), np.sort(_scores("outside", outside))
+    values = np.unique(np.concatenate([first, second]))
+    cuts = np.concatenate([[values[0]], (values[1:] + values[:-1]) / 2])
+    gaps = np.concatenate([[0.0], np.diff(values)])
+    true = 1 - np.searchsorted(first, cuts, side="left") / len(first)
+    false = 1 - np.searchsorted(second, cuts, side="left") / len(second)
+    best = np.flatnonzero(np.isclose(true - false, (true - false).max()))
+    return float(cuts[best[int(np.argmax(gaps[best]))]])
+
+
+def rate(hits: int, runs: int, confidence: float = CONFIDENCE) -> Estimate:
+    """A rate with its exact interval (Clopper and Pearson 1934)."""
+    require_count("runs", runs)
+    if not 0 <= hits <= runs:
+        raise FieldError("hits", hits, f"must be 0 to {runs}")
+    share = (1 - confidence) / 2
+    low = float(betaincinv(hits, runs - hits + 1, share)) if hits else 0.0
+    high = float(betaincinv(hits + 1, runs - hits, 1 - share)) if hits < runs else 1.0
+    return Estimate(hits / runs, low, high)
+
+
+def advantage(inside: ArrayLike, outside: ArrayLike, threshold: float, confidence: float = CONFIDENCE) -> Estimate:
+    """True less false positive rate at a threshold from elsewhere; the interval holds both exact ones (Bonferroni)."""
+    each = 1 - (1 - confidence) / 2
+    true, false = _rates(inside, outside, threshold, each)
+    return Estimate(true.point - false.point, true.low - false.high, true.high - false.low)
+
+
+def epsilon_bound(
+    inside: ArrayLike, outside: ArrayLike, threshold: float, *, delta: float = 0.0, confidence: float = CONFIDENCE
+) -> EpsilonBound:
+    """Lower bound of epsilon from both error rates at a threshold from elsewhere.
+
+    (epsilon, delta)-DP allows TPR <= e^epsilon FPR + delta, and the same for the complements. With one-sided bounds
+    TPR_low and FPR_high, each at half the error, epsilon >= log((TPR_low - delta) / FPR_high), and likewise for
+    (1 - FPR_high - delta) / (1 - TPR_low): the same two events, so that the larger one may be taken.
+
+    Raises
+    ------
+    FieldError
+        For a delta outside of [0, 1).
+    """
+    if not 0 <= delta < 1:
+        raise FieldError("delta", delta, "must be at least 0 and below 1")
+    true, false = _rates(inside, outside, threshold, confidence)
+    n, m = np.size(inside), np.size(outside)
+    best_true, best_false = rate(n, n, confidence).low, rate(0, m, confidence).high
+    return EpsilonBound(
+        _epsilon(true.low, false.high, delta), _epsilon(best_true, best_false, delta), delta, confidence
+    )
+
+
+def epsilon_ceiling(runs: int, delta: float = 0.0, confidence: float = CONFIDENCE) -> float:
+    """The largest epsilon that so many runs in each world can prove."""
+    return _epsilon(rate(runs, runs, confidence).low, rate(0, runs, confidence).high, delta)
+
+
+def runs_for_rate(alpha: float) -> int:
+    """Runs without the target that a true positive rate at a false positive rate of alpha needs."""
+    return math.ceil(EXPECTED_ALARMS / alpha - 1e-9)
+
+
+def true_rate_at(inside: ArrayLike, outside: ArrayLike, alpha: float) -> Estimate | None:
+    """True positive rate where the false one is at most alpha; None where too few runs could tell.
+
+    The threshold is the empirical quantile of the runs without the target, so the interval is that of the true
+    positives alone.
+    """
+    first, second = _scores("inside", inside), _scores("outside", outside)
+    if len(second) < runs_for_rate(alpha):
+        return None
+    allowed = math.floor(alpha * len(second) + 1e-9)
+    threshold = np.sort(second)[::-1][allowed]  # strictly above it lie at most `allowed` of them
+    return rate(int((first > threshold).sum()), len(first))
+
+
+def _rates(inside: ArrayLike, outside: ArrayLike, threshold: float, confidence: float) -> tuple[Estimate, Estimate]:
+    first, second = _scores("inside", inside), _scores("outside", outside)
+    true = rate(int((first >= threshold).sum()), len(first), confidence)
+    return true, rate(int((second >= threshold).sum()), len(second), confidence)
+
+
+def _epsilon(true: float, false: float, delta: float) -> float:
+    found = [0.0]
+    for above, below in ((true, false), (1 - false, 1 - true)):
+        if above > delta and below > 0:
+            found.append(math.log((above - delta) / below))
+    return max(found)
+
+
+def _wins(inside: Floats, outside: Floats) -> Floats:
+    wins: Floats = (inside[:, None] > outside[None]) + 0.5 * (inside[:, None] == outside[None])
+    return wins
+
+
+def _scores(name: str, values: ArrayLike) -> Floats:
+    """Scores as an array [n]; one that is not a number cannot say IN."""
+    found = np.asarray(values, dtype=np.float64)
+    if found.ndim != 1 or len(found) < 2:
+        raise FieldError(name, found.shape, "must be one score a run, of at least 2 runs")
+    return np.where(np.isnan(found), -np.inf, found)

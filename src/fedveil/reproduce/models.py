@@ -1,0 +1,63 @@
+"""The last model of a finished cell, measured once more."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import lru_cache
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fedveil.errors import FieldError
+from fedveil.experiments import Config, parse
+from fedveil.experiments.dealing import deal_out
+from fedveil.layout import Layout
+from fedveil.learning import build_model, predict
+from fedveil.reproduce.cells import Outcome
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """What a model is measured on: examples, their classes, and how many classes there are."""
+
+    x: Tensor
+    y: Tensor
+    classes: int
+
+
+def test_half(config: Config) -> Examples:
+    """What is left of the set's test half when the server has taken its share."""
+    return _test_half(config.to_toml())
+
+
+def outputs(outcome: Outcome, examples: Examples) -> Tensor:
+    """Logits [N, classes] of the cell's last model.
+
+    Raises
+    ------
+    FieldError
+        If the model's file is damaged.
+    """
+    config, path = outcome.cell.config, outcome.folder / "model.safetensors"
+    shape = tuple(examples.x.shape[1:])
+    module = build_model(
+        config.model.name, input_shape=shape, outputs=examples.classes, seed=config.seed, **config.model.options
+    )
+    try:
+        module.load_state_dict(load_file(path))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        accepted = f"cannot be read ({error}); restore it, or delete the folder to run it again"
+        raise FieldError("model", str(path), accepted) from error
+    layout = Layout.from_module(module)
+    return predict(module, layout, layout.read(module), examples.x)
+
+
+@lru_cache(maxsize=16)
+def _test_half(text: str) -> Examples:
+    config = parse(tomllib.loads(text))
+    dataset = deal_out(config.data, config.seed).dataset
+    if dataset.test_x is None or dataset.test_y is None:
+        raise FieldError("data.name", config.data.name, "has no test half to measure on")
+    return Examples(dataset.test_x, dataset.test_y, dataset.classes)

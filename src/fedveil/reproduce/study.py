@@ -1,0 +1,167 @@
+"""What a study of a paper is, and how its cells are run: once each, however many tables and figures share them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fedveil.errors import FieldError, NoReplyError, nearest
+from fedveil.experiments import Progress
+from fedveil.reproduce.cells import Cell, Outcome, Runs, distinct
+from fedveil.reproduce.measure import Entry, Replicate
+from fedveil.reproduce.progress import Overall
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points of one line, and a few words for its label."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+    note: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """One line of a figure; with several replicates their mean and range, over the same x.
+
+    Attributes
+    ----------
+    panel, label : str
+        Where it is drawn, and its name.
+    replicates : tuple of Replicate
+        What it is measured on.
+    curve : callable
+        ``outcomes of a replicate -> Curve``.
+    printed : float or None
+        A level that the paper printed for it.
+    """
+
+    panel: str
+    label: str
+    replicates: tuple[Replicate, ...]
+    curve: Callable[[Sequence[Outcome]], Curve]
+    printed: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Plot:
+    """A figure: its lines, panel by panel, and its words."""
+
+    title: str
+    x: str
+    y: str
+    lines: Sequence[Line]
+    diagonal: bool = False
+    printed: str = ""
+
+
+class Study(Protocol):
+    """A paper's experiments: which tables and figures there are, and what each needs."""
+
+    @property
+    def name(self) -> str:
+        """Of the study."""
+
+    @property
+    def tables(self) -> Mapping[str, str]:
+        """Tables by number, with their titles."""
+
+    @property
+    def figures(self) -> Mapping[str, str]:
+        """Figures by number, with their titles."""
+
+    def entries(self, table: str) -> list[Entry]:
+        """What a table is made of."""
+
+    def plot(self, figure: str) -> Plot:
+        """What a figure is made of."""
+
+    def notes(self, names: Sequence[str]) -> list[str]:
+        """What has to be said beside these tables and figures: what was shrunk, what was guessed."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Tables and figures to reproduce, each known to the study."""
+
+    tables: tuple[str, ...]
+    figures: tuple[str, ...]
+
+    @classmethod
+    def of(cls, study: Study, tables: Iterable[str] = (), figures: Iterable[str] = ()) -> Selection:
+        """Check names; nothing chosen is everything.
+
+        Raises
+        ------
+        FieldError
+            Naming what exists.
+        """
+        chosen_tables, chosen_figures = list(tables), list(figures)
+        if not chosen_tables and not chosen_figures:
+            return cls(tuple(study.tables), tuple(study.figures))
+        asked = (("--table", chosen_tables, study.tables), ("--figure", chosen_figures, study.figures))
+        found = []
+        for option, names, known in asked:
+            by_name = {_plain(name): name for name in known}
+            for name in names:
+                if _plain(name) not in by_name:
+                    raise FieldError(option, name, f"{study.name} has no such one; {nearest(name, known)}")
+            found.append(tuple(dict.fromkeys(by_name[_plain(name)] for name in names)))
+        return cls(*found)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of them."""
+        return self.tables + self.figures
+
+
+@dataclass
+class Progressed:
+    """What is finished after a call: outcomes by key of the cell, and why others failed."""
+
+    finished: dict[str, Outcome] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+def cells_of(study: Study, selection: Selection) -> list[Cell]:
+    """Every cell that a selection needs, once, in order."""
+    replicates = [r for table in selection.tables for entry in study.entries(table) for r in entry.replicates]
+    replicates += [r for figure in selection.figures for line in study.plot(figure).lines for r in line.replicates]
+    return distinct([cell for r in replicates for cell in r.cells])
+
+
+def run_cells(cells: Sequence[Cell], runs: Runs, progress: Progress | None, done: Progressed) -> None:
+    """Run what is not finished; `done` holds what is, also after an interruption.
+
+    Parameters
+    ----------
+    cells : sequence of Cell
+        In the order in which they are run.
+    runs : Runs
+        The folder.
+    progress : Progress or None
+        Is told how it goes; None runs nothing, and only collects what is finished.
+    done : Progressed
+        Is filled.
+    """
+    for cell in cells:
+        outcome = runs.finished(cell)
+        if outcome is not None:
+            done.finished[cell.key] = outcome
+    if progress is None:
+        return
+    left = [cell for cell in cells if cell.key not in done.finished]
+    overall = Overall(progress, cells, left, list(done.finished.values()))
+    for cell in left:
+        with overall.cell(cell):
+            try:
+                done.finished[cell.key] = runs.run(cell, overall)
+            except NoReplyError as error:  # a model that diverged: the other cells still say something
+                done.failed[cell.key] = str(error)
+                overall.say(f"{cell.label}: {error}")
+
+
+def _plain(name: str) -> str:
+    return name.replace(".", "").replace(" ", "").upper()

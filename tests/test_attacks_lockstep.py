@@ -1,0 +1,128 @@
+"""Federations in lockstep end in the bits in which each ends alone; malicious clients change what they send."""
+
+import pytest
+import torch
+from torch import nn
+
+from fedveil.accounting import Filter
+from fedveil.engines import Federation, Lockstep
+from fedveil.errors import FieldError
+from fedveil.layout import Layout
+from fedveil.learning import ClientData, LocalTraining, SequentialTrainer
+from fedveil.learning.learner import Learner
+from fedveil.methods import Publishing, build
+
+METHODS = {
+    "vanilla": {},
+    "global": {"noise_multiplier": 0.5, "clip": 1.0},
+    "metric": {"noise_multiplier": 0.1, "clip": 1.0},
+    "sga-ldp": {"clip": 0.5},
+    "group": {"noise_multiplier": 0.5},
+}
+
+
+def module():
+    return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Dropout(0.2), nn.Linear(3, 2))
+
+
+def client(seed, n):
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 4, generator=g)
+    return ClientData(x, (x.sum(1) > 0).long(), x[: n // 2], (x[: n // 2].sum(1) > 0).long())
+
+
+@pytest.fixture(scope="module")
+def learner():
+    torch.manual_seed(0)
+    model = module()
+    layout, local = Layout.from_module(model), LocalTraining(epochs=2, batch_size=4)
+    return Learner(model, layout, local, trainer=SequentialTrainer(model, layout, local))
+
+
+def federations(learner, **options):
+    made = []
+    for seed, (name, values) in enumerate(METHODS.items()):
+        extra = {"clients_per_round": 2} if name == "metric" else {}
+        if name in ("global", "vanilla"):
+            extra["publishing"] = Publishing(metrics="noised")
+        made.append(
+            Federation(
+                model=module,
+                clients=[client(10 * seed + i, 5 + 3 * i) for i in range(3)],
+                privacy=build(name, **values),
+                learner=learner,
+                seed=seed,
+                **extra,
+                **options,
+            )
+        )
+    return made
+
+
+def test_in_lockstep_every_federation_has_the_bits_that_it_has_alone(learner):
+    together, alone = federations(learner), federations(learner)
+    records = list(Lockstep(together).rounds(3))
+    assert [sorted(played) for played in records] == [[0, 1, 2, 3, 4]] * 3
+    for i, single in enumerate(alone):
+        history = single.run(3)
+        assert torch.equal(single.models, together[i].models)
+        assert single.server.ledger.entries == together[i].server.ledger.entries
+        for partition in range(3):
+            assert single.party(partition).ledger.entries == together[i].party(partition).ledger.entries
+        assert [r.metrics for r in history.rounds] == [p[i].record.metrics for p in records]
+        assert [r.published for r in history.rounds] == [p[i].record.published for p in records]
+    assert all(p[0].record.published for p in records)
+
+
+def test_their_clients_are_trained_in_one_call_a_round(learner, monkeypatch):
+    calls = []
+    train = learner.trainer.train
+    monkeypatch.setattr(
+        learner.trainer, "train", lambda starts, *rest: calls.append(len(starts)) or train(starts, *rest)
+    )
+    list(Lockstep(federations(learner)).rounds(2))
+    assert calls == [14, 14]  # 3 clients of each, but for the federation with cohorts of 2
+
+
+def test_one_that_ends_early_leaves_the_others_alone(learner):
+    made = federations(learner)[:2]
+    short = Federation(
+        model=module,
+        clients=made[1].clients,
+        privacy=made[1].method,
+        learner=learner,
+        seed=1,
+        server_budget=Filter(15.0, 1e-5),
+    )
+    lockstep = Lockstep([made[0], short])
+    played = [sorted(p) for p in lockstep.rounds(12)]
+    assert "budget is used up" in lockstep.stopped[1]
+    assert short.round < made[0].round == 12
+    assert played == [[0, 1]] * short.round + [[0]] * (12 - short.round)
+
+
+def test_learners_must_be_shared(learner):
+    other = Learner(learner.model, learner.layout, learner.local)
+    made = federations(learner)[:2]
+    made[1].learner = other
+    with pytest.raises(FieldError, match="same learner"):
+        Lockstep(made)
+    with pytest.raises(FieldError, match="at least one"):
+        Lockstep([])
+
+
+def test_a_malicious_client_sends_what_it_crafted_and_the_others_do_not(learner):
+    honest, attacked = federations(learner)[0], federations(learner)[0]
+    seen = []
+
+    def craft(i, asked, partition, model):
+        seen.append((i, asked.broadcast.public.round, partition))
+        return torch.zeros_like(model) if partition == 1 else model
+
+    [fair] = list(Lockstep([honest]).rounds(1))
+    [foul] = list(Lockstep([attacked], craft).rounds(1))
+    assert seen == [(0, 1, 0), (0, 1, 1), (0, 1, 2)]
+    for partition, changed in ((0, False), (1, True), (2, False)):
+        sent = [p[0].collected.replies[partition][0].value for p in (fair, foul)]
+        assert torch.equal(*sent) != changed
+    assert not foul[0].collected.replies[1][0].value.any()

@@ -1,0 +1,188 @@
+"""Statistics of attacks: against oracles, on simulated nulls, and where they must refuse to speak."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import binomtest
+from sklearn.metrics import auc as area
+from sklearn.metrics import roc_auc_score
+
+from fedveil.attacks import SequentialEvidence, ThreatModel, decide, judge
+from fedveil.attacks.adaptive import boundaries
+from fedveil.attacks.paper import multi_round, single_shot
+from fedveil.attacks.statistics import (
+    advantage,
+    auc,
+    auc_interval,
+    best_threshold,
+    epsilon_bound,
+    epsilon_ceiling,
+    rate,
+    roc,
+    roc_band,
+    runs_for_rate,
+    true_rate_at,
+)
+from fedveil.errors import FieldError
+
+
+def test_the_area_and_the_curve_are_those_of_scikit_learn():
+    rng = np.random.default_rng(0)
+    inside, outside = rng.integers(0, 6, 40).astype(float), rng.integers(0, 5, 25).astype(float)  # with ties
+    truth, scores = np.r_[np.ones(40), np.zeros(25)], np.r_[inside, outside]
+    assert auc(inside, outside) == pytest.approx(roc_auc_score(truth, scores))
+    false, true = roc(inside, outside)
+    assert area(false, true) == pytest.approx(roc_auc_score(truth, scores))
+    low, high = roc_band(inside, outside, [0.1, 0.5, 0.9], resamples=200)
+    assert (low <= np.interp([0.1, 0.5, 0.9], false, true)).all()
+    assert (np.interp([0.1, 0.5, 0.9], false, true) <= high).all()
+
+
+@pytest.mark.parametrize(("hits", "runs"), [(0, 10), (3, 10), (10, 10), (29, 30)])
+def test_rates_have_exact_intervals(hits, runs):
+    expected = binomtest(hits, runs).proportion_ci(0.95, method="exact")
+    found = rate(hits, runs)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-9)
+
+
+def test_with_the_target_in_neither_world_the_interval_covers_one_half():
+    rng = np.random.default_rng(1)
+    found = [auc_interval(rng.normal(size=30), rng.normal(size=30), resamples=400, seed=i) for i in range(400)]
+    covered = np.mean([e.low <= 0.5 <= e.high for e in found])
+    assert 0.90 <= covered <= 0.98  # 95% wanted; 400 nulls have a standard error of 1.1%
+    assert np.mean([e.point for e in found]) == pytest.approx(0.5, abs=0.02)
+
+
+def test_the_paper_s_interval_over_the_rounds_of_one_run_does_not():
+    rng = np.random.default_rng(2)
+    missed = 0
+    for _ in range(60):  # rounds of a run share what the run was dealt
+        runs = rng.normal(size=2)[:, None] + 0.7 * rng.normal(size=(2, 20))
+        found = multi_round("null", *runs)
+        missed += not found.auc.low <= 0.5 <= found.auc.high
+    assert missed / 60 > 0.5
+    assert found.unit == "a round of one run, as printed"
+    assert "not independent" in found.notes[0]
+
+
+def test_perfect_separation_has_an_exact_bound_instead_of_a_degenerate_bootstrap():
+    found = auc_interval(np.arange(20) + 100.0, np.arange(30.0))
+    assert (found.point, found.high) == (1.0, 1.0)
+    assert found.low == pytest.approx(0.025 ** (1 / 20))
+    turned = auc_interval(np.arange(30.0), np.arange(20) + 100.0)
+    assert (turned.point, turned.low) == (0.0, 0.0)
+    assert turned.high == pytest.approx(1 - 0.025 ** (1 / 20))
+
+
+@pytest.mark.parametrize(("runs", "ceiling"), [(20, 1.6), (50, 2.6), (100, 3.3), (300, 4.4), (1000, 5.6)])
+def test_the_ceiling_of_epsilon_follows_from_the_number_of_runs(runs, ceiling):
+    miss = 1 - 0.025 ** (1 / runs)  # upper bound of a rate of which no case was seen
+    assert epsilon_ceiling(runs) == pytest.approx(math.log((1 - miss) / miss))
+    assert round(epsilon_ceiling(runs), 1) == ceiling
+    assert epsilon_bound(np.ones(runs), np.zeros(runs), 0.5).lower == pytest.approx(epsilon_ceiling(runs))
+
+
+def test_the_bound_on_epsilon_holds_and_is_not_idle():
+    rng, truth = np.random.default_rng(3), 1.0
+    yes = math.exp(truth) / (1 + math.exp(truth))  # randomised response, the worst case of epsilon
+    bounds = [
+        epsilon_bound((rng.random(200) < yes).astype(float), (rng.random(200) < 1 - yes).astype(float), 0.5).lower
+        for _ in range(300)
+    ]
+    assert np.mean(np.array(bounds) > truth) < 0.05
+    assert np.mean(bounds) > 0.5
+    null = [epsilon_bound(rng.normal(size=100), rng.normal(size=100), 0.0).lower for _ in range(200)]
+    assert np.mean(np.array(null) > 0) < 0.05
+    with_delta = epsilon_bound(np.ones(100), np.zeros(100), 0.5, delta=0.1).lower
+    assert 0 < with_delta < epsilon_ceiling(100)
+
+
+def test_the_threshold_is_the_middle_of_the_gap_between_rehearsed_worlds():
+    assert best_threshold([5.0, 6.0, 9.0], [0.0, 1.0]) == pytest.approx(3.0)
+    found = advantage([4.0, 2.0, 8.0], [3.5, 1.0], 3.0)
+    assert found.point == pytest.approx(2 / 3 - 1 / 2)
+    assert found.low < found.point < found.high
+
+
+def test_true_positive_rates_need_ten_expected_alarms():
+    rng = np.random.default_rng(4)
+    inside, outside = rng.normal(2, 1, 100), rng.normal(0, 1, 100)
+    assert [runs_for_rate(a) for a in (0.1, 0.01, 0.001)] == [100, 1000, 10000]
+    assert true_rate_at(inside, outside[:99], 0.1) is None
+    found = true_rate_at(inside, outside, 0.1)
+    assert (outside > np.sort(outside)[::-1][10]).mean() <= 0.1
+    assert found.point == np.mean(inside > np.sort(outside)[::-1][10])
+    result = judge("x", "y", inside[:30], outside[:30])
+    assert set(result.true_rates.values()) == {None}
+    assert any("0.1 (100 runs)" in note for note in result.notes)
+
+
+def test_below_chance_is_said_and_never_flipped():
+    rng = np.random.default_rng(5)
+    result = judge("x", "y", rng.normal(-2, 1, 20), rng.normal(0, 1, 20), rehearsed=([1.0, 2.0], [0.0, -1.0]))
+    assert result.point < 0.5
+    assert not result.succeeds
+    assert any("below chance" in note and "not fitted" in note for note in result.notes)
+    assert result.epsilon.lower >= 0
+    assert result.n == 40
+    nothing = judge("x", "y", [math.nan] * 4, [0.0] * 4)
+    assert nothing.point == 0.0  # what is not a number cannot say IN
+
+
+def test_the_single_shot_figure_is_the_paper_s():
+    found = single_shot("vanilla", 1.182, 1.032)  # table 10, FedAvg: printed 12.719 from unrounded losses
+    assert found.difference == pytest.approx(12.719, abs=0.05)
+    assert "no run without the target" in found.note
+
+
+def gaussian_worlds(n, rounds, gap, seed):
+    """Runs whose scores have a common part, so that rounds are correlated at 1/2."""
+    g = torch.Generator().manual_seed(seed)
+    common, own = torch.randn(n, 1, 1, generator=g), torch.randn(n, rounds, 1, generator=g)
+    return (gap + (common + own) / 2**0.5).double()
+
+
+def test_evidence_is_the_likelihood_ratio_after_every_round():
+    inside, outside = gaussian_worlds(4000, 6, 0.5, 1), gaussian_worlds(4000, 6, 0.0, 2)
+    fitted = SequentialEvidence.fit(inside, outside)
+    runs = gaussian_worlds(300, 6, 0.5, 3)
+    covariance = torch.full((6, 6), 0.5, dtype=torch.float64) + 0.5 * torch.eye(6)
+    law = [
+        torch.distributions.MultivariateNormal(torch.full((6,), m, dtype=torch.float64), covariance) for m in (0.5, 0)
+    ]
+    exact = law[0].log_prob(runs[..., 0]) - law[1].log_prob(runs[..., 0])
+    assert torch.corrcoef(torch.stack([fitted.weigh(runs)[:, -1], exact]))[0, 1] > 0.99
+    assert torch.allclose(fitted.weigh(runs[:, :3]), fitted.weigh(runs)[:, :3])
+    with pytest.raises(FieldError, match="at least 4 runs each"):
+        SequentialEvidence.fit(inside[:3], outside)
+
+
+def test_few_rehearsals_give_evidence_that_errs_about_as_often_as_wanted():
+    fitted = SequentialEvidence.fit(gaussian_worlds(15, 20, 1.0, 4), gaussian_worlds(15, 20, 0.0, 5))
+    out = decide(fitted.weigh(gaussian_worlds(1000, 20, 0.0, 6)))
+    into = decide(fitted.weigh(gaussian_worlds(1000, 20, 1.0, 7)))
+    assert out.said.count(1) / 1000 < 0.15
+    assert into.said.count(0) / 1000 < 0.15
+    null = SequentialEvidence.fit(gaussian_worlds(15, 20, 0.0, 8), gaussian_worlds(15, 20, 0.0, 9))
+    verdicts = (
+        null.weigh(gaussian_worlds(200, 20, 0.0, 10))[:, -1],
+        null.weigh(gaussian_worlds(200, 20, 0.0, 11))[:, -1],
+    )
+    assert auc(*verdicts) == pytest.approx(0.5, abs=0.08)
+
+
+def test_decisions_stop_at_the_first_boundary():
+    low, high = boundaries()
+    assert (low, high) == pytest.approx((math.log(0.05 / 0.95), math.log(0.95 / 0.05)))
+    found = decide(torch.tensor([[0.0, 3.0, -9.0], [-1.0, -2.0, -3.0], [0.0, 1.0, 2.0]]))
+    assert found.said == (1, 0, -1)
+    assert found.rounds == (2, 3, 3)
+    with pytest.raises(FieldError, match=r"miss = 0\.7"):
+        decide(torch.zeros(1, 2), miss=0.7)
+
+
+def test_unknown_capabilities_are_refused_with_the_nearest_name():
+    with pytest.raises(FieldError, match="did you mean 'shadow'"):
+        ThreatModel("client", frozenset({"shadows"}))
