@@ -28,8 +28,8 @@ def _bug(name, file, old, new, *tests):
 
 
 _NOISED = "noise = Gaussian(sigma)"
-_CLIPPED = "clipped = clip(updates, bound, lengths=lengths)"
-_REDUCED = "self.aggregator.reduce(_pad(clipped, cohort), weights)"
+_CLIPPED = "clipped = updates.lengths, updates.clipped(bound)"
+_REDUCED = "clipped.reduce(self.aggregator, weights, cohort)"
 _FORMAL = f"reduced = noise.add_to({_REDUCED}, source=source)"
 _STEP = "                model, inner = self.aggregator.step(theta, reduced, state.rule)\n"
 _PRINTED = "noise.add_to(model, source=source)"
@@ -59,7 +59,7 @@ BUGS = (
         "no clipping, server",
         _METHODS["central"],
         _CLIPPED,
-        "clipped = updates",
+        "clipped = updates.lengths, updates",
         *_BOTH,
     ),
     _bug(

@@ -6,6 +6,7 @@ from fedveil.aggregation.mean import FedAvg, FedProx
 from fedveil.aggregation.optimisers import FedAdagrad, FedAdam, FedAvgM, FedOpt, FedYogi
 from fedveil.aggregation.perturbation import perturbation_weights
 from fedveil.aggregation.robust import FedMedian, Krum, MultiKrum, TrimmedMean
+from fedveil.aggregation.updates import Updates, padded
 
 AGGREGATORS: dict[str, type[Aggregator]] = {
     "fedavg": FedAvg,
@@ -36,7 +37,9 @@ __all__ = [
     "MultiKrum",
     "NoState",
     "TrimmedMean",
+    "Updates",
     "WeightedMean",
     "cluster_means",
+    "padded",
     "perturbation_weights",
 ]

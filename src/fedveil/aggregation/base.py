@@ -31,9 +31,12 @@ class Aggregator(ABC):
     ----------
     identity_step : bool
         Whether `step` only adds the reduced update: the noise may then go on the output (order "printed").
+    columnwise : bool
+        Whether a coordinate of the reduced update follows from that coordinate of the updates and the weights alone.
     """
 
     identity_step: ClassVar[bool] = True
+    columnwise: ClassVar[bool] = False
 
     def init(self, dimension: int, dtype: torch.dtype) -> Any:
         """The state before the first round, for models of d coordinates."""
@@ -89,6 +92,8 @@ class WeightedMean(Aggregator):
 
     weighting: Weighting = "uniform"
     max_examples: int | None = None
+
+    columnwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Check both."""

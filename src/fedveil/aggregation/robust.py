@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ class FedMedian(Aggregator):
     One client moves each coordinate by at most its own change, so the sensitivity is C whatever n (C/2 for even n under
     zero-out: the two middle values together move by at most the change).
     """
+
+    columnwise: ClassVar[bool] = True
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
         """Median of each coordinate; the weights only say how many updates there are."""
@@ -49,6 +52,8 @@ class TrimmedMean(Aggregator):
     """
 
     fraction: float = 0.2
+
+    columnwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Check the share."""

@@ -95,12 +95,12 @@ class BatchedTrainer:
 
         def work(stack: Stack, block: list[int]) -> None:
             some, own = [clients[i] for i in block], [keys[i] for i in block]
-            chosen = starts[block]
+            chosen = starts.index_select(0, torch.tensor(block))  # `starts[block]` gathers number by number
             try:
                 found: Sequence[Trained | Exception] = self._train(stack, chosen, some, own)
             except Exception as error:  # someone's data or the hook: alone, each client meets its own failure
                 _LOG.debug("training %d clients one by one: %r", len(block), error)
-                found = self._alone().train(starts[block], some, own)
+                found = self._alone().train(starts.index_select(0, torch.tensor(block)), some, own)
             for i, trained in zip(block, found, strict=True):
                 results[i] = trained
 

@@ -20,6 +20,7 @@ from fedveil.methods.contract import (
     ServerFacts,
     ServerSide,
     check_reply,
+    models_of,
     stack_counts,
     stack_models,
 )
@@ -118,6 +119,7 @@ __all__ = [
     "TrustedServer",
     "build",
     "check_reply",
+    "models_of",
     "parameters",
     "stack_counts",
     "stack_models",

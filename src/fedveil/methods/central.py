@@ -12,11 +12,11 @@ from torch import Tensor
 
 from fedveil.accounting import Guarantee, Relation, Spend, compose_mu
 from fedveil.accounting.planning import FACTOR
-from fedveil.aggregation import Aggregator, FedAvg, WeightedMean
-from fedveil.clipping import QuantileClip, clip, norms
+from fedveil.aggregation import Aggregator, FedAvg, Updates, WeightedMean, padded
+from fedveil.clipping import QuantileClip
 from fedveil.errors import FieldError, require_choice, require_positive
 from fedveil.mechanisms import DiscreteGaussian, Gaussian, Source, to_grid
-from fedveil.methods.contract import Combined, Releases, ServerFacts, stack_counts, stack_models
+from fedveil.methods.contract import Combined, Releases, ServerFacts, models_of, stack_counts
 
 Order = Literal["formal", "printed"]
 
@@ -113,11 +113,10 @@ class CentralNoise(ABC):
     def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: CentralState, source: Source) -> Combined:
         """Clip, aggregate, add noise (Algorithm 1 of the metric-privacy paper, with theta + clip(update))."""
         theta, cohort, bound = facts.broadcast.models[0], facts.broadcast.public.cohort, state.clip
-        updates = stack_models(replies).sub_(theta)
-        lengths, counts = norms(updates), stack_counts(replies)
-        clipped = clip(updates, bound, lengths=lengths)
+        updates, counts = Updates(models_of(replies), theta), stack_counts(replies)
+        lengths, clipped = updates.lengths, updates.clipped(bound)
         if self.order == "formal":
-            weights = _pad(self.aggregator.planned_weights(counts, len(updates), cohort), cohort)
+            weights = padded(self.aggregator.planned_weights(counts, len(updates), cohort), cohort)
             _check_weights(weights, float(weights.max()) * cohort <= 1 + 1e-9, f"be at most 1/{cohort} each")
             base = self.noise_multiplier * self._sensitivity(bound, cohort)
         else:
@@ -126,15 +125,15 @@ class CentralNoise(ABC):
             base = self.noise_multiplier * bound / len(updates)
         sigma, figures = self._scale(base, updates, clipped, facts, state)
         if self.noise == "discrete":
-            reduced = _integer_mean(clipped, bound, sigma, cohort, source)
+            reduced = _integer_mean(clipped.stack, bound, sigma, cohort, source)
             model, inner = self.aggregator.step(theta, reduced, state.rule)
         else:
             noise = Gaussian(sigma)
             if self.order == "formal":
-                reduced = noise.add_to(self.aggregator.reduce(_pad(clipped, cohort), weights), source=source)
+                reduced = noise.add_to(clipped.reduce(self.aggregator, weights, cohort), source=source)
                 model, inner = self.aggregator.step(theta, reduced, state.rule)
             else:
-                model, inner = self.aggregator.step(theta, self.aggregator.reduce(clipped, weights), state.rule)
+                model, inner = self.aggregator.step(theta, clipped.reduce(self.aggregator, weights), state.rule)
                 noise.add_to(model, source=source)
         report = {
             "clients": float(len(updates)),
@@ -147,13 +146,13 @@ class CentralNoise(ABC):
         }
         spend = self._spend(sigma, bound, weights, cohort)
         if isinstance(self.clip, QuantileClip):
-            bound = self.clip.next(bound, _pad(lengths, cohort), float(source.normal(1)[0]))
+            bound = self.clip.next(bound, padded(lengths, cohort), float(source.normal(1)[0]))
             spend = _with_bit(spend, self.clip)
         return Combined(model[None], spend, CentralState(bound, inner, theta.clone(), sigma), report)
 
     @abstractmethod
     def _scale(
-        self, base: float, updates: Tensor, clipped: Tensor, facts: ServerFacts, state: CentralState
+        self, base: float, updates: Updates, clipped: Updates, facts: ServerFacts, state: CentralState
     ) -> tuple[float, dict[str, float]]:
         """Deviation of the noise from the uncalibrated one `base`, and figures for the log."""
 
@@ -213,15 +212,6 @@ class CentralNoise(ABC):
             unit="client", relation=self.relation, trust="central", status="heuristic", scope="round", reason=reason
         )
         return Spend(guarantee=guarantee, mechanism="gaussian", scale=(sigma,))
-
-
-def _pad(rows: Tensor, cohort: int) -> Tensor:
-    """Zeros for planned clients that did not reply; of updates [n, d] or weights [n]."""
-    if len(rows) > cohort:
-        raise FieldError("cohort", cohort, f"is less than the number of replies ({len(rows)})")
-    if len(rows) == cohort:
-        return rows
-    return torch.cat([rows, rows.new_zeros(cohort - len(rows), *rows.shape[1:])])
 
 
 def _check_weights(weights: Tensor, kept: bool, rule: str) -> None:

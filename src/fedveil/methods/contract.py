@@ -230,12 +230,17 @@ def check_reply(releases: Releases, dimension: int, dtype: torch.dtype, counted:
         raise ReplyError(f"the example count is {count:g}; it must be from 0 to 2^53")
 
 
+def models_of(replies: Sequence[Releases]) -> list[Tensor]:
+    """The received models [d], one a reply."""
+    models = [m for m in map(model_of, replies) if m is not None]
+    if not models or len(models) < len(replies):
+        raise ReplyError("combine needs at least one reply, each with a model")
+    return models
+
+
 def stack_models(replies: Sequence[Releases]) -> Tensor:
     """The received models as one tensor [n, d]."""
-    models = [model_of(r) for r in replies]
-    if not models or any(m is None for m in models):
-        raise ReplyError("combine needs at least one reply, each with a model")
-    return torch.stack([m for m in models if m is not None])
+    return torch.stack(models_of(replies))
 
 
 def stack_counts(replies: Sequence[Releases]) -> Tensor | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedveil.accounting import Spend
+from fedveil.aggregation import Updates
 from fedveil.methods.central import CentralNoise, CentralState
 from fedveil.methods.contract import ServerFacts
 
@@ -20,7 +21,7 @@ class GlobalDP(CentralNoise):
     """Global DP around an aggregation rule; see `CentralNoise` for the parameters."""
 
     def _scale(
-        self, base: float, updates: Tensor, clipped: Tensor, facts: ServerFacts, state: CentralState
+        self, base: float, updates: Updates, clipped: Updates, facts: ServerFacts, state: CentralState
     ) -> tuple[float, dict[str, float]]:
         return base, {}
 

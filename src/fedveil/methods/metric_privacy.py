@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import Spend
+from fedveil.aggregation import Updates
 from fedveil.calibration import METRICS, MetricCalibrator, max_pairwise_distance
 from fedveil.calibration.distance import Direction
-from fedveil.clipping import norms
 from fedveil.errors import FieldError, require_choice, require_positive
 from fedveil.layout import Grouping
 from fedveil.methods.central import CentralNoise, CentralState
@@ -70,15 +70,17 @@ class MetricPrivacy(CentralNoise):
             raise FieldError("released_range", self.released_range, "must be (low, high)")
 
     def _scale(
-        self, base: float, updates: Tensor, clipped: Tensor, facts: ServerFacts, state: CentralState
+        self, base: float, updates: Updates, clipped: Updates, facts: ServerFacts, state: CentralState
     ) -> tuple[float, dict[str, float]]:
         if self.distance_on == "released":
             d, figures = self._released_distance(facts, state), {}
         else:
-            lengths = norms(updates)
+            lengths = updates.lengths
             # torch's median is the lower one, so that one client of two cannot move it
             honest = lengths <= OUTLIER * lengths.median()
-            measured = (updates if self.distance_on == "raw" else clipped)[honest]
+            measured = (updates if self.distance_on == "raw" else clipped).stack
+            if not honest.all():
+                measured = measured[honest]
             d = max_pairwise_distance(measured, facts.layout, self.grouping, self.distance)
             figures = {"outliers": float((~honest).sum())}
         # base already is z * C / n (or z times the rule's sensitivity): only the distance's part is left to apply

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from fedveil.accounting import Spend, Trust, nothing
-from fedveil.aggregation import Aggregator, FedAvg, NoState
+from fedveil.aggregation import Aggregator, FedAvg, NoState, Updates
 from fedveil.mechanisms import Source
 from fedveil.methods.contract import (
     Broadcast,
@@ -18,8 +18,8 @@ from fedveil.methods.contract import (
     Protected,
     Releases,
     ServerFacts,
+    models_of,
     stack_counts,
-    stack_models,
 )
 
 
@@ -67,7 +67,7 @@ class Plain:
     def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: Any, source: Source) -> Combined:
         """Reduce and step."""
         theta = facts.broadcast.models[0]
-        updates = stack_models(replies).sub_(theta)
+        updates = Updates(models_of(replies), theta)
         weights = self.aggregator.weights(stack_counts(replies), len(updates))
-        model, state = self.aggregator.step(theta, self.aggregator.reduce(updates, weights), state)
+        model, state = self.aggregator.step(theta, updates.reduce(self.aggregator, weights), state)
         return Combined(model[None], nothing(), state, {"clients": float(len(updates))})
