@@ -5,6 +5,7 @@
 #                make test TORCH_ARGS="--index-url <PyTorch's CPU wheel index>"
 #   PYTEST_ARGS  extra arguments for pytest
 #   JOBS         test processes, each with one thread
+#   BENCH_ARGS   extra arguments for the benchmarks, e.g. BENCH_ARGS=--quick
 
 PYTHON      ?= python3
 TORCH_ARGS  ?=
@@ -16,12 +17,16 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS)
 
+# The benchmarks' environment: the library and its peers, which pin other versions of what the tests use.
+BENCH := .venv-bench
+PEERS := $(BENCH)/bin/python -m pip --disable-pip-version-check install --quiet
+
 # Stamps: the library with its core dependencies (demo), and with everything the checks need on top of it.
 CORE := $(VENV)/.core-installed
 DEV  := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types check slow mutation crash data-test clean distclean
+.PHONY: help demo test lint types check slow mutation crash data-test bench clean distclean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,12 +58,15 @@ crash: $(DEV)  ## kill runs at every step and at random moments, and go on with 
 data-test: $(DEV)  ## run the tests on the real data sets (FEDVEIL_DATA, or ../shared/data)
 	@$(PYTEST) -m "data and not slow" $(PYTEST_ARGS)
 
+bench: $(BENCH)/.installed  ## measure speed beside the peers (20 minutes; keep the machine idle), write docs/benchmarks.md
+	$(BENCH)/bin/python -m benchmarks $(BENCH_ARGS)
+
 clean:  ## remove caches and build products (runs/ stays)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## clean, and remove the environment as well
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(BENCH)
 
 # PyTorch goes first and alone, so that TORCH_ARGS cannot change where anything else comes from; its
 # dependencies follow with the second command.
@@ -67,6 +75,15 @@ $(CORE): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet $(TORCH_ARGS) --no-deps -c constraints.txt torch==2.13.0
 	$(PIP) install --quiet -c constraints.txt -e .
+	@touch $@
+
+# A peer that does not install is left out of the comparison, with a word; the rest is measured.
+$(BENCH)/.installed: pyproject.toml constraints.txt benchmarks/requirements.txt
+	$(PYTHON) -m venv $(BENCH)
+	$(PEERS) $(TORCH_ARGS) --no-deps -c constraints.txt torch==2.13.0
+	$(PEERS) -c constraints.txt -e .
+	@sed 's/#.*//' benchmarks/requirements.txt | while read -r peer; do \
+		[ -z "$$peer" ] || $(PEERS) torch==2.13.0 "$$peer" || echo "left out: $$peer does not install"; done
 	@touch $@
 
 $(DEV): $(CORE)

@@ -96,7 +96,11 @@ def _engines(work: Workload, device: str, with_pfl: bool) -> dict[str, Engine]:
 
 def _cases(name: str, engines: dict[str, Engine]) -> Sequence[Case]:
     own, theirs = BURST[name]
-    cases = [Case(key, e.rounds, burst=theirs if key == PFL else own) for key, e in engines.items()]
+    cases = [
+        # what is done once a round, not once a client, may use as many threads as there are workers
+        Case(key, e.rounds, threads=2 if key == OURS_2 else 1, burst=theirs if key == PFL else own)
+        for key, e in engines.items()
+    ]
     if PFL in engines:
         cases.append(Case(PFL_2, engines[PFL].rounds, threads=2, burst=theirs))
     return cases

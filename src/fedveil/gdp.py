@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from scipy.optimize import brentq, minimize_scalar
-from scipy.special import erfcx, log_ndtr
+import scipy  # its parts load when they are first used; at once they would double the time of our import
 
 from fedveil.errors import require_delta, require_non_negative, require_positive
 
@@ -38,8 +37,8 @@ def log_delta(epsilon: float, mu: float) -> float:
 
 def _log_delta(a: float, b: float) -> float:
     """The same from a = mu/2 - epsilon/mu and b = mu/2 + epsilon/mu, so that e^epsilon = e^((b^2 - a^2) / 2)."""
-    high = float(log_ndtr(a))
-    scaled = float(erfcx(b / math.sqrt(2))) / 2  # Phi(-b) e^(b^2/2): nothing large is subtracted, whatever mu
+    high = float(scipy.special.log_ndtr(a))
+    scaled = float(scipy.special.erfcx(b / math.sqrt(2))) / 2  # Phi(-b) e^(b^2/2): large mu subtracts nothing large
     gap = math.log(scaled) - a * a / 2 - high if scaled > 0 else -math.inf
     return high + math.log(-math.expm1(gap)) if gap < 0 else -math.inf
 
@@ -51,7 +50,7 @@ def _root(target: float, b_of: Callable[[float], float], top: float) -> float:
         return max(_log_delta(a, b_of(a)), -1e300) - target
 
     bottom = -math.sqrt(-2 * target) - 1.0
-    return float(brentq(excess, bottom, top, xtol=1e-300, rtol=1e-14, maxiter=500))
+    return float(scipy.optimize.brentq(excess, bottom, top, xtol=1e-300, rtol=1e-14, maxiter=500))
 
 
 def delta_of_mu(mu: float, epsilon: float) -> float:
@@ -116,5 +115,5 @@ def epsilon_of_rho(rho: float, delta: float) -> float:
         order = 1 + excess
         return order * rho + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / excess
 
-    found = minimize_scalar(bound, bounds=(-12.0, 20.0), method="bounded", options={"xatol": 1e-10})
+    found = scipy.optimize.minimize_scalar(bound, bounds=(-12.0, 20.0), method="bounded", options={"xatol": 1e-10})
     return max(0.0, float(found.fun))

@@ -12,8 +12,7 @@ import math
 from typing import Any
 
 import numpy as np
-from scipy.optimize import brentq
-from scipy.special import betainc, gammainc, gammainccinv, gammaincinv, gammaln
+import scipy
 
 from fedveil.errors import FieldError, require_count, require_delta, require_positive
 
@@ -67,7 +66,7 @@ def euclidean_laplace_epsilon(dimension: int, epsilon: float, distance: float, d
         return min(float(composed.get_epsilon_for_delta(delta)), rounds * s)
     if _delta(n, s, np.zeros(1))[0] <= delta:
         return 0.0
-    return float(brentq(lambda e: float(_delta(n, s, np.array([e]))[0]) - delta, 0.0, s, xtol=1e-12))
+    return float(scipy.optimize.brentq(lambda e: float(_delta(n, s, np.array([e]))[0]) - delta, 0.0, s, xtol=1e-12))
 
 
 def discretised(dimension: int, shift: float, interval: float) -> Any:
@@ -122,8 +121,8 @@ def _tail(n: int, s: float, targets: np.ndarray, lower: bool = False) -> np.ndar
     cosine = (2 * radius * limit + limit**2 - s * s) / (2 * radius * s)
     # u above the cosine is, by symmetry, a lower Beta tail: small values keep their digits
     x = np.clip((1 + cosine if lower else 1 - cosine) / 2, 0.0, 1.0)
-    inside = np.full_like(x, 0.5) if n == 1 else betainc((n - 1) / 2, (n - 1) / 2, x)
-    value = (inside * weight).sum(1) + (0.0 if lower else gammainc(n, kink))
+    inside = np.full_like(x, 0.5) if n == 1 else scipy.special.betainc((n - 1) / 2, (n - 1) / 2, x)
+    value = (inside * weight).sum(1) + (0.0 if lower else scipy.special.gammainc(n, kink))
     outside = np.where(targets >= s, 0.0, 1.0)
     return np.asarray(np.where(np.abs(targets) < s, value, outside))
 
@@ -134,7 +133,7 @@ def _radii(n: int, kink: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     Composite Gauss-Legendre in v, r = start + (end - start) v^2: the square flattens the root-like start that the
     direction's distribution has in low dimensions.
     """
-    low, high = float(gammaincinv(n, 1e-20)), float(gammainccinv(n, 1e-20))
+    low, high = float(scipy.special.gammaincinv(n, 1e-20)), float(scipy.special.gammainccinv(n, 1e-20))
     start = np.maximum(kink, low)[:, None]
     end = np.maximum(high, start)
     node, weight = np.polynomial.legendre.leggauss(_NODES)
@@ -142,5 +141,5 @@ def _radii(n: int, kink: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     half = (edges[1:] - edges[:-1])[:, None] / 2
     v, dv = (edges[:-1, None] + half * (node + 1)).ravel(), (half * weight).ravel()
     radius = start + (end - start) * v**2
-    density = np.exp((n - 1) * np.log(radius) - radius - gammaln(n))
+    density = np.exp((n - 1) * np.log(radius) - radius - scipy.special.gammaln(n))
     return radius, density * 2 * (end - start) * v * dv

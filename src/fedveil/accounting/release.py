@@ -46,7 +46,7 @@ def digest(releases: tuple[Release, ...]) -> str:
     for r in releases:
         value = r.value.detach().contiguous().cpu()
         h.update(f"{r.kind}\x1f{r.name}\x1f{value.dtype}\x1f{tuple(value.shape)}\x1e".encode())
-        h.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+        h.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return h.hexdigest()
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import betaincinv, ndtri
+import scipy
 
 from fedveil.errors import FieldError
 
@@ -74,14 +74,15 @@ def bound(first: Scores, second: Scores, confidence: float = 0.999) -> GameResul
     miss = np.searchsorted(np.sort(second[:half]), candidates, side="left") / half
     alarm = 1 - np.searchsorted(np.sort(first[:half]), candidates, side="left") / half
     # the best separation that is not an accident of one or two runs at the edge
-    smoothed = ndtri((1 - miss) * 0.98 + 0.01) - ndtri(alarm * 0.98 + 0.01)
+    smoothed = scipy.special.ndtri((1 - miss) * 0.98 + 0.01) - scipy.special.ndtri(alarm * 0.98 + 0.01)
     threshold = candidates[int(np.argmax(smoothed))]
     hits = int((second[half : half + rest] >= threshold).sum())
     alarms = int((first[half : half + rest] >= threshold).sum())
     share = (1 - confidence) / 2
-    true_rate = float(betaincinv(hits, rest - hits + 1, share)) if hits else 0.0
-    false_rate = float(betaincinv(alarms + 1, rest - alarms, 1 - share)) if alarms < rest else 1.0
-    found = float(ndtri(true_rate) - ndtri(false_rate)) if true_rate > 0 and false_rate < 1 else 0.0
-    best = float(betaincinv(rest, 1, share))
+    true_rate = float(scipy.special.betaincinv(hits, rest - hits + 1, share)) if hits else 0.0
+    false_rate = float(scipy.special.betaincinv(alarms + 1, rest - alarms, 1 - share)) if alarms < rest else 1.0
+    rates = true_rate > 0 and false_rate < 1
+    found = float(scipy.special.ndtri(true_rate) - scipy.special.ndtri(false_rate)) if rates else 0.0
+    best = float(scipy.special.betaincinv(rest, 1, share))
     pure = math.log(true_rate / false_rate) if true_rate > false_rate > 0 else 0.0
-    return GameResult(max(0.0, found), pure, float(2 * ndtri(best)), half + rest, confidence)
+    return GameResult(max(0.0, found), pure, float(2 * scipy.special.ndtri(best)), half + rest, confidence)

@@ -181,10 +181,14 @@ class Federation:
         """Do one round after another, up to `rounds` in all."""
         rounds = require_count("rounds", rounds)
         while self.round < rounds:
-            asked = self.ask(rounds)
-            task = asked.task
-            learned = self.learner.learn(task.models, task.clients, task.keys, task.needs)
-            yield self.close(asked, self.collect(asked, learned))
+            yield self._next(rounds)
+
+    def _next(self, rounds: int) -> RoundRecord:
+        """One round, in a scope of its own: its models are gone before the next one makes others."""
+        asked = self.ask(rounds)
+        task = asked.task
+        learned = self.learner.learn(task.models, task.clients, task.keys, task.needs)
+        return self.close(asked, self.collect(asked, learned))
 
     def ask(self, rounds: int) -> Asked:
         """Open the next round and ask its cohort, before anybody trains."""

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from queue import Empty, SimpleQueue
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -29,6 +30,7 @@ from fedveil.learning.training import (
 )
 
 _LOG = logging.getLogger(__name__)
+_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 CACHE = 1 << 20  # bytes of a core's second-level cache, as on most machines; a block of clients should fit
 
 
@@ -91,30 +93,35 @@ class BatchedTrainer:
         # the most steps first: then the clients still busy are always the first of their block
         busy = sorted((i for i, c in enumerate(clients) if c.examples), key=lambda i: -clients[i].examples // size)
         width = self._width(clients)
-        blocks = [busy[i : i + width] for i in range(0, len(busy), width)]
+        room = _room(len(busy), starts)
+        blocks = [range(i, min(i + width, len(busy))) for i in range(0, len(busy), width)]
 
-        def work(stack: Stack, block: list[int]) -> None:
+        def work(stack: Stack, rows: range) -> None:
+            block = busy[rows.start : rows.stop]
             some, own = [clients[i] for i in block], [keys[i] for i in block]
-            chosen = starts.index_select(0, torch.tensor(block))  # `starts[block]` gathers number by number
+            values = room[rows.start : rows.stop]
+            for value, i in zip(values, block, strict=True):
+                value.copy_(starts[i])
             try:
-                found: Sequence[Trained | Exception] = self._train(stack, chosen, some, own)
+                found: Sequence[Trained | Exception] = self._train(stack, values, some, own)
             except Exception as error:  # someone's data or the hook: alone, each client meets its own failure
                 _LOG.debug("training %d clients one by one: %r", len(block), error)
-                found = self._alone().train(starts.index_select(0, torch.tensor(block)), some, own)
+                found = self._alone().train(torch.stack([starts[i] for i in block]), some, own)
             for i, trained in zip(block, found, strict=True):
                 results[i] = trained
 
         self._share(blocks, work)
         return results
 
-    def _train(self, stack: Stack, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]) -> list[Trained]:
+    def _train(self, stack: Stack, models: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]) -> list[Trained]:
+        """Train the models [n, d] of a block in place."""
         local, device = self.local, self._device
         counts = [c.examples for c in clients]
         plan = schedule(counts, keys, local.epochs, local.batch_size, self.layout.dtype).to(device)
         x = _joined([c.x for c in clients]).to(device)
         y = _joined([c.y for c in clients]).to(device)
         with torch.no_grad():
-            values = starts.to(device)
+            values = models.to(device)
             block = Block(
                 stack,
                 values,
@@ -134,8 +141,9 @@ class BatchedTrainer:
                 streams = [stream(key, "dropout") for key in keys]
                 masks = dropout_masks(stack, streams, plan.sizes(), plan.rows.shape[2], alone=self.per_example)
             losses = block.run(x.to(values.dtype) if x.is_floating_point() else x, y, plan, masks)
-        trained, means = values.cpu(), losses.tolist()
-        return [Trained(*found) for found in zip(trained, counts, means, strict=True)]
+        if values is not models:
+            models.copy_(values)
+        return [Trained(*found) for found in zip(models, counts, losses.tolist(), strict=True)]
 
     def _changed(
         self,
@@ -169,13 +177,13 @@ class BatchedTrainer:
         each = self.layout.size * self.layout.dtype.itemsize * copies
         return max(1, CACHE // each)
 
-    def _share(self, blocks: list[list[int]], work: Callable[[Stack, list[int]], None]) -> None:
+    def _share(self, blocks: list[range], work: Callable[[Stack, range], None]) -> None:
         """Work on the blocks, on several threads where there are several of both."""
         if self.workers == 1 or len(blocks) < 2:
             for block in blocks:
                 work(self._stacks[0], block)
             return
-        queue: SimpleQueue[list[int]] = SimpleQueue()
+        queue: SimpleQueue[range] = SimpleQueue()
         for block in blocks:
             queue.put(block)
 
@@ -191,6 +199,13 @@ class BatchedTrainer:
         with ThreadPoolExecutor(self.workers) as pool:
             for done in [pool.submit(loop, stack) for stack in self._stacks]:
                 done.result()
+
+
+def _room(n: int, like: Tensor) -> Tensor:
+    """Room for n models: NumPy asks for huge pages, so that filling it does not fault at every 4 KB."""
+    if like.dtype not in _NUMPY:
+        return like.new_empty(n, like.shape[1])
+    return torch.from_numpy(np.empty((n, like.shape[1]), _NUMPY[like.dtype]))
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
