@@ -17,12 +17,13 @@ from benchmarks.compare import compare, environment
 from benchmarks.curves import curves
 from benchmarks.footprint import footprint
 from benchmarks.layer_scores import layer_scores
+from benchmarks.limits import limits
 from benchmarks.paper_cnn import paper_cnn
 from benchmarks.records import FOLDER, ROOT, read, write
 
 SCRIPTS = ("noise", "kernels")  # write their own files
 ON_GPU = ("engines", "cnn")
-DATA = {"engines": "scikit-learn's digits (W1), random (W2)", "footprint": "scikit-learn's digits (W1), random (W2)"}
+DATA = dict.fromkeys(("engines", "limits", "footprint"), "scikit-learn's digits (W1), random (W2)")
 
 
 def main() -> None:
@@ -59,6 +60,7 @@ def measure(part: str, device: str, quick: bool, folder: Path, say: Callable[[st
     made: dict[str, Callable[[], dict[str, Any]]] = {
         "engines": lambda: compare(device, quick, say),
         "footprint": lambda: footprint(quick, say),
+        "limits": lambda: limits(quick, say),
         "curves": lambda: curves(quick, say),
         "cnn": lambda: paper_cnn(device, quick, say),
         "scores": lambda: layer_scores(quick, say),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.limits import PHASES
 from benchmarks.markdown import compared, figure, milliseconds, seconds, table
 
 Record = dict[str, Any]
@@ -36,6 +37,27 @@ def _checked(check: Record) -> str:
         f"noise, {_AGREE[check['agree']]} after {check['rounds']} rounds: the largest difference is {worst:.1e} of the "
         f"largest parameter (tolerance {check['tolerance']:.0e})."
     )
+
+
+def limits(record: Record) -> list[str]:
+    """Phases of a round, and what its arithmetic alone would take."""
+    speed = record["machine"]
+    parts = [
+        "## Where a round's time goes, and the limit",
+        f"One core of this machine does {figure(speed['matrix_product_gflops'])} GFLOP/s in a large float32 matrix "
+        f"product and {figure(speed['convolution_gflops'])} in W2's larger convolution (forwards), and copies "
+        f"{figure(speed['copy_gb_per_s'])} GB/s. No engine that uses PyTorch's float32 kernels on one core gets below "
+        "the arithmetic alone.",
+    ]
+    rows = []
+    for name, work in record["workloads"].items():
+        whole = work["phases"]["whole round"]["minimum_ms"]
+        for phase, row in work["phases"].items():
+            share = f"{row['minimum_ms'] / whole:.0%}"
+            rows.append((name, PHASES.get(phase, phase), figure(row["minimum_ms"]), figure(row["median_ms"]), share))
+        alone = work["arithmetic"]
+        rows.append((name, f"the {alone['what']} alone", figure(alone["ms"]), None, f"{alone['ms'] / whole:.0%}"))
+    return [*parts, table(("", "what, one worker", "ms, minimum", "median", "of the round"), rows)]
 
 
 def footprint(record: Record) -> list[str]:
@@ -138,6 +160,7 @@ def noise(record: Record) -> list[str]:
 
 SECTIONS: dict[str, Callable[[Record], list[str]]] = {
     "engines": engines,
+    "limits": limits,
     "footprint": footprint,
     "curves": curves,
     "cnn": cnn,

@@ -1,0 +1,68 @@
+"""The benchmarks: what they compare does the same work, and the page says what the files say."""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks import page
+from benchmarks.agreement import agreement
+from benchmarks.engines import load
+from benchmarks.targets import TARGETS, Target
+from benchmarks.timing import Case, Lap, interleave, ratios, summary
+from benchmarks.workloads import WORKLOADS
+
+
+def test_the_page_says_what_the_result_files_say() -> None:
+    assert page.PAGE.read_text() == page.page(page.records())
+
+
+def test_every_part_has_a_result_file_and_a_section() -> None:
+    found = page.records()
+    assert all(found[name] is not None for name in page.NAMES)
+    assert set(page.NAMES) == set(page.sections.SECTIONS)
+
+
+def test_on_the_same_draws_the_engine_and_the_plain_loop_end_in_the_same_parameters() -> None:
+    for workers in (1, 2):
+        check = agreement(WORKLOADS["W1"](), 2, workers)
+        assert check["agree"], check
+
+
+def test_an_engine_that_trains_otherwise_does_not_pass_for_the_same(monkeypatch) -> None:
+    ours = load("fedveil")
+    faster = lambda work, *rest: ours(replace(work, lr=1.01 * work.lr), *rest)  # noqa: E731
+    monkeypatch.setattr("benchmarks.agreement.FedVeil", faster)
+    assert not agreement(WORKLOADS["W1"](), 2, 1)["agree"]
+
+
+def test_a_target_is_met_only_by_its_figure() -> None:
+    records = {"x": {"a": 20.0}}
+    at_least = Target("a", 15, lambda r: (r["x"]["a"], None))
+    assert at_least.met(records)
+    assert not replace(at_least, bound=20.1).met(records)
+    assert not replace(at_least, most=True).met(records)
+    assert not replace(at_least, also=lambda r: False).met(records)
+    assert replace(at_least, measured=lambda r: None).met(records) is None
+
+
+def test_targets_without_measurements_count_as_not_measured() -> None:
+    assert all(target.met({}) is None for target in TARGETS)
+
+
+def test_laps_are_interleaved_and_summed_up() -> None:
+    told: list[str] = []
+
+    def case(name: str, wall: float) -> Case:
+        return Case(name, lambda count: [told.append(name) or Lap(wall, 2 * wall) for _ in range(count)], burst=2)
+
+    laps = interleave([case("ours", 0.001), case("theirs", 0.003)], 2)
+    assert told == ["ours", "ours", "theirs", "theirs", "theirs", "theirs", "ours", "ours"]
+    rows = {name: summary(found) for name, found in laps.items()}
+    assert rows["ours"] == {
+        "minimum_ms": 1.0,
+        "median_ms": 1.0,
+        "minimum_cpu_ms": 2.0,
+        "median_cpu_ms": 2.0,
+        "laps": 4,
+    }
+    assert ratios(rows, "ours")["theirs"]["of_minimums"] == pytest.approx(3)
