@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-
 from benchmarks import page
 from benchmarks.agreement import agreement
 from benchmarks.engines import load

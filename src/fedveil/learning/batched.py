@@ -100,8 +100,7 @@ class BatchedTrainer:
             block = busy[rows.start : rows.stop]
             some, own = [clients[i] for i in block], [keys[i] for i in block]
             values = room[rows.start : rows.stop]
-            for value, i in zip(values, block, strict=True):
-                value.copy_(starts[i])
+            torch.index_select(starts, 0, torch.tensor(block), out=values)
             try:
                 found: Sequence[Trained | Exception] = self._train(stack, values, some, own)
             except Exception as error:  # someone's data or the hook: alone, each client meets its own failure
