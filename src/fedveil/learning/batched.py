@@ -88,12 +88,12 @@ class BatchedTrainer:
     def train(self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]) -> list[Trained | Exception]:
         """Train each client from its own start; see `SequentialTrainer.train`."""
         check_request(self.layout, starts, clients, keys)
-        results: list[Trained | Exception] = [Trained(start, 0, 0.0) for start in starts]
         size = self.local.batch_size
         # the most steps first: then the clients still busy are always the first of their block
         busy = sorted((i for i, c in enumerate(clients) if c.examples), key=lambda i: -clients[i].examples // size)
         width = self._width(clients)
         room = _room(len(busy), starts)
+        results: dict[int, Trained | Exception] = {}
         blocks = [range(i, min(i + width, len(busy))) for i in range(0, len(busy), width)]
 
         def work(stack: Stack, rows: range) -> None:
@@ -110,7 +110,7 @@ class BatchedTrainer:
                 results[i] = trained
 
         self._share(blocks, work)
-        return results
+        return [results[i] if i in results else Trained(start.clone(), 0, 0.0) for i, start in enumerate(starts)]
 
     def _train(self, stack: Stack, models: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]) -> list[Trained]:
         """Train the models [n, d] of a block in place."""
