@@ -48,9 +48,14 @@ def _workload(name: str, device: str, quick: bool, say: Any) -> dict[str, Any]:
     torch.set_num_threads(1)
     rounds = ROUNDS[name] // (5 if quick else 1)
     bursts = BURSTS[name] // (7 if quick else 1)
-    checks = [agreement(work, min(10, rounds), k, device) for k in ((1, 2) if device == "cpu" else (1,))]
+    checks = [
+        agreement(work, min(most, rounds), workers, device, dtype)
+        for dtype, most in (("float64", 10), ("float32", 2))
+        for workers in ((1, 2) if device == "cpu" else (1,))
+    ]
     for check in checks:
-        say(f"  {check['workers']} worker(s) against the plain loop, {check['rounds']} rounds: {_said(check)}")
+        which = f"{check['workers']} worker(s) against the plain loop, {check['rounds']} rounds, {check['dtype']}"
+        say(f"  {which}: {_said(check)}")
     skipped = {n: why for n in ("pfl", "flower") if (why := "runs on the CPU" if device != "cpu" else missing(n))}
     for peer, why in skipped.items():
         say(f"  {peer} is left out: {why}")

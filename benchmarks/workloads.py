@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -92,6 +92,15 @@ class Workload:
         """The model that every engine starts from."""
         torch.manual_seed(self.seed)
         return self.build()
+
+    def in_double(self) -> Workload:
+        """The same in float64, in which the order of sums does not grow into another model within some rounds."""
+        return replace(
+            self,
+            build=lambda: self.build().double(),
+            xs=[x.astype(np.float64) for x in self.xs],
+            test=None if self.test is None else (self.test[0].astype(np.float64), self.test[1]),
+        )
 
     def accuracy(self, module: nn.Module) -> float | None:
         """On the test examples, if there are any."""

@@ -32,6 +32,7 @@ from fedveil.methods import (
     MetricPrivacy,
     Plain,
     PublicFacts,
+    Publishing,
     Refusal,
     Releases,
     ServerSide,
@@ -44,11 +45,12 @@ ROUND, ROUNDS = 2, 10
 
 @dataclass(frozen=True)
 class Seen:
-    """What the adversary sees of one run: the models handed over, the next clipping norm (0: none), the party."""
+    """What the adversary sees of one run: models, metrics and the next clipping norm (0: none); and the party."""
 
     models: tuple[Tensor, ...]
     clip: float
     party: ClientParty | ServerParty
+    metrics: tuple[float, ...] = ()
 
     @property
     def moved(self) -> Tensor:
@@ -125,10 +127,11 @@ def served(
     *,
     cohort: int | None = None,
     counts: Sequence[float] | None = None,
+    measured: Tensor | None = None,
     rounds: int = 1,
     state: Any = None,
 ) -> World:
-    """The server's world on clients that moved by updates [n, d], with the example counts that they report."""
+    """The server's world on clients that moved by updates [n, d]; with counts and metrics [n, 2] that they report."""
     n, d = updates.shape
     method, shape, planned = Method("game", TrustedServer(), side), layout(d), cohort or n
     facts = ClientFacts(broadcast=opened(d, planned), layout=shape)
@@ -140,12 +143,16 @@ def served(
         replies[p] = ClientParty(method, shape, Ledger("game", str(p)), NoSource()).release(sent, facts)
 
     def run(source: Source) -> Seen:
-        server = ServerParty(method, shape, Ledger("game", "server"), source, state=state)
-        models = []
+        publishing = Publishing(metrics="off" if measured is None else "noised", loss_range=1.0)
+        server = ServerParty(method, shape, Ledger("game", "server"), source, state=state, publishing=publishing)
+        models, metrics = list[Tensor](), list[float]()
         for number in range(ROUND, ROUND + rounds):
             after, _ = server.combine(opened(d, planned, round_=number), replies)
             models.append(after.models[0])
-        return Seen(tuple(models), getattr(server.state, "clip", 0.0), server)
+            if measured is not None:
+                told = server.publish(number, ("loss", "accuracy"), measured, torch.ones(n))
+                metrics += [float(r.value) for r in told]
+        return Seen(tuple(models), getattr(server.state, "clip", 0.0), server, tuple(metrics))
 
     return run
 
@@ -158,7 +165,8 @@ def central(name: str, worlds: tuple[World, World], score: Score) -> Case:
         return Case(name, worlds, score)
     mu = math.sqrt(2 * (whole.rho or 0.0)) if whole.mu is None else whole.mu
     parameter = f"rho = {whole.rho:.3g}, like mu = {mu:.3g}" if whole.mu is None else f"mu = {mu:.3g}"
-    scope = "round" if len(entries) == 1 else f"total of {len(entries)} rounds"
+    rounds = len({e.key[0] for e in entries})
+    scope = "round" if rounds == 1 else f"total of {rounds} rounds"
     return Case(name, worlds, score, claimed_mu=mu, claim=f"{parameter} ({whole.relation}, client, central, {scope})")
 
 
@@ -207,11 +215,23 @@ def _adaptive_central(d: int) -> list[Case]:
         return 4 * float(seen.moved @ e) - short
 
     released = MetricPrivacy(noise_multiplier=1.0, clip=1.0, distance_on="released")
+    plain, nobody = GlobalDP(noise_multiplier=1.0, clip=1.0), torch.full((4, 2), 0.5)
+    somebody = torch.cat([torch.ones(1, 2), nobody[1:]])  # loss and accuracy of one client, at the ends of their ranges
+
+    def told(seen: Seen) -> float:
+        """The same of the model and of two metrics (sigma = sqrt(2)/8, each moved by 1/8)."""
+        return 4 * float(seen.moved @ e) + 4 * (sum(seen.metrics) - 1)
+
     far = 10 * (unit(d) + unit(d, d - 1))  # how far the model moved: beyond the public range, whose end costs the most
     state = replace(released.init(d, torch.float64), released=far)
     return [
         central(
             "global DP, adaptive clipping, with the next norm", (served(moving, gone), served(moving, here)), joint
+        ),
+        central(
+            "global DP, with published metrics",
+            (served(plain, gone, measured=nobody), served(plain, here, measured=somebody)),
+            told,
         ),
         central(
             "metric privacy, scale from releases",

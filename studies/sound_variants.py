@@ -147,7 +147,7 @@ def main() -> None:
     record = {"provenance": provenance(source, list(range(args.seeds))), "rows": rows}
     (args.out / "digits.json").write_text(json.dumps(record, indent=1) + "\n")
     lines = [
-        "| method | variant | accuracy | noise length | promise of this noise, had it been fixed in advance |",
+        "| method | variant | accuracy | noise length | promise of the first seed's noise, if fixed in advance |",
         "|---|---|---|---|---|",
     ]
     for row in rows:

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from fedveil.experiments.runner import Silent
+from fedveil.reproduce import Progressed, Runs, Selection, cells_of, run_cells
 from fedveil.reproduce.metric_privacy import Choices, MetricPrivacyStudy, Scale
 
 COUNTS = [[12, 12, 12, 12], [14, 10, 12, 12], [10, 14, 12, 12], [12, 12, 12, 12]]
@@ -35,3 +37,10 @@ def tiny_scale(path, clients=4, **changes):
 def tiny_study(path, clients=4, **choices):
     scale = tiny_scale(path, clients)
     return MetricPrivacyStudy(Choices(**{"scale": scale, "workers": 1, "rules": ("fedavg",), "draws": 2, **choices}))
+
+
+def run_all(study, folder, tables=(), figures=(), progress=None):
+    done = Progressed()
+    selection = Selection.of(study, tables, figures)
+    run_cells(cells_of(study, selection), Runs(folder), progress or Silent(), done)
+    return done

@@ -1,6 +1,7 @@
 """Statistics of attacks: against oracles, on simulated nulls, and where they must refuse to speak."""
 
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from fedveil.attacks.statistics import (
     best_threshold,
     epsilon_bound,
     epsilon_ceiling,
+    joint_bound,
     rate,
     roc,
     roc_band,
@@ -67,6 +69,22 @@ def test_the_paper_s_interval_over_the_rounds_of_one_run_does_not():
     assert "not independent" in found.notes[0]
 
 
+@pytest.mark.parametrize(("deviation", "area"), [(1.0, 0.95), (3.0, 0.98), (1.0, 0.98)])
+def test_near_one_the_interval_still_covers_where_the_bootstrap_does_not(deviation, area):
+    rng, gap = np.random.default_rng(6), NormalDist().inv_cdf(area) * math.hypot(1, deviation)
+    held, alone = [], []
+    for i in range(200):
+        inside, outside = rng.normal(gap, 1, 30), rng.normal(0, deviation, 30)
+        found = auc_interval(inside, outside, resamples=300, seed=i)
+        held.append(found.low <= area <= found.high)
+        wins = (inside[:, None] > outside).astype(float)
+        resampled = [wins[rng.integers(0, 30, 30)][:, rng.integers(0, 30, 30)].mean() for _ in range(100)]
+        alone.append(np.quantile(resampled, 0.025) <= area <= np.quantile(resampled, 0.975))
+    assert np.mean(held) > 0.97
+    assert np.mean(alone) < 0.94
+    assert auc_interval(outside, inside).high == pytest.approx(1 - auc_interval(inside, outside).low, abs=0.02)
+
+
 def test_perfect_separation_has_an_exact_bound_instead_of_a_degenerate_bootstrap():
     found = auc_interval(np.arange(20) + 100.0, np.arange(30.0))
     assert (found.point, found.high) == (1.0, 1.0)
@@ -97,6 +115,25 @@ def test_the_bound_on_epsilon_holds_and_is_not_idle():
     assert np.mean(np.array(null) > 0) < 0.05
     with_delta = epsilon_bound(np.ones(100), np.zeros(100), 0.5, delta=0.1).lower
     assert 0 < with_delta < epsilon_ceiling(100)
+
+
+def test_several_attacks_prove_together_at_most_what_the_best_proves_alone():
+    rng, truth = np.random.default_rng(7), 1.0
+    yes, wrong = math.exp(truth) / (1 + math.exp(truth)), 0
+    for _ in range(300):  # ten attacks on mechanisms of this epsilon
+        rows = [
+            ((rng.random(40) < yes).astype(float), (rng.random(40) < 1 - yes).astype(float), 0.5) for _ in range(10)
+        ]
+        found = joint_bound(rows).lower
+        assert found <= max(epsilon_bound(*row).lower for row in rows)
+        wrong += found > truth
+    assert wrong / 300 < 0.05
+    best = (np.ones(40), np.zeros(40), 0.5)
+    assert joint_bound([best]) == epsilon_bound(*best)
+    found = joint_bound([best] * 9 + [(np.ones(40), np.ones(40), 0.5)])
+    assert 0 < found.lower == found.ceiling < epsilon_ceiling(40)
+    with pytest.raises(FieldError, match="judged = 0"):
+        joint_bound([])
 
 
 def test_the_threshold_is_the_middle_of_the_gap_between_rehearsed_worlds():
@@ -171,6 +208,37 @@ def test_few_rehearsals_give_evidence_that_errs_about_as_often_as_wanted():
         null.weigh(gaussian_worlds(200, 20, 0.0, 11))[:, -1],
     )
     assert auc(*verdicts) == pytest.approx(0.5, abs=0.08)
+
+
+def test_steady_scores_are_weighed_better_by_few_rehearsals_if_it_is_known_that_they_are():
+    def worlds(n, rounds, pattern, seed):
+        g = torch.Generator().manual_seed(seed)
+        return (0.3 * pattern + torch.randn(n, rounds, 1, generator=g)).double()
+
+    def reached(pattern, steady):
+        found = []
+        for seed in range(0, 60, 4):
+            fitted = SequentialEvidence.fit(
+                worlds(15, 20, pattern, seed), worlds(15, 20, 0 * pattern, seed + 1), steady
+            )
+            test = worlds(100, 20, pattern, seed + 2), worlds(100, 20, 0 * pattern, seed + 3)
+            found.append(auc(*(fitted.weigh(t)[:, -1] for t in test)))
+        return np.mean(found)
+
+    level, turning = torch.ones(20, 1), 3 * torch.tensor([1.0, -1.0]).repeat(10)[:, None]
+    best = NormalDist().cdf(0.3 * math.sqrt(20 / 2))
+    assert reached(level, True) > best - 0.02
+    assert reached(level, True) > reached(level, False) + 0.01
+    assert reached(turning, False) > 0.95
+    assert reached(turning, True) < 0.6
+
+
+def test_a_steady_gap_is_never_taken_to_be_negative():
+    inside, outside = gaussian_worlds(6, 5, -1.0, 12), gaussian_worlds(6, 5, 0.0, 13)
+    fitted = SequentialEvidence.fit(inside, outside)
+    assert fitted.weigh(fitted.middle.view(1, 5, 1) + 1.0)[0, -1] > 0
+    turned = SequentialEvidence.fit(inside, outside, steady=False)
+    assert turned.weigh(turned.middle.view(1, 5, 1) + 1.0)[0, -1] < 0
 
 
 def test_decisions_stop_at_the_first_boundary():

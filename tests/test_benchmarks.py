@@ -22,8 +22,8 @@ def test_every_part_has_a_result_file_and_a_section() -> None:
 
 
 def test_on_the_same_draws_the_engine_and_the_plain_loop_end_in_the_same_parameters() -> None:
-    for workers in (1, 2):
-        check = agreement(WORKLOADS["W1"](), 2, workers)
+    for workers, dtype in ((1, "float64"), (2, "float64"), (1, "float32")):
+        check = agreement(WORKLOADS["W1"](), 2, workers, dtype=dtype)
         assert check["agree"], check
 
 

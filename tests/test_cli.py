@@ -55,6 +55,14 @@ def test_a_run_prints_plain_lines_and_what_holds(here):
     assert (summary["seed"], summary["method"]) == (4, "metric")
 
 
+def test_a_folder_that_looks_like_an_option_is_refused(here):
+    for command in (["run", "tiny.toml"], ["compare", "tiny.toml"], ["reproduce", "metric-privacy"]):
+        result = call(*command, "--out", "--help")
+        assert result.exit_code == 2
+        assert "looks like an option" in result.stderr
+    assert not (here / "--help").exists()
+
+
 def test_a_second_run_is_refused_and_resume_is_not(here):
     assert call("run", "tiny.toml", "--out", "r").exit_code == 0
     again = call("run", "tiny.toml", "--out", "r")

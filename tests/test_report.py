@@ -5,8 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
-from fedveil.experiments import compare, parse, run
+from fedveil.experiments import Summary, compare, parse, run
 from fedveil.report import figures
+from fedveil.report.pareto import pareto
 from fedveil.report.progress import LiveProgress, PlainProgress, progress_for
 from fedveil.report.tables import comparison_notes, comparison_tables, run_table
 
@@ -69,18 +70,73 @@ def test_a_heuristic_has_no_epsilon_in_a_run_s_table(local):
 def test_curves_have_one_line_a_setting_and_labels(central):
     figure = figures.curves(central)
     quality, sigma, distance = figure.axes
-    assert [t.get_text() for t in quality.get_legend().get_texts()] == ["vanilla", "global", "metric"]
+    assert legend(figure) == ["vanilla", "global", "metric"]
     assert quality.get_xlabel() == "round"
     assert "accuracy" in quality.get_ylabel()
     assert (len(quality.lines), len(sigma.lines), len(distance.lines)) == (3, 2, 1)
 
 
 def test_only_proven_settings_are_drawn_against_epsilon(central):
-    left, right = figures.pareto(central).axes
-    assert [t.get_text() for t in left.get_legend().get_texts()] == ["vanilla (no noise)", "global", "metric"]
-    assert [t.get_text() for t in right.get_legend().get_texts()] == ["vanilla (no noise)", "global (formal)"]
-    assert "metric" in right.get_title()
-    assert "delta" in right.get_xlabel()
+    figure = pareto(central)
+    noise, epsilon = figure.axes
+    assert sorted(legend(figure)) == ["global", "metric", "vanilla (no noise)"]
+    assert [bars.get_label() for bars in noise.containers] == ["global", "metric"]
+    assert [bars.get_label() for bars in epsilon.containers] == ["global"]
+    assert epsilon.get_title() == "formal; none (heuristic): metric"
+    assert "delta" in epsilon.get_xlabel()
+
+
+def test_a_swept_setting_is_one_line_and_the_front_leaves_out_what_is_beaten(central):
+    figure = pareto(swept(central))
+    attack, noise, _ = figure.axes
+    assert [bars.get_label() for bars in attack.containers] == ["vanilla", "global", "metric"]
+    line = next(bars for bars in attack.containers if bars.get_label() == "global")[0]
+    assert list(line.get_xdata()) == [0.9, 0.6]
+    [front] = [line for line in attack.lines if line.get_label() == "Pareto front"]
+    assert list(front.get_xdata()) == [0.6, 0.7, 0.95]  # not .9, which metric privacy beats in both
+    assert len(noise.containers) == 2
+    assert len(figures.curves(swept(central)).axes[0].lines) == 5
+
+
+def test_the_table_has_the_strongest_attack_and_says_which(central):
+    found = swept(central)
+    assert "0.900 (0.80-1.00)" in printed(*comparison_tables(found, 200))
+    assert any("loss (4 settings), noise-size (1 settings)" in note for note in comparison_notes(found))
+
+
+def test_an_audit_in_which_nothing_works_is_said(central):
+    found = [Summary({**s.values, "audits": [], "audited": True}, s.rows) for s in swept(central)]
+    assert "attack AUC" in printed(*comparison_tables(found, 200))
+    assert any("no attack evidently works here" in note for note in comparison_notes(found))
+    assert len(pareto(found).axes) == 2
+
+
+def swept(central):
+    """Five settings of one seed, as if two of them had been swept and all of them attacked."""
+    runs = {s.setting: s for s in reversed(central)}
+    made = []
+    for base, z, auc, accuracy, attack in (
+        ("vanilla", None, 0.95, 0.9, "loss"),
+        ("global", 0.1, 0.9, 0.7, "loss"),
+        ("global", 1.0, 0.6, 0.5, "loss"),
+        ("metric", 0.1, 0.7, 0.8, "noise-size"),
+        ("metric", 1.0, 0.8, 0.4, "loss"),
+    ):
+        values = dict(runs[base].values)
+        values["setting"] = base if z is None else f"{base}, noise_multiplier={z}"
+        values |= {"base": base, "swept": {} if z is None else {"noise_multiplier": z}}
+        values["audits"] = [{"attack": attack, "auc": auc, "low": auc - 0.1, "high": min(1.0, auc + 0.1), "runs": 30}]
+        values["audited"] = True
+        values["last_rounds"] = {
+            **values["last_rounds"],
+            "accuracy": {"mean": accuracy, "deviation": 0.01, "rounds": 3},
+        }
+        made.append(Summary(values, runs[base].rows))
+    return made
+
+
+def legend(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
 def test_local_settings_and_regressions_can_be_drawn(local, tmp_path):

@@ -129,9 +129,18 @@ class QuantileClip:
             raise FieldError("quantile", self.quantile, "must be in [0, 1]")
 
     def next(self, norm: float, lengths: Tensor, noise: float) -> float:
-        """The next C from the lengths of a planned cohort's updates and one draw of standard normal noise."""
+        """The next C from the lengths of a planned cohort's updates and one draw of standard normal noise.
+
+        Raises
+        ------
+        FieldError
+            If the noise carries C out of the range of floats.
+        """
         share = (float((lengths <= norm).sum()) + self.bit_noise * noise) / len(lengths)
-        return norm * math.exp(-self.lr * (share - self.quantile))
+        after = norm * math.exp(min(-self.lr * (share - self.quantile), 700.0))
+        if not 1e-300 < after < 1e300:
+            raise FieldError("clip.bit_noise", self.bit_noise, f"carries C to {after:g}: lower it, or lr")
+        return after
 
 
 def _scaled(updates: Tensor, lengths: Tensor, bound: float) -> Tensor:

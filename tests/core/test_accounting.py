@@ -178,6 +178,24 @@ def test_vast_losses_are_bounded_without_vast_grids(event: acc.Event, least: flo
     assert ours <= acc.epsilon([(event, 10), (acc.Gaussian(1e-4), 1)], DELTA) < math.inf
 
 
+def test_a_vast_loss_is_added_to_what_the_rest_costs() -> None:
+    rest = acc.epsilon([SAMPLED], DELTA)
+    assert acc.epsilon([(acc.Laplace(1e-3), 2), SAMPLED], DELTA) == pytest.approx(2000 + rest)  # holds at delta 0
+    # a vast Gaussian leaves the others no grid: all are counted as if everybody were sampled
+    whole = epsilon_of_mu(math.hypot(1000, math.sqrt(8) / 1.5), DELTA)
+    assert acc.epsilon([(acc.Poisson(0.5, acc.Gaussian(1e-3)), 1), SAMPLED], DELTA) == pytest.approx(whole)
+    assert acc.epsilon([(acc.Gaussian(1e-3), 1), SAMPLED], DELTA) == pytest.approx(whole)
+
+
+def test_a_million_releases_need_no_vast_grid_either() -> None:
+    mu = 100 * 1000  # z = .01, a million times: a grid of the sum would take tens of gigabytes
+    ours = acc.epsilon([(acc.Poisson(0.5, acc.Gaussian(0.01)), 10**6)], DELTA)
+    assert mu**2 / 4 <= ours <= epsilon_of_mu(mu, DELTA) * (1 + 1e-9)
+    assert acc.epsilon([(acc.Laplace(2e-3), 10**6)], DELTA) == pytest.approx(500 * 10**6)
+    # where sampling makes the loss rare the sum is not vast, and sampling counts
+    assert acc.epsilon([(acc.Poisson(1e-6, acc.Gaussian(0.3)), 5000)], DELTA) < 6
+
+
 @given(st.floats(0.5, 5.0), st.floats(1.01, 3.0), st.integers(1, 50), st.sampled_from([1e-3, 1e-5, 1e-8]))
 def test_gaussian_epsilon_is_monotone(z: float, factor: float, rounds: int, delta: float) -> None:
     base = acc.epsilon([(acc.Gaussian(z), rounds)], delta)

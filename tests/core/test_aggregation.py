@@ -1,4 +1,5 @@
 import itertools
+import json
 import math
 
 import numpy as np
@@ -6,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load, save
 from sklearn.cluster import KMeans
 
 from fedveil.aggregation import (
@@ -24,6 +26,7 @@ from fedveil.aggregation import (
     cluster_means,
     perturbation_weights,
 )
+from fedveil.engines.states import pack, unpack
 from fedveil.errors import FieldError
 
 
@@ -143,6 +146,21 @@ def test_states_are_not_changed_in_place():
     rule.step(torch.zeros(2), torch.ones(2), state)
     assert state.first.tolist() == state.second.tolist() == [0, 0]
     assert state.first.dtype == torch.float32
+
+
+@pytest.mark.parametrize("rule", [make() for make in AGGREGATORS.values()], ids=AGGREGATORS)
+def test_a_state_survives_being_stored(rule):
+    model, state = torch.zeros(5), rule.init(5, torch.float32)
+    for update in torch.randn(3, 5):
+        model, state = rule.step(model, update, state)
+    tensors, values = pack(state)
+    stored = load(save({name: t.clone() for name, t in tensors.items()})), json.loads(json.dumps(values))
+    restored = unpack(rule.init(5, torch.float32), *stored)
+    assert type(restored) is type(state)
+    update = torch.randn(5)
+    (after, kept), (again, other) = rule.step(model, update, state), rule.step(model, update, restored)
+    assert torch.equal(after, again)
+    assert all(torch.equal(a, b) for a, b in zip(pack(kept)[0].values(), pack(other)[0].values(), strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

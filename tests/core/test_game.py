@@ -26,6 +26,7 @@ DIMENSIONS = (1, 11, 1000)
 QUICK = (
     "global DP, FedAvg",
     "global DP, FedAvg, a client replaced",
+    "global DP, with published metrics",
     "group privacy, public radius",
     "FedRE, mu split by public scores",
     "SGA-LDP, released similarity",

@@ -93,6 +93,26 @@ def test_close_models_of_many_columns(n, spread):
     assert worst(np.sqrt(np.maximum(squares.fill_diagonal_(0).numpy(), 0)), expected) > 1e-3
 
 
+@pytest.mark.parametrize("n", [3, 9, 140])  # subtracted; one tile of products; two
+@pytest.mark.parametrize("value", [0.1, 0.7, 0.9])
+def test_columns_that_hold_the_same_number_do_not_drift(n, value):
+    # all their squares are rounded alike: a float32 sum of 40,000 of them is off by 3e-5
+    models = (value * torch.arange(n, dtype=torch.float64)[:, None] * torch.ones(40_000)).float()
+    expected = naive(models)
+    assert worst(squared_distances(models).sqrt().numpy(), expected) < 3e-6
+    layout = Layout.from_shapes({"w": (40_000,)})
+    assert max_pairwise_distance(models, layout) == pytest.approx(expected.max(), rel=1e-9)
+    ones = torch.full((2, 40_000), value)
+    assert abs(float((ones @ ones.T)[0, 1]) / float(ones[0].double() @ ones[1].double()) - 1) > 6e-6  # what drifts
+
+
+def test_models_far_from_zero_and_close_to_each_other():
+    # at 100 a float32 has steps of 7.6e-6: the differences take a few hundred values, and hardly round at random
+    for n in (2, 8, 9, 40):
+        models = 100 + 1e-3 * torch.randn(n, 30_000)
+        assert worst(squared_distances(models).sqrt().numpy(), naive(models)) < 1e-6
+
+
 def clustered(generator):
     rows = 1e-3 * torch.randn(30, 400, generator=generator)
     rows[::2] += torch.randn(400, generator=generator)
@@ -170,6 +190,30 @@ def test_a_sketch_is_never_above_and_within_its_error_below():
     models[17] *= 1.2  # beyond the error: found for sure
     exact = max_pairwise_distance(models, layout)
     assert max_pairwise_distance(models, layout, sketch=Sketch(sketch)) == pytest.approx(exact, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["one coordinate", "two coordinates", "all coordinates", "falling", "few"])
+def test_no_direction_of_the_difference_beats_a_sketchs_error(kind):
+    # coins promise the same for every direction: the pair is farthest by 1 part in 100, and all else lies at random
+    size, d = 1024, 4000
+    difference = {
+        "one coordinate": torch.eye(d)[7],
+        "two coordinates": torch.eye(d)[7] + torch.eye(d)[8],  # coins cancel half of the time, or double
+        "all coordinates": torch.ones(d),
+        "falling": 0.99 ** torch.arange(d),
+        "few": (torch.arange(d) % 1000 == 0).float(),
+    }[kind]
+    layout, e = Layout.from_shapes({"w": (d,)}), Sketch(size).error(models=10, layers=1)
+    models = torch.randn(10, d, generator=torch.Generator().manual_seed(2)) / math.sqrt(2 * d)
+    models[3] = -0.6 * difference / difference.norm()
+    models[6] = 0.6 * difference / difference.norm()
+    exact = max_pairwise_distance(models, layout)
+    for seed in range(20):
+        projected, _ = Sketch(size, seed).project(models, [[slice(0, d)]])
+        ratio = (naive(projected) ** 2)[np.triu_indices(10, 1)] / (naive(models) ** 2)[np.triu_indices(10, 1)]
+        assert 1 - e <= ratio.min() <= ratio.max() <= 1 + e
+        found = max_pairwise_distance(models, layout, sketch=Sketch(size, seed))
+        assert exact * math.sqrt((1 - e) / (1 + e)) <= found <= exact * (1 + 1e-12)
 
 
 def test_a_sketch_follows_from_its_seed_and_keeps_small_layers():
@@ -274,6 +318,15 @@ def test_a_mean_has_the_same_bits_in_blocks(monkeypatch):
     monkeypatch.setattr(mean_kernel, "_COLUMNS", 64)
     assert torch.equal(FedAvg().reduce(updates, weights), whole)
     torch.testing.assert_close(whole.double(), weights @ updates.double(), rtol=1e-5, atol=1e-6)
+
+
+def test_rounding_adds_next_to_nothing_to_what_a_client_moves():
+    n, one = 2000, torch.rand(200)
+    updates = one.expand(n, 200).clone()  # all agree, so that every sum is rounded alike
+    without = updates.clone()
+    without[1] = 0
+    moved = (FedAvg().reduce(updates, uniform(n)) - FedAvg().reduce(without, uniform(n))).double()
+    assert float((moved - one.double() / n).norm()) < n * 2.0**-22 * float(one.norm()) / n
 
 
 @pytest.mark.parametrize("name", AGGREGATORS)

@@ -1,14 +1,16 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from core_kit import assert_deviation, combine, flat, silent
+from core_kit import assert_deviation, combine, flat, reply, server_facts, silent
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedveil.accounting import compose_mu
 from fedveil.aggregation import AGGREGATORS, FedAdam, FedAvg, FedAvgM, FedMedian, Krum, TrimmedMean
+from fedveil.attacks import bound
 from fedveil.calibration import max_pairwise_distance
 from fedveil.clipping import QuantileClip, clip
 from fedveil.errors import FieldError, HeuristicError
@@ -226,6 +228,26 @@ def test_printed_noise_goes_on_the_output(make):
     torch.testing.assert_close(noisy.state.rule.velocity, clean.state.rule.velocity)
 
 
+@pytest.mark.parametrize("order", ["formal", "printed"])
+def test_rounding_to_the_model_s_digits_comes_after_the_noise(order):
+    # at 1 a float32 has steps of 1.2e-7: the mean of 99 clients is a hair below half a step, and the hundredth carries
+    # it across. Rounded before the noise (of 6e-10), the model would show every time whether that client was there
+    side = GlobalDP(noise_multiplier=1.0, clip=6e-8, order=order)
+    theta, facts = torch.ones(1), server_facts([1.0], 100)
+    facts = replace(facts, broadcast=replace(facts.broadcast, models=theta[None]))
+    here, gone = ((theta + 2.0**-23,) * 99 + (last,) for last in (theta + 2.0**-23, theta))
+    mean = float(side.combine([reply(m) for m in here], facts, side.init(1, torch.float32), silent()).models - 1)
+    assert mean == 2.0**-23
+    source = ReproducibleSource(5)
+
+    def score(world):
+        return float(side.combine([reply(m) for m in world], facts, side.init(1, torch.float32), source).models - 1)
+
+    found = bound(*np.array([[score(world) for _ in range(200)] for world in (gone, here)]))
+    assert found.ceiling > 2
+    assert found.mu_lower <= 1.0
+
+
 @pytest.mark.parametrize("rule", [FedAvg(), FedMedian(), TrimmedMean()], ids=["mean", "median", "trimmed"])
 @pytest.mark.parametrize("order", ["formal", "printed"])
 def test_the_release_carries_the_stated_noise(rule, order):
@@ -280,6 +302,12 @@ def test_quantile_clip_converges_to_the_quantile(start):
     for _ in range(400):
         bound = rule.next(bound, lengths, 0.0)
     assert bound == pytest.approx(0.8, abs=0.02)
+
+
+@pytest.mark.parametrize("noise", [1.0, -1.0])
+def test_noise_that_carries_the_norm_out_of_the_floats_is_refused(noise):
+    with pytest.raises(FieldError, match="bit_noise"):
+        QuantileClip(bit_noise=1e6).next(1.0, torch.ones(4), noise)
 
 
 def test_an_adaptive_norm_is_used_paid_for_and_carried_on():

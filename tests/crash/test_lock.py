@@ -1,5 +1,6 @@
 """One process at a time in a run's folder, and what is said about the model that is left after a crash."""
 
+import errno
 import json
 import os
 import shutil
@@ -43,6 +44,7 @@ class Paused:
         told, self._gate = os.pipe(), os.pipe()
         self.pid = os.fork()
         if not self.pid:
+            os.close(self._gate[1])  # so that it goes on, and ends, when the test's process has ended
             status = 1
             try:
                 progress = Silent()
@@ -125,8 +127,39 @@ def test_a_refused_or_failed_run_lets_go(tmp_path):
         run(config(noise_multiplier=2.0), folder, resume=True)
     lock = FolderLock(folder)
     lock.take()
+    assert str(os.getpid()) in (folder / FILE).read_text()
     lock.release()
     lock.release()
+    assert (folder / FILE).read_bytes() == b""  # a finished run names no machine
+
+
+def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
+    def refuse(handle):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fedveil.experiments.lock._lock", refuse)
+    with pytest.raises(FieldError, match=r"cannot be locked \(No locks available\): give a folder"):
+        run(config(), tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [FILE]
+    monkeypatch.undo()
+    assert run(config(), tmp_path / "run").values["rounds"] == 3
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="nothing is read-only for root")
+def test_a_folder_that_cannot_be_written_is_refused_and_left_as_it_is(tmp_path):
+    folder = tmp_path / "run"
+    run(config(), folder)
+    before = contents(folder)
+    (folder / FILE).chmod(0o444)
+    folder.chmod(0o555)
+    try:
+        with pytest.raises(PermissionError):
+            run(config(), folder, resume=True)
+        assert contents(folder) == before
+    finally:
+        folder.chmod(0o755)
+        (folder / FILE).chmod(0o644)
+    assert run(config(), folder, resume=True).values["rounds"] == 3
 
 
 def killed_before_its_checkpoint(folder, spec, round_):

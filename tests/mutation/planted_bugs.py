@@ -29,10 +29,9 @@ def _bug(name, file, old, new, *tests):
 
 _NOISED = "noise = Gaussian(sigma)"
 _CLIPPED = "clipped = updates.lengths, updates.clipped(bound)"
-_REDUCED = "clipped.reduce(self.aggregator, weights, cohort)"
-_FORMAL = f"reduced = noise.add_to({_REDUCED}, source=source)"
-_STEP = "                model, inner = self.aggregator.step(theta, reduced, state.rule)\n"
+_FIRST = "noise.add_to(reduced, source=source)"
 _PRINTED = "noise.add_to(model, source=source)"
+_ORDER = 'first = self.order == "formal" or self.aggregator.identity_step'
 _GROUP = "noise = EuclideanLaplace(epsilon).sample(len(model)"
 _GROUP_OUT = 'Protected((Release("model", model + noise),), self._spend((epsilon,)'
 _FEDRE = "update[s] += Gaussian(deviation).sample("
@@ -91,8 +90,8 @@ BUGS = (
     ),
     _bug("half the noise, sga", _METHODS["sga"], _SGA, _SGA.replace("sigma", "sigma / 2"), _SGA_TEST, LOCAL),
     # the un-noised vector
-    _bug("no noise, server, formal", _METHODS["central"], _FORMAL, f"reduced = {_REDUCED}", *_BOTH, GAME),
-    _bug("no noise, server, printed", _METHODS["central"], _PRINTED, "pass", *_BOTH),
+    _bug("no noise, server", _METHODS["central"], _FIRST, "pass", *_BOTH, GAME),
+    _bug("no noise, server, behind an optimiser", _METHODS["central"], _PRINTED, "pass", CENTRAL),
     _bug(
         "no noise, group",
         _METHODS["group"],
@@ -222,11 +221,12 @@ BUGS = (
     _bug(
         "optimiser before the noise",
         _METHODS["central"],
-        f"{_FORMAL}\n{_STEP}",
-        f"reduced = {_REDUCED}\n{_STEP}                {_PRINTED}\n",
+        _ORDER,
+        "first = self.aggregator.identity_step",
         CENTRAL,
         f"{ENGINE}::test_global_with_an_optimiser_steps_on_the_noised_mean",
     ),
+    _bug("rounded before the noise", _METHODS["central"], _ORDER, 'first = self.order == "formal"', CENTRAL),
     _bug(
         "divisor follows the replies",
         _METHODS["central"],
@@ -245,7 +245,7 @@ BUGS = (
         f"{CORE}federation.py",
     ),
     _bug("the bit is free", _METHODS["central"], "spend = _with_bit(spend, self.clip)", "pass", CENTRAL),
-    _bug("adaptive clip runs the wrong way", "clipping.py", "math.exp(-self.lr", "math.exp(self.lr", CENTRAL),
+    _bug("adaptive clip runs the wrong way", "clipping.py", "min(-self.lr", "min(self.lr", CENTRAL),
     # streams
     _bug("noise repeats in every round", "engines/party.py", _KEY, _KEY.replace("round_, ", ""), PARTIES, ENGINE),
     _bug(
@@ -269,6 +269,7 @@ BUGS = (
         f"{CORE}kernels.py",
         SCALES,
     ),
+    _bug("like numbers drift", "calibration/pairs.py", "_DEPTH = 1 << 10", "_DEPTH = 1 << 30", f"{CORE}kernels.py"),
     _bug(
         "one clip for all layers",
         _METHODS["fedre"],
@@ -449,7 +450,7 @@ BUGS = (
         "accounting/planning.py",
         "    mu = factor * math.sqrt(rounds) / z\n",
         "    mu = math.sqrt(rounds) / z\n",
-        f"{CORE}guarantees.py",
+        f"{CORE}planning.py",
     ),
     _bug(
         "an edited ledger is believed",
@@ -461,7 +462,7 @@ BUGS = (
     _bug(
         "the digest misses the bits",
         "accounting/release.py",
-        "        h.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())\n",
+        "        h.update(value.reshape(-1).view(torch.uint8).numpy().data)\n",
         "",
         f"{CORE}ledger.py",
         PARTIES,
@@ -524,6 +525,28 @@ BUGS = (
         "DiscreteGaussian(STEPS).sample(",
         "DiscreteGaussian(STEPS // 2).sample(",
         CENTRAL,
+    ),
+    _bug(
+        "the discrete sampler takes the Laplace draw",
+        "mechanisms/discrete.py",
+        "kept = _exponential(distance * distance, 2 * variance * t * t, source)",
+        "kept = _exponential(distance * 0, 2 * variance * t * t, source)",
+        f"{CORE}discrete.py",
+        CENTRAL,
+    ),
+    _bug(
+        "no norm is checked on the grid",
+        "mechanisms/discrete.py",
+        "in row.split(1 << 16)) > limit:",
+        "in row.split(1 << 16)) < 0:",
+        f"{CORE}discrete.py",
+    ),
+    _bug(
+        "rounded away from zero",
+        "mechanisms/discrete.py",
+        "steps = torch.trunc(",
+        "steps = torch.round(",
+        f"{CORE}discrete.py",
     ),
     _bug(
         "the noised bit is not noised",
@@ -645,6 +668,29 @@ BUGS = (
         "return self.method.client.protect(releases, facts, self.state, source).releases",
         "return releases",
         PARTIES,
+    ),
+    # metrics that clients see
+    _bug(
+        "published metrics have no noise",
+        "methods/publishing.py",
+        "(cut / ranges - 0.5).mean(0) + noise",
+        "(cut / ranges - 0.5).mean(0)",
+        f"{CORE}publishing.py",
+        PATHS,
+    ),
+    _bug(
+        "published metrics are free",
+        "methods/publishing.py",
+        "mu=factor / self.noise_multiplier,",
+        "mu=0.0,",
+        f"{CORE}publishing.py",
+    ),
+    _bug(
+        "two metrics move no further than one",
+        "methods/publishing.py",
+        "moved = math.sqrt(m) / (2 * n)",
+        "moved = 1 / (2 * n)",
+        f"{CORE}publishing.py",
     ),
     # what local trust keeps on the client
     _bug(

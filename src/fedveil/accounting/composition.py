@@ -33,7 +33,7 @@ _INTERVAL = 1e-4
 _FIRST, _POINTS = 2_000, 1_000_000  # of the widest single loss in a first look, and of the composed one
 _SLOW: dict[type[Event], int] = {EuclideanLaplace: 4_000, Mixture: 10_000}  # kinds whose points take long, and how many
 _RARE = 1e-9
-_OVERFLOW = 650.0, 1e5  # losses of Laplace and of Gaussian kinds beyond which e^loss or the grid has no float
+_OVERFLOW = 650.0, 1e5  # losses of Laplace kinds, and of Gaussian kinds or in all, for which e^loss or the grid breaks
 
 
 def epsilon(events: Iterable[tuple[Event, int]], delta: float, relation: Relation = "zero-out") -> float:
@@ -108,7 +108,7 @@ def _loss_distribution(others: dict[Event, int], mu: float, factor: float, delta
         return added + epsilon_of_mu(mu, delta)
     widths = {event: _largest_loss(event, factor) for event in others}
     widest = max(_gaussian_loss(mu), *widths.values())
-    first = max(_INTERVAL, widest / _FIRST)
+    first = max(_INTERVAL, widest / _FIRST, math.fsum(_mean_loss(e, factor) * c for e, c in others.items()) / _POINTS)
     composed = _composed(others, mu, factor, relation, first)
     reach = composed.get_epsilon_for_delta(_RARE)  # nearly all of the composed loss lies within
     needed = widest if math.isinf(reach) else max(reach, widest)
@@ -144,12 +144,16 @@ def _without_the_vast(others: dict[Event, int], mu: float, factor: float) -> tup
         Epsilon of the Laplace kinds, which hold at delta 0.
     """
     laplace = {e for e in others if isinstance(_inner(e), Laplace | EuclideanLaplace)}
+
+    def gaussian(events: set[Event]) -> float:
+        return compose_mu([mu, *(_sampled_mu(e, factor) * math.sqrt(others[e]) for e in events - laplace)])
+
     vast = {e for e in others if _largest_loss(e, factor) > _OVERFLOW[0 if e in laplace else 1]}
-    if _gaussian_loss(mu) > _OVERFLOW[1]:
+    left = math.fsum(_mean_loss(e, factor) * others[e] for e in set(others) - vast)
+    if max(left, _gaussian_loss(gaussian(vast))) > _OVERFLOW[1]:  # the grid of all together would be too wide
         vast = set(others)
     added = math.fsum(others[e] * _pure(e, factor) for e in vast & laplace)
-    mus = (_sampled_mu(e, factor) * math.sqrt(others[e]) for e in vast - laplace)
-    return {e: c for e, c in others.items() if e not in vast}, compose_mu([mu, *mus]), added
+    return {e: c for e, c in others.items() if e not in vast}, gaussian(vast), added
 
 
 def _inner(event: Event) -> Event:
@@ -183,6 +187,15 @@ def _largest_loss(event: Event, factor: float) -> float:
     if isinstance(event, EuclideanLaplace):
         return greatest_loss(event.dimension, event.shift)
     return _pure(event, factor) if isinstance(_inner(event), Laplace) else _gaussian_loss(_sampled_mu(event, factor))
+
+
+def _mean_loss(event: Event, factor: float) -> float:
+    """About the mean loss of one release."""
+    rate = event.rate if isinstance(event, Poisson) else 1.0
+    if isinstance(_inner(event), Laplace | EuclideanLaplace):
+        shift, inner = _pure(event, factor), _inner(event)
+        return rate * shift * min(1.0, shift / (inner.dimension if isinstance(inner, EuclideanLaplace) else 1))
+    return rate * _sampled_mu(event, factor) ** 2 / 2
 
 
 def _distribution(event: Event, factor: float, relation: Relation, interval: float) -> Any:

@@ -44,12 +44,13 @@ class Guarantee:
     mu : float, optional
         Gaussian-DP parameter; only for formal and conditional guarantees under a relation.
     mu_per_distance : float, optional
-        The curve behind `mu`: if a client's clipped update moves by a Euclidean distance D, the release is
-        (mu_per_distance * D)-GDP.
+        The curve behind `mu`: if a client's clipped update moves by a Euclidean distance D (in a total: in every
+        round, given the same past), the release is (mu_per_distance * D)-GDP.
     rho : float, optional
         Zero-concentrated DP parameter (discrete Gaussian noise).
     epsilon_per_distance : float, optional
-        d-privacy: log-ratios are at most this times the Euclidean distance between the two vectors.
+        d-privacy: log-ratios are at most this times the Euclidean distance between the two vectors (in a total: the
+        largest of any round).
     conditions : tuple of str
         What must hold for a conditional guarantee.
     reason : str
@@ -112,7 +113,9 @@ class Guarantee:
         return epsilon_of_mu(self.mu, delta)
 
     def epsilon_at(self, distance: float, delta: float) -> float:
-        """Epsilon between two runs in which one client's clipped updates differ by at most a distance.
+        """Epsilon between two runs whose one difference is a client's protected vector, by at most a distance a round.
+
+        The vector is its clipped update; under d-privacy, the model that it noises.
 
         Raises
         ------

@@ -130,8 +130,8 @@ class WeightedMean(Aggregator):
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
         """Weighted sum, accumulated row by row in the given order and in the updates' own type.
 
-        That rounds each coordinate by at most n 2^-24 (float32) of the largest value, far below what any noise hides;
-        float64 sums would cost three times as much.
+        In float32 rounding adds to what one client moves, at most C / n of a uniform mean, about n 2^-24 of it: a
+        thousandth at n = 20,000. Float64 sums would cost three times as much.
         """
         total = torch.zeros_like(updates[0])
         for start in range(0, len(total), _COLUMNS):

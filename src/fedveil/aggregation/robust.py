@@ -100,7 +100,7 @@ class MultiKrum(Aggregator):
         require_count("selected", self.selected)
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """Mean of the selected updates (ties go to the lower index), unweighted."""
+        """Mean of the selected updates, unweighted. Ties go to the lower index, as far as rounding leaves them ties."""
         n = len(updates)
         if self.selected > n:
             raise FieldError("selected", self.selected, f"only {n} updates arrived")

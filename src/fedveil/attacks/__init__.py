@@ -6,6 +6,7 @@ from fedveil.attacks.calibrated_loss import CalibratedLoss
 from fedveil.attacks.colluding import Colluding
 from fedveil.attacks.distinguishing import GameResult, bound, play
 from fedveil.attacks.evidence import SequentialEvidence
+from fedveil.attacks.informed import Informed
 from fedveil.attacks.likelihood_ratio import LikelihoodRatio
 from fedveil.attacks.loss import Loss
 from fedveil.attacks.noise_size import NoiseSize
@@ -25,6 +26,7 @@ ATTACKS: dict[str, type[Attack]] = {
         SideChannel,
         OwnUpdate,
         Adaptive,
+        Informed,
         Colluding,
         NoiseSize,
         Active,
@@ -42,6 +44,7 @@ __all__ = [
     "Colluding",
     "Decisions",
     "GameResult",
+    "Informed",
     "Knowledge",
     "LikelihoodRatio",
     "Loss",

@@ -1,21 +1,27 @@
 """Evidence over rounds: the likelihood ratio of a sequence of scores, under one Gaussian a world.
 
-Scores of one run are not independent over rounds. Both worlds share a covariance matrix. Rehearsals are few, so
+Scores of one run are not independent over rounds. Both worlds share a covariance matrix. Rehearsals are few, twenty
+rounds of two kinds of score are forty numbers a run, and whatever is fitted freely is mostly fitted to noise. What is
+known of the scores beforehand decides how much is fitted:
 
-* correlations are drawn towards one common correlation for each pair of kinds of score, as strongly as oracle
-  approximating shrinkage (Chen et al. 2010) draws them towards none;
-* the gap between the worlds' means is drawn towards the same gap in every round (positive-part James-Stein, Efron and
-  Morris 1973).
+* Steady scores, losses and projections, point the same way in every round, and higher means that the target takes part.
+  Each kind gets one standardised gap between the worlds for all rounds: the posterior mean of a gap that is not
+  negative, under a flat prior. Correlations are those of the kinds, within a round and between rounds, and the same for
+  all rounds.
+* Others, such as lengths, may turn from round to round. Correlations are drawn towards the common ones as strongly as
+  oracle approximating shrinkage (Chen et al. 2010) draws them towards none, and gaps towards one gap for all rounds
+  (positive-part James-Stein, Efron and Morris 1973).
 
 With L L^T = Sigma, z = L^-1 (s - middle) and d = L^-1 (gap), L being triangular, z_t depends on s_1 .. s_t alone, and
 
     log-likelihood ratio after t rounds = sum over i <= t of d_i z_i
 
-is exact for every prefix: a sequential test may look at it after each round.
+is exact for every prefix, if the Gaussians are: a sequential test may look at it after each round.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +31,8 @@ from torch import Tensor
 from fedveil.errors import FieldError
 
 LEAST = 4  # rehearsals of each world: two means and a common scale need more than two
+KEPT = 0.7  # of correlations between kinds, so that few rehearsals do not set one kind against another
+LEAST_EIGENVALUE = 0.02  # of a correlation matrix put together from averages, which need not be positive
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,13 +57,15 @@ class SequentialEvidence:
     kinds: int
 
     @classmethod
-    def fit(cls, inside: Tensor, outside: Tensor) -> SequentialEvidence:
+    def fit(cls, inside: Tensor, outside: Tensor, steady: bool = True) -> SequentialEvidence:
         """Learn both worlds from rehearsals.
 
         Parameters
         ----------
         inside, outside : Tensor
             [n, R, F] and [m, R, F], scores of runs that are not evaluated.
+        steady : bool
+            Whether higher means in every round, and to the same degree, that the target takes part.
 
         Raises
         ------
@@ -70,11 +80,12 @@ class SequentialEvidence:
         residuals = torch.cat([first - means[0], second - means[1]])
         scale = (residuals.square().sum(0) / (len(residuals) - 2)).sqrt()
         scale = torch.where(scale > 0, scale, torch.ones_like(scale))
-        factor = torch.linalg.cholesky(_correlation(residuals / scale, kinds)) * scale[:, None]
+        correlation = _correlation(residuals / scale, kinds, steady)
+        factor = torch.linalg.cholesky(correlation) * scale[:, None]
         seen = ((means[0] - means[1]) / scale).view(-1, kinds)
         variance = 1 / len(first) + 1 / len(second)
-        believed = torch.stack([_towards_mean(column, variance) for column in seen.T], dim=1).flatten() * scale
-        gap = torch.linalg.solve_triangular(factor, believed[:, None], upper=False)[:, 0]
+        believed = _one_gap(seen, correlation, variance) if steady else _towards_mean(seen, variance)
+        gap = torch.linalg.solve_triangular(factor, (believed.flatten() * scale)[:, None], upper=False)[:, 0]
         return cls((means[0] + means[1]) / 2, gap, factor, kinds)
 
     def weigh(self, scores: Tensor) -> Tensor:
@@ -88,26 +99,46 @@ class SequentialEvidence:
         return evidence
 
 
-def _correlation(standardised: Tensor, kinds: int) -> Tensor:
+def _correlation(standardised: Tensor, kinds: int, steady: bool) -> Tensor:
     """Shrunk correlation matrix [R F, R F] of residuals [n, R F] of unit variance."""
-    strength = float(oas(standardised.numpy(), assume_centered=True)[1])
+    strength = 1.0 if steady else float(oas(standardised.numpy(), assume_centered=True)[1])
     raw = standardised.T @ standardised / (len(standardised) - 2)
-    identity = torch.eye(len(raw), dtype=raw.dtype)
-    off = ~identity.bool()
+    shrunk = strength * _common(raw, kinds) + (1 - strength) * raw
+    root = shrunk.diagonal().sqrt()
+    correlation: Tensor = shrunk / root[:, None] / root
+    return correlation
+
+
+def _common(raw: Tensor, kinds: int) -> Tensor:
+    """The positive definite matrix [R F, R F] in which each pair of kinds is correlated alike in all rounds."""
     rounds = len(raw) // kinds
-    blocks = (raw * off).view(rounds, kinds, rounds, kinds).sum((0, 2))
-    pairs = torch.full((kinds, kinds), float(rounds * rounds), dtype=raw.dtype) - rounds * torch.eye(kinds)
-    values, vectors = torch.linalg.eigh(blocks / pairs.clamp(min=1))
-    common = vectors @ torch.diag(values.clamp(0, 0.99)) @ vectors.T
-    target = common.repeat(rounds, rounds) * off + identity
-    shrunk: Tensor = strength * target + (1 - strength) * (raw * off + identity) + 1e-9 * identity
-    return shrunk
+    blocks = raw.view(rounds, kinds, rounds, kinds)
+    within = blocks.diagonal(dim1=0, dim2=2).mean(-1)
+    between = (blocks.sum((0, 2)) - rounds * within) / max(1, rounds * (rounds - 1))
+    apart = torch.where(torch.eye(kinds, dtype=torch.bool), 1.0, KEPT)
+    within, between = apart * within, apart * between
+    common = between.repeat(rounds, rounds) + torch.kron(torch.eye(rounds, dtype=raw.dtype), within - between)
+    values, vectors = torch.linalg.eigh(common.fill_diagonal_(1.0))
+    positive: Tensor = vectors @ torch.diag(values.clamp(min=LEAST_EIGENVALUE)) @ vectors.T
+    return positive
 
 
-def _towards_mean(values: Tensor, variance: float) -> Tensor:
-    """Shrink values [R], each seen with this variance, towards their mean by what their scatter leaves to doubt."""
-    mean = values.mean()
-    scatter = float((values - mean).square().sum())
-    if len(values) < 4 or scatter == 0:
-        return values
-    return mean + max(0.0, 1 - (len(values) - 3) * variance / scatter) * (values - mean)
+def _one_gap(seen: Tensor, correlation: Tensor, variance: float) -> Tensor:
+    """One gap a kind for all rounds, [R, F]: the mean of seen gaps [R, F], known not to be negative."""
+    rounds, kinds = seen.shape
+    of_mean = correlation.view(rounds, kinds, rounds, kinds).mean((0, 2)).diagonal()  # variance of a mean over rounds
+    error = (variance * of_mean).sqrt()
+    z = seen.mean(0) / error
+    hazard = (-z.square() / 2 - math.log(2 * math.pi) / 2 - torch.special.log_ndtr(z)).exp()
+    gap: Tensor = (error * (z + hazard)).expand(rounds, kinds)
+    return gap
+
+
+def _towards_mean(seen: Tensor, variance: float) -> Tensor:
+    """Shrink gaps [R, F], each seen with this variance, towards each kind's mean by what scatter leaves to doubt."""
+    mean = seen.mean(0)
+    scatter = (seen - mean).square().sum(0)
+    if len(seen) < 4:
+        return seen
+    kept = (1 - (len(seen) - 3) * variance / scatter.clamp(min=1e-30)).clamp(min=0)
+    return mean + kept * (seen - mean)

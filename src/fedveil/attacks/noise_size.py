@@ -45,3 +45,4 @@ class NoiseSize(Weighing):
     summary: ClassVar[str] = "likelihood ratio of the length of the model's steps, learnt from rehearsals"
     needs: ClassVar[frozenset[str]] = frozenset({"models", "rehearsals"})
     weighs: ClassVar[tuple[type[Attack], ...]] = (StepLength,)
+    steady: ClassVar[bool] = False  # a target may lengthen the first steps and shorten the last

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -115,6 +115,8 @@ class Observation:
 class Knowledge:
     """What an adversary has before a run begins; none of it crosses the boundary during the run.
 
+    Losses are worked out once: several attacks ask for the same.
+
     Attributes
     ----------
     model : torch.nn.Module
@@ -140,15 +142,15 @@ class Knowledge:
     reference: ClientData | None = None
     outsider: Tensor | None = None
     clip: float | None = None
+    _losses: dict[Any, tuple[Tensor, ClientData, Tensor]] = field(default_factory=dict, init=False, repr=False)
 
     def loss_of(self, models: Tensor, data: ClientData) -> Tensor:
         """Mean loss of each of [R] broadcasts [R, k, d] on data: that of the hypothesis that fits best. Float64 [R]."""
-        function = loss_of(self.loss)
-        rows = []
-        for broadcast in models:
-            outputs = [predict(self.model, self.layout, vector, data.x, batch=1024) for vector in broadcast]
-            rows.append(min(float(function(o.to(torch.float64), data.y)) for o in outputs))
-        return torch.tensor(rows, dtype=torch.float64)
+        # An entry holds on to its models and data, so that nothing else comes to lie at their addresses.
+        key = (models.data_ptr(), models.shape, models.stride(), models.dtype, id(data))
+        if key not in self._losses:
+            self._losses[key] = (models, data, self._loss_of(models, data))
+        return self._losses[key][2]
 
     def gradient(self, vector: Tensor, data: ClientData) -> Tensor:
         """Gradient [d] of the mean loss on data, at one model [d], in evaluation mode."""
@@ -158,6 +160,14 @@ class Knowledge:
             x = fast_format(data.x.to(some.device, some.dtype))
             output = functional_call(self.model, self.layout.unflatten(leaf), (x,))
             return torch.autograd.grad(loss_of(self.loss)(output, data.y.to(some.device)), leaf)[0].detach().cpu()
+
+    def _loss_of(self, models: Tensor, data: ClientData) -> Tensor:
+        function = loss_of(self.loss)
+        rows = []
+        for broadcast in models:
+            outputs = [predict(self.model, self.layout, vector, data.x, batch=1024) for vector in broadcast]
+            rows.append(min(float(function(o.to(torch.float64), data.y)) for o in outputs))
+        return torch.tensor(rows, dtype=torch.float64)
 
 
 @dataclass(frozen=True, eq=False)

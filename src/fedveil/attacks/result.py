@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from fedveil.attacks.statistics import (
@@ -47,10 +48,6 @@ class AuditResult:
         Between the two worlds; what `epsilon` is about.
     true_rates : dict of str to (Estimate or None)
         True positive rate at each false positive rate, None where there are too few runs.
-    null : Estimate or None
-        The same attack with the target in neither world: an interval without .5 means that something is wrong.
-    null_runs : tuple of int
-        Of that.
     valid_without_defence : bool or None
         Whether the same attack succeeds (interval above .5) on the federation without its defence; if it does not, a
         low figure says nothing about the defence.
@@ -69,8 +66,6 @@ class AuditResult:
     epsilon: EpsilonBound | None = None
     relation: str = ""
     true_rates: Mapping[str, Estimate | None] = field(default_factory=dict)
-    null: Estimate | None = None
-    null_runs: tuple[int, int] = (0, 0)
     valid_without_defence: bool | None = None
     notes: Sequence[str] = ()
 
@@ -107,7 +102,6 @@ def judge(
     *,
     rehearsed: tuple[ArrayLike, ArrayLike] | None = None,
     threshold: float | None = None,
-    null: tuple[ArrayLike, ArrayLike] | None = None,
     delta: float = 0.0,
     relation: str = "",
     threat: str = "",
@@ -125,8 +119,6 @@ def judge(
         Verdicts of other runs, for the threshold.
     threshold : float, optional
         Or the threshold itself, e.g. 0 for a log-likelihood ratio.
-    null : pair of array, optional
-        Verdicts of two sets of runs without the target.
     delta : float
         Of the epsilon that is bounded.
     relation, threat, notes
@@ -149,21 +141,16 @@ def judge(
     unknown = [f"{alpha:g} ({runs_for_rate(alpha)} runs)" for alpha in ALPHAS if rates[f"{alpha:g}"] is None]
     if unknown:
         said.append(f"no true positive rate at false positive rates that need more runs: {', '.join(unknown)}")
-    empty = None if null is None else auc_interval(*null)
-    if empty is not None and not empty.low <= 0.5 <= empty.high:
-        said.append("the null check excludes .5: with the target in neither world this happens in 1 of 20 audits")
     return AuditResult(
         attack=attack,
         setting=setting,
         auc=found,
-        runs=(len(list(inside)), len(list(outside))),  # type: ignore[arg-type]
+        runs=(np.size(inside), np.size(outside)),
         threat=threat,
         threshold=threshold,
         advantage=gain,
         epsilon=bound,
         relation=relation,
         true_rates=rates,
-        null=empty,
-        null_runs=(0, 0) if null is None else (len(list(null[0])), len(list(null[1]))),  # type: ignore[arg-type]
         notes=tuple(said),
     )

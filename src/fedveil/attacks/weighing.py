@@ -26,12 +26,15 @@ class Weighing(Attack):
     ----------
     weighs : tuple of type
         The other attacks.
+    steady : bool
+        Whether their scores point the same way in every round; see `SequentialEvidence`.
     """
 
     model: SequentialEvidence
 
     cumulative: ClassVar[bool] = True
     weighs: ClassVar[tuple[type[Attack], ...]]
+    steady: ClassVar[bool] = True
 
     def run(self, observation: Observation) -> Tensor:
         scores = {kind.name: kind(self.knowledge, self.threat).run(observation) for kind in self.weighs}

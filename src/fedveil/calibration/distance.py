@@ -24,7 +24,7 @@ METRICS: dict[str, Callable[[Layout, Grouping], Groups]] = {
 """A metric is the mean over some groups of coordinates of the Euclidean norm over each: all layers, or one of all."""
 
 _HEIGHT = 1 << 10  # pairs are worked on for so many models at a time: the matrix of all pairs is never held
-_AGAIN = (1 - 1e-6, 8)  # pairs so close to the largest, and at most so many, are measured again in float64
+_AGAIN = (1 - 1e-5, 8)  # pairs so close to the largest, and at most so many, are measured again in float64
 
 
 def max_pairwise_distance(
@@ -85,10 +85,12 @@ def _farthest(models: Tensor, groups: Groups) -> list[tuple[int, int]]:
     n, found = len(models), list[tuple[float, int, int]]()
     for first in range(0, n - 1, _HEIGHT):
         distances = _strip(models, groups, torch.arange(first, n), min(_HEIGHT, n - first)).triu_(1)
-        near = (distances >= _AGAIN[0] * distances.max()).nonzero()[: _AGAIN[1]]
-        found += [(float(distances[i, j]), first + i, first + j) for i, j in near.tolist() if i < j]
-    least = _AGAIN[0] * max((distance for distance, _, _ in found), default=0.0)
-    return [(i, j) for distance, i, j in found if distance >= least][: _AGAIN[1]]
+        longest, places = distances.flatten().topk(min(_AGAIN[1], distances.numel()))
+        for distance, place in zip(longest.tolist(), places.tolist(), strict=True):
+            i, j = divmod(place, n - first)
+            found += [(distance, first + i, first + j)] if i < j else []
+    found.sort(reverse=True)
+    return [(i, j) for distance, i, j in found[: _AGAIN[1]] if distance >= _AGAIN[0] * found[0][0]]
 
 
 def _strip(models: Tensor, groups: Groups, members: Tensor, height: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -32,22 +32,33 @@ def audit(
     attacker: Annotated[
         int | None, typer.Option("--attacker", metavar="I", help="Client that asks; default: the first.")
     ] = None,
+    colluders: Annotated[
+        int | None,
+        typer.Option("--colluders", metavar="K", help="Clients that pool what they sent, the asking one included."),
+    ] = None,
     shadow: Annotated[
         str, typer.Option("--shadow", metavar="KIND", help="What it holds: clean, noisy, partial or public.")
     ] = "clean",
     out_world: Annotated[
         str,
-        typer.Option("--out-world", metavar="KIND", help="In the target's place: replace (by another), remove, empty."),
+        typer.Option(
+            "--out-world",
+            metavar="KIND",
+            help="In the target's place: replace (by anybody), twin (by one like it), remove, empty, itself (a check).",
+        ),
     ] = "replace",
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Every setting of [compare], instead of the one of [privacy].")
+    ] = False,
     out: Out = None,
 ) -> None:
     """Audit: retrain with and without one client, and let others guess. Interrupted, it goes on where it stopped."""
     with told() as going:
         from fedveil import experiments
-        from fedveil.experiments.audit_folder import FIGURE, RESULT
-        from fedveil.report.audit_figures import draw_audit
+        from fedveil.experiments.audit_folder import EVIDENCE, FIGURE, RESULT
+        from fedveil.report.audit_figures import draw_audit, draw_evidence
         from fedveil.report.audit_progress import audit_progress_for
-        from fedveil.report.audit_tables import audit_notes, audit_table, paper_table
+        from fedveil.report.audit_tables import audit_notes, audit_tables, paper_notes, paper_table
 
         spec = experiments.load(where, assign or [])
         folder = out or _folder(where, spec.name)
@@ -60,19 +71,25 @@ def audit(
             replicates=replicates,
             target=target,
             attacker=attacker,
+            colluders=colluders,
             shadow=shadow,
             world=out_world,
+            compare=compare,
             progress=audit_progress_for(console),
         )
         if found.judged.verdicts or found.judged.refused:
-            console.print(audit_table(found))
-        table = paper_table(found)
-        if table is not None:
-            console.print(table)
-        for note in audit_notes(found):
+            for table in audit_tables(found):
+                console.print(table)
+            notes = audit_notes(found)
+        else:
+            notes = []
+        printed = paper_table(found)
+        if printed is not None:
+            console.print(printed)
+        for note in [*notes, *paper_notes(found)]:
             console.print(note, markup=False, highlight=False)
-        drawn = draw_audit(found, folder / FIGURE)
-        names = ", ".join([RESULT, *([] if drawn is None else [FIGURE])])
+        drawn = [draw_audit(found, folder / FIGURE), draw_evidence(found, folder / EVIDENCE)]
+        names = ", ".join([RESULT, *(file.name for file in drawn if file is not None)])
         seconds = f"{found.values['seconds']:.0f} s"
         console.print(f"written to {folder}: {names} ({seconds})", markup=False, highlight=False, soft_wrap=True)
 

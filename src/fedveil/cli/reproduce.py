@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedveil.cli.shared import NO_REPLY, Device, console_for, fail, told
+from fedveil.cli.shared import NO_REPLY, Device, console_for, fail, folder, told
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,7 +55,8 @@ def reproduce(
     ] = 0,
     device: Annotated[Device, typer.Option("--device", help="Where clients train.")] = Device.CPU,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Keeps the runs; default: runs/<study>-<scale>.")
+        Path | None,
+        typer.Option("--out", metavar="DIR", callback=folder, help="Keeps the runs; default: runs/<study>-<scale>."),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List tables, figures, rules and readings.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs that are needed, and do nothing.")] = False,
@@ -131,8 +132,7 @@ def _show(console: Console, paper: MetricPrivacyStudy, selection: Selection, fol
     from fedveil.report.plots import draw_plot
     from fedveil.report.reproduction import result_notes, result_table
     from fedveil.reproduce import measured
-    from fedveil.reproduce.files import write_table
-    from fedveil.reproduce.metric_privacy import SETTINGS
+    from fedveil.reproduce.files import write_claims, write_table
 
     choices = paper.plan.choices
     suffix = "".join(f"-{name}" for name in choices.readings)
@@ -142,12 +142,13 @@ def _show(console: Console, paper: MetricPrivacyStudy, selection: Selection, fol
     for table in selection.tables:
         results = [measured(entry, done.finished) for entry in paper.entries(table)]
         console.print()
-        console.print(result_table(f"{table}: {paper.tables[table]}", results, SETTINGS))
-        for note in result_notes(results, SETTINGS):
+        console.print(result_table(f"{table}: {paper.tables[table]}", results, paper.settings))
+        for note in result_notes(results, paper.settings):
             console.print(note, markup=False, highlight=False)
         written.append(write_table(folder, paper, table, results, made, suffix).name)
     for figure in selection.figures:
         name = f"figure-{figure}{suffix}.png"
         draw_plot(paper.plot(figure), done.finished).savefig(folder / name, dpi=150)
         written.append(name)
+    written.append(write_claims(folder).name)
     console.print(f"written to {folder}: {', '.join(written)}", markup=False, highlight=False, soft_wrap=True)

@@ -66,21 +66,31 @@ def compare(
     engine: EngineOption = None,
     device: DeviceOption = None,
     seed: Seed = None,
+    audit: Annotated[
+        int,
+        typer.Option("--audit", metavar="N", help="Attack every setting: N runs with a client and N without; 0: no."),
+    ] = 0,
     resume: Resume = False,
 ) -> None:
-    """Compare privacy settings side by side: table, curves, accuracy against noise."""
+    """Compare privacy settings side by side: table, curves, accuracy against attacks, noise and epsilon."""
     with told() as going:
         from fedveil import experiments
+        from fedveil.experiments.front import attack_settings, check_audit
+        from fedveil.report.audit_progress import audit_progress_for
         from fedveil.report.figures import draw
         from fedveil.report.progress import progress_for
         from fedveil.report.tables import comparison_notes, comparison_tables
 
         spec = experiments.load(config, assign or [], engine=engine, device=device, seed=seed)
         folder = out or (folder_of(config, spec.name) if resume else fresh(folder_of(config, spec.name)))
-        going.folder, going.command = folder, f"fedveil compare {folder} --resume" + f" --seeds {seeds}" * (seeds > 1)
+        asked = f" --seeds {seeds}" * (seeds > 1) + f" --audit {audit}" * (audit > 0)
+        going.folder, going.command = folder, f"fedveil compare {folder} --resume{asked}"
         console = console_for()
         quiet(spec.engine)
+        check_audit(spec, audit)
         found = experiments.compare(spec, folder, seeds=seeds, resume=resume, progress=progress_for(console))
+        if audit:
+            found = attack_settings(spec, folder, found, audit, audit_progress_for(console))
         files = draw(found, folder)
         for table in comparison_tables(found, console.width):
             console.print(table)

@@ -44,7 +44,19 @@ Config = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, a ru
 Assign = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set one key, e.g. local.epochs=2; repeatable.")
 ]
-Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where to write; default: runs/<name>.")]
+
+
+def folder(value: Path | None) -> Path | None:
+    """Check a folder's name: `--out --help` would write a run into a folder called --help."""
+    if value is not None and str(value).startswith("-"):
+        raise typer.BadParameter(f"{str(value)!r} looks like an option: name a folder, as in --out runs/mine")
+    return value
+
+
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DIR", callback=folder, help="Where to write; default: runs/<name>."),
+]
 EngineOption = Annotated[Engine | None, typer.Option("--engine", help="Who moves the messages.")]
 DeviceOption = Annotated[Device | None, typer.Option("--device", help="Where clients train.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Of data split, models, training and reproducible noise.")]

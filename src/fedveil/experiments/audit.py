@@ -6,66 +6,38 @@ about the defence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
-from fedveil.attacks import ATTACKS, Active
-from fedveil.attacks.paper import MULTI_ROUND, MULTI_ROUNDS, SINGLE_SHOT, SingleShot
+from fedveil.attacks import ATTACKS
+from fedveil.attacks.paper import MULTI_ROUND, SINGLE_SHOT, SingleShot, multi_round, single_shot
 from fedveil.attacks.result import RUN, AuditResult
 from fedveil.attacks.statistics import epsilon_ceiling
-from fedveil.errors import FieldError, nearest, require_count
+from fedveil.errors import require_count
 from fedveil.experiments.audit_folder import AuditFolder
-from fedveil.experiments.audit_paper import play_multi_round, play_single_shot
+from fedveil.experiments.audit_plan import (
+    LEAST,
+    check_threats,
+    chosen_attacks,
+    look_ahead,
+    one_run,
+    plan_cases,
+    plan_settings,
+    stage_of,
+)
+from fedveil.experiments.audit_play import AuditProgress, Quiet, play
 from fedveil.experiments.audit_results import Judged, judge_all
 from fedveil.experiments.config import Config
 from fedveil.experiments.replicates import Stage
-from fedveil.experiments.replicates_data import WORLDS, Roles
-from fedveil.experiments.replicates_record import HONEST, MALICIOUS, Case, never_drawn
+from fedveil.experiments.replicates_record import HONEST, Case, Replicate
+from fedveil.experiments.replicates_roles import WORLDS, Roles
 from fedveil.experiments.runner import one_thread
-from fedveil.experiments.sections import Comparison, Setting
-from fedveil.experiments.settings import configure
-from fedveil.experiments.setup import prepare, resolve_device
+from fedveil.experiments.setup import prepare
 from fedveil.experiments.summary import REPRODUCIBLE, versions
-
-VANILLA = "vanilla"
-NAMES = (*ATTACKS, SINGLE_SHOT, MULTI_ROUND)
-LEAST, REHEARSALS = 4, 8  # runs in each world; rehearsals are half as many as runs, and at least so many
-
-
-class AuditProgress(Protocol):
-    """Is told how an audit goes."""
-
-    def begin(self, steps: int) -> None:
-        """So many rounds of blocks of replicates lie ahead."""
-
-    def advance(self, text: str) -> None:
-        """One of them is done."""
-
-    def say(self, text: str) -> None:
-        """Something that the user should know."""
-
-    def end(self) -> None:
-        """It is over, whatever happened."""
-
-
-class Quiet:
-    """Tells nobody."""
-
-    def begin(self, steps: int) -> None:
-        """Nothing."""
-
-    def advance(self, text: str) -> None:
-        """Nothing."""
-
-    def say(self, text: str) -> None:
-        """Nothing."""
-
-    def end(self) -> None:
-        """Nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,8 +73,10 @@ def audit(
     replicates: int = 30,
     target: int | None = None,
     attacker: int | None = None,
+    colluders: int | None = None,
     shadow: str = "clean",
     world: str = "replace",
+    compare: bool = False,
     progress: AuditProgress | None = None,
 ) -> Audit:
     """Measure what a client learns about the participation of another.
@@ -110,20 +84,24 @@ def audit(
     Parameters
     ----------
     config : Config
-        Of one run; its ``[compare]`` is not looked at, and the embedded engine plays it.
+        Of one run, or with the settings of a comparison; the embedded engine plays it.
     out : path, optional
         Where finished replicates, audit.json and the spec go; an interrupted audit goes on there, and one with fewer
         replicates is extended.
     attacks : sequence of str
-        Of `NAMES`; without any, all of them.
+        Of `audit_plan.NAMES`; without any, all of them.
     replicates : int
         Evaluated runs in each world; half as many more (at least 8) are rehearsals.
     target, attacker : int, optional
         Partitions; by default the first client attacks the last.
+    colluders : int, optional
+        Clients that pool what they sent, the attacker included; by default 2, where there are so many.
     shadow : {"clean", "noisy", "partial", "public"}
         What the adversary holds of the target's data.
-    world : {"replace", "remove", "empty"}
+    world : {"replace", "twin", "remove", "empty", "itself"}
         What stands in the target's place.
+    compare : bool
+        Audit every setting of ``[compare]`` instead of the one of ``[privacy]``.
     progress : AuditProgress, optional
         Is told how it goes.
 
@@ -135,144 +113,75 @@ def audit(
         If no adversary of this federation could run an attack that was asked for by name.
     """
     began, progress = perf_counter(), progress or Quiet()
-    chosen = tuple(dict.fromkeys(attacks)) or NAMES
-    for name in chosen:
-        if name not in NAMES:
-            raise FieldError("--attack", name, nearest(name, NAMES))
+    chosen = chosen_attacks(attacks, config)
     runs = require_count("--replicates", replicates, least=LEAST)
-    config = _plain(config)
+    planned = plan_settings(config, compare)
     with one_thread():
-        stages, roles = _stages(config, target, attacker, shadow, world)
-        if attacks:
-            _check(stages, chosen)
-        cases = _cases(stages, [name for name in chosen if name in ATTACKS], runs, max(REHEARSALS, runs // 2))
-        notes = _look_ahead(stages[-1], roles, cases, config)
-        folder = AuditFolder(None if out is None else Path(out), config, {**asdict(roles), "seed": config.seed})
-        for note in notes:
-            progress.say(note)
-        folder.begin()
-        shots, rounds = _play(stages, roles, cases, chosen, folder, progress)
-        wanted = {case: folder.done[case] for case in cases}
-        labels = tuple(stage.label for stage in stages)
-        delta = config.privacy.budget.delta
-        judged = judge_all(wanted, labels, [name for name in chosen if name in ATTACKS], roles, delta)
-    after = _afterthoughts(wanted.values())
-    for note in after:
-        progress.say(note)
+        clients = len(prepare(planned[-1].config).arguments["clients"])
+        roles = Roles.of(clients, target, attacker, world, shadow, colluders)
+        stages = [stage_of(p, roles, config.seed) for p in planned]
+        check_threats(stages, attacks)
+        cases = plan_cases(planned, [name for name in chosen if name in ATTACKS], runs)
+        notes = look_ahead(stages[-1], cases)
+        question = {**asdict(roles), "seed": config.seed, "settings": [p.label for p in planned]}
+        folder = AuditFolder(None if out is None else Path(out), one_run(config, compare), question)
+        try:
+            folder.begin()
+            for note in notes:
+                progress.say(note)
+            play(config, planned, stages, cases, chosen, folder, progress)
+            found = _judged(config, stages, cases, chosen, folder)
+            after = _afterthoughts([folder.done[case] for case in cases])
+            for note in after:
+                progress.say(note)
+            found.values.update(notes=notes + after, seconds=round(perf_counter() - began, 1))
+            folder.finish(found.values)
+        finally:
+            folder.close()
+    return found
+
+
+def _judged(
+    config: Config, stages: Sequence[Stage], cases: Sequence[Case], chosen: Sequence[str], folder: AuditFolder
+) -> Audit:
+    """Figures from finished replicates."""
+    delta, roles = config.privacy.budget.delta, stages[0].roles
+    labels = tuple(stage.label for stage in stages)
+    done = {case: folder.done[case] for case in cases}
+    attacks = [name for name in chosen if name in ATTACKS]
+    judged = judge_all(done, labels, attacks, roles, delta, config.publish.metrics)
+    shots = [single_shot(s, *_one(folder.paper[SINGLE_SHOT, s])) for s in labels if SINGLE_SHOT in chosen]
+    rounds = [multi_round(s, *folder.paper[MULTI_ROUND, s]) for s in labels if MULTI_ROUND in chosen]
+    runs, rehearsals = ({c.index for c in cases if c.phase == phase} for phase in ("run", "rehearsal"))
     values = {
         "name": config.name,
         **asdict(roles),
         "relation": WORLDS[roles.world],
         "unit": RUN,
-        "replicates": runs,
-        "rehearsals": max(REHEARSALS, runs // 2),
-        "epsilon_ceiling": epsilon_ceiling(runs, delta),
+        "replicates": len(runs),
+        "rehearsals": len(rehearsals),
+        "delta": delta,
+        "epsilon_ceiling": epsilon_ceiling(len(runs), delta) if runs else None,
         "published_metrics": {"mode": config.publish.metrics, "text": config.publish.describe()},
-        "settings": {label: _about(label, wanted.values()) for label in labels},
+        "settings": {stage.label: _about(stage, done.values()) for stage in stages},
         "results": [v.to_dict() for v in judged.verdicts],
         "refused": [asdict(r) for r in judged.refused],
+        "together": {label: asdict(bound) for label, bound in judged.together.items()},
         "paper": {"single_shot": [asdict(s) for s in shots], "multi_round": [r.to_dict() for r in rounds]},
-        "notes": notes + after,
         "seed": config.seed,
         "source": REPRODUCIBLE,
         "versions": versions(),
-        "seconds": round(perf_counter() - began, 1),
     }
-    folder.finish(values)
     return Audit(values, judged, labels, shots, rounds)
 
 
-def _plain(config: Config) -> Config:
-    """One run, on the embedded engine, which plays many at once."""
-    changes = {"compare": Comparison(), "engine": "local", "device": resolve_device(config.device)}
-    return config.model_copy(update=changes)
+def _one(losses: Sequence[Sequence[float]]) -> tuple[float, float]:
+    [shadow], [aggregated] = losses
+    return shadow, aggregated
 
 
-def _stages(
-    config: Config, target: int | None, attacker: int | None, shadow: str, world: str
-) -> tuple[list[Stage], Roles]:
-    label = config.privacy.method
-    settings = [(label, config)]
-    if label != VANILLA:
-        settings.insert(0, (VANILLA, configure(config, VANILLA, Setting.model_validate({"method": VANILLA}))))
-    setups = [(label, spec, prepare(spec)) for label, spec in settings]
-    roles = Roles.of(len(setups[0][2].arguments["clients"]), target, attacker, world, shadow)
-    return [Stage(label, spec, setup, roles, config.seed) for label, spec, setup in setups], roles
-
-
-def _check(stages: Sequence[Stage], chosen: Sequence[str]) -> None:
-    """Refuse what was asked for by name and no adversary of the defended federation can do."""
-    for name in chosen:
-        if name in ATTACKS:
-            kind = MALICIOUS if name == Active.name else HONEST
-            stages[-1].threat(kind, reference=True).require(name, ATTACKS[name].needs)
-
-
-def _cases(stages: Sequence[Stage], attacks: Sequence[str], runs: int, rehearsals: int) -> list[Case]:
-    kinds = [HONEST] * any(name != Active.name for name in attacks) + [MALICIOUS] * (Active.name in attacks)
-    counts = {"rehearsal": rehearsals, "run": runs}
-    return [
-        Case(stage.label, kind, phase, inside, index)
-        for stage in stages
-        for kind in kinds
-        for phase, count in counts.items()
-        for index in range(count)
-        for inside in (True, False)
-    ]
-
-
-def _look_ahead(stage: Stage, roles: Roles, cases: Sequence[Case], config: Config) -> list[str]:
-    """Refuse what cannot work before anything is written; say what is odd."""
-    stage.rehearse_deal()
-    notes = list(stage.setup.warnings)
-    own = [case for case in cases if case.setting == stage.label and case.inside]
-    lost = never_drawn(config, len(stage.setup.arguments["clients"]), roles, own, config.seed)
-    if own and len(lost) == len(own):
-        accepted = "is in no round's cohort in any run: it never trains; raise rounds or clients_per_round"
-        raise FieldError("--target", roles.target, accepted)
-    if lost:
-        notes.append(f"in {len(lost)} of {len(own)} runs 'with' the target it is in no cohort, and never trains")
-    return notes
-
-
-def _play(
-    stages: Sequence[Stage],
-    roles: Roles,
-    cases: Sequence[Case],
-    chosen: Sequence[str],
-    folder: AuditFolder,
-    progress: AuditProgress,
-) -> tuple[list[SingleShot], list[AuditResult]]:
-    work: list[tuple[Stage, list[Case]]] = []
-    for stage in stages:
-        for kind in (HONEST, MALICIOUS):
-            left = [c for c in cases if (c.setting, c.kind) == (stage.label, kind) and c not in folder.done]
-            work += [(stage, left[i : i + stage.block]) for i in range(0, len(left), stage.block)]
-    steps = sum(stage.config.rounds for stage, _ in work)
-    steps += len(stages) * ((SINGLE_SHOT in chosen) + MULTI_ROUNDS * (MULTI_ROUND in chosen))
-    if len(folder.done) and work:
-        progress.say(f"going on: {sum(c in folder.done for c in cases)} of {len(cases)} replicates are there")
-    shots: list[SingleShot] = []
-    rounds: list[AuditResult] = []
-    progress.begin(steps)
-    try:
-        for stage in stages:
-            if SINGLE_SHOT in chosen:
-                text = f"{stage.label}, {SINGLE_SHOT}"
-                shots.append(play_single_shot(stage.label, stage.config, roles, lambda t=text: progress.advance(t)))  # type: ignore[misc]
-            if MULTI_ROUND in chosen:
-                text = f"{stage.label}, {MULTI_ROUND}"
-                rounds.append(play_multi_round(stage.label, stage.config, roles, lambda t=text: progress.advance(t)))  # type: ignore[misc]
-        for stage, block in work:
-            text = f"{stage.label}, {len(block)} runs, {block[0].kind} adversary"
-            folder.add(stage.play(block, lambda t=text: progress.advance(t)))  # type: ignore[misc]
-    finally:
-        progress.end()
-    return shots, rounds
-
-
-def _afterthoughts(replicates: Any) -> list[str]:
-    found = list(replicates)
+def _afterthoughts(found: Sequence[Replicate]) -> list[str]:
+    """What only the finished replicates show."""
     notes = []
     lacking = [r for r in found if r.missing]
     if lacking:
@@ -287,10 +196,14 @@ def _afterthoughts(replicates: Any) -> list[str]:
     return notes
 
 
-def _about(label: str, replicates: Any) -> dict[str, Any]:
-    own = [r for r in replicates if r.case.setting == label and r.case.kind == HONEST and r.case.inside]
-    measured = [r.accuracy for r in own if r.accuracy is not None]
+def _about(stage: Stage, replicates: Iterable[Replicate]) -> dict[str, Any]:
+    inside = [r for r in replicates if r.case.setting == stage.label and r.case.inside]
+    own = [r for r in inside if r.case.kind == HONEST] or inside
+    accuracies = [r.accuracy for r in own if r.accuracy is not None]
+    sigmas = [r.sigma for r in own if r.sigma is not None]
     return {
+        "method": stage.config.privacy.method,
         "guarantee": own[0].guarantee if own else "",
-        "accuracy": fmean(measured) if measured else None,
+        "accuracy": fmean(accuracies) if accuracies else None,
+        "sigma": fmean(sigmas) if sigmas else None,
     }

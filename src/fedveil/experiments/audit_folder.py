@@ -12,9 +12,12 @@ from typing import Any
 from fedveil.errors import FieldError
 from fedveil.experiments.config import Config
 from fedveil.experiments.ledgers import append, make_folder, replace
+from fedveil.experiments.lock import FolderLock
 from fedveil.experiments.replicates_record import Case, Replicate
 
-SPEC, LINES, RESULT, FIGURE = "spec.json", "replicates.jsonl", "audit.json", "audit.png"
+SPEC, CONFIG, LINES, PAPER = "spec.json", "config.toml", "replicates.jsonl", "paper.jsonl"
+RESULT, FIGURE, EVIDENCE = "audit.json", "audit.png", "evidence.png"
+Losses = Sequence[Sequence[float]]
 
 
 class AuditFolder:
@@ -33,6 +36,8 @@ class AuditFolder:
     ----------
     done : dict of Case to Replicate
         The finished ones.
+    paper : dict of (str, str) to pair of list of float
+        By the paper's statistic and setting, what it is computed from.
 
     Raises
     ------
@@ -43,9 +48,11 @@ class AuditFolder:
     def __init__(self, path: Path | None, config: Config, question: dict[str, Any]) -> None:
         self.path = path
         self.done: dict[Case, Replicate] = {}
+        self.paper: dict[tuple[str, str], Losses] = {}
+        self._lock: FolderLock | None = None
         self._config = config
         self._spec = json.loads(json.dumps({"fingerprint": config.fingerprint(), **question}))
-        if path is None or not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        if path is None or not path.exists() or (path.is_dir() and all(p.name.startswith(".") for p in path.iterdir())):
             return
         spec = path / SPEC
         if not path.is_dir() or not spec.is_file():
@@ -55,18 +62,26 @@ class AuditFolder:
         except ValueError as error:
             raise FieldError("--out", str(spec), f"cannot be read ({error}); give another --out") from error
         if stored != self._spec:
-            other = ", ".join(k for k in self._spec if stored.get(k) != self._spec[k])
-            raise FieldError("--out", str(path), f"holds another audit (see {other}); give another --out")
-        self._read(path / LINES)
+            other = ", ".join(k for k in self._spec if stored.get(k) != self._spec[k]).replace(
+                "fingerprint", "configuration"
+            )
+            raise FieldError("--out", str(path), f"holds an audit with another {other}; give another --out")
+        self._take()
+        try:
+            self._read()
+        except BaseException:
+            self.close()
+            raise
 
     def begin(self) -> None:
         """Make the folder; nothing is written before this."""
         if self.path is None:
             return
         make_folder(self.path)
-        if not (self.path / SPEC).exists():
-            replace(self.path / "config.toml", self._config.to_toml().encode())
-            replace(self.path / SPEC, json.dumps(self._spec, indent=2).encode())
+        self._take()
+        for name, content in ((SPEC, json.dumps(self._spec, indent=2)), (CONFIG, self._config.to_toml())):
+            if not (self.path / name).exists():
+                replace(self.path / name, content.encode())
 
     def add(self, replicates: Sequence[Replicate]) -> None:
         """Keep finished replicates."""
@@ -74,17 +89,51 @@ class AuditFolder:
         if self.path is not None:
             append(self.path / LINES, "".join(json.dumps(asdict(r)) + "\n" for r in replicates))
 
+    def add_paper(self, statistic: str, setting: str, losses: Losses) -> None:
+        """Keep what one of the paper's statistics is computed from."""
+        self.paper[statistic, setting] = losses
+        if self.path is not None:
+            append(self.path / PAPER, json.dumps([statistic, setting, losses]) + "\n")
+
     def finish(self, values: dict[str, Any]) -> None:
         """Write the results."""
         if self.path is not None:
             replace(self.path / RESULT, (json.dumps(values, indent=2) + "\n").encode())
 
-    def _read(self, path: Path) -> None:
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        for line in lines:
-            with suppress(ValueError, TypeError, KeyError):  # the last one may be half-written: it is played again
+    def close(self) -> None:
+        """Let others have the folder."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _take(self) -> None:
+        if self.path is not None and self._lock is None:
+            lock = FolderLock(self.path)
+            lock.take()
+            self._lock = lock
+
+    def _read(self) -> None:
+        """Take over what is finished; a line that was half-written when a process was killed is played again."""
+        assert self.path is not None
+        for line in _lines(self.path / LINES):
+            with suppress(ValueError, TypeError, KeyError):
                 values = json.loads(line)
                 found = Replicate(**{**values, "case": Case(**values["case"])})
                 self.done[found.case] = found
-        if path.exists() and len(self.done) < len(lines):
-            replace(path, "".join(json.dumps(asdict(r)) + "\n" for r in self.done.values()).encode())
+        for line in _lines(self.path / PAPER):
+            with suppress(ValueError, TypeError):
+                statistic, setting, losses = json.loads(line)
+                self.paper[statistic, setting] = losses
+        _rewrite(self.path / LINES, [asdict(r) for r in self.done.values()])
+        _rewrite(self.path / PAPER, [[*key, losses] for key, losses in self.paper.items()])
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+
+
+def _rewrite(path: Path, values: Sequence[Any]) -> None:
+    """Leave whole lines only, so that the next one does not continue a torn one."""
+    content = "".join(json.dumps(value) + "\n" for value in values).encode()
+    if path.exists() and path.read_bytes() != content:
+        replace(path, content)

@@ -1,4 +1,7 @@
-"""The attacks of the metric privacy paper on its own schedule: one run, or one with and one without the target."""
+"""The attacks of the metric privacy paper on its own schedule: one run, or one with and one without the target.
+
+Here they are played; what is made of the losses is in `fedveil.attacks.paper`.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +13,27 @@ import torch
 
 from fedveil.attacks import Knowledge, Loss
 from fedveil.attacks.observation import Observation, ThreatModel
-from fedveil.attacks.paper import (
-    MULTI_EPOCHS,
-    MULTI_ROUNDS,
-    SINGLE_EPOCHS,
-    SingleShot,
-    multi_round,
-    single_shot,
-)
-from fedveil.attacks.result import AuditResult
+from fedveil.attacks.paper import MULTI_EPOCHS, MULTI_ROUNDS, SINGLE_EPOCHS
 from fedveil.engines import Federation, Lockstep
 from fedveil.errors import FieldError
 from fedveil.experiments.config import Config
-from fedveil.experiments.replicates_data import Roles, shadow_of
+from fedveil.experiments.replicates_data import shadow_of
+from fedveil.experiments.replicates_roles import Roles
 from fedveil.experiments.setup import Setup, prepare
-from fedveil.learning import evaluate
+from fedveil.learning import ClientData, initial_models
 from fedveil.mechanisms import keyed_seed
 
 THREAT = ThreatModel("semi-honest client", frozenset({"models", "metrics", "shadow"}))
+Losses = list[float]
 
 
-def play_single_shot(label: str, config: Config, roles: Roles, tick: Callable[[], None]) -> SingleShot:
+def play_single_shot(config: Config, roles: Roles, tick: Callable[[], None]) -> tuple[Losses, Losses]:
     """One round of 20 local epochs; the shadow is a tenth of the target's training examples.
+
+    Returns
+    -------
+    tuple
+        Shadow loss and aggregated loss, one each.
 
     Raises
     ------
@@ -47,28 +49,65 @@ def play_single_shot(label: str, config: Config, roles: Roles, tick: Callable[[]
     if history.metrics is None or history.metrics.loss is None:
         raise FieldError("data.holdout", config.data.holdout, "the paper's single shot needs an aggregated test loss")
     shadow = shadow_of(setup.arguments["clients"][roles.target], "clean", setup.dataset, _rng(config))
-    learner = federation.learner
-    own = evaluate(learner.model, federation.layout, federation.models[0], shadow.x, shadow.y)
-    return single_shot(label, float(own.loss or 0.0), history.metrics.loss)
+    return _known(federation, shadow).loss_of(federation.models[None], shadow).tolist(), [history.metrics.loss]
 
 
-def play_multi_round(label: str, config: Config, roles: Roles, tick: Callable[[], None]) -> AuditResult:
-    """Five epochs, 20 rounds, once with the target and once without; the shadow is noisy."""
+def play_multi_round(config: Config, roles: Roles, tick: Callable[[], None]) -> tuple[Losses, Losses]:
+    """Five epochs, 20 rounds, once with the target and once without; the shadow is noisy.
+
+    Returns
+    -------
+    tuple
+        Scores of all rounds, with the target and without.
+    """
     local = replace(config.local, epochs=MULTI_EPOCHS)
     twice = config.model_copy(update={"rounds": MULTI_ROUNDS, "local": local})
     setup = prepare(twice)
     pair = [_federation(twice, setup, roles, inside) for inside in (True, False)]
     models = [[f.models] for f in pair]
-    lockstep = Lockstep(pair)
-    for played in lockstep.rounds(MULTI_ROUNDS):
+    for played in Lockstep(pair).rounds(MULTI_ROUNDS):
         for i in played:
             models[i].append(pair[i].models)
         tick()
     shadow = shadow_of(setup.arguments["clients"][roles.target], "noisy", setup.dataset, _rng(config))
-    learner = pair[0].learner
-    attack = Loss(Knowledge(learner.model, learner.layout, learner.local.loss, shadow), THREAT)
-    scores = [attack.run(Observation(torch.stack(m), f.cohort_size)).numpy() for m, f in zip(models, pair, strict=True)]
-    return multi_round(label, *scores)
+    attack = Loss(_known(pair[0], shadow), THREAT)
+    inside, outside = (
+        attack.run(Observation(torch.stack(m), f.cohort_size)).tolist() for m, f in zip(models, pair, strict=True)
+    )
+    return inside, outside
+
+
+def play_without_target(config: Config, roles: Roles, runs: int) -> list[Losses]:
+    """The multi-round scores of runs without the target: one deal and one shadow, but models, order and noise anew.
+
+    Any two of them are what the paper's statistic sees where there is nothing to see.
+    """
+    local = replace(config.local, epochs=MULTI_EPOCHS)
+    many = config.model_copy(update={"rounds": MULTI_ROUNDS, "local": local})
+    setup = prepare(many)
+    shape = {"input_shape": setup.dataset.input_shape, "outputs": setup.dataset.outputs, **many.model.options}
+    k = setup.method.server.hypotheses
+    federations = []
+    for seed in (keyed_seed("without target", config.seed, i) for i in range(runs)):
+        starts = initial_models(many.model.name, k=k, seed=seed, **shape)
+        single = many.model_copy(update={"seed": seed})
+        fresh = replace(setup, arguments={**setup.arguments, "initial": starts, "seed": seed})
+        federations.append(_federation(single, fresh, roles, inside=False))
+    models = [[f.models] for f in federations]
+    for played in Lockstep(federations).rounds(MULTI_ROUNDS):
+        for i in played:
+            models[i].append(federations[i].models)
+    shadow = shadow_of(setup.arguments["clients"][roles.target], "noisy", setup.dataset, _rng(config))
+    attack = Loss(_known(federations[0], shadow), THREAT)
+    return [
+        attack.run(Observation(torch.stack(m), f.cohort_size)).tolist()
+        for m, f in zip(models, federations, strict=True)
+    ]
+
+
+def _known(federation: Federation, shadow: ClientData) -> Knowledge:
+    learner = federation.learner
+    return Knowledge(learner.model, learner.layout, learner.local.loss, shadow)
 
 
 def _federation(config: Config, setup: Setup, roles: Roles, inside: bool) -> Federation:

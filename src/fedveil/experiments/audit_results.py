@@ -8,16 +8,17 @@ from statistics import median
 from typing import Any
 
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fedveil.attacks import ATTACKS, Active, Adaptive, SequentialEvidence, SideChannel, Weighing, decide, judge
 from fedveil.attacks.adaptive import ERROR
 from fedveil.attacks.observation import Attack
 from fedveil.attacks.result import AuditResult
-from fedveil.attacks.statistics import Estimate, rate
+from fedveil.attacks.statistics import EpsilonBound, Estimate, joint_bound, rate
 from fedveil.experiments.replicates import PUBLISHED
-from fedveil.experiments.replicates_data import WORLDS, Roles
 from fedveil.experiments.replicates_record import HONEST, MALICIOUS, Case, Replicate
+from fedveil.experiments.replicates_roles import WORLDS, Roles
 
 
 @dataclass(frozen=True)
@@ -55,19 +56,23 @@ class Verdict:
     inside, outside : Tensor
         [n, R], evidence after each round of the evaluated runs.
     sequential : Sequential or None
-        Of the adaptive attack.
+        Of the adaptive attacks.
+    supposed : bool
+        Whether it looks at metrics that are not published so.
     """
 
     result: AuditResult
     inside: Tensor
     outside: Tensor
     sequential: Sequential | None = None
+    supposed: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, verdicts included."""
         values = self.result.to_dict()
         scores = {"in": self.inside[:, -1].tolist(), "out": self.outside[:, -1].tolist()}
-        return {**values, "scores": scores, "sequential": None if self.sequential is None else asdict(self.sequential)}
+        sequential = None if self.sequential is None else asdict(self.sequential)
+        return {**values, "supposed": self.supposed, "scores": scores, "sequential": sequential}
 
 
 @dataclass(frozen=True)
@@ -81,15 +86,31 @@ class Refused:
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """All attacks of one audit."""
+    """All attacks of one audit.
+
+    Attributes
+    ----------
+    verdicts : list of Verdict
+        Of those that ran.
+    refused : list of Refused
+        The others.
+    together : dict of str to EpsilonBound
+        By setting, what all of them prove together at 95%.
+    """
 
     verdicts: list[Verdict] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
+    together: dict[str, EpsilonBound] = field(default_factory=dict)
 
 
-def rows_of(attack: str) -> tuple[str, ...]:
-    """Rows of the table: the side channel has one for each way of publishing."""
-    return tuple(PUBLISHED.values()) if attack == SideChannel.name else (attack,)
+def modes_of(attack: str) -> tuple[str, ...]:
+    """Rows of an attack: one for each way of publishing, where it looks at what is published."""
+    return tuple(PUBLISHED) if "metrics" in ATTACKS[attack].needs else ("",)
+
+
+def row_of(attack: str, mode: str) -> str:
+    """Its name in tables."""
+    return f"{attack} ({mode})" if mode else attack
 
 
 def judge_all(
@@ -98,6 +119,7 @@ def judge_all(
     attacks: Iterable[str],
     roles: Roles,
     delta: float,
+    published: str = "off",
 ) -> Judged:
     """Judge every attack in every setting, the undefended one first.
 
@@ -113,29 +135,45 @@ def judge_all(
         Of the audit.
     delta : float
         Of the epsilon that is bounded.
+    published : {"off", "noised", "clear"}
+        How clients are shown metrics; attacks on others are supposed.
     """
     found = Judged()
     for attack in attacks:
-        for row in rows_of(attack):
+        for mode in modes_of(attack):
             valid: bool | None = None
             for setting in settings:
-                verdict = _judged(replicates, setting, ATTACKS[attack], row, roles, delta)
+                verdict = _judged(replicates, setting, ATTACKS[attack], mode, roles, delta)
                 if isinstance(verdict, Refused):
                     found.refused.append(verdict)
                     continue
                 if setting == settings[0]:
                     valid = verdict.result.succeeds
                 result = replace(verdict.result, valid_without_defence=valid)
-                found.verdicts.append(replace(verdict, result=result))
+                found.verdicts.append(replace(verdict, result=result, supposed=bool(mode) and mode != published))
+    found.together.update(_together(found.verdicts, delta))
     return found
 
 
+def _together(verdicts: Sequence[Verdict], delta: float) -> dict[str, EpsilonBound]:
+    """Joint bounds by setting, of attacks on what adversaries really see."""
+    judged: dict[str, list[tuple[ArrayLike, ArrayLike, float]]] = {}
+    for verdict in verdicts:
+        threshold = verdict.result.threshold
+        if threshold is not None and not verdict.supposed:
+            scores = verdict.inside[:, -1].numpy(), verdict.outside[:, -1].numpy()
+            judged.setdefault(verdict.result.setting, []).append((*scores, threshold))
+    return {setting: joint_bound(found, delta=delta) for setting, found in judged.items()}
+
+
 def _judged(
-    replicates: Mapping[Case, Replicate], setting: str, attack: type[Attack], row: str, roles: Roles, delta: float
+    replicates: Mapping[Case, Replicate], setting: str, attack: type[Attack], mode: str, roles: Roles, delta: float
 ) -> Verdict | Refused:
-    kind = MALICIOUS if attack is Active else HONEST
+    kind, row = MALICIOUS if attack is Active else HONEST, row_of(attack.name, mode)
     weighing = attack if issubclass(attack, Weighing) else None
-    traces = [row] if weighing is None else [w.name for w in weighing.weighs]
+    parts = [attack] if weighing is None else list(weighing.weighs)
+    names = {part.name: row_of(part.name, mode) if part is SideChannel else part.name for part in parts}
+    traces = list(names.values())
     chosen = [r for r in replicates.values() if (r.case.setting, r.case.kind) == (setting, kind)]
     chosen.sort(key=lambda r: r.case)
     refused = [r.refused.get(trace, r.stopped) for r in chosen for trace in traces if trace not in r.scores]
@@ -145,32 +183,30 @@ def _judged(
 
     def group(phase: str, inside: bool) -> Tensor:
         some = [r.scores for r in chosen if (r.case.phase, r.case.inside) == (phase, inside)]
-        found = {t: torch.tensor([s[t][:rounds] for s in some], dtype=torch.float64) for t in traces}
-        return found[row] if weighing is None else weighing.stacked(found)
+        found = {n: torch.tensor([s[t][:rounds] for s in some], dtype=torch.float64) for n, t in names.items()}
+        return found[attack.name] if weighing is None else weighing.stacked(found)
 
     rehearsed = group("rehearsal", True), group("rehearsal", False)
     inside, outside = group("run", True), group("run", False)
     threshold: float | None = None
     if weighing is not None:
-        model = SequentialEvidence.fit(*rehearsed)
+        model = SequentialEvidence.fit(*rehearsed, steady=weighing.steady)
         inside, outside, threshold = model.weigh(inside), model.weigh(outside), 0.0
     else:
         inside, outside = attack.evidence(inside), attack.evidence(outside)
-    last = outside[:, -1].numpy()
     earlier = attack.evidence(rehearsed[0])[:, -1].numpy(), attack.evidence(rehearsed[1])[:, -1].numpy()
     result = judge(
         row,
         setting,
         inside[:, -1].numpy(),
-        last,
+        outside[:, -1].numpy(),
         rehearsed=earlier if weighing is None else None,
         threshold=threshold,
-        null=(last[::2], last[1::2]) if len(last) >= 4 else None,
         delta=delta,
         relation=WORLDS[roles.world],
         threat="malicious client" if kind == MALICIOUS else "semi-honest client",
     )
-    sequential = _sequential(inside, outside) if attack is Adaptive else None
+    sequential = _sequential(inside, outside) if issubclass(attack, Adaptive) else None
     return Verdict(result, inside, outside, sequential)
 
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from fedveil.clipping import QuantileClip
 from fedveil.errors import FieldError, require_count
-from fedveil.experiments.attacked import attack_success
+from fedveil.experiments.attacked import keep, run_name
 from fedveil.experiments.config import Config
 from fedveil.experiments.ledgers import replace
 from fedveil.experiments.loading import load
 from fedveil.experiments.runfolder import refuse_used
 from fedveil.experiments.runner import Progress, Silent, run
 from fedveil.experiments.sections import Setting
-from fedveil.experiments.settings import configure, slug, variants_of
+from fedveil.experiments.settings import configure, variants_of
 from fedveil.experiments.summary import Summary
 from fedveil.methods.central import CentralNoise
-
-FILE = "comparison.json"
 
 
 def compare(
@@ -37,7 +34,7 @@ def compare(
         The settings and what they share.
     out : path, optional
         One folder a run (``<setting>``, or ``<setting>-seed-<n>`` for the repetitions), the comparison's own
-        ``config.toml``, and ``comparison.json``: the list of summaries.
+        ``config.toml``, and ``comparison.json``: the list of summaries, with what an audit in ``audit`` found.
     seeds : int
         Repetitions: the configuration's seed and those that follow it. Data are dealt out anew under each.
     resume : bool
@@ -62,15 +59,12 @@ def compare(
             single = configure(config, label, variant.setting).model_copy(update={"seed": seed})
             if variant.setting.match_sigma_of:
                 single = _matched(config, label, variant.setting, summaries, seed)
-            folder = None if path is None else path / (slug(label) + f"-seed-{seed}" * (seed != config.seed))
+            folder = None if path is None else path / run_name(label, seed, first=seed == config.seed)
             again = resume and folder is not None and (folder / "config.toml").exists()
             summary = run(single, folder, resume=again, progress=progress, setting=label)
-            place = {"base": variant.base, "swept": dict(variant.swept), "audits": attack_success(folder)}
+            place = {"base": variant.base, "swept": dict(variant.swept)}
             summaries.append(Summary({**summary.values, **place}, summary.rows))
-    if path is not None:
-        values = [dict(s.values) for s in summaries]
-        replace(path / FILE, (json.dumps(values, indent=2) + "\n").encode())
-    return summaries
+    return summaries if path is None else keep(summaries, path)
 
 
 def _open(path: Path, config: Config, resume: bool) -> None:
@@ -95,26 +89,34 @@ def _matched(config: Config, label: str, setting: Setting, summaries: list[Summa
 
 
 def matching_multiplier(config: Config, earlier: Summary) -> float:
-    """The noise multiplier at which global DP adds the average sigma of an earlier run.
+    """The noise multiplier at which global DP adds the average sigma of an earlier run; see `multiplier_for`."""
+    return multiplier_for(config, earlier.noise("sigma"), int(earlier.values["clients"]), earlier.setting)
+
+
+def multiplier_for(config: Config, sigma: float | None, clients: int, earlier: str) -> float:
+    """The noise multiplier at which global DP adds noise of this deviation.
 
     Parameters
     ----------
     config : Config
         Of global DP; its own noise multiplier does not matter.
-    earlier : Summary
-        Of a run with noise on the server.
+    sigma : float or None
+        The average of an earlier setting; None if that added no noise on the server.
+    clients : int
+        Of the federation.
+    earlier : str
+        Label of that setting.
 
     Raises
     ------
     FieldError
         If there was none, or sigma follows a clipping norm that adapts.
     """
-    wanted = earlier.noise("sigma")
-    if wanted is None:
-        raise FieldError("compare.match_sigma_of", earlier.setting, "added no noise on the server")
+    if sigma is None:
+        raise FieldError("compare.match_sigma_of", earlier, "added no noise on the server")
     server = config.privacy.build(config.aggregator).server
     assert isinstance(server, CentralNoise)
-    cohort = config.clients_per_round or int(earlier.values["clients"])
+    cohort = config.clients_per_round or clients
     if isinstance(server.clip, QuantileClip):
         raise FieldError("privacy.clip", "a table", "no sigma can be matched while the clipping norm adapts")
-    return wanted / (server._sensitivity(server.clip, cohort) if server.order == "formal" else server.clip / cohort)
+    return sigma / (server._sensitivity(server.clip, cohort) if server.order == "formal" else server.clip / cohort)

@@ -30,7 +30,7 @@ class FolderLock:
     """A folder that only this object may write to, from `take` to `release`.
 
     The operating system holds the lock and lets go of it when the process ends, however it ends: a file that a killed
-    process left behind keeps nobody out. The file says which process took it last.
+    process left behind keeps nobody out. The file names the process that holds it, or was killed; `release` empties it.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class FolderLock:
         Raises
         ------
         FieldError
-            If somebody else holds it.
+            If somebody else holds it, or the file system knows no locks.
         """
         handle = os.open(self._folder / FILE, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -58,9 +58,12 @@ class FolderLock:
             os.close(handle)
             accepted = f"is being written to by {holder}: wait until that has ended, or end it"
             raise FieldError("--out", str(self._folder), accepted) from error
-        except OSError:
+        except OSError as error:
             os.close(handle)
-            raise
+            accepted = (
+                f"cannot be locked ({error.strerror}): give a folder on a file system that can, such as a local one"
+            )
+            raise FieldError("--out", str(self._folder), accepted) from error
         os.ftruncate(handle, 0)
         os.lseek(handle, 0, os.SEEK_SET)
         os.write(handle, f"process {os.getpid()} on {platform.node()}\n".encode())
@@ -69,5 +72,6 @@ class FolderLock:
     def release(self) -> None:
         """Let go, if it is held. The file stays: removing it would let two processes lock two files of one name."""
         if self._handle >= 0:
+            os.ftruncate(self._handle, 0)
             os.close(self._handle)
             self._handle = -1

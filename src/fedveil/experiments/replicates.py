@@ -22,15 +22,16 @@ from fedveil.engines.history import Asked
 from fedveil.engines.lockstep import Craft
 from fedveil.experiments.config import Config
 from fedveil.experiments.dealing import Dealt
-from fedveil.experiments.replicates_data import Hands, Roles, deal
-from fedveil.experiments.replicates_record import HONEST, MALICIOUS, Case, Recording, Replicate
+from fedveil.experiments.replicates_data import Hands, deal
+from fedveil.experiments.replicates_record import MALICIOUS, Case, Recording, Replicate
+from fedveil.experiments.replicates_roles import Roles
 from fedveil.experiments.setup import Setup, client_budget, epsilon_filter
 from fedveil.learning import ClientData, LocalTraining, initial_models, make_trainer
 from fedveil.learning.learner import Learner
 from fedveil.mechanisms import ReproducibleSource
 from fedveil.methods import Publishing
 
-PUBLISHED = {"clear": f"{SideChannel.name} (clear)", "noised": f"{SideChannel.name} (noised)"}
+PUBLISHED = {mode: f"{SideChannel.name} ({mode})" for mode in ("noised", "clear")}  # what is recorded for each
 PASSIVE: tuple[type[Attack], ...] = (Loss, CalibratedLoss, OwnUpdate, Colluding, StepLength)
 
 BYTES = 1e9  # of models and data that a block of replicates keeps until its scores are there
@@ -65,6 +66,8 @@ class Stage:
             self.model, self.layout, alone, config.trainer, device=config.device, workers=config.workers
         )
         self.central = self.setup.method.client.trust == "central"
+        # What the adversary takes for the cohort, with the target or without: a smaller one would tell it the answer.
+        self.cohort = config.clients_per_round or len(setup.arguments["clients"])
 
     @property
     def block(self) -> int:
@@ -85,7 +88,7 @@ class Stage:
         if len(self.roles.colluders) > 1:
             able.add("colluders")
         else:
-            lacking["colluders"] = "there is no third client to collude with"
+            lacking["colluders"] = "one client alone: it takes a third one, and --colluders 2"
         if self.central:
             able.add("metrics")
         else:
@@ -94,10 +97,11 @@ class Stage:
             able.add("crafted updates")
         return ThreatModel("malicious client" if kind == MALICIOUS else "semi-honest client", frozenset(able), lacking)
 
-    def rehearse_deal(self) -> None:
-        """Deal out one replicate with the target and one without, to meet refusals before anything is written."""
-        for inside in (True, False):
-            deal(self.config.data, self._dealt, self.roles, inside, Case("", HONEST, "run", inside, 0).seed(self._base))
+    def rehearse_deal(self, cases: Sequence[Case]) -> None:
+        """Deal out replicates, to meet refusals before anything is written: all of them, where the sizes are drawn."""
+        drawn = self.config.data.partition in ("dirichlet", "quantity", "shards") or self.roles.world == "twin"
+        for seed in {case.seed(self._base) for case in (cases if drawn else cases[:1])}:
+            deal(self.config.data, self._dealt, self.roles, False, seed)
 
     def play(self, cases: Sequence[Case], tick: Callable[[], None]) -> list[Replicate]:
         """Play a block of replicates, all of this setting and of one kind; `tick` is called after each round."""
@@ -177,7 +181,7 @@ class Stage:
         threat = self.threat(case.kind, dealt.reference is not None)
         for name, kind, published in self._plan(case, record, federation):
             try:
-                found = kind(known, threat).run(record.observation(federation.cohort_size, published))
+                found = kind(known, threat).run(replace(record.observation(self.cohort), published=published))
                 scores[name] = torch.nan_to_num(found, nan=-1e6, posinf=1e6, neginf=-1e6).tolist()
             except ThreatError as error:
                 refused[name] = str(error)
@@ -191,6 +195,7 @@ class Stage:
             missing=dealt.missing,
             trained=sum(dealt.target in cohort for cohort in record.cohorts) if dealt.target is not None else 0,
             stopped=stopped,
+            sigma=record.sigma,
         )
 
     def _plan(

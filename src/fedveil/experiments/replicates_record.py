@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -17,7 +17,8 @@ from fedveil.engines.assembly import draw_cohort
 from fedveil.engines.history import publishable
 from fedveil.engines.lockstep import Played
 from fedveil.experiments.config import Config
-from fedveil.experiments.replicates_data import Roles
+from fedveil.experiments.replicates_roles import Roles
+from fedveil.learning import Metrics
 from fedveil.mechanisms import keyed_seed
 from fedveil.methods import Publishing
 
@@ -75,6 +76,8 @@ class Replicate:
         Rounds in which the target was in the cohort.
     stopped : str
         Why the run ended early, or "".
+    sigma : float or None
+        Of the server's noise, mean over rounds; None without such noise.
     """
 
     case: Case
@@ -85,6 +88,7 @@ class Replicate:
     missing: Sequence[int]
     trained: int
     stopped: str = ""
+    sigma: float | None = None
 
 
 class Recording:
@@ -94,7 +98,10 @@ class Recording:
         self._models = [federation.models]
         self._adversaries = adversaries
         self._sent: list[Tensor] = []
-        self._measured: list[Any] = []
+        self._measured: list[Sequence[Metrics]] = []
+        self._shown: list[Mapping[str, float]] = []
+        self._sigmas: list[float] = []
+        self._observed: Observation | None = None
         self.cohorts: list[Sequence[int]] = []
         self.accuracy: float | None = None
 
@@ -108,25 +115,35 @@ class Recording:
         self._sent.append(torch.stack(rows))
         self._models.append(federation.models)
         self._measured.append(played.record.client_metrics)
+        self._shown.append(played.record.published)
+        report = played.record.round.report
+        self._sigmas += [report["sigma"]] if "sigma" in report else []
         self.cohorts.append(played.asked.partitions)
         self.accuracy = None if played.record.metrics is None else played.record.metrics.accuracy
 
-    def observation(self, cohort: int, published: Sequence[Mapping[str, float]]) -> Observation:
-        """All rounds."""
+    def observation(self, cohort: int) -> Observation:
+        """All rounds, without metrics."""
         if not self._sent:
             raise ThreatError("the run ended before its first round: there is nothing to observe")
-        return Observation(
-            models=torch.stack(self._models), cohort=cohort, published=published, sent=torch.stack(self._sent, dim=1)
-        )
+        if self._observed is None or self._observed.rounds < len(self._sent):
+            self._observed = Observation(torch.stack(self._models), cohort, sent=torch.stack(self._sent, dim=1))
+        return self._observed
 
-    def published(self, publishing: Publishing, federation: Federation) -> list[dict[str, float]]:
-        """The metrics that clients would be shown, with the noise that the federation itself would draw."""
+    @property
+    def sigma(self) -> float | None:
+        """Of the server's noise, mean over rounds."""
+        return fmean(self._sigmas) if self._sigmas else None
+
+    def published(self, publishing: Publishing, federation: Federation) -> Sequence[Mapping[str, float]]:
+        """What clients were shown; published in another way, what they would be shown, with the noise drawn then."""
+        if publishing == federation.server.publishing:
+            return self._shown if all(self._shown) else ()
         shown = []
         relation: Relation = getattr(federation.method.server, "relation", "zero-out")
         for number, single in enumerate(self._measured, start=1):
             names, figures, counts = publishable(single)
             if not bool((counts > 0).any()):
-                return []
+                return ()
             source = federation.source.child("server", number, "publish", 0)
             releases, _ = publishing.release(names, figures, counts, relation, source)
             shown.append({r.name: float(r.value) for r in releases})

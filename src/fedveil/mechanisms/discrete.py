@@ -72,10 +72,12 @@ def to_grid(updates: Tensor, clip: float, grid: float) -> Tensor:
     Raises
     ------
     FieldError
-        If a row is longer than the clipping norm.
+        If a row is longer than the clipping norm, or the grid so fine that squares have no int64.
     """
-    steps = torch.trunc(updates.to(torch.float64) / require_positive("grid", grid)).to(torch.int64)
-    limit = int((require_positive("clip", clip) / grid) ** 2)
+    limit = int((require_positive("clip", clip) / require_positive("grid", grid)) ** 2)
+    if limit >= _RANGE:
+        raise FieldError("grid", grid, f"is too fine for a clipping norm of {clip:g}: raise the noise multiplier")
+    steps = torch.trunc(updates.to(torch.float64) / grid).to(torch.int64)
     for row in steps:
         if sum(int(part.square().sum()) for part in row.split(1 << 16)) > limit:
             raise FieldError("updates", "longer than the clipping norm", "clip them first")

@@ -129,11 +129,13 @@ class CentralNoise(ABC):
             model, inner = self.aggregator.step(theta, reduced, state.rule)
         else:
             noise = Gaussian(sigma)
-            if self.order == "formal":
-                reduced = noise.add_to(clipped.reduce(self.aggregator, weights, cohort), source=source)
-                model, inner = self.aggregator.step(theta, reduced, state.rule)
-            else:
-                model, inner = self.aggregator.step(theta, clipped.reduce(self.aggregator, weights), state.rule)
+            reduced = clipped.reduce(self.aggregator, weights, cohort if self.order == "formal" else None)
+            # the output of an identity step has the same noise, and what rounding it does to sums is post-processing
+            first = self.order == "formal" or self.aggregator.identity_step
+            if first:
+                noise.add_to(reduced, source=source)
+            model, inner = self.aggregator.step(theta, reduced, state.rule)
+            if not first:
                 noise.add_to(model, source=source)
         report = {
             "clients": float(len(updates)),

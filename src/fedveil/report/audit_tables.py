@@ -2,37 +2,48 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich import box
 from rich.table import Table
 
-from fedveil.attacks.adaptive import ERROR
 from fedveil.attacks.paper import MULTI_ROUND, SINGLE_SHOT
 from fedveil.attacks.statistics import Estimate, epsilon_ceiling
-from fedveil.experiments.audit import VANILLA, Audit
-from fedveil.experiments.audit_results import Verdict
+from fedveil.experiments.audit import Audit
+from fedveil.experiments.audit_results import Verdict, row_of
+from fedveil.experiments.replicates_roles import IN_ITS_PLACE
 
 CEILINGS = (20, 50, 100, 300, 1000)
+SUPPOSED = " *"  # behind the name of an attack on metrics that are not published so
 
 
-def audit_table(found: Audit) -> Table:
-    """One row an attack: the area under the ROC curve in each setting, and what the defended runs prove."""
-    values, defended = found.values, found.settings[-1]
-    unit = f"{values['replicates']} runs with and {values['replicates']} without the target"
-    title = f"AUC with 95% interval, bootstrapped over runs: {unit}, in every setting"
-    table = Table(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD, show_edge=False)
-    table.add_column("attack", no_wrap=True)
-    for label in found.settings:
-        table.add_column(f"{label} (no defence)" if label == VANILLA else label, justify="right", no_wrap=True)
-    for name in ("advantage", "epsilon >=", "valid without defence", "null check"):
-        table.add_column(name, justify="right")
+def audit_tables(found: Audit) -> list[Table]:
+    """One table a setting, the undefended federation first; defended ones beside it."""
     rows = by_attack(found)
-    refused = {r.attack for r in found.judged.refused}
-    for attack in [*rows, *sorted(refused - set(rows))]:
-        by = rows.get(attack, {})
-        cells = [_estimate(by[label].result.auc) if label in by else "refused" for label in found.settings]
-        last = by.get(defended)
-        cells += ["-"] * 4 if last is None else _figures(last)
-        table.add_row(attack, *cells)
+    refused = {(r.attack, r.setting) for r in found.judged.refused}
+    names = [*rows, *sorted({attack for attack, _ in refused} - set(rows))]
+    return [_table(found, label, names, rows) for label in found.settings]
+
+
+def _table(found: Audit, label: str, names: list[str], rows: dict[str, dict[str, Verdict]]) -> Table:
+    plain = found.settings[0]
+    title = f"{label}: {_about(found.values['settings'][label])}"
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False)
+    table.add_column("attack", no_wrap=True)
+    table.add_column("AUC (95%)", justify="right", no_wrap=True)
+    table.add_column("advantage", justify="right")
+    table.add_column("measured epsilon >=", justify="right", no_wrap=True)
+    if label != plain:
+        table.add_column("AUC without defence", justify="right")
+        table.add_column("valid", justify="right")
+    for name in names:
+        verdict, undefended = rows.get(name, {}).get(label), rows.get(name, {}).get(plain)
+        cells = ["refused", "-", "-"] if verdict is None else _figures(verdict)
+        if label != plain:
+            cells.append("refused" if undefended is None else _estimate(undefended.result.auc))
+            cells.append("-" if verdict is None else {None: "-", True: "yes", False: "no"}[_valid(verdict)])
+        mark = SUPPOSED if verdict is not None and verdict.supposed else ""
+        table.add_row(name + mark, *cells)
     return table
 
 
@@ -45,30 +56,31 @@ def by_attack(found: Audit) -> dict[str, dict[str, Verdict]]:
 
 
 def audit_notes(found: Audit) -> list[str]:
-    """What has to be said beside the table."""
+    """What has to be said beside the tables."""
     values = found.values
-    world = {
-        "replace": "another client of equal size in its place",
-        "remove": "nobody in its place, so that the number of clients changes",
-        "empty": "a client without examples in its place",
-    }[values["world"]]
+    colluding = ", ".join(map(str, values["colluders"]))
+    runs, rehearsals = values["replicates"], values["rehearsals"]
     ceilings = ", ".join(f"{n}: {epsilon_ceiling(n):.1f}" for n in CEILINGS)
     notes = [
-        f"Client {values['attacker']} asks whether client {values['target']} takes part; without the target there is "
-        f"{world}. It holds {values['shadow']} shadow data; colluding: clients "
-        f"{', '.join(map(str, values['colluders']))}. Each run has its own data, first model, training order and "
-        "noise (natural clients keep their data).",
-        f"epsilon >= is a lower bound (95%) that the attack proves, of {values['relation']} between the two worlds; "
-        f"{values['replicates']} runs can prove {values['epsilon_ceiling']:.2f} at most (by number of runs: "
-        f"{ceilings}). It is no guarantee.",
-        f"Thresholds come from {values['rehearsals']} + {values['rehearsals']} rehearsals that are not evaluated. "
-        "Valid without defence: the same attack's interval lies above .5 on the federation without its defence; where "
-        "it does not, its figure says nothing about the defence.",
+        f"Client {values['attacker']} asks whether client {values['target']} takes part; without it there is "
+        f"{IN_ITS_PLACE[values['world']]}. The adversary holds {values['shadow']} shadow data; colluding: clients "
+        f"{colluding}.",
+        f"{runs} independent runs with and {runs} without the target; intervals are over runs. Each run has its own "
+        "data, first model, training order and noise (natural clients keep their data, in rehearsals too: an "
+        f"adversary that knows them). Thresholds come from {rehearsals} + {rehearsals} rehearsals, which are not "
+        "evaluated.",
+        f"measured epsilon >=: what the attack proves at 95% about this run's data, for {values['relation']} at "
+        f"delta = {values['delta']:g}; {runs} runs can prove {values['epsilon_ceiling']:.2f} at most (by number of runs: "
+        f"{ceilings}). It is no guarantee: a stronger attack may prove more. Each line is a bound by itself; "
+        f"all together prove, at 95%: {_together(values)}.",
+        "valid: the same attack's interval lies above .5 without the defence; where it does not, its figure says "
+        "nothing about the defence.",
     ]
-    notes += [f"{label}: {_about(about)}" for label, about in values["settings"].items()]
     notes.append(f"Metrics that clients see after each round: {values['published_metrics']['text']}.{_gain(found)}")
-    notes += [_sequential(v) for v in found.judged.verdicts if v.sequential is not None]
-    notes += [f"{r.attack}, {r.setting}: {r.reason}" for r in found.judged.refused]
+    if any(v.supposed for v in found.judged.verdicts):
+        notes.append("* supposes that metrics are published so, which they are not here.")
+    notes += [_sequential(v) for v in found.judged.verdicts if v.sequential is not None and not v.supposed]
+    notes += [f"{r.attack}, {r.setting}: refused: {r.reason}" for r in found.judged.refused]
     for verdict in found.judged.verdicts:
         kept = [n for n in verdict.result.notes if not n.startswith("no true positive rate")]
         notes += [f"{verdict.result.attack}, {verdict.result.setting}: {note}" for note in kept]
@@ -80,17 +92,23 @@ def paper_table(found: Audit) -> Table | None:
     """The paper's own statistics, named as such; None if they were not asked for."""
     if not (found.single_shots or found.multi_rounds):
         return None
-    title = "As printed in the metric privacy paper (for comparison with its tables, not for inference)"
-    table = Table(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD, show_edge=False)
-    for name in ("statistic", "setting", "figure", "what it is not"):
+    title = "As printed in the metric privacy paper: for comparison with its tables, not for inference"
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False)
+    for name in ("statistic", "setting", "figure"):
         table.add_column(name)
     for shot in found.single_shots:
         losses = f"shadow loss {shot.shadow_loss:.3f}, aggregated loss {shot.aggregated_loss:.3f}"
-        table.add_row(SINGLE_SHOT, shot.setting, f"{shot.difference:.1f}% ({losses})", shot.note)
+        table.add_row(SINGLE_SHOT, shot.setting, f"{shot.difference:.1f}% ({losses})")
     for result in found.multi_rounds:
-        figure = f"AUC {_estimate(result.auc)} over {result.runs[0]} + {result.runs[1]} rounds"
-        table.add_row(MULTI_ROUND, result.setting, figure, "; ".join(result.notes))
+        figure = f"AUC {_estimate(result.auc)} over {result.runs[0]} + {result.runs[1]} rounds of one pair of runs"
+        table.add_row(MULTI_ROUND, result.setting, figure)
     return table
+
+
+def paper_notes(found: Audit) -> list[str]:
+    """Why they are not for inference."""
+    notes = [f"{SINGLE_SHOT}: {shot.note}." for shot in found.single_shots[:1]]
+    return notes + [f"{MULTI_ROUND}: {'; '.join(result.notes)}." for result in found.multi_rounds[:1]]
 
 
 def _estimate(value: Estimate) -> str:
@@ -101,25 +119,42 @@ def _figures(verdict: Verdict) -> list[str]:
     result = verdict.result
     gain = "-" if result.advantage is None else f"{result.advantage.point:.2f}"
     bound = "-" if result.epsilon is None else f"{result.epsilon.lower:.2f} of {result.epsilon.ceiling:.2f}"
-    valid = "-" if result.valid_without_defence is None else ("yes" if result.valid_without_defence else "no")
-    return [gain, bound, valid, "-" if result.null is None else _estimate(result.null)]
+    return [_estimate(result.auc), gain, bound]
 
 
-def _about(about: dict[str, object]) -> str:
-    accuracy = about["accuracy"]
-    text = f"guarantee: {about['guarantee'] or 'not played'}"
-    return text if not isinstance(accuracy, float) else f"{text}; accuracy with the target {accuracy:.3f}"
+def _valid(verdict: Verdict) -> bool | None:
+    return verdict.result.valid_without_defence
+
+
+def _about(about: dict[str, Any]) -> str:
+    parts = [f"guarantee {about['guarantee'] or 'not played'}"]
+    if about["accuracy"] is not None:
+        parts.append(f"accuracy {about['accuracy']:.3f}")
+    if about["sigma"] is not None:
+        parts.append(f"average sigma {about['sigma']:.3g}")
+    return "; ".join(parts)
+
+
+def _together(values: dict[str, Any]) -> str:
+    return ", ".join(f"{s} {b['lower']:.2f} of {b['ceiling']:.2f}" for s, b in values["together"].items()) or "nothing"
 
 
 def _gain(found: Audit) -> str:
-    """What each way of publishing gives the attacker, in the defended setting."""
-    label = found.settings[-1]
-    auc = {v.result.attack: v.result.point for v in found.judged.verdicts if v.result.setting == label}
-    parts = [f"{name} {auc[name]:.3f}" for name in ("side-channel (noised)", "side-channel (clear)") if name in auc]
-    if not parts:
-        return ""
-    off = f"off (loss) {auc['loss']:.3f}, " if "loss" in auc else ""
-    return f" What publishing would give an attacker here, AUC: {off}{', '.join(parts)}."
+    """What each way of publishing gives an adversary with shadow data alone, and one with all the means, by setting."""
+    rows = by_attack(found)
+    means = (
+        ("shadow data alone", "loss", "side-channel"),
+        ("reference data and rehearsals too", "adaptive", "informed"),
+    )
+    lines = []
+    for who, without, attack in means:
+        for label in found.settings:
+            by_mode = {"off": rows.get(without, {}).get(label)}
+            by_mode |= {mode: rows.get(row_of(attack, mode), {}).get(label) for mode in ("noised", "clear")}
+            parts = [f"{mode} {v.result.point:.3f}" for mode, v in by_mode.items() if v is not None]
+            if len(parts) > 1:
+                lines.append(f"{label}, {who}: {', '.join(parts)}")
+    return f" AUC of an adversary by what is published: {'; '.join(lines)}." if lines else ""
 
 
 def _sequential(verdict: Verdict) -> str:
@@ -129,6 +164,5 @@ def _sequential(verdict: Verdict) -> str:
     median = f"decides after {found.rounds_in:g} rounds (median, with the target) and {found.rounds_out:g} (without)"
     errors = f"said OUT of {_estimate(found.miss)} of the runs with it, IN of {_estimate(found.alarm)} of those without"
     undecided = f"undecided {found.undecided} of {sum(result.runs)}"
-    return (
-        f"{result.attack}, {result.setting}: sequential test for errors of {ERROR:.0%}: {median}; {errors}; {undecided}"
-    )
+    wanted = f"sequential test for errors of {found.wanted:.0%}"
+    return f"{result.attack}, {result.setting}: {wanted}: {median}; {errors}; {undecided}"

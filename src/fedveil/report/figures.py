@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedveil.accounting import VACUOUS
-from fedveil.experiments.summary import LAST, Summary
-from fedveil.report.tables import grouped
+from fedveil.experiments.summary import Summary
+from fedveil.report.tables import based, grouped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,6 +28,8 @@ def draw(summaries: Sequence[Summary], folder: Path) -> list[Path]:
     list of Path
         The files.
     """
+    from fedveil.report.pareto import pareto
+
     files = [folder / "curves.png", folder / "pareto.png"]
     for file, figure in zip(files, (curves(summaries), pareto(summaries)), strict=True):
         figure.savefig(file, dpi=150)
@@ -37,80 +38,33 @@ def draw(summaries: Sequence[Summary], folder: Path) -> list[Path]:
 
 def curves(summaries: Sequence[Summary]) -> Figure:
     """Accuracy per round; sigma and d per round. Several seeds: their mean, and the range between them."""
-    figure, mosaic = new_figure(10, 4.8, [["quality", "sigma"], ["quality", "distance"]], [1.6, 1])
-    name, title = _quality(summaries)
-    for index, (label, runs) in enumerate(grouped(summaries).items()):
-        style = {"color": COLOURS[index % 8], "linestyle": DASHES[index % 8], "label": label}
-        _series(mosaic["quality"], runs, "metrics", name, style)
-        _series(mosaic["sigma"], runs, "noise", "sigma", style)
-        _series(mosaic["distance"], runs, "noise", "distance", style)
+    figure, mosaic = new_figure(10, 5.2, [["quality", "sigma"], ["quality", "distance"]], [1.6, 1])
+    name, title = quality(summaries)
+    for index, (base, own) in enumerate(based(summaries).items()):
+        points = list(grouped(own).values())
+        for number, runs in enumerate(points):  # a swept setting is one colour, from pale to full
+            style = {"color": COLOURS[index % 8], "linestyle": DASHES[index % 8], "alpha": (number + 1) / len(points)}
+            style["label"] = base if number == len(points) - 1 else "_"
+            _series(mosaic["quality"], runs, "metrics", name, style)
+            _series(mosaic["sigma"], runs, "noise", "sigma", style)
+            _series(mosaic["distance"], runs, "noise", "distance", style)
     seeds = max(len(runs) for runs in grouped(summaries).values())
     mosaic["quality"].set(xlabel="round", ylabel=f"{title} on held-out examples")
-    mosaic["quality"].legend(loc="best", frameon=False)
+    figure.legend(*mosaic["quality"].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     mosaic["sigma"].set(ylabel="sigma (per coordinate)")
     mosaic["sigma"].tick_params(labelbottom=False)
     mosaic["distance"].set(xlabel="round", ylabel="distance d")
     for key in ("sigma", "distance"):
         if not mosaic[key].lines:
-            _say(mosaic[key], "no noise on the server" if key == "sigma" else "no setting measures a distance")
+            say(mosaic[key], "no noise on the server" if key == "sigma" else "no setting measures a distance")
         else:
             mosaic[key].set_ylim(0, mosaic[key].get_ylim()[1] * 1.05)
     for axes in mosaic.values():
-        axes.xaxis.set_major_locator(_whole_numbers())
+        axes.xaxis.set_major_locator(whole_numbers())
     note = f", mean and range of {seeds} seeds" if seeds > 1 else ""
-    figure.suptitle(f"{_headline(summaries)}{note}", fontsize=10)
-    return figure
-
-
-def pareto(summaries: Sequence[Summary]) -> Figure:
-    """Accuracy against the noise, and against epsilon where one is proven."""
-    figure, mosaic = new_figure(10, 4.4, [["noise", "epsilon"]], [1.2, 1])
-    name, title = _quality(summaries)
-    left, right = mosaic["noise"], mosaic["epsilon"]
-    proven = False
-    for index, (label, runs) in enumerate(grouped(summaries).items()):
-        found = [v for v in (r.averaged(name) for r in runs) if v is not None]
-        if not found:
-            continue
-        y, spread = fmean(found), (stdev(found) if len(found) > 1 else runs[0].values["last_rounds"][name]["deviation"])
-        style: dict[str, Any] = {"color": COLOURS[index % 8], "marker": MARKERS[index % 8], "linestyle": "none"}
-        style |= {"markersize": 7, "capsize": 3, "elinewidth": 1}
-        ratios = [v for v in (r.noise("noise_to_clip") for r in runs) if v is not None]
-        if ratios:
-            left.errorbar(fmean(ratios), y, yerr=spread, label=label, **style)
-        elif not runs[0].values["noise"]:
-            for axes in (left, right):
-                axes.axhline(y, color=style["color"], linestyle="--", linewidth=1, label=f"{label} (no noise)")
-        epsilons = [e for e in (_epsilon(r) for r in runs) if e is not None]
-        if epsilons:
-            proven = True
-            status = _worst(runs[0])["status"]
-            right.errorbar(max(epsilons), y, yerr=spread, label=f"{label} ({status})", **style)
-    seeds = max(len(runs) for runs in grouped(summaries).values())
-    bars = f"{seeds} seeds" if seeds > 1 else "these rounds"
-    left.set_xlabel("noise / clip = sigma sqrt(parameters) / C, mean over the rounds")
-    left.set_ylabel(f"{title}, mean of the last {LAST} rounds\n(bars: standard deviation over {bars})")
-    left.set_xlim(0, left.get_xlim()[1] * 1.1)
-    left.legend(loc="best", frameon=False)
-    if proven:
-        delta = next(_worst(s)["delta"] for s in summaries if "delta" in _worst(s))
-        unit = next(_worst(s) for s in summaries if "delta" in _worst(s))
-        right.set_xscale("log")
-        low, high = right.get_xlim()
-        low, high = min(low, 1.0), max(high, VACUOUS * 3)
-        right.axvspan(VACUOUS, high, color="#dddddd", zorder=0)
-        text = f"above {VACUOUS:g}: vacuous"
-        right.text(VACUOUS * 1.08, 0.02, text, transform=right.get_xaxis_transform(), fontsize=8, color="#555555")
-        right.set_xlim(low, high)
-        right.set(xlabel=f"epsilon at delta = {delta:g} ({unit['relation']}, {unit['unit']}, {unit['trust']}, total)")
-        right.legend(loc="best", frameon=False)
-        right.sharey(left)
-        heuristics = [label for label, runs in grouped(summaries).items() if _worst(runs[0])["status"] == "heuristic"]
-        if heuristics:
-            right.set_title(f"no epsilon (heuristic): {', '.join(heuristics)}", fontsize=8)
-    else:
-        _say(right, "no setting has a proven epsilon")
-    figure.suptitle(_headline(summaries), fontsize=10)
+    swept: dict[str, Any] = next((s.values["swept"] for s in summaries if s.values.get("swept")), {})
+    note += f"; {', '.join(swept)} from pale to full" if swept else ""
+    figure.suptitle(f"{headline(summaries)}{note}", fontsize=10)
     return figure
 
 
@@ -138,36 +92,31 @@ def _series(axes: Axes, runs: Sequence[Summary], group: str, name: str, style: d
     axes.plot(rounds, [fmean(c) for c in columns], linewidth=1.6, **style)
     if len(runs) > 1:
         low, high = [min(c) for c in columns], [max(c) for c in columns]
-        axes.fill_between(rounds, low, high, color=style["color"], alpha=0.15, linewidth=0)
+        axes.fill_between(rounds, low, high, color=style["color"], alpha=0.15 * style["alpha"], linewidth=0)
 
 
-def _quality(summaries: Sequence[Summary]) -> tuple[str, str]:
+def quality(summaries: Sequence[Summary]) -> tuple[str, str]:
+    """The figure that a task is judged by, and its name for people."""
     return ("accuracy", "accuracy") if summaries[0].values["task"] == "classification" else ("rmse", "RMSE")
 
 
-def _headline(summaries: Sequence[Summary]) -> str:
+def headline(summaries: Sequence[Summary]) -> str:
+    """Data, clients, parameters and rule in a line."""
     first = summaries[0].values
     rule = f", {first['aggregator']}" if first["aggregator"] else ""
     return f"{first['data']['name']}, {first['clients']} clients, {first['dimension']:,} parameters{rule}"
 
 
-def _worst(summary: Summary) -> dict[str, Any]:
-    found: dict[str, Any] = next(iter(summary.values["guarantees"].values()))
-    return found
-
-
-def _epsilon(summary: Summary) -> float | None:
-    found = _worst(summary)
-    return float(found["epsilon"]) if found["status"] in ("formal", "conditional") and "epsilon" in found else None
-
-
-def _whole_numbers() -> Any:
+def whole_numbers() -> Any:
+    """Ticks for an axis of rounds."""
     from matplotlib.ticker import MaxNLocator
 
     return MaxNLocator(integer=True)
 
 
-def _say(axes: Axes, text: str) -> None:
+def say(axes: Axes, text: str, *, keep_y: bool = False) -> None:
+    """Say why there is nothing to draw; an axis that is shared keeps its ticks."""
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color="#555555")
     axes.set_xticks([])
-    axes.set_yticks([])
+    if not keep_y:
+        axes.set_yticks([])

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedveil.report.figures import COLOURS, DASHES, new_figure
+from fedveil.report.figures import COLOURS, DASHES, new_figure, whole_numbers
 from fedveil.reproduce.cells import Outcome
 from fedveil.reproduce.study import Curve, Line, Plot
 
@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+COLUMNS = 3
+
 
 def draw_plot(plot: Plot, finished: Mapping[str, Outcome]) -> Figure:
-    """Draw what is finished; a line without a finished cell is named in its panel's legend.
+    """Draw what is finished; lines without a finished cell are named in their panel.
 
     Parameters
     ----------
@@ -27,29 +29,45 @@ def draw_plot(plot: Plot, finished: Mapping[str, Outcome]) -> Figure:
     """
     panels = list(dict.fromkeys(line.panel for line in plot.lines))
     labels = list(dict.fromkeys(line.label for line in plot.lines))
-    figure, mosaic = new_figure(4.4 * len(panels), 4.6, [panels], [1.0] * len(panels))
+    columns = min(COLUMNS, len(panels))
+    padded = panels + ["."] * (-len(panels) % columns)
+    grid = [padded[i : i + columns] for i in range(0, len(padded), columns)]
+    figure, mosaic = new_figure(4.4 * columns, 3.9 * len(grid) + 0.9, grid, [1.0] * columns)
     for panel, axes in mosaic.items():
         if plot.diagonal:
             axes.plot([0, 1], [0, 1], color="#999999", linewidth=0.8, linestyle=":")
-        for line in (line for line in plot.lines if line.panel == panel):
-            _draw(axes, line, labels.index(line.label), finished)
-        axes.set(title=panel, xlabel=plot.x, ylabel=plot.y)
-        axes.legend(loc="lower right" if plot.diagonal else "best", frameon=False, fontsize=8)
+        absent = _panel(axes, [line for line in plot.lines if line.panel == panel], labels, finished)
+        if plot.diagonal and axes.get_legend_handles_labels()[0]:
+            axes.legend(loc="lower right", frameon=False, fontsize=8)
+        axes.set_title(panel + (f"\nnot finished: {', '.join(absent)}" if absent else ""), fontsize=9 if absent else 10)
+        axes.set_xlabel(plot.x)
+        if plot.x == "round":
+            axes.xaxis.set_major_locator(whole_numbers())
+    for row in grid:
+        mosaic[row[0]].set_ylabel(plot.y)
     if not plot.diagonal:
         _share(list(mosaic.values()), same=len(plot.y) > 0)
+        handles = {h.get_label(): h for axes in mosaic.values() for h in axes.get_legend_handles_labels()[0]}
+        entries = [handles[label] for label in labels if label in handles]
+        figure.legend(handles=entries, loc="outside lower center", ncols=min(8, len(labels)), frameon=False, fontsize=9)
     figure.suptitle("\n".join(text for text in (plot.title, plot.printed) if text), fontsize=10)
     return figure
 
 
-def _draw(axes: Axes, line: Line, number: int, finished: Mapping[str, Outcome]) -> None:
+def _panel(axes: Axes, lines: Sequence[Line], labels: Sequence[str], finished: Mapping[str, Outcome]) -> list[str]:
+    """Draw the lines; the labels of those without a finished cell."""
+    return [line.label for line in lines if not _draw(axes, line, labels.index(line.label), finished)]
+
+
+def _draw(axes: Axes, line: Line, number: int, finished: Mapping[str, Outcome]) -> bool:
+    """Draw a line and its printed level; False if there was nothing to draw but the level."""
     style: dict[str, Any] = {"color": COLOURS[number % 8], "linestyle": DASHES[number % 8]}
-    whole = [r for r in line.replicates if all(cell.key in finished for cell in r.cells)]
-    curves = [line.curve([finished[cell.key] for cell in r.cells]) for r in whole]
     if line.printed is not None:
         axes.plot([1.0, 1.03], [line.printed] * 2, transform=axes.get_yaxis_transform(), clip_on=False, **style)
+    whole = [r for r in line.replicates if all(cell.key in finished for cell in r.cells)]
+    curves = [line.curve([finished[cell.key] for cell in r.cells]) for r in whole]
     if not curves or not all(c.x for c in curves):
-        axes.plot([], [], label=f"{line.label}: not finished", **style)
-        return
+        return False
     length = min(len(c.x) for c in curves)
     columns = [[c.y[i] for c in curves] for i in range(length)]
     x = curves[0].x[:length]
@@ -57,6 +75,7 @@ def _draw(axes: Axes, line: Line, number: int, finished: Mapping[str, Outcome]) 
     if len(curves) > 1:
         low, high = [min(c) for c in columns], [max(c) for c in columns]
         axes.fill_between(x, low, high, color=style["color"], alpha=0.12, linewidth=0)
+    return True
 
 
 def _label(line: Line, curves: Sequence[Curve]) -> str:

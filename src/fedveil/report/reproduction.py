@@ -12,26 +12,40 @@ from fedveil.reproduce.measure import Published, Result
 from fedveil.reproduce.progress import Pace, duration
 from fedveil.reproduce.study import Progressed, Selection, Study, cells_of
 
+WORDS = ("rule", "setting", "figure")  # columns
+
 
 def result_table(title: str, results: Sequence[Result], settings: Mapping[str, str]) -> Table:
     """One line a figure: ours, what it is over, the paper's, the difference, and the noise that was added."""
-    several = len({r.figure for r in results}) > 1
-    noisy = any(r.noise for r in results)
     table = Table(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD, show_edge=False)
-    table.add_column("rule", no_wrap=True)
-    table.add_column("setting", no_wrap=True)
-    if several:
-        table.add_column("figure", no_wrap=True)
-    for name in ("ours", "interval or deviation", "paper", "difference", *(("d", "noise/clip") if noisy else ())):
-        table.add_column(name, justify="right", no_wrap=True)
-    for result in results:
-        cells = [result.row, settings.get(result.setting, result.setting)]
-        cells += [result.figure] * several
-        cells += [_number(result.value), _spread(result), _printed(result.published), _number(result.difference, "+")]
-        if noisy:
-            cells += [_short(result.noise.get("distance")), _short(result.noise.get("noise_to_clip"))]
-        table.add_row(*cells)
+    header, rows = _lines(results, settings)
+    for name in header:
+        table.add_column(name, no_wrap=True, justify="left" if name in WORDS else "right")
+    for row in rows:
+        table.add_row(*row)
     return table
+
+
+def markdown_table(title: str, results: Sequence[Result], settings: Mapping[str, str]) -> list[str]:
+    """The same in Markdown, with its notes."""
+    header, rows = _lines(results, settings)
+    rule = ["---" if name in WORDS else "---:" for name in header]
+    lines = [f"## {title}", "", *(f"| {' | '.join(cells)} |" for cells in (header, rule, *rows)), ""]
+    return [*lines, *(f"* {note}" for note in result_notes(results, settings)), ""]
+
+
+def _lines(results: Sequence[Result], settings: Mapping[str, str]) -> tuple[list[str], list[list[str]]]:
+    several = len({r.figure for r in results}) > 1
+    noisy, printed = any(r.noise for r in results), any(r.published for r in results)
+    header = ["rule", "setting", *(["figure"] * several), "ours", "interval or deviation"]
+    header += ["paper", "difference"] * printed + ["d", "noise/clip"] * noisy
+    rows = []
+    for r in results:
+        cells = [r.row, settings.get(r.setting, r.setting), *([r.figure] * several), _number(r.value), _spread(r)]
+        cells += [_printed(r.published), _number(r.difference, "+")] if printed else []
+        cells += [_short(r.noise.get("distance")), _short(r.noise.get("noise_to_clip"))] if noisy else []
+        rows.append(cells)
+    return header, rows
 
 
 def result_notes(results: Sequence[Result], settings: Mapping[str, str]) -> list[str]:
@@ -46,6 +60,11 @@ def result_notes(results: Sequence[Result], settings: Mapping[str, str]) -> list
     if missing:
         shown = ", ".join(list(missing)[:4]) + (", ..." if len(missing) > 4 else "")
         found.append(f"not finished: {len(missing)} runs ({shown}); the same command goes on with them")
+    found += [
+        f"{r.row}, {settings.get(r.setting, r.setting)}, {r.figure}: no finite number in {r.undefined} runs, left out"
+        for r in results
+        if r.undefined
+    ]
     return found
 
 
@@ -80,6 +99,8 @@ def cells_table(study: Study, selection: Selection, states: Mapping[str, str], d
 def _number(value: float | None, sign: str = "") -> str:
     if value is None:
         return NOTHING
+    if abs(value) >= 1e4:
+        return f"{value:{sign}.2e}"
     return f"{value:{sign}.2f}" if abs(value) >= 10 else f"{value:{sign}.3f}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean, stdev
 from typing import Any
@@ -24,6 +25,14 @@ def grouped(summaries: Sequence[Summary]) -> dict[str, list[Summary]]:
     return found
 
 
+def based(summaries: Sequence[Summary]) -> dict[str, list[Summary]]:
+    """Summaries by setting as it was written: the points of a swept one belong together."""
+    found: dict[str, list[Summary]] = {}
+    for summary in summaries:
+        found.setdefault(str(summary.values.get("base", summary.setting)), []).append(summary)
+    return found
+
+
 def comparison_tables(summaries: Sequence[Summary], width: int) -> list[Table]:
     """One row a setting: accuracy, F1, sigma, d, noise-to-clip, guarantee with its unit, seconds.
 
@@ -39,7 +48,9 @@ def comparison_tables(summaries: Sequence[Summary], width: int) -> list[Table]:
     style: dict[str, Any] = {"box": box.SIMPLE_HEAD, "show_edge": False, "padding": (0, 1, 0, 0)}
     table = Table(title=title, title_justify="left", title_style="", **style)
     table.add_column("setting", no_wrap=True)
-    for name in (*(f.upper() if f == "f1" else f for f in figures), "sigma", "d", "noise/clip"):
+    attacked = any(s.values.get("audited") for s in summaries)
+    last = ("noise/clip", "attack AUC") if attacked else ("noise/clip",)
+    for name in (*(f.upper() if f == "f1" else f for f in figures), "sigma", "d", *last):
         table.add_column(name, justify="right", no_wrap=True)
     promises = Table(**style) if narrow else table
     if narrow:
@@ -49,6 +60,7 @@ def comparison_tables(summaries: Sequence[Summary], width: int) -> list[Table]:
     for label, runs in grouped(summaries).items():
         measured = [_averaged(runs, figure) for figure in figures]
         measured += [_noise(runs, figure) for figure in ("sigma", "distance", "noise_to_clip")]
+        measured += [_attacked(runs[0])] if attacked else []
         seconds = f"{fmean(float(r.values['seconds']['rounds']) for r in runs):.1f}"
         if narrow:
             table.add_row(label, *measured)
@@ -85,6 +97,18 @@ def comparison_notes(summaries: Sequence[Summary]) -> list[str]:
             f"{derived[0].setting}: its noise multiplier was derived from private runs of {origin!r}: a study, not a "
             "deployment."
         )
+    audits = {s.setting: s.values["audits"][0] for s in summaries if s.values.get("audits")}
+    if audits:
+        runs = max(a["runs"] for a in audits.values())
+        counted = Counter(a["attack"] for a in audits.values())
+        strongest = ", ".join(f"{attack} ({count} settings)" for attack, count in counted.most_common())
+        notes.append(
+            f"attack AUC: does the last client take part? {runs} runs with it and {runs} without, 95% over runs. The "
+            f"strongest attack of those that work without the defence or evidently against it: {strongest}. Taking the "
+            "strongest of several flatters the attacker a little."
+        )
+    elif any(s.values.get("audited") for s in summaries):
+        notes.append("attack AUC: no attack evidently works here, with or without a defence; more runs would tell.")
     if first["data"]["note"]:
         notes.append(str(first["data"]["note"]))
     notes += first["data"].get("warnings", [])
@@ -180,6 +204,12 @@ def _averaged(runs: Sequence[Summary], figure: str) -> str:
 def _noise(runs: Sequence[Summary], figure: str) -> str:
     values = [v for v in (r.noise(figure) for r in runs) if v is not None]
     return f"{fmean(values):.3g}" if values else NOTHING
+
+
+def _attacked(run: Summary) -> str:
+    for found in run.values.get("audits", ()):
+        return f"{found['auc']:.3f} ({found['low']:.2f}-{found['high']:.2f})"
+    return NOTHING
 
 
 def _guarantee(runs: Sequence[Summary]) -> str:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from fedveil.engines import Federation
-from fedveil.experiments import Config, Progress, Summary, load, run
+from fedveil.errors import FedVeilError
+from fedveil.experiments import Config, Progress, Summary, load, parse, run
+from fedveil.experiments.compare import matching_multiplier
 from fedveil.experiments.ledgers import make_folder
 from fedveil.experiments.lock import FolderLock
 from fedveil.experiments.settings import slug
+
+KEY = 12  # characters of a key
+ELSEWHERE = {"workers": 1, "device": "cpu"}
 
 
 class Watcher(Protocol):
@@ -23,6 +28,10 @@ class Watcher(Protocol):
     @property
     def name(self) -> str:
         """What is measured."""
+
+    @property
+    def figures(self) -> Collection[str]:
+        """Names of what it returns."""
 
     def __call__(self, federation: Federation) -> Mapping[str, float]:
         """The figures after the last finished round."""
@@ -40,19 +49,25 @@ class Cell:
         Resolved.
     watcher : Watcher, optional
         Measures more after each round.
+    sigma_of : Cell, optional
+        Another cell of central noise: this one's noise multiplier is set so that its sigma is the average sigma of
+        that run.
     """
 
     label: str
     config: Config
     watcher: Watcher | None = None
+    sigma_of: Cell | None = None
 
     @cached_property
     def key(self) -> str:
-        """The fingerprint of the configuration; the number of worker threads does not matter."""
-        print_ = self.config.model_copy(update={"workers": 1}).fingerprint()
-        if self.watcher is None:
-            return print_[:12]
-        return hashlib.sha256(f"{print_} {self.watcher.name}".encode()).hexdigest()[:12]
+        """The fingerprint of the configuration; where it is run, and on how many threads, does not matter."""
+        parts = [self.config.model_copy(update=ELSEWHERE).fingerprint()]
+        if self.watcher is not None:
+            parts.append(self.watcher.name)
+        if self.sigma_of is not None:
+            parts.append(f"sigma of {self.sigma_of.key}")
+        return parts[0][:KEY] if len(parts) == 1 else hashlib.sha256(" ".join(parts).encode()).hexdigest()[:KEY]
 
     @property
     def folder(self) -> str:
@@ -89,8 +104,16 @@ class Runs:
         self.folder = folder
 
     def path(self, cell: Cell) -> Path:
-        """The folder of a cell."""
-        return self.folder / "cells" / cell.folder
+        """The folder of a cell.
+
+        Keys follow from whole configurations, so they change when FedVeil learns an option, whatever its default. A
+        finished run that an earlier version left under another key is found by its configuration, read by this one.
+        """
+        exact = self.folder / "cells" / cell.folder
+        if (exact / "config.toml").is_file():
+            return exact
+        others = sorted((self.folder / "cells").glob(f"{slug(cell.label)}-{'?' * KEY}"))
+        return next((other for other in others if _holds(other, cell)), exact)
 
     def state(self, cell: Cell) -> str:
         """``"done"``, ``"begun"`` or ``"to run"``."""
@@ -121,14 +144,24 @@ class Runs:
         done = self.finished(cell)
         if done is not None:
             return done
-        path, config = self.path(cell), cell.config
+        path, config = self.path(cell), self._resolved(cell, progress)
         begun = self.state(cell) == "begun"
-        if begun:  # with the worker threads it was begun with: the bits are the same
-            config = config.model_copy(update={"workers": load(path).workers})
+        if begun:  # on the device and the threads it was begun with
+            stored = load(path)
+            config = config.model_copy(update={"workers": stored.workers, "device": stored.device})
         make_folder(path)
         memo = self.folder / "begun"
         summary = run(config, path, resume=begun, progress=progress, setting=cell.label, memo=memo, watch=cell.watcher)
         return Outcome(cell, summary, path)
+
+    def _resolved(self, cell: Cell, progress: Progress) -> Config:
+        """The configuration to run: of a cell that matches another's sigma once that one is finished."""
+        if cell.sigma_of is None:
+            return cell.config
+        earlier = self.run(cell.sigma_of, progress)
+        values = cell.config.to_dict()
+        values["privacy"]["noise_multiplier"] = matching_multiplier(cell.config, earlier.summary)
+        return parse(values)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -148,6 +181,30 @@ class Runs:
             lock.release()
 
 
-def distinct(cells: Sequence[Cell]) -> list[Cell]:
-    """Every cell once, in order."""
-    return list({cell.key: cell for cell in cells}.values())
+def distinct(cells: Iterable[Cell]) -> list[Cell]:
+    """Every cell once, in order, behind the one whose sigma it matches."""
+    found: dict[str, Cell] = {}
+    for cell in cells:
+        for one in (cell.sigma_of, cell):
+            if one is not None:
+                found.setdefault(one.key, one)
+    return list(found.values())
+
+
+def _holds(folder: Path, cell: Cell) -> bool:
+    """Whether a folder holds a finished run of the cell."""
+    try:
+        stored, summary = load(folder / "config.toml"), Summary.read(folder)
+    except FedVeilError:  # damaged, or of a version that this one cannot read: it is run again
+        return False
+    watched = set(summary.rows[0].get("watched", ()))
+    return _plain(stored, cell) == _plain(cell.config, cell) and watched.issuperset(
+        cell.watcher.figures if cell.watcher else ()
+    )
+
+
+def _plain(config: Config, cell: Cell) -> dict[str, Any]:
+    values = config.model_copy(update=ELSEWHERE).to_dict()
+    if cell.sigma_of is not None:
+        del values["privacy"]["noise_multiplier"]
+    return values

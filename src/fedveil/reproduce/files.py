@@ -1,4 +1,4 @@
-"""What a reproduction writes beside its cells: one JSON file a table."""
+"""What a reproduction writes beside its cells: one JSON file a table, and what became of the paper's claims."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from fedveil.experiments.ledgers import replace
 from fedveil.experiments.summary import versions
 from fedveil.reproduce.measure import Result, to_json
+from fedveil.reproduce.metric_privacy.page import claims_page
 from fedveil.reproduce.study import Study
 
 
@@ -48,4 +49,11 @@ def write_table(
     }
     path = folder / f"table-{table}{suffix}.json"
     replace(path, (json.dumps(values, indent=1) + "\n").encode())
+    return path
+
+
+def write_claims(folder: Path) -> Path:
+    """Write ``claims.md`` from the table and audit files below a folder."""
+    path = folder / "claims.md"
+    replace(path, claims_page(folder).encode())
     return path

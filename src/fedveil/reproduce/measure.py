@@ -93,6 +93,8 @@ class Result:
         What the paper printed.
     values : tuple of float
         One a replicate that is finished.
+    seeds, draws : tuple of int
+        Of those replicates.
     value : float or None
         Their mean; None where none is finished.
     deviation : float or None
@@ -103,8 +105,12 @@ class Result:
         What deviation and interval are over.
     missing : tuple of str
         Cells that are not finished.
+    undefined : int
+        Finished replicates whose figure is no finite number (a loss that overflowed, say); they are left out.
     noise : dict of str to float
         sigma, distance and noise_to_clip of the first cell, mean over rounds and replicates.
+    chance : float or None
+        Accuracy of always saying the largest class, over the clients' examples, where class counts are known.
     guarantee : str
         Of the first finished cell.
     cells : tuple of str
@@ -116,13 +122,17 @@ class Result:
     figure: str
     published: Published | None
     values: tuple[float, ...]
+    seeds: tuple[int, ...]
+    draws: tuple[int, ...]
     value: float | None
     deviation: float | None
     low: float | None
     high: float | None
     over: str
     missing: tuple[str, ...]
+    undefined: int
     noise: Mapping[str, float]
+    chance: float | None
     guarantee: str
     cells: tuple[str, ...]
 
@@ -136,8 +146,10 @@ def measured(entry: Entry, finished: Mapping[str, Outcome]) -> Result:
     """Measure an entry on the cells that are finished, by key."""
     whole = [r for r in entry.replicates if all(cell.key in finished for cell in r.cells)]
     absent = (cell for r in entry.replicates for cell in r.cells if cell.key not in finished)
-    found = [entry.measure([finished[cell.key] for cell in r.cells]) for r in whole]
-    value, deviation, interval, over = _summed_up(whole, found)
+    figures = [(r, entry.measure([finished[cell.key] for cell in r.cells])) for r in whole]
+    counted = [r for r, figure in figures if math.isfinite(figure.value)]
+    found = [figure for _, figure in figures if math.isfinite(figure.value)]
+    value, deviation, interval, over = _summed_up(counted, found)
     outcomes = [finished[cell.key] for r in whole for cell in r.cells]
     firsts = [finished[r.cells[0].key].summary for r in whole]
     noise = {}
@@ -151,16 +163,28 @@ def measured(entry: Entry, finished: Mapping[str, Outcome]) -> Result:
         figure=entry.figure,
         published=entry.published,
         values=tuple(v.value for v in found),
+        seeds=tuple(r.seed for r in counted),
+        draws=tuple(r.draw for r in counted),
         value=value,
         deviation=deviation,
         low=interval[0] if interval else None,
         high=interval[1] if interval else None,
         over=over,
         missing=tuple(dict.fromkeys(cell.label for cell in absent)),
+        undefined=len(whole) - len(counted),
         noise=noise,
+        chance=_chance(whole[0].cells[0]) if whole else None,
         guarantee=str(firsts[0].values["guarantee"]) if firsts else "",
-        cells=tuple(dict.fromkeys(o.cell.folder for o in outcomes)),
+        cells=tuple(dict.fromkeys(o.folder.name for o in outcomes)),
     )
+
+
+def _chance(cell: Cell) -> float | None:
+    counts = cell.config.data.counts
+    if not counts:
+        return None
+    classes = [float(sum(column)) for column in zip(*counts, strict=True)]
+    return max(classes) / sum(classes)
 
 
 def _summed_up(
@@ -205,7 +229,11 @@ def to_json(results: Iterable[Result]) -> list[dict[str, Any]]:
     rows = []
     for r in results:
         printed = {} if r.published is None else {k: v for k, v in vars(r.published).items() if v is not None}
-        plain = {k: v for k, v in vars(r).items() if k != "published" and v not in (None, "", (), {})}
+        plain = {
+            k: v
+            for k, v in vars(r).items()
+            if k != "published" and v not in (None, "", (), {}) and (k, v) != ("undefined", 0)
+        }
         extra = {"published": printed, "difference": r.difference} if printed and r.difference is not None else {}
         rows.append({k: list(v) if isinstance(v, tuple) else v for k, v in plain.items()} | extra)
     return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from fedveil.reproduce.cells import Outcome
@@ -27,7 +28,7 @@ def tested(figure: str) -> Callable[[Sequence[Outcome]], Value]:
     """The last model on the server's test half."""
 
     def measure(outcomes: Sequence[Outcome]) -> Value:
-        return Value(float(outcomes[0].summary.values["test_metrics"][figure]))
+        return Value(float(outcomes[0].summary.values["test_metrics"].get(figure, math.nan)))
 
     return measure
 

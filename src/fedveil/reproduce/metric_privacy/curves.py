@@ -37,7 +37,7 @@ def accuracy_plot(plan: Plan, printed: Printed, scenario: str, table: str, title
     return Plot(title, "round", "accuracy on the clients' held-out fifths", lines, printed=said)
 
 
-def roc_plot(plan: Plan, scenario: str, title: str) -> Plot:
+def roc_plot(plan: Plan, _printed: Printed, scenario: str, title: str) -> Plot:
     """Figures C.2 and C.3: one class against the rest, micro average, on the server's test half."""
     lines = [
         Line(panel, plan.label(rule), plan.replicates(scenario, rule, setting), _roc)
@@ -47,7 +47,7 @@ def roc_plot(plan: Plan, scenario: str, title: str) -> Plot:
     return Plot(title, "false positive rate", "true positive rate", lines, diagonal=True)
 
 
-def noise_plot(plan: Plan, scenario: str, title: str) -> Plot:
+def noise_plot(plan: Plan, _printed: Printed, scenario: str, title: str) -> Plot:
     """Distance d and sigma of metric privacy over the rounds, a line a rule; global DP's sigma as a level."""
     lines = []
     for rule in plan.rules:

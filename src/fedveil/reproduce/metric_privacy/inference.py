@@ -7,10 +7,12 @@ target and one without, and the loss on that tenth with noise after every round.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -46,6 +48,8 @@ class ShadowLoss:
     """
 
     full: Config
+
+    figures: ClassVar[tuple[str, ...]] = ("shadow_loss",)
 
     @property
     def name(self) -> str:
@@ -137,7 +141,10 @@ def _target(outcomes: Sequence[Outcome]) -> Value:
 
 
 def _difference(outcomes: Sequence[Outcome]) -> Value:
-    return Value(single_shot("", _target(outcomes).value, _aggregated(outcomes).value).difference)
+    target, aggregated = _target(outcomes).value, _aggregated(outcomes).value
+    if not (math.isfinite(target) and target > 0):  # the noise overflowed the loss, or there is none left
+        return Value(math.nan)
+    return Value(single_shot("", target, aggregated).difference)
 
 
 def _attack(outcomes: Sequence[Outcome]) -> Value:

@@ -20,6 +20,7 @@ from fedveil.reproduce.cells import Cell, Watcher
 from fedveil.reproduce.measure import Replicate
 
 SETTINGS = {"vanilla": "vanilla", "global": "global DP", "metric": "metric privacy"}
+EQUAL = {"equal": "global DP at metric privacy's average sigma"}  # not in the paper
 PAPER = "paper"  # the scale whose noise-to-clip ratio the others keep
 PRETRAINING = 20  # epochs of the server on its validation half
 
@@ -149,7 +150,7 @@ class Plan:
         Parameters
         ----------
         scenario, rule, setting : str
-            Of `study.toml` and `SETTINGS`.
+            Of `study.toml`, and of `SETTINGS` or `EQUAL`.
         seed : int
             Of data, first model, training and noise.
         draw : int
@@ -169,7 +170,8 @@ class Plan:
             shown = [config.name.removesuffix(f"-{setting}"), setting, f"seed {seed}"]
             shown += [f"draw {draw}"] if draw else []
             shown += [] if multiplier is None else [f"z {multiplier:g}"]
-            self._cells[key] = Cell(" ".join(shown), config, watcher)
+            source = self.cell(scenario, rule, "metric", seed) if setting in EQUAL else None
+            self._cells[key] = Cell(" ".join(shown), config, watcher, source)
         return self._cells[key]
 
     def _config(
@@ -196,10 +198,11 @@ class Plan:
             parts.append("out")
         values["name"] = "-".join(parts)
         values["privacy"] = {**values["privacy"], "noise_multiplier": self._noise(values, multiplier)}
-        given: dict[str, Any] = {"method": setting}
+        given: dict[str, Any] = {"method": "global" if setting in EQUAL else setting}
         for name in self.choices.readings:
             given |= described()["readings"][name].get(setting, {})
-        return configure(parse(values), setting, Setting.model_validate(given))
+        forced = {"derived_from": SETTINGS["metric"]} if setting in EQUAL else {}
+        return configure(parse(values), setting, Setting.model_validate(given), **forced)
 
     def replicates(self, scenario: str, rule: str, setting: str, **options: Any) -> tuple[Replicate, ...]:
         """One cell a seed."""
@@ -283,4 +286,6 @@ def _put(values: dict[str, Any], key: str, value: Any) -> None:
 
 def _without_target(data: Mapping[str, Any]) -> dict[str, Any]:
     """The same data without the last client: the others keep theirs."""
+    if data["clients"] < 2:
+        raise FieldError("data.clients", data["clients"], "needs at least two: an attacker and a target")
     return {**data, "clients": data["clients"] - 1, "counts": data["counts"][:-1]}

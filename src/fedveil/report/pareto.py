@@ -1,0 +1,205 @@
+"""Accuracy against what it cost: against the success of attacks, the noise, and epsilon where one is proven."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any
+
+from fedveil.accounting import VACUOUS
+from fedveil.experiments.summary import LAST, Summary
+from fedveil.report.figures import COLOURS, MARKERS, headline, new_figure, quality, say
+from fedveil.report.tables import based, grouped
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+CLOSE = 0.05  # in AUC and accuracy: two labels would overlap
+
+
+@dataclass(frozen=True)
+class Point:
+    """A setting.
+
+    Attributes
+    ----------
+    label, swept : str
+        Of the setting, and the values of what is swept.
+    quality, spread : float
+        Mean and standard deviation over the seeds, or over the last rounds of a single one.
+    noisy : bool
+        Whether noise was added.
+    ratio, epsilon : float or None
+        Noise-to-clip, and the proven epsilon.
+    attack : mapping or None
+        The strongest attack: attack, auc, low, high, runs.
+    """
+
+    label: str
+    swept: str
+    quality: float
+    spread: float
+    noisy: bool
+    ratio: float | None
+    epsilon: float | None
+    attack: dict[str, Any] | None
+
+
+def pareto(summaries: Sequence[Summary]) -> Figure:
+    """A panel for attacks (if there was an audit), one for the noise, one for epsilon."""
+    name, title = quality(summaries)
+    points = {base: _points(runs, name) for base, runs in based(summaries).items()}
+    attacked = any(p.attack for some in points.values() for p in some)
+    panels = [*(["attack"] if attacked else []), "noise", "epsilon"]
+    widths = [1.2] * (len(panels) - 1) + [1.0]
+    figure, mosaic = new_figure(4.9 * len(panels), 4.8, [panels], widths)
+    for axes in list(mosaic.values())[1:]:
+        axes.sharey(mosaic[panels[0]])
+    better = -1 if name == "rmse" else 1
+    if attacked:
+        _attack(mosaic["attack"], points, better)
+    _noise(mosaic["noise"], points)
+    _epsilon(mosaic["epsilon"], points, summaries, better)
+    seeds = max(len(runs) for runs in grouped(summaries).values())
+    bars = f"{seeds} seeds" if seeds > 1 else "these rounds"
+    mosaic[panels[0]].set_ylabel(f"{title}, mean of the last {LAST} rounds\n(bars: standard deviation over {bars})")
+    handles = {h.get_label(): h for a in mosaic.values() for h in a.get_legend_handles_labels()[0]}
+    figure.legend(handles=list(handles.values()), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    figure.suptitle(headline(summaries), fontsize=10)
+    return figure
+
+
+def _points(runs: Sequence[Summary], name: str) -> list[Point]:
+    found = []
+    for label, own in grouped(runs).items():
+        values = [v for v in (r.averaged(name) for r in own) if v is not None]
+        if not values:
+            continue
+        first = own[0].values
+        ratios = [v for v in (r.noise("noise_to_clip") for r in own) if v is not None]
+        epsilons = [e for e in (proven_epsilon(r) for r in own) if e is not None]
+        found.append(
+            Point(
+                label=label,
+                swept=", ".join(_short(k, v) for k, v in first.get("swept", {}).items()),
+                quality=fmean(values),
+                spread=stdev(values) if len(values) > 1 else first["last_rounds"][name]["deviation"],
+                noisy=bool(first["noise"]),
+                ratio=fmean(ratios) if ratios else None,
+                epsilon=max(epsilons) if epsilons else None,
+                attack=next(iter(first.get("audits", [])), None),
+            )
+        )
+    return found
+
+
+def _attack(axes: Axes, points: dict[str, list[Point]], better: int) -> None:
+    for number, (base, some) in enumerate(points.items()):
+        shown = [p for p in some if p.attack]
+        x = [p.attack["auc"] for p in shown if p.attack]
+        errors = [[p.attack[k] for p in shown if p.attack] for k in ("low", "high")]
+        spans = [[a - b for a, b in zip(x, errors[0], strict=True)], [b - a for a, b in zip(x, errors[1], strict=True)]]
+        style = _style(number, len(shown))
+        axes.errorbar(x, [p.quality for p in shown], xerr=spans, yerr=[p.spread for p in shown], label=base, **style)
+        _name_ends(axes, x, shown)
+    every = [(p.attack["auc"], p.quality) for some in points.values() for p in some if p.attack]
+    _front(axes, every, better)
+    axes.axvline(0.5, color="#999999", linewidth=0.8, linestyle=":")
+    runs = {p.attack["runs"] for some in points.values() for p in some if p.attack}
+    axes.set_xlabel("AUC of the strongest attack on a client's participation\n(bars: 95% over runs; .5 is guessing)")
+    axes.set_title(f"attacked in {max(runs)} + {max(runs)} runs: up and to the left is better", fontsize=9)
+
+
+def _noise(axes: Axes, points: dict[str, list[Point]]) -> None:
+    for number, (base, some) in enumerate(points.items()):
+        shown = [p for p in some if p.ratio is not None]
+        for p in some:
+            if not p.noisy:
+                axes.axhline(p.quality, color=COLOURS[number % 8], linestyle="--", linewidth=1, zorder=1)
+        if not shown:
+            if not any(p.noisy for p in some):
+                axes.plot([], [], color=COLOURS[number % 8], linestyle="--", label=f"{base} (no noise)")
+            continue
+        x = [p.ratio for p in shown if p.ratio is not None]
+        errors = [p.spread for p in shown]
+        axes.errorbar(x, [p.quality for p in shown], yerr=errors, label=base, **_style(number, len(shown)))
+    axes.set_xlabel("noise / clip = sigma sqrt(parameters) / C,\nmean over the rounds")
+    axes.set_xlim(0, axes.get_xlim()[1] * 1.05)
+    axes.set_title("at equal noise: who is higher?", fontsize=9)
+
+
+def _epsilon(axes: Axes, points: dict[str, list[Point]], summaries: Sequence[Summary], better: int) -> None:
+    proven = [p for some in points.values() for p in some if p.epsilon is not None]
+    if not proven:
+        say(axes, "no setting has a proven epsilon", keep_y=True)
+        return
+    for number, (base, some) in enumerate(points.items()):
+        shown = [p for p in some if p.epsilon is not None]
+        if shown:
+            x = [p.epsilon for p in shown if p.epsilon is not None]
+            errors = [p.spread for p in shown]
+            axes.errorbar(x, [p.quality for p in shown], yerr=errors, label=base, **_style(number, len(shown)))
+    _front(axes, [(p.epsilon, p.quality) for p in proven if p.epsilon is not None], better)
+    unit = next(w for w in map(worst_guarantee, summaries) if "delta" in w)
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    low, high = min(low, 1.0), max(high, VACUOUS * 3)
+    axes.axvspan(VACUOUS, high, color="#dddddd", zorder=0)
+    place = {"transform": axes.get_xaxis_transform(), "fontsize": 8, "color": "#555555"}
+    axes.text(VACUOUS * 1.08, 0.02, f"above {VACUOUS:g}: vacuous", **place)  # type: ignore[arg-type]
+    axes.set_xlim(low, high)
+    meaning = ", ".join(str(unit[k]) for k in ("relation", "unit", "trust"))
+    axes.set_xlabel(f"epsilon at delta = {unit['delta']:g}\n({meaning}, total)")
+    statuses = " or ".join(dict.fromkeys(worst_guarantee(s)["status"] for s in summaries if proven_epsilon(s)))
+    heuristics = [b for b, runs in based(summaries).items() if worst_guarantee(runs[0])["status"] == "heuristic"]
+    without = f"; none (heuristic): {', '.join(heuristics)}" if heuristics else ""
+    axes.set_title(f"{statuses}{without}", fontsize=8, wrap=True)
+
+
+def _front(axes: Axes, points: Sequence[tuple[float, float]], better: int) -> None:
+    """The points that no other one beats in both: lower on x, better on y."""
+    best, kept = float("-inf"), list[tuple[float, float]]()
+    for x, y in sorted(points, key=lambda p: (p[0], -better * p[1])):
+        if better * y > best:
+            best = better * y
+            kept.append((x, y))
+    if len(kept) > 1:
+        style: dict[str, Any] = {"color": "#777777", "linewidth": 6, "alpha": 0.25, "zorder": 0}
+        axes.step([x for x, _ in kept], [y for _, y in kept], where="post", label="Pareto front", **style)
+
+
+def _name_ends(axes: Axes, x: Sequence[float], shown: Sequence[Point]) -> None:
+    """Say what is swept at the two ends of a line, unless something is said there already."""
+    taken = [text.xy for text in axes.texts if hasattr(text, "xy")]
+    for i in {0, len(shown) - 1} if len(shown) > 1 else ():
+        place = (x[i], shown[i].quality)
+        if all(abs(place[0] - a) + abs(place[1] - b) > CLOSE for a, b in taken):
+            style: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7, "color": "#555555"}
+            axes.annotate(shown[i].swept, place, xytext=(5, 5), **style)
+            taken.append(place)
+
+
+def _style(number: int, count: int) -> dict[str, Any]:
+    line = {"linestyle": "-" if count > 1 else "none", "linewidth": 1}
+    marker = {"marker": MARKERS[number % 8], "markersize": 6, "capsize": 2, "elinewidth": 0.7}
+    return {"color": COLOURS[number % 8], "ecolor": COLOURS[number % 8] + "70", **line, **marker}
+
+
+def _short(name: str, value: Any) -> str:
+    shown = f"{value:g}" if isinstance(value, int | float) else str(value)
+    return f"z {shown}" if name == "noise_multiplier" else shown
+
+
+def worst_guarantee(summary: Summary) -> dict[str, Any]:
+    """Of the party that counts."""
+    found: dict[str, Any] = next(iter(summary.values["guarantees"].values()))
+    return found
+
+
+def proven_epsilon(summary: Summary) -> float | None:
+    """The epsilon of a run that has one; a heuristic has none."""
+    found = worst_guarantee(summary)
+    return float(found["epsilon"]) if found["status"] in ("formal", "conditional") and "epsilon" in found else None

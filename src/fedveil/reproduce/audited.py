@@ -1,0 +1,109 @@
+"""What audits hold, read back: how well attacks told independent runs apart, setting by setting."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedveil.attacks.statistics import Estimate, auc_interval
+from fedveil.errors import FieldError
+from fedveil.reproduce.evidence import Difference, difference
+
+RESAMPLES = 2000
+Scores = tuple[NDArray[np.float64], NDArray[np.float64]]
+
+
+@dataclass(frozen=True, eq=False)
+class Audited:
+    """One audit.
+
+    Attributes
+    ----------
+    title, command : str
+        What was audited, and how to do it again.
+    methods : dict of str to str
+        By setting.
+    accuracies : dict of str to tuple of float
+        Of each run with the target, by setting, in the order of their seeds.
+    scores : dict of (str, str) to pair of array
+        By attack and setting: verdicts of runs with the target and without, in the order of their seeds.
+    valid : frozenset of str
+        Attacks that work without the defence.
+    """
+
+    title: str
+    command: str
+    methods: Mapping[str, str]
+    accuracies: Mapping[str, tuple[float, ...]]
+    scores: Mapping[tuple[str, str], Scores]
+    valid: frozenset[str]
+
+    def setting(self, method: str) -> str | None:
+        """The first setting with a method, or None."""
+        found = [label for label, name in self.methods.items() if name == method]
+        return found[0] if found else None
+
+    def auc(self, attack: str, setting: str) -> Estimate:
+        """The area under the ROC curve, with a 95% bootstrap over runs."""
+        return auc_interval(*self.scores[attack, setting])
+
+    def difference(self, attack: str, first: str, second: str) -> Difference:
+        """AUC in one setting less that in another, bootstrapped over runs, which are paired by their seeds."""
+        gain = _wins(*self.scores[attack, first]) - _wins(*self.scores[attack, second])
+        n, m = gain.shape
+        rng = np.random.default_rng(0)
+        rows = rng.multinomial(n, np.full(n, 1 / n), size=RESAMPLES) / n
+        columns = rng.multinomial(m, np.full(m, 1 / m), size=RESAMPLES) / m
+        low, high = np.quantile(((rows @ gain) * columns).sum(1), [0.025, 0.975])
+        return Difference(float(gain.mean()), float(low), float(high), n, f"+ {m} runs")
+
+    def more_accurate(self, first: str, second: str) -> Difference:
+        """Accuracy in one setting less that in another, over runs with the target, paired by their seeds."""
+        pairs = zip(self.accuracies[first], self.accuracies[second], strict=True)
+        return difference([a - b for a, b in pairs], "runs")
+
+
+def _wins(inside: NDArray[np.float64], outside: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Whether each run with the target scores above each run without; ties count half. Their mean is the AUC."""
+    first, second = inside[:, None], outside[None]
+    return np.where(first == second, 0.5, np.greater(first, second).astype(np.float64))
+
+
+def read_audits(folder: Path) -> list[Audited]:
+    """The files ``audit-*.json`` below a folder.
+
+    Raises
+    ------
+    FieldError
+        If one cannot be read.
+    """
+    found = []
+    for path in sorted(folder.rglob("audit-*.json")):
+        try:
+            found.append(_audited(json.loads(path.read_bytes())))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise FieldError("audit", str(path), f"cannot be read ({error}); make it again") from error
+    return found
+
+
+def _audited(values: Mapping[str, Any]) -> Audited:
+    results = [r for r in values["results"] if not r["supposed"]]  # those on metrics that clients are not shown
+    scores = {
+        (str(r["attack"]), str(r["setting"])): (np.array(r["scores"]["in"]), np.array(r["scores"]["out"]))
+        for r in results
+    }
+    settings = values["settings"]
+    return Audited(
+        title=f"{values['name']}, {values['replicates']} + {values['replicates']} runs",
+        command=str(values["provenance"]["command"]),
+        methods={label: str(about["method"]) for label, about in settings.items()},
+        accuracies={label: tuple(map(float, each)) for label, each in values["accuracies"].items()},
+        scores=scores,
+        valid=frozenset(str(r["attack"]) for r in results if r["valid_without_defence"]),
+    )

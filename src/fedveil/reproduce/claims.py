@@ -1,0 +1,204 @@
+"""A paper's claims, judged by stated rules on the figures of table files, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from fedveil.reproduce.audited import Audited
+from fedveil.reproduce.evidence import Difference, Figure, Source, against, differ
+
+REPRODUCED, NOT_REPRODUCED, UNTESTABLE = "reproduced", "not reproduced", "not testable here"
+HOLDS, REVERSED, OPEN = "holds", "reversed", "open"
+UNTESTED, UNLEARNED = "untested", "nothing learned"
+STATES = (HOLDS, REVERSED, OPEN, UNLEARNED, UNTESTED)
+PAPER = "paper"  # the scale at which everything can be tested
+LEAST = 3  # seeds or draws that a verdict needs
+LEARNED = 0.05  # above the share of the largest class: less is no learning
+
+RULE = (
+    "A claim is tested row by row (a row is an aggregation rule, or a figure of it): the two settings are paired under "
+    "the same seeds, and Student's 95% interval of their mean difference decides. A row holds if the interval excludes "
+    "zero on the paper's side, is reversed if it excludes zero on the other, is open if it includes zero, and is "
+    f"untested with fewer than {LEAST} pairs, and so where accuracies are compared and neither setting is more than "
+    f"{LEARNED} above the share of the largest class (*nothing learned*). *Reproduced*: every row of the claim holds. "
+    "*Not reproduced*: a tested row is reversed or open. *Not testable here*: neither."
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One test of a claim: its state, and its figure for people."""
+
+    label: str
+    state: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one source says of a claim.
+
+    Attributes
+    ----------
+    title : str
+        Of the source.
+    rows : tuple of Row
+        Tests.
+    command : str
+        What makes the figures that are missing.
+    """
+
+    title: str
+    rows: tuple[Row, ...]
+    command: str
+
+    def of(self, state: str) -> list[Row]:
+        """The rows in a state."""
+        return [row for row in self.rows if row.state == state]
+
+    @property
+    def verdict(self) -> str:
+        """By `RULE`."""
+        states = {row.state for row in self.rows}
+        if states & {REVERSED, OPEN}:
+            return NOT_REPRODUCED
+        return REPRODUCED if states == {HOLDS} else UNTESTABLE
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of a paper.
+
+    Attributes
+    ----------
+    name, text : str
+        For the overview; and what the paper says, with the place.
+    tables : tuple of str
+        That it is tested on.
+    judge : callable
+        ``source -> rows``.
+    seeds : int
+        That a verdict needs.
+    note : str
+        What has to be said beside the verdict.
+    """
+
+    name: str
+    text: str
+    tables: tuple[str, ...]
+    judge: Callable[[Source], Iterable[Row]]
+    seeds: int = LEAST
+    note: str = ""
+
+    def finding(self, source: Source) -> Finding:
+        """What table files say."""
+        rows = tuple(self.judge(source))
+        # where nothing is learned, more of the same would not help
+        scale = source.scale if any(row.state == UNTESTED for row in rows) else PAPER
+        return Finding(source.title, rows, replace(source, scale=scale).command(self.tables, self.seeds))
+
+
+@dataclass(frozen=True)
+class AuditClaim:
+    """A claim that is tested on independent runs with and without a client; see `Claim`."""
+
+    name: str
+    text: str
+    judge: Callable[[Audited], Iterable[Row]]
+    note: str = ""
+
+    def finding(self, audit: Audited) -> Finding:
+        """What an audit says."""
+        return Finding(audit.title, tuple(self.judge(audit)), audit.command)
+
+
+def compared(
+    label: str,
+    first: Figure | None,
+    second: Figure | None,
+    sign: int,
+    accuracies: tuple[Figure | None, Figure | None] = (None, None),
+) -> Row:
+    """Whether one setting lies above (sign 1) or below (-1) another, if by their accuracies either learns anything."""
+    found = None if first is None or second is None else differ(first, second)
+    if found is None:
+        return Row(label, UNTESTED, "no finished pair of runs")
+    known = [a for a in accuracies if a is not None and a.chance is not None]
+    chance = max((a.chance for a in known if a.chance is not None), default=0.0)
+    best = max((a.mean for a in known), default=1.0)
+    if best <= chance + LEARNED:
+        return Row(label, UNLEARNED, f"{best:.3f} at best (the largest class alone: {chance:.3f})")
+    return Row(label, state_of(found, sign), described(found))
+
+
+def levelled(label: str, figure: Figure | None, level: float, sign: int) -> Row:
+    """Whether a figure lies above or below a level."""
+    if figure is None:
+        return Row(label, UNTESTED, "no finished run")
+    found = against(figure, level)
+    return Row(label, state_of(found, sign), f"{figure.mean:.3g} against {level:g}: {described(found)}")
+
+
+def alike(label: str, first: Figure | None, second: Figure | None, margin: float) -> Row:
+    """Whether two settings differ by no more than a margin: the whole interval has to lie within it."""
+    found = None if first is None or second is None else differ(first, second)
+    if found is None:
+        return Row(label, UNTESTED, "no finished pair of runs")
+    return Row(label, within(found, margin), f"{described(found)}, margin {margin:g}")
+
+
+def within(found: Difference, margin: float) -> str:
+    """The state of "they are alike": reversed if they certainly differ by more."""
+    if found.count < LEAST:
+        return UNTESTED
+    if -margin <= found.low and found.high <= margin:
+        return HOLDS
+    return REVERSED if found.low > margin or found.high < -margin else OPEN
+
+
+def state_of(found: Difference, sign: int) -> str:
+    """The state of a difference."""
+    if found.count < LEAST:
+        return UNTESTED
+    if found.low > 0 or found.high < 0:
+        return HOLDS if found.mean * sign > 0 else REVERSED
+    return OPEN
+
+
+def described(found: Difference) -> str:
+    """The difference with what it is over."""
+    return f"{found}, {found.count} {found.over}" if found.count > 1 else f"{found}, {found.over}"
+
+
+def overview(
+    claims: Sequence[Claim | AuditClaim], findings: Sequence[Sequence[Finding]], titles: Sequence[str]
+) -> list[str]:
+    """A table in Markdown: a line a claim, a column a source."""
+    lines = [f"| claim | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
+    for claim, found in zip(claims, findings, strict=True):
+        verdicts = {f.title: f.verdict for f in found}
+        cells = [verdicts.get(title, "") for title in titles]
+        shown = [f"**{cell}**" if cell in (REPRODUCED, NOT_REPRODUCED) else cell for cell in cells]
+        lines.append(f"| {claim.name} | {' | '.join(shown)} |")
+    return lines
+
+
+def section(claim: Claim | AuditClaim, findings: Sequence[Finding]) -> list[str]:
+    """One claim in Markdown: the words, then verdict and figures of each source."""
+    lines = [f"### {claim.name}", "", claim.text + (f" {claim.note}" if claim.note else ""), ""]
+    for found in findings:
+        counts = ", ".join(f"{len(found.of(s))} {s}" for s in STATES if found.of(s))
+        lines.append(f"* {found.title}: **{found.verdict}** ({counts})")
+        lines += [f"    * {state}: {_listed(found.of(state))}" for state in STATES if found.of(state)]
+        if found.of(UNTESTED) or found.of(UNLEARNED):
+            lines.append(f"    * to test it: `{found.command}`")
+    return [*lines, ""]
+
+
+def _listed(rows: Sequence[Row]) -> str:
+    """Rows with their figures; those of which the same is to be said together."""
+    by_text: dict[str, list[str]] = {}
+    for row in rows:
+        by_text.setdefault(row.text, []).append(row.label)
+    return "; ".join(f"{', '.join(labels)} {text}" for text, labels in by_text.items())

@@ -1,0 +1,74 @@
+"""claims.md: every claim of the paper, judged on the files of a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from fedveil.reproduce.audited import read_audits
+from fedveil.reproduce.claims import PAPER, RULE, AuditClaim, Claim, Finding, overview, section
+from fedveil.reproduce.evidence import Source, read_sources
+from fedveil.reproduce.metric_privacy.audit_claims import AUDIT_CLAIMS
+from fedveil.reproduce.metric_privacy.claims import CLAIMS
+
+AUDITS = (
+    "Tested on independent runs, in each of which data, first model, training and noise are new: an attack's AUC is "
+    "over runs with the target and runs without, the unit of the bootstrap is a run, and thresholds come from other "
+    "runs. Rows are attacks."
+)
+
+
+def claims_page(folder: Path) -> str:
+    """The page in Markdown, from ``table-*.json`` and ``audit-*.json`` below a folder alone.
+
+    Raises
+    ------
+    FieldError
+        If a file cannot be read.
+    """
+    sources = read_sources(folder) or [Source("metric-privacy", "small")]
+    tested = [[claim.finding(source) for source in sources] for claim in CLAIMS]
+    lines = ["# What the metric-privacy paper claims, and what was found", ""]
+    lines += ["Generated from the files beside this page. " + RULE, ""]
+    lines += overview(CLAIMS, tested, [source.title for source in sources])
+    audits = read_audits(folder)
+    judged = [[claim.finding(audit) for audit in audits] for claim in AUDIT_CLAIMS]
+    if audits:
+        lines += ["", AUDITS, "", *overview(AUDIT_CLAIMS, judged, [audit.title for audit in audits])]
+    else:
+        lines += ["", "No audit with independent runs is there: see `fedveil audit --compare`."]
+    lines += ["", "## On the paper's tables", "", *_sections(CLAIMS, tested)]
+    if audits:
+        lines += ["## On independent runs", "", *_sections(AUDIT_CLAIMS, judged)]
+    lines += ["## What is missing", "", *_missing(sources)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _sections(claims: Sequence[Claim | AuditClaim], findings: Sequence[Sequence[Finding]]) -> list[str]:
+    return [line for claim, found in zip(claims, findings, strict=True) for line in section(claim, found)]
+
+
+def _missing(sources: Sequence[Source]) -> list[str]:
+    """By source: tables without a finished run, and runs that are not finished."""
+    every = dict.fromkeys(table for claim in CLAIMS for table in claim.tables)
+    lines = []
+    for source in sources:
+        made = {table for table, _, _, _ in source.figures}
+        absent = [table for table in every if table not in made]
+        runs = dict.fromkeys(run for table, some in source.missing.items() if table in made for run in some)
+        parts = [f"all of tables {', '.join(absent)}"] if absent else []
+        parts += [f"{len(runs)} runs of the others: {'; '.join(_by_seed(runs))}"] if runs else []
+        lines.append(f"* {source.title}: {'. '.join(parts) or 'nothing'}.")
+    if all(source.scale != PAPER for source in sources):
+        command = Source("metric-privacy", PAPER).command(["5"], 1)
+        lines.append(f"* {PAPER}: everything. FedAvg alone: `{command} --rule fedavg`.")
+    return lines
+
+
+def _by_seed(runs: Iterable[str]) -> list[str]:
+    """Names of runs, those that differ in the seed alone together."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        name, _, seed = run.partition(" seed ")
+        found.setdefault(name, []).append(seed)
+    return [f"{name} ({', '.join(seeds)})" for name, seeds in found.items()]

@@ -1,0 +1,235 @@
+"""Audits from end to end: attacks that succeed where they must and fail where they must, folders, what is printed."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from fedveil.attacks.statistics import auc_interval, epsilon_ceiling
+from fedveil.cli import app
+from fedveil.errors import FieldError
+from fedveil.experiments import audit, audit_plan, audit_play, load
+from fedveil.experiments.audit_plan import plan_settings, stage_of
+from fedveil.experiments.audit_play import Quiet
+from fedveil.experiments.replicates import Stage
+from fedveil.experiments.replicates_record import Case
+from fedveil.experiments.replicates_roles import Roles
+from fedveil.experiments.sections import Data
+
+SMALL = (
+    "rounds=2",
+    f"data.counts={[[10] * 10, [10] * 10, [0] * 5 + [20] * 5]}",
+)
+HONEST = ("loss", "calibrated-loss", "own-update", "adaptive", "colluding")
+
+
+def small(*changes):
+    return load("digits-cia", [*SMALL, *changes])
+
+
+def figures(found, setting):
+    return {v.result.attack: v.result for v in found.judged.verdicts if v.result.setting == setting}
+
+
+def replicates(folder):
+    return [json.loads(line) for line in (folder / "replicates.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """As few rehearsals as can be."""
+    for module in (audit_plan, audit_play):
+        monkeypatch.setattr(module, "REHEARSALS", 4)
+
+
+@pytest.fixture(scope="module")
+def hidden():
+    """So much noise that nothing is left to see, beside the federation without it."""
+    return audit(small("privacy.noise_multiplier=1000.0"), attacks=(*HONEST, "side-channel"), replicates=12)
+
+
+def test_without_defence_the_attacks_win_clearly(hidden):
+    found = figures(hidden, "vanilla")
+    for attack in HONEST:
+        assert found[attack].auc.low > 0.6, attack
+        assert found[attack].valid_without_defence
+        assert found[attack].runs == (12, 12)
+    assert found["own-update"].epsilon.lower > 0.5
+    assert hidden.judged.together["vanilla"].lower > 0
+
+
+def test_noise_that_hides_everything_leaves_nothing(hidden):
+    for attack, result in figures(hidden, "global").items():
+        assert result.auc.low <= 0.5 <= result.auc.high, attack
+        assert not result.succeeds
+        assert result.epsilon.ceiling == pytest.approx(epsilon_ceiling(12, 1e-5))
+    assert hidden.judged.together["global"].lower == 0
+
+
+def test_with_the_target_in_both_worlds_every_attack_fails():
+    found = audit(
+        load("digits-cia", [*SMALL, "privacy.noise_multiplier=0.01"]), attacks=HONEST, replicates=12, world="itself"
+    )
+    for setting in found.settings:
+        assert found.judged.together[setting].lower == 0
+    for v in found.judged.verdicts:  # ten of them: each at 99.9%
+        interval = auc_interval(v.inside[:, -1].numpy(), v.outside[:, -1].numpy(), confidence=0.999)
+        assert interval.low <= 0.5 <= interval.high, v.result
+    assert found.values["relation"].startswith("no relation")
+
+
+def test_what_publishing_would_show_is_what_it_shows_and_costs_what_the_ledger_says(hidden):
+    supposed = {v.result.attack for v in hidden.judged.verdicts if v.supposed}
+    assert supposed == {"side-channel (noised)", "side-channel (clear)"}
+    cases = [Case("global", "honest", "run", inside, 0) for inside in (True, False)]
+    played = {}
+    for mode in ("off", "noised", "clear"):
+        config = small(f"publish.metrics='{mode}'")
+        stage = stage_of(plan_settings(config, False)[-1], Roles.of(3), config.seed)
+        played[mode] = stage.play(cases, lambda: None)
+    for mode in ("noised", "clear"):
+        for off, on in zip(played["off"], played[mode], strict=True):
+            assert off.scores == on.scores
+    off, noised, clear = (played[mode][0].guarantee for mode in ("off", "noised", "clear"))
+    epsilon = [float(text.split("eps=")[1].split()[0]) for text in (off, noised)]
+    assert epsilon[1] > epsilon[0]
+    assert "heuristic" in clear
+    assert "eps" not in clear
+
+
+def test_every_setting_of_a_comparison_is_audited_and_sigma_matched(tmp_path, few):
+    config, asked = small("rounds=1"), {"attacks": ("noise-size",), "replicates": 4, "compare": True}
+    found = audit(config, tmp_path / "a", **asked)
+    assert found.settings == ("vanilla", "global DP", "metric privacy", "global (equal sigma)")
+    about = found.values["settings"]
+    assert about["vanilla"]["sigma"] is None
+    assert about["global DP"]["sigma"] == pytest.approx(2.0 * 0.5 / 3)
+    metric = [r for r in replicates(tmp_path / "a") if r["case"]["setting"] == "metric privacy"]
+    matched = [r["sigma"] for r in metric if r["case"]["phase"] == "rehearsal"]
+    assert about["global (equal sigma)"]["sigma"] == pytest.approx(sum(matched) / len(matched))
+    assert "heuristic" in about["global (equal sigma)"]["guarantee"]
+    assert audit(config, tmp_path / "a", **asked).values["results"] == found.values["results"]
+
+
+class Interrupting(Quiet):
+    """Presses Ctrl-C after so many rounds."""
+
+    def __init__(self, after):
+        self.left = after
+
+    def advance(self, text):
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_audit_goes_on_to_the_same_figures(tmp_path, monkeypatch, few):
+    monkeypatch.setattr(Stage, "block", property(lambda self: 6))
+    asked = {"attacks": ("adaptive", "paper-multi-round"), "replicates": 4}
+    config = small("rounds=1")
+    whole = audit(config, tmp_path / "whole", **asked)
+    with pytest.raises(KeyboardInterrupt):
+        audit(config, tmp_path / "cut", progress=Interrupting(24), **asked)
+    assert 0 < len(replicates(tmp_path / "cut")) < len(replicates(tmp_path / "whole"))
+    with (tmp_path / "cut" / "replicates.jsonl").open("a") as file:
+        file.write('{"case": {"setting": "glo')  # a line that was being written
+    resumed = audit(config, tmp_path / "cut", **asked)
+    for key in ("results", "paper", "settings", "together"):
+        assert resumed.values[key] == whole.values[key]
+    assert len(replicates(tmp_path / "cut")) == len(replicates(tmp_path / "whole"))
+    played = []
+    monkeypatch.setattr(Stage, "play", lambda self, cases, tick: played.append(cases))
+    audit(config, tmp_path / "cut", **asked)
+    assert not played
+    for changed in ({"shadow": "noisy"}, {"target": 1}, {"compare": True}):
+        with pytest.raises(FieldError, match="holds an audit with another"):
+            audit(config, tmp_path / "cut", **asked, **changed)
+    with pytest.raises(FieldError, match="another configuration"):
+        audit(small("rounds=3"), tmp_path / "cut", **asked)
+
+
+def test_a_folder_with_something_else_is_left_alone(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(FieldError, match="something else than an audit"):
+        audit(small(), tmp_path, attacks=("loss",), replicates=4)
+    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--set", "data.clients=1", "--set", f"data.counts={[[9] * 10]}"], "needs at least two clients"),
+        (["--set", f"data.counts={[[9] * 10, [9] * 10, [0] * 10]}"], "it never trains; choose another client"),
+        (["--attack", "lose"], "did you mean 'loss'"),
+        (["--replicates", "3"], "at least 4"),
+        (["--attack", "colluding", "--colluders", "1"], "needs what a semi-honest client lacks: 'colluders'"),
+        (["--attack", "paper-single-shot", "--set", "data.holdout=0.0"], "set data.holdout"),
+        (["--attack", "side-channel", "--set", "privacy={method='sga-ldp'}"], "under local trust no metric leaves"),
+    ],
+)
+def test_what_cannot_be_audited_is_refused_in_one_line(tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["audit", "digits-cia", *arguments])
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_target_that_is_in_no_cohort_is_refused():
+    one_of_many = {"name": "digits", "clients": 60, "holdout": 0.2}
+    config = load("digits-cia", ["rounds=1", "clients_per_round=1"]).model_copy(update={"data": Data(**one_of_many)})
+    with pytest.raises(FieldError, match=r"--target = 59: is in no round's cohort in any run"):
+        audit(config, attacks=("loss",), replicates=4)
+
+
+def test_the_command_prints_what_was_found_and_what_it_means(tmp_path, monkeypatch, few):
+    monkeypatch.chdir(tmp_path)
+    changes = [part for change in (*SMALL, "publish.metrics='noised'") for part in ("--set", change)]
+    attacks = [
+        part
+        for name in ("adaptive", "informed", "side-channel", "active", "paper-single-shot")
+        for part in ("--attack", name)
+    ]
+    result = CliRunner().invoke(
+        app,
+        ["audit", "digits-cia", *changes, *attacks, "--replicates", "4", "--shadow", "partial", "--out-world", "empty"],
+    )
+    assert result.exit_code == 0, result.output
+    for words in (
+        "vanilla: guarantee none",
+        "AUC without defence",
+        "side-channel (clear) *",
+        "informed (clear) *",
+        "a client without examples",
+        "4 runs can prove 0.00 at most",
+        "all together prove, at 95%",
+        "Metrics that clients see after each round: noised: z = 1",
+        "shadow data lack classes that the target has (5, 6, 7, 8, 9)",
+        "sequential test for errors of 5%",
+        "not for inference",
+        "paper-single-shot",
+        "written to runs/digits-cia-audit: audit.json, audit.png, evidence.png",
+    ):
+        assert words in " ".join(result.output.split()), words
+    assert "(noised) *" not in result.output
+    assert all(ord(c) >= 32 or c == "\n" for c in result.stdout)
+    folder = tmp_path / "runs" / "digits-cia-audit"
+    assert min((folder / name).stat().st_size for name in ("audit.png", "evidence.png")) > 20_000
+    values = json.loads((folder / "audit.json").read_text())
+    assert values["unit"] == "one run of the federation"
+    assert {r["valid_without_defence"] for r in values["results"]} <= {True, False}
+
+
+def test_ctrl_c_and_a_second_process_meet_a_clear_message(tmp_path, monkeypatch):
+    def met(self, cases, tick):
+        with pytest.raises(FieldError, match="is being written to by process"):
+            audit(small(), tmp_path / "a", attacks=("loss",), replicates=4)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Stage, "play", met)
+    changes = [part for change in SMALL for part in ("--set", change)]
+    asked = ["audit", "digits-cia", *changes, "--attack", "loss", "--replicates", "4", "--out", str(tmp_path / "a")]
+    result = CliRunner().invoke(app, asked)
+    assert result.exit_code == 130
+    assert result.stderr.strip() == "fedveil: interrupted; go on with: the same command"

@@ -1,0 +1,230 @@
+"""What becomes of a paper's claims: verdicts follow the stated rules, on made-up files and on the committed ones."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedveil.attacks.statistics import auc
+from fedveil.errors import FieldError
+from fedveil.experiments.settings import EQUAL_SIGMA
+from fedveil.reproduce import Progressed, Runs, Selection, cells_of, measured, run_cells
+from fedveil.reproduce.audited import read_audits
+from fedveil.reproduce.claims import HOLDS, NOT_REPRODUCED, OPEN, REPRODUCED, REVERSED, UNLEARNED, UNTESTABLE, UNTESTED
+from fedveil.reproduce.evidence import Figure, differ, read_sources
+from fedveil.reproduce.files import write_table
+from fedveil.reproduce.metric_privacy.audit_claims import AUDIT_CLAIMS, EQUAL_AUC
+from fedveil.reproduce.metric_privacy.claims import CLAIMS, rows_of, rules
+from fedveil.reproduce.metric_privacy.page import claims_page
+from reproduce_kit import Silent, run_all, tiny_study, write_patterns
+
+RESULTS = Path(__file__).resolve().parent.parent / "results" / "metric-privacy"
+VANILLA, GLOBAL, METRIC = [0.94, 0.95, 0.93], [0.70, 0.71, 0.69], [0.75, 0.77, 0.74]
+
+
+def write(folder, table, figure, cells, readings=(), chance=0.5, scale="small"):
+    """A table file; cells: {(row, setting): one value a seed}."""
+    rows = [
+        {
+            "row": row,
+            "setting": setting,
+            "figure": figure,
+            "values": values,
+            "seeds": list(range(len(values))),
+            "draws": [0] * len(values),
+            "chance": chance,
+            "missing": [f"{row} {setting} seed 9"] * (len(values) < 3),
+        }
+        for (row, setting), values in cells.items()
+    ]
+    values = {"study": "metric-privacy", "table": table, "scale": scale, "readings": list(readings), "rows": rows}
+    folder.mkdir(exist_ok=True)
+    (folder / f"table-{table}{''.join(readings)}.json").write_text(json.dumps(values))
+
+
+def table_5(**other):
+    """Every rule as the paper has it, but for what is given as rule=(global, metric)."""
+    cells = {}
+    for rule in rules():
+        plain, metric = other.get(rule, (GLOBAL, METRIC))
+        cells |= {(rule, "vanilla"): VANILLA, (rule, "global"): plain, (rule, "metric"): metric}
+    return cells
+
+
+def finding(folder, name):
+    [source] = read_sources(folder)
+    [claim] = [claim for claim in CLAIMS if claim.name == name]
+    return claim.finding(source)
+
+
+FIRST = "Metric privacy beats global DP, homogeneous clients"
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict", "state"),
+    [
+        ({}, REPRODUCED, HOLDS),
+        ({"FedYogi": (METRIC, GLOBAL)}, NOT_REPRODUCED, REVERSED),
+        ({"FedYogi": ([0.7, 0.9, 0.8], [0.9, 0.7, 0.8])}, NOT_REPRODUCED, OPEN),
+        ({"FedYogi": ([], [])}, UNTESTABLE, UNTESTED),
+        ({"FedYogi": (GLOBAL[:2], METRIC[:2])}, UNTESTABLE, UNTESTED),
+        ({"FedYogi": ([0.3, 0.31, 0.3], [0.51, 0.53, 0.5])}, UNTESTABLE, UNLEARNED),
+    ],
+)
+def test_the_verdict_flips_with_one_rule(tmp_path, changes, verdict, state):
+    write(tmp_path, "5", "accuracy", table_5(**changes))
+    found = finding(tmp_path, FIRST)
+    assert found.verdict == verdict
+    assert [row.state for row in found.rows] == [HOLDS] * 5 + [state]
+
+
+def test_the_page_has_verdict_figures_reason_and_command(tmp_path):
+    write(tmp_path, "5", "accuracy", table_5(FedYogi=([], [])), readings=["printed-noise"])
+    page = claims_page(tmp_path)
+    assert f"| {FIRST} | not testable here |" in page
+    assert "FedProx, FedOpt +0.053 (+0.039 to +0.068), 3 seeds" in page
+    assert "untested: FedYogi no finished pair of runs" in page
+    assert "`fedveil reproduce metric-privacy --table 5 --scale small --reading printed-noise --seeds 3`" in page
+    assert "FedYogi global (9); FedYogi metric (9)" in page
+    assert "* paper: everything." in page
+    write(tmp_path, "5", "accuracy", table_5(), readings=["printed-noise"])
+    assert f"| {FIRST} | **reproduced** |" in claims_page(tmp_path)
+
+
+def test_every_scale_and_reading_is_judged_by_itself(tmp_path):
+    write(tmp_path / "small", "5", "accuracy", table_5())
+    write(tmp_path / "other", "5", "accuracy", table_5(FedAvg=(METRIC, GLOBAL)), readings=["more-noise"])
+    write(tmp_path / "paper", "5", "accuracy", table_5(), scale="paper")
+    page = claims_page(tmp_path)
+    assert "| claim | small, more-noise | paper | small |" in page
+    assert f"| {FIRST} | **not reproduced** | **reproduced** | **reproduced** |" in page
+    assert "* paper: everything." not in page
+
+
+def test_where_nothing_is_learned_the_command_asks_for_the_paper_s_scale(tmp_path):
+    low = ([0.3, 0.31, 0.3], [0.4, 0.41, 0.42])
+    write(tmp_path, "5", "accuracy", table_5(**dict.fromkeys(rules(), low)))
+    found = finding(tmp_path, FIRST)
+    assert {row.state for row in found.rows} == {UNLEARNED}
+    assert "--scale paper" in found.command
+    assert found.rows[0].text == "0.410 at best (the largest class alone: 0.500)"
+
+
+def test_only_what_the_paper_shows_is_asked_for():
+    assert rows_of("A14", "accuracy", "metric", "global", 1) == [r for r in rules() if r != "FedYogi"]
+    assert rows_of("B15", "accuracy", "metric", "global", 1) == [r for r in rules() if r != "FedAvgM"]
+    assert rows_of("8", "accuracy", "metric", "global", 1) == ["FedAvg", "FedAvgM", "FedMedian", "FedProx"]
+    assert rows_of("sigma", "accuracy", "metric", "equal", 1) == list(rules())
+
+
+def test_settings_are_paired_by_seed_or_by_draw():
+    seeds = differ(Figure({(0, 0): 0.5, (1, 0): 0.9, (2, 0): 0.1}), Figure({(1, 0): 0.8, (2, 0): 0.2, (3, 0): 0.0}))
+    assert (seeds.count, seeds.over) == (2, "seeds")
+    assert seeds.mean == pytest.approx(0.0)
+    draws = differ(Figure({(0, d): 1.0 + d for d in range(3)}), Figure({(0, 0): 1.0}))
+    assert (draws.count, draws.mean, draws.over) == (3, 1.0, "noise draws on one training")
+    both = differ(Figure({(s, d): s + d for s in (0, 1) for d in (0, 1)}), Figure({(0, 0): 0.0, (1, 0): 0.0}))
+    assert (both.count, both.mean) == (2, 1.0)
+    assert differ(Figure({(0, 0): 1.0}), Figure({(1, 0): 1.0})) is None
+
+
+def test_alike_means_that_the_whole_interval_is_within_the_margin(tmp_path):
+    name = "Multi-round: protection comparable"
+    for metric, state in (([0.5, 0.51, 0.5], HOLDS), ([0.9, 0.91, 0.9], REVERSED), ([0.4, 0.7, 0.5], OPEN)):
+        write(tmp_path, "13", "attack AUC", {("FedAvg", "global"): [0.52, 0.5, 0.5], ("FedAvg", "metric"): metric})
+        assert [row.state for row in finding(tmp_path, name).rows] == [state]
+
+
+def test_what_is_written_is_what_is_judged(tmp_path):
+    patterns = tmp_path / "patterns.npz"
+    write_patterns(patterns)
+    study = tiny_study(patterns, seeds=2)
+    done = run_all(study, tmp_path, ["5"])
+    results = [measured(entry, done.finished) for entry in study.entries("5")]
+    write_table(tmp_path, study, "5", results, {"scale": "tiny", "seeds": [0, 1], "readings": []})
+    [source] = read_sources(tmp_path)
+    figure = source.at("5", "FedAvg", "metric", "accuracy")
+    assert figure.values == {(0, 0): results[2].values[0], (1, 0): results[2].values[1]}
+    assert figure.chance == 0.25  # 48 of 192, in every class
+    assert figure.published == 0.905
+
+
+def test_a_damaged_table_is_named(tmp_path):
+    (tmp_path / "table-5.json").write_text('{"study": "metric-privacy"')
+    with pytest.raises(FieldError, match=r"table-5\.json"):
+        claims_page(tmp_path)
+
+
+def audit_file(folder, metric_noise=0.9, metric_accuracy=0.5):
+    """An audit of 20 + 20 runs: `loss` works everywhere alike, the size of the noise tells under metric privacy."""
+    ramp = [i / 20 for i in range(20)]
+    methods = {"vanilla": "vanilla", "global DP": "global", "metric privacy": "metric", EQUAL_SIGMA: "global"}
+    methods[f"{EQUAL_AUC}, loss)"] = "global"
+    results, accuracies = [], {}
+    for label, method in methods.items():
+        shift = {"loss": 0.35, "noise-size": metric_noise if method == "metric" else 0.0}
+        for attack, up in shift.items():
+            scores = {"in": [v + up for v in ramp], "out": ramp}
+            results.append({"attack": attack, "setting": label, "scores": scores})
+            results[-1] |= {"valid_without_defence": attack == "loss", "supposed": False}
+        accuracies[label] = [(metric_accuracy if method == "metric" else 0.6) + v / 100 for v in ramp]
+    values = {
+        "provenance": {"command": "fedveil audit tiny"},
+        "name": "tiny",
+        "replicates": 20,
+        "settings": {label: {"method": method} for label, method in methods.items()},
+        "results": results,
+        "accuracies": accuracies,
+    }
+    folder.mkdir(exist_ok=True)
+    (folder / "audit-tiny.json").write_text(json.dumps(values))
+
+
+def audit_verdicts(folder):
+    [audit] = read_audits(folder)
+    return [claim.finding(audit).verdict for claim in AUDIT_CLAIMS]
+
+
+def test_claims_on_independent_runs(tmp_path):
+    audit_file(tmp_path)
+    assert audit_verdicts(tmp_path) == [
+        REPRODUCED,  # the attack works
+        NOT_REPRODUCED,  # the loss attack works as well under metric privacy
+        NOT_REPRODUCED,  # the size of the noise tells
+        NOT_REPRODUCED,
+        NOT_REPRODUCED,  # less accurate at equal noise
+        NOT_REPRODUCED,
+    ]
+    audit_file(tmp_path, metric_noise=0.0, metric_accuracy=0.7)
+    assert audit_verdicts(tmp_path)[3:] == [NOT_REPRODUCED, REPRODUCED, REPRODUCED]
+    page = claims_page(tmp_path)
+    assert "| At equal average noise, metric privacy is more accurate | **reproduced** |" in page
+    assert f"accuracy less that of {EQUAL_SIGMA} +0.100" in page
+
+
+def test_a_difference_of_attacks_is_paired_by_seed(tmp_path):
+    audit_file(tmp_path)
+    [audit] = read_audits(tmp_path)
+    same = audit.difference("loss", "metric privacy", "global DP")
+    assert (same.mean, same.low, same.high) == (0, 0, 0)
+    other = audit.difference("noise-size", "metric privacy", "global DP")
+    inside, outside = audit.scores["noise-size", "metric privacy"]
+    assert other.mean == pytest.approx(auc(inside, outside) - 0.5)
+    assert other.low > 0.2
+
+
+@pytest.mark.skipif(not RESULTS.is_dir(), reason="results/ are part of the repository, not of the package")
+def test_the_committed_page_is_what_the_committed_files_give():
+    assert (RESULTS / "claims.md").read_text() == claims_page(RESULTS)
+
+
+def test_an_interrupted_study_has_its_claims_too(tmp_path):
+    patterns = tmp_path / "patterns.npz"
+    write_patterns(patterns)
+    study = tiny_study(patterns, seeds=2)
+    cells = cells_of(study, Selection.of(study, ["5"]))
+    done = Progressed()
+    run_cells(cells[:2], Runs(tmp_path), Silent(), done)
+    results = [measured(entry, done.finished) for entry in study.entries("5")]
+    write_table(tmp_path, study, "5", results, {"scale": "tiny", "seeds": [0, 1], "readings": []})
+    assert "4 runs of the others: homogeneous-fedavg global (0, 1)" in claims_page(tmp_path)

@@ -1,0 +1,84 @@
+"""Accuracy against attacks: a comparison that audits its settings."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from fedveil.cli import app
+from fedveil.errors import FieldError
+from fedveil.experiments import Summary, parse
+from fedveil.experiments.attacked import FILE, keep, run_name
+from fedveil.experiments.front import check_audit
+
+TOML = """
+name = "front"
+rounds = 2
+data = { name = "breast-cancer", clients = 3, partition = "counts", counts = [[20, 20], [20, 20], [0, 40]] }
+model = { name = "logistic" }
+privacy = { method = "global", order = "printed" }
+[compare]
+settings = [{ method = "vanilla" }, { method = "global" }]
+sweep = { noise_multiplier = [0.1] }
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("front")
+    (path / "front.toml").write_text(TOML)
+    result = CliRunner().invoke(app, ["compare", str(path / "front.toml"), "--audit", "8", "--out", str(path / "out")])
+    assert result.exit_code == 0, result.output
+    assert "attack AUC" in result.output
+    return path / "out"
+
+
+def test_every_setting_is_attacked_in_one_audit(folder):
+    summaries = json.loads((folder / FILE).read_text())
+    assert [s["setting"] for s in summaries] == [
+        "vanilla",
+        "global, noise_multiplier=0.1",
+    ]
+    values = json.loads((folder / "audit" / "audit.json").read_text())
+    assert set(values["settings"]) == {s["setting"] for s in summaries}
+    for summary in summaries:
+        expected = {
+            r["attack"]: r["auc"]["point"]
+            for r in values["results"]
+            if r["setting"] == summary["setting"] and (r["valid_without_defence"] is not False or r["auc"]["low"] > 0.5)
+        }
+        assert {a["attack"]: a["auc"] for a in summary["audits"]} == expected
+        assert [a["auc"] for a in summary["audits"]] == sorted(expected.values(), reverse=True)
+    assert (folder / "pareto.png").stat().st_size > 10_000
+
+
+def test_the_audit_of_a_single_run_counts_where_there_is_no_other(folder, tmp_path):
+    summaries = [Summary(values, []) for values in json.loads((folder / FILE).read_text())]
+    own = tmp_path / run_name(summaries[1].setting, 0, first=True) / "audit"
+    own.mkdir(parents=True)
+    auc = {"point": 0.8, "low": 0.7, "high": 0.9}
+    result = {"attack": "loss", "setting": "global", "auc": auc, "valid_without_defence": False, "supposed": False}
+    audit = {"settings": {"vanilla": {}, "global": {}}, "results": [result], "replicates": 9}
+    (own / "audit.json").write_text(json.dumps(audit))
+    found = [s.values["audits"] for s in keep(summaries, tmp_path)]
+    assert found == [[], [{"attack": "loss", "auc": 0.8, "low": 0.7, "high": 0.9, "runs": 9}]]
+    (own / "audit.json").write_text("{")
+    with pytest.raises(FieldError, match="audit again"):
+        keep(summaries, tmp_path)
+
+
+def test_what_cannot_be_audited_is_refused_before_anything_runs(tmp_path):
+    (tmp_path / "front.toml").write_text(TOML)
+    where = ["compare", str(tmp_path / "front.toml"), "--out", str(tmp_path / "out"), "--audit"]
+    result = CliRunner().invoke(app, [*where, "2"])
+    assert result.exit_code == 2
+    assert "--audit = 2: must be a whole number of at least 4" in result.output
+    assert not (tmp_path / "out").exists()
+    one = parse({"name": "x", "rounds": 1, "data": {"name": "digits", "clients": 1}, "model": {"name": "logistic"}})
+    check_audit(one, 0)
+    with pytest.raises(FieldError, match="at least two clients"):
+        check_audit(one, 10)
+    every = {"name": "breast-cancer", "clients": 2, "partition": "counts", "counts": [[106, 178], [106, 179]]}
+    whole = parse({"name": "x", "rounds": 1, "data": every, "model": {"name": "logistic"}})
+    with pytest.raises(FieldError, match="--out-world"):
+        check_audit(whole, 10)
