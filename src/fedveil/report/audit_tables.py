@@ -70,8 +70,8 @@ def audit_notes(found: Audit) -> list[str]:
         f"adversary that knows them). Thresholds come from {rehearsals} + {rehearsals} rehearsals, which are not "
         "evaluated.",
         f"measured epsilon >=: what the attack proves at 95% about this run's data, for {values['relation']} at "
-        f"delta = {values['delta']:g}; {runs} runs can prove {values['epsilon_ceiling']:.2f} at most (by number of runs: "
-        f"{ceilings}). It is no guarantee: a stronger attack may prove more. Each line is a bound by itself; "
+        f"delta = {values['delta']:g}; {runs} runs can prove {values['epsilon_ceiling']:.2f} at most (by number of "
+        f"runs: {ceilings}). It is no guarantee: a stronger attack may prove more. Each line is a bound by itself; "
         f"all together prove, at 95%: {_together(values)}.",
         "valid: the same attack's interval lies above .5 without the defence; where it does not, its figure says "
         "nothing about the defence.",
