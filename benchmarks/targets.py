@@ -140,7 +140,7 @@ TARGETS = (
         4,
     ),
     Target(
-        "layer scores: Jacobian row by row over the estimate, which is off by at most 2%",
+        "layer scores: Jacobian row by row over the estimate, whose median error is at most 2%",
         1000,
         _scores,
         also=lambda records: records["scores"]["estimate_error_median"] <= 0.02,  # type: ignore[index]
