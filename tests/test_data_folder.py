@@ -55,8 +55,10 @@ def test_clients_are_folders_too(tmp_path):
         for label in labels:
             save(tmp_path / client / label / "0.png")
             save(tmp_path / client / label / "1.png")
+    (tmp_path / "east" / "a").mkdir(parents=True)
     data = load("folder", path=tmp_path, layout="clients")
     assert data.owners == ("north", "south")
+    assert "Clients without an image, left out: east." in data.note
     assert data.owner.tolist() == [0, 0, 0, 0, 1, 1]
     clients = federate(data, clients="natural", seed=0, holdout=0.0)
     assert [(c.name, c.examples) for c in clients] == [("north", 4), ("south", 2)]

@@ -287,3 +287,9 @@ def test_convolutions_give_the_same_bits_again_and_agree_with_an_ordinary_loop(d
         F.cross_entropy(model(data.x), data.y).backward()
         opt.step()
     torch.testing.assert_close(first.model, layout.read(model), atol=1e-5 if dtype == torch.float32 else 1e-12, rtol=0)
+
+
+def test_classes_that_the_model_does_not_have_are_named():
+    data = ClientData(torch.randn(6, 3), torch.tensor([1, 2, 3, 4, 1, 2]))
+    with pytest.raises(FieldError, match=r"y = 'from 1 to 4': classes must be numbered from 0 to 3"):
+        run(linear(), data, LocalTraining(batch_size=6))

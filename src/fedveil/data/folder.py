@@ -95,8 +95,11 @@ def load_folder(
         test = images(decoded[1], "last"), labels[1]
     owner: Tensor | None = None
     owners: tuple[str, ...] = ()
+    note = f"From the folder {root.name}."
     if layout == "clients":
         owner, owners = natural_clients("client folders", [item.client for item in halves[0]], len(halves[0]))
+        without = [folder.name for folder in _folders(_halves(root)[0]) if folder.name not in owners]
+        note += f" Clients without an image, left out: {', '.join(without)}." if without else ""
     return DataSet(
         name="folder",
         x=images(decoded[0], "last"),
@@ -107,7 +110,7 @@ def load_folder(
         class_names=tuple(names),
         owner=owner,
         owners=owners,
-        note=f"From the folder {root.name}.",
+        note=note,
         licence="that of the folder",
     )
 

@@ -191,10 +191,10 @@ def fields_of(section: str, **renamed: str) -> Iterator[None]:
     try:
         yield
     except FieldError as error:
-        head = error.field.split(".")[0]
-        if head in SECTIONS:
+        name = error.field.split("[")[0]
+        if not name.isidentifier():  # a whole path already, or a place in somebody's file
             raise
-        field = renamed.get(error.field.split("[")[0], f"{section}.{error.field}")
+        field = renamed.get(name, f"{section}.{error.field}")
         raise FieldError(field, error.value, error.accepted) from error
 
 

@@ -9,15 +9,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedveil.errors import require_choice
+from fedveil.errors import FieldError, require_choice
 from fedveil.layout import Layout
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
-    """Mean cross-entropy of logits [B, classes, ...] against int64 classes [B, ...]."""
-    return F.cross_entropy(output, y)
+    """Mean cross-entropy of logits [B, classes, ...] against int64 classes [B, ...].
+
+    Raises
+    ------
+    FieldError
+        If a class is none of the model's.
+    """
+    try:
+        return F.cross_entropy(output, y)
+    except IndexError as error:
+        accepted = f"classes must be numbered from 0 to {output.shape[1] - 1}, the model's last output"
+        raise FieldError("y", f"from {int(y.min())} to {int(y.max())}", accepted) from error
 
 
 def mse(output: Tensor, y: Tensor) -> Tensor:
