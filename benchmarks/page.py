@@ -16,8 +16,8 @@ CUDA = ("engines", "cnn")
 
 _HEAD = """# Benchmarks
 
-`make bench` builds an environment with the peers, runs everything below (under 20 minutes on two cores) and writes this
-page from [results/bench](../results/bench); no figure is typed by hand. Machines differ: compare ratios, not
+`make bench` builds an environment with the peers, runs every part below (under 20 minutes on two cores) and writes this
+page; the parts may be measured one by one, as the table at the end says. The page is made from [results/bench](../results/bench); no figure is typed by hand. Machines differ: compare ratios, not
 milliseconds.
 
 How it is measured: FedVeil runs through its public interface with its defaults, so that clipping, noise, ledger and
@@ -77,5 +77,7 @@ def _sources(found: Records) -> list[str]:
             made = record["provenance"]
             versions = ", ".join(f"{library} {number}" for library, number in made.get("versions", {}).items())
             link = f"[{name}.json](../results/bench/{name}.json)"
-            rows.append((link, f"`{made['command']}`", made["date"], made.get("machine"), versions))
-    return ["## What made these figures", table(("file", "command", "date", "machine", "versions"), rows)]
+            commit, *changes = made.get("commit", "").split(" ", 1)
+            at = " ".join([commit[:10], *changes])
+            rows.append((link, f"`{made['command']}`", at, made["date"], made.get("machine"), versions))
+    return ["## What made these figures", table(("file", "command", "commit", "date", "machine", "versions"), rows)]

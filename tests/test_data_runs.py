@@ -60,6 +60,13 @@ def test_a_table_with_natural_clients(table, tmp_path):
     assert parse(stored) == config
 
 
+def test_a_refusal_names_the_users_file_as_it_is(table, tmp_path):
+    table.write_text(table.read_text().replace("east,", "east,nan", 1))
+    data = {"name": "table", "path": str(table), "target": "ill", "classes": 2, "columns": {"age": [0, 100]}}
+    with pytest.raises(FieldError, match=r"^t\.csv, row 22, column age"):
+        run(spec({**data, "client_column": "site", "clients": "natural"}), tmp_path / "run")
+
+
 def test_a_regression_with_scaling_on_each_client(table):
     data = {"name": "table", "path": str(table), "target": "cost", "target_range": [0, 1000], "columns": ["age"]}
     data |= {"scale": "client", "client_column": "site", "clients": 2, "partition": "natural", "public_examples": 3}
