@@ -17,8 +17,8 @@ CUDA = ("engines", "cnn")
 _HEAD = """# Benchmarks
 
 `make bench` builds an environment with the peers, runs every part below (under 20 minutes on two cores) and writes this
-page; the parts may be measured one by one, as the table at the end says. The page is made from [results/bench](../results/bench); no figure is typed by hand. Machines differ: compare ratios, not
-milliseconds.
+page; the parts may be measured one by one, as the table at the end says. The page is made from the files in
+[results/bench](../results/bench); no figure is typed by hand. Machines differ: compare ratios, not milliseconds.
 
 How it is measured: FedVeil runs through its public interface with its defaults, so that clipping, noise, ledger and
 accounting are on. The peers do the same work in turn with it, in one process, burst by burst; Flower runs in its own
