@@ -1,0 +1,69 @@
+"""Updates by blocks of columns: the bits of the whole stack, whatever the rule, the clip and who is missing."""
+
+import pytest
+import torch
+
+from fedveil import clipping
+from fedveil.aggregation import AGGREGATORS, FedAvg, Krum, Updates, padded
+from fedveil.clipping import clip, norms
+from fedveil.errors import FieldError
+
+N, D, COHORT = 5, 5_000, 7
+
+
+@pytest.fixture
+def models(monkeypatch):
+    monkeypatch.setattr(clipping, "_ELEMENTS", 1024)  # five blocks instead of one
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(D, generator=generator)
+    return start, [start + scale * torch.randn(D, generator=generator) for scale in (0.001, 0.01, 0.02, 0.1, 1.0)]
+
+
+def test_lengths_and_blocks_are_those_of_the_stack(models):
+    start, sent = models
+    updates, whole = Updates(sent, start), torch.stack(sent) - start
+    blocks = list(updates.blocks())
+    assert len(blocks) == 5
+    assert torch.equal(torch.cat([block for _, block in blocks], 1), whole)
+    torch.testing.assert_close(updates.lengths, whole.double().norm(dim=1), rtol=1e-13, atol=0)
+    torch.testing.assert_close(norms(whole), whole.double().norm(dim=1), rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("name", sorted(AGGREGATORS))
+@pytest.mark.parametrize("cohort", [None, COHORT])
+def test_every_rule_gives_the_bits_it_gives_on_the_clipped_stack(models, name, cohort):
+    start, sent = models
+    rule = AGGREGATORS[name]()
+    size = cohort or N
+    weights = torch.full((size,), 1 / size, dtype=torch.float64)
+    updates = Updates(sent, start)
+    whole = clip(torch.stack(sent) - start, 1.0, lengths=updates.lengths)
+    expected = rule.reduce(padded(whole, size), weights)
+    assert torch.equal(updates.clipped(1.0).reduce(rule, weights, cohort), expected)
+    assert float(norms(updates.clipped(1.0).stack).max()) <= 1.0
+
+
+def test_a_rule_that_sees_all_coordinates_is_not_cut_into_blocks(models):
+    assert not Krum().columnwise
+    start, sent = models
+    torn = [start.clone() for _ in range(N)]
+    for i, model in enumerate(torn):  # every block by itself would choose another client
+        model[1024 * i : 1024 * (i + 1)] += 1
+    weights = torch.full((N,), 1 / N, dtype=torch.float64)
+    chosen = Updates(torn, start).reduce(Krum(), weights)
+    assert any(torch.equal(chosen, model - start) for model in torn)
+
+
+def test_received_models_stay_as_they_are(models):
+    start, sent = models
+    before = [model.clone() for model in (start, *sent)]
+    updates = Updates(sent, start)
+    updates.clipped(0.1).reduce(FedAvg(), torch.full((N,), 1 / N, dtype=torch.float64))
+    _ = updates.stack.add_(1)
+    assert all(torch.equal(a, b) for a, b in zip(before, (start, *sent), strict=True))
+
+
+def test_more_replies_than_planned_are_refused(models):
+    start, sent = models
+    with pytest.raises(FieldError, match="cohort = 4: is less than the number of replies"):
+        Updates(sent, start).reduce(FedAvg(), torch.full((4,), 0.25, dtype=torch.float64), 4)
