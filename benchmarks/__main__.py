@@ -20,6 +20,7 @@ from benchmarks.layer_scores import layer_scores
 from benchmarks.limits import limits
 from benchmarks.paper_cnn import paper_cnn
 from benchmarks.records import FOLDER, ROOT, read, write
+from benchmarks.trainers import trainers
 
 SCRIPTS = ("noise", "kernels")  # write their own files
 ON_GPU = ("engines", "cnn")
@@ -63,6 +64,7 @@ def measure(part: str, device: str, quick: bool, folder: Path, say: Callable[[st
         "limits": lambda: limits(quick, say),
         "curves": lambda: curves(quick, say),
         "cnn": lambda: paper_cnn(device, quick, say),
+        "trainers": lambda: trainers(quick, say),
         "scores": lambda: layer_scores(quick, say),
     }
     write(part, made[part](), data=DATA.get(part, "random"), device=device, folder=folder)

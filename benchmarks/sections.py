@@ -124,6 +124,29 @@ def cnn(record: Record) -> list[str]:
     ]
 
 
+def trainers(record: Record) -> list[str]:
+    """Batched beside sequential."""
+    rows = [
+        (
+            row["model"],
+            f"{row['parameters']:,}",
+            row["optimizer"],
+            row["clients"],
+            figure(row["batched"]["minimum_ms"]),
+            figure(row["sequential"]["minimum_ms"]),
+            figure(row["sequential_over_batched"], "x"),
+        )
+        for row in record["rows"]
+    ]
+    head = ("model", "parameters", "optimiser", "clients", "batched, ms", "sequential, ms", "sequential over batched")
+    return [
+        "## Trainers: one epoch on one thread, minimums",
+        table(head, rows),
+        '`trainer = "auto"` takes the batched one wherever it can. Where the last column is below 1 (large networks of '
+        'convolutions), `trainer = "sequential"` is the faster choice.',
+    ]
+
+
 def scores(record: Record) -> list[str]:
     """FedRE's layer scores."""
     one_of = record["rows"]["naive Jacobian"]["one_of"]
@@ -171,6 +194,7 @@ SECTIONS: dict[str, Callable[[Record], list[str]]] = {
     "footprint": footprint,
     "curves": curves,
     "cnn": cnn,
+    "trainers": trainers,
     "scores": scores,
     "kernels": kernels,
     "noise": noise,

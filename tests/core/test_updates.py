@@ -45,7 +45,7 @@ def test_every_rule_gives_the_bits_it_gives_on_the_clipped_stack(models, name, c
 
 def test_a_rule_that_sees_all_coordinates_is_not_cut_into_blocks(models):
     assert not Krum().columnwise
-    start, sent = models
+    start, _ = models
     torn = [start.clone() for _ in range(N)]
     for i, model in enumerate(torn):  # every block by itself would choose another client
         model[1024 * i : 1024 * (i + 1)] += 1
