@@ -142,8 +142,8 @@ def trainers(record: Record) -> list[str]:
     return [
         "## Trainers: one epoch on one thread, minimums",
         table(head, rows),
-        '`trainer = "auto"` takes the batched one wherever it can. For networks of convolutions the two are equally fast '
-        "within what repeated measurements differ by, 15% (of the larger ones, either was ahead in one of two).",
+        '`trainer = "auto"` takes the batched one wherever it can. For networks of convolutions the two are equally '
+        "fast within what repeated measurements differ by, 15% (of the larger ones, either was ahead in one of two).",
     ]
 
 
