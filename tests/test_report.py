@@ -5,8 +5,11 @@ import io
 import pytest
 from rich.console import Console
 
+from fedveil.errors import FedVeilError
 from fedveil.experiments import Summary, compare, parse, run
+from fedveil.optional import optional
 from fedveil.report import figures
+from fedveil.report.audit_progress import audit_progress_for
 from fedveil.report.pareto import pareto
 from fedveil.report.progress import LiveProgress, PlainProgress, progress_for
 from fedveil.report.tables import comparison_notes, comparison_tables, run_table
@@ -159,3 +162,25 @@ def test_progress_is_live_on_a_terminal():
     progress.say("before")
     run(config(), progress=progress)
     assert "3/3" in console.file.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_an_audit_says_how_far_it_is_and_how_long_it_still_takes(terminal):
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
+    progress = audit_progress_for(console)
+    progress.begin(20)
+    progress.say("before")
+    for i in range(20):
+        progress.advance(f"step {i}")
+    progress.end()
+    text = console.file.getvalue()
+    assert "before" in text
+    assert "0 s left  step 19" in text
+    assert ("20/20 rounds" in text) is not terminal
+    assert ("\x1b" in text) is terminal
+
+
+def test_a_missing_library_is_named_with_the_command_that_installs_it():
+    assert optional("json", "this", "nothing").dumps([1]) == "[1]"
+    with pytest.raises(FedVeilError, match=r"^dreams need it: pip install pillow-of-feathers$"):
+        optional("pillow_of_feathers.deep", "dreams need it", "pillow-of-feathers")

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fedveil.data.labels import count_classes, natural_clients
 from fedveil.data.sets import DataSet
-from fedveil.errors import FedVeilError, FieldError, nearest, require_choice
+from fedveil.errors import FieldError, nearest, require_choice
+from fedveil.optional import optional
 
 if TYPE_CHECKING:
     import pandas
@@ -269,8 +270,4 @@ def pandas_module() -> Any:
     FedVeilError
         If it is not installed.
     """
-    try:
-        import pandas
-    except ImportError as error:
-        raise FedVeilError('reading tables needs pandas: pip install "fedveil[data]"') from error
-    return pandas
+    return optional("pandas", "reading tables needs pandas", '"fedveil[data]"')

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ from fedveil.data.arrays import images
 from fedveil.data.frames import Classes, Columns, Rows, TableSpec, from_rows, labelled
 from fedveil.data.pictures import MAX_PIXELS, MODES, Array, decode, size_of
 from fedveil.data.sets import DataSet, MissingDataError
-from fedveil.errors import FedVeilError, FieldError, nearest, require_choice, require_count, require_positive
+from fedveil.errors import FieldError, nearest, require_choice, require_count, require_positive
+from fedveil.optional import optional
 
 
 def load_huggingface(
@@ -181,7 +181,4 @@ def _decode(name: str, split: Any, column: str, bounds: _Bounds) -> Tensor:
 
 
 def _library() -> Any:
-    try:
-        return import_module("datasets")
-    except ImportError as error:
-        raise FedVeilError("reading Hugging Face data sets needs their library: pip install datasets") from error
+    return optional("datasets", "reading Hugging Face data sets needs their library", "datasets")

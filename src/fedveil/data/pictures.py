@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.errors import FedVeilError, FieldError, require_count
+from fedveil.errors import FieldError, require_count
+from fedveil.optional import optional
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -95,11 +96,7 @@ def pillow() -> Any:
     FedVeilError
         If it is not installed.
     """
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise FedVeilError('decoding images needs Pillow: pip install "fedveil[data]"') from error
-    return Image
+    return optional("PIL.Image", "decoding images needs Pillow", '"fedveil[data]"')
 
 
 def _pixels(name: str, image: Image, mode: str, size: tuple[int, int] | None) -> Array:

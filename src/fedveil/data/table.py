@@ -6,14 +6,14 @@ import gzip
 import warnings
 import zlib
 from collections.abc import Sequence
-from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedveil.data.frames import Classes, Columns, Rows, TableSpec, from_rows, pandas_module
 from fedveil.data.sets import DataSet, MissingDataError
-from fedveil.errors import FedVeilError, FieldError, require_count, require_positive
+from fedveil.errors import FieldError, require_count, require_positive
+from fedveil.optional import optional
 
 if TYPE_CHECKING:
     import pandas
@@ -161,11 +161,9 @@ def _unpacked(field: str, file: Path, max_bytes: int) -> bytes:
 
 
 def _parquet(field: str, file: Path, max_rows: int, max_bytes: int) -> pandas.DataFrame:
-    try:
-        parquet: Any = import_module("pyarrow.parquet")
-        failures = (import_module("pyarrow").ArrowException, OSError, ValueError)
-    except ImportError as error:
-        raise FedVeilError("reading parquet files needs pyarrow: pip install pyarrow") from error
+    need = "reading parquet files needs pyarrow"
+    parquet = optional("pyarrow.parquet", need, "pyarrow")
+    failures = (optional("pyarrow", need, "pyarrow").ArrowException, OSError, ValueError)
     pandas_module()
     try:
         with parquet.ParquetFile(file) as stored:

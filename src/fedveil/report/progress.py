@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from fedveil.experiments.summary import Row
+from fedveil.report.display import Bar, Lines
 
 LINES = 20  # plain lines a run, about
 
@@ -26,11 +27,12 @@ def describe(row: Row) -> str:
     return "  ".join(parts)
 
 
-class PlainProgress:
-    """Whole lines without control characters: for pipes and log files."""
+class PlainProgress(Lines):
+    """A line for a round, or for some."""
 
     def __init__(self, console: Console) -> None:
-        self._console, self._label, self._rounds = console, "", 0
+        super().__init__(console)
+        self._label, self._rounds = "", 0
 
     def begin(self, label: str, done: int, rounds: int) -> None:
         """Name the run."""
@@ -44,41 +46,17 @@ class PlainProgress:
         if number in (1, self._rounds) or number % math.ceil(self._rounds / LINES) == 0:
             self.say(f"{self._label}  round {number}/{self._rounds}  {describe(row)}  {row['seconds']:.2f} s")
 
-    def say(self, text: str) -> None:
-        """One line."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def end(self) -> None:
-        """Nothing to clean up."""
-
-
-class LiveProgress:
+class LiveProgress(Bar):
     """A bar a run."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._progress: Progress | None = None
-        self._task = TaskID(0)
 
     def begin(self, label: str, done: int, rounds: int) -> None:
         """Start the bar."""
-        text = TextColumn("{task.fields[figures]}", markup=False)
-        columns = (TextColumn("{task.description:<22}", markup=False), BarColumn(24), MofNCompleteColumn(), text)
-        self._progress = Progress(*columns, TimeElapsedColumn(), console=self._console)
-        self._task = self._progress.add_task(label, total=rounds, completed=done, figures="")
-        self._progress.start()
+        name, text = (
+            TextColumn(f"{{{field}}}", markup=False) for field in ("task.description:<22", "task.fields[text]")
+        )
+        self.start((name, BarColumn(24), MofNCompleteColumn(), text, TimeElapsedColumn()), label, done, rounds)
 
     def advance(self, row: Row) -> None:
         """Move the bar."""
-        if self._progress is not None:
-            self._progress.update(self._task, completed=row["round"], figures=describe(row))
-
-    def say(self, text: str) -> None:
-        """A line above the bar."""
-        self._console.print(text, markup=False, highlight=False)
-
-    def end(self) -> None:
-        """Leave the finished bar."""
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+        self.move(row["round"], describe(row))
