@@ -39,8 +39,8 @@ def tiny_study(path, clients=4, **choices):
     return MetricPrivacyStudy(Choices(**{"scale": scale, "workers": 1, "rules": ("fedavg",), "draws": 2, **choices}))
 
 
-def run_all(study, folder, tables=(), figures=(), progress=None):
+def run_all(study, folder, tables=(), figures=(), progress=None, jobs=1):
     done = Progressed()
     selection = Selection.of(study, tables, figures)
-    run_cells(cells_of(study, selection), Runs(folder), progress or Silent(), done)
+    run_cells(cells_of(study, selection), Runs(folder), progress or Silent(), done, jobs)
     return done

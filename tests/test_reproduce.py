@@ -302,7 +302,7 @@ def test_a_damaged_cell_is_named_and_nothing_is_lost(patterns, tmp_path):
 def test_two_processes_do_not_share_a_folder(tmp_path):
     with Runs(tmp_path).alone(), pytest.raises(FieldError, match="is being written to"), Runs(tmp_path).alone():
         pass
-    with Runs(tmp_path).alone():
+    with Runs(tmp_path).alone(), Runs(tmp_path).alone(shared=True):
         pass
 
 
@@ -319,6 +319,7 @@ def call(*arguments):
         (["metric-privacy", "--rule", "fedsgd"], "--rule = 'fedsgd'"),
         (["metric-privacy", "--reading", "other"], "--reading = 'other'"),
         (["metric-privacy", "--seeds", "0"], "--seeds = 0"),
+        (["metric-privacy", "--jobs", "0"], "--jobs = 0"),
         (["metric-privacy", "--scale", "tiny"], "'small', 'paper'"),
     ],
 )

@@ -53,6 +53,10 @@ def reproduce(
         int,
         typer.Option("--workers", metavar="N", help="Clients trained side by side; default: one a core, at most 4."),
     ] = 0,
+    jobs: Annotated[
+        int,
+        typer.Option("--jobs", metavar="N", help="Runs at once, each in its own process on one thread (--workers 1)."),
+    ] = 1,
     device: Annotated[Device, typer.Option("--device", help="Where clients train.")] = Device.CPU,
     out: Annotated[
         Path | None,
@@ -64,12 +68,13 @@ def reproduce(
 ) -> None:
     """Reproduce a paper's tables and figures. Finished runs are kept: the same command goes on where it stopped."""
     with told() as going:
-        from fedveil.errors import require_choice
+        from fedveil.errors import require_choice, require_count
         from fedveil.report.progress import progress_for
         from fedveil.reproduce import STUDIES, MetricPrivacyStudy, Progressed, Runs, Selection, cells_of, run_cells
         from fedveil.reproduce.metric_privacy import Choices
 
         require_choice("STUDY", study, STUDIES)
+        require_count("--jobs", jobs)
         chosen = Choices(
             scale=scale.value,
             seeds=seeds,
@@ -77,7 +82,7 @@ def reproduce(
             draws=draws,
             rules=tuple(rule or ()),
             readings=tuple(reading or ()),
-            workers=workers or min(4, os.cpu_count() or 1),
+            workers=workers or (1 if jobs > 1 else min(4, os.cpu_count() or 1)),
             device=device.value,
         )
         paper = MetricPrivacyStudy(chosen)
@@ -94,9 +99,9 @@ def reproduce(
             return
         for note in paper.notes(selection.names):
             console.print(note, markup=False, highlight=False)
-        with runs.alone():
+        with runs.alone(shared=no_run):
             going.folder, going.command, going.mark = runs.folder, "the same command", "cells"
-            run_cells(cells, runs, None if no_run else progress_for(console), done)
+            run_cells(cells, runs, None if no_run else progress_for(console), done, jobs)
             _show(console, paper, selection, runs.folder, done)
         if done.failed:
             fail(f"{len(done.failed)} of {len(cells)} runs ended without a model; see above", NO_REPLY)

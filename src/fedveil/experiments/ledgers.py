@@ -165,9 +165,19 @@ def append(path: Path, text: str) -> None:
             raise
 
 
-def replace(path: Path, content: bytes) -> None:
-    """Replace a file's content at once: after a crash there is the old one or the new one."""
-    temporary = path.with_name(f".{path.name}.part")
+def replace(path: Path, content: bytes, writer: str = "") -> None:
+    """Replace a file's content at once: after a crash there is the old one or the new one.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    content : bytes
+        What it is to hold.
+    writer : str
+        Tells apart processes that may write the same file at the same time; without locks, the last one stands.
+    """
+    temporary = path.with_name(f".{path.name}{writer}.part")
     with temporary.open("wb") as file:
         file.write(content)
         file.flush()

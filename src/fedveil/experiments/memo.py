@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -86,4 +87,4 @@ class Remembering:
         make_folder(self._folder)
         plain = json.dumps({"examples": trained.examples, "loss": trained.loss})
         content = save({"model": trained.model.contiguous()}, metadata={"trained": plain})
-        replace(self._folder / f"{digest}.safetensors", content)
+        replace(self._folder / f"{digest}.safetensors", content, f".{os.getpid()}")  # several processes may share it

@@ -164,8 +164,13 @@ class Runs:
         return parse(values)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Keep a second process out of the folder.
+    def alone(self, *, shared: bool = False) -> Iterator[None]:
+        """Keep a second process that runs cells out of the folder.
+
+        Parameters
+        ----------
+        shared : bool
+            Whether only finished runs are read: that disturbs nobody, so nobody is kept out.
 
         Raises
         ------
@@ -173,6 +178,9 @@ class Runs:
             If there is one already.
         """
         make_folder(self.folder)
+        if shared:
+            yield
+            return
         lock = FolderLock(self.folder)
         lock.take()
         try:

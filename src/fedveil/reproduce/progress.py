@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from time import perf_counter
+from collections.abc import Sequence
 
 from fedveil.experiments import Progress
 from fedveil.experiments.summary import Row
@@ -22,29 +20,38 @@ class Overall:
         All, and those that are not finished.
     finished : sequence of Outcome
         Say how long a cell takes, until one is finished in this call.
+    jobs : int
+        How many are run at once; with several, a cell is spoken of when it has ended, else when it begins.
     """
 
     def __init__(
-        self, inner: Progress, cells: Sequence[Cell], left: Sequence[Cell], finished: Sequence[Outcome]
+        self, inner: Progress, cells: Sequence[Cell], left: Sequence[Cell], finished: Sequence[Outcome], jobs: int = 1
     ) -> None:
+        self.jobs = jobs
         self._inner, self._cells, self._left = inner, list(cells), list(left)
         self._pace = Pace()
         self._earlier = Pace()
         for outcome in finished:
             self._earlier.add(outcome.cell, float(outcome.summary.values["seconds"]["rounds"]))
-        self._began = 0.0
         if len(cells) > len(left):
             self.say(f"{len(cells) - len(left)} of {len(cells)} runs are finished already")
+        if jobs > 1:
+            self.say(f"{len(left)} runs, {jobs} at once{self._remaining()}")
 
-    @contextmanager
-    def cell(self, cell: Cell) -> Iterator[None]:
-        """One cell: counted when it is over, whatever happened."""
-        self._began = perf_counter()
+    def begins(self, cell: Cell) -> None:
+        """Say which one, and how long all of them still take."""
         number = len(self._cells) - len(self._left) + 1
         self.say(f"run {number} of {len(self._cells)}: {cell.label}{self._remaining()}")
-        yield
-        self._pace.add(cell, perf_counter() - self._began)
+
+    def ended(self, cell: Cell, seconds: float, why: str) -> None:
+        """Count it, whatever happened; `why` says why it has no model, or is empty."""
+        self._pace.add(cell, seconds)
         self._left = [other for other in self._left if other.key != cell.key]
+        if why:
+            self.say(f"{cell.label}: {why}")
+        elif self.jobs > 1:
+            number = len(self._cells) - len(self._left)
+            self.say(f"{number} of {len(self._cells)}: {cell.label} ({duration(seconds)}){self._remaining()}")
 
     def begin(self, label: str, done: int, rounds: int) -> None:
         """Pass it on."""
@@ -64,7 +71,7 @@ class Overall:
 
     def _remaining(self) -> str:
         seconds = self._pace.seconds(self._left) or self._earlier.seconds(self._left)
-        return "" if seconds is None else f"; about {duration(seconds)} left for all"
+        return "" if not seconds else f"; about {duration(seconds / self.jobs)} left for all"
 
 
 class Pace:

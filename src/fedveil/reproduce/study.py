@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Protocol
 
 from fedveil.errors import FieldError, NoReplyError, nearest
 from fedveil.experiments import Progress
 from fedveil.reproduce.cells import Cell, Outcome, Runs, distinct
 from fedveil.reproduce.measure import Entry, Replicate
+from fedveil.reproduce.parallel import Jobs
 from fedveil.reproduce.progress import Overall
 
 
@@ -132,7 +134,7 @@ def cells_of(study: Study, selection: Selection) -> list[Cell]:
     return distinct([cell for r in replicates for cell in r.cells])
 
 
-def run_cells(cells: Sequence[Cell], runs: Runs, progress: Progress | None, done: Progressed) -> None:
+def run_cells(cells: Sequence[Cell], runs: Runs, progress: Progress | None, done: Progressed, jobs: int = 1) -> None:
     """Run what is not finished; `done` holds what is, also after an interruption.
 
     Parameters
@@ -145,6 +147,8 @@ def run_cells(cells: Sequence[Cell], runs: Runs, progress: Progress | None, done
         Is told how it goes; None runs nothing, and only collects what is finished.
     done : Progressed
         Is filled.
+    jobs : int
+        Cells at once, each in a process of its own; with more than one, `progress` is told of whole cells only.
     """
     for cell in cells:
         outcome = runs.finished(cell)
@@ -153,14 +157,30 @@ def run_cells(cells: Sequence[Cell], runs: Runs, progress: Progress | None, done
     if progress is None:
         return
     left = [cell for cell in cells if cell.key not in done.finished]
-    overall = Overall(progress, cells, left, list(done.finished.values()))
+    overall = Overall(progress, cells, left, list(done.finished.values()), min(jobs, max(1, len(left))))
+    if overall.jobs > 1:
+        _at_once(left, runs, overall, done)
+        return
     for cell in left:
-        with overall.cell(cell):
-            try:
-                done.finished[cell.key] = runs.run(cell, overall)
-            except NoReplyError as error:  # a model that diverged: the other cells still say something
-                done.failed[cell.key] = str(error)
-                overall.say(f"{cell.label}: {error}")
+        overall.begins(cell)
+        began, why = perf_counter(), ""
+        try:
+            done.finished[cell.key] = runs.run(cell, overall)
+        except NoReplyError as error:  # a model that diverged: the other cells still say something
+            done.failed[cell.key] = why = str(error)
+        overall.ended(cell, perf_counter() - began, why)
+
+
+def _at_once(left: Sequence[Cell], runs: Runs, overall: Overall, done: Progressed) -> None:
+    with Jobs(runs, overall.jobs, left) as going:
+        while (ended := going.next()) is not None:
+            for one in ended:
+                outcome = None if one.why else runs.finished(one.cell)
+                if outcome is None:
+                    done.failed[one.cell.key] = one.why
+                else:
+                    done.finished[one.cell.key] = outcome
+                overall.ended(one.cell, one.seconds, one.why)
 
 
 def _plain(name: str) -> str:
