@@ -10,8 +10,21 @@ from fedveil.errors import FieldError
 from fedveil.experiments.settings import EQUAL_SIGMA
 from fedveil.reproduce import Progressed, Runs, Selection, cells_of, measured, run_cells
 from fedveil.reproduce.audited import read_audits
-from fedveil.reproduce.claims import HOLDS, NOT_REPRODUCED, OPEN, REPRODUCED, REVERSED, UNLEARNED, UNTESTABLE, UNTESTED
-from fedveil.reproduce.evidence import Figure, differ, read_sources
+from fedveil.reproduce.claims import (
+    HOLDS,
+    NONE,
+    NOT_REPRODUCED,
+    OPEN,
+    REPRODUCED,
+    REVERSED,
+    UNDECIDED,
+    UNLEARNED,
+    UNTESTABLE,
+    UNTESTED,
+    compared,
+    state_of,
+)
+from fedveil.reproduce.evidence import DRAWS, Figure, differ, difference, read_sources
 from fedveil.reproduce.files import write_table
 from fedveil.reproduce.metric_privacy.audit_claims import AUDIT_CLAIMS, EQUAL_AUC
 from fedveil.reproduce.metric_privacy.claims import CLAIMS, rows_of, rules
@@ -65,7 +78,8 @@ FIRST = "Metric privacy beats global DP, homogeneous clients"
     [
         ({}, REPRODUCED, HOLDS),
         ({"FedYogi": (METRIC, GLOBAL)}, NOT_REPRODUCED, REVERSED),
-        ({"FedYogi": ([0.7, 0.9, 0.8], [0.9, 0.7, 0.8])}, NOT_REPRODUCED, OPEN),
+        ({"FedYogi": ([0.7, 0.9, 0.8], [0.9, 0.7, 0.8])}, UNDECIDED, OPEN),
+        ({"FedYogi": ([0.7, 0.9, 0.8], [0.701, 0.9, 0.799])}, NOT_REPRODUCED, NONE),
         ({"FedYogi": ([], [])}, UNTESTABLE, UNTESTED),
         ({"FedYogi": (GLOBAL[:2], METRIC[:2])}, UNTESTABLE, UNTESTED),
         ({"FedYogi": ([0.3, 0.31, 0.3], [0.51, 0.53, 0.5])}, UNTESTABLE, UNLEARNED),
@@ -117,6 +131,41 @@ def test_only_what_the_paper_shows_is_asked_for():
     assert rows_of("sigma", "accuracy", "metric", "equal", 1) == list(rules())
 
 
+def test_rows_that_are_open_alone_may_be_clear_together(tmp_path):
+    noisy = {rule: ([0.70, 0.72, 0.69], [0.71 + 0.03 * (i % 2), 0.73, 0.72]) for i, rule in enumerate(rules())}
+    write(tmp_path, "5", "accuracy", table_5(**noisy))
+    found = finding(tmp_path, FIRST)
+    assert found.together.values == pytest.approx([0.025, 0.01, 0.03])
+    assert found.together.count == 3  # seeds: rules under one seed share their data, first model and luck
+    assert "mean over all tested rows: +0.022" in claims_page(tmp_path)
+
+
+def test_draws_of_the_noise_on_one_training_decide_nothing():
+    many = {(0, draw): 10 + draw / 100 for draw in range(10)}
+    row = compared("rule", Figure(many), Figure({(0, 0): 1.0}), 1)
+    assert row.state == UNTESTED
+    assert "10 noise draws on one training" in row.text
+    assert state_of(difference([1.0, 1.1, 0.9], DRAWS), 1) == UNTESTED
+
+
+def test_no_difference_is_a_finding_unless_the_paper_s_is_as_small():
+    first, second = ({(s, 0): 0.8 + 0.001 * s + step * (s - 1) for s in range(3)} for step in (0.001, -0.001))
+    assert compared("rule", Figure(first), Figure(second), 1, small=0.02).state == NONE
+    assert compared("rule", Figure(first), Figure(second), 1).state == OPEN
+    alike = Figure(first, published=0.803), Figure(second, published=0.800)
+    assert compared("rule", *alike, 1, small=0.02).state == OPEN
+    apart = Figure(first, published=0.9), Figure(second, published=0.8)
+    assert compared("rule", *apart, 1, small=0.02).state == NONE
+
+
+def test_where_nothing_is_learned_no_other_figure_is_judged_either(tmp_path):
+    noise = {rule: ([0.30, 0.31, 0.30], [0.32, 0.33, 0.32]) for rule in rules()}
+    write(tmp_path, "5", "accuracy", table_5(**noise))
+    write(tmp_path, "auc", "AUC", table_5(**dict.fromkeys(rules(), (METRIC, GLOBAL))))
+    rows = finding(tmp_path, "The area under the ROC curve is larger").rows
+    assert {row.state for row in rows if "non-iid" not in row.label} == {UNLEARNED}
+
+
 def test_settings_are_paired_by_seed_or_by_draw():
     seeds = differ(Figure({(0, 0): 0.5, (1, 0): 0.9, (2, 0): 0.1}), Figure({(1, 0): 0.8, (2, 0): 0.2, (3, 0): 0.0}))
     assert (seeds.count, seeds.over) == (2, "seeds")
@@ -155,11 +204,12 @@ def test_a_damaged_table_is_named(tmp_path):
         claims_page(tmp_path)
 
 
-def audit_file(folder, metric_noise=0.9, metric_accuracy=0.5):
+def audit_file(folder, metric_noise=0.9, metric_accuracy=0.5, equal_sigma=0.4):
     """An audit of 20 + 20 runs: `loss` works everywhere alike, the size of the noise tells under metric privacy."""
     ramp = [i / 20 for i in range(20)]
     methods = {"vanilla": "vanilla", "global DP": "global", "metric privacy": "metric", EQUAL_SIGMA: "global"}
     methods[f"{EQUAL_AUC}, loss)"] = "global"
+    sigmas = {"global DP": 0.3, "metric privacy": 0.4, EQUAL_SIGMA: equal_sigma, f"{EQUAL_AUC}, loss)": 0.5}
     results, accuracies = [], {}
     for label, method in methods.items():
         shift = {"loss": 0.35, "noise-size": metric_noise if method == "metric" else 0.0}
@@ -172,7 +222,7 @@ def audit_file(folder, metric_noise=0.9, metric_accuracy=0.5):
         "provenance": {"command": "fedveil audit tiny"},
         "name": "tiny",
         "replicates": 20,
-        "settings": {label: {"method": method} for label, method in methods.items()},
+        "settings": {label: {"method": method, "sigma": sigmas.get(label)} for label, method in methods.items()},
         "results": results,
         "accuracies": accuracies,
     }
@@ -196,7 +246,13 @@ def test_claims_on_independent_runs(tmp_path):
         NOT_REPRODUCED,
     ]
     audit_file(tmp_path, metric_noise=0.0, metric_accuracy=0.7)
-    assert audit_verdicts(tmp_path)[3:] == [NOT_REPRODUCED, REPRODUCED, REPRODUCED]
+    assert audit_verdicts(tmp_path)[3:] == [REPRODUCED, REPRODUCED, REPRODUCED]
+    audit_file(tmp_path, metric_accuracy=0.6)
+    assert audit_verdicts(tmp_path)[4:] == [NOT_REPRODUCED] * 2  # as accurate
+    audit_file(tmp_path, metric_accuracy=0.7, equal_sigma=0.41)
+    assert audit_verdicts(tmp_path)[4] == UNTESTABLE  # less noise, not better noise
+    assert "the average sigmas, 0.4 and 0.41, are not equal" in claims_page(tmp_path)
+    audit_file(tmp_path, metric_noise=0.0, metric_accuracy=0.7)
     page = claims_page(tmp_path)
     assert "| At equal average noise, metric privacy is more accurate | **reproduced** |" in page
     assert f"accuracy less that of {EQUAL_SIGMA} +0.100" in page

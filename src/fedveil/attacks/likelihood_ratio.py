@@ -3,9 +3,9 @@
 Source: the likelihood ratio attack (Carlini et al. 2022, arXiv 2112.03570), with whole federations as shadow models
 and a client as the member; per-round scores are those of `calibrated_loss`, weighed by `evidence`.
 
-Threat model: semi-honest client; as for `calibrated_loss`, and able to rehearse: to run the same federation on other
-data of the same kind, with and without the target. Rehearsals fix the direction, the weights of the rounds and the
-threshold (0); no evaluated run has a say in them.
+Threat model: semi-honest client; as for `calibrated_loss`, and able to rehearse: to run federations like this one,
+dealt anew from the whole data set, with and without a client like the target. Rehearsals fix the direction, the weights
+of the rounds and the threshold (0); no evaluated run has a say in them.
 """
 
 from __future__ import annotations

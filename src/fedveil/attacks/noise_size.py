@@ -4,7 +4,7 @@ Source: FedVeil's own. Metric privacy divides by the distance of the clients' mo
 makes the noise smaller; with d parameters the scale can be read off one release to about 1 / sqrt(2 d).
 
 Threat model: semi-honest client; receives the models and can rehearse (see `likelihood_ratio`), which tells it what the
-target does to the scale. It holds no example of the target.
+target does to the scale. It is handed no example of the target; its rehearsals are dealt from the whole data set.
 
     s_r = log |W_{r+1} - W_r|, weighed by `evidence`
 """

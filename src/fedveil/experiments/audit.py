@@ -197,13 +197,18 @@ def _afterthoughts(found: Sequence[Replicate]) -> list[str]:
 
 
 def _about(stage: Stage, replicates: Iterable[Replicate]) -> dict[str, Any]:
-    inside = [r for r in replicates if r.case.setting == stage.label and r.case.inside]
-    own = [r for r in inside if r.case.kind == HONEST] or inside
-    accuracies = [r.accuracy for r in own if r.accuracy is not None]
-    sigmas = [r.sigma for r in own if r.sigma is not None]
+    played = [r for r in replicates if r.case.setting == stage.label]
+    played = [r for r in played if r.case.kind == HONEST] or played
+    inside, outside = ([r for r in played if r.case.inside is world] for world in (True, False))
     return {
         "method": stage.config.privacy.method,
-        "guarantee": own[0].guarantee if own else "",
-        "accuracy": fmean(accuracies) if accuracies else None,
-        "sigma": fmean(sigmas) if sigmas else None,
+        "guarantee": inside[0].guarantee if inside else "",
+        "accuracy": _mean(r.accuracy for r in inside),
+        "sigma": _mean(r.sigma for r in inside),
+        "sigma_without_target": _mean(r.sigma for r in outside),
     }
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

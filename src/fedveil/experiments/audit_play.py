@@ -116,12 +116,16 @@ def _tick(progress: AuditProgress, text: str) -> Callable[[], None]:
 
 
 def _matched(config: Config, planned: Planned, stage: Stage, done: Mapping[Case, Replicate]) -> Stage:
-    """The setting with the average sigma of an earlier one: of its first rehearsals, which every audit plays."""
+    """The setting with the average sigma of an earlier one: of its first rehearsals, which every audit plays.
+
+    Only of those in which the target takes part, as in the federation that is asked about: metric privacy's sigma
+    follows who does, and with the others in the mean the two settings would not be equally noisy in it.
+    """
     assert planned.setting is not None
     sigmas = [
         r.sigma
         for c, r in done.items()
-        if (c.setting, c.kind, c.phase) == (planned.matches, HONEST, "rehearsal")
+        if (c.setting, c.kind, c.phase, c.inside) == (planned.matches, HONEST, "rehearsal", True)
         and c.index < REHEARSALS
         and r.sigma is not None
     ]

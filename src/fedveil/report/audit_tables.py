@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from rich import box
@@ -131,7 +132,9 @@ def _about(about: dict[str, Any]) -> str:
     if about["accuracy"] is not None:
         parts.append(f"accuracy {about['accuracy']:.3f}")
     if about["sigma"] is not None:
-        parts.append(f"average sigma {about['sigma']:.3g}")
+        without = about["sigma_without_target"]
+        apart = without is not None and not math.isclose(without, about["sigma"], rel_tol=1e-6)
+        parts.append(f"average sigma {about['sigma']:.3g}" + (f" ({without:.3g} without the target)" if apart else ""))
     return "; ".join(parts)
 
 

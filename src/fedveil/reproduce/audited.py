@@ -29,6 +29,8 @@ class Audited:
         What was audited, and how to do it again.
     methods : dict of str to str
         By setting.
+    sigmas : dict of str to float
+        Average of the runs with the target, by setting; without noise there is none.
     accuracies : dict of str to tuple of float
         Of each run with the target, by setting, in the order of their seeds.
     scores : dict of (str, str) to pair of array
@@ -40,6 +42,7 @@ class Audited:
     title: str
     command: str
     methods: Mapping[str, str]
+    sigmas: Mapping[str, float]
     accuracies: Mapping[str, tuple[float, ...]]
     scores: Mapping[tuple[str, str], Scores]
     valid: frozenset[str]
@@ -49,9 +52,9 @@ class Audited:
         found = [label for label, name in self.methods.items() if name == method]
         return found[0] if found else None
 
-    def auc(self, attack: str, setting: str) -> Estimate:
-        """The area under the ROC curve, with a 95% bootstrap over runs."""
-        return auc_interval(*self.scores[attack, setting])
+    def auc(self, attack: str, setting: str, tried: int = 1) -> Estimate:
+        """The area under the ROC curve, with a 95% bootstrap over runs; `tried` attacks share the 5% between them."""
+        return auc_interval(*self.scores[attack, setting], confidence=1 - 0.05 / tried)
 
     def difference(self, attack: str, first: str, second: str) -> Difference:
         """AUC in one setting less that in another, bootstrapped over runs, which are paired by their seeds."""
@@ -103,6 +106,7 @@ def _audited(values: Mapping[str, Any]) -> Audited:
         title=f"{values['name']}, {values['replicates']} + {values['replicates']} runs",
         command=str(values["provenance"]["command"]),
         methods={label: str(about["method"]) for label, about in settings.items()},
+        sigmas={label: float(about["sigma"]) for label, about in settings.items() if about["sigma"] is not None},
         accuracies={label: tuple(map(float, each)) for label, each in values["accuracies"].items()},
         scores=scores,
         valid=frozenset(str(r["attack"]) for r in results if r["valid_without_defence"]),

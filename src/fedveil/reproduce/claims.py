@@ -6,23 +6,31 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fedveil.reproduce.audited import Audited
-from fedveil.reproduce.evidence import Difference, Figure, Source, against, differ
+from fedveil.reproduce.evidence import DRAWS, Difference, Figure, Source, against, differ, difference
 
-REPRODUCED, NOT_REPRODUCED, UNTESTABLE = "reproduced", "not reproduced", "not testable here"
-HOLDS, REVERSED, OPEN = "holds", "reversed", "open"
+REPRODUCED, NOT_REPRODUCED = "reproduced", "not reproduced"
+UNDECIDED, UNTESTABLE = "undecided", "not testable here"
+HOLDS, REVERSED, NONE, OPEN = "holds", "reversed", "no difference", "open"
 UNTESTED, UNLEARNED = "untested", "nothing learned"
-STATES = (HOLDS, REVERSED, OPEN, UNLEARNED, UNTESTED)
+STATES = (HOLDS, REVERSED, NONE, OPEN, UNLEARNED, UNTESTED)
+Accuracies = tuple[Figure | None, Figure | None]
 PAPER = "paper"  # the scale at which everything can be tested
-LEAST = 3  # seeds or draws that a verdict needs
+LEAST = 3  # seeds that a verdict needs
 LEARNED = 0.05  # above the share of the largest class: less is no learning
+SMALL = 0.02  # an accuracy, F1, precision or AUC that differs by less, with its whole interval, does not differ
 
 RULE = (
     "A claim is tested row by row (a row is an aggregation rule, or a figure of it): the two settings are paired under "
-    "the same seeds, and Student's 95% interval of their mean difference decides. A row holds if the interval excludes "
-    "zero on the paper's side, is reversed if it excludes zero on the other, is open if it includes zero, and is "
-    f"untested with fewer than {LEAST} pairs, and so where accuracies are compared and neither setting is more than "
-    f"{LEARNED} above the share of the largest class (*nothing learned*). *Reproduced*: every row of the claim holds. "
-    "*Not reproduced*: a tested row is reversed or open. *Not testable here*: neither."
+    "the same seeds, and Student's 95% interval of their mean difference decides. A row *holds* if the interval "
+    "excludes zero on the paper's side and is *reversed* if it excludes zero on the other. If it includes zero the row "
+    f"is *open*, or shows *no difference* where the whole interval lies within {SMALL} of zero (accuracy, F1, "
+    'precision, AUC) and excludes what the paper printed. "Alike" and levels are judged by the same interval: it has '
+    f"to lie within the margin, or beyond the level. A row is *untested* with fewer than {LEAST} seeds (draws of the "
+    "noise on one training are not seeds), and shows *nothing learned* where neither setting's accuracy is more than "
+    f"{LEARNED} above the share of the largest class. *Reproduced*: every row of the claim holds. *Not reproduced*: a "
+    "row is reversed or shows no difference. *Undecided*: neither, and a row is open; with three seeds only a "
+    "difference of two and a half of its deviations or more is seen in a row, so the mean over all tested rows, which "
+    "sees smaller ones, stands beside it. *Not testable here*: none of these."
 )
 
 
@@ -33,6 +41,7 @@ class Row:
     label: str
     state: str
     text: str
+    found: Difference | None = None
 
 
 @dataclass(frozen=True)
@@ -61,9 +70,20 @@ class Finding:
     def verdict(self) -> str:
         """By `RULE`."""
         states = {row.state for row in self.rows}
-        if states & {REVERSED, OPEN}:
+        if states & {REVERSED, NONE}:
             return NOT_REPRODUCED
+        if OPEN in states:
+            return UNDECIDED
         return REPRODUCED if states == {HOLDS} else UNTESTABLE
+
+    @property
+    def together(self) -> Difference | None:
+        """The mean over all tested rows, seed by seed; None where there are not several over as many seeds."""
+        tested = [row.found for row in self.rows if row.state in (HOLDS, REVERSED, NONE, OPEN)]
+        values = [found.values for found in tested if found is not None]
+        if len(values) < 2 or len(values) < len(tested) or len({len(v) for v in values}) > 1:
+            return None
+        return difference([sum(each) / len(each) for each in zip(*values, strict=True)], "seeds")
 
 
 @dataclass(frozen=True)
@@ -118,18 +138,26 @@ def compared(
     first: Figure | None,
     second: Figure | None,
     sign: int,
-    accuracies: tuple[Figure | None, Figure | None] = (None, None),
+    accuracies: Accuracies = (None, None),
+    small: float | None = None,
 ) -> Row:
     """Whether one setting lies above (sign 1) or below (-1) another, if by their accuracies either learns anything."""
     found = None if first is None or second is None else differ(first, second)
-    if found is None:
+    if first is None or second is None or found is None:
         return Row(label, UNTESTED, "no finished pair of runs")
+    printed = None
+    if first.published is not None and second.published is not None:
+        printed = first.published - second.published
+    return _unlearned(label, accuracies) or Row(label, state_of(found, sign, small, printed), described(found), found)
+
+
+def _unlearned(label: str, accuracies: Accuracies) -> Row | None:
     known = [a for a in accuracies if a is not None and a.chance is not None]
     chance = max((a.chance for a in known if a.chance is not None), default=0.0)
     best = max((a.mean for a in known), default=1.0)
-    if best <= chance + LEARNED:
-        return Row(label, UNLEARNED, f"{best:.3f} at best (the largest class alone: {chance:.3f})")
-    return Row(label, state_of(found, sign), described(found))
+    if best > chance + LEARNED:
+        return None
+    return Row(label, UNLEARNED, f"{best:.3f} at best (the largest class alone: {chance:.3f})")
 
 
 def levelled(label: str, figure: Figure | None, level: float, sign: int) -> Row:
@@ -140,30 +168,39 @@ def levelled(label: str, figure: Figure | None, level: float, sign: int) -> Row:
     return Row(label, state_of(found, sign), f"{figure.mean:.3g} against {level:g}: {described(found)}")
 
 
-def alike(label: str, first: Figure | None, second: Figure | None, margin: float) -> Row:
+def alike(
+    label: str, first: Figure | None, second: Figure | None, margin: float, accuracies: Accuracies = (None, None)
+) -> Row:
     """Whether two settings differ by no more than a margin: the whole interval has to lie within it."""
     found = None if first is None or second is None else differ(first, second)
     if found is None:
         return Row(label, UNTESTED, "no finished pair of runs")
-    return Row(label, within(found, margin), f"{described(found)}, margin {margin:g}")
+    text = f"{described(found)}, margin {margin:g}"
+    return _unlearned(label, accuracies) or Row(label, within(found, margin), text, found)
 
 
 def within(found: Difference, margin: float) -> str:
     """The state of "they are alike": reversed if they certainly differ by more."""
-    if found.count < LEAST:
+    if _too_few(found):
         return UNTESTED
     if -margin <= found.low and found.high <= margin:
         return HOLDS
     return REVERSED if found.low > margin or found.high < -margin else OPEN
 
 
-def state_of(found: Difference, sign: int) -> str:
-    """The state of a difference."""
-    if found.count < LEAST:
+def state_of(found: Difference, sign: int, small: float | None = None, printed: float | None = None) -> str:
+    """The state of a difference; `small` is what counts as none, `printed` the paper's."""
+    if _too_few(found):
         return UNTESTED
     if found.low > 0 or found.high < 0:
         return HOLDS if found.mean * sign > 0 else REVERSED
-    return OPEN
+    contradicted = printed is None or not found.low <= printed <= found.high
+    none = small is not None and -small <= found.low and found.high <= small and contradicted
+    return NONE if none else OPEN
+
+
+def _too_few(found: Difference) -> bool:
+    return found.count < LEAST or found.over == DRAWS
 
 
 def described(found: Difference) -> str:
@@ -191,6 +228,8 @@ def section(claim: Claim | AuditClaim, findings: Sequence[Finding]) -> list[str]
         counts = ", ".join(f"{len(found.of(s))} {s}" for s in STATES if found.of(s))
         lines.append(f"* {found.title}: **{found.verdict}** ({counts})")
         lines += [f"    * {state}: {_listed(found.of(state))}" for state in STATES if found.of(state)]
+        if found.together is not None:
+            lines.append(f"    * mean over all tested rows: {described(found.together)}")
         if found.of(UNTESTED) or found.of(UNLEARNED):
             lines.append(f"    * to test it: `{found.command}`")
     return [*lines, ""]

@@ -12,6 +12,7 @@ from typing import Any
 from fedveil.errors import FieldError
 from fedveil.reproduce.measure import interval_of
 
+SEEDS, DRAWS, ONE_RUN = "seeds", "noise draws on one training", "one run"
 Place = tuple[str, str, str, str]
 """Table, row, setting, figure."""
 
@@ -30,12 +31,15 @@ class Figure:
         What the paper printed.
     interval : tuple of float or None
         The figure's own, where one run brings one.
+    distance : float or None
+        Average d of the runs, where noise was divided by one.
     """
 
     values: Mapping[tuple[int, int], float]
     chance: float | None = None
     published: float | None = None
     interval: tuple[float, float] | None = None
+    distance: float | None = None
 
     @property
     def mean(self) -> float:
@@ -92,6 +96,8 @@ class Difference:
         Pairs.
     over : str
         What they are.
+    values : tuple of float
+        Of each pair.
     """
 
     mean: float
@@ -99,6 +105,7 @@ class Difference:
     high: float
     count: int
     over: str
+    values: tuple[float, ...] = ()
 
     def __str__(self) -> str:
         spread = f" ({_signed(self.low)} to {_signed(self.high)})" if self.count > 1 else ""
@@ -114,21 +121,21 @@ def differ(first: Figure, second: Figure) -> Difference | None:
     if not seeds:
         return None
     if len(seeds) > 1:
-        return difference([_of_seed(first, s) - _of_seed(second, s) for s in seeds], "seeds")
+        return difference([_of_seed(first, s) - _of_seed(second, s) for s in seeds], SEEDS)
     [seed] = seeds
     draws = sorted({d for figure in (first, second) for s, d in figure.values if s == seed})
     pairs = [(_of_draw(first, seed, d), _of_draw(second, seed, d)) for d in draws]
     values = [a - b for a, b in pairs if a is not None and b is not None]
-    return difference(values, "noise draws on one training" if len(values) > 1 else "one run") if values else None
+    return difference(values, DRAWS if len(values) > 1 else ONE_RUN) if values else None
 
 
 def against(figure: Figure, level: float) -> Difference:
     """A figure less a fixed level."""
     seeds = sorted({s for s, _ in figure.values})
     if len(seeds) > 1:
-        return difference([_of_seed(figure, s) - level for s in seeds], "seeds")
+        return difference([_of_seed(figure, s) - level for s in seeds], SEEDS)
     values = [v - level for v in figure.values.values()]
-    return difference(values, "noise draws on one training" if len(values) > 1 else "one run")
+    return difference(values, DRAWS if len(values) > 1 else ONE_RUN)
 
 
 def read_sources(folder: Path) -> list[Source]:
@@ -166,6 +173,7 @@ def _figures(values: Mapping[str, Any]) -> tuple[dict[Place, Figure], list[str]]
             chance=row.get("chance"),
             published=row.get("published", {}).get("value"),
             interval=own,
+            distance=row.get("noise", {}).get("distance"),
         )
     return found, list(missing)
 
@@ -182,7 +190,7 @@ def _of_draw(figure: Figure, seed: int, draw: int) -> float | None:
 def difference(values: Sequence[float], over: str) -> Difference:
     """Of paired values."""
     low, high = interval_of(values) if len(values) > 1 else (float("-inf"), float("inf"))
-    return Difference(fmean(values), low, high, len(values), over)
+    return Difference(fmean(values), low, high, len(values), over, tuple(values))
 
 
 def _signed(value: float) -> str:

@@ -7,10 +7,22 @@ from collections.abc import Iterator
 from fedveil.attacks import NoiseSize
 from fedveil.experiments.settings import EQUAL_SIGMA
 from fedveil.reproduce.audited import Audited
-from fedveil.reproduce.claims import HOLDS, OPEN, REVERSED, UNTESTED, AuditClaim, Row, described, state_of, within
+from fedveil.reproduce.claims import (
+    HOLDS,
+    OPEN,
+    REVERSED,
+    SMALL,
+    UNTESTED,
+    AuditClaim,
+    Row,
+    described,
+    state_of,
+    within,
+)
 from fedveil.reproduce.evidence import Difference
 from fedveil.reproduce.metric_privacy.claims import AUC_MARGIN
 
+UNEQUAL = 0.005  # sigmas that differ by a larger share are not equal
 EQUAL_AUC = "global (equal AUC"  # begins the label of global DP whose noise multiplier was tuned to the same AUC
 VANILLA, GLOBAL, METRIC = "vanilla", "global", "metric"
 
@@ -18,14 +30,16 @@ VANILLA, GLOBAL, METRIC = "vanilla", "global", "metric"
 def _works(audit: Audited) -> Iterator[Row]:
     """Every attack that was tried on the federation without a defence; one that works is enough."""
     plain = audit.setting(VANILLA)
-    found = {attack: audit.auc(attack, setting) for attack, setting in audit.scores if setting == plain}
-    if not found:
+    tried = [attack for attack, setting in audit.scores if setting == plain]
+    if plain is None or not tried:
         yield Row("without noise", UNTESTED, "was not played")
         return
+    found = {attack: audit.auc(attack, plain, len(tried)) for attack in tried}
     best = max(found, key=lambda attack: found[attack].low)
     value = found[best]
     state = HOLDS if value.low > 0.5 else OPEN
-    yield Row(best, state, f"AUC {value.point:.3f} ({value.low:.2f} to {value.high:.2f})")
+    shared = f", at {len(tried)} attacks' share of the error" if len(tried) > 1 else ""
+    yield Row(best, state, f"AUC {value.point:.3f} ({value.low:.2f} to {value.high:.2f}{shared})")
 
 
 def _protects(audit: Audited) -> Iterator[Row]:
@@ -45,24 +59,45 @@ def _comparable(audit: Audited) -> Iterator[Row]:
 
 
 def _silent(audit: Audited) -> Iterator[Row]:
-    label = audit.setting(METRIC)
-    if label is None or (NoiseSize.name, label) not in audit.scores:
-        yield Row(NoiseSize.name, UNTESTED, "was not played")
+    """Beside public noise of the same size: how far models move tells something there too."""
+    metric, equal = audit.setting(METRIC), _equal_sigma(audit)
+    if metric is None or equal is None or any((NoiseSize.name, s) not in audit.scores for s in (metric, equal)):
+        yield Row(NoiseSize.name, UNTESTED, "was not played against both")
         return
-    found = audit.auc(NoiseSize.name, label)
-    state = REVERSED if found.low > 0.5 else HOLDS if found.high < 0.5 + AUC_MARGIN else OPEN
-    yield Row(NoiseSize.name, state, f"AUC {found.point:.3f} ({found.low:.2f} to {found.high:.2f})")
+    found = audit.difference(NoiseSize.name, metric, equal)
+    aucs = " against ".join(f"{audit.auc(NoiseSize.name, s).point:.3f}" for s in (metric, equal))
+    yield Row(NoiseSize.name, REVERSED if found.low > 0 else within(found, AUC_MARGIN), f"AUC {aucs}: {found}", found)
 
 
-def _at_equal(audit: Audited, prefix: str) -> Iterator[Row]:
+def _at_equal_sigma(audit: Audited) -> Iterator[Row]:
+    metric, equal = audit.setting(METRIC), _equal_sigma(audit)
+    if metric is None or equal is None:
+        yield Row("accuracy", UNTESTED, "was not played")
+        return
+    ours, other = audit.sigmas[metric], audit.sigmas[equal]
+    if abs(other / ours - 1) > UNEQUAL:
+        yield Row("accuracy", UNTESTED, f"the average sigmas, {ours:.4g} and {other:.4g}, are not equal")
+        return
+    yield _more_accurate(audit, metric, equal)
+
+
+def _at_equal_auc(audit: Audited) -> Iterator[Row]:
     metric = audit.setting(METRIC)
-    matched = [label for label in audit.methods if label.startswith(prefix)]
+    matched = [label for label in audit.methods if label.startswith(EQUAL_AUC)]
     if metric is None or not matched:
-        yield Row(prefix.strip("( "), UNTESTED, "was not played")
+        yield Row("accuracy", UNTESTED, "was not played")
         return
     for label in matched:
-        found = audit.more_accurate(metric, label)
-        yield Row(f"accuracy less that of {label}", state_of(found, 1), described(found))
+        yield _more_accurate(audit, metric, label)
+
+
+def _equal_sigma(audit: Audited) -> str | None:
+    return next((label for label in audit.methods if label.startswith(EQUAL_SIGMA)), None)
+
+
+def _more_accurate(audit: Audited, first: str, second: str) -> Row:
+    found = audit.more_accurate(first, second)
+    return Row(f"accuracy less that of {second}", state_of(found, 1, SMALL), described(found), found)
 
 
 def _row(audit: Audited, attack: str, first: str, second: str, margin: float | None = None) -> Row:
@@ -71,7 +106,7 @@ def _row(audit: Audited, attack: str, first: str, second: str, margin: float | N
         return Row(attack, UNTESTED, "was not played")
     found: Difference = audit.difference(attack, labels[0], labels[1])
     aucs = " against ".join(f"{audit.auc(attack, str(s)).point:.3f}" for s in labels)
-    state = state_of(found, -1) if margin is None else within(found, margin)
+    state = state_of(found, -1, SMALL) if margin is None else within(found, margin)
     return Row(attack, state, f"AUC {aucs}: {described(found)}")
 
 
@@ -94,18 +129,20 @@ AUDIT_CLAIMS: tuple[AuditClaim, ...] = (
     AuditClaim(
         "The size of the noise gives nothing away",
         "Not asked by the paper: d follows the clients' models, and so does sigma. Holds if the attack by the size of "
-        f"the noise stays below {0.5 + AUC_MARGIN}, is reversed if it works.",
+        f"the noise does as well, within {AUC_MARGIN} of AUC, against public noise of the same average size; is "
+        "reversed if it does better.",
         _silent,
     ),
     AuditClaim(
         "At equal average noise, metric privacy is more accurate",
-        "Not asked by the paper: against global DP with metric privacy's average sigma.",
-        lambda audit: _at_equal(audit, EQUAL_SIGMA),
+        "Not asked by the paper: against global DP with metric privacy's average sigma in the runs that are compared "
+        f"(equal within {UNEQUAL:.1%}).",
+        _at_equal_sigma,
     ),
     AuditClaim(
         "At equal protection, metric privacy is more accurate",
         "Not asked by the paper: against global DP whose noise multiplier was tuned until an attack had the same AUC.",
-        lambda audit: _at_equal(audit, EQUAL_AUC),
+        _at_equal_auc,
         note="Where no multiplier reaches it, because metric privacy gives away more than no noise does, the smallest "
         "one that was tried stands in.",
     ),

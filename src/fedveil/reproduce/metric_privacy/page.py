@@ -17,6 +17,12 @@ AUDITS = (
     "runs. Rows are attacks."
 )
 
+NOISE = (
+    "Metric privacy's sigma is global DP's divided by d. So it adds less noise where d is above 1, and *more* where it "
+    "is below: d is a length, and the size of the model decides which. Where d is below 1 the claims that metric "
+    "privacy is the more accurate of the two are tested against the odds. Average d of the runs:"
+)
+
 
 def claims_page(folder: Path) -> str:
     """The page in Markdown, from ``table-*.json`` and ``audit-*.json`` below a folder alone.
@@ -37,6 +43,7 @@ def claims_page(folder: Path) -> str:
         lines += ["", AUDITS, "", *overview(AUDIT_CLAIMS, judged, [audit.title for audit in audits])]
     else:
         lines += ["", "No audit with independent runs is there: see `fedveil audit --compare`."]
+    lines += ["", "## Is it less noise?", "", NOISE, "", *_distances(sources)]
     lines += ["", "## On the paper's tables", "", *_sections(CLAIMS, tested)]
     if audits:
         lines += ["## On independent runs", "", *_sections(AUDIT_CLAIMS, judged)]
@@ -46,6 +53,27 @@ def claims_page(folder: Path) -> str:
 
 def _sections(claims: Sequence[Claim | AuditClaim], findings: Sequence[Sequence[Finding]]) -> list[str]:
     return [line for claim, found in zip(claims, findings, strict=True) for line in section(claim, found)]
+
+
+def _distances(sources: Sequence[Source]) -> list[str]:
+    """By source and table: the range of d over the rules."""
+    lines = []
+    for source in sources:
+        for table, words in (("5", "homogeneous clients"), ("7", "non-iid clients")):
+            found = {
+                row: figure.distance
+                for (t, row, setting, name), figure in source.figures.items()
+                if (t, setting, name) == (table, "metric", "accuracy") and figure.distance is not None
+            }
+            if found:
+                least, most = min(found, key=lambda row: found[row]), max(found, key=lambda row: found[row])
+                span = f"{found[least]:.2f} ({least}) to {found[most]:.2f} ({most})"
+                lines.append(f"* {source.title}, {words}: {span}, so {_noise(found[least], found[most])} global DP's")
+    return lines or ["* no runs yet"]
+
+
+def _noise(least: float, most: float) -> str:
+    return f"sigma is {1 / most:.2f} to {1 / least:.2f} times"
 
 
 def _missing(sources: Sequence[Source]) -> list[str]:
