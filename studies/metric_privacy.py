@@ -62,11 +62,10 @@ def export_tables(args: argparse.Namespace) -> None:
     folder = args.into / "-".join([args.scale, *args.reading])
     folder.mkdir(parents=True, exist_ok=True)
     tables, page = [], [f"# {study.name}, {', '.join([args.scale, *args.reading])}", ""]
-    made = {"scale": args.scale, "seeds": list(study.plan.seeds), "readings": args.reading}
     for table in study.tables:
         results = [measured(entry, done.finished) for entry in study.entries(table)]
         if any(r.value is not None for r in results):
-            write_table(folder, study, table, results, made)
+            write_table(folder / f"table-{table}.json", study, table, results)
             page += markdown_table(f"{table}: {study.tables[table]}", results, study.settings)
             tables.append(table)
     page[2:2] = [*(f"* {note}" for note in study.notes(tables)), ""]

@@ -14,6 +14,7 @@ from fedveil.reproduce.claims import (
     HOLDS,
     NONE,
     NOT_REPRODUCED,
+    NOT_YET,
     OPEN,
     REPRODUCED,
     REVERSED,
@@ -80,8 +81,8 @@ FIRST = "Metric privacy beats global DP, homogeneous clients"
         ({"FedYogi": (METRIC, GLOBAL)}, NOT_REPRODUCED, REVERSED),
         ({"FedYogi": ([0.7, 0.9, 0.8], [0.9, 0.7, 0.8])}, UNDECIDED, OPEN),
         ({"FedYogi": ([0.7, 0.9, 0.8], [0.701, 0.9, 0.799])}, NOT_REPRODUCED, NONE),
-        ({"FedYogi": ([], [])}, UNTESTABLE, UNTESTED),
-        ({"FedYogi": (GLOBAL[:2], METRIC[:2])}, UNTESTABLE, UNTESTED),
+        ({"FedYogi": ([], [])}, NOT_YET, UNTESTED),
+        ({"FedYogi": (GLOBAL[:2], METRIC[:2])}, NOT_YET, UNTESTED),
         ({"FedYogi": ([0.3, 0.31, 0.3], [0.51, 0.53, 0.5])}, UNTESTABLE, UNLEARNED),
     ],
 )
@@ -95,7 +96,7 @@ def test_the_verdict_flips_with_one_rule(tmp_path, changes, verdict, state):
 def test_the_page_has_verdict_figures_reason_and_command(tmp_path):
     write(tmp_path, "5", "accuracy", table_5(FedYogi=([], [])), readings=["printed-noise"])
     page = claims_page(tmp_path)
-    assert f"| {FIRST} | not testable here |" in page
+    assert f"| {FIRST} | not tested yet |" in page
     assert "FedProx, FedOpt +0.053 (+0.039 to +0.068), 3 seeds" in page
     assert "untested: FedYogi no finished pair of runs" in page
     assert "`fedveil reproduce metric-privacy --table 5 --scale small --reading printed-noise --seeds 3`" in page
@@ -190,7 +191,7 @@ def test_what_is_written_is_what_is_judged(tmp_path):
     study = tiny_study(patterns, seeds=2)
     done = run_all(study, tmp_path, ["5"])
     results = [measured(entry, done.finished) for entry in study.entries("5")]
-    write_table(tmp_path, study, "5", results, {"scale": "tiny", "seeds": [0, 1], "readings": []})
+    write_table(tmp_path / "table-5.json", study, "5", results)
     [source] = read_sources(tmp_path)
     figure = source.at("5", "FedAvg", "metric", "accuracy")
     assert figure.values == {(0, 0): results[2].values[0], (1, 0): results[2].values[1]}
@@ -250,7 +251,7 @@ def test_claims_on_independent_runs(tmp_path):
     audit_file(tmp_path, metric_accuracy=0.6)
     assert audit_verdicts(tmp_path)[4:] == [NOT_REPRODUCED] * 2  # as accurate
     audit_file(tmp_path, metric_accuracy=0.7, equal_sigma=0.41)
-    assert audit_verdicts(tmp_path)[4] == UNTESTABLE  # less noise, not better noise
+    assert audit_verdicts(tmp_path)[4] == NOT_YET  # less noise, not better noise
     assert "the average sigmas, 0.4 and 0.41, are not equal" in claims_page(tmp_path)
     audit_file(tmp_path, metric_noise=0.0, metric_accuracy=0.7)
     page = claims_page(tmp_path)
@@ -282,5 +283,5 @@ def test_an_interrupted_study_has_its_claims_too(tmp_path):
     done = Progressed()
     run_cells(cells[:2], Runs(tmp_path), Silent(), done)
     results = [measured(entry, done.finished) for entry in study.entries("5")]
-    write_table(tmp_path, study, "5", results, {"scale": "tiny", "seeds": [0, 1], "readings": []})
+    write_table(tmp_path / "table-5.json", study, "5", results)
     assert "4 runs of the others: homogeneous-fedavg global (0, 1)" in claims_page(tmp_path)

@@ -16,9 +16,10 @@ from fedveil.experiments.setup import prepare
 from fedveil.learning import build_model
 from fedveil.report.plots import draw_plot
 from fedveil.reproduce import MetricPrivacyStudy, Progressed, Runs, Selection, cells_of, measured, run_cells
-from fedveil.reproduce.measure import interval_of
+from fedveil.reproduce.measure import Result, interval_of
 from fedveil.reproduce.metric_privacy import Choices, scales
 from fedveil.reproduce.metric_privacy.claims import NUMBERED
+from fedveil.reproduce.progress import Pace
 from reproduce_kit import run_all, tiny_study, write_patterns
 
 
@@ -314,12 +315,16 @@ def call(*arguments):
     ("arguments", "said"),
     [
         (["metric-privcy"], "metric-privacy"),
-        (["metric-privacy", "--table", "99"], "accepted: 10, 11"),
+        (["metric-privacy", "--table", "99"], "accepted: 5, 6, 7"),
         (["metric-privacy", "--figure", "D6"], "did you mean"),
         (["metric-privacy", "--rule", "fedsgd"], "--rule = 'fedsgd'"),
         (["metric-privacy", "--reading", "other"], "--reading = 'other'"),
         (["metric-privacy", "--seeds", "0"], "--seeds = 0"),
         (["metric-privacy", "--jobs", "0"], "--jobs = 0"),
+        (["metric-privacy", "--workers", "0"], "--workers = 0"),
+        (["metric-privacy", "--table", "D4"], "under --figure D4"),
+        (["metric-privacy", "--table", "9"], "accepted: 5, 6, 7, 8, 10"),
+        (["metric-privacy", "--table", "10", "--rule", "fedyogi"], "table 10 is about fedavg alone; see table E19"),
         (["metric-privacy", "--scale", "tiny"], "'small', 'paper'"),
     ],
 )
@@ -351,6 +356,58 @@ def test_what_is_written(patterns, tmp_path):
     assert row["difference"] == pytest.approx(row["value"] - 0.881)
     assert set(row["noise"]) == {"sigma", "noise_to_clip"}
     assert (tmp_path / "figure-D4.png").stat().st_size > 10_000
+    less = tiny_study(patterns)
+    _show(console_for(), less, Selection.of(less, ["5"]), tmp_path, done)
+    assert json.loads((tmp_path / "table-5.json").read_text()) == values  # a look at one seed loses nothing
+
+
+def test_tables_of_other_rules_are_left_out():
+    one = MetricPrivacyStudy(Choices(rules=("fedyogi",)))
+    assert not {"10", "13", "distances"} & set(one.tables)
+    assert {"5", "E19"} <= set(one.tables)
+    assert "see table" not in "".join(one.notes(["E19"]))
+    assert any("no run without the target" in note for note in one.notes(["E19"]))
+
+
+def test_where_no_private_run_learns_another_reading_is_named(small):
+    def result(setting, value):
+        return Result(
+            "FedAvg",
+            setting,
+            "accuracy",
+            None,
+            (value,),
+            (0,),
+            (0,),
+            value,
+            None,
+            None,
+            None,
+            "",
+            (),
+            0,
+            {},
+            0.5,
+            "",
+            (),
+        )
+
+    assert "--reading printed-noise" in small.advice([result("vanilla", 0.9), result("global", 0.51)])[0]
+    assert not small.advice([result("vanilla", 0.9), result("metric", 0.6)])
+
+
+def test_the_time_that_is_left_counts_a_shared_training_once_and_a_resumed_run_in_part():
+    study = MetricPrivacyStudy(Choices(draws=3, rules=("fedavg",)))
+    singles = cells_of(study, Selection.of(study, ["10"]))
+    assert len({cell.training for cell in singles}) == 1
+    pace = Pace()
+    pace.add(singles[0], 50.0)
+    pace.add(singles[1], 0.1)
+    assert pace.seconds(singles[2:]) == 0
+    long = cells_of(study, Selection.of(study, ["5"]))
+    pace = Pace()
+    pace.add(long[0], 30.0, share=0.25)
+    assert pace.seconds(long[1:]) == pytest.approx(2 * 120)
 
 
 def test_scales_are_complete():

@@ -50,9 +50,9 @@ def reproduce(
         list[str] | None, typer.Option("--reading", help="Another reading of the paper; repeatable; see --list.")
     ] = None,
     workers: Annotated[
-        int,
+        int | None,
         typer.Option("--workers", metavar="N", help="Clients trained side by side; default: one a core, at most 4."),
-    ] = 0,
+    ] = None,
     jobs: Annotated[
         int,
         typer.Option("--jobs", metavar="N", help="Runs at once, each in its own process on one thread (--workers 1)."),
@@ -82,7 +82,7 @@ def reproduce(
             draws=draws,
             rules=tuple(rule or ()),
             readings=tuple(reading or ()),
-            workers=workers or (1 if jobs > 1 else min(4, os.cpu_count() or 1)),
+            workers=(1 if jobs > 1 else min(4, os.cpu_count() or 1)) if workers is None else workers,
             device=device.value,
         )
         paper = MetricPrivacyStudy(chosen)
@@ -90,6 +90,7 @@ def reproduce(
         if list_:
             _list(console, paper)
             return
+        paper.refuse_other_rules(table or ())
         selection = Selection.of(paper, table or (), figure or ())
         runs = Runs(out or Path("runs") / f"{study}-{scale.value}")
         cells, done = cells_of(paper, selection), Progressed()
@@ -137,20 +138,17 @@ def _show(console: Console, paper: MetricPrivacyStudy, selection: Selection, fol
     from fedveil.report.plots import draw_plot
     from fedveil.report.reproduction import result_notes, result_table
     from fedveil.reproduce import measured
-    from fedveil.reproduce.files import write_claims, write_table
+    from fedveil.reproduce.files import keep_table, write_claims
 
-    choices = paper.plan.choices
-    suffix = "".join(f"-{name}" for name in choices.readings)
-    made: dict[str, object] = {"scale": paper.plan.scale.name, "seeds": list(paper.plan.seeds)}
-    made["readings"] = list(choices.readings)
+    suffix = "".join(f"-{name}" for name in paper.plan.choices.readings)
     written = []
     for table in selection.tables:
         results = [measured(entry, done.finished) for entry in paper.entries(table)]
         console.print()
         console.print(result_table(f"{table}: {paper.tables[table]}", results, paper.settings))
-        for note in result_notes(results, paper.settings):
+        for note in [*result_notes(results, paper.settings), *paper.advice(results)]:
             console.print(note, markup=False, highlight=False)
-        written.append(write_table(folder, paper, table, results, made, suffix).name)
+        written.append(keep_table(folder, paper, table, suffix).name)
     for figure in selection.figures:
         name = f"figure-{figure}{suffix}.png"
         draw_plot(paper.plot(figure), done.finished).savefig(folder / name, dpi=150)

@@ -38,7 +38,7 @@ def compare(
     seeds : int
         Repetitions: the configuration's seed and those that follow it. Data are dealt out anew under each.
     resume : bool
-        Keep finished runs and go on with the others.
+        Keep finished runs and go on with the others; with no fewer seeds than the folder has.
     progress : Progress, optional
         Is told how it goes.
 
@@ -52,6 +52,7 @@ def compare(
     path = None if out is None else Path(out)
     if path is not None:
         _open(path, config, resume)
+        seeds = max(seeds, _begun(path, config)) if resume else seeds
     summaries: list[Summary] = []
     for variant in variants_of(config):
         label = variant.label
@@ -77,6 +78,15 @@ def _open(path: Path, config: Config, resume: bool) -> None:
         raise FieldError("--resume", str(path), "holds no comparison to go on with; leave --resume out")
     elif load(path).fingerprint() != config.fingerprint():
         raise FieldError("--resume", str(path), "holds a comparison with another configuration; give another --out")
+
+
+def _begun(path: Path, config: Config) -> int:
+    """How many seeds a folder has runs of."""
+    labels = [variant.label for variant in variants_of(config)]
+    number = 0
+    while any((path / run_name(label, config.seed + number, first=number == 0)).is_dir() for label in labels):
+        number += 1
+    return number
 
 
 def _matched(config: Config, label: str, setting: Setting, summaries: list[Summary], seed: int) -> Config:

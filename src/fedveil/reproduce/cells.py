@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from fedveil.experiments.lock import FolderLock
 from fedveil.experiments.settings import slug
 
 KEY = 12  # characters of a key
+NOISE = ("name", "privacy", "publish", "source")  # parts of a configuration that only later rounds notice
 ELSEWHERE = {"workers": 1, "device": "cpu"}
 
 
@@ -73,6 +75,17 @@ class Cell:
     def folder(self) -> str:
         """The name of its folder."""
         return f"{slug(self.label)}-{self.key}"
+
+    @property
+    def single(self) -> bool:
+        """Whether it is one round, whose training other cells may share."""
+        return self.config.rounds == 1
+
+    @cached_property
+    def training(self) -> str:
+        """What decides the training of its first round, so that it is done once for all that agree in it."""
+        values = self.config.to_dict()
+        return json.dumps({k: v for k, v in values.items() if k not in NOISE}, sort_keys=True)
 
     @property
     def work(self) -> float:

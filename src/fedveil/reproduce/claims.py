@@ -9,7 +9,7 @@ from fedveil.reproduce.audited import Audited
 from fedveil.reproduce.evidence import DRAWS, Difference, Figure, Source, against, differ, difference
 
 REPRODUCED, NOT_REPRODUCED = "reproduced", "not reproduced"
-UNDECIDED, UNTESTABLE = "undecided", "not testable here"
+UNDECIDED, NOT_YET, UNTESTABLE = "undecided", "not tested yet", "not testable here"
 HOLDS, REVERSED, NONE, OPEN = "holds", "reversed", "no difference", "open"
 UNTESTED, UNLEARNED = "untested", "nothing learned"
 STATES = (HOLDS, REVERSED, NONE, OPEN, UNLEARNED, UNTESTED)
@@ -30,7 +30,8 @@ RULE = (
     f"{LEARNED} above the share of the largest class. *Reproduced*: every row of the claim holds. *Not reproduced*: a "
     "row is reversed or shows no difference. *Undecided*: neither, and a row is open; with three seeds only a "
     "difference of two and a half of its deviations or more is seen in a row, so the mean over all tested rows, which "
-    "sees smaller ones, stands beside it. *Not testable here*: none of these."
+    "sees smaller ones, stands beside it. *Not tested yet*: runs are missing. *Not testable here*: none of these; "
+    "where nothing is learned at this scale, more runs of it will not help."
 )
 
 
@@ -74,6 +75,8 @@ class Finding:
             return NOT_REPRODUCED
         if OPEN in states:
             return UNDECIDED
+        if UNTESTED in states:
+            return NOT_YET
         return REPRODUCED if states == {HOLDS} else UNTESTABLE
 
     @property

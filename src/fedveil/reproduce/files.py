@@ -6,17 +6,19 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedveil.errors import FieldError
 from fedveil.experiments.ledgers import replace
 from fedveil.experiments.summary import versions
-from fedveil.reproduce.measure import Result, to_json
+from fedveil.reproduce.cells import Runs
+from fedveil.reproduce.measure import Result, measured, to_json
 from fedveil.reproduce.metric_privacy.page import claims_page
-from fedveil.reproduce.study import Study
+from fedveil.reproduce.study import Progressed, Selection, Study, cells_of, run_cells
 
 
-def write_table(
-    folder: Path, study: Study, table: str, results: Sequence[Result], choices: dict[str, object], suffix: str = ""
-) -> Path:
-    """Write a table's figures, ours beside the paper's.
+def keep_table(folder: Path, study: Study, table: str, suffix: str = "") -> Path:
+    """Write a table of everything that is finished: what is asked for now, and what its file held before.
+
+    A look at one rule or one seed so loses nothing of a table of all of them.
 
     Parameters
     ----------
@@ -26,28 +28,35 @@ def write_table(
         The paper.
     table : str
         Its number.
-    results : sequence of Result
-        Row by row.
-    choices : dict
-        Scale, seeds and readings, for who reads the file.
     suffix : str
         Keeps other readings of the paper apart.
 
     Returns
     -------
     Path
-        ``table-<number>.json``.
+        ``table-<number><suffix>.json``.
     """
+    path, done = folder / f"table-{table}{suffix}.json", Progressed()
+    if path.is_file():
+        try:
+            study = study.with_stored(json.loads(path.read_bytes()))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise FieldError("table", str(path), f"cannot be read ({error}); delete it") from error
+    run_cells(cells_of(study, Selection((table,), ())), Runs(folder), None, done)
+    return write_table(path, study, table, [measured(entry, done.finished) for entry in study.entries(table)])
+
+
+def write_table(path: Path, study: Study, table: str, results: Sequence[Result]) -> Path:
+    """Write a table's figures, ours beside the paper's; returns the path."""
     values = {
         "study": study.name,
         "table": table,
         "title": study.tables[table],
-        **choices,
+        **study.choices,
         "notes": study.notes([table]),
         "versions": versions(),
         "rows": to_json(results),
     }
-    path = folder / f"table-{table}{suffix}.json"
     replace(path, (json.dumps(values, indent=1) + "\n").encode())
     return path
 

@@ -18,11 +18,12 @@ from fedveil.reproduce.cells import Cell, Runs
 
 @dataclass(frozen=True)
 class Ended:
-    """How a cell went: its seconds, and why it has no model, or an empty text."""
+    """How a cell went: its seconds, the share of its rounds done in them, and why it has no model, or an empty text."""
 
     cell: Cell
     seconds: float
-    why: str = ""
+    share: float
+    why: str
 
 
 class Jobs:
@@ -46,7 +47,7 @@ class Jobs:
         self._pool = ProcessPoolExecutor(count, mp_context=context, initializer=torch.set_num_threads, initargs=(1,))
         self._runs, self._count, self._waiting = runs, count, list(cells)
         self._others = set(multiprocessing.active_children())
-        self._going: dict[Future[tuple[float, str]], Cell] = {}
+        self._going: dict[Future[tuple[float, float, str]], Cell] = {}
 
     def __enter__(self) -> Jobs:
         return self
@@ -79,12 +80,21 @@ class Jobs:
         return ready[: self._count - len(self._going)]
 
 
-def _run(cell: Cell, folder: Path) -> tuple[float, str]:
-    began, why = perf_counter(), ""
+class _Share(Silent):
+    """Remembers which share of a run's rounds was left to do."""
+
+    left = 1.0
+
+    def begin(self, label: str, done: int, rounds: int) -> None:
+        self.left = 1 - done / rounds
+
+
+def _run(cell: Cell, folder: Path) -> tuple[float, float, str]:
+    began, share, why = perf_counter(), _Share(), ""
     try:
-        Runs(folder).run(cell, Silent())
+        Runs(folder).run(cell, share)
     except NoReplyError as error:
         why = str(error)
     except FedVeilError as error:  # its subclasses do not all survive the way between processes
         raise FedVeilError(str(error)) from None
-    return perf_counter() - began, why
+    return perf_counter() - began, share.left, why

@@ -27,7 +27,7 @@ class Overall:
     def __init__(
         self, inner: Progress, cells: Sequence[Cell], left: Sequence[Cell], finished: Sequence[Outcome], jobs: int = 1
     ) -> None:
-        self.jobs = jobs
+        self.jobs, self._share = jobs, 1.0
         self._inner, self._cells, self._left = inner, list(cells), list(left)
         self._pace = Pace()
         self._earlier = Pace()
@@ -40,12 +40,16 @@ class Overall:
 
     def begins(self, cell: Cell) -> None:
         """Say which one, and how long all of them still take."""
+        self._share = 1.0
         number = len(self._cells) - len(self._left) + 1
         self.say(f"run {number} of {len(self._cells)}: {cell.label}{self._remaining()}")
 
-    def ended(self, cell: Cell, seconds: float, why: str) -> None:
-        """Count it, whatever happened; `why` says why it has no model, or is empty."""
-        self._pace.add(cell, seconds)
+    def ended(self, cell: Cell, seconds: float, why: str, share: float | None = None) -> None:
+        """Count it, whatever happened; `why` says why it has no model, or is empty.
+
+        A run that went on in the middle did a `share` of its rounds; by default the one that it said when it began.
+        """
+        self._pace.add(cell, seconds, self._share if share is None else share)
         self._left = [other for other in self._left if other.key != cell.key]
         if why:
             self.say(f"{cell.label}: {why}")
@@ -55,6 +59,7 @@ class Overall:
 
     def begin(self, label: str, done: int, rounds: int) -> None:
         """Pass it on."""
+        self._share = 1 - done / rounds
         self._inner.begin(label, done, rounds)
 
     def advance(self, row: Row) -> None:
@@ -79,19 +84,28 @@ class Pace:
 
     def __init__(self) -> None:
         self._seen: dict[bool, tuple[float, float]] = {}
+        self._trained: set[str] = set()
 
-    def add(self, cell: Cell, seconds: float) -> None:
-        """A cell that took so long."""
-        work, spent = self._seen.get(_single(cell), (0.0, 0.0))
-        self._seen[_single(cell)] = (work + cell.work, spent + seconds)
+    def add(self, cell: Cell, seconds: float, share: float = 1.0) -> None:
+        """A cell, or the last share of its rounds, that took so long."""
+        if not share or cell.training in self._trained:
+            return
+        if cell.single:
+            self._trained.add(cell.training)
+        work, spent = self._seen.get(cell.single, (0.0, 0.0))
+        self._seen[cell.single] = (work + share * cell.work, spent + seconds)
 
     def seconds(self, cells: Sequence[Cell]) -> float | None:
         """How long these will take; None before anything was seen."""
         if not self._seen:
             return None
-        total = 0.0
+        total, trained = 0.0, set(self._trained)
         for cell in cells:
-            work, spent = self._seen.get(_single(cell)) or next(iter(self._seen.values()))
+            if cell.training in trained:
+                continue
+            if cell.single:
+                trained.add(cell.training)
+            work, spent = self._seen.get(cell.single) or next(iter(self._seen.values()))
             total += cell.work * spent / work
         return total
 
@@ -102,7 +116,3 @@ def duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = seconds / 60
     return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
-
-
-def _single(cell: Cell) -> bool:
-    return cell.config.rounds == 1

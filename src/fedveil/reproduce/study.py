@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 from fedveil.errors import FieldError, NoReplyError, nearest
 from fedveil.experiments import Progress
@@ -74,6 +74,13 @@ class Study(Protocol):
     def figures(self) -> Mapping[str, str]:
         """Figures by number, with their titles."""
 
+    @property
+    def choices(self) -> Mapping[str, Any]:
+        """What decides its figures, for the files that hold them."""
+
+    def with_stored(self, values: Mapping[str, Any]) -> Study:
+        """The same, and what a table file that it once wrote holds beyond it."""
+
     def entries(self, table: str) -> list[Entry]:
         """What a table is made of."""
 
@@ -108,6 +115,9 @@ class Selection:
         for option, names, known in asked:
             by_name = {_plain(name): name for name in known}
             for name in names:
+                other = next((o for o, _, those in asked if o != option and _plain(name) in map(_plain, those)), None)
+                if _plain(name) not in by_name and other is not None:
+                    raise FieldError(option, name, f"{study.name} has it under {other} {name}")
                 if _plain(name) not in by_name:
                     raise FieldError(option, name, f"{study.name} has no such one; {nearest(name, known)}")
             found.append(tuple(dict.fromkeys(by_name[_plain(name)] for name in names)))
@@ -180,7 +190,7 @@ def _at_once(left: Sequence[Cell], runs: Runs, overall: Overall, done: Progresse
                     done.failed[one.cell.key] = one.why
                 else:
                     done.finished[one.cell.key] = outcome
-                overall.ended(one.cell, one.seconds, one.why)
+                overall.ended(one.cell, one.seconds, one.why, one.share)
 
 
 def _plain(name: str) -> str:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib import resources
-from typing import cast
+from typing import Any, cast
 
-from fedveil.reproduce.measure import Entry, read_published
+from fedveil.attacks.paper import NO_OTHER_WORLD
+from fedveil.errors import FieldError
+from fedveil.reproduce.claims import LEARNED
+from fedveil.reproduce.measure import Entry, Result, read_published
 from fedveil.reproduce.metric_privacy import inference
 from fedveil.reproduce.metric_privacy.contents import FIGURES, TABLES
-from fedveil.reproduce.metric_privacy.plan import EQUAL, SETTINGS, Choices, Plan, Scale, described, scales
+from fedveil.reproduce.metric_privacy.plan import EQUAL, PAPER, SETTINGS, Choices, Plan, Scale, described, scales
 from fedveil.reproduce.study import Plot
 
 _THREE_CLIENTS = {*inference.SINGLE, "12", "13", "distances"}
+_ABOUT = {**inference.SINGLE, "13": inference.MULTI, "distances": inference.MULTI}  # tables of one rule
 _GUESSED = (
     "client inference scenario: client 3 has 424 images of class 0 where the paper prints 524, a guess: all three "
     "together would have 100 more than the train split"
@@ -30,12 +34,15 @@ class MetricPrivacyStudy:
     """
 
     name = "metric-privacy"
-    tables: Mapping[str, str] = {number: content.title for number, content in TABLES.items()}
     figures: Mapping[str, str] = {number: content.title for number, content in FIGURES.items()}
     settings: Mapping[str, str] = {**SETTINGS, **EQUAL}
 
     def __init__(self, choices: Choices) -> None:
         self.plan = Plan(choices)
+        rules = choices.rules or tuple(_ABOUT.values())
+        self.tables: Mapping[str, str] = {
+            number: content.title for number, content in TABLES.items() if _ABOUT.get(number, rules[0]) in rules
+        }
         self._printed = read_published(resources.files(__package__) / "published.csv")
 
     def entries(self, table: str) -> list[Entry]:
@@ -47,6 +54,45 @@ class MetricPrivacyStudy:
         title = f"{figure}: {self.figures[figure]}"
         return cast(Plot, FIGURES[figure].build(self.plan, self._printed, title=title))
 
+    @property
+    def choices(self) -> Mapping[str, Any]:
+        """What decides its figures, for the files that hold them."""
+        chosen = self.plan.choices
+        made = {"scale": self.plan.scale.name, "seeds": list(self.plan.seeds), "draws": chosen.draws}
+        return {**made, "readings": list(chosen.readings)}
+
+    def with_stored(self, values: Mapping[str, Any]) -> MetricPrivacyStudy:
+        """The same, and what a table file that it once wrote holds beyond it."""
+        labels = {str(row["row"]).partition(",")[0] for row in values["rows"]}
+        return MetricPrivacyStudy(
+            self.plan.choices.with_stored(labels, list(map(int, values["seeds"])), int(values.get("draws", 1)))
+        )
+
+    def refuse_other_rules(self, tables: Sequence[str]) -> None:
+        """Refuse a table of one rule where only other rules were chosen.
+
+        Raises
+        ------
+        FieldError
+            Naming the rule that it is about, and the chosen one's own table.
+        """
+        rules = self.plan.choices.rules
+        for table in (t for t in tables if t in _ABOUT and t not in self.tables):
+            own = [t for t, rule in inference.SINGLE.items() if rule in rules and table in inference.SINGLE]
+            instead = f"; see table {' and table '.join(own)}" if own else ""
+            raise FieldError("--rule", ", ".join(rules), f"table {table} is about {_ABOUT[table]} alone{instead}")
+
+    def advice(self, results: Sequence[Result]) -> list[str]:
+        """What to try where no private run learned anything."""
+        private = [r for r in results if r.setting != "vanilla" and r.figure == "accuracy"]
+        best = max((r.value - r.chance for r in private if r.value is not None and r.chance is not None), default=1.0)
+        if best > LEARNED or self.plan.scale.name == PAPER or "printed-noise" in self.plan.choices.readings:
+            return []
+        return [
+            "no private run learned anything: at this size the noise on each parameter is "
+            f"{self.plan.scale.noise_factor:.3g} times the paper's; try --reading printed-noise"
+        ]
+
     def notes(self, names: Sequence[str]) -> list[str]:
         """What was shrunk, read otherwise or guessed."""
         found = [*self.plan.notes(), _DATA]
@@ -55,6 +101,8 @@ class MetricPrivacyStudy:
         if {*inference.SINGLE, "12"}.intersection(names) and self.plan.choices.draws > 1:
             draws = self.plan.choices.draws
             found.append(f"single shot: {draws} draws of the noise on one training; the paper shows one")
+        if set(inference.SINGLE).intersection(names):
+            found.append(f"difference: the paper's statistic; {NO_OTHER_WORLD}")
         if "13" in names:
             found.append(f"attack AUC: {inference.UNIT}; independent replicates: fedveil audit")
         return found

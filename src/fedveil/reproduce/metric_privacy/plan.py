@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -100,6 +100,21 @@ class Choices:
             for name in names:
                 if name not in known:
                     raise FieldError(option, name, nearest(name, known))
+
+    def with_stored(self, labels: Collection[str], seeds: Sequence[int], draws: int) -> Choices:
+        """These, and those of a table that was made before: its rules by label, its seeds, its draws."""
+        rules: Mapping[str, Any] = described()["rules"]
+        known = [name for name, rule in rules.items() if rule["label"] in labels]
+        first = min([self.seed, *seeds])
+        last = max([self.seed + self.seeds - 1, *seeds])
+        chosen = self.rules or tuple(name for name, rule in rules.items() if not rule.get("extra"))
+        return replace(
+            self,
+            rules=tuple(name for name in rules if name in chosen or name in known),
+            seed=first,
+            seeds=last - first + 1,
+            draws=max(self.draws, draws),
+        )
 
 
 class Plan:
