@@ -21,6 +21,10 @@ METHODS = {
     "sga-ldp": {"privacy": {"method": "sga-ldp", "epsilon_min": 5.0, "epsilon_max": 8.0}},
     "group": {"privacy": {"method": "group", "hypotheses": 2, "noise_multiplier": 1.0}},
     "metric": {"privacy": {"method": "metric"}, "clients_per_round": 2},
+    "a model of its own": {
+        "aggregator": {"name": "fedavgm"},
+        "privacy": {"method": "global", "order": "printed", "step_from": "own", "noise_multiplier": 1.0, "clip": 1.0},
+    },
 }
 
 

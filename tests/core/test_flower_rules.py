@@ -1,5 +1,6 @@
 """The same rule gives the same model under Flower's strategies, on the same replies; where it does not, we say how."""
 
+from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
 
@@ -22,7 +23,8 @@ from fedveil.aggregation import (
     TrimmedMean,
 )
 from fedveil.layout import Layout
-from fedveil.methods import Plain
+from fedveil.mechanisms import ReproducibleSource
+from fedveil.methods import GlobalDP, Plain
 
 pytest.importorskip("flwr")
 pytestmark = pytest.mark.flower
@@ -102,6 +104,46 @@ def test_the_other_rules_agree_over_rounds(name):
         combined = combine(side, ours, updates, counts=COUNTS, layout=LAYOUT, state=state)
         ours, state = combined.models[0], combined.state
         torch.testing.assert_close(ours, theta, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "FedAvgM", "FedOpt", "FedYogi"])
+def test_with_noise_the_rules_step_as_flower_s_former_strategies_do_inside_its_wrapper(name, monkeypatch):
+    from flwr import common
+    from flwr.server import strategy
+    from flwr.server.strategy import dp_fixed_clipping
+
+    def add(parameters, multiplier, clip, clients):
+        [values] = common.parameters_to_ndarrays(parameters)
+        return common.ndarrays_to_parameters(
+            [values + multiplier * clip / clients * draws.normal(len(values), torch.float64).numpy()]
+        )
+
+    rule, options = {"FedAvg": (FedAvg(weighting="examples"), {}), **RULES}[name]
+    former = {k: v for k, v in options.items() if name != "FedOpt"}
+    first = np.zeros(LAYOUT.size)
+    inner = getattr(strategy, name)(initial_parameters=common.ndarrays_to_parameters([first]), **former)
+    theirs = strategy.DifferentialPrivacyServerSideFixedClipping(inner, 2.0, 5.0, len(COUNTS))
+    draws = ReproducibleSource(0)
+    monkeypatch.setattr(dp_fixed_clipping, "add_gaussian_noise_to_params", add)
+    optimised = not rule.identity_step
+    side = GlobalDP(rule, noise_multiplier=2.0, clip=5.0, order="printed", step_from="own")
+    ours, source, state = torch.from_numpy(first), ReproducibleSource(0), side.init(LAYOUT.size, torch.float64)
+    for number, updates in enumerate(rounds(), start=1):
+        theirs.current_round_params = [ours.numpy().copy()]  # what configure_fit notes
+        replies = [[(theirs.current_round_params[0] + u.numpy())] for u in updates]
+        results = [
+            (None, common.FitRes(common.Status(common.Code.OK, ""), common.ndarrays_to_parameters(r), count, {}))
+            for r, count in zip(replies, COUNTS, strict=True)
+        ]
+        parameters, _ = theirs.aggregate_fit(number, results, [])
+        combined = combine(side, ours, updates, counts=COUNTS, layout=LAYOUT, state=state, source=source)
+        ours, state = combined.models[0], combined.state
+        flower = torch.from_numpy(common.parameters_to_ndarrays(parameters)[0])
+        torch.testing.assert_close(ours, flower, rtol=1e-6, atol=1e-6)  # Flower clips by a factor of 32 bits
+    released = replace(side, step_from="released")
+    other = combine(released, ours, updates, counts=COUNTS, layout=LAYOUT, state=state, source=ReproducibleSource(1))
+    again = combine(side, ours, updates, counts=COUNTS, layout=LAYOUT, state=state, source=ReproducibleSource(1))
+    assert torch.equal(other.models, again.models) is not optimised  # an optimiser remembers, a mean does not
 
 
 def test_multikrum_selects_as_flower_does_and_averages_uniformly():

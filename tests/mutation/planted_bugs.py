@@ -304,6 +304,13 @@ BUGS = (
         f"{ENGINE}::test_metric_with_identical_clients",
     ),
     _bug(
+        "the optimiser's own model forgotten",
+        "methods/central.py",
+        "model.clone() if self.step_from",
+        "None if self.step_from",
+        "tests/core/test_flower_rules.py",
+    ),
+    _bug(
         "distance after the clip",
         _METHODS["metric"],
         'self.distance_on == "raw" else',

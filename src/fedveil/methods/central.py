@@ -25,7 +25,7 @@ STEPS = 1024  # deviation of discrete noise on its grid
 
 @dataclass(frozen=True)
 class CentralState:
-    """What the server remembers; all of it is public or was released, but for the rule's state in the printed order.
+    """What the server remembers; public or released, but for the rule's state and `own` in the printed order.
 
     Attributes
     ----------
@@ -37,12 +37,15 @@ class CentralState:
         [d], the model before the last round.
     sigma : float
         Deviation of the last round's noise; 0 before the first.
+    own : Tensor, optional
+        [d], the last model without its noise, where the rule's next step starts from it.
     """
 
     clip: float
     rule: Any
     released: Tensor | None = None
     sigma: float = 0.0
+    own: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,11 @@ class CentralNoise(ABC):
         C, or the rule that adapts it.
     order : {"formal", "printed"}
         Where the noise goes.
+    step_from : {"released", "own"}
+        Where a server optimiser's step starts in the printed order: at the released model, or at its own, to which no
+        noise was added; clients start from the released one in any case. Flower's former strategies inside its
+        server-side wrapper do the latter, and so, it seems, did the metric-privacy paper; its later ones do the former.
+        A rule without an optimiser gives the same model either way.
     relation : {"zero-out", "add/remove", "replace-one"}
         Which cohorts are neighbours, for the guarantee.
     noise : {"gaussian", "discrete"}
@@ -74,6 +82,7 @@ class CentralNoise(ABC):
     noise_multiplier: float = field(default=0.01, kw_only=True)
     clip: float | QuantileClip = field(default=5.0, kw_only=True)
     order: Order = field(default="formal", kw_only=True)
+    step_from: Literal["released", "own"] = field(default="released", kw_only=True)
     relation: Relation = field(default="zero-out", kw_only=True)
     noise: Literal["gaussian", "discrete"] = field(default="gaussian", kw_only=True)
 
@@ -86,6 +95,9 @@ class CentralNoise(ABC):
         if not isinstance(self.clip, QuantileClip):
             require_positive("clip", self.clip)
         require_choice("order", self.order, ("formal", "printed"))
+        require_choice("step_from", self.step_from, ("released", "own"))
+        if self.step_from == "own" and self.order == "formal":
+            raise FieldError("step_from", "own", 'needs order="printed": formal noise goes before the step')
         require_choice("relation", self.relation, FACTOR)
         require_choice("noise", self.noise, ("gaussian", "discrete"))
         if self.noise == "discrete" and not (
@@ -124,6 +136,7 @@ class CentralNoise(ABC):
             _check_weights(weights, abs(float(weights.sum()) - 1) <= 1e-6, "sum to 1")
             base = self.noise_multiplier * bound / len(updates)
         sigma, figures = self._scale(base, updates, clipped, facts, state)
+        own: Tensor | None = None
         if self.noise == "discrete":
             reduced = _integer_mean(clipped.stack, bound, sigma, cohort, source)
             model, inner = self.aggregator.step(theta, reduced, state.rule)
@@ -134,8 +147,10 @@ class CentralNoise(ABC):
             first = self.order == "formal" or self.aggregator.identity_step
             if first:
                 noise.add_to(reduced, source=source)
-            model, inner = self.aggregator.step(theta, reduced, state.rule)
-            if not first:
+            if first:
+                model, inner = self.aggregator.step(theta, reduced, state.rule)
+            else:
+                model, own, inner = self._optimised(theta, reduced, state)
                 noise.add_to(model, source=source)
         report = {
             "clients": float(len(updates)),
@@ -150,7 +165,13 @@ class CentralNoise(ABC):
         if isinstance(self.clip, QuantileClip):
             bound = self.clip.next(bound, padded(lengths, cohort), float(source.normal(1)[0]))
             spend = _with_bit(spend, self.clip)
-        return Combined(model[None], spend, CentralState(bound, inner, theta.clone(), sigma), report)
+        return Combined(model[None], spend, CentralState(bound, inner, theta.clone(), sigma, own), report)
+
+    def _optimised(self, theta: Tensor, reduced: Tensor, state: CentralState) -> tuple[Tensor, Tensor | None, Any]:
+        """The optimiser's model, what it will start from if that is not what is released, and its state."""
+        start = theta if self.step_from == "released" or state.own is None else state.own
+        model, inner = self.aggregator.step(start, reduced + (theta - start), state.rule)
+        return model, model.clone() if self.step_from == "own" else None, inner
 
     @abstractmethod
     def _scale(

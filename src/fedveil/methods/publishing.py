@@ -115,7 +115,8 @@ class Publishing:
             return "off: clients see no metrics"
         if self.metrics == "clear":
             return "clear: clients see them without noise, which no guarantee covers"
-        return f"noised: z = {self.noise_multiplier:g}, losses cut at {self.loss_range:g}; their cost is in the total"
+        cost = "each round's cost is a line of the ledger, and part of the total where there is one"
+        return f"noised: z = {self.noise_multiplier:g}, losses cut at {self.loss_range:g}; {cost}"
 
 
 def _named(names: Sequence[str], values: Tensor) -> tuple[Release, ...]:
