@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -84,6 +83,11 @@ def test_a_second_run_is_refused_and_resume_is_not(here):
         (
             ["run", "tiny.toml", "--set", "data.partition=counts"],
             "data.counts = None: is needed by the scheme 'counts'",
+        ),
+        (["run", "tiny.toml", "--seed", "-1"], "seed = -1: must be a whole number of at least 0"),
+        (
+            ["compare", "tiny.toml", "--set", "privacy.method=metric", "--set", "compare.sweep.distance=['mean']"],
+            "compare.sweep.distance = 'mean': accepted: euclidean, layer_frobenius",
         ),
         (["compare", "tiny.toml", "--seeds", "0"], "--seeds = 0: must be a whole number of at least 1"),
         (["plan", "--delta", "1e-5", "--rounds", "3"], "epsilon = None: give either epsilon"),
@@ -209,17 +213,12 @@ def test_lists():
     assert "needs no preparation" in call("data", "prepare", "digits").stdout
 
 
-def test_help_is_fast_and_does_not_import_torch():
+def test_help_needs_none_of_the_heavy_libraries():
     code = (
         "import sys, fedveil.cli\n"
         "try:\n    fedveil.cli.app(['--help'])\nexcept SystemExit:\n    pass\n"
-        "assert 'torch' not in sys.modules\n"
+        "assert not {'torch', 'scipy', 'numpy', 'pydantic', 'matplotlib'} & set(sys.modules)\n"
     )
-    took = []
-    for _ in range(3):
-        began = time.perf_counter()
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-        took.append(time.perf_counter() - began)
-        assert done.returncode == 0, done.stderr
-        assert "compare" in done.stdout
-    assert min(took) < 0.5
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "compare" in done.stdout

@@ -124,11 +124,20 @@ def test_configurations_that_do_not_fit(data, expected):
     assert expected in str(caught.value)
 
 
+def test_an_option_of_another_partition_is_taken_out_with_an_empty_list():
+    counts = [[5] * 10, [5] * 10]
+    kept = {"name": "digits", "clients": 2, "partition": "counts", "counts": counts}
+    assert run(spec({**kept, "partition": "iid", "counts": [], "alpha": []})).values["clients"] == 2
+
+
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
         ({"clients": "natural"}, "data.clients = 'natural': 'digits' does not say whose its examples are"),
-        ({"clients": 2, "alpha": 1.0}, "data.alpha = 1.0: is no option of the scheme 'iid'"),
+        (
+            {"clients": 2, "alpha": 1.0},
+            "data.alpha = 1.0: belongs to another partition than 'iid'; take it out: --set data.alpha=[]",
+        ),
         ({"clients": 2, "partition": "shards", "counts": [[1]]}, "data.counts"),
         ({"clients": 1, "partition": "counts", "counts": [[0] * 10]}, "leaves no client an example"),
     ],

@@ -3,6 +3,7 @@
 import io
 
 import pytest
+from matplotlib.colors import to_rgb
 from rich.console import Console
 
 from fedveil.errors import FedVeilError
@@ -184,3 +185,64 @@ def test_a_missing_library_is_named_with_the_command_that_installs_it():
     assert optional("json", "this", "nothing").dumps([1]) == "[1]"
     with pytest.raises(FedVeilError, match=r"^dreams need it: pip install pillow-of-feathers$"):
         optional("pillow_of_feathers.deep", "dreams need it", "pillow-of-feathers")
+
+
+def test_a_round_without_a_distance_is_said():
+    settings = {"settings": [{"method": "metric"}]}
+    [summary] = compare(config(data={"name": "breast-cancer", "clients": 1}, compare=settings))
+    said = "global DP's noise in 3 of 3 rounds: there were no two different models to compare"
+    assert any(said in note for note in comparison_notes([summary]))
+    console = Console(file=io.StringIO(), width=200)
+    console.print(run_table(summary))
+    assert said in console.file.getvalue()
+    [several] = compare(config(compare=settings))
+    assert not any("no two different" in note for note in comparison_notes([several]))
+
+
+def test_where_only_some_settings_are_audited_the_panel_says_how_many_are_not(central):
+    found = [audited_as(s, {"vanilla": False, "metric": None}.get(s.values["base"], True)) for s in swept(central)]
+    attack, noise, _ = pareto(found).axes
+    assert [bars.get_label() for bars in attack.containers] == ["global"]
+    assert [bars.get_label() for bars in noise.containers] == ["global", "metric"]
+    assert attack.get_title().splitlines() == [
+        "attacked in 30 + 30 runs: up and to the left is better",
+        "1 of 5 settings not audited: no point here",
+        "2 of 5 settings without a point: no attack evidently works",
+    ]
+    assert legend(pareto(found)).count("vanilla") == 0
+
+
+def audited_as(summary, state):
+    """As it is; without an audit (False); with one in which no attack works (None)."""
+    values = summary.values if state else {**summary.values, "audits": [], "audited": state is None}
+    return Summary(values, summary.rows)
+
+
+def test_an_average_says_over_how_many_rounds_it_is(central):
+    assert pareto(central).axes[0].get_ylabel().startswith("accuracy, mean of the last 3 rounds\n(bars:")
+    short = {"accuracy": {"mean": 0.5, "deviation": 0.0, "rounds": 1}}
+    one = [Summary({**s.values, "last_rounds": short}, s.rows) for s in central[::2]]
+    assert pareto(one).axes[0].get_ylabel() == "accuracy, last round"
+    assert "last 1 to 3 rounds" in pareto([*one, *central]).axes[0].get_ylabel()
+
+
+def test_the_front_can_be_seen_where_epsilon_is_vacuous(central):
+    epsilon = pareto(swept(central)).axes[2]
+    [vacuous] = epsilon.patches
+    attack = pareto(swept(central)).axes[0]
+    [front] = [line for line in attack.lines if line.get_label() == "Pareto front"]
+    red, green, blue = to_rgb(front.get_color())
+    assert max(red, green, blue) - min(red, green, blue) > 0.5  # a colour, on grey
+    assert len(set(vacuous.get_facecolor()[:3])) == 1
+    assert vacuous.get_zorder() < front.get_zorder()
+
+
+def test_curves_say_which_line_is_which_swept_value(central):
+    figure = figures.curves(swept(central))
+    settings, values = figure.legends
+    assert [text.get_text() for text in settings.get_texts()] == ["vanilla", "global", "metric"]
+    assert [text.get_text() for text in values.get_texts()] == ["z 0.1", "z 1"]
+    keys = [line.get_alpha() for line in values.get_lines()]
+    assert keys == [line.get_alpha() for line in figure.axes[0].lines[1:3]]
+    assert keys[0] < keys[1] == 1
+    assert len(figures.curves(central).legends) == 1

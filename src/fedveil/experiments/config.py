@@ -78,6 +78,7 @@ class Config(Section):
             raise FieldError("name", self.name, "names a folder: letters, digits, dots, dashes and underscores only")
         for field in ("rounds", "workers"):
             require_count(field, getattr(self, field))
+        require_count("seed", self.seed, least=0)
         planned = self.data.planned
         if planned is not None:
             require_count("data.clients", planned)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fedveil.data import DataSet, Holding, federate, holdings, load, own_scale, warnings_of
+from fedveil.data.partition import SCHEMES
 from fedveil.errors import FieldError
 from fedveil.experiments.options import fields_of
 from fedveil.experiments.pretraining import keep_validation
@@ -68,6 +69,9 @@ def clients_of(dataset: DataSet, spec: Data, seed: int) -> list[ClientData]:
     """Deal examples out as the configuration says."""
     named = (("alpha", spec.alpha), ("counts", spec.counts), ("shards", spec.shards))
     extra: dict[str, Any] = {key: value for key, value in named if value is not None}
+    for key in set(extra) - set(SCHEMES[spec.partition]):
+        accepted = f"belongs to another partition than {spec.partition!r}; take it out: --set data.{key}=[]"
+        raise FieldError(f"data.{key}", extra[key], accepted)
     if spec.partition in ("dirichlet", "quantity", "natural"):
         extra["min_size"] = spec.min_size
     with fields_of("data", scheme="data.partition"):

@@ -67,7 +67,8 @@ class Data(OpenSection):
     `region` (top, left, bottom, right) marks the privacy-sensitive pixels and `public_examples` are set aside for the
     server; only FedRE uses them. `validation` is the share of the set's own test half that the server keeps to itself,
     stratified; final figures are measured on the rest. ``clients = "natural"`` means all natural clients of the set
-    (``partition = "natural"`` with a number draws so many), `min_size` the fewest examples of one.
+    (``partition = "natural"`` with a number draws so many), `min_size` the fewest examples of one. `alpha`, `shards` or
+    `counts` of another partition are taken out with an empty list.
     """
 
     section: ClassVar[str] = "data"
@@ -91,9 +92,10 @@ class Data(OpenSection):
     @model_validator(mode="before")
     @classmethod
     def _by_nature(cls, values: Any) -> Any:
-        if isinstance(values, Mapping) and values.get("clients") == NATURAL:
-            return {"partition": NATURAL, **values}
-        return values
+        if not isinstance(values, Mapping):
+            return values
+        values = {k: v for k, v in values.items() if not (k in ("alpha", "shards", "counts") and v == [])}
+        return {"partition": NATURAL, **values} if values.get("clients") == NATURAL else values
 
     @model_validator(mode="after")
     def _check(self) -> Data:

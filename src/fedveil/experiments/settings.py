@@ -139,8 +139,20 @@ def check_settings(config: Config) -> None:
             if setting.match_sigma_of not in seen:
                 accepted = f"must be the label of an earlier setting; {nearest(setting.match_sigma_of, seen)}"
                 raise FieldError(f"{where}.match_sigma_of", setting.match_sigma_of, accepted)
-        configure(config, label, setting, where)
+        try:
+            configure(config, label, setting, where)
+        except ConfigError as error:
+            if not variant.swept:
+                raise
+            swept = [_of_sweep(problem, variant.swept) for problem in error.problems]
+            raise ConfigError(swept) from error
         seen.append(label)
+
+
+def _of_sweep(problem: FieldError, swept: Mapping[str, Any]) -> FieldError:
+    """A problem of one point under the name that the user wrote, if the point's own value is what does not fit."""
+    key = problem.field.rpartition("privacy.")[2]
+    return FieldError(f"compare.sweep.{key}", problem.value, problem.accepted) if key in swept else problem
 
 
 def slug(label: str) -> str:

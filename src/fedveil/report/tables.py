@@ -112,8 +112,17 @@ def comparison_notes(summaries: Sequence[Summary]) -> list[str]:
     if first["data"]["note"]:
         notes.append(str(first["data"]["note"]))
     notes += first["data"].get("warnings", [])
+    notes += [f"{s.setting}: {fallen}" for s in summaries if (fallen := fell_back(s))]
     stopped = [f"{s.setting}: stopped early, {s.stopped}" for s in summaries if s.stopped]
     return notes + stopped
+
+
+def fell_back(summary: Summary) -> str:
+    """In how many rounds metric privacy had no distance to divide by; an empty text if in none."""
+    count = sum(bool(row["server"].get("global_fallback")) for row in summary.rows)
+    if not count:
+        return ""
+    return f"global DP's noise in {count} of {len(summary.rows)} rounds: there were no two different models to compare"
 
 
 def run_table(summary: Summary) -> Table:
@@ -131,6 +140,9 @@ def run_table(summary: Summary) -> Table:
     for name, found in values["noise"].items():
         parts = [f"{when} {found[when]:.4g}" for when in ("first", "last", "mean")]
         table.add_row(name.replace("_", " "), ", ".join(parts))
+    fallen = fell_back(summary)
+    if fallen:
+        table.add_row("distance", fallen)
     for party, guarantee in values["guarantees"].items():
         leakage = guarantee.get("leakage")
         extra = "" if leakage is None else f"; leakage {leakage:.4g} (sum of n / nu, no guarantee)"
