@@ -101,7 +101,7 @@ def page(runs: Sequence[dict[str, Any]], seeds: int) -> str:
 
 def draw(runs: Sequence[dict[str, Any]]) -> Any:
     """Distances over the difference of the data, and over the rounds, in multiples of what iid clients have."""
-    figure, axes = new_figure(10, 4.4, [["data", "rounds"]], [1, 1])
+    figure, axes = new_figure(10, 4.8, [["data", "rounds"]], [1, 1])
     for number, name in enumerate(NAMES):
         level = fmean(fmean(run["rounds"][name]) for run in runs if run["alpha"] is None)
         style = {"color": COLOURS[number], "label": name}
@@ -112,8 +112,13 @@ def draw(runs: Sequence[dict[str, Any]]) -> Any:
         axes["rounds"].plot(
             range(1, ROUNDS + 1), mean, linestyle=DASHES[number], marker=MARKERS[number], markersize=4, **style
         )
-    axes["data"].set(xlabel="difference of the clients' data (total variation)", ylabel="mean over the rounds / iid")
-    axes["rounds"].set(xlabel="round", ylabel=f"alpha = {SHOWN}, / mean of iid clients")
+    unit = "in multiples of that of iid clients"
+    axes["data"].set(
+        xlabel="difference of the clients' data (total variation)", ylabel=f"mean over the rounds,\n{unit}"
+    )
+    axes["data"].set_title("a point a run, iid and Dirichlet data", fontsize=9)
+    axes["rounds"].set(xlabel="round", ylabel=f"mean over the runs,\n{unit}")
+    axes["rounds"].set_title(f"over the rounds, with data of a Dirichlet distribution, alpha = {SHOWN}", fontsize=9)
     axes["rounds"].xaxis.set_major_locator(whole_numbers())
     for one in axes.values():
         one.set_ylim(bottom=0)

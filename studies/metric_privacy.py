@@ -71,9 +71,9 @@ def export_tables(args: argparse.Namespace) -> None:
     page[2:2] = [*(f"* {note}" for note in study.notes(tables)), ""]
     (folder / "tables.md").write_text("\n".join(page).rstrip() + "\n")
     for figure in study.figures:
-        plot = study.plot(figure)
-        if any(c.key in done.finished for line in plot.lines for r in line.replicates for c in r.cells):
-            draw_plot(plot, done.finished).savefig(folder / f"figure-{figure}.png", dpi=90)
+        drawn = draw_plot(study.plot(figure), done.finished)
+        if drawn is not None:
+            drawn.savefig(folder / f"figure-{figure}.png", dpi=90)
     options = "".join(f" --reading {name}" for name in args.reading)
     command = f"fedveil reproduce {study.name} --scale {args.scale}{options} --seeds {args.seeds} --draws {args.draws}"
     write_cells(folder / "cells.json", done, command, args.commit)

@@ -24,7 +24,7 @@ class CalibratedLoss(Attack):
     """Score by the loss on shadow examples, less their difficulty; see `Attack` for the parameters."""
 
     name: ClassVar[str] = "calibrated-loss"
-    summary: ClassVar[str] = "loss on shadow data, less its difficulty for a model that never saw the target"
+    summary: ClassVar[str] = "how far the loss on shadow data is below that of a model that never saw the target"
     needs: ClassVar[frozenset[str]] = frozenset({"models", "shadow", "reference"})
 
     def run(self, observation: Observation) -> Tensor:

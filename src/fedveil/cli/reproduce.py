@@ -150,8 +150,11 @@ def _show(console: Console, paper: MetricPrivacyStudy, selection: Selection, fol
             console.print(note, markup=False, highlight=False)
         written.append(keep_table(folder, paper, table, suffix).name)
     for figure in selection.figures:
-        name = f"figure-{figure}{suffix}.png"
-        draw_plot(paper.plot(figure), done.finished).savefig(folder / name, dpi=150)
-        written.append(name)
+        drawn = draw_plot(paper.plot(figure), done.finished)
+        if drawn is None:
+            console.print(f"figure {figure}: no finished run, so it is not drawn", markup=False, highlight=False)
+            continue
+        written.append(f"figure-{figure}{suffix}.png")
+        drawn.savefig(folder / written[-1], dpi=150)
     written.append(write_claims(folder).name)
     console.print(f"written to {folder}: {', '.join(written)}", markup=False, highlight=False, soft_wrap=True)

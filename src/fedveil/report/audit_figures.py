@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from fedveil.attacks.statistics import roc
 from fedveil.experiments.audit import Audit
 from fedveil.experiments.audit_results import Verdict
 from fedveil.report.audit_tables import SUPPOSED, by_attack
+from fedveil.report.figures import MARKERS, whole_numbers
+from fedveil.report.labels import columns_within, labelled, legend_below, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,88 +23,99 @@ if TYPE_CHECKING:
 
 # Of Okabe and Ito's palette.
 IN, OUT = "#D55E00", "#0072B2"
-SETTINGS = ("#777777", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+PLAIN = "#777777"  # the federation without its defence
+DEFENDED = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#0072B2", "#D55E00")
+DASHES = ("-", "-.", ":")  # the next one where the colours begin again
 COLUMNS = 4  # of ROC panels
 WIDTH = 11.0  # inches
+LINE = 0.19  # inches of a line of words
+STEP = 0.105  # inches between two settings of an attack
+AREAS = 5  # in a column of a curve's legend
+Rows = dict[str, dict[str, Verdict]]
 
 
 def draw_audit(found: Audit, file: Path) -> Path | None:
-    """Areas under the ROC curve with their intervals, and the curves; nothing, and None, where no attack was judged.
+    """Write `audit_figure` as a PNG; nothing, and None, where no attack was judged."""
+    return _saved(audit_figure(found), file)
 
-    Parameters
-    ----------
-    found : Audit
-        Finished.
-    file : Path
-        A PNG.
-    """
+
+def draw_evidence(found: Audit, file: Path) -> Path | None:
+    """Write `evidence_figure` as a PNG; nothing, and None, where no attack was judged."""
+    return _saved(evidence_figure(found), file)
+
+
+def _saved(figure: Figure | None, file: Path) -> Path | None:
+    if figure is None:
+        return None
+    figure.savefig(file, dpi=110)
+    return file
+
+
+def audit_figure(found: Audit) -> Figure | None:
+    """Areas under the ROC curve with their intervals, and the curves; None where no attack was judged."""
     from matplotlib.figure import Figure
 
     rows = by_attack(found)
     if not rows:
         return None
-    lines = -(-len(rows) // COLUMNS)
-    heights = [0.22 * len(rows) * max(1.0, 0.5 * len(found.settings)) + 0.9, 2.3 * lines]
-    figure = Figure(figsize=(WIDTH, sum(heights)), layout="constrained")
+    looks = _looks(found, rows)
+    names = [wrapped(look.name, WIDTH - 1, 8) for look in looks.values()]
+    abreast = columns_within(names, WIDTH, 8)
+    legend = LINE * max(name.count("\n") + 1 for name in names) * -(-len(names) // abreast)
+    columns = min(COLUMNS, len(rows))
+    lines = -(-len(rows) // columns)
+    heights = [len(rows) * max(0.3, STEP * (len(names) + 1.5)) + legend + 0.7, 2.3 * lines + 0.2]
+    runs = found.values["replicates"]
+    title = f"{found.values['name']}: {runs} independent runs with and {runs} without client {found.values['target']}"
+    title = wrapped(title, WIDTH, 10)
+    figure = Figure(figsize=(WIDTH, sum(heights) + LINE * (2 + title.count("\n"))), layout="constrained")
+    figure.suptitle(title, fontsize=10)
     parts = figure.subfigures(2, 1, squeeze=False, height_ratios=heights)
     above, below = parts[0, 0], parts[1, 0]
-    _forest(above.subplots(), found, rows)
-    panels = below.subplots(lines, COLUMNS, squeeze=False, sharex=True, sharey=True)
+    forest = above.subplots()
+    _forest(forest, rows, looks)
+    handles = list(labelled([forest]).values())
+    above.legend(handles, names, loc="outside upper center", ncols=abreast, frameon=False, fontsize=8)
+    panels = below.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
     for axes, (name, by) in zip(panels.flat, rows.items(), strict=False):
-        _curves(axes, found, name, by)
+        _curves(axes, name, by, looks)
     for axes in panels.flat[len(rows) :]:
         axes.set_visible(False)
-    for axes in panels.flat[max(0, len(rows) - COLUMNS) : len(rows)]:
+    for axes in panels.flat[max(0, len(rows) - columns) : len(rows)]:
         axes.set_xlabel("false positive rate", fontsize=8)
         axes.tick_params(labelbottom=True)
     for axes in panels[:, 0]:
         axes.set_ylabel("true positive rate", fontsize=8)
-    runs = found.values["replicates"]
-    figure.suptitle(
-        f"{found.values['name']}: {runs} independent runs with and {runs} without client {found.values['target']}",
-        fontsize=10,
-    )
-    figure.savefig(file, dpi=110)
-    return file
+    return figure
 
 
-def draw_evidence(found: Audit, file: Path) -> Path | None:
-    """Verdicts of both worlds and evidence over the rounds, against the last defence; None where none was judged.
-
-    Parameters
-    ----------
-    found : Audit
-        Finished.
-    file : Path
-        A PNG.
-    """
+def evidence_figure(found: Audit) -> Figure | None:
+    """Verdicts of both worlds and evidence over the rounds, against the last defence; None where none was judged."""
     from matplotlib.figure import Figure
 
     defended = found.settings[-1]
     shown = {name: by[defended] for name, by in by_attack(found).items() if defended in by}
     if not shown:
         return None
-    lines = -(-len(shown) // 2)
-    figure = Figure(figsize=(WIDTH, 2.1 * lines + 0.7), layout="constrained")
-    panels = figure.subplots(lines, 4, squeeze=False)
+    lines, abreast = -(-len(shown) // 2), min(2, len(shown))
+    supposed = "; * supposes published metrics" if any(v.supposed for v in shown.values()) else ""
+    title = (
+        f"{found.values['name']}, {defended}: does client {found.values['target']} take part? Left of each pair: "
+        "what an attack says at the end of every run; right: its evidence after each round, median and 90% of the "
+        f"runs{supposed}"
+    )
+    title = wrapped(title, WIDTH - 0.5, 10)
+    figure = Figure(figsize=(WIDTH, 2.6 * lines + LINE * (3 + title.count("\n"))), layout="constrained")
+    panels = figure.subplots(lines, 2 * abreast, squeeze=False)
     for axes in panels.flat[2 * len(shown) :]:
         axes.set_visible(False)
     for i, (name, verdict) in enumerate(shown.items()):
-        scores, evidence = panels[i // 2, 2 * (i % 2)], panels[i // 2, 2 * (i % 2) + 1]
-        _scores(scores, verdict, name)
+        scores, evidence = panels.flat[2 * i], panels.flat[2 * i + 1]
+        _scores(scores, verdict, name, 0.92 * WIDTH / (2 * abreast))
         _evidence(evidence, verdict, name)
-    _legend(figure, panels[0][0])
-    figure.suptitle(
-        f"{found.values['name']}, {defended}: verdicts of all runs; evidence over the rounds (median, 90% of the runs)",
-        fontsize=10,
-    )
-    figure.savefig(file, dpi=110)
-    return file
-
-
-def _legend(figure: Figure, axes: Axes) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    legend_below(figure, labelled(list(panels.flat)))
+    figure.suptitle(title, fontsize=10)
+    return figure
 
 
 def _plain(axes: Axes) -> None:
@@ -111,80 +125,115 @@ def _plain(axes: Axes) -> None:
     axes.tick_params(labelsize=7)
 
 
-def _colours(found: Audit) -> dict[str, str]:
-    return {label: SETTINGS[i % len(SETTINGS)] for i, label in enumerate(found.settings)}
+@dataclass(frozen=True)
+class _Look:
+    """How a setting is drawn, in every panel."""
+
+    name: str
+    colour: str
+    marker: str
+    dash: str
 
 
-def _forest(axes: Axes, found: Audit, rows: dict[str, dict[str, Verdict]]) -> None:
+def _looks(found: Audit, rows: Rows) -> dict[str, _Look]:
+    """Of the settings in which an attack was judged."""
+    looks = {}
+    for i, label in enumerate(found.settings):
+        again, colour = divmod(max(0, i - 1), len(DEFENDED))
+        marker = MARKERS[i % len(MARKERS)]
+        if any(label in by for by in rows.values()):
+            looks[label] = _Look(label, DEFENDED[colour], marker, DASHES[again % len(DASHES)])
+    first = found.settings[0]
+    return looks | ({first: _Look(f"{first} (no defence)", PLAIN, MARKERS[0], "--")} if first in looks else {})
+
+
+def _forest(axes: Axes, rows: Rows, looks: dict[str, _Look]) -> None:
     """One line an attack, one mark a setting."""
     _plain(axes)
-    count = len(found.settings)
-    for j, (label, colour) in enumerate(_colours(found).items()):
-        shift = 0.7 * ((j + 0.5) / count - 0.5)
-        some = [(i, by[label].result.auc) for i, by in enumerate(rows.values()) if label in by]
-        if not some:
-            continue
-        at, found_ = np.array([i + shift for i, _ in some]), [e for _, e in some]
-        points = np.array([e.point for e in found_])
-        reach = np.array([[e.point - e.low for e in found_], [e.high - e.point for e in found_]])
-        name = f"{label} (no defence)" if j == 0 else label
-        axes.errorbar(points, at, xerr=reach, fmt="o", color=colour, markersize=3.5, linewidth=1.4, label=name)
+    count = len(looks) + 0.5
+    for j, (label, look) in enumerate(looks.items()):
+        shift = (j + 0.75) / count - 0.5
+        some = [(i + shift, by[label].result.auc) for i, by in enumerate(rows.values()) if label in by]
+        points = np.array([e.point for _, e in some])
+        reach = np.array([[e.point - e.low for _, e in some], [e.high - e.point for _, e in some]])
+        style: dict[str, Any] = {"color": look.colour, "markersize": 3.5, "linewidth": 1.4, "label": look.name}
+        axes.errorbar(points, [at for at, _ in some], xerr=reach, fmt=look.marker, **style)
+    for i in range(1, len(rows)):
+        axes.axhline(i - 0.5, color="#cccccc", linewidth=0.6)
+    axes.grid(visible=False, axis="y")
     axes.axvline(0.5, color="#000000", linewidth=0.8, linestyle=":")
     axes.set_yticks(range(len(rows)), [_named(name, by) for name, by in rows.items()], fontsize=8)
     least = min(v.result.auc.low for by in rows.values() for v in by.values())
     axes.set(xlim=(max(0.0, min(0.45, least - 0.02)), 1.01), ylim=(len(rows) - 0.5, -0.5))
-    axes.set_xlabel(
-        "area under the ROC curve, 95% over runs (dotted: guessing; * supposes published metrics)", fontsize=8
-    )
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(found.settings), frameon=False, fontsize=8)
+    supposed = "; * supposes published metrics" if any(v.supposed for by in rows.values() for v in by.values()) else ""
+    axes.set_xlabel(f"area under the ROC curve, 95% over runs (dotted: guessing{supposed})", fontsize=8)
 
 
-def _curves(axes: Axes, found: Audit, name: str, by: dict[str, Verdict]) -> None:
+def _curves(axes: Axes, name: str, by: dict[str, Verdict], looks: dict[str, _Look]) -> None:
     _plain(axes)
-    colours = _colours(found)
     for label, verdict in by.items():
         false, true = roc(verdict.inside[:, -1].numpy(), verdict.outside[:, -1].numpy())
-        style = "--" if label == found.settings[0] else "-"
-        point = f"{verdict.result.point:.2f}"
-        axes.plot(false, true, color=colours[label], linestyle=style, linewidth=1.4, label=point)
+        style: dict[str, Any] = {"color": looks[label].colour, "linestyle": looks[label].dash, "linewidth": 1.4}
+        axes.plot(false, true, label=f"{verdict.result.point:.2f}", **style)
     axes.plot([0, 1], [0, 1], color="#bbbbbb", linewidth=0.8)
     axes.set(xlim=(-0.01, 1), ylim=(0, 1.02))
+    axes.set_box_aspect(0.72)
     axes.set_title(_named(name, by), fontsize=8)
-    axes.legend(loc="lower right", frameon=False, fontsize=7, handlelength=1.2)
+    backed: dict[str, Any] = {"framealpha": 0.75, "edgecolor": "none", "borderpad": 0.2, "columnspacing": 0.8}
+    axes.legend(loc="lower right", fontsize=7, handlelength=1.2, ncols=-(-len(by) // AREAS), **backed)
 
 
 def _named(name: str, by: dict[str, Verdict]) -> str:
     return name + SUPPOSED if any(v.supposed for v in by.values()) else name
 
 
-def _scores(axes: Axes, verdict: Verdict, name: str) -> None:
+def _scores(axes: Axes, verdict: Verdict, name: str, width: float) -> None:
+    """What an attack says of every run of both worlds, in a panel of so many inches."""
     _plain(axes)
     inside, outside = verdict.inside[:, -1].numpy(), verdict.outside[:, -1].numpy()
     edges = np.histogram_bin_edges(np.concatenate([inside, outside]), bins=16)
     for values, colour, label in ((outside, OUT, "without the target"), (inside, IN, "with the target")):
         axes.hist(values, bins=list(edges), color=colour, alpha=0.55, label=label)
-    if verdict.result.threshold is not None:
-        axes.axvline(verdict.result.threshold, color="#000000", linewidth=0.8, linestyle=":", label="threshold")
-    axes.set_title(_named(name, {"": verdict}), fontsize=8)
-    axes.set_xlabel("log-likelihood ratio" if _weighs(name) else "verdict of a run", fontsize=7)
-    axes.set_ylabel("runs", fontsize=7)
+    threshold = verdict.result.threshold
+    if threshold is not None:
+        axes.axvline(threshold, color="#000000", linewidth=0.8, linestyle=":", label="threshold")
+    axes.yaxis.set_major_locator(whole_numbers())
+    about = wrapped(f"{_named(name, {'': verdict})}\n{ATTACKS[_attack(name)].summary}", width, 7)
+    axes.set_title(about, fontsize=7)
+    what = "log-likelihood ratio after the last round" if _weighs(name) else "mean of its scores over all rounds"
+    axes.set_xlabel(f'{what}\n(right of the threshold: "it takes part")', fontsize=7)
+    axes.set_ylabel("number of runs", fontsize=7)
 
 
 def _evidence(axes: Axes, verdict: Verdict, name: str) -> None:
+    """What an attack would say after each round."""
     _plain(axes)
-    rounds = np.arange(1, verdict.inside.shape[1] + 1)
-    for values, colour in ((verdict.outside.numpy(), OUT), (verdict.inside.numpy(), IN)):
+    rounds = list(range(1, verdict.inside.shape[1] + 1))
+    for values, colour, aside in ((verdict.outside.numpy(), OUT, -0.02), (verdict.inside.numpy(), IN, 0.02)):
         low, middle, high = np.quantile(values, [0.05, 0.5, 0.95], axis=0)
+        if len(rounds) == 1:
+            reach = [middle - low, high - middle]
+            axes.errorbar([1 + aside], middle, yerr=reach, color=colour, fmt="o", linewidth=1.4)
+            continue
         axes.plot(rounds, middle, color=colour, linewidth=1.4)
         axes.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.margins(x=0.1 if len(rounds) > 1 else 5)
+    title = "its evidence over the rounds"
     if verdict.sequential is not None:
         for boundary in boundaries():
             axes.axhline(boundary, color="#000000", linewidth=0.8, linestyle=":")
-        axes.set_title("dotted: where it decides", fontsize=7)
+        title += "\n(dotted: there it decides and stops)"
+    axes.set_title(title, fontsize=7)
+    axes.xaxis.set_major_locator(whole_numbers())
     axes.set_xlabel("round", fontsize=7)
     axes.set_ylabel("log-likelihood ratio" if _weighs(name) else "mean score so far", fontsize=7)
 
 
+def _attack(row: str) -> str:
+    """The attack of a row, without the mode of publishing."""
+    return row.split(" ")[0]
+
+
 def _weighs(row: str) -> bool:
     """Whether the attack of a row reports log-likelihood ratios."""
-    return issubclass(ATTACKS[row.split(" ")[0]], Weighing)
+    return issubclass(ATTACKS[_attack(row)], Weighing)

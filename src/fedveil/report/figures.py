@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedveil.experiments.summary import Summary
+from fedveil.report.labels import labelled, legend_below, wrapped
 from fedveil.report.tables import based, grouped
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D00")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "-", "-", "--", "-.", ":", "--", "-.")
+PALEST = 0.3
+KEYS = 8  # swept values that a legend lists at most
 
 
 def draw(summaries: Sequence[Summary], folder: Path) -> list[Path]:
@@ -38,19 +41,22 @@ def draw(summaries: Sequence[Summary], folder: Path) -> list[Path]:
 
 def curves(summaries: Sequence[Summary]) -> Figure:
     """Accuracy per round; sigma and d per round. Several seeds: their mean, and the range between them."""
-    figure, mosaic = new_figure(10, 5.2, [["quality", "sigma"], ["quality", "distance"]], [1.6, 1])
+    strengths = _strengths(summaries)
+    pale = min(strengths.values()) < 1
+    width = 11.0 if pale else 10.0
+    figure, mosaic = new_figure(width, 5.2, [["quality", "sigma"], ["quality", "distance"]], [1.6, 1])
     name, title = quality(summaries)
     for index, (base, own) in enumerate(based(summaries).items()):
         points = list(grouped(own).values())
         for number, runs in enumerate(points):  # a swept setting is one colour, from pale to full
-            style = {"color": COLOURS[index % 8], "linestyle": DASHES[index % 8], "alpha": (number + 1) / len(points)}
+            style = {"color": COLOURS[index % 8], "linestyle": DASHES[index % 8], "alpha": strengths[swept(runs[0])]}
             style["label"] = base if number == len(points) - 1 else "_"
             _series(mosaic["quality"], runs, "metrics", name, style)
             _series(mosaic["sigma"], runs, "noise", "sigma", style)
             _series(mosaic["distance"], runs, "noise", "distance", style)
     seeds = max(len(runs) for runs in grouped(summaries).values())
     mosaic["quality"].set(xlabel="round", ylabel=f"{title} on held-out examples")
-    figure.legend(*mosaic["quality"].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    legend_below(figure, labelled([mosaic["quality"]]), size=10)
     mosaic["sigma"].set(ylabel="sigma (per coordinate)")
     mosaic["sigma"].tick_params(labelbottom=False)
     mosaic["distance"].set(xlabel="round", ylabel="distance d")
@@ -62,10 +68,49 @@ def curves(summaries: Sequence[Summary]) -> Figure:
     for axes in mosaic.values():
         axes.xaxis.set_major_locator(whole_numbers())
     note = f", mean and range of {seeds} seeds" if seeds > 1 else ""
-    swept: dict[str, Any] = next((s.values["swept"] for s in summaries if s.values.get("swept")), {})
-    note += f"; {', '.join(swept)} from pale to full" if swept else ""
-    figure.suptitle(f"{headline(summaries)}{note}", fontsize=10)
+    if pale:
+        names = list(dict.fromkeys(name for s in summaries for name in s.values.get("swept", {})))
+        note += f"; {', '.join(_letter(name) for name in names)} from pale to full"
+        _key(figure, strengths)
+    figure.suptitle(wrapped(f"{headline(summaries)}{note}", width, 10), fontsize=10)
     return figure
+
+
+def _strengths(summaries: Sequence[Summary]) -> dict[str, float]:
+    """How strongly the lines of each swept value are drawn; full where nothing is swept."""
+    found: dict[str, float] = {}
+    for own in based(summaries).values():
+        values = list(dict.fromkeys(swept(s) for s in own))
+        for i, value in enumerate(values):
+            found.setdefault(value, PALEST + (1 - PALEST) * i / (len(values) - 1) if len(values) > 1 else 1.0)
+    return found
+
+
+def _key(figure: Figure, strengths: Mapping[str, float]) -> None:
+    """Which strength is which value; of many, some."""
+    from matplotlib.lines import Line2D
+
+    values = [value for value in strengths if value]
+    if len(values) > KEYS:
+        values = [values[round(i * (len(values) - 1) / (KEYS - 1))] for i in range(KEYS)]
+    handles = [
+        Line2D([], [], color="#000000", alpha=strengths[value], label=wrapped(value, 1.8, 9)) for value in values
+    ]
+    figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=9)
+
+
+def swept(summary: Summary) -> str:
+    """The values of what is swept, in a few letters; nothing where nothing is."""
+    return ", ".join(_short(name, value) for name, value in summary.values.get("swept", {}).items())
+
+
+def _short(name: str, value: Any) -> str:
+    shown = f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{'z' if name == 'noise_multiplier' else name} {shown}"
+
+
+def _letter(name: str) -> str:
+    return f"{name} (z)" if name == "noise_multiplier" else name
 
 
 def new_figure(
@@ -89,7 +134,7 @@ def _series(axes: Axes, runs: Sequence[Summary], group: str, name: str, style: d
     if not rounds:
         return
     columns = [[s[r] for s in series] for r in rounds]
-    axes.plot(rounds, [fmean(c) for c in columns], linewidth=1.6, **style)
+    axes.plot(rounds, [fmean(c) for c in columns], linewidth=1.6, marker=dot(rounds), **style)
     if len(runs) > 1:
         low, high = [min(c) for c in columns], [max(c) for c in columns]
         axes.fill_between(rounds, low, high, color=style["color"], alpha=0.15 * style["alpha"], linewidth=0)
@@ -108,10 +153,15 @@ def headline(summaries: Sequence[Summary]) -> str:
 
 
 def whole_numbers() -> Any:
-    """Ticks for an axis of rounds."""
+    """Ticks for an axis of rounds or counts, be there one or many."""
     from matplotlib.ticker import MaxNLocator
 
-    return MaxNLocator(integer=True)
+    return MaxNLocator(integer=True, min_n_ticks=1)
+
+
+def dot(rounds: Sequence[Any]) -> str:
+    """The marker of a line over rounds: a single one would leave nothing to see."""
+    return "o" if len(rounds) == 1 else ""
 
 
 def say(axes: Axes, text: str, *, keep_y: bool = False) -> None:

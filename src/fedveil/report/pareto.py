@@ -8,8 +8,9 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from fedveil.accounting import VACUOUS
-from fedveil.experiments.summary import LAST, Summary
-from fedveil.report.figures import COLOURS, MARKERS, headline, new_figure, quality, say
+from fedveil.experiments.summary import Summary
+from fedveil.report.figures import COLOURS, MARKERS, headline, new_figure, quality, say, swept
+from fedveil.report.labels import Ends, Place, labelled, legend_below, name_ends, wrapped
 from fedveil.report.tables import based, grouped
 
 if TYPE_CHECKING:
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-CLOSE = 0.05  # in AUC and accuracy: two labels would overlap
+PANEL = 4.9  # inches, with its axis
+FRONT, WORTHLESS = "#F0E442", "#ececec"
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,9 @@ class Point:
     ratio, epsilon : float or None
         Noise-to-clip, and the proven epsilon.
     attack : mapping or None
-        The strongest attack: attack, auc, low, high, runs.
+        The strongest attack: attack, auc, low, high, runs; None where there was no audit, and where no attack counts.
+    audited : bool
+        Whether there was one.
     """
 
     label: str
@@ -46,6 +50,7 @@ class Point:
     ratio: float | None
     epsilon: float | None
     attack: dict[str, Any] | None
+    audited: bool
 
 
 def pareto(summaries: Sequence[Summary]) -> Figure:
@@ -55,21 +60,32 @@ def pareto(summaries: Sequence[Summary]) -> Figure:
     attacked = any(p.attack for some in points.values() for p in some)
     panels = [*(["attack"] if attacked else []), "noise", "epsilon"]
     widths = [1.2] * (len(panels) - 1) + [1.0]
-    figure, mosaic = new_figure(4.9 * len(panels), 4.8, [panels], widths)
+    figure, mosaic = new_figure(PANEL * len(panels), 4.8, [panels], widths)
     for axes in list(mosaic.values())[1:]:
         axes.sharey(mosaic[panels[0]])
     better = -1 if name == "rmse" else 1
     if attacked:
         _attack(mosaic["attack"], points, better)
-    _noise(mosaic["noise"], points)
+    _noise(mosaic["noise"], points, better)
     _epsilon(mosaic["epsilon"], points, summaries, better)
-    seeds = max(len(runs) for runs in grouped(summaries).values())
-    bars = f"{seeds} seeds" if seeds > 1 else "these rounds"
-    mosaic[panels[0]].set_ylabel(f"{title}, mean of the last {LAST} rounds\n(bars: standard deviation over {bars})")
-    handles = {h.get_label(): h for a in mosaic.values() for h in a.get_legend_handles_labels()[0]}
-    figure.legend(handles=list(handles.values()), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
-    figure.suptitle(headline(summaries), fontsize=10)
+    mosaic[panels[0]].set_ylabel(_averaged(summaries, name, title))
+    legend_below(figure, labelled(list(mosaic.values())))
+    figure.suptitle(wrapped(headline(summaries), PANEL * len(panels), 10), fontsize=10)
+    if attacked:
+        figure.draw_without_rendering()  # until then nobody knows where the points are
+        name_ends(mosaic["attack"], _ends(points), _bars(points))
     return figure
+
+
+def _averaged(summaries: Sequence[Summary], name: str, title: str) -> str:
+    """What is measured, over how many rounds and seeds."""
+    counts = [s.values["last_rounds"].get(name, {}).get("rounds", 0) for s in summaries]
+    least, most = min(filter(None, counts), default=0), max(counts)
+    seeds = max(len(runs) for runs in grouped(summaries).values())
+    over = f"mean of the last {most if least == most else f'{least} to {most}'} rounds"
+    text = f"{title}, {'last round' if most == 1 else over}"
+    bars = f"{seeds} seeds" if seeds > 1 else "these rounds"
+    return text if seeds == most == 1 else f"{text}\n(bars: standard deviation over {bars})"
 
 
 def _points(runs: Sequence[Summary], name: str) -> list[Point]:
@@ -84,13 +100,14 @@ def _points(runs: Sequence[Summary], name: str) -> list[Point]:
         found.append(
             Point(
                 label=label,
-                swept=", ".join(_short(k, v) for k, v in first.get("swept", {}).items()),
+                swept=swept(own[0]),
                 quality=fmean(values),
                 spread=stdev(values) if len(values) > 1 else first["last_rounds"][name]["deviation"],
                 noisy=bool(first["noise"]),
                 ratio=fmean(ratios) if ratios else None,
                 epsilon=max(epsilons) if epsilons else None,
                 attack=next(iter(first.get("audits", [])), None),
+                audited=bool(first.get("audited")),
             )
         )
     return found
@@ -99,21 +116,57 @@ def _points(runs: Sequence[Summary], name: str) -> list[Point]:
 def _attack(axes: Axes, points: dict[str, list[Point]], better: int) -> None:
     for number, (base, some) in enumerate(points.items()):
         shown = [p for p in some if p.attack]
+        if not shown:
+            continue
         x = [p.attack["auc"] for p in shown if p.attack]
         errors = [[p.attack[k] for p in shown if p.attack] for k in ("low", "high")]
         spans = [[a - b for a, b in zip(x, errors[0], strict=True)], [b - a for a, b in zip(x, errors[1], strict=True)]]
         style = _style(number, len(shown))
         axes.errorbar(x, [p.quality for p in shown], xerr=spans, yerr=[p.spread for p in shown], label=base, **style)
-        _name_ends(axes, x, shown)
     every = [(p.attack["auc"], p.quality) for some in points.values() for p in some if p.attack]
     _front(axes, every, better)
     axes.axvline(0.5, color="#999999", linewidth=0.8, linestyle=":")
-    runs = {p.attack["runs"] for some in points.values() for p in some if p.attack}
     axes.set_xlabel("AUC of the strongest attack on a client's participation\n(bars: 95% over runs; .5 is guessing)")
-    axes.set_title(f"attacked in {max(runs)} + {max(runs)} runs: up and to the left is better", fontsize=9)
+    axes.set_title(_attacked(points, better), fontsize=9)
 
 
-def _noise(axes: Axes, points: dict[str, list[Point]]) -> None:
+def _ends(points: dict[str, list[Point]]) -> list[Ends]:
+    """The lines of the panel of attacks, with what is swept at their ends."""
+    found = []
+    for number, some in enumerate(points.values()):
+        shown = [(p, (float(p.attack["auc"]), p.quality)) for p in some if p.attack]
+        if shown:
+            places = [place for _, place in shown]
+            found.append(Ends(places, shown[0][0].swept, shown[-1][0].swept, COLOURS[number % 8]))
+    return found
+
+
+def _bars(points: dict[str, list[Point]]) -> list[tuple[Place, Place]]:
+    """The error bars of that panel."""
+    found = []
+    for p in (p for some in points.values() for p in some):
+        if p.attack:
+            x, y = float(p.attack["auc"]), p.quality
+            found.append(((float(p.attack["low"]), y), (float(p.attack["high"]), y)))
+            found.append(((x, y - p.spread), (x, y + p.spread)))
+    return found
+
+
+def _attacked(points: dict[str, list[Point]], better: int) -> str:
+    """In how many runs, which way is better, and of which settings there is no point."""
+    every = [p for some in points.values() for p in some]
+    runs = sorted({int(p.attack["runs"]) for p in every if p.attack})
+    counted = f"{runs[0]} + {runs[0]}" if len(runs) == 1 else f"{runs[0]} to {runs[-1]} + as many"
+    lines = [f"attacked in {counted} runs: {'up' if better > 0 else 'down'} and to the left is better"]
+    absent, immune = (sum(not p.attack and p.audited is audited for p in every) for audited in (False, True))
+    if absent:
+        lines.append(f"{absent} of {len(every)} settings not audited: no point here")
+    if immune:
+        lines.append(f"{immune} of {len(every)} settings without a point: no attack evidently works")
+    return "\n".join(lines)
+
+
+def _noise(axes: Axes, points: dict[str, list[Point]], better: int) -> None:
     for number, (base, some) in enumerate(points.items()):
         shown = [p for p in some if p.ratio is not None]
         for p in some:
@@ -127,8 +180,12 @@ def _noise(axes: Axes, points: dict[str, list[Point]]) -> None:
         errors = [p.spread for p in shown]
         axes.errorbar(x, [p.quality for p in shown], yerr=errors, label=base, **_style(number, len(shown)))
     axes.set_xlabel("noise / clip = sigma sqrt(parameters) / C,\nmean over the rounds")
-    axes.set_xlim(0, axes.get_xlim()[1] * 1.05)
-    axes.set_title("at equal noise: who is higher?", fontsize=9)
+    if any(p.ratio is not None for some in points.values() for p in some):
+        axes.set_xlim(0, axes.get_xlim()[1] * 1.05)
+        axes.set_title(f"at equal noise: who is {'higher' if better > 0 else 'lower'}?", fontsize=9)
+    else:
+        axes.set_xticks([])
+        axes.set_title("no setting has noise in multiples of a clip", fontsize=9)
 
 
 def _epsilon(axes: Axes, points: dict[str, list[Point]], summaries: Sequence[Summary], better: int) -> None:
@@ -147,7 +204,7 @@ def _epsilon(axes: Axes, points: dict[str, list[Point]], summaries: Sequence[Sum
     axes.set_xscale("log")
     low, high = axes.get_xlim()
     low, high = min(low, 1.0), max(high, VACUOUS * 3)
-    axes.axvspan(VACUOUS, high, color="#dddddd", zorder=0)
+    axes.axvspan(VACUOUS, high, color=WORTHLESS, zorder=-1)
     place = {"transform": axes.get_xaxis_transform(), "fontsize": 8, "color": "#555555"}
     axes.text(VACUOUS * 1.08, 0.02, f"above {VACUOUS:g}: vacuous", **place)  # type: ignore[arg-type]
     axes.set_xlim(low, high)
@@ -155,8 +212,12 @@ def _epsilon(axes: Axes, points: dict[str, list[Point]], summaries: Sequence[Sum
     axes.set_xlabel(f"epsilon at delta = {unit['delta']:g}\n({meaning}, total)")
     statuses = " or ".join(dict.fromkeys(worst_guarantee(s)["status"] for s in summaries if proven_epsilon(s)))
     heuristics = [b for b, runs in based(summaries).items() if worst_guarantee(runs[0])["status"] == "heuristic"]
-    without = f"; none (heuristic): {', '.join(heuristics)}" if heuristics else ""
-    axes.set_title(f"{statuses}{without}", fontsize=8, wrap=True)
+    named = f"; none (heuristic): {', '.join(heuristics)}" if heuristics else ""
+    title = wrapped(f"{statuses}{named}", 0.75 * PANEL, 8)
+    if title.count("\n") > 2:
+        without = {s.setting for s in summaries if worst_guarantee(s)["status"] == "heuristic"}
+        title = f"{statuses}; none (heuristic): {len(without)} of {len(grouped(summaries))} settings"
+    axes.set_title(title, fontsize=8)
 
 
 def _front(axes: Axes, points: Sequence[tuple[float, float]], better: int) -> None:
@@ -167,30 +228,14 @@ def _front(axes: Axes, points: Sequence[tuple[float, float]], better: int) -> No
             best = better * y
             kept.append((x, y))
     if len(kept) > 1:
-        style: dict[str, Any] = {"color": "#777777", "linewidth": 6, "alpha": 0.25, "zorder": 0}
+        style: dict[str, Any] = {"color": FRONT, "linewidth": 6, "alpha": 0.9, "zorder": 0}
         axes.step([x for x, _ in kept], [y for _, y in kept], where="post", label="Pareto front", **style)
-
-
-def _name_ends(axes: Axes, x: Sequence[float], shown: Sequence[Point]) -> None:
-    """Say what is swept at the two ends of a line, unless something is said there already."""
-    taken = [text.xy for text in axes.texts if hasattr(text, "xy")]
-    for i in {0, len(shown) - 1} if len(shown) > 1 else ():
-        place = (x[i], shown[i].quality)
-        if all(abs(place[0] - a) + abs(place[1] - b) > CLOSE for a, b in taken):
-            style: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7, "color": "#555555"}
-            axes.annotate(shown[i].swept, place, xytext=(5, 5), **style)
-            taken.append(place)
 
 
 def _style(number: int, count: int) -> dict[str, Any]:
     line = {"linestyle": "-" if count > 1 else "none", "linewidth": 1}
     marker = {"marker": MARKERS[number % 8], "markersize": 6, "capsize": 2, "elinewidth": 0.7}
     return {"color": COLOURS[number % 8], "ecolor": COLOURS[number % 8] + "70", **line, **marker}
-
-
-def _short(name: str, value: Any) -> str:
-    shown = f"{value:g}" if isinstance(value, int | float) else str(value)
-    return f"z {shown}" if name == "noise_multiplier" else shown
 
 
 def worst_guarantee(summary: Summary) -> dict[str, Any]:

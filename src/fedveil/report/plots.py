@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedveil.report.figures import COLOURS, DASHES, new_figure, whole_numbers
+from fedveil.report.figures import COLOURS, DASHES, dot, new_figure, say, whole_numbers
+from fedveil.report.labels import labelled, legend_below, wrapped
 from fedveil.reproduce.cells import Outcome
 from fedveil.reproduce.study import Curve, Line, Plot
 
@@ -15,9 +16,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLUMNS = 3
+PANEL = 4.4  # inches
+MOST = 2  # lines of a title that name what is not finished
+MARGIN = 1.1  # inches beside the legend, for that of the ticks
 
 
-def draw_plot(plot: Plot, finished: Mapping[str, Outcome]) -> Figure:
+def draw_plot(plot: Plot, finished: Mapping[str, Outcome]) -> Figure | None:
     """Draw what is finished; lines without a finished cell are named in their panel.
 
     Parameters
@@ -26,56 +30,94 @@ def draw_plot(plot: Plot, finished: Mapping[str, Outcome]) -> Figure:
         What to draw.
     finished : mapping
         Outcomes by key of the cell.
+
+    Returns
+    -------
+    Figure or None
+        None where no line is finished: there is nothing to draw.
     """
+    curves = [_curves(line, finished) for line in plot.lines]
+    if not any(curves):
+        return None
     panels = list(dict.fromkeys(line.panel for line in plot.lines))
     labels = list(dict.fromkeys(line.label for line in plot.lines))
     columns = min(COLUMNS, len(panels))
     padded = panels + ["."] * (-len(panels) % columns)
     grid = [padded[i : i + columns] for i in range(0, len(padded), columns)]
-    figure, mosaic = new_figure(4.4 * columns, 3.9 * len(grid) + 0.9, grid, [1.0] * columns)
+    width = PANEL * columns
+    figure, mosaic = new_figure(width, 3.9 * len(grid) + 0.9, grid, [1.0] * columns)
     for panel, axes in mosaic.items():
-        if plot.diagonal:
-            axes.plot([0, 1], [0, 1], color="#999999", linewidth=0.8, linestyle=":")
-        absent = _panel(axes, [line for line in plot.lines if line.panel == panel], labels, finished)
-        if plot.diagonal and axes.get_legend_handles_labels()[0]:
-            axes.legend(loc="lower right", frameon=False, fontsize=8)
-        axes.set_title(panel + (f"\nnot finished: {', '.join(absent)}" if absent else ""), fontsize=9 if absent else 10)
-        axes.set_xlabel(plot.x)
-        if plot.x == "round":
-            axes.xaxis.set_major_locator(whole_numbers())
+        own = [(line, found) for line, found in zip(plot.lines, curves, strict=True) if line.panel == panel]
+        _panel(axes, plot, own, labels)
     for row in grid:
         mosaic[row[0]].set_ylabel(plot.y)
     if not plot.diagonal:
         _share(list(mosaic.values()), same=len(plot.y) > 0)
-        handles = {h.get_label(): h for axes in mosaic.values() for h in axes.get_legend_handles_labels()[0]}
-        entries = [handles[label] for label in labels if label in handles]
-        figure.legend(handles=entries, loc="outside lower center", ncols=min(8, len(labels)), frameon=False, fontsize=9)
-    figure.suptitle("\n".join(text for text in (plot.title, plot.printed) if text), fontsize=10)
+        _legends(figure, plot, list(mosaic.values()), labels)
+    title = "\n".join(text for text in (plot.title, plot.printed) if text)
+    figure.suptitle(wrapped(title, width, 10), fontsize=10)
     return figure
 
 
-def _panel(axes: Axes, lines: Sequence[Line], labels: Sequence[str], finished: Mapping[str, Outcome]) -> list[str]:
-    """Draw the lines; the labels of those without a finished cell."""
-    return [line.label for line in lines if not _draw(axes, line, labels.index(line.label), finished)]
+def _curves(line: Line, finished: Mapping[str, Outcome]) -> list[Curve]:
+    """Of the replicates that are whole; nothing if one of them has no points."""
+    whole = [r for r in line.replicates if all(cell.key in finished for cell in r.cells)]
+    found = [line.curve([finished[cell.key] for cell in r.cells]) for r in whole]
+    return found if all(c.x for c in found) else []
 
 
-def _draw(axes: Axes, line: Line, number: int, finished: Mapping[str, Outcome]) -> bool:
-    """Draw a line and its printed level; False if there was nothing to draw but the level."""
+def _panel(axes: Axes, plot: Plot, lines: Sequence[tuple[Line, list[Curve]]], labels: Sequence[str]) -> None:
+    """Draw the lines of a panel, and say which are not finished."""
+    if plot.diagonal:
+        axes.plot([0, 1], [0, 1], color="#999999", linewidth=0.8, linestyle=":")
+    for line, curves in lines:
+        _draw(axes, line, curves, labels.index(line.label))
+    axes.set_xlabel(plot.x)
+    if plot.x == "round":
+        axes.xaxis.set_major_locator(whole_numbers())
+    absent = [line.label for line, curves in lines if not curves]
+    if len(absent) == len(lines):
+        say(axes, "nothing finished", keep_y=True)
+    elif plot.diagonal:
+        axes.legend(loc="lower right", frameon=False, fontsize=8)
+    title = wrapped(lines[0][0].panel, 0.9 * PANEL, 10) + _unfinished(absent, len(lines))
+    axes.set_title(title, fontsize=9 if absent else 10)
+
+
+def _unfinished(absent: Sequence[str], lines: int) -> str:
+    """Names of the lines that are not finished; of many, their number."""
+    named = wrapped(f"not finished: {', '.join(absent)}", 0.9 * PANEL, 9)
+    if named.count("\n") >= MOST:
+        named = f"not finished: {len(absent)} of {lines} lines"
+    return f"\n{named}" if absent else ""
+
+
+def _draw(axes: Axes, line: Line, curves: Sequence[Curve], number: int) -> None:
+    """Draw a line and its printed level; without curves, the level alone."""
     style: dict[str, Any] = {"color": COLOURS[number % 8], "linestyle": DASHES[number % 8]}
     if line.printed is not None:
         axes.plot([1.0, 1.03], [line.printed] * 2, transform=axes.get_yaxis_transform(), clip_on=False, **style)
-    whole = [r for r in line.replicates if all(cell.key in finished for cell in r.cells)]
-    curves = [line.curve([finished[cell.key] for cell in r.cells]) for r in whole]
-    if not curves or not all(c.x for c in curves):
-        return False
+    if not curves:
+        return
     length = min(len(c.x) for c in curves)
     columns = [[c.y[i] for c in curves] for i in range(length)]
     x = curves[0].x[:length]
-    axes.plot(x, [fmean(c) for c in columns], linewidth=1.5, label=_label(line, curves), **style)
+    axes.plot(x, [fmean(c) for c in columns], linewidth=1.5, marker=dot(x), label=_label(line, curves), **style)
     if len(curves) > 1:
         low, high = [min(c) for c in columns], [max(c) for c in columns]
         axes.fill_between(x, low, high, color=style["color"], alpha=0.12, linewidth=0)
-    return True
+
+
+def _legends(figure: Figure, plot: Plot, panels: Sequence[Axes], labels: Sequence[str]) -> None:
+    """The lines that are drawn, and apart from them what a tick at the right is."""
+    from matplotlib.lines import Line2D
+
+    handles, ticks = labelled(panels), any(line.printed is not None for line in plot.lines)
+    shown = {label: handles[label] for label in labels if label in handles}
+    legend_below(figure, shown, beside=2 * MARGIN * ticks)
+    if ticks:
+        tick = Line2D([], [], color="#555555", linewidth=1.5)
+        figure.legend([tick], ["the paper's"], loc="outside lower right", frameon=False, fontsize=9, handlelength=0.8)
 
 
 def _label(line: Line, curves: Sequence[Curve]) -> str:
