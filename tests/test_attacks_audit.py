@@ -15,6 +15,7 @@ from fedveil.experiments.replicates import Stage
 from fedveil.experiments.replicates_record import Case
 from fedveil.experiments.replicates_roles import Roles
 from fedveil.experiments.sections import Data
+from fedveil.report.audit_tables import audit_notes
 
 SMALL = (
     "rounds=2",
@@ -56,6 +57,14 @@ def test_without_defence_the_attacks_win_clearly(hidden):
         assert found[attack].runs == (12, 12)
     assert found["own-update"].epsilon.lower > 0.5
     assert hidden.judged.together["vanilla"].lower > 0
+
+
+def test_a_guarantee_for_another_relation_is_pointed_out(hidden):
+    assert hidden.values["settings"]["global"]["guarantee_relation"] == "zero-out"
+    notes = audit_notes(hidden)
+    assert [
+        n for n in notes if n.startswith("global: the guarantee is for zero-out, the measured epsilon for replace-one")
+    ]
 
 
 def test_noise_that_hides_everything_leaves_nothing(hidden):
@@ -105,7 +114,7 @@ def test_every_setting_of_a_comparison_is_audited_and_sigma_matched(tmp_path, fe
     assert about["vanilla"]["sigma"] is None
     assert about["global DP"]["sigma"] == pytest.approx(2.0 * 0.5 / 3)
     metric = [r for r in replicates(tmp_path / "a") if r["case"]["setting"] == "metric privacy"]
-    matched = [r["sigma"] for r in metric if r["case"]["phase"] == "rehearsal"]
+    matched = [r["sigma"] for r in metric if (r["case"]["phase"], r["case"]["inside"]) == ("rehearsal", True)]
     assert about["global (equal sigma)"]["sigma"] == pytest.approx(sum(matched) / len(matched))
     assert "heuristic" in about["global (equal sigma)"]["guarantee"]
     assert audit(config, tmp_path / "a", **asked).values["results"] == found.values["results"]
@@ -203,6 +212,8 @@ def test_the_command_prints_what_was_found_and_what_it_means(tmp_path, monkeypat
         "informed (clear) *",
         "a client without examples",
         "4 runs can prove 0.00 at most",
+        "This audit could not have noticed anything: with 4 runs in each world nothing can be proven",
+        "own shadow data, whatever --shadow says",
         "all together prove, at 95%",
         "Metrics that clients see after each round: noised: z = 1",
         "shadow data lack classes that the target has (5, 6, 7, 8, 9)",
@@ -212,6 +223,8 @@ def test_the_command_prints_what_was_found_and_what_it_means(tmp_path, monkeypat
         "written to runs/digits-cia-audit: audit.json, audit.png, evidence.png",
     ):
         assert words in " ".join(result.output.split()), words
+    assert result.output.index("could not have noticed") < result.output.index("vanilla: guarantee none")
+    assert "cannot be compared" not in result.output  # the guarantee is for zero-out, and "empty" plays that
     assert "(noised) *" not in result.output
     assert all(ord(c) >= 32 or c == "\n" for c in result.stdout)
     folder = tmp_path / "runs" / "digits-cia-audit"

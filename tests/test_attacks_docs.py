@@ -7,20 +7,25 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from fedveil import experiments
 from fedveil.attacks import ATTACKS
 from fedveil.attacks.statistics import epsilon_ceiling
 from fedveil.cli import app
 from fedveil.errors import FedVeilError
 from fedveil.experiments.audit_folder import AuditFolder
-from fedveil.experiments.audit_plan import NAMES
+from fedveil.experiments.audit_plan import NAMES, plan_settings
 from fedveil.experiments.replicates_roles import SHADOWS, WORLDS
+from fedveil.gdp import epsilon_of_mu
+from fedveil.methods import Publishing
 from fedveil.methods.publishing import MODES
+from fedveil.report.audit_headline import fewest_runs
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "attacks.md").read_text()
 COMMANDS = [line.split("  #")[0].strip() for line in PAGE.splitlines() if line.startswith("    fedveil ")]
+IMAGES = [command for command in COMMANDS if "metric-privacy-cia" in command]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", sorted(set(COMMANDS) - set(IMAGES)))
 def test_its_commands_are_accepted(command, tmp_path, monkeypatch):
     """Everything is checked before the folder is made; there this test ends them."""
 
@@ -33,6 +38,30 @@ def test_its_commands_are_accepted(command, tmp_path, monkeypatch):
     assert result.stderr.startswith("fedveil: accepted, and would write to runs/"), (command, result.output)
 
 
+def test_its_command_on_images_is_a_configuration_with_settings(monkeypatch):
+    """The data may be absent, and would take long: what is asked is looked at before they are loaded."""
+    asked = []
+
+    def audit(config, folder, **options):
+        asked.append((config, folder, options))
+        raise FedVeilError("asked")
+
+    monkeypatch.setattr(experiments, "audit", audit)
+    [command] = IMAGES
+    CliRunner().invoke(app, shlex.split(command)[1:])
+    [(config, folder, options)] = asked
+    assert (config.rounds, config.data.options["resolution"], str(folder)) == (10, 24, "runs/cia-images")
+    assert (len(config.data.counts), config.data.clients) == (3, 3)
+    assert (options["replicates"], options["compare"]) == (10, True)
+    assert len(plan_settings(config, compare=True)) == 4
+
+
+def test_it_begins_with_what_to_run_and_ends_with_what_was_measured():
+    titles = re.findall(r"^## (.+)$", PAGE, re.MULTILINE)
+    assert titles[0] == "What to run first"
+    assert titles[-1] == "What was measured"
+
+
 def test_it_names_every_attack_shadow_world_and_way_of_publishing():
     named = set(re.findall(r"`\"?([a-z-]+)\"?`", PAGE))
     assert set(NAMES) | set(ATTACKS) | set(SHADOWS) | set(WORLDS) | set(MODES) <= named
@@ -43,6 +72,19 @@ def test_its_ceilings_are_those_of_the_code():
         assert f"{epsilon_ceiling(runs):.1f}" == said
         assert said in PAGE
     assert f"of {epsilon_ceiling(30):.2f}" in PAGE
+
+
+def test_the_numbers_of_runs_and_the_costs_of_metrics_are_those_of_the_code():
+    least, half, one, two = (fewest_runs(epsilon, 1e-5) for epsilon in (0, 0.5, 1, 2))
+    assert f"With {least - 1} or fewer" in PAGE
+    said = f"{least} can prove an epsilon\nabove 0, {half} one of 0.5, {one} one of 1, {two} one of 2."
+    assert said in PAGE
+    for squares, epsilon in ((20, "28.37"), (80, "77.33"), (100, "91.82")):  # 20 rounds of mu 1, 2, and both
+        assert f"{epsilon_of_mu(squares**0.5, 1e-5):.2f}" == epsilon
+        assert epsilon in PAGE
+    defaults = Publishing()
+    assert f"| `noise_multiplier` | {defaults.noise_multiplier} |" in PAGE
+    assert f"| `loss_range` | {defaults.loss_range} |" in PAGE
 
 
 def test_its_links_lead_somewhere():

@@ -254,3 +254,15 @@ def test_decisions_stop_at_the_first_boundary():
 def test_unknown_capabilities_are_refused_with_the_nearest_name():
     with pytest.raises(FieldError, match="did you mean 'shadow'"):
         ThreatModel("client", frozenset({"shadows"}))
+
+
+@pytest.mark.parametrize("runs", [4, 30])
+def test_nothing_less_than_perfect_separation_is_surer_than_perfect_separation(runs):
+    outside = np.arange(runs, dtype=float)
+    perfect = auc_interval(outside + runs, outside)
+    inside = outside + runs
+    inside[0] = outside[-1] - 0.5  # one pair out of order
+    nearly = auc_interval(inside, outside)
+    assert nearly.point == 1 - 1 / runs**2
+    assert nearly.low <= perfect.low
+    assert auc_interval(outside, inside).high >= 1 - perfect.low

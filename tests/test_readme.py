@@ -25,7 +25,7 @@ def test_the_ten_lines_run(capsys):
 
 def test_the_commands_exist():
     commands = {line.split()[1] for line in README.read_text().splitlines() if line.startswith("    fedveil ")}
-    assert commands == {"run", "compare", "plan", "presets", "data"}
+    assert commands == {"run", "compare", "plan", "audit", "reproduce", "presets", "data"}
     for command in commands:
         result = CliRunner().invoke(app, [command, "--help"])
         assert result.exit_code == 0

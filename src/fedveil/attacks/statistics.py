@@ -77,7 +77,8 @@ def auc_interval(
 
     Where the worlds are separated perfectly the bound is exact: among min(n, m) disjoint pairs each is in order with
     probability AUC, so AUC^min(n, m) is at least the probability of what was seen, and (alpha / 2)^(1 / min(n, m)) is
-    the least AUC that cannot be ruled out, whatever the laws of the scores.
+    the least AUC that cannot be ruled out, whatever the laws of the scores. Nothing less than perfect separation rules
+    out more, so no interval ends closer to its side.
 
     Parameters
     ----------
@@ -95,8 +96,8 @@ def auc_interval(
     first, second = _scores("inside", inside), _scores("outside", outside)
     wins, share = _wins(first, second), (1 - confidence) / 2
     point = float(wins.mean())
+    certain = share ** (1 / min(len(first), len(second)))
     if widened and point in (0.0, 1.0):
-        certain = share ** (1 / min(len(first), len(second)))
         return Estimate(point, certain, 1.0) if point == 1 else Estimate(point, 0.0, 1 - certain)
     rng = np.random.default_rng(seed)
     rows = rng.multinomial(len(first), np.full(len(first), 1 / len(first)), size=resamples) / len(first)
@@ -106,7 +107,7 @@ def auc_interval(
     if not widened:
         return Estimate(point, float(low), float(high))
     wide = _newcombe(point, len(first), len(second), -float(scipy.special.ndtri(share)))
-    return Estimate(point, min(float(low), wide[0]), max(float(high), wide[1]))
+    return Estimate(point, min(float(low), wide[0], certain), max(float(high), wide[1], 1 - certain))
 
 
 def roc(inside: ArrayLike, outside: ArrayLike) -> tuple[Floats, Floats]:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedveil.cli.shared import Assign, Out, console_for, told
+from fedveil.cli.shared import Assign, DeviceOption, Seed, console_for, told
+from fedveil.cli.shared import folder as checked
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedveil.experiments import Audit
 
 
 def register(app: typer.Typer) -> None:
@@ -21,10 +27,16 @@ def audit(
     ],
     assign: Assign = None,
     attack: Annotated[
-        list[str] | None, typer.Option("--attack", metavar="NAME", help="One attack; repeatable. Default: all of them.")
+        list[str] | None,
+        typer.Option("--attack", metavar="NAME", help="One of those above; repeatable. Default: all of them."),
     ] = None,
     replicates: Annotated[
-        int, typer.Option("--replicates", metavar="N", help="Runs with the target, and as many without.")
+        int,
+        typer.Option(
+            "--replicates",
+            metavar="N",
+            help="Runs with the target, and as many without. From 6 on they can prove anything.",
+        ),
     ] = 30,
     target: Annotated[
         int | None, typer.Option("--target", metavar="I", help="Client that is asked about; default: the last.")
@@ -50,17 +62,34 @@ def audit(
     compare: Annotated[
         bool, typer.Option("--compare", help="Every setting of [compare], instead of the one of [privacy].")
     ] = False,
-    out: Out = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            callback=checked,
+            help="Where to write; default: RUN_DIR/audit, or runs/<name>-audit.",
+        ),
+    ] = None,
+    device: DeviceOption = None,
+    seed: Seed = None,
 ) -> None:
-    """Audit: retrain with and without one client, and let others guess. Interrupted, it goes on where it stopped."""
+    """Audit: retrain with and without one client, and let others guess.
+
+    Called again in its folder, it goes on: finished runs are not played again, and attacks and replicates that are
+    there are kept.
+
+    \b
+    Attacks:
+      loss  calibrated-loss  likelihood-ratio  side-channel  own-update  adaptive
+      informed  colluding  noise-size  active
+      paper-single-shot  paper-multi-round (as printed, not for inference)
+    """  # noqa: D301 - the control character itself, by which click leaves the lines below it alone
     with told() as going:
         from fedveil import experiments
-        from fedveil.experiments.audit_folder import EVIDENCE, FIGURE, RESULT
-        from fedveil.report.audit_figures import draw_audit, draw_evidence
         from fedveil.report.audit_progress import audit_progress_for
-        from fedveil.report.audit_tables import audit_notes, audit_tables, paper_notes, paper_table
 
-        spec = experiments.load(where, assign or [])
+        spec = experiments.load(where, assign or [], device=device, seed=seed)
         folder = out or _folder(where, spec.name)
         going.folder, going.command = folder, "the same command"
         console = console_for()
@@ -77,21 +106,30 @@ def audit(
             compare=compare,
             progress=audit_progress_for(console),
         )
-        if found.judged.verdicts or found.judged.refused:
-            for table in audit_tables(found):
-                console.print(table)
-            notes = audit_notes(found)
-        else:
-            notes = []
-        printed = paper_table(found)
-        if printed is not None:
-            console.print(printed)
-        for note in [*notes, *paper_notes(found)]:
-            console.print(note, markup=False, highlight=False)
-        drawn = [draw_audit(found, folder / FIGURE), draw_evidence(found, folder / EVIDENCE)]
-        names = ", ".join([RESULT, *(file.name for file in drawn if file is not None)])
-        seconds = f"{found.values['seconds']:.0f} s"
-        console.print(f"written to {folder}: {names} ({seconds})", markup=False, highlight=False, soft_wrap=True)
+        _show(found, folder, console)
+
+
+def _show(found: Audit, folder: Path, console: Console) -> None:
+    """Print what was found, in sentences, tables and notes, and draw it."""
+    from fedveil.experiments.audit_folder import EVIDENCE, FIGURE, RESULT
+    from fedveil.report.audit_figures import draw_audit, draw_evidence
+    from fedveil.report.audit_headline import headline
+    from fedveil.report.audit_tables import audit_notes, audit_tables, paper_notes, paper_table
+
+    judged = found.judged.verdicts or found.judged.refused
+    for line in headline(found):
+        console.print(f"{line}\n", markup=False, highlight=False)
+    for table in audit_tables(found) if judged else []:
+        console.print(table)
+    printed = paper_table(found)
+    if printed is not None:
+        console.print(printed)
+    for note in [*(audit_notes(found) if judged else []), *paper_notes(found)]:
+        console.print(note, markup=False, highlight=False)
+    drawn = [draw_audit(found, folder / FIGURE), draw_evidence(found, folder / EVIDENCE)]
+    names = ", ".join([RESULT, *(file.name for file in drawn if file is not None)])
+    seconds = f"{found.values['seconds']:.0f} s"
+    console.print(f"written to {folder}: {names} ({seconds})", markup=False, highlight=False, soft_wrap=True)
 
 
 def _folder(where: str, name: str) -> Path:

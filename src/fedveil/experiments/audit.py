@@ -28,6 +28,7 @@ from fedveil.experiments.audit_plan import (
     plan_cases,
     plan_settings,
     stage_of,
+    with_earlier,
 )
 from fedveil.experiments.audit_play import AuditProgress, Quiet, play
 from fedveil.experiments.audit_results import Judged, judge_all
@@ -86,8 +87,8 @@ def audit(
     config : Config
         Of one run, or with the settings of a comparison; the embedded engine plays it.
     out : path, optional
-        Where finished replicates, audit.json and the spec go; an interrupted audit goes on there, and one with fewer
-        replicates is extended.
+        Where finished replicates, audit.json and the spec go. An interrupted audit goes on there; a finished one of
+        the same question is extended: its attacks and its number of replicates are kept where fewer are asked for.
     attacks : sequence of str
         Of `audit_plan.NAMES`; without any, all of them.
     replicates : int
@@ -121,13 +122,14 @@ def audit(
         roles = Roles.of(clients, target, attacker, world, shadow, colluders)
         stages = [stage_of(p, roles, config.seed) for p in planned]
         check_threats(stages, attacks)
-        cases = plan_cases(planned, [name for name in chosen if name in ATTACKS], runs)
-        notes = look_ahead(stages[-1], cases)
         question = {**asdict(roles), "seed": config.seed, "settings": [p.label for p in planned]}
         folder = AuditFolder(None if out is None else Path(out), one_run(config, compare), question)
         try:
+            chosen, runs, kept = with_earlier(chosen, runs, folder.earlier())
+            cases = plan_cases(planned, [name for name in chosen if name in ATTACKS], runs)
+            notes = look_ahead(stages[-1], cases)
             folder.begin()
-            for note in notes:
+            for note in [kept, *notes] if kept else notes:
                 progress.say(note)
             play(config, planned, stages, cases, chosen, folder, progress)
             found = _judged(config, stages, cases, chosen, folder)
@@ -203,6 +205,7 @@ def _about(stage: Stage, replicates: Iterable[Replicate]) -> dict[str, Any]:
     return {
         "method": stage.config.privacy.method,
         "guarantee": inside[0].guarantee if inside else "",
+        "guarantee_relation": inside[0].relation if inside else "",
         "accuracy": _mean(r.accuracy for r in inside),
         "sigma": _mean(r.sigma for r in inside),
         "sigma_without_target": _mean(r.sigma for r in outside),

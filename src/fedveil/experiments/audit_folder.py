@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fedveil.attacks.paper import MULTI_ROUND, SINGLE_SHOT
 from fedveil.errors import FieldError
+from fedveil.experiments.audit_results import attack_of
 from fedveil.experiments.config import Config
 from fedveil.experiments.ledgers import append, make_folder, replace
 from fedveil.experiments.lock import FolderLock
@@ -18,6 +20,22 @@ from fedveil.experiments.replicates_record import Case, Replicate
 SPEC, CONFIG, LINES, PAPER = "spec.json", "config.toml", "replicates.jsonl", "paper.jsonl"
 RESULT, FIGURE, EVIDENCE = "audit.json", "audit.png", "evidence.png"
 Losses = Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What the results in a folder are of.
+
+    Attributes
+    ----------
+    attacks : frozenset of str
+        By name, the paper's statistics among them.
+    replicates : int
+        Evaluated runs in each world; 0 where no attack needed any.
+    """
+
+    attacks: frozenset[str] = frozenset()
+    replicates: int = 0
 
 
 class AuditFolder:
@@ -72,6 +90,27 @@ class AuditFolder:
         except BaseException:
             self.close()
             raise
+
+    def earlier(self) -> Earlier:
+        """What a finished audit in this folder was of.
+
+        Raises
+        ------
+        FieldError
+            If its results are damaged.
+        """
+        file = None if self.path is None else self.path / RESULT
+        if file is None or not file.is_file():
+            return Earlier()
+        try:
+            values = json.loads(file.read_bytes())
+            attacks = {attack_of(r["attack"]) for r in (*values["results"], *values["refused"])}
+            paper = {SINGLE_SHOT: "single_shot", MULTI_ROUND: "multi_round"}
+            attacks |= {name for name, key in paper.items() if values["paper"][key]}
+            return Earlier(frozenset(attacks), int(values["replicates"]))
+        except (ValueError, KeyError, TypeError) as error:
+            accepted = f"cannot be read ({error!r}): delete this file, and ask again; finished runs stay"
+            raise FieldError("--out", str(file), accepted) from error
 
     def begin(self) -> None:
         """Make the folder; nothing is written before this."""

@@ -13,7 +13,7 @@ import torch
 
 from fedveil.attacks import Knowledge, Loss
 from fedveil.attacks.observation import Observation, ThreatModel
-from fedveil.attacks.paper import MULTI_EPOCHS, MULTI_ROUNDS, SINGLE_EPOCHS
+from fedveil.attacks.paper import MULTI_EPOCHS, MULTI_ROUND, MULTI_ROUNDS, SINGLE_EPOCHS, SINGLE_SHOT
 from fedveil.engines import Federation, Lockstep
 from fedveil.errors import FieldError
 from fedveil.experiments.config import Config
@@ -25,6 +25,13 @@ from fedveil.mechanisms import keyed_seed
 
 THREAT = ThreatModel("semi-honest client", frozenset({"models", "metrics", "shadow"}))
 Losses = list[float]
+PLAYED = {
+    SINGLE_SHOT: f"one round of {SINGLE_EPOCHS} epochs on the paper's own shadow data, whatever --shadow says: a tenth "
+    "of the target's training examples",
+    MULTI_ROUND: f"{MULTI_ROUNDS} rounds of {MULTI_EPOCHS} epochs on the paper's own shadow data and world without the "
+    "target, whatever --shadow and --out-world say: a tenth of its training examples with Gaussian noise, and nobody "
+    "in its place",
+}
 
 
 def play_single_shot(config: Config, roles: Roles, tick: Callable[[], None]) -> tuple[Losses, Losses]:

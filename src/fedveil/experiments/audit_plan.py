@@ -9,6 +9,7 @@ from typing import Any
 from fedveil.attacks import ATTACKS, Active
 from fedveil.attacks.paper import MULTI_ROUND, SINGLE_SHOT
 from fedveil.errors import FieldError, nearest
+from fedveil.experiments.audit_folder import Earlier
 from fedveil.experiments.config import Config
 from fedveil.experiments.replicates import Stage
 from fedveil.experiments.replicates_record import HONEST, MALICIOUS, Case, never_drawn
@@ -81,6 +82,22 @@ def chosen_attacks(asked: Sequence[str], config: Config) -> tuple[str, ...]:
         raise FieldError("--attack", SINGLE_SHOT, "needs an aggregated test loss: set data.holdout")
     every = (n for n in NAMES if n != SINGLE_SHOT or config.data.holdout)
     return tuple(dict.fromkeys(asked)) or tuple(every)
+
+
+def with_earlier(chosen: Sequence[str], runs: int, earlier: Earlier) -> tuple[tuple[str, ...], int, str]:
+    """Attacks and replicates of a folder once more has been asked for: what is there is kept.
+
+    Returns
+    -------
+    tuple
+        Attacks, in the order of `NAMES`; replicates; one line on what was kept though it was not asked for, or "".
+    """
+    union = tuple(name for name in NAMES if name in {*chosen, *earlier.attacks})
+    kept = [name for name in union if name not in chosen]
+    said = [f"its attacks ({', '.join(kept)})"] if kept else []
+    said += [f"its {earlier.replicates} replicates, instead of {runs}"] if earlier.replicates > runs else []
+    line = f"kept from the audit in this folder: {' and '.join(said)}" if said else ""
+    return union, max(runs, earlier.replicates), line
 
 
 def stage_of(planned: Planned, roles: Roles, seed: int) -> Stage:

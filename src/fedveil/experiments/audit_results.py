@@ -113,6 +113,11 @@ def row_of(attack: str, mode: str) -> str:
     return f"{attack} ({mode})" if mode else attack
 
 
+def attack_of(row: str) -> str:
+    """The attack of a row: inverse of `row_of`."""
+    return row.partition(" (")[0]
+
+
 def judge_all(
     replicates: Mapping[Case, Replicate],
     settings: Sequence[str],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ from fedveil.engines.history import Asked
 from fedveil.engines.lockstep import Craft
 from fedveil.experiments.config import Config
 from fedveil.experiments.dealing import Dealt
-from fedveil.experiments.replicates_data import Hands, deal
+from fedveil.experiments.replicates_blocks import block_size
+from fedveil.experiments.replicates_data import REFERENCE, Hands, deal
 from fedveil.experiments.replicates_record import MALICIOUS, Case, Recording, Replicate
 from fedveil.experiments.replicates_roles import Roles
 from fedveil.experiments.setup import Setup, client_budget, epsilon_filter
@@ -34,7 +36,6 @@ from fedveil.methods import Publishing
 PUBLISHED = {mode: f"{SideChannel.name} ({mode})" for mode in ("noised", "clear")}  # what is recorded for each
 PASSIVE: tuple[type[Attack], ...] = (Loss, CalibratedLoss, OwnUpdate, Colluding, StepLength)
 
-BYTES = 1e9  # of models and data that a block of replicates keeps until its scores are there
 OUTSIDER_EPOCHS = 40  # at most, of the model that never saw the target
 
 
@@ -60,8 +61,8 @@ class Stage:
         self.learner: Learner = setup.arguments["learner"]
         self.model, self.layout, self.local = self.learner.model, self.learner.layout, self.learner.local
         self._dealt = Dealt(setup.dataset, setup.arguments["clients"])
-        epochs = min(OUTSIDER_EPOCHS, config.rounds * self.local.epochs)
-        alone: LocalTraining = replace(self.local, epochs=epochs, prox=0.0)
+        self._epochs = min(OUTSIDER_EPOCHS, config.rounds * self.local.epochs)
+        alone: LocalTraining = replace(self.local, epochs=self._epochs, prox=0.0)
         self._outsiders = make_trainer(
             self.model, self.layout, alone, config.trainer, device=config.device, workers=config.workers
         )
@@ -69,13 +70,12 @@ class Stage:
         # What the adversary takes for the cohort, with the target or without: a smaller one would tell it the answer.
         self.cohort = config.clients_per_round or len(setup.arguments["clients"])
 
-    @property
+    @cached_property
     def block(self) -> int:
         """Replicates to play at once."""
-        models = (self.config.rounds + 1) * (self.setup.method.server.hypotheses + len(self.roles.colluders))
-        data = self.setup.dataset.x
-        each = 4 * self.layout.size * models + data.element_size() * data.numel()
-        return int(min(20, max(2, BYTES // each)))
+        kept = (self.config.rounds + 1) * (self.setup.method.server.hypotheses + len(self.roles.colluders))
+        own = self.setup.arguments["clients"][self.roles.attacker].examples + REFERENCE
+        return block_size(self.config, self.setup, kept, own * self._epochs)
 
     def threat(self, kind: str, reference: bool) -> ThreatModel:
         """What the adversary of a replicate can do."""
@@ -185,13 +185,14 @@ class Stage:
                 scores[name] = torch.nan_to_num(found, nan=-1e6, posinf=1e6, neginf=-1e6).tolist()
             except ThreatError as error:
                 refused[name] = str(error)
-        history = federation.history([], stopped)
+        guarantee = federation.history([], stopped).guarantee
         return Replicate(
             case=case,
             scores=scores,
             refused=refused,
             accuracy=record.accuracy,
-            guarantee=history.guarantee.describe(self.config.privacy.budget.delta),
+            guarantee=guarantee.describe(self.config.privacy.budget.delta),
+            relation=guarantee.relation if guarantee.proven and guarantee.epsilon_per_distance is None else "",
             missing=dealt.missing,
             trained=sum(dealt.target in cohort for cohort in record.cohorts) if dealt.target is not None else 0,
             stopped=stopped,

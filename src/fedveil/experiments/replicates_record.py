@@ -78,6 +78,8 @@ class Replicate:
         Why the run ended early, or "".
     sigma : float or None
         Of the server's noise, mean over rounds; None without such noise.
+    relation : str
+        That the guarantee's epsilon is for; "" where it has none.
     """
 
     case: Case
@@ -89,6 +91,7 @@ class Replicate:
     trained: int
     stopped: str = ""
     sigma: float | None = None
+    relation: str = ""
 
 
 class Recording:
@@ -111,7 +114,8 @@ class Recording:
         rows = []
         for partition in self._adversaries:
             model = model_of(collected[partition]) if partition in collected else None
-            rows.append(torch.zeros_like(start[0]) if model is None else model - start[0])
+            usable = model is not None and bool(model.isfinite().all())  # the server drops what is not
+            rows.append(model - start[0] if model is not None and usable else torch.zeros_like(start[0]))
         self._sent.append(torch.stack(rows))
         self._models.append(federation.models)
         self._measured.append(played.record.client_metrics)

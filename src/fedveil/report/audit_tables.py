@@ -11,8 +11,10 @@ from rich.table import Table
 from fedveil.attacks.paper import MULTI_ROUND, SINGLE_SHOT
 from fedveil.attacks.statistics import Estimate, epsilon_ceiling
 from fedveil.experiments.audit import Audit
+from fedveil.experiments.audit_paper import PLAYED
 from fedveil.experiments.audit_results import Verdict, row_of
 from fedveil.experiments.replicates_roles import IN_ITS_PLACE
+from fedveil.report.audit_headline import incomparable
 
 CEILINGS = (20, 50, 100, 300, 1000)
 SUPPOSED = " *"  # behind the name of an attack on metrics that are not published so
@@ -74,6 +76,7 @@ def audit_notes(found: Audit) -> list[str]:
         f"delta = {values['delta']:g}; {runs} runs can prove {values['epsilon_ceiling']:.2f} at most (by number of "
         f"runs: {ceilings}). It is no guarantee: a stronger attack may prove more. Each line is a bound by itself; "
         f"all together prove, at 95%: {_together(values)}.",
+        *incomparable(found),
         "valid: the same attack's interval lies above .5 without the defence; where it does not, its figure says "
         "nothing about the defence.",
     ]
@@ -107,9 +110,10 @@ def paper_table(found: Audit) -> Table | None:
 
 
 def paper_notes(found: Audit) -> list[str]:
-    """Why they are not for inference."""
-    notes = [f"{SINGLE_SHOT}: {shot.note}." for shot in found.single_shots[:1]]
-    return notes + [f"{MULTI_ROUND}: {'; '.join(result.notes)}." for result in found.multi_rounds[:1]]
+    """What they were computed on, and why they are not for inference."""
+    notes = [f"{SINGLE_SHOT}: {PLAYED[SINGLE_SHOT]}; {shot.note}." for shot in found.single_shots[:1]]
+    more = [f"{MULTI_ROUND}: {PLAYED[MULTI_ROUND]}; {'; '.join(r.notes)}." for r in found.multi_rounds[:1]]
+    return notes + more
 
 
 def _estimate(value: Estimate) -> str:
