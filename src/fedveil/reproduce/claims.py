@@ -15,6 +15,7 @@ UNTESTED, UNLEARNED = "untested", "nothing learned"
 STATES = (HOLDS, REVERSED, NONE, OPEN, UNLEARNED, UNTESTED)
 Accuracies = tuple[Figure | None, Figure | None]
 PAPER = "paper"  # the scale at which everything can be tested
+PRINTED_NOISE = "printed-noise"  # a reading that the paper's own scale does not need
 LEAST = 3  # seeds that a verdict needs
 LEARNED = 0.05  # above the share of the largest class: less is no learning
 SMALL = 0.02  # an accuracy, F1, precision or AUC that differs by less, with its whole interval, does not differ
@@ -118,8 +119,10 @@ class Claim:
         """What table files say."""
         rows = tuple(self.judge(source))
         # where nothing is learned, more of the same would not help
-        scale = source.scale if any(row.state == UNTESTED for row in rows) else PAPER
-        return Finding(source.title, rows, replace(source, scale=scale).command(self.tables, self.seeds))
+        asked = source
+        if not any(row.state == UNTESTED for row in rows):
+            asked = replace(source, scale=PAPER, readings=tuple(r for r in source.readings if r != PRINTED_NOISE))
+        return Finding(source.title, rows, asked.command(self.tables, self.seeds))
 
 
 @dataclass(frozen=True)

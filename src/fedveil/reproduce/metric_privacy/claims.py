@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from statistics import stdev
@@ -120,7 +121,8 @@ def _ranking(source: Source) -> Iterator[Row]:
                 rival = max(others, key=lambda rule: sign * others[rule]) if whole else "the others"
                 ours, other = found[extreme], found.get(rival)
                 label = f"{scenario}, {setting}: {extreme} {word} {rival}"
-                yield compared(label, ours, other, sign, (ours, other), SMALL)
+                # some rows ask for more and some for less: a mean over them would say nothing
+                yield replace(compared(label, ours, other, sign, (ours, other), SMALL), found=None)
 
 
 def _spread(source: Source) -> Iterator[Row]:
