@@ -222,3 +222,7 @@ def test_help_needs_none_of_the_heavy_libraries():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "compare" in done.stdout
+
+
+def test_help_explains_arguments_too():
+    assert "A run folder, a TOML file, or a preset's name." in call("audit", "--help").stdout
