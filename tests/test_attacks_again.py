@@ -12,7 +12,7 @@ from fedveil.accounting import Release
 from fedveil.cli import app
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.experiments import audit, audit_plan, audit_play, load
-from fedveil.experiments.audit_folder import Earlier
+from fedveil.experiments.audit_folder import CONFIG, SPEC, Earlier
 from fedveil.experiments.audit_paper import play_single_shot
 from fedveil.experiments.audit_plan import NAMES, plan_settings, stage_of, with_earlier
 from fedveil.experiments.audit_play import Quiet
@@ -171,3 +171,18 @@ def test_its_help_names_every_attack():
     shown = CliRunner().invoke(app, ["audit", "--help"]).stdout
     listed = shown.partition("Attacks:")[2].partition("(")[0].split()
     assert set(listed) == set(NAMES)
+
+
+def test_a_folder_of_an_earlier_version_goes_on(tmp_path, monkeypatch, few):
+    config, folder = load("digits-cia", SMALL), tmp_path / "a"
+    audit(config, folder, attacks=("loss",), replicates=4)
+    stored = json.loads((folder / SPEC).read_text())
+    stored["fingerprint"] = "of a version that knew fewer options"
+    (folder / SPEC).write_text(json.dumps(stored))
+    text = (folder / CONFIG).read_text()
+    (folder / CONFIG).write_text("\n".join(line for line in text.splitlines() if not line.startswith("step_from")))
+    with monkeypatch.context() as patch:
+        patch.setattr(Stage, "play", lambda self, cases, tick: pytest.fail("is played again"))
+        audit(config, folder, attacks=("loss",), replicates=4)
+    with pytest.raises(FieldError, match="another configuration"):
+        audit(load("digits-cia", [*SMALL, "rounds=2"]), folder, attacks=("loss",), replicates=4)

@@ -14,6 +14,7 @@ from fedveil.errors import FieldError
 from fedveil.experiments.audit_results import attack_of
 from fedveil.experiments.config import Config
 from fedveil.experiments.ledgers import append, make_folder, replace
+from fedveil.experiments.loading import load
 from fedveil.experiments.lock import FolderLock
 from fedveil.experiments.replicates_record import Case, Replicate
 
@@ -77,7 +78,9 @@ class AuditFolder:
             raise FieldError("--out", str(path), "holds something else than an audit; give another --out")
         try:
             stored = json.loads(spec.read_text(encoding="utf-8"))
-        except ValueError as error:
+            if (path / CONFIG).is_file():  # as this version reads it: an earlier one knew fewer options
+                stored["fingerprint"] = load(path / CONFIG).fingerprint()
+        except (ValueError, TypeError) as error:
             raise FieldError("--out", str(spec), f"cannot be read ({error}); give another --out") from error
         if stored != self._spec:
             other = ", ".join(k for k in self._spec if stored.get(k) != self._spec[k]).replace(
