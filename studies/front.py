@@ -96,7 +96,7 @@ def multiplier(folder: Path, runs: int) -> float:
     config = scenario("sigma-digits", settings=[{"label": METRIC, "method": "metric", "noise_multiplier": Z}])
     found = audit(config, folder, attacks=["loss"], replicates=runs, compare=True)
     about = found.values["settings"][METRIC]
-    return float(about["sigma"]) * len(config.data.counts) / config.privacy.clip
+    return float(about["sigma"]) * len(config.data.counts) / float(config.privacy.options["clip"])
 
 
 def matched(tuned: dict[str, float], same_sigma: float) -> Config:
