@@ -66,7 +66,7 @@ def _silent(audit: Audited) -> Iterator[Row]:
         return
     found = audit.difference(NoiseSize.name, metric, equal)
     aucs = " against ".join(f"{audit.auc(NoiseSize.name, s).point:.3f}" for s in (metric, equal))
-    yield Row(NoiseSize.name, REVERSED if found.low > 0 else within(found, AUC_MARGIN), f"AUC {aucs}: {found}", found)
+    yield Row(NoiseSize.name, REVERSED if found.low > 0 else within(found, AUC_MARGIN), f"AUC {aucs}: {found}")
 
 
 def _at_equal_sigma(audit: Audited) -> Iterator[Row]:
@@ -97,7 +97,7 @@ def _equal_sigma(audit: Audited) -> str | None:
 
 def _more_accurate(audit: Audited, first: str, second: str) -> Row:
     found = audit.more_accurate(first, second)
-    return Row(f"accuracy less that of {second}", state_of(found, 1, SMALL), described(found), found)
+    return Row(f"accuracy less that of {second}", state_of(found, 1, SMALL), described(found))
 
 
 def _row(audit: Audited, attack: str, first: str, second: str, margin: float | None = None) -> Row:
