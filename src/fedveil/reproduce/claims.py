@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fedveil.reproduce.audited import Audited
-from fedveil.reproduce.evidence import DRAWS, Difference, Figure, Source, against, differ, difference
+from fedveil.reproduce.evidence import DRAWS, SEEDS, Difference, Figure, Source, against, differ, difference
 
 REPRODUCED, NOT_REPRODUCED = "reproduced", "not reproduced"
 UNDECIDED, NOT_YET, UNTESTABLE = "undecided", "not tested yet", "not testable here"
@@ -14,7 +14,7 @@ HOLDS, REVERSED, NONE, OPEN = "holds", "reversed", "no difference", "open"
 UNTESTED, UNLEARNED = "untested", "nothing learned"
 STATES = (HOLDS, REVERSED, NONE, OPEN, UNLEARNED, UNTESTED)
 Accuracies = tuple[Figure | None, Figure | None]
-PAPER = "paper"  # the scale at which everything can be tested
+PAPER = "paper"  # the scale whose noise-to-clip ratio the others keep, and at which everything can be tested
 PRINTED_NOISE = "printed-noise"  # a reading that the paper's own scale does not need
 LEAST = 3  # seeds that a verdict needs
 LEARNED = 0.05  # above the share of the largest class: less is no learning
@@ -87,7 +87,7 @@ class Finding:
         values = [found.values for found in tested if found is not None]
         if len(values) < 2 or len(values) < len(tested) or len({len(v) for v in values}) > 1:
             return None
-        return difference([sum(each) / len(each) for each in zip(*values, strict=True)], "seeds")
+        return difference([sum(each) / len(each) for each in zip(*values, strict=True)], SEEDS)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Several cells of a study at once, each in a process of its own on one thread."""
+"""Several cells of a study at once, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-
-import torch
 
 from fedveil.errors import FedVeilError, NoReplyError
 from fedveil.experiments.runner import Silent
@@ -44,7 +42,7 @@ class Jobs:
 
     def __init__(self, runs: Runs, count: int, cells: Sequence[Cell]) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would inherit threads that do not exist in it
-        self._pool = ProcessPoolExecutor(count, mp_context=context, initializer=torch.set_num_threads, initargs=(1,))
+        self._pool = ProcessPoolExecutor(count, mp_context=context)
         self._runs, self._count, self._waiting = runs, count, list(cells)
         self._others = set(multiprocessing.active_children())
         self._going: dict[Future[tuple[float, float, str]], Cell] = {}

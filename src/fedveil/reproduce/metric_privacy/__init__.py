@@ -8,11 +8,11 @@ from typing import Any, cast
 
 from fedveil.attacks.paper import NO_OTHER_WORLD
 from fedveil.errors import FieldError
-from fedveil.reproduce.claims import LEARNED
+from fedveil.reproduce.claims import LEARNED, PAPER, PRINTED_NOISE
 from fedveil.reproduce.measure import Entry, Result, read_published
 from fedveil.reproduce.metric_privacy import inference
 from fedveil.reproduce.metric_privacy.contents import FIGURES, TABLES
-from fedveil.reproduce.metric_privacy.plan import EQUAL, PAPER, SETTINGS, Choices, Plan, Scale, described, scales
+from fedveil.reproduce.metric_privacy.plan import EQUAL, SETTINGS, Choices, Plan, Scale, described, scales
 from fedveil.reproduce.study import Plot
 
 _THREE_CLIENTS = {*inference.SINGLE, "12", "13", "distances"}
@@ -86,11 +86,11 @@ class MetricPrivacyStudy:
         """What to try where no private run learned anything."""
         private = [r for r in results if r.setting != "vanilla" and r.figure == "accuracy"]
         best = max((r.value - r.chance for r in private if r.value is not None and r.chance is not None), default=1.0)
-        if best > LEARNED or self.plan.scale.name == PAPER or "printed-noise" in self.plan.choices.readings:
+        if best > LEARNED or self.plan.scale.name == PAPER or PRINTED_NOISE in self.plan.choices.readings:
             return []
         return [
             "no private run learned anything: at this size the noise on each parameter is "
-            f"{self.plan.scale.noise_factor:.3g} times the paper's; try --reading printed-noise"
+            f"{self.plan.scale.noise_factor:.3g} times the paper's; try --reading {PRINTED_NOISE}"
         ]
 
     def notes(self, names: Sequence[str]) -> list[str]:

@@ -17,11 +17,11 @@ from fedveil.experiments.sections import Setting
 from fedveil.experiments.settings import configure
 from fedveil.experiments.setup import resolve_device
 from fedveil.reproduce.cells import Cell, Watcher
+from fedveil.reproduce.claims import PAPER, PRINTED_NOISE
 from fedveil.reproduce.measure import Replicate
 
 SETTINGS = {"vanilla": "vanilla", "global": "global DP", "metric": "metric privacy"}
 EQUAL = {"equal": "global DP at metric privacy's average sigma"}  # not in the paper
-PAPER = "paper"  # the scale whose noise-to-clip ratio the others keep
 PRETRAINING = 20  # epochs of the server on its validation half
 
 
@@ -232,7 +232,7 @@ class Plan:
         found = [f"scale {self.scale.name}: {self.scale.what}"]
         if self.scale.also:
             found.append(self.scale.also)
-        if "printed-noise" not in self.choices.readings and self.scale.name != PAPER:
+        if PRINTED_NOISE not in self.choices.readings and self.scale.name != PAPER:
             factor = self.scale.noise_factor
             found.append(
                 f"noise multipliers are {factor:.3g} times the paper's (.01 becomes {0.01 * factor:.3g}), so that the "
