@@ -181,8 +181,40 @@ def test_settings_are_paired_by_seed_or_by_draw():
 def test_alike_means_that_the_whole_interval_is_within_the_margin(tmp_path):
     name = "Multi-round: protection comparable"
     for metric, state in (([0.5, 0.51, 0.5], HOLDS), ([0.9, 0.91, 0.9], REVERSED), ([0.4, 0.7, 0.5], OPEN)):
-        write(tmp_path, "13", "attack AUC", {("FedAvg", "global"): [0.52, 0.5, 0.5], ("FedAvg", "metric"): metric})
+        cells = {("FedAvg", "global"): [0.52, 0.5, 0.5], ("FedAvg", "metric"): metric}
+        write(tmp_path, "13", "attack AUC", cells | {("FedAvg", "vanilla"): [0.9, 0.88, 0.89]})
         assert [row.state for row in finding(tmp_path, name).rows] == [state]
+        write(tmp_path, "13", "attack AUC", cells | {("FedAvg", "vanilla"): [0.9, 0.3, 0.6]})
+        [row] = finding(tmp_path, name).rows
+        assert row.state == (OPEN if state == HOLDS else state)  # an attack that fails anyway shows no protection
+
+
+def test_one_row_of_several_is_reversed_by_chance(tmp_path):
+    slightly = {"FedYogi": ([0.70, 0.72, 0.69], [0.68, 0.71, 0.672])}  # reversed at 95%, not at a sixth of the 5%
+    write(tmp_path, "5", "accuracy", table_5(**slightly))
+    found = finding(tmp_path, FIRST)
+    assert [row.state for row in found.rows] == [HOLDS] * 5 + [REVERSED]
+    assert found.verdict == UNDECIDED
+    write(tmp_path, "5", "accuracy", table_5(**dict.fromkeys(rules(), slightly["FedYogi"])))
+    assert finding(tmp_path, FIRST).verdict == NOT_REPRODUCED  # all of them are not
+
+
+def test_fedprox_is_ranked_where_its_term_is_left_out(tmp_path):
+    name = "FedOpt is the best rule, FedAvgM the worst"
+    level = {"FedAvg": 0.9, "FedAvgM": 0.6, "FedMedian": 0.8, "FedProx": 0.4, "FedOpt": 0.95, "FedYogi": 0.85}
+    cells = {
+        (rule, s): [at, at + 0.01, at - 0.01] for rule, at in level.items() for s in ("vanilla", "global", "metric")
+    }
+    for table in ("5", "7"):
+        write(tmp_path, table, "accuracy", cells)
+    found = finding(tmp_path, name)
+    assert (found.verdict, found.together) == (REPRODUCED, None)
+    assert "homogeneous, vanilla: FedAvgM below FedMedian" in {row.label for row in found.rows}
+    for file in tmp_path.iterdir():
+        file.unlink()
+    for table in ("5", "7"):
+        write(tmp_path, table, "accuracy", cells, readings=["no-prox"])
+    assert finding(tmp_path, name).verdict == NOT_REPRODUCED
 
 
 def test_what_is_written_is_what_is_judged(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from fedveil.reproduce.audited import Audited
 from fedveil.reproduce.evidence import DRAWS, SEEDS, Difference, Figure, Source, against, differ, difference
@@ -12,7 +13,8 @@ REPRODUCED, NOT_REPRODUCED = "reproduced", "not reproduced"
 UNDECIDED, NOT_YET, UNTESTABLE = "undecided", "not tested yet", "not testable here"
 HOLDS, REVERSED, NONE, OPEN = "holds", "reversed", "no difference", "open"
 UNTESTED, UNLEARNED = "untested", "nothing learned"
-STATES = (HOLDS, REVERSED, NONE, OPEN, UNLEARNED, UNTESTED)
+TESTED = (HOLDS, REVERSED, NONE, OPEN)
+STATES = (*TESTED, UNLEARNED, UNTESTED)
 Accuracies = tuple[Figure | None, Figure | None]
 PAPER = "paper"  # the scale whose noise-to-clip ratio the others keep, and at which everything can be tested
 PRINTED_NOISE = "printed-noise"  # a reading that the paper's own scale does not need
@@ -28,22 +30,40 @@ RULE = (
     'precision, AUC) and excludes what the paper printed. "Alike" and levels are judged by the same interval: it has '
     f"to lie within the margin, or beyond the level. A row is *untested* with fewer than {LEAST} seeds (draws of the "
     "noise on one training are not seeds), and shows *nothing learned* where neither setting's accuracy is more than "
-    f"{LEARNED} above the share of the largest class. *Reproduced*: every row of the claim holds. *Not reproduced*: a "
-    "row is reversed or shows no difference. *Undecided*: neither, and a row is open; with three seeds only a "
-    "difference of two and a half of its deviations or more is seen in a row, so the mean over all tested rows, which "
-    "sees smaller ones, stands beside it. *Not tested yet*: runs are missing. *Not testable here*: none of these; "
-    "where nothing is learned at this scale, more runs of it will not help."
+    f"{LEARNED} above the share of the largest class. *Reproduced*: every row of the claim holds. *Not reproduced*: "
+    "the mean over all tested rows is reversed, or a row is reversed or shows no difference even with the 5% shared "
+    "between the tested rows (one of many rows looks reversed by chance). *Undecided*: neither, and a row does not "
+    "hold; with three seeds only a difference of two and a half of its deviations or more is seen in a row, so the "
+    "mean over all tested rows, which sees smaller ones, stands beside it. *Not tested yet*: runs are missing. *Not "
+    "testable here*: none of these; where nothing is learned at this scale, more runs of it will not help."
 )
 
 
 @dataclass(frozen=True)
 class Row:
-    """One test of a claim: its state, and its figure for people."""
+    """One test of a claim.
+
+    Attributes
+    ----------
+    label, state, text : str
+        Its name, what came of it, and the figure for people.
+    found : Difference or None
+        That was judged.
+    judge : callable or None
+        ``difference -> state``; without one the state is final.
+    """
 
     label: str
     state: str
     text: str
     found: Difference | None = None
+    judge: Callable[[Difference], str] | None = None
+
+    def among(self, tests: int) -> str:
+        """Its state as one of several tests that share the 5%."""
+        if self.found is None or self.judge is None:
+            return self.state
+        return self.judge(self.found.shared(tests))
 
 
 @dataclass(frozen=True)
@@ -58,11 +78,14 @@ class Finding:
         Tests.
     command : str
         What makes the figures that are missing.
+    pooled : bool
+        Whether all rows ask for the same direction, so that a mean over them says something.
     """
 
     title: str
     rows: tuple[Row, ...]
     command: str
+    pooled: bool = True
 
     def of(self, state: str) -> list[Row]:
         """The rows in a state."""
@@ -72,9 +95,9 @@ class Finding:
     def verdict(self) -> str:
         """By `RULE`."""
         states = {row.state for row in self.rows}
-        if states & {REVERSED, NONE}:
+        if self._refuted():
             return NOT_REPRODUCED
-        if OPEN in states:
+        if states & {REVERSED, NONE, OPEN}:
             return UNDECIDED
         if UNTESTED in states:
             return NOT_YET
@@ -83,11 +106,21 @@ class Finding:
     @property
     def together(self) -> Difference | None:
         """The mean over all tested rows, seed by seed; None where there are not several over as many seeds."""
-        tested = [row.found for row in self.rows if row.state in (HOLDS, REVERSED, NONE, OPEN)]
-        values = [found.values for found in tested if found is not None]
-        if len(values) < 2 or len(values) < len(tested) or len({len(v) for v in values}) > 1:
+        tested = self._tested()
+        values = [row.found.values for row in tested if row.found is not None]
+        if not self.pooled or len(values) < 2 or len(values) < len(tested) or len({len(v) for v in values}) > 1:
             return None
         return difference([sum(each) / len(each) for each in zip(*values, strict=True)], SEEDS)
+
+    def _tested(self) -> list[Row]:
+        return [row for row in self.rows if row.state in TESTED]
+
+    def _refuted(self) -> bool:
+        """Whether more speaks against the claim than the luck of one row among several."""
+        tested, whole = self._tested(), self.together
+        if whole is not None and tested[0].judge is not None and tested[0].judge(whole) == REVERSED:
+            return True
+        return any(row.among(len(tested)) in (REVERSED, NONE) for row in tested)
 
 
 @dataclass(frozen=True)
@@ -106,6 +139,8 @@ class Claim:
         That a verdict needs.
     note : str
         What has to be said beside the verdict.
+    pooled : bool
+        Whether all rows ask for the same direction.
     """
 
     name: str
@@ -114,6 +149,7 @@ class Claim:
     judge: Callable[[Source], Iterable[Row]]
     seeds: int = LEAST
     note: str = ""
+    pooled: bool = True
 
     def finding(self, source: Source) -> Finding:
         """What table files say."""
@@ -122,7 +158,7 @@ class Claim:
         asked = source
         if not any(row.state == UNTESTED for row in rows):
             asked = replace(source, scale=PAPER, readings=tuple(r for r in source.readings if r != PRINTED_NOISE))
-        return Finding(source.title, rows, asked.command(self.tables, self.seeds))
+        return Finding(source.title, rows, asked.command(self.tables, self.seeds), self.pooled)
 
 
 @dataclass(frozen=True)
@@ -136,7 +172,7 @@ class AuditClaim:
 
     def finding(self, audit: Audited) -> Finding:
         """What an audit says."""
-        return Finding(audit.title, tuple(self.judge(audit)), audit.command)
+        return Finding(audit.title, tuple(self.judge(audit)), audit.command, pooled=False)
 
 
 def compared(
@@ -154,7 +190,15 @@ def compared(
     printed = None
     if first.published is not None and second.published is not None:
         printed = first.published - second.published
-    return _unlearned(label, accuracies) or Row(label, state_of(found, sign, small, printed), described(found), found)
+    return _unlearned(label, accuracies) or judged(label, found, described(found), sign, small, printed)
+
+
+def judged(
+    label: str, found: Difference, text: str, sign: int, small: float | None = None, printed: float | None = None
+) -> Row:
+    """A row by `state_of`."""
+    judge = partial(state_of, sign=sign, small=small, printed=printed)
+    return Row(label, judge(found), text, found, judge)
 
 
 def _unlearned(label: str, accuracies: Accuracies) -> Row | None:
@@ -171,7 +215,7 @@ def levelled(label: str, figure: Figure | None, level: float, sign: int) -> Row:
     if figure is None:
         return Row(label, UNTESTED, "no finished run")
     found = against(figure, level)
-    return Row(label, state_of(found, sign), f"{figure.mean:.3g} against {level:g}: {described(found)}")
+    return judged(label, found, f"{figure.mean:.3g} against {level:g}: {described(found)}", sign)
 
 
 def alike(
@@ -182,7 +226,8 @@ def alike(
     if found is None:
         return Row(label, UNTESTED, "no finished pair of runs")
     text = f"{described(found)}, margin {margin:g}"
-    return _unlearned(label, accuracies) or Row(label, within(found, margin), text, found)
+    judge = partial(within, margin=margin)
+    return _unlearned(label, accuracies) or Row(label, judge(found), text, found, judge)
 
 
 def within(found: Difference, margin: float) -> str:

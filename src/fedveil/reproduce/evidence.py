@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -110,6 +110,13 @@ class Difference:
     def __str__(self) -> str:
         spread = f" ({_signed(self.low)} to {_signed(self.high)})" if self.count > 1 else ""
         return f"{_signed(self.mean)}{spread}"
+
+    def shared(self, tests: int) -> Difference:
+        """With the interval of one of several tests that share the 5%; one that has no values stays as it is."""
+        if len(self.values) < 2:
+            return self
+        low, high = interval_of(self.values, tests)
+        return replace(self, low=low, high=high)
 
 
 def differ(first: Figure, second: Figure) -> Difference | None:

@@ -208,9 +208,10 @@ def _summed_up(
     return fmean(values), stdev(values), interval_of(values), over
 
 
-def interval_of(values: Sequence[float]) -> tuple[float, float]:
-    """Student's 95% interval for the mean of at least two independent values."""
-    half = float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)) * stdev(values) / math.sqrt(len(values))
+def interval_of(values: Sequence[float], tests: int = 1) -> tuple[float, float]:
+    """Student's 95% interval for the mean of at least two independent values; `tests` share the 5% between them."""
+    tail = (1 - CONFIDENCE) / 2 / tests
+    half = float(stdtrit(len(values) - 1, 1 - tail)) * stdev(values) / math.sqrt(len(values))
     return fmean(values) - half, fmean(values) + half
 
 

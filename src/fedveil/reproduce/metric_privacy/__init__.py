@@ -104,7 +104,8 @@ class MetricPrivacyStudy:
         if set(inference.SINGLE).intersection(names):
             found.append(f"difference: the paper's statistic; {NO_OTHER_WORLD}")
         if "13" in names:
-            found.append(f"attack AUC: {inference.UNIT}; independent replicates: fedveil audit")
+            once = inference.UNIT if len(self.plan.seeds) == 1 else inference.OVER_SEEDS
+            found.append(f"attack AUC: {once}; independent replicates: fedveil audit")
         return found
 
 

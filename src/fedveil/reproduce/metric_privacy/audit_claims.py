@@ -16,6 +16,7 @@ from fedveil.reproduce.claims import (
     AuditClaim,
     Row,
     described,
+    judged,
     state_of,
     within,
 )
@@ -44,18 +45,21 @@ def _works(audit: Audited) -> Iterator[Row]:
 
 def _protects(audit: Audited) -> Iterator[Row]:
     for attack in sorted(audit.valid):
-        yield _row(audit, attack, METRIC, VANILLA)
+        yield _row(audit, attack, METRIC, VANILLA, len(audit.valid))
 
 
 def _comparable(audit: Audited) -> Iterator[Row]:
     """Attacks that work without a defence, or evidently against either defence."""
+    tried = []
     for attack in sorted({attack for attack, _ in audit.scores}):
         settings = [audit.setting(GLOBAL), audit.setting(METRIC)]
         works = [
             s for s in settings if s is not None and (attack, s) in audit.scores and audit.auc(attack, s).low > 0.5
         ]
         if attack in audit.valid or works:
-            yield _row(audit, attack, METRIC, GLOBAL, margin=AUC_MARGIN)
+            tried.append(attack)
+    for attack in tried:
+        yield _row(audit, attack, METRIC, GLOBAL, len(tried), margin=AUC_MARGIN)
 
 
 def _silent(audit: Audited) -> Iterator[Row]:
@@ -97,14 +101,15 @@ def _equal_sigma(audit: Audited) -> str | None:
 
 def _more_accurate(audit: Audited, first: str, second: str) -> Row:
     found = audit.more_accurate(first, second)
-    return Row(f"accuracy less that of {second}", state_of(found, 1, SMALL), described(found))
+    return judged(f"accuracy less that of {second}", found, described(found), 1, SMALL)
 
 
-def _row(audit: Audited, attack: str, first: str, second: str, margin: float | None = None) -> Row:
+def _row(audit: Audited, attack: str, first: str, second: str, tried: int, margin: float | None = None) -> Row:
+    """One of several attacks, which share the error between them."""
     labels = audit.setting(first), audit.setting(second)
     if labels[0] is None or labels[1] is None or any((attack, s) not in audit.scores for s in labels):
         return Row(attack, UNTESTED, "was not played")
-    found: Difference = audit.difference(attack, labels[0], labels[1])
+    found: Difference = audit.difference(attack, labels[0], labels[1], tried)
     aucs = " against ".join(f"{audit.auc(attack, str(s)).point:.3f}" for s in labels)
     state = state_of(found, -1, SMALL) if margin is None else within(found, margin)
     return Row(attack, state, f"AUC {aucs}: {described(found)}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import combinations
+from itertools import combinations, pairwise
 from statistics import fmean
 
 import torch
@@ -32,6 +32,8 @@ from fedveil.reproduce.models import Examples, test_half
 from fedveil.reproduce.study import Curve, Line, Plot
 
 DISAGREEMENT = "disagreement"
+RANK, CHANGES = "rank correlation", "rank correlation of changes"
+Series = Sequence[float]
 RULE = "fedavg"
 SCENARIOS = {"homogeneous": "homogeneous", "non-iid": "different sizes", "cia": "different classes"}
 WATCHED = {"vanilla": "vanilla", "metric": "metric privacy"}
@@ -98,11 +100,16 @@ class Divergence:
 
 
 def distance_entries(plan: Plan, _printed: Printed) -> list[Entry]:
-    """The table: what each distance is, how it ends, and its rank correlation with the disagreement over the rounds."""
+    """The table: what each distance is, how it ends, and its rank correlation with the disagreement over the rounds.
+
+    Both mostly fall while training converges, and anything that falls correlates with them, the round's number too. So
+    the correlation of their changes from round to round stands beside it.
+    """
     measures: dict[str, Callable[[str], Callable[[Sequence[Outcome]], Value]]] = {
         "mean d": _mean,
         "last / first": _trend,
-        "rank correlation": _rank,
+        RANK: lambda name: _rank(name, rank_correlation),
+        CHANGES: lambda name: _rank(name, correlation_of_changes),
     }
     entries = []
     for scenario, shown in SCENARIOS.items():
@@ -110,7 +117,7 @@ def distance_entries(plan: Plan, _printed: Printed) -> list[Entry]:
             replicates = _replicates(plan, scenario, setting)
             for name in (*registry(), DISAGREEMENT):
                 for figure, measure in measures.items():
-                    if name == DISAGREEMENT and measure is _rank:
+                    if name == DISAGREEMENT and figure in (RANK, CHANGES):
                         continue
                     entries.append(Entry(f"{shown}: {name}", setting, figure, replicates, measure(name)))
     return entries
@@ -150,14 +157,20 @@ def _trend(name: str) -> Callable[[Sequence[Outcome]], Value]:
     return measure
 
 
-def _rank(name: str) -> Callable[[Sequence[Outcome]], Value]:
-    def measure(outcomes: Sequence[Outcome]) -> Value:
-        pair = _series(outcomes, name), _series(outcomes, DISAGREEMENT)
-        if any(len(set(values)) < 2 for values in pair):
-            return Value(float("nan"))
-        return Value(float(spearmanr(*pair).statistic))
+def _rank(name: str, correlate: Callable[[Series, Series], float]) -> Callable[[Sequence[Outcome]], Value]:
+    return lambda outcomes: Value(correlate(_series(outcomes, name), _series(outcomes, DISAGREEMENT)))
 
-    return measure
+
+def rank_correlation(first: Series, second: Series) -> float:
+    """Spearman's; NaN where either never moves."""
+    if any(len(set(values)) < 2 for values in (first, second)):
+        return float("nan")
+    return float(spearmanr(first, second).statistic)
+
+
+def correlation_of_changes(first: Series, second: Series) -> float:
+    """Spearman's correlation of the changes from each value to the next: a common trend does not make it high."""
+    return rank_correlation(*([b - a for a, b in pairwise(values)] for values in (first, second)))
 
 
 def _relative(name: str) -> Callable[[Sequence[Outcome]], Curve]:

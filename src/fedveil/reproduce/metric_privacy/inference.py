@@ -35,6 +35,7 @@ SCENARIO = "cia"
 SINGLE = {"10": "fedavg", "11": "fedopt", "E16": "fedavgm", "E17": "fedmedian", "E18": "fedprox", "E19": "fedyogi"}
 MULTI = "fedavg"  # the only rule of table 13
 UNIT = "bootstrap over the rounds of one pair of runs, as printed; rounds are not independent"
+OVER_SEEDS = "over the rounds of one pair of runs, as printed, once for each seed; the interval is over seeds"
 
 
 @dataclass(frozen=True)
