@@ -78,7 +78,7 @@ def matched(make: Callable[[float], Method], start: float, target: float, seed: 
     return value, history
 
 
-def weaker(epsilon: float, factor: float, rounds: int = 1) -> float:
+def weaker(epsilon: float, factor: float) -> float:
     """The epsilon of noise that is `factor` times as long."""
     return epsilon_of_mu(mu_of_epsilon(epsilon, DELTA) / factor, DELTA)
 

@@ -1,6 +1,7 @@
 """Audits that are asked again in one folder, and how little an interruption loses."""
 
 import json
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 from fedveil import experiments
 from fedveil.accounting import Release
 from fedveil.cli import app
-from fedveil.errors import FedVeilError, FieldError
+from fedveil.errors import FedVeilError, FieldError, NoReplyError
 from fedveil.experiments import audit, audit_plan, audit_play, load
 from fedveil.experiments.audit_folder import CONFIG, SPEC, Earlier
 from fedveil.experiments.audit_paper import play_single_shot
@@ -20,6 +21,7 @@ from fedveil.experiments.replicates import Stage
 from fedveil.experiments.replicates_blocks import block_size, operations
 from fedveil.experiments.replicates_record import Recording
 from fedveil.experiments.replicates_roles import Roles
+from fedveil.experiments.sections import Comparison
 
 SMALL = ("rounds=1", f"data.counts={[[10] * 10, [10] * 10, [0] * 5 + [20] * 5]}")
 
@@ -186,3 +188,54 @@ def test_a_folder_of_an_earlier_version_goes_on(tmp_path, monkeypatch, few):
         audit(config, folder, attacks=("loss",), replicates=4)
     with pytest.raises(FieldError, match="another configuration"):
         audit(load("digits-cia", [*SMALL, "rounds=2"]), folder, attacks=("loss",), replicates=4)
+
+
+def no_reply(*_):
+    raise NoReplyError("round 1 ended without a reply")
+
+
+def test_a_statistic_that_cannot_be_computed_is_refused_and_the_rest_stays(tmp_path, monkeypatch, few):
+    config, folder = load("digits-cia", SMALL), tmp_path / "a"
+    monkeypatch.setattr(audit_play, "play_single_shot", lambda *_: ([float("nan")], [1.0]))
+    monkeypatch.setattr(audit_play, "play_multi_round", no_reply)
+    found = audit(config, folder, attacks=("loss", "paper-single-shot", "paper-multi-round"), replicates=4)
+    refused = {(r.attack, r.setting): r.reason for r in found.judged.refused}
+    assert set(refused) == {(a, s) for a in ("paper-single-shot", "paper-multi-round") for s in ("vanilla", "global")}
+    assert "the losses are nan and 1" in refused["paper-single-shot", "global"]
+    assert "without a reply" in refused["paper-multi-round", "vanilla"]
+    again = audit(config, folder, attacks=("loss",), replicates=4)  # from the folder
+    assert {(r.attack, r.setting): r.reason for r in again.judged.refused} == refused
+    assert again.judged.verdicts
+
+
+def test_lines_of_another_version_are_not_dropped(tmp_path, few):
+    config, folder = load("digits-cia", SMALL), tmp_path / "a"
+    audit(config, folder, attacks=("loss",), replicates=4)
+    lines = folder / "replicates.jsonl"
+    torn = lines.read_text().splitlines()
+    lines.write_text("\n".join(torn[:-1]) + "\n" + torn[-1][:20])
+    audit(config, folder, attacks=("loss",), replicates=4)  # the torn one is played again
+    newer = lines.read_text().replace('"stopped"', '"ended"', 1)
+    lines.write_text(newer)
+    with pytest.raises(FieldError, match=r"replicates\.jsonl, line 1 = .*|replicates\.jsonl, line 1.*another version"):
+        audit(config, folder, attacks=("loss",), replicates=4)
+    assert lines.read_text() == newer
+
+
+def test_an_attack_that_only_some_defences_exclude_is_played_against_the_others(few):
+    local = {"label": "local", "method": "sga-ldp"}
+    config = load("digits-cia", SMALL)
+    compared = config.model_copy(
+        update={"compare": Comparison.model_validate({"settings": [{"method": "global"}, local]})}
+    )
+    found = audit(compared, attacks=("side-channel",), replicates=4, compare=True)
+    assert {r.setting for r in found.judged.refused} == {"local"}
+    assert {v.result.setting for v in found.judged.verdicts} >= {"global"}
+
+
+def test_finished_runs_of_a_comparison_are_read(tmp_path, monkeypatch):
+    config = load("digits-cia", SMALL)
+    first = experiments.compare(config, tmp_path / "a")
+    monkeypatch.setattr(sys.modules[experiments.compare.__module__], "run", lambda *_, **__: pytest.fail("run again"))
+    again = experiments.compare(config, tmp_path / "a", resume=True)
+    assert [s.values for s in again] == [s.values for s in first]

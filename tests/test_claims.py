@@ -280,6 +280,8 @@ def test_claims_on_independent_runs(tmp_path):
     ]
     audit_file(tmp_path, metric_noise=0.0, metric_accuracy=0.7)
     assert audit_verdicts(tmp_path)[3:] == [REPRODUCED, REPRODUCED, REPRODUCED]
+    audit_file(tmp_path, metric_noise=-0.9)
+    assert audit_verdicts(tmp_path)[3] == REPRODUCED  # it does worse than against public noise
     audit_file(tmp_path, metric_accuracy=0.6)
     assert audit_verdicts(tmp_path)[4:] == [NOT_REPRODUCED] * 2  # as accurate
     audit_file(tmp_path, metric_accuracy=0.7, equal_sigma=0.41)

@@ -12,7 +12,7 @@ from fedveil.data import ALZHEIMER_HOMOGENEOUS
 from fedveil.errors import FieldError
 from fedveil.experiments import ConfigError, load, parse, presets
 from fedveil.experiments.loading import assign
-from fedveil.experiments.settings import configure, settings_of
+from fedveil.experiments.settings import configure, variants_of
 from fedveil.experiments.setup import prepare
 from fedveil.experiments.study import DerivedGlobalDP
 from fedveil.experiments.toml import dumps
@@ -122,9 +122,9 @@ def test_the_alzheimer_preset_has_the_paper_s_counts_and_noise():
     ratio = config.privacy.options["noise_multiplier"] * 389_860**0.5 / 4
     assert ratio == pytest.approx(0.01 * 6_517_476**0.5 / 4, rel=1e-3)
     labels = ["vanilla", "global DP", "metric privacy", "global (equal sigma)"]
-    assert [label for label, _ in settings_of(config)] == labels
+    assert [v.label for v in variants_of(config)] == labels
     config = load("alzheimer-quick", ["compare.equal_sigma=false"])
-    assert [label for label, _ in settings_of(config)] == labels[:3]
+    assert [v.label for v in variants_of(config)] == labels[:3]
 
 
 def test_options_reach_the_core():
@@ -181,7 +181,7 @@ def test_settings_inherit_only_where_it_makes_sense():
         privacy={"method": "global", "noise_multiplier": 0.5, "budget": {"epsilon": 900.0, "participations": 2}},
         compare={"settings": [{"method": "vanilla"}, {"method": "metric"}, {"method": "group"}, {"method": "global"}]},
     )
-    vanilla, metric, group, same = (configure(config, label, s).privacy for label, s in settings_of(config))
+    vanilla, metric, group, same = (configure(config, v.label, v.setting).privacy for v in variants_of(config))
     assert vanilla.options == {}
     assert metric.options["noise_multiplier"] == 0.5
     assert group.options["noise_multiplier"] == 5.0  # nu is not z

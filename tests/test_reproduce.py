@@ -355,7 +355,7 @@ def test_what_is_written(patterns, tmp_path):
     assert row["published"] == {"value": 0.881, "deviation": 0.013}
     assert row["difference"] == pytest.approx(row["value"] - 0.881)
     assert set(row["noise"]) == {"sigma", "noise_to_clip"}
-    assert (tmp_path / "figure-D4.png").stat().st_size > 10_000
+    assert (tmp_path / "figure-D4-fedavg.png").stat().st_size > 10_000
     less = tiny_study(patterns)
     _show(console_for(), less, Selection.of(less, ["5"]), tmp_path, done)
     assert json.loads((tmp_path / "table-5.json").read_text()) == values  # a look at one seed loses nothing

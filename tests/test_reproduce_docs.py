@@ -9,8 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fedveil.cli import app
-from fedveil.experiments import labels_of, load
+from fedveil.experiments import load
 from fedveil.experiments.front import check_audit
+from fedveil.experiments.settings import variants_of
 from fedveil.reproduce import MetricPrivacyStudy
 from fedveil.reproduce.metric_privacy import Choices, described, scales
 
@@ -36,7 +37,7 @@ def test_the_other_commands_parse_and_their_configurations_load(command):
     known = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"}).output
     assert all(option in known for option in options if option.startswith("--"))
     config = load(where, [value for flag, value in pairwise(options) if flag == "--set"])
-    assert len(labels_of(config)) > 2
+    assert len(variants_of(config)) > 2
     if "--audit" in options:
         check_audit(config, int(options[options.index("--audit") + 1]))
 

@@ -72,7 +72,7 @@ def decide(evidence: Tensor, miss: float = ERROR, alarm: float = ERROR) -> Decis
     for name, value in (("miss", miss), ("alarm", alarm)):
         if not 0 < value < 0.5:
             raise FieldError(name, value, "must be a number strictly between 0 and 0.5")
-    upper, lower = math.log((1 - miss) / alarm), math.log(miss / (1 - alarm))
+    lower, upper = boundaries(miss, alarm)
     said, rounds = [], []
     for row in evidence:
         crossed = ((row >= upper) | (row <= lower)).nonzero()

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy
 
+from fedveil.attacks.statistics import rate
 from fedveil.errors import FieldError
 
 Scores = np.ndarray[tuple[int], np.dtype[np.float64]]
@@ -59,15 +60,21 @@ def play(
     confidence : float
         Of the bound.
     """
-    if runs < 4:
-        raise FieldError("runs", runs, "must be at least 4: half of them choose the threshold")
     return bound(
         np.array([first(r) for r in range(runs)]), np.array([second(r + runs) for r in range(runs)]), confidence
     )
 
 
 def bound(first: Scores, second: Scores, confidence: float = 0.999) -> GameResult:
-    """Bound mu from scores [runs] of either world; the first half of each chooses the threshold."""
+    """Bound mu from scores [runs] of either world; the first half of each chooses the threshold.
+
+    Raises
+    ------
+    FieldError
+        For fewer than 4 runs.
+    """
+    if min(len(first), len(second)) < 4:
+        raise FieldError("runs", min(len(first), len(second)), "must be at least 4: half of them choose the threshold")
     half = min(len(first), len(second)) // 2
     rest = min(len(first), len(second)) - half  # runs that judge
     candidates = np.unique(np.concatenate([first[:half], second[:half]]))
@@ -78,11 +85,9 @@ def bound(first: Scores, second: Scores, confidence: float = 0.999) -> GameResul
     threshold = candidates[int(np.argmax(smoothed))]
     hits = int((second[half : half + rest] >= threshold).sum())
     alarms = int((first[half : half + rest] >= threshold).sum())
-    share = (1 - confidence) / 2
-    true_rate = float(scipy.special.betaincinv(hits, rest - hits + 1, share)) if hits else 0.0
-    false_rate = float(scipy.special.betaincinv(alarms + 1, rest - alarms, 1 - share)) if alarms < rest else 1.0
+    true_rate, false_rate = rate(hits, rest, confidence).low, rate(alarms, rest, confidence).high
     rates = true_rate > 0 and false_rate < 1
     found = float(scipy.special.ndtri(true_rate) - scipy.special.ndtri(false_rate)) if rates else 0.0
-    best = float(scipy.special.betaincinv(rest, 1, share))
+    best = rate(rest, rest, confidence).low
     pure = math.log(true_rate / false_rate) if true_rate > false_rate > 0 else 0.0
-    return GameResult(max(0.0, found), pure, float(2 * scipy.special.ndtri(best)), half + rest, confidence)
+    return GameResult(max(0.0, found), pure, max(0.0, float(2 * scipy.special.ndtri(best))), half + rest, confidence)

@@ -56,7 +56,7 @@ class EpsilonBound:
 
 def auc(inside: ArrayLike, outside: ArrayLike) -> float:
     """The probability that a run with the target scores above one without it; ties count half."""
-    return float(_wins(_scores("inside", inside), _scores("outside", outside)).mean())
+    return float(wins(_scores("inside", inside), _scores("outside", outside)).mean())
 
 
 def auc_interval(
@@ -94,15 +94,15 @@ def auc_interval(
         False leaves the bare percentile bootstrap, which is too narrow: for statistics that are defined by it.
     """
     first, second = _scores("inside", inside), _scores("outside", outside)
-    wins, share = _wins(first, second), (1 - confidence) / 2
-    point = float(wins.mean())
+    won, share = wins(first, second), (1 - confidence) / 2
+    point = float(won.mean())
     certain = share ** (1 / min(len(first), len(second)))
     if widened and point in (0.0, 1.0):
         return Estimate(point, certain, 1.0) if point == 1 else Estimate(point, 0.0, 1 - certain)
     rng = np.random.default_rng(seed)
     rows = rng.multinomial(len(first), np.full(len(first), 1 / len(first)), size=resamples) / len(first)
     columns = rng.multinomial(len(second), np.full(len(second), 1 / len(second)), size=resamples) / len(second)
-    found = np.einsum("bi,ij,bj->b", rows, wins, columns, optimize=True)
+    found = np.einsum("bi,ij,bj->b", rows, won, columns, optimize=True)
     low, high = np.quantile(found, [share, 1 - share])
     if not widened:
         return Estimate(point, float(low), float(high))
@@ -258,9 +258,10 @@ def _epsilon(true: float, false: float, delta: float) -> float:
     return max(found)
 
 
-def _wins(inside: Floats, outside: Floats) -> Floats:
-    wins: Floats = (inside[:, None] > outside[None]) + 0.5 * (inside[:, None] == outside[None])
-    return wins
+def wins(inside: Floats, outside: Floats) -> Floats:
+    """Whether each score of the first [n] lies above each of the second [m]; ties count half. Their mean is the AUC."""
+    found: Floats = (inside[:, None] > outside[None]) + 0.5 * (inside[:, None] == outside[None])
+    return found
 
 
 def _scores(name: str, values: ArrayLike) -> Floats:

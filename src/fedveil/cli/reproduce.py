@@ -71,6 +71,7 @@ def reproduce(
         from fedveil.errors import require_choice, require_count
         from fedveil.report.progress import progress_for
         from fedveil.reproduce import STUDIES, MetricPrivacyStudy, Progressed, Runs, Selection, cells_of, run_cells
+        from fedveil.reproduce.files import refuse_other_scale
         from fedveil.reproduce.metric_privacy import Choices
 
         require_choice("STUDY", study, STUDIES)
@@ -90,14 +91,15 @@ def reproduce(
         if list_:
             _list(console, paper)
             return
-        paper.refuse_other_rules(table or ())
+        paper.refuse_other_rules(table or (), figure or ())
         selection = Selection.of(paper, table or (), figure or ())
         runs = Runs(out or Path("runs") / f"{study}-{scale.value}")
         cells, done = cells_of(paper, selection), Progressed()
         if dry_run:
             run_cells(cells, runs, None, done)
-            _dry_run(console, paper, selection, runs, done)
+            _dry_run(console, paper, selection, runs, done, jobs)
             return
+        refuse_other_scale(runs.folder, paper)
         for note in paper.notes(selection.names):
             console.print(note, markup=False, highlight=False)
         with runs.alone(shared=no_run):
@@ -123,12 +125,14 @@ def _list(console: Console, paper: MetricPrivacyStudy) -> None:
     console.print(facts([(s.name, s.what) for s in scales().values()], ("--scale", "what it is")))
 
 
-def _dry_run(console: Console, paper: MetricPrivacyStudy, selection: Selection, runs: Runs, done: Progressed) -> None:
+def _dry_run(
+    console: Console, paper: MetricPrivacyStudy, selection: Selection, runs: Runs, done: Progressed, jobs: int
+) -> None:
     from fedveil.report.reproduction import cells_table
     from fedveil.reproduce import cells_of
 
     states = {cell.key: runs.state(cell) for cell in cells_of(paper, selection)}
-    shown, text = cells_table(paper, selection, states, done)
+    shown, text = cells_table(paper, selection, states, done, jobs)
     console.print(shown)
     console.print(text, markup=False, highlight=False)
 
@@ -141,6 +145,7 @@ def _show(console: Console, paper: MetricPrivacyStudy, selection: Selection, fol
     from fedveil.reproduce.files import keep_table, write_claims
 
     suffix = "".join(f"-{name}" for name in paper.plan.choices.readings)
+    rules = "".join(f"-{name}" for name in paper.plan.choices.rules)  # a figure of some rules replaces none of all
     written = []
     for table in selection.tables:
         results = [measured(entry, done.finished) for entry in paper.entries(table)]
@@ -154,7 +159,7 @@ def _show(console: Console, paper: MetricPrivacyStudy, selection: Selection, fol
         if drawn is None:
             console.print(f"figure {figure}: no finished run, so it is not drawn", markup=False, highlight=False)
             continue
-        written.append(f"figure-{figure}{suffix}.png")
+        written.append(f"figure-{figure}{rules}{suffix}.png")
         drawn.savefig(folder / written[-1], dpi=150)
     written.append(write_claims(folder).name)
     console.print(f"written to {folder}: {', '.join(written)}", markup=False, highlight=False, soft_wrap=True)

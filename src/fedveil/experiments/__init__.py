@@ -6,7 +6,6 @@ from fedveil.experiments.config import Config
 from fedveil.experiments.loading import load, parse, presets
 from fedveil.experiments.options import ConfigError
 from fedveil.experiments.runner import Progress, run
-from fedveil.experiments.settings import labels_of
 from fedveil.experiments.summary import Summary
 
 __all__ = [
@@ -17,7 +16,6 @@ __all__ = [
     "Summary",
     "audit",
     "compare",
-    "labels_of",
     "load",
     "parse",
     "presets",

@@ -6,6 +6,7 @@ about the defence.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -31,13 +32,13 @@ from fedveil.experiments.audit_plan import (
     with_earlier,
 )
 from fedveil.experiments.audit_play import AuditProgress, Quiet, play
-from fedveil.experiments.audit_results import Judged, judge_all
+from fedveil.experiments.audit_results import Judged, Refused, judge_all
 from fedveil.experiments.config import Config
+from fedveil.experiments.dealing import deal_out
 from fedveil.experiments.replicates import Stage
 from fedveil.experiments.replicates_record import HONEST, Case, Replicate
 from fedveil.experiments.replicates_roles import WORLDS, Roles
 from fedveil.experiments.runner import one_thread
-from fedveil.experiments.setup import prepare
 from fedveil.experiments.summary import REPRODUCIBLE, versions
 
 
@@ -118,9 +119,9 @@ def audit(
     runs = require_count("--replicates", replicates, least=LEAST)
     planned = plan_settings(config, compare)
     with one_thread():
-        clients = len(prepare(planned[-1].config).arguments["clients"])
-        roles = Roles.of(clients, target, attacker, world, shadow, colluders)
-        stages = [stage_of(p, roles, config.seed) for p in planned]
+        dealt = deal_out(config.data, config.seed)
+        roles = Roles.of(len(dealt.clients), target, attacker, world, shadow, colluders)
+        stages = [stage_of(p, roles, config.seed, dealt) for p in planned]
         check_threats(stages, attacks)
         question = {**asdict(roles), "seed": config.seed, "settings": [p.label for p in planned]}
         folder = AuditFolder(None if out is None else Path(out), one_run(config, compare), question)
@@ -152,8 +153,7 @@ def _judged(
     done = {case: folder.done[case] for case in cases}
     attacks = [name for name in chosen if name in ATTACKS]
     judged = judge_all(done, labels, attacks, roles, delta, config.publish.metrics)
-    shots = [single_shot(s, *_one(folder.paper[SINGLE_SHOT, s])) for s in labels if SINGLE_SHOT in chosen]
-    rounds = [multi_round(s, *folder.paper[MULTI_ROUND, s]) for s in labels if MULTI_ROUND in chosen]
+    shots, rounds = _of_the_paper([(name, label) for name in chosen for label in labels], folder, judged)
     runs, rehearsals = ({c.index for c in cases if c.phase == phase} for phase in ("run", "rehearsal"))
     values = {
         "name": config.name,
@@ -177,9 +177,25 @@ def _judged(
     return Audit(values, judged, labels, shots, rounds)
 
 
-def _one(losses: Sequence[Sequence[float]]) -> tuple[float, float]:
-    [shadow], [aggregated] = losses
-    return shadow, aggregated
+def _of_the_paper(
+    asked: Sequence[tuple[str, str]], folder: AuditFolder, judged: Judged
+) -> tuple[list[SingleShot], list[AuditResult]]:
+    """The paper's statistics by setting; what cannot be computed is refused, with the reason."""
+    shots, rounds = [], []
+    for name, label in asked:
+        losses = folder.paper.get((name, label), ())
+        if isinstance(losses, str):
+            judged.refused.append(Refused(name, label, losses))
+        elif name == MULTI_ROUND:
+            rounds.append(multi_round(label, *losses))
+        elif name == SINGLE_SHOT:
+            [shadow], [aggregated] = losses
+            if 0 < shadow < math.inf and math.isfinite(aggregated):
+                shots.append(single_shot(label, shadow, aggregated))
+            else:
+                why = f"the losses are {shadow:g} and {aggregated:g}: there is no share of them"
+                judged.refused.append(Refused(name, label, why))
+    return shots, rounds
 
 
 def _afterthoughts(found: Sequence[Replicate]) -> list[str]:

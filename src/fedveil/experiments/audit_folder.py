@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -55,8 +55,8 @@ class AuditFolder:
     ----------
     done : dict of Case to Replicate
         The finished ones.
-    paper : dict of (str, str) to pair of list of float
-        By the paper's statistic and setting, what it is computed from.
+    paper : dict of (str, str) to pair of list of float, or str
+        By the paper's statistic and setting, what it is computed from, or why there is nothing.
 
     Raises
     ------
@@ -67,7 +67,7 @@ class AuditFolder:
     def __init__(self, path: Path | None, config: Config, question: dict[str, Any]) -> None:
         self.path = path
         self.done: dict[Case, Replicate] = {}
-        self.paper: dict[tuple[str, str], Losses] = {}
+        self.paper: dict[tuple[str, str], Losses | str] = {}
         self._lock: FolderLock | None = None
         self._config = config
         self._spec = json.loads(json.dumps({"fingerprint": config.fingerprint(), **question}))
@@ -131,8 +131,8 @@ class AuditFolder:
         if self.path is not None:
             append(self.path / LINES, "".join(json.dumps(asdict(r)) + "\n" for r in replicates))
 
-    def add_paper(self, statistic: str, setting: str, losses: Losses) -> None:
-        """Keep what one of the paper's statistics is computed from."""
+    def add_paper(self, statistic: str, setting: str, losses: Losses | str) -> None:
+        """Keep what one of the paper's statistics is computed from, or why there is nothing."""
         self.paper[statistic, setting] = losses
         if self.path is not None:
             append(self.path / PAPER, json.dumps([statistic, setting, losses]) + "\n")
@@ -157,21 +157,26 @@ class AuditFolder:
     def _read(self) -> None:
         """Take over what is finished; a line that was half-written when a process was killed is played again."""
         assert self.path is not None
-        for line in _lines(self.path / LINES):
-            with suppress(ValueError, TypeError, KeyError):
-                values = json.loads(line)
+        for number, values in _read(self.path / LINES):
+            try:
                 found = Replicate(**{**values, "case": Case(**values["case"])})
-                self.done[found.case] = found
-        for line in _lines(self.path / PAPER):
-            with suppress(ValueError, TypeError):
-                statistic, setting, losses = json.loads(line)
-                self.paper[statistic, setting] = losses
+            except (TypeError, KeyError) as error:
+                accepted = f"is of another version ({error}); continue with that one, or give another --out"
+                raise FieldError("--out", f"{self.path / LINES}, line {number}", accepted) from error
+            self.done[found.case] = found
+        for _, (statistic, setting, losses) in _read(self.path / PAPER):
+            self.paper[statistic, setting] = losses
         _rewrite(self.path / LINES, [asdict(r) for r in self.done.values()])
         _rewrite(self.path / PAPER, [[*key, losses] for key, losses in self.paper.items()])
 
 
-def _lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+def _read(path: Path) -> Iterator[tuple[int, Any]]:
+    """Every whole line and its number."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    for number, line in enumerate(lines, 1):
+        with suppress(ValueError):
+            values = json.loads(line)
+            yield number, values
 
 
 def _rewrite(path: Path, values: Sequence[Any]) -> None:

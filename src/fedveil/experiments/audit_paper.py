@@ -15,7 +15,7 @@ from fedveil.attacks import Knowledge, Loss
 from fedveil.attacks.observation import Observation, ThreatModel
 from fedveil.attacks.paper import MULTI_EPOCHS, MULTI_ROUND, MULTI_ROUNDS, SINGLE_EPOCHS, SINGLE_SHOT
 from fedveil.engines import Federation, Lockstep
-from fedveil.errors import FieldError
+from fedveil.errors import FieldError, NoReplyError
 from fedveil.experiments.config import Config
 from fedveil.experiments.replicates_data import shadow_of
 from fedveil.experiments.replicates_roles import Roles
@@ -46,6 +46,8 @@ def play_single_shot(config: Config, roles: Roles, tick: Callable[[], None]) -> 
     ------
     FieldError
         If clients hold nothing out, so that there is no aggregated loss.
+    NoReplyError
+        If the round has no usable reply.
     """
     local = replace(config.local, epochs=SINGLE_EPOCHS)
     once = config.model_copy(update={"rounds": 1, "local": local})
@@ -66,16 +68,24 @@ def play_multi_round(config: Config, roles: Roles, tick: Callable[[], None]) -> 
     -------
     tuple
         Scores of all rounds, with the target and without.
+
+    Raises
+    ------
+    NoReplyError
+        If a round has no usable reply.
     """
     local = replace(config.local, epochs=MULTI_EPOCHS)
     twice = config.model_copy(update={"rounds": MULTI_ROUNDS, "local": local})
     setup = prepare(twice)
     pair = [_federation(twice, setup, roles, inside) for inside in (True, False)]
     models = [[f.models] for f in pair]
-    for played in Lockstep(pair).rounds(MULTI_ROUNDS):
+    lockstep = Lockstep(pair)
+    for played in lockstep.rounds(MULTI_ROUNDS):
         for i in played:
             models[i].append(pair[i].models)
         tick()
+    for why in lockstep.stopped.values():
+        raise NoReplyError(why)
     shadow = shadow_of(setup.arguments["clients"][roles.target], "noisy", setup.dataset, _rng(config))
     attack = Loss(_known(pair[0], shadow), THREAT)
     inside, outside = (

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedveil.attacks import ATTACKS, Active
+from fedveil.attacks.observation import ThreatError
 from fedveil.attacks.paper import MULTI_ROUND, SINGLE_SHOT
 from fedveil.errors import FieldError, nearest
 from fedveil.experiments.audit_folder import Earlier
 from fedveil.experiments.config import Config
+from fedveil.experiments.dealing import Dealt
 from fedveil.experiments.replicates import Stage
 from fedveil.experiments.replicates_record import HONEST, MALICIOUS, Case, never_drawn
 from fedveil.experiments.replicates_roles import Roles
@@ -100,9 +102,9 @@ def with_earlier(chosen: Sequence[str], runs: int, earlier: Earlier) -> tuple[tu
     return union, max(runs, earlier.replicates), line
 
 
-def stage_of(planned: Planned, roles: Roles, seed: int) -> Stage:
-    """Load, deal out and build one setting."""
-    return Stage(planned.label, planned.config, prepare(planned.config), roles, seed)
+def stage_of(planned: Planned, roles: Roles, seed: int, dealt: Dealt | None = None) -> Stage:
+    """Build one setting, on data that were dealt out already or have to be loaded."""
+    return Stage(planned.label, planned.config, prepare(planned.config, dealt=dealt), roles, seed)
 
 
 def check_threats(stages: Sequence[Stage], asked: Sequence[str]) -> None:
@@ -113,11 +115,18 @@ def check_threats(stages: Sequence[Stage], asked: Sequence[str]) -> None:
     ThreatError
         Naming what is missing.
     """
+    defended = stages[1:] or stages
     for name in asked:
-        if name in ATTACKS:
-            kind = MALICIOUS if name == Active.name else HONEST
-            for stage in stages[1:] or stages:
+        if name not in ATTACKS:
+            continue
+        kind, errors = MALICIOUS if name == Active.name else HONEST, []
+        for stage in defended:
+            try:
                 stage.threat(kind, reference=True).require(name, ATTACKS[name].needs)
+            except ThreatError as error:
+                errors.append(error)
+        if len(errors) == len(defended):  # where only some lack it, their lines say so
+            raise errors[0]
 
 
 def plan_cases(planned: Sequence[Planned], attacks: Sequence[str], runs: int) -> list[Case]:

@@ -8,7 +8,8 @@ from statistics import fmean
 from typing import Protocol
 
 from fedveil.attacks.paper import MULTI_ROUND, MULTI_ROUNDS, SINGLE_SHOT
-from fedveil.experiments.audit_folder import AuditFolder
+from fedveil.errors import NoReplyError
+from fedveil.experiments.audit_folder import AuditFolder, Losses
 from fedveil.experiments.audit_paper import play_multi_round, play_single_shot
 from fedveil.experiments.audit_plan import REHEARSALS, Planned, one_run, stage_of
 from fedveil.experiments.compare import multiplier_for
@@ -108,7 +109,11 @@ def _play_paper(stage: Stage, statistics: Sequence[str], folder: AuditFolder, pr
     for name in statistics:
         if (name, stage.label) not in folder.paper:
             tick = _tick(progress, f"{stage.label}, {name}")
-            folder.add_paper(name, stage.label, players[name](stage.config, stage.roles, tick))
+            try:
+                losses: Losses | str = players[name](stage.config, stage.roles, tick)
+            except NoReplyError as error:
+                losses = str(error)
+            folder.add_paper(name, stage.label, losses)
 
 
 def _tick(progress: AuditProgress, text: str) -> Callable[[], None]:
@@ -132,4 +137,4 @@ def _matched(config: Config, planned: Planned, stage: Stage, done: Mapping[Case,
     clients = len(stage.setup.arguments["clients"])
     multiplier = multiplier_for(planned.config, fmean(sigmas) if sigmas else None, clients, planned.matches)
     found = configure(config, planned.label, planned.setting, noise_multiplier=multiplier, derived_from=planned.matches)
-    return stage_of(replace(planned, config=one_run(found)), stage.roles, config.seed)
+    return stage_of(replace(planned, config=one_run(found)), stage.roles, config.seed, stage.setup.dealt)

@@ -62,7 +62,9 @@ def compare(
                 single = _matched(config, label, variant.setting, summaries, seed)
             folder = None if path is None else path / run_name(label, seed, first=seed == config.seed)
             again = resume and folder is not None and (folder / "config.toml").exists()
-            summary = run(single, folder, resume=again, progress=progress, setting=label)
+            summary = _finished(folder, single) if again and folder is not None else None
+            if summary is None:
+                summary = run(single, folder, resume=again, progress=progress, setting=label)
             place = {"base": variant.base, "swept": dict(variant.swept)}
             summaries.append(Summary({**summary.values, **place}, summary.rows))
     return summaries if path is None else keep(summaries, path)
@@ -78,6 +80,13 @@ def _open(path: Path, config: Config, resume: bool) -> None:
         raise FieldError("--resume", str(path), "holds no comparison to go on with; leave --resume out")
     elif load(path).fingerprint() != config.fingerprint():
         raise FieldError("--resume", str(path), "holds a comparison with another configuration; give another --out")
+
+
+def _finished(folder: Path, config: Config) -> Summary | None:
+    """What a finished run holds, if it is this one."""
+    if not (folder / "summary.json").is_file() or load(folder).fingerprint() != config.fingerprint():
+        return None
+    return Summary.read(folder)
 
 
 def _begun(path: Path, config: Config) -> int:

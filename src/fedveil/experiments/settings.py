@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -68,11 +68,6 @@ def variants_of(config: Config) -> list[Variant]:
             swept = dict(zip(names, values, strict=True))
             found.append(_point(label, setting, swept, swept))
     return found
-
-
-def settings_of(config: Config) -> list[tuple[str, Setting]]:
-    """Labels and settings of a comparison, in order."""
-    return [(v.label, v.setting) for v in variants_of(config)]
 
 
 def configure(config: Config, label: str, setting: Setting, where: str = "compare", **forced: Any) -> Config:
@@ -158,11 +153,6 @@ def _of_sweep(problem: FieldError, swept: Mapping[str, Any]) -> FieldError:
 def slug(label: str) -> str:
     """A label as the name of a folder."""
     return re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-") or "setting"
-
-
-def labels_of(config: Config) -> Sequence[str]:
-    """The labels of a comparison, in order."""
-    return [label for label, _ in settings_of(config)]
 
 
 def _method(config: Config, setting: Setting) -> str:

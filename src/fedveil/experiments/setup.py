@@ -14,7 +14,7 @@ from fedveil.engines import Federation
 from fedveil.engines.assembly import with_proximal_term
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.experiments.config import Config
-from fedveil.experiments.dealing import check_fit, deal_out
+from fedveil.experiments.dealing import Dealt, check_fit, deal_out
 from fedveil.experiments.ledgers import Ledgers
 from fedveil.experiments.memo import Remembering
 from fedveil.experiments.options import fields_of
@@ -38,8 +38,8 @@ class Setup:
 
     Attributes
     ----------
-    dataset : DataSet
-        The examples that were dealt out.
+    dealt : Dealt
+        The examples, and who holds which.
     method : Method
         Both sides.
     arguments : dict
@@ -48,10 +48,15 @@ class Setup:
         What is unusual about the clients' data, a line each.
     """
 
-    dataset: DataSet
+    dealt: Dealt
     method: Method
     arguments: dict[str, Any]
     warnings: tuple[str, ...] = ()
+
+    @property
+    def dataset(self) -> DataSet:
+        """The examples that were dealt out."""
+        return self.dealt.dataset
 
     def federation(self, config: Config, ledgers: Ledgers) -> Federation:
         """The federation, on the configured engine."""
@@ -68,7 +73,7 @@ class Setup:
         )
 
 
-def prepare(config: Config, memo: Path | None = None) -> Setup:
+def prepare(config: Config, memo: Path | None = None, dealt: Dealt | None = None) -> Setup:
     """Load the data, deal it out, build the model.
 
     Parameters
@@ -77,6 +82,8 @@ def prepare(config: Config, memo: Path | None = None) -> Setup:
         Of one run.
     memo : Path, optional
         A folder where first rounds are kept, for runs that begin alike; see `Remembering`.
+    dealt : Dealt, optional
+        The data, where they were dealt out for the same ``[data]`` and seed already.
 
     Raises
     ------
@@ -84,7 +91,7 @@ def prepare(config: Config, memo: Path | None = None) -> Setup:
         Naming the key that does not fit.
     """
     spec = config.data
-    dealt = deal_out(spec, config.seed)
+    dealt = deal_out(spec, config.seed) if dealt is None else dealt
     dataset, validation = dealt.dataset, dealt.validation
     method = config.privacy.build(config.aggregator)
     shape: dict[str, Any] = {"input_shape": dataset.input_shape, "outputs": dataset.outputs, **config.model.options}
@@ -126,7 +133,7 @@ def prepare(config: Config, memo: Path | None = None) -> Setup:
     warnings = dealt.warnings()
     if config.privacy.method != "vanilla":
         warnings += delta_warning(config.privacy.budget.delta, len(dealt.clients))
-    return Setup(dataset, method, arguments, tuple(warnings))
+    return Setup(dealt, method, arguments, tuple(warnings))
 
 
 def _remembered(trainer: Trainer, config: Config, local: LocalTraining, memo: Path) -> Trainer:

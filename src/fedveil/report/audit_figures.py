@@ -12,7 +12,7 @@ from fedveil.attacks import ATTACKS, Weighing
 from fedveil.attacks.adaptive import boundaries
 from fedveil.attacks.statistics import roc
 from fedveil.experiments.audit import Audit
-from fedveil.experiments.audit_results import Verdict
+from fedveil.experiments.audit_results import Verdict, attack_of
 from fedveil.report.audit_tables import SUPPOSED, by_attack
 from fedveil.report.figures import MARKERS, whole_numbers
 from fedveil.report.labels import columns_within, labelled, legend_below, wrapped
@@ -198,7 +198,7 @@ def _scores(axes: Axes, verdict: Verdict, name: str, width: float) -> None:
     if threshold is not None:
         axes.axvline(threshold, color="#000000", linewidth=0.8, linestyle=":", label="threshold")
     axes.yaxis.set_major_locator(whole_numbers())
-    about = wrapped(f"{_named(name, {'': verdict})}\n{ATTACKS[_attack(name)].summary}", width, 7)
+    about = wrapped(f"{_named(name, {'': verdict})}\n{ATTACKS[attack_of(name)].summary}", width, 7)
     axes.set_title(about, fontsize=7)
     what = "log-likelihood ratio after the last round" if _weighs(name) else "mean of its scores over all rounds"
     axes.set_xlabel(f'{what}\n(right of the threshold: "it takes part")', fontsize=7)
@@ -229,11 +229,6 @@ def _evidence(axes: Axes, verdict: Verdict, name: str) -> None:
     axes.set_ylabel("log-likelihood ratio" if _weighs(name) else "mean score so far", fontsize=7)
 
 
-def _attack(row: str) -> str:
-    """The attack of a row, without the mode of publishing."""
-    return row.split(" ")[0]
-
-
 def _weighs(row: str) -> bool:
     """Whether the attack of a row reports log-likelihood ratios."""
-    return issubclass(ATTACKS[_attack(row)], Weighing)
+    return issubclass(ATTACKS[attack_of(row)], Weighing)

@@ -70,7 +70,8 @@ def audit_notes(found: Audit) -> list[str]:
         f"{colluding}.",
         f"{runs} independent runs with and {runs} without the target; intervals are over runs. Each run has its own "
         "data, first model, training order and noise (natural clients keep their data, in rehearsals too: an "
-        f"adversary that knows them). Thresholds come from {rehearsals} + {rehearsals} rehearsals, which are not "
+        "adversary that knows them; a pre-trained first model is trained once for all). "
+        f"Thresholds come from {rehearsals} + {rehearsals} rehearsals, which are not "
         "evaluated.",
         f"measured epsilon >=: what the attack proves at 95% about this run's data, for {values['relation']} at "
         f"delta = {values['delta']:g}; {runs} runs can prove {values['epsilon_ceiling']:.2f} at most (by number of "

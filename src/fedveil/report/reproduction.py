@@ -79,8 +79,10 @@ def contents_table(study: Study) -> Table:
     return table
 
 
-def cells_table(study: Study, selection: Selection, states: Mapping[str, str], done: Progressed) -> tuple[Table, str]:
-    """The cells of a selection with their state, and a line that sums them up."""
+def cells_table(
+    study: Study, selection: Selection, states: Mapping[str, str], done: Progressed, jobs: int = 1
+) -> tuple[Table, str]:
+    """The cells of a selection with their state, and a line that sums them up: their time with so many at once."""
     cells = cells_of(study, selection)
     table = Table(box=box.SIMPLE_HEAD)
     for name in ("run", "state", "folder"):
@@ -93,7 +95,9 @@ def cells_table(study: Study, selection: Selection, states: Mapping[str, str], d
     left = [cell for cell in cells if states[cell.key] != "done"]
     seconds = pace.seconds(left) if left else None
     text = f"{len(cells)} runs, {len(cells) - len(left)} finished"
-    return table, text + ("" if seconds is None else f"; the others need about {duration(seconds)}")
+    if seconds is not None:
+        text += f"; the others need about {duration(seconds / min(jobs, len(left)))}"
+    return table, text
 
 
 def _number(value: float | None, sign: str = "") -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.attacks.statistics import Estimate, auc_interval
+from fedveil.attacks.statistics import Estimate, auc_interval, wins
 from fedveil.errors import FieldError
 from fedveil.reproduce.evidence import Difference, difference
 
@@ -61,7 +61,7 @@ class Audited:
 
         `tried` attacks share the 5% between them. Where both areas are near 1 the interval is somewhat narrow.
         """
-        gain = _wins(*self.scores[attack, first]) - _wins(*self.scores[attack, second])
+        gain = wins(*self.scores[attack, first]) - wins(*self.scores[attack, second])
         n, m = gain.shape
         rng = np.random.default_rng(0)
         rows = rng.multinomial(n, np.full(n, 1 / n), size=RESAMPLES) / n
@@ -74,12 +74,6 @@ class Audited:
         """Accuracy in one setting less that in another, over runs with the target, paired by their seeds."""
         pairs = zip(self.accuracies[first], self.accuracies[second], strict=True)
         return difference([a - b for a, b in pairs], "runs")
-
-
-def _wins(inside: NDArray[np.float64], outside: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Whether each run with the target scores above each run without; ties count half. Their mean is the AUC."""
-    first, second = inside[:, None], outside[None]
-    return np.where(first == second, 0.5, np.greater(first, second).astype(np.float64))
 
 
 def read_audits(folder: Path) -> list[Audited]:

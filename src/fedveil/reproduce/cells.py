@@ -120,13 +120,20 @@ class Runs:
         """The folder of a cell.
 
         Keys follow from whole configurations, so they change when FedVeil learns an option, whatever its default. A
-        finished run that an earlier version left under another key is found by its configuration, read by this one.
+        finished run that an earlier version left under another key is found by its configuration, read by this one; for
+        a cell that matches another's sigma that has the multiplier that follows from that one's run.
         """
         exact = self.folder / "cells" / cell.folder
         if (exact / "config.toml").is_file():
             return exact
         others = sorted((self.folder / "cells").glob(f"{slug(cell.label)}-{'?' * KEY}"))
-        return next((other for other in others if _holds(other, cell)), exact)
+        if not others:
+            return exact
+        earlier = None if cell.sigma_of is None else self.finished(cell.sigma_of)
+        if cell.sigma_of is not None and earlier is None:
+            return exact
+        wanted = _matched(cell, earlier)
+        return next((other for other in others if _holds(other, wanted, cell.watcher)), exact)
 
     def state(self, cell: Cell) -> str:
         """``"done"``, ``"begun"`` or ``"to run"``."""
@@ -169,12 +176,7 @@ class Runs:
 
     def _resolved(self, cell: Cell, progress: Progress) -> Config:
         """The configuration to run: of a cell that matches another's sigma once that one is finished."""
-        if cell.sigma_of is None:
-            return cell.config
-        earlier = self.run(cell.sigma_of, progress)
-        values = cell.config.to_dict()
-        values["privacy"]["noise_multiplier"] = matching_multiplier(cell.config, earlier.summary)
-        return parse(values)
+        return _matched(cell, None if cell.sigma_of is None else self.run(cell.sigma_of, progress))
 
     @contextmanager
     def alone(self, *, shared: bool = False) -> Iterator[None]:
@@ -212,20 +214,24 @@ def distinct(cells: Iterable[Cell]) -> list[Cell]:
     return list(found.values())
 
 
-def _holds(folder: Path, cell: Cell) -> bool:
-    """Whether a folder holds a finished run of the cell."""
+def _matched(cell: Cell, earlier: Outcome | None) -> Config:
+    """The configuration of a cell, with the noise multiplier that gives it the sigma of an earlier run."""
+    if earlier is None:
+        return cell.config
+    values = cell.config.to_dict()
+    values["privacy"]["noise_multiplier"] = matching_multiplier(cell.config, earlier.summary)
+    return parse(values)
+
+
+def _holds(folder: Path, config: Config, watcher: Watcher | None) -> bool:
+    """Whether a folder holds a finished run of a configuration, measured as well."""
     try:
         stored, summary = load(folder / "config.toml"), Summary.read(folder)
     except FedVeilError:  # damaged, or of a version that this one cannot read: it is run again
         return False
     watched = set(summary.rows[0].get("watched", ()))
-    return _plain(stored, cell) == _plain(cell.config, cell) and watched.issuperset(
-        cell.watcher.figures if cell.watcher else ()
-    )
+    return _plain(stored) == _plain(config) and watched.issuperset(watcher.figures if watcher else ())
 
 
-def _plain(config: Config, cell: Cell) -> dict[str, Any]:
-    values = config.model_copy(update=ELSEWHERE).to_dict()
-    if cell.sigma_of is not None:
-        del values["privacy"]["noise_multiplier"]
-    return values
+def _plain(config: Config) -> dict[str, Any]:
+    return config.model_copy(update=ELSEWHERE).to_dict()

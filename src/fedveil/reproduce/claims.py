@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from fedveil.reproduce.audited import Audited
-from fedveil.reproduce.evidence import DRAWS, SEEDS, Difference, Figure, Source, against, differ, difference
+from fedveil.reproduce.evidence import DRAWS, Difference, Figure, Source, against, differ, mean_of
 
 REPRODUCED, NOT_REPRODUCED = "reproduced", "not reproduced"
 UNDECIDED, NOT_YET, UNTESTABLE = "undecided", "not tested yet", "not testable here"
@@ -105,12 +105,10 @@ class Finding:
 
     @property
     def together(self) -> Difference | None:
-        """The mean over all tested rows, seed by seed; None where there are not several over as many seeds."""
+        """The mean over all tested rows, seed by seed; None where there are not several, or a mean says nothing."""
         tested = self._tested()
-        values = [row.found.values for row in tested if row.found is not None]
-        if not self.pooled or len(values) < 2 or len(values) < len(tested) or len({len(v) for v in values}) > 1:
-            return None
-        return difference([sum(each) / len(each) for each in zip(*values, strict=True)], SEEDS)
+        found = [row.found for row in tested if row.found is not None]
+        return mean_of(found) if self.pooled and 1 < len(found) == len(tested) else None
 
     def _tested(self) -> list[Row]:
         return [row for row in self.rows if row.state in TESTED]

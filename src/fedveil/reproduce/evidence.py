@@ -98,6 +98,8 @@ class Difference:
         What they are.
     values : tuple of float
         Of each pair.
+    seeds : tuple of int
+        Of each pair, where pairs are seeds.
     """
 
     mean: float
@@ -106,6 +108,7 @@ class Difference:
     count: int
     over: str
     values: tuple[float, ...] = ()
+    seeds: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         spread = f" ({_signed(self.low)} to {_signed(self.high)})" if self.count > 1 else ""
@@ -128,7 +131,7 @@ def differ(first: Figure, second: Figure) -> Difference | None:
     if not seeds:
         return None
     if len(seeds) > 1:
-        return difference([_of_seed(first, s) - _of_seed(second, s) for s in seeds], SEEDS)
+        return difference([_of_seed(first, s) - _of_seed(second, s) for s in seeds], SEEDS, seeds)
     [seed] = seeds
     draws = sorted({d for figure in (first, second) for s, d in figure.values if s == seed})
     pairs = [(_of_draw(first, seed, d), _of_draw(second, seed, d)) for d in draws]
@@ -140,7 +143,7 @@ def against(figure: Figure, level: float) -> Difference:
     """A figure less a fixed level."""
     seeds = sorted({s for s, _ in figure.values})
     if len(seeds) > 1:
-        return difference([_of_seed(figure, s) - level for s in seeds], SEEDS)
+        return difference([_of_seed(figure, s) - level for s in seeds], SEEDS, seeds)
     values = [v - level for v in figure.values.values()]
     return difference(values, DRAWS if len(values) > 1 else ONE_RUN)
 
@@ -194,10 +197,19 @@ def _of_draw(figure: Figure, seed: int, draw: int) -> float | None:
     return next(iter(own.values())) if len(own) == 1 else own.get(draw)
 
 
-def difference(values: Sequence[float], over: str) -> Difference:
-    """Of paired values."""
+def difference(values: Sequence[float], over: str, seeds: Sequence[int] = ()) -> Difference:
+    """Of paired values, and their seeds."""
     low, high = interval_of(values) if len(values) > 1 else (float("-inf"), float("inf"))
-    return Difference(fmean(values), low, high, len(values), over, tuple(values))
+    return Difference(fmean(values), low, high, len(values), over, tuple(values), tuple(seeds))
+
+
+def mean_of(differences: Sequence[Difference]) -> Difference | None:
+    """Their mean seed by seed, over the seeds that all of them have; None without two of these."""
+    common = sorted(set.intersection(*(set(one.seeds) for one in differences))) if differences else []
+    if len(common) < 2:
+        return None
+    by_seed = [dict(zip(one.seeds, one.values, strict=True)) for one in differences]
+    return difference([fmean(one[seed] for one in by_seed) for seed in common], SEEDS, common)
 
 
 def _signed(value: float) -> str:

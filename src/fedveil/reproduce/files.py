@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,24 @@ from fedveil.reproduce.cells import Runs
 from fedveil.reproduce.measure import Result, measured, to_json
 from fedveil.reproduce.metric_privacy.page import claims_page
 from fedveil.reproduce.study import Progressed, Selection, Study, cells_of, run_cells
+
+
+def refuse_other_scale(folder: Path, study: Study) -> None:
+    """Refuse a folder whose tables are of another scale: they would be replaced.
+
+    Raises
+    ------
+    FieldError
+        Naming that scale.
+    """
+    scale = study.choices["scale"]
+    for path in sorted(folder.glob("table-*.json")):
+        try:
+            stored = json.loads(path.read_bytes())["scale"]
+        except (ValueError, KeyError, TypeError):  # damaged; named when it is written again
+            continue
+        if stored != scale:
+            raise FieldError("--out", str(folder), f"holds tables of the scale {stored!r}; give another folder")
 
 
 def keep_table(folder: Path, study: Study, table: str, suffix: str = "") -> Path:
@@ -57,12 +76,17 @@ def write_table(path: Path, study: Study, table: str, results: Sequence[Result])
         "versions": versions(),
         "rows": to_json(results),
     }
-    replace(path, (json.dumps(values, indent=1) + "\n").encode())
+    replace(path, (json.dumps(values, indent=1) + "\n").encode(), _writer())
     return path
 
 
 def write_claims(folder: Path) -> Path:
     """Write ``claims.md`` from the table and audit files below a folder."""
     path = folder / "claims.md"
-    replace(path, claims_page(folder).encode())
+    replace(path, claims_page(folder).encode(), _writer())
     return path
+
+
+def _writer() -> str:
+    """Who only looks at finished runs takes no lock, and may write while others do."""
+    return f".{os.getpid()}"

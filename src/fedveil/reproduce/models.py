@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -11,8 +10,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedveil.errors import FieldError
-from fedveil.experiments import Config, parse
+from fedveil.experiments import Config
 from fedveil.experiments.dealing import deal_out
+from fedveil.experiments.sections import Data
 from fedveil.layout import Layout
 from fedveil.learning import build_model, predict
 from fedveil.reproduce.cells import Outcome
@@ -28,8 +28,8 @@ class Examples:
 
 
 def test_half(config: Config) -> Examples:
-    """What is left of the set's test half when the server has taken its share."""
-    return _test_half(config.to_toml())
+    """What is left of the set's test half when the server has taken its share: data and seed decide it."""
+    return _test_half(config.data.model_dump_json(), config.seed)
 
 
 def outputs(outcome: Outcome, examples: Examples) -> Tensor:
@@ -54,10 +54,10 @@ def outputs(outcome: Outcome, examples: Examples) -> Tensor:
     return predict(module, layout, layout.read(module), examples.x)
 
 
-@lru_cache(maxsize=16)
-def _test_half(text: str) -> Examples:
-    config = parse(tomllib.loads(text))
-    dataset = deal_out(config.data, config.seed).dataset
+@lru_cache(maxsize=4)
+def _test_half(text: str, seed: int) -> Examples:
+    data = Data.model_validate_json(text)
+    dataset = deal_out(data, seed).dataset
     if dataset.test_x is None or dataset.test_y is None:
-        raise FieldError("data.name", config.data.name, "has no test half to measure on")
+        raise FieldError("data.name", data.name, "has no test half to measure on")
     return Examples(dataset.test_x, dataset.test_y, dataset.classes)

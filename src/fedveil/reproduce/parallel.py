@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
+import threading
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -42,7 +46,7 @@ class Jobs:
 
     def __init__(self, runs: Runs, count: int, cells: Sequence[Cell]) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would inherit threads that do not exist in it
-        self._pool = ProcessPoolExecutor(count, mp_context=context)
+        self._pool = ProcessPoolExecutor(count, mp_context=context, initializer=_follow)
         self._runs, self._count, self._waiting = runs, count, list(cells)
         self._others = set(multiprocessing.active_children())
         self._going: dict[Future[tuple[float, float, str]], Cell] = {}
@@ -62,7 +66,7 @@ class Jobs:
         Raises
         ------
         FedVeilError
-            What a run refused.
+            What a run refused, or that a process was killed.
         """
         for cell in self._ready():  # no more than there are processes: what waits in a pool is begun even at its end
             self._waiting.remove(cell)
@@ -70,12 +74,31 @@ class Jobs:
         if not self._going:
             return None
         done, _ = wait(self._going, return_when=FIRST_COMPLETED)
-        return [Ended(self._going.pop(future), *future.result()) for future in done]
+        try:
+            return [Ended(self._going.pop(future), *future.result()) for future in done]
+        except BrokenProcessPool:
+            raise FedVeilError(
+                "a process that ran one of several runs was killed, perhaps for want of memory; finished rounds are "
+                f"kept. Run the same command again, with fewer than --jobs {self._count}"
+            ) from None
 
     def _ready(self) -> list[Cell]:
         unfinished = {cell.key for cell in (*self._waiting, *self._going.values())}
         ready = [cell for cell in self._waiting if cell.sigma_of is None or cell.sigma_of.key not in unfinished]
         return ready[: self._count - len(self._going)]
+
+
+def _follow() -> None:
+    """Leave Ctrl-C to the first process, and end when it does, however it ends: a run's folder survives that."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    first = multiprocessing.parent_process()
+    assert first is not None
+
+    def end() -> None:
+        first.join()
+        os._exit(1)
+
+    threading.Thread(target=end, daemon=True).start()
 
 
 class _Share(Silent):

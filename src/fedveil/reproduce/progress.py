@@ -49,7 +49,8 @@ class Overall:
 
         A run that went on in the middle did a `share` of its rounds; by default the one that it said when it began.
         """
-        self._pace.add(cell, seconds, self._share if share is None else share)
+        if not why:  # one that diverged says nothing of how long a whole run takes
+            self._pace.add(cell, seconds, self._share if share is None else share)
         self._left = [other for other in self._left if other.key != cell.key]
         if why:
             self.say(f"{cell.label}: {why}")

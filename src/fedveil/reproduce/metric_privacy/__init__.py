@@ -10,13 +10,13 @@ from fedveil.attacks.paper import NO_OTHER_WORLD
 from fedveil.errors import FieldError
 from fedveil.reproduce.claims import LEARNED, PAPER, PRINTED_NOISE
 from fedveil.reproduce.measure import Entry, Result, read_published
-from fedveil.reproduce.metric_privacy import inference
+from fedveil.reproduce.metric_privacy import distances, inference
 from fedveil.reproduce.metric_privacy.contents import FIGURES, TABLES
 from fedveil.reproduce.metric_privacy.plan import EQUAL, SETTINGS, Choices, Plan, Scale, described, scales
 from fedveil.reproduce.study import Plot
 
 _THREE_CLIENTS = {*inference.SINGLE, "12", "13", "distances"}
-_ABOUT = {**inference.SINGLE, "13": inference.MULTI, "distances": inference.MULTI}  # tables of one rule
+_ABOUT = {**inference.SINGLE, "13": inference.MULTI, "distances": distances.RULE}  # tables, figures of one rule
 _GUESSED = (
     "client inference scenario: client 3 has 424 images of class 0 where the paper prints 524, a guess: all three "
     "together would have 100 more than the train split"
@@ -34,15 +34,15 @@ class MetricPrivacyStudy:
     """
 
     name = "metric-privacy"
-    figures: Mapping[str, str] = {number: content.title for number, content in FIGURES.items()}
     settings: Mapping[str, str] = {**SETTINGS, **EQUAL}
 
     def __init__(self, choices: Choices) -> None:
         self.plan = Plan(choices)
         rules = choices.rules or tuple(_ABOUT.values())
-        self.tables: Mapping[str, str] = {
-            number: content.title for number, content in TABLES.items() if _ABOUT.get(number, rules[0]) in rules
-        }
+        self.tables, self.figures = (
+            {name: content.title for name, content in every.items() if _ABOUT.get(name, rules[0]) in rules}
+            for every in (TABLES, FIGURES)
+        )
         self._printed = read_published(resources.files(__package__) / "published.csv")
 
     def entries(self, table: str) -> list[Entry]:
@@ -68,8 +68,8 @@ class MetricPrivacyStudy:
             self.plan.choices.with_stored(labels, list(map(int, values["seeds"])), int(values.get("draws", 1)))
         )
 
-    def refuse_other_rules(self, tables: Sequence[str]) -> None:
-        """Refuse a table of one rule where only other rules were chosen.
+    def refuse_other_rules(self, tables: Sequence[str], figures: Sequence[str] = ()) -> None:
+        """Refuse a table or figure of one rule where only other rules were chosen.
 
         Raises
         ------
@@ -81,6 +81,8 @@ class MetricPrivacyStudy:
             own = [t for t, rule in inference.SINGLE.items() if rule in rules and table in inference.SINGLE]
             instead = f"; see table {' and table '.join(own)}" if own else ""
             raise FieldError("--rule", ", ".join(rules), f"table {table} is about {_ABOUT[table]} alone{instead}")
+        for figure in (f for f in figures if f in _ABOUT and f not in self.figures):
+            raise FieldError("--rule", ", ".join(rules), f"figure {figure} is about {_ABOUT[figure]} alone")
 
     def advice(self, results: Sequence[Result]) -> list[str]:
         """What to try where no private run learned anything."""

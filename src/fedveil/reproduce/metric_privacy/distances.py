@@ -80,7 +80,8 @@ class Divergence:
     @property
     def name(self) -> str:
         """With what decides the examples."""
-        return f"distances and disagreement on the test half {self.full.data.model_dump_json()} {self.full.seed}"
+        what = ", ".join(self.figures)
+        return f"{what} on the test half {self.full.data.model_dump_json()} {self.full.seed}"
 
     @property
     def figures(self) -> tuple[str, ...]:

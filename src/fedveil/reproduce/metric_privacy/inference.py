@@ -8,7 +8,6 @@ target and one without, and the loss on that tenth with noise after every round.
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,9 +18,10 @@ import torch
 
 from fedveil.attacks.paper import multi_round, single_shot
 from fedveil.engines import Federation
-from fedveil.experiments import Config, parse
+from fedveil.experiments import Config
 from fedveil.experiments.dealing import deal_out
 from fedveil.experiments.replicates_data import shadow_of
+from fedveil.experiments.sections import Data
 from fedveil.learning import evaluate
 from fedveil.learning.losses import cross_entropy
 from fedveil.mechanisms import keyed_seed
@@ -67,7 +67,7 @@ class ShadowLoss:
 
 def shadow_data(config: Config, kind: str) -> Examples:
     """A tenth of the last client's training examples, as the paper's attacker holds them."""
-    return _shadow(config.to_toml(), kind)
+    return _shadow(config.data.model_dump_json(), config.seed, kind)
 
 
 def single_entries(plan: Plan, printed: Printed, table: str) -> list[Entry]:
@@ -155,9 +155,8 @@ def _attack(outcomes: Sequence[Outcome]) -> Value:
 
 
 @lru_cache(maxsize=8)
-def _shadow(text: str, kind: str) -> Examples:
-    config = parse(tomllib.loads(text))
-    dealt = deal_out(config.data, config.seed)
-    rng = np.random.default_rng(keyed_seed("paper shadow", config.seed))
+def _shadow(text: str, seed: int, kind: str) -> Examples:
+    dealt = deal_out(Data.model_validate_json(text), seed)
+    rng = np.random.default_rng(keyed_seed("paper shadow", seed))
     held = shadow_of(dealt.clients[-1], kind, dealt.dataset, rng)
     return Examples(held.x, held.y, dealt.dataset.classes)

@@ -65,12 +65,14 @@ class Choices:
         Repetitions: seeds `seed`, `seed` + 1, ...; data, first model, training and noise change.
     seed : int
         The first.
+    more_seeds : tuple of int
+        Others beside them.
     draws : int
         Noise draws on one training, where a table looks at a single round.
     rules : tuple of str
         Aggregation rules; empty: the paper's six.
     readings : tuple of str
-        Other readings of the paper.
+        Other readings of the paper, in any order.
     workers : int
         Clients trained side by side.
     device : str
@@ -80,6 +82,7 @@ class Choices:
     scale: str | Scale = "small"
     seeds: int = 1
     seed: int = 0
+    more_seeds: tuple[int, ...] = ()
     draws: int = 10
     rules: tuple[str, ...] = ()
     readings: tuple[str, ...] = ()
@@ -100,19 +103,22 @@ class Choices:
             for name in names:
                 if name not in known:
                     raise FieldError(option, name, nearest(name, known))
+        object.__setattr__(self, "readings", tuple(n for n in described()["readings"] if n in self.readings))
+
+    @property
+    def all_seeds(self) -> tuple[int, ...]:
+        """In order, each once."""
+        return tuple(sorted({*range(self.seed, self.seed + self.seeds), *self.more_seeds}))
 
     def with_stored(self, labels: Collection[str], seeds: Sequence[int], draws: int) -> Choices:
         """These, and those of a table that was made before: its rules by label, its seeds, its draws."""
         rules: Mapping[str, Any] = described()["rules"]
         known = [name for name, rule in rules.items() if rule["label"] in labels]
-        first = min([self.seed, *seeds])
-        last = max([self.seed + self.seeds - 1, *seeds])
         chosen = self.rules or tuple(name for name, rule in rules.items() if not rule.get("extra"))
         return replace(
             self,
             rules=tuple(name for name in rules if name in chosen or name in known),
-            seed=first,
-            seeds=last - first + 1,
+            more_seeds=(*self.more_seeds, *seeds),
             draws=max(self.draws, draws),
         )
 
@@ -129,7 +135,7 @@ class Plan:
     ----------
     rules : list of str
         In order.
-    seeds : range
+    seeds : tuple of int
         Of the repetitions.
     """
 
@@ -139,7 +145,7 @@ class Plan:
         every: Mapping[str, Any] = described()["rules"]
         chosen = choices.rules or tuple(name for name, rule in every.items() if not rule.get("extra"))
         self.rules = [name for name in every if name in chosen]
-        self.seeds = range(choices.seed, choices.seed + choices.seeds)
+        self.seeds = choices.all_seeds
         self._device = resolve_device(choices.device)
         self._cells: dict[Hashable, Cell] = {}
 
@@ -213,9 +219,10 @@ class Plan:
             parts.append("out")
         values["name"] = "-".join(parts)
         values["privacy"] = {**values["privacy"], "noise_multiplier": self._noise(values, multiplier)}
-        given: dict[str, Any] = {"method": "global" if setting in EQUAL else setting}
+        method = "global" if setting in EQUAL else setting
+        given: dict[str, Any] = {"method": method}
         for name in self.choices.readings:
-            given |= described()["readings"][name].get(setting, {})
+            given |= described()["readings"][name].get(method, {})
         forced = {"derived_from": SETTINGS["metric"]} if setting in EQUAL else {}
         return configure(parse(values), setting, Setting.model_validate(given), **forced)
 
