@@ -23,14 +23,22 @@ from fedveil.experiments import Audit, Config, audit, load
 from fedveil.experiments.audit_paper import play_without_target
 from fedveil.experiments.audit_plan import plan_settings, stage_of
 from fedveil.experiments.replicates_record import HONEST, Case
-from fedveil.experiments.replicates_roles import IN_ITS_PLACE, Roles
+from fedveil.experiments.replicates_roles import IN_ITS_PLACE, SHADOWS, Roles
 from fedveil.report.audit_figures import draw_audit
 from fedveil.report.audit_tables import by_attack
 
 ROOT = Path(__file__).resolve().parent.parent
 PRESET = "digits-cia"
 NOISES = (0.5, 2.0)
-WORLDS = {"replace": 0, "twin": 0, "itself": 0, "itself, another seed": 1}  # and what is added to the preset's seed
+WORLDS = {  # and what is added to the preset's seed
+    "replace": 0,
+    "twin": 0,
+    "remove": 0,
+    "empty": 0,
+    "itself": 0,
+    "itself, another seed": 1,
+}
+SIX = ("data.clients=6", f"data.counts={[[20] * 10] * 5 + [[0] * 5 + [40] * 5]}")  # colluding: two of five others
 PASSIVE = ("loss", "calibrated-loss", "likelihood-ratio", "own-update", "adaptive", "colluding")
 WORLD_RUNS = 100  # of those, in each world
 CHECKED = ("loss", "calibrated-loss", "own-update", "colluding")
@@ -69,6 +77,14 @@ def main() -> None:
         world, folder = label.partition(",")[0], args.runs / f"world-{label.replace(', ', '-').replace(' ', '-')}"
         seeded = config.model_copy(update={"seed": config.seed + more})
         worlds[label] = audit(seeded, folder, attacks=PASSIVE, replicates=args.world_replicates, world=world)
+    shadows = {
+        kind: worlds["replace"]
+        if kind == "clean"
+        else audit(config, args.runs / f"shadow-{kind}", attacks=PASSIVE, replicates=args.world_replicates, shadow=kind)
+        for kind in SHADOWS
+    }
+    larger = audit(load(PRESET, SIX), args.runs / "six-clients", attacks=PASSIVE, replicates=args.world_replicates)
+    more = {"shadows": shadows, "six clients": {"three clients": worlds["replace"], "six clients": larger}}
     print("worlds done", flush=True)
     nulls = {planned.label: null_of(planned.config) for planned in plan_settings(config, compare=False)}
     check = check_of(config)
@@ -78,11 +94,13 @@ def main() -> None:
         ),
         "noise_multipliers": {noise: kept(found) for noise, found in settings.items()},
         "worlds": {world: kept(found) for world, found in worlds.items()},
+        "shadows": {kind: kept(found) for kind, found in shadows.items() if kind != "clean"},
+        "six_clients": kept(larger),
         "itself_in_short_runs": {"runs": CHECK_RUNS, **{name: asdict(found) for name, found in check.items()}},
         "paper_multi_round_without_target": nulls,
     }
     (args.into / "cia-digits.json").write_text(json.dumps(rounded(record), indent=1) + "\n")
-    (args.into / "cia-digits.md").write_text(page(settings, worlds, check, nulls))
+    (args.into / "cia-digits.md").write_text(page(settings, worlds, more, check, nulls))
     shutil.copyfile(args.runs / f"noise-{NOISES[0]:g}" / "config.toml", args.into / "cia-digits.toml")
 
 
@@ -115,7 +133,7 @@ def check_of(config: Config) -> dict[str, Estimate]:
 
 def kept(found: Audit) -> dict[str, Any]:
     """An audit without the scores of its runs."""
-    values = {k: v for k, v in found.values.items() if k not in ("versions", "seconds", "source", "notes")}
+    values = {k: v for k, v in found.values.items() if k not in ("versions", "source", "notes")}
     drop = ("scores", "notes", "true_rates", "unit", "threat")
     values["results"] = [{k: v for k, v in r.items() if k not in drop} for r in values["results"]]
     paper = values["paper"]
@@ -133,7 +151,11 @@ def rounded(values: Any) -> Any:
 
 
 def page(
-    settings: dict[str, Audit], worlds: dict[str, Audit], check: dict[str, Estimate], nulls: dict[str, Any]
+    settings: dict[str, Audit],
+    worlds: dict[str, Audit],
+    more: dict[str, dict[str, Audit]],
+    check: dict[str, Estimate],
+    nulls: dict[str, Any],
 ) -> str:
     """The tables for people."""
     lines = [HEAD, ""]
@@ -146,17 +168,20 @@ def page(
         lines += [""]
     runs = next(iter(worlds.values())).values["replicates"]
     lines += [f"## What stands in the target's place (z = 0.5): AUC (95% over {runs} + {runs} runs)", ""]
-    for label, column in (("vanilla", 0), ("global", 1)):
-        lines += table(
-            f"attack, {label}",
-            list(worlds),
-            [[name, *cells] for name, cells in across(worlds, column).items()],
-        )
-        lines += [""]
+    lines += beside(worlds)
     lines += [f"* {world}: {IN_ITS_PLACE[world]}" for world in worlds if world in IN_ITS_PLACE]
     lines += ["", SHARED.format(CHECK_RUNS), ""]
     lines += table("", list(check), [["itself", *map(interval, check.values())]])
-    lines += ["", "## The paper's multi-round statistic, with the target in neither run", ""]
+    lines += ["", f"## What the adversary holds (z = 0.5): AUC (95% over {runs} + {runs} runs)", ""]
+    lines += beside(more["shadows"])
+    lines += [f"* {kind}: {what}" for kind, what in SHADOWS.items()]
+    lines += ["", f"## Among more clients (z = 0.5): AUC (95% over {runs} + {runs} runs)", ""]
+    lines += [
+        "`colluding` pools what two clients sent: all but the target among three, two of five others among six.",
+        "",
+    ]
+    lines += beside(more["six clients"])
+    lines += ["## The paper's multi-round statistic, with the target in neither run", ""]
     head = ("pairs of runs", "interval excludes .5", "share (95%)", "AUC from", "to")
     rows = []
     for label, null in nulls.items():
@@ -167,6 +192,15 @@ def page(
         )
     lines += table("setting", head, rows)
     return "\n".join(lines) + "\n"
+
+
+def beside(audits: dict[str, Audit]) -> list[str]:
+    """Several audits side by side, without a defence and with it."""
+    lines = []
+    for label, column in (("vanilla", 0), ("global", 1)):
+        rows = [[name, *cells] for name, cells in across(audits, column).items()]
+        lines += [*table(f"attack, {label}", list(audits), rows), ""]
+    return lines
 
 
 def auc_rows(found: Audit, labels: Sequence[str]) -> list[list[str]]:

@@ -43,7 +43,7 @@ def test_the_other_commands_parse_and_their_configurations_load(command):
 
 
 def test_there_are_commands():
-    assert (len(REPRODUCE), len(OTHERS)) == (8, 3)
+    assert (len(REPRODUCE), len(OTHERS)) == (8, 4)
 
 
 def test_the_page_names_every_table_figure_and_reading():

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -117,12 +118,16 @@ def _list(console: Console, paper: MetricPrivacyStudy) -> None:
 
     console.print(contents_table(paper))
     rules = [
-        (n, r["label"], ", ".join(f"{k} {v}" for k, v in r["aggregator"].items() if k != "name"))
+        (n, r["label"], _parameters(r["aggregator"]), "pre-trained" if r.get("pretrained") else "random")
         for n, r in described()["rules"].items()
     ]
-    console.print(facts(rules, ("--rule", "name", "parameters")))
+    console.print(facts(rules, ("--rule", "name", "parameters", "first model")))
     console.print(facts([(n, r["what"]) for n, r in described()["readings"].items()], ("--reading", "what it changes")))
     console.print(facts([(s.name, s.what) for s in scales().values()], ("--scale", "what it is")))
+
+
+def _parameters(aggregator: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in aggregator.items() if name != "name")
 
 
 def _dry_run(

@@ -37,11 +37,14 @@ def markdown_table(title: str, results: Sequence[Result], settings: Mapping[str,
 def _lines(results: Sequence[Result], settings: Mapping[str, str]) -> tuple[list[str], list[list[str]]]:
     several = len({r.figure for r in results}) > 1
     noisy, printed = any(r.noise for r in results), any(r.published for r in results)
+    drawn = any(r.between_draws is not None and len(set(r.seeds)) > 1 for r in results)
     header = ["rule", "setting", *(["figure"] * several), "ours", "interval or deviation"]
+    header += ["± over draws"] * drawn
     header += ["paper", "difference"] * printed + ["d", "noise/clip"] * noisy
     rows = []
     for r in results:
         cells = [r.row, settings.get(r.setting, r.setting), *([r.figure] * several), _number(r.value), _spread(r)]
+        cells += [_number(r.between_draws)] * drawn
         cells += [_printed(r.published), _number(r.difference, "+")] if printed else []
         cells += [_short(r.noise.get("distance")), _short(r.noise.get("noise_to_clip"))] if noisy else []
         rows.append(cells)

@@ -12,13 +12,14 @@ from fedveil.reproduce.evidence import DRAWS, Difference, Figure, Source, agains
 REPRODUCED, NOT_REPRODUCED = "reproduced", "not reproduced"
 UNDECIDED, NOT_YET, UNTESTABLE = "undecided", "not tested yet", "not testable here"
 HOLDS, REVERSED, NONE, OPEN = "holds", "reversed", "no difference", "open"
-UNTESTED, UNLEARNED = "untested", "nothing learned"
+UNTESTED, UNLEARNED, NOISIER = "untested", "nothing learned", "more noise"
 TESTED = (HOLDS, REVERSED, NONE, OPEN)
-STATES = (*TESTED, UNLEARNED, UNTESTED)
+STATES = (*TESTED, NOISIER, UNLEARNED, UNTESTED)
 Accuracies = tuple[Figure | None, Figure | None]
 PAPER = "paper"  # the scale whose noise-to-clip ratio the others keep, and at which everything can be tested
 PRINTED_NOISE = "printed-noise"  # a reading that the paper's own scale does not need
 LEAST = 3  # seeds that a verdict needs
+MANY = 10  # seeds that may decide what is open with fewer
 LEARNED = 0.05  # above the share of the largest class: less is no learning
 SMALL = 0.02  # an accuracy, F1, precision or AUC that differs by less, with its whole interval, does not differ
 
@@ -30,12 +31,15 @@ RULE = (
     'precision, AUC) and excludes what the paper printed. "Alike" and levels are judged by the same interval: it has '
     f"to lie within the margin, or beyond the level. A row is *untested* with fewer than {LEAST} seeds (draws of the "
     "noise on one training are not seeds), and shows *nothing learned* where neither setting's accuracy is more than "
-    f"{LEARNED} above the share of the largest class. *Reproduced*: every row of the claim holds. *Not reproduced*: "
+    f"{LEARNED} above the share of the largest class. Away from the paper's scale it shows *more noise* where metric "
+    "privacy does not come out ahead and its distance d is below 1, so that it adds more noise than global DP, which "
+    "does not test what it does where it adds less. *Reproduced*: every row of the claim holds. *Not reproduced*: "
     "the mean over all tested rows is reversed, or a row is reversed or shows no difference even with the 5% shared "
     "between the tested rows (one of many rows looks reversed by chance). *Undecided*: neither, and a row does not "
     "hold; with three seeds only a difference of two and a half of its deviations or more is seen in a row, so the "
     "mean over all tested rows, which sees smaller ones, stands beside it. *Not tested yet*: runs are missing. *Not "
-    "testable here*: none of these; where nothing is learned at this scale, more runs of it will not help."
+    "testable here*: none of these; where nothing is learned at this scale, or d is below 1, more runs of it will not "
+    "help."
 )
 
 
@@ -152,11 +156,13 @@ class Claim:
     def finding(self, source: Source) -> Finding:
         """What table files say."""
         rows = tuple(self.judge(source))
-        # where nothing is learned, more of the same would not help
-        asked = source
-        if not any(row.state == UNTESTED for row in rows):
+        states = {row.state for row in rows}
+        asked, seeds = source, self.seeds
+        if UNTESTED not in states and states & {UNLEARNED, NOISIER}:  # more of the same would not help
             asked = replace(source, scale=PAPER, readings=tuple(r for r in source.readings if r != PRINTED_NOISE))
-        return Finding(source.title, rows, asked.command(self.tables, self.seeds), self.pooled)
+        elif UNTESTED not in states:
+            seeds = MANY
+        return Finding(source.title, rows, asked.command(self.tables, seeds), self.pooled)
 
 
 @dataclass(frozen=True)
@@ -189,6 +195,14 @@ def compared(
     if first.published is not None and second.published is not None:
         printed = first.published - second.published
     return _unlearned(label, accuracies) or judged(label, found, described(found), sign, small, printed)
+
+
+def noisier(row: Row, noisy: Figure) -> Row:
+    """A row in which a setting does not come out ahead that divides its noise by a distance below 1."""
+    d = noisy.distance
+    if d is None or d >= 1 or row.state not in (REVERSED, NONE, OPEN):
+        return row
+    return replace(row, state=NOISIER, text=f"{row.text}, with {1 / d:.3g} times the noise (d {d:.2f})", judge=None)
 
 
 def judged(
@@ -279,8 +293,8 @@ def section(claim: Claim | AuditClaim, findings: Sequence[Finding]) -> list[str]
         lines += [f"    * {state}: {_listed(found.of(state))}" for state in STATES if found.of(state)]
         if found.together is not None:
             lines.append(f"    * mean over all tested rows: {described(found.together)}")
-        if found.of(UNTESTED) or found.of(UNLEARNED):
-            lines.append(f"    * to test it: `{found.command}`")
+        if found.verdict not in (REPRODUCED, NOT_REPRODUCED):
+            lines.append(f"    * to decide it: `{found.command}`")
     return [*lines, ""]
 
 

@@ -137,6 +137,15 @@ class Result:
     cells: tuple[str, ...]
 
     @property
+    def between_draws(self) -> float | None:
+        """Standard deviation over noise draws on one training, mean over seeds; None where each has one draw."""
+        by_seed: dict[int, list[float]] = {}
+        for seed, value in zip(self.seeds, self.values, strict=True):
+            by_seed.setdefault(seed, []).append(value)
+        found = [stdev(values) for values in by_seed.values() if len(values) > 1]
+        return fmean(found) if found else None
+
+    @property
     def difference(self) -> float | None:
         """Ours less the published figure."""
         return None if self.value is None or self.published is None else self.value - self.published.value

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fedveil.reproduce.audited import read_audits
-from fedveil.reproduce.claims import PAPER, RULE, AuditClaim, Claim, Finding, overview, section
+from fedveil.reproduce.claims import LEAST, PAPER, RULE, UNTESTED, AuditClaim, Claim, Finding, overview, section
 from fedveil.reproduce.evidence import Source, read_sources
 from fedveil.reproduce.metric_privacy.audit_claims import AUDIT_CLAIMS
 from fedveil.reproduce.metric_privacy.claims import CLAIMS
+from fedveil.reproduce.metric_privacy.plan import described
 
 AUDITS = (
     "Tested on independent runs, in each of which data, first model, training and noise are new: an attack's AUC is "
@@ -18,6 +19,7 @@ AUDITS = (
     "interval of a difference is a bootstrap over pairs of runs, somewhat narrow where both areas are near 1."
 )
 
+IMAGES = "images"  # in the name of an audit of them
 NOISY = (
     ("5", "accuracy", "homogeneous clients"),
     ("7", "accuracy", "non-iid clients"),
@@ -57,6 +59,8 @@ def claims_page(folder: Path) -> str:
     if audits:
         lines += ["## On independent runs", "", *_sections(AUDIT_CLAIMS, judged)]
     lines += ["## What is missing", "", *_missing(sources)]
+    if not any(IMAGES in audit.title for audit in audits):
+        lines.append("* An audit with independent runs on the images: see docs/attacks.md.")
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -99,10 +103,24 @@ def _missing(sources: Sequence[Source]) -> list[str]:
         parts = [f"all of tables {', '.join(absent)}"] if absent else []
         parts += [f"{len(runs)} runs of the others: {'; '.join(_by_seed(runs))}"] if runs else []
         lines.append(f"* {source.title}: {'. '.join(parts) or 'nothing'}.")
+    for source in sources:
+        few = {c.tables: c.seeds for c in CLAIMS if c.seeds > LEAST and _untested(c.finding(source))}
+        lines += [
+            f"* {source.title}: seeds, to {seeds}, of table {', '.join(tables)}: `{source.command(tables, seeds)}`"
+            for tables, seeds in few.items()
+        ]
+    known = {name for source in sources for name in source.readings}
+    unread = [name for name in described()["readings"] if name not in known]
+    if unread:
+        lines.append(f"* No runs of the readings {', '.join(unread)} (`--reading`).")
     if all(source.scale != PAPER for source in sources):
         command = Source("metric-privacy", PAPER).command(["5"], 1)
         lines.append(f"* {PAPER}: everything. FedAvg alone: `{command} --rule fedavg`.")
     return lines
+
+
+def _untested(found: Finding) -> bool:
+    return bool(found.of(UNTESTED))
 
 
 def _by_seed(runs: Iterable[str]) -> list[str]:
