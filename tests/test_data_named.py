@@ -21,6 +21,7 @@ BLOOD_CELLS = [1218, 3117, 1551, 2895, 1214, 1420, 3329, 2348]
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDVEIL_DATA", str(tmp_path))
+    monkeypatch.setenv("FEDVEIL_CACHE", str(tmp_path / "cache"))  # a user's own may hold decoded copies
     return tmp_path
 
 
