@@ -16,3 +16,13 @@ def _seeds():
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - third-party code draws from it
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def patterns(tmp_path_factory):
+    """A small data set of four kinds of pattern, for studies."""
+    from reproduce_kit import write_patterns
+
+    path = tmp_path_factory.mktemp("patterns") / "patterns.npz"
+    write_patterns(path)
+    return path

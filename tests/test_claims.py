@@ -30,7 +30,7 @@ from fedveil.reproduce.files import write_table
 from fedveil.reproduce.metric_privacy.audit_claims import AUDIT_CLAIMS, EQUAL_AUC
 from fedveil.reproduce.metric_privacy.claims import CLAIMS, rows_of, rules
 from fedveil.reproduce.metric_privacy.page import claims_page
-from reproduce_kit import Silent, run_all, tiny_study, write_patterns
+from reproduce_kit import Silent, run_all, tiny_study
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "metric-privacy"
 VANILLA, GLOBAL, METRIC = [0.94, 0.95, 0.93], [0.70, 0.71, 0.69], [0.75, 0.77, 0.74]
@@ -217,9 +217,7 @@ def test_fedprox_is_ranked_where_its_term_is_left_out(tmp_path):
     assert finding(tmp_path, name).verdict == NOT_REPRODUCED
 
 
-def test_what_is_written_is_what_is_judged(tmp_path):
-    patterns = tmp_path / "patterns.npz"
-    write_patterns(patterns)
+def test_what_is_written_is_what_is_judged(patterns, tmp_path):
     study = tiny_study(patterns, seeds=2)
     done = run_all(study, tmp_path, ["5"])
     results = [measured(entry, done.finished) for entry in study.entries("5")]
@@ -309,9 +307,7 @@ def test_the_committed_page_is_what_the_committed_files_give():
     assert (RESULTS / "claims.md").read_text() == claims_page(RESULTS)
 
 
-def test_an_interrupted_study_has_its_claims_too(tmp_path):
-    patterns = tmp_path / "patterns.npz"
-    write_patterns(patterns)
+def test_an_interrupted_study_has_its_claims_too(patterns, tmp_path):
     study = tiny_study(patterns, seeds=2)
     cells = cells_of(study, Selection.of(study, ["5"]))
     done = Progressed()

@@ -20,7 +20,7 @@ from fedveil.reproduce.measure import Result, interval_of
 from fedveil.reproduce.metric_privacy import Choices, scales
 from fedveil.reproduce.metric_privacy.claims import NUMBERED
 from fedveil.reproduce.progress import Pace
-from reproduce_kit import run_all, tiny_study, write_patterns
+from reproduce_kit import run_all, tiny_study
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +31,6 @@ def paper():
 @pytest.fixture(scope="module")
 def small():
     return MetricPrivacyStudy(Choices())
-
-
-@pytest.fixture(scope="module")
-def patterns(tmp_path_factory):
-    path = tmp_path_factory.mktemp("patterns") / "patterns.npz"
-    write_patterns(path)
-    return path
 
 
 class Told(Silent):
@@ -403,11 +396,12 @@ def test_the_time_that_is_left_counts_a_shared_training_once_and_a_resumed_run_i
     pace = Pace()
     pace.add(singles[0], 50.0)
     pace.add(singles[1], 0.1)
-    assert pace.seconds(singles[2:]) == 0
+    assert pace.seconds(dict.fromkeys(singles[2:], 1.0)) == 0
     long = cells_of(study, Selection.of(study, ["5"]))
     pace = Pace()
     pace.add(long[0], 30.0, share=0.25)
-    assert pace.seconds(long[1:]) == pytest.approx(2 * 120)
+    assert pace.seconds(dict.fromkeys(long[1:], 1.0)) == pytest.approx(2 * 120)
+    assert pace.seconds({long[1]: 1.0, long[2]: 0.2}) == pytest.approx(1.2 * 120)
 
 
 def test_scales_are_complete():

@@ -20,16 +20,9 @@ from fedveil.reproduce.evidence import Figure, differ, mean_of
 from fedveil.reproduce.files import refuse_other_scale
 from fedveil.reproduce.metric_privacy import Choices, MetricPrivacyStudy
 from fedveil.reproduce.parallel import Jobs
-from reproduce_kit import run_all, tiny_study, write_patterns
+from reproduce_kit import run_all, tiny_study
 
 TESTS = Path(__file__).resolve().parent
-
-
-@pytest.fixture(scope="module")
-def patterns(tmp_path_factory):
-    path = tmp_path_factory.mktemp("patterns") / "patterns.npz"
-    write_patterns(path)
-    return path
 
 
 def equal_of(study):
@@ -125,6 +118,16 @@ if __name__ == "__main__":
 """
 
 
+def ended(process):
+    """Whether a process has ended, collected or not."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    state = Path(f"/proc/{process}/stat")
+    return state.is_file() and state.read_text().split()[2] == "Z"
+
+
 def test_processes_end_with_the_one_that_began_them(tmp_path):
     script = tmp_path / "begin.py"
     script.write_text(ORPHANS)
@@ -135,12 +138,10 @@ def test_processes_end_with_the_one_that_began_them(tmp_path):
         os.kill(child, 0)
         first.kill()
     for _ in range(500):
-        try:
-            os.kill(child, 0)
-        except ProcessLookupError:
-            return
-        if Path(f"/proc/{child}/stat").is_file() and Path(f"/proc/{child}/stat").read_text().split()[2] == "Z":
-            return  # nobody has collected it yet
+        if ended(child):
+            break
         time.sleep(0.01)
-    os.kill(child, signal.SIGKILL)
-    pytest.fail("it outlives the one that began it")
+    outlives = not ended(child)
+    if outlives:
+        os.kill(child, signal.SIGKILL)
+    assert not outlives

@@ -14,14 +14,7 @@ from fedveil.learning import build_model
 from fedveil.reproduce import Cell, Runs, Selection, cells_of, measured
 from fedveil.reproduce.metric_privacy.distances import DISAGREEMENT, disagreement, divergences, registry
 from fedveil.reproduce.metric_privacy.extra import ROUGHNESS
-from reproduce_kit import Silent, run_all, tiny_study, write_patterns
-
-
-@pytest.fixture(scope="module")
-def patterns(tmp_path_factory):
-    path = tmp_path_factory.mktemp("patterns") / "patterns.npz"
-    write_patterns(path)
-    return path
+from reproduce_kit import Silent, run_all, tiny_study
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import pytest
 from fedveil.errors import FedVeilError
 from fedveil.reproduce import Progressed, Runs, Selection, cells_of, run_cells
 from fedveil.reproduce.parallel import Jobs
-from reproduce_kit import Silent, run_all, tiny_study, write_patterns
+from reproduce_kit import Silent, run_all, tiny_study
 
 
 class Told(Silent):
@@ -27,9 +27,8 @@ def rounds(done):
 
 
 @pytest.fixture
-def study(tmp_path):
-    write_patterns(tmp_path / "patterns.npz")
-    return tiny_study(tmp_path / "patterns.npz")
+def study(patterns):
+    return tiny_study(patterns)
 
 
 def test_at_once_gives_what_one_after_another_gives(study, tmp_path):
@@ -45,9 +44,9 @@ def test_at_once_gives_what_one_after_another_gives(study, tmp_path):
     assert again.said == ["4 of 4 runs are finished already"]
 
 
-def test_what_fails_in_another_process_is_told_here(study, tmp_path):
+def test_what_fails_in_another_process_is_told_here(tmp_path):
+    study = tiny_study(tmp_path / "patterns.npz")  # which nobody wrote
     cells = cells_of(study, Selection.of(study, ["5"]))
-    (tmp_path / "patterns.npz").unlink()
     with pytest.raises(FedVeilError, match=r"patterns\.npz"):
         run_cells(cells, Runs(tmp_path / "out"), Silent(), Progressed(), jobs=2)
 

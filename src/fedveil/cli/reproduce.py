@@ -134,10 +134,8 @@ def _dry_run(
     console: Console, paper: MetricPrivacyStudy, selection: Selection, runs: Runs, done: Progressed, jobs: int
 ) -> None:
     from fedveil.report.reproduction import cells_table
-    from fedveil.reproduce import cells_of
 
-    states = {cell.key: runs.state(cell) for cell in cells_of(paper, selection)}
-    shown, text = cells_table(paper, selection, states, done, jobs)
+    shown, text = cells_table(paper, selection, runs, done, jobs)
     console.print(shown)
     console.print(text, markup=False, highlight=False)
 

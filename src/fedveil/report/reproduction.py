@@ -8,6 +8,7 @@ from rich import box
 from rich.table import Table
 
 from fedveil.report.tables import NOTHING
+from fedveil.reproduce.cells import Runs
 from fedveil.reproduce.measure import Published, Result
 from fedveil.reproduce.progress import Pace, duration
 from fedveil.reproduce.study import Progressed, Selection, Study, cells_of
@@ -82,9 +83,7 @@ def contents_table(study: Study) -> Table:
     return table
 
 
-def cells_table(
-    study: Study, selection: Selection, states: Mapping[str, str], done: Progressed, jobs: int = 1
-) -> tuple[Table, str]:
+def cells_table(study: Study, selection: Selection, runs: Runs, done: Progressed, jobs: int = 1) -> tuple[Table, str]:
     """The cells of a selection with their state, and a line that sums them up: their time with so many at once."""
     cells = cells_of(study, selection)
     table = Table(box=box.SIMPLE_HEAD)
@@ -94,8 +93,8 @@ def cells_table(
     for outcome in done.finished.values():
         pace.add(outcome.cell, float(outcome.summary.values["seconds"]["rounds"]))
     for cell in cells:
-        table.add_row(cell.label, states[cell.key], cell.folder)
-    left = [cell for cell in cells if states[cell.key] != "done"]
+        table.add_row(cell.label, runs.state(cell), cell.folder)
+    left = {cell: runs.share_left(cell) for cell in cells if runs.state(cell) != "done"}
     seconds = pace.seconds(left) if left else None
     text = f"{len(cells)} runs, {len(cells) - len(left)} finished"
     if seconds is not None:

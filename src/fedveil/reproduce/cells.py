@@ -142,6 +142,12 @@ class Runs:
             return "done"
         return "begun" if (path / "config.toml").is_file() else "to run"
 
+    def share_left(self, cell: Cell) -> float:
+        """The share of a cell's rounds that is still to be run."""
+        metrics = self.path(cell) / "metrics.jsonl"
+        done = len(metrics.read_bytes().splitlines()) if metrics.is_file() else 0
+        return max(0.0, 1 - done / cell.config.rounds)
+
     def finished(self, cell: Cell) -> Outcome | None:
         """What a finished cell holds, or None.
 

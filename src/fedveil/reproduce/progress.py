@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fedveil.experiments import Progress
 from fedveil.experiments.summary import Row
@@ -16,8 +16,10 @@ class Overall:
     ----------
     inner : Progress
         Is told.
-    cells, left : sequence of Cell
-        All, and those that are not finished.
+    cells : sequence of Cell
+        All.
+    left : mapping from Cell to float
+        Those that are not finished, in their order, and the share of its rounds that each still has to do.
     finished : sequence of Outcome
         Say how long a cell takes, until one is finished in this call.
     jobs : int
@@ -25,10 +27,15 @@ class Overall:
     """
 
     def __init__(
-        self, inner: Progress, cells: Sequence[Cell], left: Sequence[Cell], finished: Sequence[Outcome], jobs: int = 1
+        self,
+        inner: Progress,
+        cells: Sequence[Cell],
+        left: Mapping[Cell, float],
+        finished: Sequence[Outcome],
+        jobs: int = 1,
     ) -> None:
         self.jobs, self._share = jobs, 1.0
-        self._inner, self._cells, self._left = inner, list(cells), list(left)
+        self._inner, self._cells, self._left = inner, list(cells), dict(left)
         self._pace = Pace()
         self._earlier = Pace()
         for outcome in finished:
@@ -51,7 +58,7 @@ class Overall:
         """
         if not why:  # one that diverged says nothing of how long a whole run takes
             self._pace.add(cell, seconds, self._share if share is None else share)
-        self._left = [other for other in self._left if other.key != cell.key]
+        self._left = {other: left for other, left in self._left.items() if other.key != cell.key}
         if why:
             self.say(f"{cell.label}: {why}")
         elif self.jobs > 1:
@@ -96,18 +103,18 @@ class Pace:
         work, spent = self._seen.get(cell.single, (0.0, 0.0))
         self._seen[cell.single] = (work + share * cell.work, spent + seconds)
 
-    def seconds(self, cells: Sequence[Cell]) -> float | None:
-        """How long these will take; None before anything was seen."""
+    def seconds(self, cells: Mapping[Cell, float]) -> float | None:
+        """How long these shares of their rounds will take; None before anything was seen."""
         if not self._seen:
             return None
         total, trained = 0.0, set(self._trained)
-        for cell in cells:
+        for cell, left in cells.items():
             if cell.training in trained:
                 continue
             if cell.single:
                 trained.add(cell.training)
             work, spent = self._seen.get(cell.single) or next(iter(self._seen.values()))
-            total += cell.work * spent / work
+            total += left * cell.work * spent / work
         return total
 
 

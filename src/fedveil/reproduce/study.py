@@ -166,10 +166,10 @@ def run_cells(cells: Sequence[Cell], runs: Runs, progress: Progress | None, done
             done.finished[cell.key] = outcome
     if progress is None:
         return
-    left = [cell for cell in cells if cell.key not in done.finished]
+    left = {cell: runs.share_left(cell) for cell in cells if cell.key not in done.finished}
     overall = Overall(progress, cells, left, list(done.finished.values()), min(jobs, max(1, len(left))))
     if overall.jobs > 1:
-        _at_once(left, runs, overall, done)
+        _at_once(list(left), runs, overall, done)
         return
     for cell in left:
         overall.begins(cell)
