@@ -130,6 +130,7 @@ def test_the_number_of_workers_is_no_part_of_a_cell_s_key():
         ("no-prox", "fedprox", "vanilla", lambda c: c.aggregator.options["mu"] == 0),
         ("adaptive-fedopt", "fedopt", "vanilla", lambda c: c.aggregator.name == "fedadam"),
         ("uniform", "fedyogi", "vanilla", lambda c: c.aggregator.options["weighting"] == "uniform"),
+        ("larger-steps", "fedavg", "vanilla", lambda c: c.local.lr == 0.003),
         ("printed-noise", "fedavg", "global", lambda c: c.privacy.options["noise_multiplier"] == 0.01),
     ],
 )

@@ -248,7 +248,7 @@ class Plan:
         return found + [f"reading {n}: {described()['readings'][n]['what']}" for n in self.choices.readings]
 
     def _base(self, scenario: str, rule: str, seed: int) -> dict[str, Any]:
-        """The preset with the scale's changes and the rule's, and nothing of the setting."""
+        """The preset with the changes of rule, scale and readings, and nothing of the setting."""
         values = _preset(require_choice("scenario", scenario, described()["scenarios"]))
         chosen = described()["rules"][rule]
         aggregator = dict(chosen["aggregator"])
@@ -263,6 +263,9 @@ class Plan:
             values["pretraining"] = {"epochs": PRETRAINING}
         for key, value in self.scale.changes.items():
             if not key.startswith("pretraining.") or "pretraining" in values:
+                _put(values, key, value)
+        for name in self.choices.readings:
+            for key, value in described()["readings"][name].get("set", {}).items():
                 _put(values, key, value)
         return values
 
