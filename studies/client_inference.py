@@ -132,8 +132,8 @@ def check_of(config: Config) -> dict[str, Estimate]:
 
 
 def kept(found: Audit) -> dict[str, Any]:
-    """An audit without the scores of its runs."""
-    values = {k: v for k, v in found.values.items() if k not in ("versions", "source", "notes")}
+    """An audit without the scores of its runs, and without the time of its last call."""
+    values = {k: v for k, v in found.values.items() if k not in ("versions", "source", "notes", "seconds")}
     drop = ("scores", "notes", "true_rates", "unit", "threat")
     values["results"] = [{k: v for k, v in r.items() if k not in drop} for r in values["results"]]
     paper = values["paper"]
