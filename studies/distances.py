@@ -26,8 +26,10 @@ from fedveil.engines import Federation
 from fedveil.learning import ClientData, build_model
 from fedveil.report.figures import COLOURS, DASHES, MARKERS, new_figure, whole_numbers
 from fedveil.reproduce.metric_privacy.distances import (
+    DECAY,
     DISAGREEMENT,
     correlation_of_changes,
+    decay,
     divergences,
     rank_correlation,
     registry,
@@ -93,22 +95,23 @@ def page(runs: Sequence[dict[str, Any]], seeds: int) -> str:
         "last / first round (median) |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
+    measures = (rank_correlation, correlation_of_changes)
     moving = [r["rounds"] for r in runs if len(set(r["rounds"][DISAGREEMENT])) > 1]  # a constant has no ranks
     for name in NAMES:
         means = [fmean(run["rounds"][name]) for run in runs]
         ends = [fmean(m for m, run in zip(means, runs, strict=True) if run["alpha"] == a) for a in (ALPHAS[0], None)]
         over_runs = rank_correlation(means, data)
-        measures = (rank_correlation, correlation_of_changes)
         inside = [median(measure(r[name], r[DISAGREEMENT]) for r in moving) for measure in measures]
         trend = median(run["rounds"][name][-1] / run["rounds"][name][0] for run in runs)
         shown = " | ".join("" if name == DISAGREEMENT else f"{value:.2f}" for value in inside)
         lines.append(f"| {name} | {ends[0]:.3g} | {ends[1]:.3g} | {over_runs:.2f} | {shown} | {trend:.2f} |")
-    alone = median(-rank_correlation(range(ROUNDS), r[DISAGREEMENT]) for r in moving)
+    alone = [median(measure(decay(ROUNDS), r[DISAGREEMENT]) for r in moving) for measure in measures]
     lines += [
+        f"| {DECAY} | | | | {alone[0]:.2f} | {alone[1]:.2f} | {decay(ROUNDS)[-1]:.2f} |",
         "",
-        "Over the rounds of a run both fall as training converges: minus the round's number alone has "
-        f"{alone:.2f} with the disagreement. So only the correlation of changes speaks for a distance there. Left out "
-        f"of these two columns: {len(runs) - len(moving)} of {len(runs)} runs, whose disagreement never moves.",
+        f"Over the rounds of a run both fall as training converges, fast and then slowly. {DECAY} does so too and "
+        "knows nothing of any model: over rounds a distance tells of the clients what it has beyond that. "
+        f"Left out there: {len(runs) - len(moving)} of {len(runs)} runs, whose disagreement never moves.",
     ]
     return "\n".join(lines) + "\n"
 

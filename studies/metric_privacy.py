@@ -19,6 +19,7 @@ from typing import Any
 
 from provenance import provenance
 
+from fedveil.experiments import load
 from fedveil.report.plots import draw_plot
 from fedveil.report.reproduction import markdown_table
 from fedveil.reproduce import MetricPrivacyStudy, Outcome, Progressed, Runs, Selection, cells_of, measured, run_cells
@@ -90,7 +91,8 @@ def export_audit(run: Path, into: Path, name: str, command: str, commit: str | N
     accuracies = {
         label: [r["accuracy"] for r in runs if r["case"]["setting"] == label][:count] for label in values["settings"]
     }
-    made = _made(provenance(values["name"], [values["seed"]]), command, commit, values.pop("versions"))
+    data = f"{load(run).data.name}, as in {values['name']}"
+    made = _made(provenance(data, [values["seed"]]), command, commit, values.pop("versions"))
     into.mkdir(parents=True, exist_ok=True)
     record = {"provenance": made, **values, "accuracies": {k: v for k, v in accuracies.items() if v}}
     (into / f"audit-{name}.json").write_text(dumps(record))

@@ -12,6 +12,7 @@ from fedveil.reproduce import Progressed, Runs, Selection, cells_of, measured, r
 from fedveil.reproduce.audited import read_audits
 from fedveil.reproduce.claims import (
     HOLDS,
+    NOISIER,
     NONE,
     NOT_REPRODUCED,
     NOT_YET,
@@ -24,6 +25,7 @@ from fedveil.reproduce.claims import (
     UNTESTED,
     compared,
     state_of,
+    strongest,
 )
 from fedveil.reproduce.evidence import DRAWS, Figure, differ, difference, read_sources
 from fedveil.reproduce.files import write_table
@@ -36,8 +38,8 @@ RESULTS = Path(__file__).resolve().parent.parent / "results" / "metric-privacy"
 VANILLA, GLOBAL, METRIC = [0.94, 0.95, 0.93], [0.70, 0.71, 0.69], [0.75, 0.77, 0.74]
 
 
-def write(folder, table, figure, cells, readings=(), chance=0.5, scale="small"):
-    """A table file; cells: {(row, setting): one value a seed}."""
+def write(folder, table, figure, cells, readings=(), chance=0.5, scale="small", noise=None):
+    """A table file; cells: {(row, setting): one value a seed}; noise: {setting: its sigma}."""
     rows = [
         {
             "row": row,
@@ -47,6 +49,7 @@ def write(folder, table, figure, cells, readings=(), chance=0.5, scale="small"):
             "seeds": list(range(len(values))),
             "draws": [0] * len(values),
             "chance": chance,
+            "noise": {"sigma": noise[setting], "distance": 0.5} if noise and setting in noise else {},
             "missing": [f"{row} {setting} seed 9"] * (len(values) < 3),
         }
         for (row, setting), values in cells.items()
@@ -121,7 +124,7 @@ def test_where_nothing_is_learned_the_command_asks_for_the_paper_s_scale(tmp_pat
     write(tmp_path, "5", "accuracy", table_5(**dict.fromkeys(rules(), low)))
     found = finding(tmp_path, FIRST)
     assert {row.state for row in found.rows} == {UNLEARNED}
-    assert "--scale paper" in found.command
+    assert "--scale paper" in found.advice
     assert found.rows[0].text == "0.410 at best (the largest class alone: 0.500)"
 
 
@@ -199,6 +202,77 @@ def test_one_row_of_several_is_reversed_by_chance(tmp_path):
     assert finding(tmp_path, FIRST).verdict == NOT_REPRODUCED  # all of them are not
 
 
+def test_a_small_gain_that_is_certain_refutes_nothing(tmp_path):
+    small = ([0.70, 0.71, 0.69], [0.706, 0.7175, 0.6945])
+    write(tmp_path, "5", "accuracy", table_5(**dict.fromkeys(rules(), small)))
+    found = finding(tmp_path, FIRST)
+    assert {row.state for row in found.rows} == {HOLDS}
+    assert found.rows[0].judge(found.rows[0].found.shared(6)) == NONE  # which is no word against it
+    assert found.verdict == REPRODUCED
+
+
+@pytest.mark.parametrize(("sigma", "state"), [(0.2, NOISIER), (0.05, REVERSED)])
+def test_who_has_more_noise_is_read_from_the_runs(tmp_path, sigma, state):
+    worse = table_5(FedYogi=(METRIC, GLOBAL))
+    write(tmp_path, "5", "accuracy", worse, readings=["more-noise"], noise={"global": 0.1, "metric": sigma})
+    found = finding(tmp_path, FIRST)
+    assert [row.state for row in found.rows] == [HOLDS] * 5 + [state]
+    assert ("with 2 times the noise (d 0.50)" in found.rows[-1].text) == (state == NOISIER)
+    assert (found.together is None) == (state == NOISIER)  # what is left is chosen by its outcome
+    words = f"small, more-noise, homogeneous clients: d 0.50 (FedAvg); sigma {sigma / 0.1:.2f} (FedAvg) times global"
+    assert words in claims_page(tmp_path)
+
+
+def test_at_the_paper_s_scale_noise_is_no_excuse(tmp_path):
+    worse = table_5(FedYogi=(METRIC, GLOBAL))
+    write(tmp_path, "5", "accuracy", worse, scale="paper", noise={"global": 0.1, "metric": 0.2})
+    assert finding(tmp_path, FIRST).verdict == NOT_REPRODUCED
+
+
+def test_an_attack_that_fails_shows_no_protection(tmp_path):
+    cells = {("FedAvg", "metric"): [0.2, 0.21, 0.2], ("FedAvg", "global"): [0.2, 0.2, 0.21]}
+    for plain, state in (([0.46, 0.47, 0.46], OPEN), ([0.9, 0.91, 0.9], HOLDS)):
+        write(tmp_path, "13", "attack AUC", {**cells, ("FedAvg", "vanilla"): plain})
+        assert [row.state for row in finding(tmp_path, "Multi-round: noise protects").rows] == [state]
+
+
+def test_a_command_that_would_repeat_itself_is_not_advised(tmp_path):
+    slightly = [0.70 + 0.1 * (i % 3) for i in range(12)], [0.71 + 0.1 * (i % 2) for i in range(12)]
+    write(tmp_path, "5", "accuracy", table_5(FedYogi=slightly))
+    found = finding(tmp_path, FIRST)
+    assert (found.verdict, found.advice[-11:]) == (UNDECIDED, "--seeds 24`")  # twice as many
+    low = ([0.3, 0.31, 0.3], [0.4, 0.41, 0.42])
+    write(tmp_path, "5", "accuracy", table_5(**dict.fromkeys(rules(), low)), scale="paper")
+    found = finding(tmp_path, FIRST)
+    assert (found.verdict, found.advice) == (UNTESTABLE, "")
+
+
+def test_a_rival_that_was_chosen_as_the_best_of_several_is_no_surprise():
+    rival = Figure({(0, 0): 0.71, (1, 0): 0.7235, (2, 0): 0.6985})
+    row = compared("best", Figure({(0, 0): 0.70, (1, 0): 0.71, (2, 0): 0.692}), rival, 1)
+    assert (row.state, strongest(row, 3).state) == (REVERSED, OPEN)
+    assert strongest(row, 1).state == REVERSED
+    held = compared("best", rival, Figure({(0, 0): 0.70, (1, 0): 0.71, (2, 0): 0.692}), 1)
+    assert strongest(held, 3).state == HOLDS  # it is above the best of them, so above all
+
+
+def test_a_claim_over_five_runs_needs_five(tmp_path):
+    name = "It stays so over five runs"
+    write(tmp_path, "A14", "accuracy", table_5())
+    assert finding(tmp_path, name).verdict == NOT_YET
+    five = (GLOBAL + GLOBAL[:2], METRIC + METRIC[:2])
+    write(tmp_path, "A14", "accuracy", table_5(**dict.fromkeys(rules(), five)))
+    assert finding(tmp_path, name).verdict == REPRODUCED
+
+
+def test_an_audit_on_the_images_is_missing_until_it_is_there(tmp_path):
+    line = "An audit with independent runs on the images"
+    audit_file(tmp_path)
+    assert line in claims_page(tmp_path)
+    audit_file(tmp_path, data="alzheimer, as in metric-privacy-cia")
+    assert line not in claims_page(tmp_path)
+
+
 def test_fedprox_is_ranked_where_its_term_is_left_out(tmp_path):
     name = "FedOpt is the best rule, FedAvgM the worst"
     level = {"FedAvg": 0.9, "FedAvgM": 0.6, "FedMedian": 0.8, "FedProx": 0.4, "FedOpt": 0.95, "FedYogi": 0.85}
@@ -235,7 +309,7 @@ def test_a_damaged_table_is_named(tmp_path):
         claims_page(tmp_path)
 
 
-def audit_file(folder, metric_noise=0.9, metric_accuracy=0.5, equal_sigma=0.4):
+def audit_file(folder, metric_noise=0.9, metric_accuracy=0.5, equal_sigma=0.4, data="patterns"):
     """An audit of 20 + 20 runs: `loss` works everywhere alike, the size of the noise tells under metric privacy."""
     ramp = [i / 20 for i in range(20)]
     methods = {"vanilla": "vanilla", "global DP": "global", "metric privacy": "metric", EQUAL_SIGMA: "global"}
@@ -250,7 +324,7 @@ def audit_file(folder, metric_noise=0.9, metric_accuracy=0.5, equal_sigma=0.4):
             results[-1] |= {"valid_without_defence": attack == "loss", "supposed": False}
         accuracies[label] = [(metric_accuracy if method == "metric" else 0.6) + v / 100 for v in ramp]
     values = {
-        "provenance": {"command": "fedveil audit tiny"},
+        "provenance": {"command": "fedveil audit tiny", "data": data},
         "name": "tiny",
         "replicates": 20,
         "settings": {label: {"method": method, "sigma": sigmas.get(label)} for label, method in methods.items()},

@@ -141,6 +141,7 @@ def test_other_readings_of_the_paper_are_other_cells(small, reading, rule, setti
     config = config_of(study, "5", label, setting)
     assert found(config)
     assert not found(plain)
+    assert any(f"Adam at {config.local.lr:g}" in note for note in study.notes(["5"]))
     assert any(note.startswith(f"reading {reading}") for note in study.notes(["5"]))
 
 
@@ -349,7 +350,7 @@ def test_what_is_written(patterns, tmp_path):
     assert row["published"] == {"value": 0.881, "deviation": 0.013}
     assert row["difference"] == pytest.approx(row["value"] - 0.881)
     assert set(row["noise"]) == {"sigma", "noise_to_clip"}
-    assert (tmp_path / "figure-D4-fedavg.png").stat().st_size > 10_000
+    assert (tmp_path / "figure-D4-fedavg-seeds-0-1.png").stat().st_size > 10_000
     less = tiny_study(patterns)
     _show(console_for(), less, Selection.of(less, ["5"]), tmp_path, done)
     assert json.loads((tmp_path / "table-5.json").read_text()) == values  # a look at one seed loses nothing

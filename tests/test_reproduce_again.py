@@ -8,12 +8,14 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from fedveil.cli import app
+from fedveil.cli.reproduce import _seeds
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.reproduce import Runs, Selection, cells_of
 from fedveil.reproduce.evidence import Figure, differ, mean_of
@@ -103,6 +105,21 @@ def test_a_killed_process_is_told_in_one_sentence(patterns, tmp_path):
         play()
     killer.join()
     assert set(multiprocessing.active_children()) <= others
+
+
+def test_a_process_that_was_killed_while_nobody_waited_is_told_too(patterns, tmp_path):
+    study = tiny_study(patterns)
+    cells = cells_of(study, Selection.of(study, ["5"]))
+    with Jobs(Runs(tmp_path), 1, cells) as going:
+        killed = going._pool.submit(os._exit, 9)
+        with pytest.raises(BrokenProcessPool):
+            killed.result()
+        with pytest.raises(FedVeilError, match="was killed, perhaps for want of memory"):
+            going.next()
+
+
+def test_figures_of_other_seeds_replace_none():
+    assert [_seeds(seeds) for seeds in ((0,), (3,), (0, 1, 2))] == ["", "-seed-3", "-seeds-0-2"]
 
 
 ORPHANS = """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -140,6 +140,14 @@ def _dry_run(
     console.print(text, markup=False, highlight=False)
 
 
+def _seeds(seeds: Sequence[int]) -> str:
+    """In the name of a figure, so that one of some rules or seeds replaces none of others; seed 0 alone has none."""
+    first, last = seeds[0], seeds[-1]
+    if first == last:
+        return f"-seed-{first}" if first else ""
+    return f"-seeds-{first}-{last}"
+
+
 def _show(console: Console, paper: MetricPrivacyStudy, selection: Selection, folder: Path, done: Progressed) -> None:
     """Print tables with their notes, write tables and figures, and say where they are."""
     from fedveil.report.plots import draw_plot
@@ -148,7 +156,7 @@ def _show(console: Console, paper: MetricPrivacyStudy, selection: Selection, fol
     from fedveil.reproduce.files import keep_table, write_claims
 
     suffix = "".join(f"-{name}" for name in paper.plan.choices.readings)
-    rules = "".join(f"-{name}" for name in paper.plan.choices.rules)  # a figure of some rules replaces none of all
+    which = "".join(f"-{name}" for name in paper.plan.choices.rules) + _seeds(paper.plan.seeds)
     written = []
     for table in selection.tables:
         results = [measured(entry, done.finished) for entry in paper.entries(table)]
@@ -162,7 +170,7 @@ def _show(console: Console, paper: MetricPrivacyStudy, selection: Selection, fol
         if drawn is None:
             console.print(f"figure {figure}: no finished run, so it is not drawn", markup=False, highlight=False)
             continue
-        written.append(f"figure-{figure}{rules}{suffix}.png")
+        written.append(f"figure-{figure}{which}{suffix}.png")
         drawn.savefig(folder / written[-1], dpi=150)
     written.append(write_claims(folder).name)
     console.print(f"written to {folder}: {', '.join(written)}", markup=False, highlight=False, soft_wrap=True)

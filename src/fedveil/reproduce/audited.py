@@ -25,8 +25,8 @@ class Audited:
 
     Attributes
     ----------
-    title, command : str
-        What was audited, and how to do it again.
+    title, command, data : str
+        What was audited, how to do it again, and on which data.
     methods : dict of str to str
         By setting.
     sigmas : dict of str to float
@@ -41,6 +41,7 @@ class Audited:
 
     title: str
     command: str
+    data: str
     methods: Mapping[str, str]
     sigmas: Mapping[str, float]
     accuracies: Mapping[str, tuple[float, ...]]
@@ -103,6 +104,7 @@ def _audited(values: Mapping[str, Any]) -> Audited:
     return Audited(
         title=f"{values['name']}, {values['replicates']} + {values['replicates']} runs",
         command=str(values["provenance"]["command"]),
+        data=str(values["provenance"]["data"]),
         methods={label: str(about["method"]) for label, about in settings.items()},
         sigmas={label: float(about["sigma"]) for label, about in settings.items() if about["sigma"] is not None},
         accuracies={label: tuple(map(float, each)) for label, each in values["accuracies"].items()},

@@ -13,7 +13,8 @@ REPRODUCED, NOT_REPRODUCED = "reproduced", "not reproduced"
 UNDECIDED, NOT_YET, UNTESTABLE = "undecided", "not tested yet", "not testable here"
 HOLDS, REVERSED, NONE, OPEN = "holds", "reversed", "no difference", "open"
 UNTESTED, UNLEARNED, NOISIER = "untested", "nothing learned", "more noise"
-TESTED = (HOLDS, REVERSED, NONE, OPEN)
+AGAINST = (REVERSED, NONE)
+TESTED = (HOLDS, *AGAINST, OPEN)
 STATES = (*TESTED, NOISIER, UNLEARNED, UNTESTED)
 Accuracies = tuple[Figure | None, Figure | None]
 PAPER = "paper"  # the scale whose noise-to-clip ratio the others keep, and at which everything can be tested
@@ -32,14 +33,14 @@ RULE = (
     f"to lie within the margin, or beyond the level. A row is *untested* with fewer than {LEAST} seeds (draws of the "
     "noise on one training are not seeds), and shows *nothing learned* where neither setting's accuracy is more than "
     f"{LEARNED} above the share of the largest class. Away from the paper's scale it shows *more noise* where metric "
-    "privacy does not come out ahead and its distance d is below 1, so that it adds more noise than global DP, which "
-    "does not test what it does where it adds less. *Reproduced*: every row of the claim holds. *Not reproduced*: "
-    "the mean over all tested rows is reversed, or a row is reversed or shows no difference even with the 5% shared "
+    "privacy does not come out ahead and its average sigma is above global DP's, which does not test what it does "
+    "where it adds less. *Reproduced*: every row of the claim holds. *Not reproduced*: the mean over all tested rows "
+    "is reversed, or a row is reversed or shows no difference and is neither open nor better with the 5% shared "
     "between the tested rows (one of many rows looks reversed by chance). *Undecided*: neither, and a row does not "
     "hold; with three seeds only a difference of two and a half of its deviations or more is seen in a row, so the "
-    "mean over all tested rows, which sees smaller ones, stands beside it. *Not tested yet*: runs are missing. *Not "
-    "testable here*: none of these; where nothing is learned at this scale, or d is below 1, more runs of it will not "
-    "help."
+    "mean over all tested rows, which sees smaller ones, stands beside it, unless rows were set aside for more noise: "
+    "what is left of them is chosen by its outcome. *Not tested yet*: runs are missing. *Not testable here*: none of "
+    "these; where nothing is learned at this scale, or metric privacy adds more noise, more runs of it will not help."
 )
 
 
@@ -55,6 +56,8 @@ class Row:
         That was judged.
     judge : callable or None
         ``difference -> state``; without one the state is final.
+    chosen : int
+        Of how many comparisons it is the most telling one.
     """
 
     label: str
@@ -62,12 +65,15 @@ class Row:
     text: str
     found: Difference | None = None
     judge: Callable[[Difference], str] | None = None
+    chosen: int = 1
 
-    def among(self, tests: int) -> str:
-        """Its state as one of several tests that share the 5%."""
+    def refutes(self, tests: int) -> bool:
+        """Whether it speaks against the claim as one of several tests that share the 5%, too."""
+        if self.state not in AGAINST:
+            return False
         if self.found is None or self.judge is None:
-            return self.state
-        return self.judge(self.found.shared(tests))
+            return True
+        return self.judge(self.found.shared(tests * self.chosen)) in AGAINST
 
 
 @dataclass(frozen=True)
@@ -80,15 +86,15 @@ class Finding:
         Of the source.
     rows : tuple of Row
         Tests.
-    command : str
-        What makes the figures that are missing.
+    advice : str
+        What would decide it, if it is not decided and anything would.
     pooled : bool
         Whether all rows ask for the same direction, so that a mean over them says something.
     """
 
     title: str
     rows: tuple[Row, ...]
-    command: str
+    advice: str
     pooled: bool = True
 
     def of(self, state: str) -> list[Row]:
@@ -101,7 +107,7 @@ class Finding:
         states = {row.state for row in self.rows}
         if self._refuted():
             return NOT_REPRODUCED
-        if states & {REVERSED, NONE, OPEN}:
+        if states & {*AGAINST, OPEN}:
             return UNDECIDED
         if UNTESTED in states:
             return NOT_YET
@@ -109,10 +115,15 @@ class Finding:
 
     @property
     def together(self) -> Difference | None:
-        """The mean over all tested rows, seed by seed; None where there are not several, or a mean says nothing."""
+        """The mean over all tested rows, seed by seed; None where there are not several, or a mean says nothing.
+
+        Which rows add more noise is known beforehand, but those of them that hold all the same stay: a mean over what
+        is left when the others are set aside would be a mean over the lucky ones.
+        """
         tested = self._tested()
         found = [row.found for row in tested if row.found is not None]
-        return mean_of(found) if self.pooled and 1 < len(found) == len(tested) else None
+        whole = self.pooled and not self.of(NOISIER) and 1 < len(found) == len(tested)
+        return mean_of(found) if whole else None
 
     def _tested(self) -> list[Row]:
         return [row for row in self.rows if row.state in TESTED]
@@ -122,7 +133,7 @@ class Finding:
         tested, whole = self._tested(), self.together
         if whole is not None and tested[0].judge is not None and tested[0].judge(whole) == REVERSED:
             return True
-        return any(row.among(len(tested)) in (REVERSED, NONE) for row in tested)
+        return any(row.refutes(len(tested)) for row in tested)
 
 
 @dataclass(frozen=True)
@@ -138,7 +149,7 @@ class Claim:
     judge : callable
         ``source -> rows``.
     seeds : int
-        That a verdict needs.
+        That a row needs.
     note : str
         What has to be said beside the verdict.
     pooled : bool
@@ -155,14 +166,25 @@ class Claim:
 
     def finding(self, source: Source) -> Finding:
         """What table files say."""
-        rows = tuple(self.judge(source))
+        rows = tuple(self._with_seeds(row) for row in self.judge(source))
+        return Finding(source.title, rows, self._advice(source, rows), self.pooled)
+
+    def _with_seeds(self, row: Row) -> Row:
+        few = row.state in TESTED and row.found is not None and row.found.count < self.seeds
+        return replace(row, state=UNTESTED) if few else row
+
+    def _advice(self, source: Source, rows: Sequence[Row]) -> str:
+        """The command that makes what is missing; none where it would change nothing."""
         states = {row.state for row in rows}
-        asked, seeds = source, self.seeds
-        if UNTESTED not in states and states & {UNLEARNED, NOISIER}:  # more of the same would not help
-            asked = replace(source, scale=PAPER, readings=tuple(r for r in source.readings if r != PRINTED_NOISE))
-        elif UNTESTED not in states:
-            seeds = MANY
-        return Finding(source.title, rows, asked.command(self.tables, seeds), self.pooled)
+        if UNTESTED in states:
+            return f"`{source.command(self.tables, self.seeds)}`"
+        if states & {UNLEARNED, NOISIER}:  # more of the same would not help
+            if source.scale == PAPER:
+                return ""
+            whole = replace(source, scale=PAPER, readings=tuple(r for r in source.readings if r != PRINTED_NOISE))
+            return f"`{whole.command(self.tables, self.seeds)}`"
+        known = max((row.found.count for row in rows if row.found is not None), default=0)
+        return f"`{source.command(self.tables, MANY if known < MANY else 2 * known)}`"
 
 
 @dataclass(frozen=True)
@@ -176,7 +198,10 @@ class AuditClaim:
 
     def finding(self, audit: Audited) -> Finding:
         """What an audit says."""
-        return Finding(audit.title, tuple(self.judge(audit)), audit.command, pooled=False)
+        rows = tuple(self.judge(audit))
+        missing = any(row.state == UNTESTED for row in rows)
+        advice = f"`{audit.command}`" if missing else f"with more runs: `{audit.command}`"
+        return Finding(audit.title, rows, advice, pooled=False)
 
 
 def compared(
@@ -197,12 +222,15 @@ def compared(
     return _unlearned(label, accuracies) or judged(label, found, described(found), sign, small, printed)
 
 
-def noisier(row: Row, noisy: Figure) -> Row:
-    """A row in which a setting does not come out ahead that divides its noise by a distance below 1."""
-    d = noisy.distance
-    if d is None or d >= 1 or row.state not in (REVERSED, NONE, OPEN):
+def noisier(row: Row, first: Figure | None, second: Figure | None) -> Row:
+    """A row in which the first setting has more noise than the second, and does not come out ahead."""
+    if first is None or second is None or not first.sigma or not second.sigma:
         return row
-    return replace(row, state=NOISIER, text=f"{row.text}, with {1 / d:.3g} times the noise (d {d:.2f})", judge=None)
+    times = first.sigma / second.sigma
+    if times <= 1 or row.state not in (*AGAINST, OPEN):
+        return row
+    d = "" if first.distance is None else f" (d {first.distance:.2f})"
+    return replace(row, state=NOISIER, text=f"{row.text}, with {times:.3g} times the noise{d}", judge=None)
 
 
 def judged(
@@ -211,6 +239,13 @@ def judged(
     """A row by `state_of`."""
     judge = partial(state_of, sign=sign, small=small, printed=printed)
     return Row(label, judge(found), text, found, judge)
+
+
+def strongest(row: Row, of: int) -> Row:
+    """A row that was chosen from several comparisons because it is the hardest: it may hold, but not refute, alone."""
+    if row.found is None or row.judge is None or row.state not in AGAINST:
+        return replace(row, chosen=of)
+    return replace(row, chosen=of, state=row.judge(row.found.shared(of)))
 
 
 def _unlearned(label: str, accuracies: Accuracies) -> Row | None:
@@ -293,8 +328,8 @@ def section(claim: Claim | AuditClaim, findings: Sequence[Finding]) -> list[str]
         lines += [f"    * {state}: {_listed(found.of(state))}" for state in STATES if found.of(state)]
         if found.together is not None:
             lines.append(f"    * mean over all tested rows: {described(found.together)}")
-        if found.verdict not in (REPRODUCED, NOT_REPRODUCED):
-            lines.append(f"    * to decide it: `{found.command}`")
+        if found.advice and found.verdict not in (REPRODUCED, NOT_REPRODUCED):
+            lines.append(f"    * to decide it: {found.advice}")
     return [*lines, ""]
 
 

@@ -31,14 +31,15 @@ class Figure:
         What the paper printed.
     interval : tuple of float or None
         The figure's own, where one run brings one.
-    distance : float or None
-        Average d of the runs, where noise was divided by one.
+    sigma, distance : float or None
+        Averages of the runs, where there was noise, and where it was scaled by a distance.
     """
 
     values: Mapping[tuple[int, int], float]
     chance: float | None = None
     published: float | None = None
     interval: tuple[float, float] | None = None
+    sigma: float | None = None
     distance: float | None = None
 
     @property
@@ -183,6 +184,7 @@ def _figures(values: Mapping[str, Any]) -> tuple[dict[Place, Figure], list[str]]
             chance=row.get("chance"),
             published=row.get("published", {}).get("value"),
             interval=own,
+            sigma=row.get("noise", {}).get("sigma"),
             distance=row.get("noise", {}).get("distance"),
         )
     return found, list(missing)

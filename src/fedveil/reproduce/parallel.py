@@ -68,13 +68,13 @@ class Jobs:
         FedVeilError
             What a run refused, or that a process was killed.
         """
-        for cell in self._ready():  # no more than there are processes: what waits in a pool is begun even at its end
-            self._waiting.remove(cell)
-            self._going[self._pool.submit(_run, cell, self._runs.folder)] = cell
-        if not self._going:
-            return None
-        done, _ = wait(self._going, return_when=FIRST_COMPLETED)
         try:
+            for cell in self._ready():  # no more than processes: what waits in a pool is begun even at its end
+                self._going[self._pool.submit(_run, cell, self._runs.folder)] = cell
+                self._waiting.remove(cell)
+            if not self._going:
+                return None
+            done, _ = wait(self._going, return_when=FIRST_COMPLETED)
             return [Ended(self._going.pop(future), *future.result()) for future in done]
         except BrokenProcessPool:
             raise FedVeilError(

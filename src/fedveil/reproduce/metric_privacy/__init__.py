@@ -23,7 +23,7 @@ _GUESSED = (
 )
 _DATA = (
     "the paper names neither kernel sizes nor pixel scaling nor learning rates: kernels 3x3 'valid', pixels "
-    "(x - .3) / .3, Adam at .001, FedYogi at .01; slices of one person are on both sides of the split, so high "
+    "(x - .3) / .3, Adam at {lr:g}, FedYogi at .01; slices of one person are on both sides of the split, so high "
     "accuracy partly rewards memorising persons"
 )
 
@@ -101,7 +101,8 @@ class MetricPrivacyStudy:
 
     def notes(self, names: Sequence[str]) -> list[str]:
         """What was shrunk, read otherwise or guessed."""
-        found = [*self.plan.notes(), _DATA]
+        local = self.plan.full("homogeneous", self.plan.seeds[0]).local
+        found = [*self.plan.notes(), _DATA.format(lr=local.lr)]
         if _THREE_CLIENTS.intersection(names):
             found.append(_GUESSED)
         if {*inference.SINGLE, "12"}.intersection(names) and self.plan.choices.draws > 1:

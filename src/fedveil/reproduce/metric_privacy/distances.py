@@ -32,6 +32,7 @@ from fedveil.reproduce.models import Examples, test_half
 from fedveil.reproduce.study import Curve, Line, Plot
 
 DISAGREEMENT = "disagreement"
+DECAY = "1 / round"  # falls as training converges, and knows nothing of any model
 RANK, CHANGES = "rank correlation", "rank correlation of changes"
 Series = Sequence[float]
 RULE = "fedavg"
@@ -103,8 +104,9 @@ class Divergence:
 def distance_entries(plan: Plan, _printed: Printed) -> list[Entry]:
     """The table: what each distance is, how it ends, and its rank correlation with the disagreement over the rounds.
 
-    Both mostly fall while training converges, and anything that falls correlates with them, the round's number too. So
-    the correlation of their changes from round to round stands beside it.
+    Both mostly fall while training converges, first fast and then slowly, and so does much else. So the correlation of
+    their changes from round to round stands beside it, which lines do not have in common, and for either that of
+    1 / round: a distance tells of the clients what it has beyond it.
     """
     measures: dict[str, Callable[[str], Callable[[Sequence[Outcome]], Value]]] = {
         "mean d": _mean,
@@ -116,9 +118,9 @@ def distance_entries(plan: Plan, _printed: Printed) -> list[Entry]:
     for scenario, shown in SCENARIOS.items():
         for setting in WATCHED:
             replicates = _replicates(plan, scenario, setting)
-            for name in (*registry(), DISAGREEMENT):
+            for name in (*registry(), DECAY, DISAGREEMENT):
                 for figure, measure in measures.items():
-                    if name == DISAGREEMENT and figure in (RANK, CHANGES):
+                    if name in (DECAY, DISAGREEMENT) and (name == DECAY) != (figure in (RANK, CHANGES)):
                         continue
                     entries.append(Entry(f"{shown}: {name}", setting, figure, replicates, measure(name)))
     return entries
@@ -143,6 +145,8 @@ def _replicates(plan: Plan, scenario: str, setting: str) -> tuple[Replicate, ...
 
 
 def _series(outcomes: Sequence[Outcome], name: str) -> list[float]:
+    if name == DECAY:
+        return decay(len(outcomes[0].summary.rows))
     return [float(row["watched"][name]) for row in outcomes[0].summary.rows]
 
 
@@ -169,8 +173,16 @@ def rank_correlation(first: Series, second: Series) -> float:
     return float(spearmanr(first, second).statistic)
 
 
+def decay(rounds: int) -> list[float]:
+    """``1 / round``, to compare with: see `DECAY`."""
+    return [1 / round_ for round_ in range(1, rounds + 1)]
+
+
 def correlation_of_changes(first: Series, second: Series) -> float:
-    """Spearman's correlation of the changes from each value to the next: a common trend does not make it high."""
+    """Spearman's correlation of the changes from each value to the next.
+
+    A common straight trend does not make it high; a common slowing down does.
+    """
     return rank_correlation(*([b - a for a, b in pairwise(values)] for values in (first, second)))
 
 
