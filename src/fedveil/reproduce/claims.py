@@ -195,12 +195,13 @@ class AuditClaim:
     text: str
     judge: Callable[[Audited], Iterable[Row]]
     note: str = ""
+    command: str = ""
 
     def finding(self, audit: Audited) -> Finding:
-        """What an audit says."""
+        """What an audit says; `command` plays what it lacks."""
         rows = tuple(self.judge(audit))
         missing = any(row.state == UNTESTED for row in rows)
-        advice = f"`{audit.command}`" if missing else f"with more runs: `{audit.command}`"
+        advice = f"as in `{self.command}`" if missing and self.command else f"with more runs, `{audit.command}`"
         return Finding(audit.title, rows, advice, pooled=False)
 
 

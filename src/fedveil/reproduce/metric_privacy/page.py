@@ -15,8 +15,7 @@ from fedveil.reproduce.metric_privacy.plan import described
 AUDITS = (
     "Tested on independent runs, in each of which data, first model, training and noise are new: an attack's AUC is "
     "over runs with the target and runs without, the unit of the bootstrap is a run, and thresholds come from other "
-    "runs. Rows are attacks, and where there are several, they share the 5% between them; so a single one decides. An "
-    "interval of a difference is a bootstrap over pairs of runs, somewhat narrow where both areas are near 1."
+    "runs. Rows are attacks, and where there are several, they share the 5% between them; so a single one decides."
 )
 
 IMAGES = "alzheimer"  # begins what the provenance of an audit on them says of its data
