@@ -118,6 +118,15 @@ def test_every_setting_of_a_comparison_is_audited_and_sigma_matched(tmp_path, fe
     assert about["global (equal sigma)"]["sigma"] == pytest.approx(sum(matched) / len(matched))
     assert "heuristic" in about["global (equal sigma)"]["guarantee"]
     assert audit(config, tmp_path / "a", **asked).values["results"] == found.values["results"]
+    runs = [r for r in metric if (r["case"]["phase"], r["case"]["inside"]) == ("run", True)]
+    assert about["metric privacy"]["sigma"] == pytest.approx(sum(r["sigma"] for r in runs) / len(runs))
+    stored = tmp_path / "a" / "replicates.jsonl"
+    lines = [json.loads(line) for line in stored.read_text().splitlines()]
+    for line in lines:  # as a version left it that matched the mean over both worlds
+        line["sigma"] = line["sigma"] and line["sigma"] * (1.3 if "equal" in line["case"]["setting"] else 1)
+    stored.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(FieldError, match=r"an earlier version matched them otherwise\. Give another folder"):
+        audit(config, tmp_path / "a", **asked)
 
 
 class Interrupting(Quiet):

@@ -216,6 +216,7 @@ def _afterthoughts(found: Sequence[Replicate]) -> list[str]:
 
 def _about(stage: Stage, replicates: Iterable[Replicate]) -> dict[str, Any]:
     played = [r for r in replicates if r.case.setting == stage.label]
+    played = [r for r in played if r.case.phase == "run"] or played
     played = [r for r in played if r.case.kind == HONEST] or played
     inside, outside = ([r for r in played if r.case.inside is world] for world in (True, False))
     return {

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Protocol
 
 from fedveil.attacks.paper import MULTI_ROUND, MULTI_ROUNDS, SINGLE_SHOT
-from fedveil.errors import NoReplyError
+from fedveil.errors import FieldError, NoReplyError
 from fedveil.experiments.audit_folder import AuditFolder, Losses
 from fedveil.experiments.audit_paper import play_multi_round, play_single_shot
 from fedveil.experiments.audit_plan import REHEARSALS, Planned, one_run, stage_of
@@ -17,6 +18,8 @@ from fedveil.experiments.config import Config
 from fedveil.experiments.replicates import Stage
 from fedveil.experiments.replicates_record import HONEST, MALICIOUS, Case, Replicate
 from fedveil.experiments.settings import configure
+
+SAME = 1e-3  # a matched sigma is what the multiplier gives, to rounding
 
 
 class AuditProgress(Protocol):
@@ -125,6 +128,11 @@ def _matched(config: Config, planned: Planned, stage: Stage, done: Mapping[Case,
 
     Only of those in which the target takes part, as in the federation that is asked about: metric privacy's sigma
     follows who does, and with the others in the mean the two settings would not be equally noisy in it.
+
+    Raises
+    ------
+    FieldError
+        If replicates are there whose sigma is another: an earlier version matched it otherwise.
     """
     assert planned.setting is not None
     sigmas = [
@@ -134,7 +142,21 @@ def _matched(config: Config, planned: Planned, stage: Stage, done: Mapping[Case,
         and c.index < REHEARSALS
         and r.sigma is not None
     ]
+    _refuse_another_sigma(planned.label, sigmas, done)
     clients = len(stage.setup.arguments["clients"])
     multiplier = multiplier_for(planned.config, fmean(sigmas) if sigmas else None, clients, planned.matches)
     found = configure(config, planned.label, planned.setting, noise_multiplier=multiplier, derived_from=planned.matches)
     return stage_of(replace(planned, config=one_run(found)), stage.roles, config.seed, stage.setup.dealt)
+
+
+def _refuse_another_sigma(label: str, sigmas: Sequence[float], done: Mapping[Case, Replicate]) -> None:
+    for case, replicate in done.items():
+        if (case.setting, case.kind, case.inside) != (label, HONEST, True) or replicate.sigma is None or not sigmas:
+            continue
+        if not math.isclose(replicate.sigma, fmean(sigmas), rel_tol=SAME):
+            raise FieldError(
+                "--out",
+                label,
+                f"its runs there have an average sigma of {replicate.sigma:.4g}, the runs that they are matched with "
+                f"{fmean(sigmas):.4g}: an earlier version matched them otherwise. Give another folder",
+            )
