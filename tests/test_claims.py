@@ -370,7 +370,7 @@ def test_claims_on_independent_runs(tmp_path):
     assert "the average sigmas, 0.4 and 0.41, are not equal" in claims_page(tmp_path)
     audit_file(tmp_path, metric_noise=0.0, metric_accuracy=0.7)
     page = claims_page(tmp_path)
-    assert "| At equal average noise, metric privacy is more accurate | **reproduced** |" in page
+    assert "| At equal average noise, metric privacy is more accurate | **holds** |" in page
     assert f"accuracy less that of {EQUAL_SIGMA} +0.100" in page
 
 

@@ -1,4 +1,4 @@
-"""Adaptive client inference: gather evidence round by round and stop as soon as it suffices.
+"""Adaptive client inference: gather evidence round by round; a sequential test says when it suffices.
 
 Source: the sequential probability ratio test (Wald 1945), on the evidence of `evidence` over the scores of
 `calibrated_loss` and `own_update` together. Named, not built, in Sáinz-Pardo Díaz et al. 2026, section 5.2.

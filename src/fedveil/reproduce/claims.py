@@ -11,6 +11,8 @@ from fedveil.reproduce.evidence import DRAWS, Difference, Figure, Source, agains
 
 REPRODUCED, NOT_REPRODUCED = "reproduced", "not reproduced"
 UNDECIDED, NOT_YET, UNTESTABLE = "undecided", "not tested yet", "not testable here"
+DECIDED = (REPRODUCED, NOT_REPRODUCED)
+OURS = {REPRODUCED: "holds", NOT_REPRODUCED: "does not hold"}  # of what the paper does not claim
 HOLDS, REVERSED, NONE, OPEN = "holds", "reversed", "no difference", "open"
 UNTESTED, UNLEARNED, NOISIER = "untested", "nothing learned", "more noise"
 AGAINST = (REVERSED, NONE)
@@ -39,8 +41,11 @@ RULE = (
     "between the tested rows (one of many rows looks reversed by chance). *Undecided*: neither, and a row does not "
     "hold; with three seeds only a difference of two and a half of its deviations or more is seen in a row, so the "
     "mean over all tested rows, which sees smaller ones, stands beside it, unless rows were set aside for more noise: "
-    "what is left of them is chosen by its outcome. *Not tested yet*: runs are missing. *Not testable here*: none of "
-    "these; where nothing is learned at this scale, or metric privacy adds more noise, more runs of it will not help."
+    "what is left of them is chosen by its outcome. A claim over five runs needs five; a deviation is judged by its "
+    "chi-square interval; a rival that is chosen as the best of several shares the 5% with them. What the paper does "
+    "not ask *holds* or *does not hold* by the same rules. *Not tested yet*: runs are missing. *Not testable here*: "
+    "none of these; where nothing is learned at this scale, or metric privacy adds more noise, more runs of it will "
+    "not help."
 )
 
 
@@ -154,6 +159,8 @@ class Claim:
         What has to be said beside the verdict.
     pooled : bool
         Whether all rows ask for the same direction.
+    asked : bool
+        Whether the paper claims it; else it is a question of ours.
     """
 
     name: str
@@ -163,6 +170,7 @@ class Claim:
     seeds: int = LEAST
     note: str = ""
     pooled: bool = True
+    asked: bool = True
 
     def finding(self, source: Source) -> Finding:
         """What table files say."""
@@ -196,6 +204,7 @@ class AuditClaim:
     judge: Callable[[Audited], Iterable[Row]]
     note: str = ""
     command: str = ""
+    asked: bool = True
 
     def finding(self, audit: Audited) -> Finding:
         """What an audit says; `command` plays what it lacks."""
@@ -315,7 +324,7 @@ def overview(
     for claim, found in zip(claims, findings, strict=True):
         verdicts = {f.title: f.verdict for f in found}
         cells = [verdicts.get(title, "") for title in titles]
-        shown = [f"**{cell}**" if cell in (REPRODUCED, NOT_REPRODUCED) else cell for cell in cells]
+        shown = [f"**{_worded(claim, cell)}**" if cell in DECIDED else cell for cell in cells]
         lines.append(f"| {claim.name} | {' | '.join(shown)} |")
     return lines
 
@@ -325,13 +334,18 @@ def section(claim: Claim | AuditClaim, findings: Sequence[Finding]) -> list[str]
     lines = [f"### {claim.name}", "", claim.text + (f" {claim.note}" if claim.note else ""), ""]
     for found in findings:
         counts = ", ".join(f"{len(found.of(s))} {s}" for s in STATES if found.of(s))
-        lines.append(f"* {found.title}: **{found.verdict}** ({counts})")
+        lines.append(f"* {found.title}: **{_worded(claim, found.verdict)}** ({counts})")
         lines += [f"    * {state}: {_listed(found.of(state))}" for state in STATES if found.of(state)]
         if found.together is not None:
             lines.append(f"    * mean over all tested rows: {described(found.together)}")
-        if found.advice and found.verdict not in (REPRODUCED, NOT_REPRODUCED):
+        if found.advice and found.verdict not in DECIDED:
             lines.append(f"    * to decide it: {found.advice}")
     return [*lines, ""]
+
+
+def _worded(claim: Claim | AuditClaim, verdict: str) -> str:
+    """What nobody claimed is not reproduced either: it holds, or does not."""
+    return verdict if claim.asked else OURS.get(verdict, verdict)
 
 
 def _listed(rows: Sequence[Row]) -> str:

@@ -87,10 +87,10 @@ def single_entries(plan: Plan, printed: Printed, table: str) -> list[Entry]:
 
 
 def test_loss_entries(plan: Plan, printed: Printed) -> list[Entry]:
-    """Table 12: the loss on the server's test half after that one round."""
-    measure = tested("loss")
+    """Table 12: the loss on the server's test half after that one round; the accuracy says whether it learned."""
     return [
-        Entry(label, s, "test loss", _draws(plan, rule, s), measure, printed.get(("12", label, s, "test loss")))
+        Entry(label, s, figure, _draws(plan, rule, s), tested(name), printed.get(("12", label, s, figure)))
+        for figure, name in (("test loss", "loss"), ("accuracy", "accuracy"))
         for rule, label in ((r, plan.label(r)) for r in plan.rules)
         for s in SETTINGS
     ]
