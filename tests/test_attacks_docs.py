@@ -1,5 +1,6 @@
 """The page on attacks: its commands are accepted as they stand, and it names everything there is."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -15,11 +16,13 @@ from fedveil.errors import FedVeilError
 from fedveil.experiments.audit_folder import AuditFolder
 from fedveil.experiments.audit_plan import NAMES, plan_settings
 from fedveil.experiments.replicates_roles import SHADOWS, WORLDS
+from fedveil.experiments.settings import EQUAL_SIGMA
 from fedveil.gdp import epsilon_of_mu
 from fedveil.methods import Publishing
 from fedveil.methods.publishing import MODES
 from fedveil.report.audit_headline import fewest_runs
 
+RESULTS = Path(__file__).resolve().parent.parent / "results" / "metric-privacy"
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "attacks.md").read_text()
 COMMANDS = [line.split("  #")[0].strip() for line in PAGE.splitlines() if line.startswith("    fedveil ")]
 IMAGES = [command for command in COMMANDS if "metric-privacy-cia" in command]
@@ -92,3 +95,13 @@ def test_its_links_lead_somewhere():
     assert links
     for link in links:
         assert (Path(__file__).resolve().parent.parent / "docs" / link).exists(), link
+
+
+@pytest.mark.skipif(not RESULTS.is_dir(), reason="results/ are part of the repository, not of the package")
+def test_what_is_compared_at_equal_sigma_has_equal_sigma():
+    found = [json.loads((RESULTS / f"audit-{name}.json").read_text()) for name in ("digits", "images")]
+    found += json.loads((RESULTS / "cia-digits.json").read_text())["noise_multipliers"].values()
+    for audited in found:
+        sigmas = {about["method"]: about["sigma"] for about in audited["settings"].values()}
+        equal = next(about["sigma"] for s, about in audited["settings"].items() if s.startswith(EQUAL_SIGMA))
+        assert equal == pytest.approx(sigmas["metric"], rel=0.01)
