@@ -67,7 +67,9 @@ def test_every_printed_figure_has_its_place(paper):
     assert sum(e.published is not None for found in entries.values() for e in found) == len(paper._printed) == 263
     of_the_paper = [table for table in entries if table[0] in NUMBERED]
     assert len(of_the_paper) == 14
-    assert all(e.published is not None for table in of_the_paper for e in entries[table])
+    added = {("12", "accuracy")}  # says whether anything was learned
+    ours = {(table, e.figure) for table in of_the_paper for e in entries[table] if e.published is None}
+    assert ours == added
     assert all(e.published is None for table in set(entries) - set(of_the_paper) for e in entries[table])
 
 
