@@ -1,11 +1,14 @@
 """Clients trained in threads come out to the bit as they do one after another."""
 
+import signal
+import threading
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedveil.layout import Layout
-from fedveil.learning import ClientData, LocalTraining, SequentialTrainer, WorkerTrainer
+from fedveil.learning import BatchedTrainer, ClientData, LocalTraining, SequentialTrainer, StepInfo, WorkerTrainer
 
 
 def network() -> nn.Module:
@@ -63,3 +66,46 @@ def test_unknown_modules_are_trained_by_one_worker(caplog: pytest.LogCaptureFixt
         trainer = WorkerTrainer(Mine(), Layout.from_module(Mine()), LocalTraining(), workers=2)
     assert trainer.workers == 1
     assert "Mine" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [WorkerTrainer, BatchedTrainer])
+def test_an_interruption_ends_all_threads_within_a_step(kind: type[WorkerTrainer] | type[BatchedTrainer]) -> None:
+    model, data = network(), clients([40, 40, 40, 40])
+    layout = Layout.from_module(model)
+    seen: list[StepInfo] = []
+
+    def hook(gradient: Tensor, info: StepInfo) -> Tensor:
+        seen.append(info)
+        if len(seen) == 20:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # as Ctrl-C does
+        return gradient
+
+    before, local = threading.active_count(), LocalTraining(epochs=10, batch_size=4, lr=0.01)
+    trainer = kind(model, layout, local, hook, workers=2)
+    starts, keys = layout.read(model).expand(4, -1), [(0, 1, p) for p in range(4)]
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(starts, data, keys)
+    assert threading.active_count() == before
+    assert len(seen) < 4 * 100 / 2
+    whole = kind(model, layout, local, hook, workers=2).train(starts, data, keys)
+    again = trainer.train(starts, data, keys)  # the trainer is as good as new
+    assert all(torch.equal(a.model, b.model) for a, b in zip(whole, again, strict=True))  # type: ignore[union-attr]
+
+
+def test_a_single_client_is_trained_after_an_interruption() -> None:
+    model, data = network(), clients([8, 8])
+    layout = Layout.from_module(model)
+    interrupted = [False]
+
+    def hook(gradient: Tensor, info: StepInfo) -> Tensor:
+        if not interrupted[0]:
+            interrupted[0] = True
+            raise KeyboardInterrupt
+        return gradient
+
+    trainer = BatchedTrainer(model, layout, LocalTraining(lr=0.01), hook, workers=2)
+    starts, keys = layout.read(model).expand(2, -1), [(0, 1, p) for p in range(2)]
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(starts, data, keys)
+    [found] = trainer.train(starts[:1], data[:1], keys[:1])
+    assert not isinstance(found, Exception)

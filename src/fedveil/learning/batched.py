@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from functools import partial
-from queue import Empty, SimpleQueue
 
 import numpy as np
 import torch
@@ -19,6 +17,7 @@ from fedveil.learning.stacked import Stack, compile_stack
 from fedveil.learning.stacked.block import Block, dropout_masks
 from fedveil.learning.stacked.schedule import schedule
 from fedveil.learning.streams import Key, stream
+from fedveil.learning.threads import Threads
 from fedveil.learning.training import (
     Hook,
     LocalTraining,
@@ -76,13 +75,22 @@ class BatchedTrainer:
     ) -> None:
         require_choice("precision", precision, ("full", "bfloat16"))
         self.layout, self.local, self.hook, self.per_example = layout, local, hook, per_example
-        self.workers = require_count("workers", workers)
         self._device = torch.device(device)
         self._block = None if block is None else require_count("block", block)
         self._half = precision == "bfloat16"
-        self._stacks = [compile_stack(model, layout) for _ in range(self.workers)]
+        workers = require_count("workers", workers)
+        self._threads = Threads()
+        self._stacks = [compile_stack(model, layout) for _ in range(workers)]
         self._alone = partial(
-            SequentialTrainer, model, layout, local, hook, device, per_example=per_example, shared_random=False
+            SequentialTrainer,
+            model,
+            layout,
+            local,
+            hook,
+            device,
+            per_example=per_example,
+            shared_random=False,
+            before_step=self._threads.stay,
         )
 
     def train(self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]) -> list[Trained | Exception]:
@@ -109,7 +117,7 @@ class BatchedTrainer:
             for i, trained in zip(block, found, strict=True):
                 results[i] = trained
 
-        self._share(blocks, work)
+        self._threads.share(self._stacks, blocks, work)
         return [results[i] if i in results else Trained(start.clone(), 0, 0.0) for i, start in enumerate(starts)]
 
     def _train(self, stack: Stack, models: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]) -> list[Trained]:
@@ -139,7 +147,13 @@ class BatchedTrainer:
             if stack.dropouts:
                 streams = [stream(key, "dropout") for key in keys]
                 masks = dropout_masks(stack, streams, plan.sizes(), plan.rows.shape[2], alone=self.per_example)
-            losses = block.run(x.to(values.dtype) if x.is_floating_point() else x, y, plan, masks)
+
+            def before(step: int, active: int) -> None:
+                self._threads.stay()
+                if masks is not None:
+                    masks(step, active)
+
+            losses = block.run(x.to(values.dtype) if x.is_floating_point() else x, y, plan, before)
         if values is not models:
             models.copy_(values)
         return [Trained(*found) for found in zip(models, counts, losses.tolist(), strict=True)]
@@ -175,29 +189,6 @@ class BatchedTrainer:
         copies = 2 * batch + 2 if self.per_example else 1 if plain else 4
         each = self.layout.size * self.layout.dtype.itemsize * copies
         return max(1, CACHE // each)
-
-    def _share(self, blocks: list[range], work: Callable[[Stack, range], None]) -> None:
-        """Work on the blocks, on several threads where there are several of both."""
-        if self.workers == 1 or len(blocks) < 2:
-            for block in blocks:
-                work(self._stacks[0], block)
-            return
-        queue: SimpleQueue[range] = SimpleQueue()
-        for block in blocks:
-            queue.put(block)
-
-        def loop(stack: Stack) -> None:
-            torch.set_num_threads(1)
-            while True:
-                try:
-                    block = queue.get_nowait()
-                except Empty:
-                    return
-                work(stack, block)
-
-        with ThreadPoolExecutor(self.workers) as pool:
-            for done in [pool.submit(loop, stack) for stack in self._stacks]:
-                done.result()
 
 
 def _room(n: int, like: Tensor) -> Tensor:

@@ -132,6 +132,8 @@ class SequentialTrainer:
     shared_random : bool
         Whether to set (and put back) the global random state for modules that draw from it; several trainers in
         threads must not, see `WorkerTrainer`.
+    before_step : callable, optional
+        Called before every step; what it raises ends the training.
     """
 
     def __init__(
@@ -144,8 +146,9 @@ class SequentialTrainer:
         *,
         per_example: bool = False,
         shared_random: bool = True,
+        before_step: Callable[[], None] | None = None,
     ) -> None:
-        self._shared_random, self.per_example = shared_random, per_example
+        self._shared_random, self.per_example, self._before_step = shared_random, per_example, before_step
         self.layout, self.local, self.hook = layout, local, hook
         self._device = torch.device(device)
         self._model = deepcopy(model).to(self._device)
@@ -208,6 +211,8 @@ class SequentialTrainer:
             for epoch, order in enumerate(orders):
                 losses = []
                 for rows in torch.split(order, local.batch_size):
+                    if self._before_step is not None:
+                        self._before_step()
                     x, y = self._batch(client, rows)
                     loss = self._gradients(x, y, StepInfo(key, epoch, step, len(rows)))
                     for p, anchor in zip(self._parameters, anchors, strict=False):

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from queue import Empty, SimpleQueue
-from threading import Thread
 
-import torch
 from torch import Tensor, nn
 
 from fedveil.errors import require_count
 from fedveil.layout import Layout
 from fedveil.learning.clients import ClientData
 from fedveil.learning.streams import Key
-from fedveil.learning.training import Hook, LocalTraining, SequentialTrainer, Trained
+from fedveil.learning.threads import Threads
+from fedveil.learning.training import Hook, LocalTraining, SequentialTrainer, Trained, check_request
 
 _LOG = logging.getLogger(__name__)
 # Modules of torch.nn that draw from the global generator, which threads would share (dropout is keyed).
@@ -50,8 +48,11 @@ class WorkerTrainer:
         if unknown is not None:
             _LOG.info("training on one worker: %s may draw from the shared generator", unknown)
             workers = 1
+        self._threads, shared = Threads(), workers == 1
+        stay = self._threads.stay
         self._trainers = [
-            SequentialTrainer(model, layout, local, hook, device, shared_random=workers == 1) for _ in range(workers)
+            SequentialTrainer(model, layout, local, hook, device, shared_random=shared, before_step=stay)
+            for _ in range(workers)
         ]
 
     @property
@@ -61,30 +62,16 @@ class WorkerTrainer:
 
     def train(self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]) -> list[Trained | Exception]:
         """Train each client from its own start; see `SequentialTrainer.train`."""
-        if self.workers == 1 or len(clients) < 2:
-            return self._trainers[0].train(starts, clients, keys)
+        check_request(self._trainers[0].layout, starts, clients, keys)
+        results: dict[int, Trained | Exception] = {}
+
+        def work(trainer: SequentialTrainer, i: int) -> None:
+            [results[i]] = trainer.train(starts[i : i + 1], [clients[i]], [keys[i]])
+
         # the largest first, so that no worker is left with a long one at the end
         order = sorted(range(len(clients)), key=lambda i: -clients[i].examples)
-        queue: SimpleQueue[int] = SimpleQueue()
-        for i in order:
-            queue.put(i)
-        results: list[Trained | Exception] = [RuntimeError("not trained")] * len(clients)
-
-        def work(trainer: SequentialTrainer) -> None:
-            torch.set_num_threads(1)
-            while True:
-                try:
-                    i = queue.get_nowait()
-                except Empty:
-                    return
-                results[i] = trainer.train(starts[i : i + 1], [clients[i]], [keys[i]])[0]
-
-        threads = [Thread(target=work, args=(trainer,), daemon=True) for trainer in self._trainers]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return results
+        self._threads.share(self._trainers, order, work)
+        return [results[i] for i in range(len(clients))]
 
 
 def _unknown(model: nn.Module) -> str | None:

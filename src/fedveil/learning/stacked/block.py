@@ -57,7 +57,7 @@ class Block:
         self._gradients = None if self._direct else torch.empty_like(values)
         self._cut: dict[int, list[Weights]] = {}
 
-    def run(self, x: Tensor, y: Tensor, plan: Schedule, masks: Callable[[int, int], None] | None = None) -> Tensor:
+    def run(self, x: Tensor, y: Tensor, plan: Schedule, before: Callable[[int, int], None] | None = None) -> Tensor:
         """Train.
 
         Parameters
@@ -66,8 +66,8 @@ class Block:
             The clients' examples, joined.
         plan : Schedule
             Which of them when.
-        masks : callable, optional
-            Told (step, active clients) before each step, for dropout.
+        before : callable, optional
+            Told (step, active clients) before each step, e.g. to draw its dropout; what it raises ends the training.
 
         Returns
         -------
@@ -76,8 +76,8 @@ class Block:
         """
         total = torch.zeros(len(self.values), dtype=plan.last.dtype, device=x.device)
         for step, active in enumerate(plan.active):
-            if masks is not None:
-                masks(step, active)
+            if before is not None:
+                before(step, active)
             rows = plan.rows[step, :active].reshape(-1)
             shape = (active, plan.rows.shape[2])
             some = x.index_select(0, rows).view(*shape, *x.shape[1:])
