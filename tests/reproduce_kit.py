@@ -9,6 +9,26 @@ from fedveil.reproduce.metric_privacy import Choices, MetricPrivacyStudy, Scale
 COUNTS = [[12, 12, 12, 12], [14, 10, 12, 12], [10, 14, 12, 12], [12, 12, 12, 12]]
 
 
+class Told(Silent):
+    """Remembers what it was told, and interrupts when a number of rounds is over."""
+
+    def __init__(self, rounds=None):
+        self.rounds, self.said = rounds, []
+
+    def say(self, text):
+        self.said.append(text)
+
+    def advance(self, row):
+        if self.rounds is not None:
+            self.rounds -= 1
+            if not self.rounds:
+                raise KeyboardInterrupt
+
+    @property
+    def started(self):
+        return [text for text in self.said if text.startswith("run ")]
+
+
 def write_patterns(path, seed=0):
     rng = np.random.default_rng(seed)
     patterns = rng.random((4, 6, 6))

@@ -168,7 +168,7 @@ def test_an_interrupted_audit_goes_on_to_the_same_figures(tmp_path, monkeypatch,
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(FieldError, match="something else than an audit"):
+    with pytest.raises(FieldError, match="holds other files, not an audit"):
         audit(small(), tmp_path, attacks=("loss",), replicates=4)
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
 

@@ -67,9 +67,43 @@ def test_a_second_run_is_refused_and_resume_is_not(here):
     again = call("run", "tiny.toml", "--out", "r")
     assert again.exit_code == 2
     assert again.stderr == (
-        "fedveil: --out = 'r': holds a run already; go on with it by --resume, or give another --out\n"
+        "fedveil: --out = 'r': holds a run already; go on with it by fedveil run r --resume, or give another --out\n"
     )
     assert call("run", "r", "--resume").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["run", "tiny.toml", "--out", "audit"], "holds an audit already; go on with it by fedveil audit audit, or"),
+        (["run", "tiny.toml", "--out", "mine"], "is not empty; give another --out"),
+        (["run", "comparison", "--resume"], "not a run; go on with it by fedveil compare comparison --resume"),
+        (["compare", "run", "--resume"], "holds a run, not a comparison; go on with it by fedveil run run --resume"),
+        (["compare", "audit", "--resume"], "holds an audit, not a comparison; go on with it by fedveil audit audit"),
+        (["compare", "tiny.toml", "--out", "study"], "holds a study already; go on with it by fedveil reproduce"),
+        (["compare", "tiny.toml", "--out", "empty", "--resume"], "holds no comparison to go on with; leave --resume"),
+        (["audit", "tiny.toml", "--out", "run"], "holds a run, not an audit; give another --out"),
+        (["audit", "tiny.toml", "--out", "mine"], "holds other files, not an audit; give another --out"),
+        (["audit", "tiny.toml", "--out", "tiny.toml"], "is a file; give the path of a folder"),
+        (["reproduce", "metric-privacy", "--out", "run"], "holds a run, not a study; give another --out"),
+        (["reproduce", "metric-privacy", "--out", "mine"], "holds other files, not a study; give another --out"),
+        (["reproduce", "metric-privacy", "--out", "tiny.toml"], "is a file; give the path of a folder"),
+        (["reproduce", "metric-privacy", "--out", "empty", "--no-run"], "holds no runs yet: leave --no-run out"),
+    ],
+)
+def test_what_a_folder_holds_is_named_and_left_alone(here, arguments, expected):
+    (here / "study" / "cells").mkdir(parents=True)
+    (here / "empty").mkdir()
+    files = ["run/checkpoint/run.json", "audit/spec.json", "mine/notes.txt"]
+    files += [f"{folder}/config.toml" for folder in ("run", "comparison", "audit")]
+    for file in files:
+        (here / file).parent.mkdir(parents=True, exist_ok=True)
+        (here / file).write_bytes((here / "tiny.toml").read_bytes())
+    before = sorted(here.rglob("*"))
+    result = call(*arguments)
+    assert result.exit_code == 2
+    assert expected in result.stderr
+    assert sorted(here.rglob("*")) == before
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from fedveil.attacks.paper import multi_round, single_shot
 from fedveil.cli import app
 from fedveil.errors import FieldError
 from fedveil.experiments import ConfigError, parse
-from fedveil.experiments.runner import Silent
 from fedveil.experiments.setup import prepare
 from fedveil.learning import build_model
 from fedveil.report.plots import draw_plot
@@ -20,7 +19,7 @@ from fedveil.reproduce.measure import Result, interval_of
 from fedveil.reproduce.metric_privacy import Choices, scales
 from fedveil.reproduce.metric_privacy.claims import NUMBERED
 from fedveil.reproduce.progress import Pace
-from reproduce_kit import run_all, tiny_study
+from reproduce_kit import Told, run_all, tiny_study
 
 
 @pytest.fixture(scope="module")
@@ -31,26 +30,6 @@ def paper():
 @pytest.fixture(scope="module")
 def small():
     return MetricPrivacyStudy(Choices())
-
-
-class Told(Silent):
-    """Remembers what it was told, and interrupts when a number of rounds is over."""
-
-    def __init__(self, rounds=None):
-        self.rounds, self.said = rounds, []
-
-    def say(self, text):
-        self.said.append(text)
-
-    def advance(self, row):
-        if self.rounds is not None:
-            self.rounds -= 1
-            if not self.rounds:
-                raise KeyboardInterrupt
-
-    @property
-    def started(self):
-        return [text for text in self.said if text.startswith("run ")]
 
 
 def results(study, table, done):
@@ -120,7 +99,7 @@ def test_the_number_of_workers_is_no_part_of_a_cell_s_key():
         MetricPrivacyStudy(Choices(rules=("fedavg",), workers=n)).entries("5")[0].replicates[0].cells[0] for n in (1, 2)
     )
     assert one.key == two.key
-    assert one.config.fingerprint() != two.config.fingerprint()
+    assert one.config.workers != two.config.workers
 
 
 @pytest.mark.parametrize(
@@ -163,7 +142,9 @@ def test_an_interrupted_study_repeats_no_finished_cell_and_ends_in_the_same_figu
     assert [runs.state(c) for c in cells] == ["done", "begun", *["to run"] * 4]
     before = (runs.path(cells[0]) / "summary.json").stat().st_mtime_ns
     told = Told()
-    found = results(study, "5", run_all(study, tmp_path / "parts", ["5"], progress=told))
+    resumed = tiny_study(patterns, rules=("fedavg", "fedavgm"), workers=2)
+    found = results(study, "5", run_all(resumed, tmp_path / "parts", ["5"], progress=told))
+    assert runs.finished(cells[1]).summary.values["workers"] == 2  # the begun one, too
     assert (runs.path(cells[0]) / "summary.json").stat().st_mtime_ns == before
     assert len(told.started) == 5
     assert told.said[0] == "1 of 6 runs are finished already"

@@ -12,6 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from fedveil.cli import app
@@ -22,7 +23,7 @@ from fedveil.reproduce.evidence import Figure, differ, mean_of
 from fedveil.reproduce.files import refuse_other_scale
 from fedveil.reproduce.metric_privacy import Choices, MetricPrivacyStudy
 from fedveil.reproduce.parallel import Jobs
-from reproduce_kit import run_all, tiny_study
+from reproduce_kit import Told, run_all, tiny_study
 
 TESTS = Path(__file__).resolve().parent
 
@@ -63,6 +64,7 @@ def test_figures_of_other_rules_are_left_out():
 
 
 def test_tables_of_another_scale_are_not_replaced(tmp_path, monkeypatch):
+    (tmp_path / "cells").mkdir()
     (tmp_path / "table-5.json").write_text(json.dumps({"scale": "small"}))
     (tmp_path / "table-6.json").write_text("{")
     refuse_other_scale(tmp_path, MetricPrivacyStudy(Choices()))
@@ -116,6 +118,18 @@ def test_a_process_that_was_killed_while_nobody_waited_is_told_too(patterns, tmp
             killed.result()
         with pytest.raises(FedVeilError, match="was killed, perhaps for want of memory"):
             going.next()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, on which the run would go on")
+def test_a_run_goes_on_on_the_device_it_was_begun_on(patterns, tmp_path):
+    study = tiny_study(patterns)
+    with pytest.raises(KeyboardInterrupt):
+        run_all(study, tmp_path, ["5"], progress=Told(rounds=1))
+    [begun] = (tmp_path / "cells").iterdir()
+    config = begun / "config.toml"
+    config.write_text(config.read_text().replace('device = "cpu"', 'device = "cuda"'))
+    with pytest.raises(FieldError, match=f"--device = 'cpu': .*{begun.name} was begun on 'cuda'"):
+        run_all(study, tmp_path, ["5"])
 
 
 def test_figures_of_other_seeds_replace_none():

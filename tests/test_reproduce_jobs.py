@@ -5,17 +5,7 @@ import pytest
 from fedveil.errors import FedVeilError
 from fedveil.reproduce import Progressed, Runs, Selection, cells_of, run_cells
 from fedveil.reproduce.parallel import Jobs
-from reproduce_kit import Silent, run_all, tiny_study
-
-
-class Told(Silent):
-    """Remembers."""
-
-    def __init__(self):
-        self.said = []
-
-    def say(self, text):
-        self.said.append(text)
+from reproduce_kit import Silent, Told, run_all, tiny_study
 
 
 def rounds(done):

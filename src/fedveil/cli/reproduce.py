@@ -100,10 +100,10 @@ def reproduce(
             run_cells(cells, runs, None, done)
             _dry_run(console, paper, selection, runs, done, jobs)
             return
-        refuse_other_scale(runs.folder, paper)
-        for note in paper.notes(selection.names):
-            console.print(note, markup=False, highlight=False)
         with runs.alone(shared=no_run):
+            refuse_other_scale(runs.folder, paper)
+            for note in paper.notes(selection.names):
+                console.print(note, markup=False, highlight=False)
             going.folder, going.command, going.mark = runs.folder, "the same command", "cells"
             run_cells(cells, runs, None if no_run else progress_for(console), done, jobs)
             _show(console, paper, selection, runs.folder, done)

@@ -13,12 +13,13 @@ from fedveil.attacks.paper import MULTI_ROUND, SINGLE_SHOT
 from fedveil.errors import FieldError
 from fedveil.experiments.audit_results import attack_of
 from fedveil.experiments.config import Config
+from fedveil.experiments.folders import AUDIT, CONFIG, SPEC, refuse_others, unused
 from fedveil.experiments.ledgers import append, make_folder, replace
 from fedveil.experiments.loading import load
 from fedveil.experiments.lock import FolderLock
 from fedveil.experiments.replicates_record import Case, Replicate
 
-SPEC, CONFIG, LINES, PAPER = "spec.json", "config.toml", "replicates.jsonl", "paper.jsonl"
+LINES, PAPER = "replicates.jsonl", "paper.jsonl"
 RESULT, FIGURE, EVIDENCE = "audit.json", "audit.png", "evidence.png"
 Losses = Sequence[Sequence[float]]
 
@@ -71,11 +72,12 @@ class AuditFolder:
         self._lock: FolderLock | None = None
         self._config = config
         self._spec = json.loads(json.dumps({"fingerprint": config.fingerprint(), **question}))
-        if path is None or not path.exists() or (path.is_dir() and all(p.name.startswith(".") for p in path.iterdir())):
+        if path is None:
+            return
+        refuse_others(path, AUDIT)
+        if unused(path):
             return
         spec = path / SPEC
-        if not path.is_dir() or not spec.is_file():
-            raise FieldError("--out", str(path), "holds something else than an audit; give another --out")
         try:
             stored = json.loads(spec.read_text(encoding="utf-8"))
             if (path / CONFIG).is_file():  # as this version reads it: an earlier one knew fewer options

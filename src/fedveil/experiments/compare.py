@@ -8,9 +8,9 @@ from fedveil.clipping import QuantileClip
 from fedveil.errors import FieldError, require_count
 from fedveil.experiments.attacked import keep, run_name
 from fedveil.experiments.config import Config
+from fedveil.experiments.folders import COMPARISON, CONFIG, refuse_used, require_begun
 from fedveil.experiments.ledgers import replace
 from fedveil.experiments.loading import load
-from fedveil.experiments.runfolder import refuse_used
 from fedveil.experiments.runner import Progress, Silent, run
 from fedveil.experiments.sections import Setting
 from fedveil.experiments.settings import configure, variants_of
@@ -71,14 +71,13 @@ def compare(
 
 
 def _open(path: Path, config: Config, resume: bool) -> None:
-    stored = path / "config.toml"
     if not resume:
         refuse_used(path)
         path.mkdir(parents=True, exist_ok=True)
-        replace(stored, config.to_toml().encode())
-    elif not stored.is_file():
-        raise FieldError("--resume", str(path), "holds no comparison to go on with; leave --resume out")
-    elif load(path).fingerprint() != config.fingerprint():
+        replace(path / CONFIG, config.to_toml().encode())
+        return
+    require_begun(path, COMPARISON)
+    if load(path).fingerprint() != config.fingerprint():
         raise FieldError("--resume", str(path), "holds a comparison with another configuration; give another --out")
 
 

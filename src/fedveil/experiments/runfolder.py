@@ -15,15 +15,12 @@ from fedveil.engines import Federation
 from fedveil.errors import FieldError, LedgerError
 from fedveil.experiments.checkpoint import Checkpoint
 from fedveil.experiments.config import Config
+from fedveil.experiments.folders import CONFIG, RUN, RUN_ID, refuse_used, require_begun
 from fedveil.experiments.ledgers import LedgerFiles, Ledgers, append, make_folder, replace
 from fedveil.experiments.loading import load
-from fedveil.experiments.lock import FILE as LOCK
 from fedveil.experiments.lock import FolderLock
 
 Row = dict[str, Any]
-
-# What `RunFolder.create` makes before config.toml, with which a run begins.
-BEFORE_A_RUN = {LOCK, "ledger", "checkpoint", "checkpoint/.run.json.part", "checkpoint/run.json", ".config.toml.part"}
 
 
 def new_run_id(config: Config) -> str:
@@ -90,9 +87,9 @@ class RunFolder:
             make_folder(folder)
             for left in folder.glob(".*.part"):  # by a process that was killed while it replaced a file
                 left.unlink()
-        if not (self.path / "config.toml").exists():
-            replace(self.path / "checkpoint" / "run.json", json.dumps({"run_id": self.run_id}).encode())
-            replace(self.path / "config.toml", self.config.to_toml().encode())
+        if not (self.path / CONFIG).exists():
+            replace(self.path / RUN_ID, json.dumps({"run_id": self.run_id}).encode())
+            replace(self.path / CONFIG, self.config.to_toml().encode())
 
     def close(self) -> None:
         """Let other processes write here."""
@@ -119,15 +116,14 @@ class RunFolder:
         replace(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
 
     def _reopen(self) -> None:
-        if not (self.path / "config.toml").is_file():
-            raise FieldError("--resume", str(self.path), "holds no run to go on with; leave --resume out")
+        require_begun(self.path, RUN)
         self._lock.take()
-        stored = load(self.path / "config.toml")
+        stored = load(self.path / CONFIG)
         if stored.fingerprint() != self.config.fingerprint():
             named = ", ".join(_differences(stored.to_dict(), self.config.to_dict()))
             raise FieldError("--resume", str(self.path), f"holds a run with another configuration (see {named})")
         try:
-            self.run_id = str(json.loads((self.path / "checkpoint" / "run.json").read_bytes())["run_id"])
+            self.run_id = str(json.loads((self.path / RUN_ID).read_bytes())["run_id"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise FieldError("--resume", str(self.path), f"checkpoint/run.json cannot be read ({error})") from error
         self.checkpoint = Checkpoint.read(self.path / "checkpoint")
@@ -170,26 +166,6 @@ def _row_of(line: str) -> Row:
     except ValueError:
         return {}
     return row if isinstance(row, dict) and isinstance(row.get("round"), int) else {}
-
-
-def refuse_used(path: Path) -> None:
-    """Refuse to write where something already is.
-
-    Raises
-    ------
-    FieldError
-        If the path is a file or a folder that holds anything.
-    """
-    if path.exists() and not path.is_dir():
-        raise FieldError("--out", str(path), "is a file; give the path of a folder")
-    if path.is_dir() and not _unused(path):
-        what = "holds a run already" if (path / "config.toml").exists() else "is not empty"
-        raise FieldError("--out", str(path), f"{what}; go on with it by --resume, or give another --out")
-
-
-def _unused(path: Path) -> bool:
-    """Whether a folder holds nothing, or no more than a run leaves that was killed before it began."""
-    return all(str(inner.relative_to(path)) in BEFORE_A_RUN for inner in path.rglob("*"))
 
 
 def _differences(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -12,8 +12,9 @@ import torch
 
 from fedveil.engines import Federation, History, RoundRecord
 from fedveil.experiments.config import Config
+from fedveil.experiments.folders import refuse_used
 from fedveil.experiments.ledgers import Ledgers
-from fedveil.experiments.runfolder import RunFolder, new_run_id, refuse_used
+from fedveil.experiments.runfolder import RunFolder, new_run_id
 from fedveil.experiments.setup import Setup, epsilon_filter, prepare, resolve_device
 from fedveil.experiments.summary import (
     REPRODUCIBLE,
@@ -82,8 +83,8 @@ def run(
     out : path, optional
         The run's folder. Without one the ledgers live in memory and nothing is written.
     resume : bool
-        Go on in `out` after the last whole round. With the reproducible source, the same device and the same number
-        of threads, the result is the same to the bit as without the interruption.
+        Go on in `out` after the last whole round. With the reproducible source and the same device, the result is the
+        same to the bit as without the interruption, on any number of workers.
     progress : Progress, optional
         Is told how it goes.
     setting : str

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedveil.engines import Federation
-from fedveil.errors import FedVeilError
+from fedveil.errors import FedVeilError, FieldError
 from fedveil.experiments import Config, Progress, Summary, load, parse, run
 from fedveil.experiments.compare import matching_multiplier
+from fedveil.experiments.folders import CELLS, CONFIG, STUDY, kind_of, refuse_others
 from fedveil.experiments.ledgers import make_folder
 from fedveil.experiments.lock import FolderLock
 from fedveil.experiments.settings import slug
+from fedveil.experiments.setup import resolve_device
 
 KEY = 12  # characters of a key
 NOISE = ("name", "privacy", "publish", "source")  # parts of a configuration that only later rounds notice
@@ -63,7 +65,7 @@ class Cell:
 
     @cached_property
     def key(self) -> str:
-        """The fingerprint of the configuration; where it is run, and on how many threads, does not matter."""
+        """The fingerprint of the configuration; where it is run does not matter."""
         parts = [self.config.model_copy(update=ELSEWHERE).fingerprint()]
         if self.watcher is not None:
             parts.append(self.watcher.name)
@@ -123,10 +125,10 @@ class Runs:
         finished run that an earlier version left under another key is found by its configuration, read by this one; for
         a cell that matches another's sigma that has the multiplier that follows from that one's run.
         """
-        exact = self.folder / "cells" / cell.folder
-        if (exact / "config.toml").is_file():
+        exact = self.folder / CELLS / cell.folder
+        if (exact / CONFIG).is_file():
             return exact
-        others = sorted((self.folder / "cells").glob(f"{slug(cell.label)}-{'?' * KEY}"))
+        others = sorted((self.folder / CELLS).glob(f"{slug(cell.label)}-{'?' * KEY}"))
         if not others:
             return exact
         earlier = None if cell.sigma_of is None else self.finished(cell.sigma_of)
@@ -140,7 +142,7 @@ class Runs:
         path = self.path(cell)
         if (path / "summary.json").is_file():
             return "done"
-        return "begun" if (path / "config.toml").is_file() else "to run"
+        return "begun" if (path / CONFIG).is_file() else "to run"
 
     def share_left(self, cell: Cell) -> float:
         """The share of a cell's rounds that is still to be run."""
@@ -172,9 +174,8 @@ class Runs:
             return done
         path, config = self.path(cell), self._resolved(cell, progress)
         begun = self.state(cell) == "begun"
-        if begun:  # on the device and the threads it was begun with
-            stored = load(path)
-            config = config.model_copy(update={"workers": stored.workers, "device": stored.device})
+        if begun:
+            config = config.model_copy(update={"device": _begun_on(path, config.device, progress)})
         make_folder(path)
         memo = self.folder / "begun"
         summary = run(config, path, resume=begun, progress=progress, setting=cell.label, memo=memo, watch=cell.watcher)
@@ -196,12 +197,15 @@ class Runs:
         Raises
         ------
         FieldError
-            If there is one already.
+            If there is one already, the folder holds something else than a study, or there is none to read.
         """
-        make_folder(self.folder)
+        refuse_others(self.folder, STUDY)
         if shared:
+            if kind_of(self.folder) != STUDY:
+                raise FieldError("--out", str(self.folder), "holds no runs yet: leave --no-run out")
             yield
             return
+        make_folder(self.folder / CELLS)
         lock = FolderLock(self.folder)
         lock.take()
         try:
@@ -220,6 +224,19 @@ def distinct(cells: Iterable[Cell]) -> list[Cell]:
     return list(found.values())
 
 
+def _begun_on(path: Path, wanted: str, progress: Progress) -> str:
+    """The device on which a run was begun: another one would give other bits."""
+    device = load(path).device
+    if device != wanted:
+        try:
+            resolve_device(device)
+        except FieldError as error:
+            lacks = f"{path} was begun on {device!r}, which this machine lacks; delete it to begin anew"
+            raise FieldError("--device", wanted, lacks) from error
+        progress.say(f"{path.name} was begun on {device!r} and goes on there, not on {wanted!r}")
+    return device
+
+
 def _matched(cell: Cell, earlier: Outcome | None) -> Config:
     """The configuration of a cell, with the noise multiplier that gives it the sigma of an earlier run."""
     if earlier is None:
@@ -232,7 +249,7 @@ def _matched(cell: Cell, earlier: Outcome | None) -> Config:
 def _holds(folder: Path, config: Config, watcher: Watcher | None) -> bool:
     """Whether a folder holds a finished run of a configuration, measured as well."""
     try:
-        stored, summary = load(folder / "config.toml"), Summary.read(folder)
+        stored, summary = load(folder / CONFIG), Summary.read(folder)
     except FedVeilError:  # damaged, or of a version that this one cannot read: it is run again
         return False
     watched = set(summary.rows[0].get("watched", ()))
