@@ -75,7 +75,7 @@ def test_a_later_call_keeps_the_attacks_and_the_replicates_of_the_folder(tmp_pat
     assert third["replicates"] == 6
     assert rows(third).keys() == rows(second).keys()
     (folder / "audit.json").write_text('{"results": 3}')
-    with pytest.raises(FieldError, match=r"audit\.json'.*delete this file, and ask again"):
+    with pytest.raises(FieldError, match=r"audit\.json'.*delete it, and ask again"):
         audit(config, folder, attacks=("loss",), replicates=4)
 
 

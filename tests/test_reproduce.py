@@ -272,10 +272,33 @@ def test_a_damaged_cell_is_named_and_nothing_is_lost(patterns, tmp_path):
     study = tiny_study(patterns)
     done = run_all(study, tmp_path, ["5"])
     outcome = next(iter(done.finished.values()))
-    (outcome.folder / "summary.json").write_text("{")
-    with pytest.raises(FieldError, match=outcome.folder.name):
-        run_all(study, tmp_path, ["5"])
+    way_out = f"restore it, or delete the folder .*{outcome.folder.name} to run it again"
+    for name, content, where in (
+        ("summary.json", "{", r"summary\.json"),
+        ("summary.json", "{}", r"summary\.json.*'rounds' is missing"),
+        ("metrics.jsonl", '{"round": 1}\n', r"metrics\.jsonl, line 1.*'metrics' is missing"),
+        ("metrics.jsonl", "[]\n", r"metrics\.jsonl, line 1.*no round"),
+    ):
+        whole = (outcome.folder / name).read_bytes()
+        (outcome.folder / name).write_text(content)
+        with pytest.raises(FieldError, match=f"{outcome.folder.name}/{where}.*{way_out}"):
+            run_all(study, tmp_path, ["5"])
+        (outcome.folder / name).write_bytes(whole)
     assert (outcome.folder / "model.safetensors").exists()
+
+
+def test_a_damaged_table_keeps_nobody_from_the_others(small, tmp_path):
+    (tmp_path / "cells").mkdir()
+    (tmp_path / "table-5.json").write_text("{}")
+    result = call("metric-privacy", "--table", "5", "--table", "7", "--no-run", "--out", str(tmp_path))
+    assert result.exit_code == 2
+    assert "table-5.json': cannot be read ('rows' is missing); restore it, or delete it and ask" in result.stderr
+    assert "('study' is missing)" in result.stderr  # the page of claims needs it, too
+    assert (tmp_path / "table-7.json").exists()
+    assert not (tmp_path / "claims.md").exists()
+    (tmp_path / "table-5.json").unlink()
+    assert call("metric-privacy", "--table", "5", "--no-run", "--out", str(tmp_path)).exit_code == 0
+    assert (tmp_path / "claims.md").exists()
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path):

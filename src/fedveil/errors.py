@@ -52,6 +52,24 @@ class LedgerError(FedVeilError, ValueError):
     """A ledger that was edited, shortened, or belongs to another run."""
 
 
+def damaged(field: str, file: object, error: Exception, fix: str) -> FieldError:
+    """A file that cannot be read.
+
+    Parameters
+    ----------
+    field : str
+        What it holds, or the option that named it.
+    file : path or str
+        Which, with its line where that is known.
+    error : Exception
+        Why; of a `KeyError`, what is not there.
+    fix : str
+        What to do.
+    """
+    why = f"{error} is missing" if isinstance(error, KeyError) else error
+    return FieldError(field, str(file), f"cannot be read ({why}); {fix}")
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Say what the accepted names are, and which one was probably meant.
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -149,7 +150,11 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 
 def _show(console: Console, paper: MetricPrivacyStudy, selection: Selection, folder: Path, done: Progressed) -> None:
-    """Print tables with their notes, write tables and figures, and say where they are."""
+    """Print tables with their notes, write tables and figures, and say where they are.
+
+    What is damaged keeps nobody from the rest; it is refused at the end.
+    """
+    from fedveil.errors import FedVeilError, FieldError
     from fedveil.report.plots import draw_plot
     from fedveil.report.reproduction import result_notes, result_table
     from fedveil.reproduce import measured
@@ -157,14 +162,22 @@ def _show(console: Console, paper: MetricPrivacyStudy, selection: Selection, fol
 
     suffix = "".join(f"-{name}" for name in paper.plan.choices.readings)
     which = "".join(f"-{name}" for name in paper.plan.choices.rules) + _seeds(paper.plan.seeds)
-    written = []
+    written: list[str] = []
+    refused: dict[str, None] = {}
+
+    def keep(write: Callable[[], Path]) -> None:
+        try:
+            written.append(write().name)
+        except FieldError as error:
+            refused[str(error)] = None
+
     for table in selection.tables:
         results = [measured(entry, done.finished) for entry in paper.entries(table)]
         console.print()
         console.print(result_table(f"{table}: {paper.tables[table]}", results, paper.settings))
         for note in [*result_notes(results, paper.settings), *paper.advice(results)]:
             console.print(note, markup=False, highlight=False)
-        written.append(keep_table(folder, paper, table, suffix).name)
+        keep(partial(keep_table, folder, paper, table, suffix))
     for figure in selection.figures:
         drawn = draw_plot(paper.plot(figure), done.finished)
         if drawn is None:
@@ -172,5 +185,7 @@ def _show(console: Console, paper: MetricPrivacyStudy, selection: Selection, fol
             continue
         written.append(f"figure-{figure}{which}{suffix}.png")
         drawn.savefig(folder / written[-1], dpi=150)
-    written.append(write_claims(folder).name)
+    keep(partial(write_claims, folder))
     console.print(f"written to {folder}: {', '.join(written)}", markup=False, highlight=False, soft_wrap=True)
+    if refused:
+        raise FedVeilError("\n".join(refused))

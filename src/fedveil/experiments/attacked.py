@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedveil.errors import FieldError
+from fedveil.errors import damaged
 from fedveil.experiments.audit_folder import RESULT
 from fedveil.experiments.ledgers import replace
 from fedveil.experiments.settings import slug
@@ -67,5 +67,5 @@ def _settings(path: Path) -> dict[str, list[dict[str, Any]]]:
                 entry = {"attack": r["attack"], "auc": auc["point"], "low": auc["low"], "high": auc["high"]}
                 found[r["setting"]].append({**entry, "runs": values["replicates"]})
     except (ValueError, KeyError, TypeError) as error:
-        raise FieldError("audit", str(path), f"cannot be read ({error}); delete it, or audit again") from error
+        raise damaged("audit", path, error, "delete it, and ask the audit again; finished runs stay") from error
     return {label: sorted(entries, key=lambda e: -float(e["auc"])) for label, entries in found.items()}

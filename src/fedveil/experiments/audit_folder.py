@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.attacks.paper import MULTI_ROUND, SINGLE_SHOT
-from fedveil.errors import FieldError
+from fedveil.errors import FieldError, damaged
 from fedveil.experiments.audit_results import attack_of
 from fedveil.experiments.config import Config
 from fedveil.experiments.folders import AUDIT, CONFIG, SPEC, refuse_others, unused
@@ -83,7 +83,7 @@ class AuditFolder:
             if (path / CONFIG).is_file():  # as this version reads it: an earlier one knew fewer options
                 stored["fingerprint"] = load(path / CONFIG).fingerprint()
         except (ValueError, TypeError) as error:
-            raise FieldError("--out", str(spec), f"cannot be read ({error}); give another --out") from error
+            raise damaged("--out", spec, error, "restore it, or give another --out") from error
         if stored != self._spec:
             other = ", ".join(k for k in self._spec if stored.get(k) != self._spec[k]).replace(
                 "fingerprint", "configuration"
@@ -114,8 +114,7 @@ class AuditFolder:
             attacks |= {name for name, key in paper.items() if values["paper"][key]}
             return Earlier(frozenset(attacks), int(values["replicates"]))
         except (ValueError, KeyError, TypeError) as error:
-            accepted = f"cannot be read ({error!r}): delete this file, and ask again; finished runs stay"
-            raise FieldError("--out", str(file), accepted) from error
+            raise damaged("--out", file, error, "delete it, and ask again; finished runs stay") from error
 
     def begin(self) -> None:
         """Make the folder; nothing is written before this."""

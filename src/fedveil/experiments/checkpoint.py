@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fedveil.engines import Federation
 from fedveil.engines.states import pack, unpack
-from fedveil.errors import FieldError
+from fedveil.errors import damaged
+from fedveil.experiments.folders import run_again
 from fedveil.experiments.ledgers import replace
 
 FILE = "round.safetensors"
@@ -100,4 +101,4 @@ class Checkpoint:
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
             return cls(tensors=tensors, **plain)
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-            raise FieldError("checkpoint", str(path), f"cannot be read ({error}); start a new run") from error
+            raise damaged("checkpoint", path, error, run_again(folder.parent)) from error

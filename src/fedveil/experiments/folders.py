@@ -83,6 +83,11 @@ def require_begun(path: Path, wanted: str) -> None:
         raise FieldError("--resume", str(path), f"holds {kind}, not {wanted}; go on with it by {_again(path)}")
 
 
+def run_again(path: Path) -> str:
+    """What to do about a damaged file of a run in a folder."""
+    return f"restore it, or delete the folder {path} to run it again"
+
+
 def _refuse_file(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise FieldError("--out", str(path), "is a file; give the path of a folder")

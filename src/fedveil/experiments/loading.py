@@ -10,8 +10,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fedveil.errors import FieldError, nearest
+from fedveil.errors import FedVeilError, FieldError, damaged, nearest
 from fedveil.experiments.config import Config
+from fedveil.experiments.folders import CONFIG, run_again
 from fedveil.experiments.options import SECTIONS, ConfigError, problems_of
 
 
@@ -51,6 +52,20 @@ def load(where: str | Path, assignments: Sequence[str] = (), **overrides: Any) -
     for assignment in assignments:
         assign(values, assignment)
     return parse({**values, **{key: value for key, value in overrides.items() if value is not None}})
+
+
+def stored_config(folder: Path) -> Config:
+    """The configuration that a run or a comparison left in its folder.
+
+    Raises
+    ------
+    FieldError
+        If it cannot be used.
+    """
+    try:
+        return load(folder / CONFIG)
+    except FedVeilError as error:
+        raise damaged("config", folder / CONFIG, error, run_again(folder)) from error
 
 
 def parse(values: Mapping[str, Any]) -> Config:
@@ -103,8 +118,8 @@ def _value(text: str) -> Any:
 
 def _text(where: str | Path) -> tuple[str, str]:
     path = Path(where)
-    if path.is_dir() and (path / "config.toml").is_file():
-        path = path / "config.toml"
+    if path.is_dir() and (path / CONFIG).is_file():
+        path = path / CONFIG
     try:
         if path.is_file():
             return path.read_text(encoding="utf-8"), str(path)

@@ -12,15 +12,14 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedveil.engines import Federation
-from fedveil.errors import FieldError, LedgerError
+from fedveil.errors import FieldError, LedgerError, damaged
 from fedveil.experiments.checkpoint import Checkpoint
 from fedveil.experiments.config import Config
-from fedveil.experiments.folders import CONFIG, RUN, RUN_ID, refuse_used, require_begun
+from fedveil.experiments.folders import CONFIG, RUN, RUN_ID, refuse_used, require_begun, run_again
 from fedveil.experiments.ledgers import LedgerFiles, Ledgers, append, make_folder, replace
-from fedveil.experiments.loading import load
+from fedveil.experiments.loading import stored_config
 from fedveil.experiments.lock import FolderLock
-
-Row = dict[str, Any]
+from fedveil.experiments.summary import METRICS, Row, parse_row
 
 
 def new_run_id(config: Config) -> str:
@@ -73,6 +72,9 @@ class RunFolder:
             self.ledgers: Ledgers = LedgerFiles(path / "ledger", self.run_id, durable=self._durable, message=message)
             if resume:
                 self._verify()
+        except LedgerError as error:
+            self.close()
+            raise LedgerError(f"{path}: {error}") from error
         except BaseException:
             self.close()
             raise
@@ -99,7 +101,7 @@ class RunFolder:
         """Make a round durable: its ledger lines first, then its metrics, then the checkpoint."""
         self.ledgers.flush()
         self.rows.append(row)
-        append(self.path / "metrics.jsonl", json.dumps(row) + "\n")
+        append(self.path / METRICS, json.dumps(row) + "\n")
         lines = self.ledgers.counts()
         Checkpoint.of(federation, self.run_id, self.config.fingerprint(), lines).write(self.path / "checkpoint")
 
@@ -118,14 +120,14 @@ class RunFolder:
     def _reopen(self) -> None:
         require_begun(self.path, RUN)
         self._lock.take()
-        stored = load(self.path / CONFIG)
+        stored = stored_config(self.path)
         if stored.fingerprint() != self.config.fingerprint():
             named = ", ".join(_differences(stored.to_dict(), self.config.to_dict()))
             raise FieldError("--resume", str(self.path), f"holds a run with another configuration (see {named})")
         try:
             self.run_id = str(json.loads((self.path / RUN_ID).read_bytes())["run_id"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise FieldError("--resume", str(self.path), f"checkpoint/run.json cannot be read ({error})") from error
+            raise damaged("--resume", self.path / RUN_ID, error, run_again(self.path)) from error
         self.checkpoint = Checkpoint.read(self.path / "checkpoint")
         if self.checkpoint is not None and self.checkpoint.run_id != self.run_id:
             mixed = f"the checkpoint belongs to run {self.checkpoint.run_id!r}, not {self.run_id!r}"
@@ -144,7 +146,7 @@ class RunFolder:
                 f"the ledgers hold round {last}, which has no checkpoint: {stands}, the round is done {again}"
             )
         released = {e.key[0] for e in books["server"].entries} if "server" in books else set()
-        path = self.path / "metrics.jsonl"
+        path = self.path / METRICS
         for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
             row = _row_of(line)
             if row.get("round", 0) > max(released, default=0):
@@ -153,8 +155,8 @@ class RunFolder:
             if row.get("round", 0) == len(self.rows) + 1 <= done:
                 self.rows.append(row)
         if len(self.rows) < done:
-            accepted = f"holds fewer rounds than the checkpoint, {done}; restore the file"
-            raise FieldError("metrics.jsonl", len(self.rows), accepted)
+            lost = ValueError(f"this line is missing or damaged, and round {done} was finished")
+            raise damaged("--resume", f"{path}, line {len(self.rows) + 1}", lost, run_again(self.path))
         if path.exists():
             replace(path, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
 
@@ -162,10 +164,9 @@ class RunFolder:
 def _row_of(line: str) -> Row:
     """A line of the metrics; the last may be half-written, its round is done again."""
     try:
-        row = json.loads(line)
-    except ValueError:
+        return parse_row(line)
+    except (ValueError, KeyError):
         return {}
-    return row if isinstance(row, dict) and isinstance(row.get("round"), int) else {}
 
 
 def _differences(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> list[str]:

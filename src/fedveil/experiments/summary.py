@@ -18,11 +18,13 @@ import fedveil
 from fedveil.accounting import VACUOUS, Guarantee, Ledger, SpendFilter, unprotected
 from fedveil.engines import Federation, RoundRecord
 from fedveil.engines.history import SERVER, total_of
-from fedveil.errors import FieldError
+from fedveil.errors import damaged
+from fedveil.experiments.folders import run_again
 from fedveil.layout import Layout
 from fedveil.learning import Metrics
 from fedveil.methods import FedRE, GroupPrivacy, Method
 
+METRICS = "metrics.jsonl"
 LAST = 5  # rounds that the averaged figures cover
 FIGURES = ("accuracy", "f1", "precision", "auc", "loss", "rmse")
 REPRODUCIBLE = "reproducible, not for deployment"
@@ -53,14 +55,19 @@ class Summary:
         FieldError
             If summary.json or metrics.jsonl is missing or damaged.
         """
+        file = folder / "summary.json"
         try:
-            values = json.loads((folder / "summary.json").read_bytes())
-            rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-            if len(rows) != values["rounds"]:
-                raise ValueError(f"metrics.jsonl has {len(rows)} lines, not {values['rounds']}")
+            values = json.loads(file.read_bytes())
+            rounds = int(values["rounds"])
+            file = folder / METRICS
+            rows = []
+            for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+                file = Path(f"{folder / METRICS}, line {number}")
+                rows.append(parse_row(line))
+            if len(rows) != rounds:
+                raise ValueError(f"it is the last one, and there were {rounds} rounds")
         except (OSError, ValueError, KeyError, TypeError) as error:
-            accepted = f"holds no whole run ({error}); restore its files, or delete the folder to run it again"
-            raise FieldError("run", str(folder), accepted) from error
+            raise damaged("run", file, error, run_again(folder)) from error
         return cls(values, rows)
 
     @property
@@ -82,6 +89,22 @@ class Summary:
         """Sigma, distance, noise_to_clip, ... (first, last or mean); None without noise."""
         found = self.values["noise"].get(figure)
         return None if found is None else float(found[when])
+
+
+def parse_row(line: str) -> Row:
+    """A round from its line of metrics.jsonl.
+
+    Raises
+    ------
+    ValueError, KeyError
+        If it is no whole row.
+    """
+    row = json.loads(line)
+    if not isinstance(row, dict) or not isinstance(row.get("round"), int):
+        raise ValueError("it is no round")
+    for name in ("metrics", "noise", "replies", "failed", "invalid", "refused", "seconds"):
+        row[name]
+    return row
 
 
 def row_of(record: RoundRecord, federation: Federation) -> Row:

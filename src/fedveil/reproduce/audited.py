@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.attacks.statistics import Estimate, auc_interval, wins
-from fedveil.errors import FieldError
+from fedveil.errors import damaged
 from fedveil.reproduce.evidence import Difference, difference
 
 RESAMPLES = 2000
@@ -104,7 +104,7 @@ def read_audits(folder: Path) -> list[Audited]:
         try:
             found.append(_audited(json.loads(path.read_bytes())))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise FieldError("audit", str(path), f"cannot be read ({error}); make it again") from error
+            raise damaged("audit", path, error, "restore it, or delete it and export the audit again") from error
     return found
 
 

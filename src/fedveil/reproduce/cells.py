@@ -13,13 +13,15 @@ from typing import Any, Protocol
 
 from fedveil.engines import Federation
 from fedveil.errors import FedVeilError, FieldError
-from fedveil.experiments import Config, Progress, Summary, load, parse, run
+from fedveil.experiments import Config, Progress, Summary, parse, run
 from fedveil.experiments.compare import matching_multiplier
 from fedveil.experiments.folders import CELLS, CONFIG, STUDY, kind_of, refuse_others
 from fedveil.experiments.ledgers import make_folder
+from fedveil.experiments.loading import stored_config
 from fedveil.experiments.lock import FolderLock
 from fedveil.experiments.settings import slug
 from fedveil.experiments.setup import resolve_device
+from fedveil.experiments.summary import METRICS
 
 KEY = 12  # characters of a key
 NOISE = ("name", "privacy", "publish", "source")  # parts of a configuration that only later rounds notice
@@ -146,7 +148,7 @@ class Runs:
 
     def share_left(self, cell: Cell) -> float:
         """The share of a cell's rounds that is still to be run."""
-        metrics = self.path(cell) / "metrics.jsonl"
+        metrics = self.path(cell) / METRICS
         done = len(metrics.read_bytes().splitlines()) if metrics.is_file() else 0
         return max(0.0, 1 - done / cell.config.rounds)
 
@@ -226,7 +228,7 @@ def distinct(cells: Iterable[Cell]) -> list[Cell]:
 
 def _begun_on(path: Path, wanted: str, progress: Progress) -> str:
     """The device on which a run was begun: another one would give other bits."""
-    device = load(path).device
+    device = stored_config(path).device
     if device != wanted:
         try:
             resolve_device(device)
@@ -249,7 +251,7 @@ def _matched(cell: Cell, earlier: Outcome | None) -> Config:
 def _holds(folder: Path, config: Config, watcher: Watcher | None) -> bool:
     """Whether a folder holds a finished run of a configuration, measured as well."""
     try:
-        stored, summary = load(folder / CONFIG), Summary.read(folder)
+        stored, summary = stored_config(folder), Summary.read(folder)
     except FedVeilError:  # damaged, or of a version that this one cannot read: it is run again
         return False
     watched = set(summary.rows[0].get("watched", ()))

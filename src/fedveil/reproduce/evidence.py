@@ -9,10 +9,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedveil.errors import FieldError
+from fedveil.errors import damaged
 from fedveil.reproduce.measure import interval_of
 
 SEEDS, DRAWS, ONE_RUN = "seeds", "noise draws on one training", "one run"
+WRITTEN_AGAIN = "restore it, or delete it and ask for this table again with --no-run: finished runs are kept"
 Place = tuple[str, str, str, str]
 """Table, row, setting, figure."""
 
@@ -164,7 +165,7 @@ def read_sources(folder: Path) -> list[Source]:
             key = (str(values["study"]), str(values["scale"]), tuple(values["readings"]))
             figures, missing = _figures(values)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise FieldError("table", str(path), f"cannot be read ({error}); make it again") from error
+            raise damaged("table", path, error, WRITTEN_AGAIN) from error
         known = found.get(key, Source(*key))
         found[key] = Source(*key, {**known.figures, **figures}, {**known.missing, str(values["table"]): missing})
     return list(found.values())

@@ -7,10 +7,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedveil.errors import FieldError
+from fedveil.errors import FieldError, damaged
 from fedveil.experiments.ledgers import replace
 from fedveil.experiments.summary import versions
 from fedveil.reproduce.cells import Runs
+from fedveil.reproduce.evidence import WRITTEN_AGAIN
 from fedveil.reproduce.measure import Result, measured, to_json
 from fedveil.reproduce.metric_privacy.page import claims_page
 from fedveil.reproduce.study import Progressed, Selection, Study, cells_of, run_cells
@@ -60,7 +61,7 @@ def keep_table(folder: Path, study: Study, table: str, suffix: str = "") -> Path
         try:
             study = study.with_stored(json.loads(path.read_bytes()))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise FieldError("table", str(path), f"cannot be read ({error}); delete it") from error
+            raise damaged("table", path, error, WRITTEN_AGAIN) from error
     run_cells(cells_of(study, Selection((table,), ())), Runs(folder), None, done)
     return write_table(path, study, table, [measured(entry, done.finished) for entry in study.entries(table)])
 

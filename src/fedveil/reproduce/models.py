@@ -9,9 +9,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedveil.errors import FieldError
+from fedveil.errors import FieldError, damaged
 from fedveil.experiments import Config
 from fedveil.experiments.dealing import deal_out
+from fedveil.experiments.folders import run_again
 from fedveil.experiments.sections import Data
 from fedveil.layout import Layout
 from fedveil.learning import build_model, predict
@@ -48,8 +49,7 @@ def outputs(outcome: Outcome, examples: Examples) -> Tensor:
     try:
         module.load_state_dict(load_file(path))
     except (OSError, SafetensorError, RuntimeError) as error:
-        accepted = f"cannot be read ({error}); restore it, or delete the folder to run it again"
-        raise FieldError("model", str(path), accepted) from error
+        raise damaged("model", path, error, run_again(outcome.folder)) from error
     layout = Layout.from_module(module)
     return predict(module, layout, layout.read(module), examples.x)
 
