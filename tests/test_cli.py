@@ -239,8 +239,16 @@ def test_plan_gives_the_budget_of_a_noise():
     assert "vacuous" in result.stdout
 
 
+def test_help_is_plain_text():
+    shown = call("reproduce", "--help").stdout
+    assert "[required]" in shown
+    assert "\\[" not in shown
+
+
 def test_lists():
-    assert "digits-compare" in call("presets").stdout
+    listed = call("presets").stdout
+    assert "each with 30 + 30 runs of 20 rounds a setting." in " ".join(listed.split())
+    assert "begin" not in listed  # the second sentence of a comment
     data = call("data", "list").stdout
     assert "digits" in data
     assert "alzheimer" in data

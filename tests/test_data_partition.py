@@ -89,7 +89,7 @@ def test_the_papers_counts_add_up():
     ("scheme", "options", "message"),
     [
         ("counts", {"counts": [[3, 1], [2, 1]]}, "class 0"),
-        ("counts", {"counts": [[3, 1]]}, "one row a client"),
+        ("counts", {"counts": [[3, 1]]}, "must be the number of rows of counts, 1"),
         ("counts", {"counts": [[1, 1], [1]]}, "one number a class"),
         ("counts", {"counts": [[1, -1], [1, 1]]}, "counts"),
         ("counts", {}, "is needed"),

@@ -143,6 +143,12 @@ def test_an_absent_set_says_where_it_is_to_be_had(tmp_path, monkeypatch):
     assert not SOURCES["alzheimer"].available
     with pytest.raises(MissingDataError, match=r"FEDVEIL_DATA.*Falah/Alzheimer_MRI"):
         load("alzheimer")
+    assert SOURCES["alzheimer"].here == "no: needs alzheimer_mri_128_jpeg.npz"
+    for resolution in (24, 128):
+        (tmp_path / "cache").mkdir(exist_ok=True)
+        (tmp_path / "cache" / f"alzheimer-{resolution}-1c9.npz").touch()
+    assert SOURCES["alzheimer"].here.startswith("as prepared (resolution=24, resolution=128); else needs alz")
+    assert SOURCES["digits"].here == "yes"
 
 
 def test_data_beside_the_checkout_is_found(tmp_path, monkeypatch):

@@ -86,7 +86,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
         A phrase for an error message.
     """
     names = sorted(known, key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0, name))
-    close = get_close_matches(word, names, n=1, cutoff=0.5)
+    close = get_close_matches(word, names, n=1, cutoff=0.6)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"{hint}accepted: {', '.join(names)}"
 

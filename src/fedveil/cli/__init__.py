@@ -5,8 +5,11 @@ from __future__ import annotations
 import ctypes
 
 import typer
+import typer.core
 
 from fedveil.cli import audit, data, reproduce, running
+
+typer.core.HAS_RICH = False  # with Rich at hand, plain help would read "\\[required]"
 
 app = typer.Typer(
     name="fedveil",

@@ -23,16 +23,7 @@ def data_list(
         from fedveil.data import SOURCES
         from fedveil.report.tables import facts
 
-        rows = [
-            (
-                name,
-                info.description,
-                info.size,
-                info.licence,
-                "yes" if info.available else f"no: needs {', '.join(info.missing)}",
-            )
-            for name, info in SOURCES.items()
-        ]
+        rows = [(name, info.description, info.size, info.licence, info.here) for name, info in SOURCES.items()]
         console = console_for()
         console.print(facts(rows, ("name", "what it is", "size", "licence", "here")))
         for name, info in SOURCES.items() if where else ():

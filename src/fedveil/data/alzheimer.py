@@ -87,6 +87,12 @@ def prepare_alzheimer(*, resolution: int = 128) -> Path:
     return path
 
 
+def prepared_alzheimer() -> list[str]:
+    """The options of which there are decoded copies, which need the file no longer."""
+    found = {path.name.split("-")[1].removesuffix(".npz") for path in cache_folder().glob("alzheimer-*.npz")}
+    return [f"resolution={name}" for name in sorted((n for n in found if n.isdigit()), key=int)]
+
+
 def _stored(resolution: int) -> dict[str, NDArray[Any]]:
     path = _cached(resolution)
     arrays = _read(path)

@@ -19,9 +19,10 @@ _DRAWS = 100  # draws before the smallest clients are filled up by hand
 def by_counts(labels: Labels, clients: int, counts: Sequence[Sequence[int]], rng: np.random.Generator) -> list[Indices]:
     """Exactly the given numbers [clients][classes]."""
     rows = [[require_count("counts", value, least=0) for value in row] for row in counts]
-    if len(rows) != clients or len({len(row) for row in rows}) != 1:
-        given = [len(row) for row in rows]
-        raise FieldError("counts", given, f"must hold one row a client ({clients}), all with one number a class")
+    if len(rows) != clients:
+        raise FieldError("clients", clients, f"must be the number of rows of counts, {len(rows)}: one a client")
+    if len({len(row) for row in rows}) != 1:
+        raise FieldError("counts", rows, "must hold rows of equal length: one number a class")
     pools = [rng.permutation(np.flatnonzero(labels == c)) for c in range(len(rows[0]))]
     for c, pool in enumerate(pools):
         wanted = sum(row[c] for row in rows)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fedveil.data import alzheimer, cms, named, sroie
-from fedveil.data.alzheimer import load_alzheimer, prepare_alzheimer
+from fedveil.data.alzheimer import load_alzheimer, prepare_alzheimer, prepared_alzheimer
 from fedveil.data.arrays import images, load_npz
 from fedveil.data.cms import load_cms_inpatient, load_cms_outpatient
 from fedveil.data.files import find
@@ -69,6 +69,8 @@ class SourceInfo:
         Returns the DataSet; its keyword parameters are the options.
     prepare : callable or None
         Decodes and caches the set and returns the path, where that is needed.
+    prepared : callable or None
+        Returns the options, as texts, of which there are such copies.
     files : tuple of tuple of str
         Files it needs: of each entry, one that is there.
     official : str
@@ -82,6 +84,7 @@ class SourceInfo:
     licence: str
     load: Callable[..., DataSet]
     prepare: Callable[..., Path] | None = None
+    prepared: Callable[[], list[str]] | None = None
     files: tuple[tuple[str, ...], ...] = ()
     official: str = ""
     natural: bool = False
@@ -93,8 +96,17 @@ class SourceInfo:
 
     @property
     def available(self) -> bool:
-        """Whether it can be loaded on this machine now."""
+        """Whether it can be loaded on this machine now, whatever its options."""
         return not self.missing
+
+    @property
+    def here(self) -> str:
+        """The same for people, with the options under which a decoded copy can be loaded."""
+        if self.available:
+            return "yes"
+        needs = f"needs {', '.join(self.missing)}"
+        kept = self.prepared() if self.prepared else []
+        return f"as prepared ({', '.join(kept)}); else {needs}" if kept else f"no: {needs}"
 
 
 SOURCES: dict[str, SourceInfo] = {
@@ -110,6 +122,7 @@ SOURCES: dict[str, SourceInfo] = {
         "ODbL",
         load_alzheimer,
         prepare_alzheimer,
+        prepared_alzheimer,
         files=((alzheimer.FILE,),),
         official=alzheimer.OFFICIAL,
     ),

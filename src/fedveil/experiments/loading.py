@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,14 @@ from fedveil.experiments.options import SECTIONS, ConfigError, problems_of
 
 
 def presets() -> dict[str, str]:
-    """The packaged presets: name and the first line of their comment."""
+    """The packaged presets: name and the first sentence of their comment."""
     folder = resources.files("fedveil.experiments") / "presets"
     found = {}
     for file in folder.iterdir():
         if file.name.endswith(".toml"):
-            first = file.read_text(encoding="utf-8").splitlines()[0]
-            found[file.name.removesuffix(".toml")] = first.lstrip("# ")
+            lines = takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
+            text = " ".join(line.lstrip("# ") for line in lines)
+            found[file.name.removesuffix(".toml")] = re.split(r"(?<=\.) ", text)[0]
     return dict(sorted(found.items()))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from fedveil.attacks.colluding import Colluding
 from fedveil.attacks.paper import MULTI_ROUND, SINGLE_SHOT
 from fedveil.attacks.statistics import Estimate, epsilon_ceiling
 from fedveil.experiments.audit import Audit
@@ -61,13 +62,13 @@ def by_attack(found: Audit) -> dict[str, dict[str, Verdict]]:
 def audit_notes(found: Audit) -> list[str]:
     """What has to be said beside the tables."""
     values = found.values
-    colluding = ", ".join(map(str, values["colluders"]))
+    together = ", ".join(map(str, values["colluders"])) if Colluding.name in by_attack(found) else ""
     runs, rehearsals = values["replicates"], values["rehearsals"]
     ceilings = ", ".join(f"{n}: {epsilon_ceiling(n):.1f}" for n in CEILINGS)
     notes = [
         f"Client {values['attacker']} asks whether client {values['target']} takes part; without it there is "
-        f"{IN_ITS_PLACE[values['world']]}. The adversary holds {values['shadow']} shadow data; colluding: clients "
-        f"{colluding}.",
+        f"{IN_ITS_PLACE[values['world']]}. The adversary holds {values['shadow']} shadow data"
+        + (f"; colluding: clients {together}." if together else "."),
         f"{runs} independent runs with and {runs} without the target; intervals are over runs. Each run has its own "
         "data, first model, training order and noise (natural clients keep their data, in rehearsals too: an "
         "adversary that knows them; a pre-trained first model is trained once for all). "

@@ -41,7 +41,7 @@ def _lines(results: Sequence[Result], settings: Mapping[str, str]) -> tuple[list
     drawn = any(r.between_draws is not None and len(set(r.seeds)) > 1 for r in results)
     header = ["rule", "setting", *(["figure"] * several), "ours", "interval or deviation"]
     header += ["± over draws"] * drawn
-    header += ["paper", "difference"] * printed + ["d", "noise/clip"] * noisy
+    header += ["paper", "ours - paper"] * printed + ["d", "noise/clip"] * noisy
     rows = []
     for r in results:
         cells = [r.row, settings.get(r.setting, r.setting), *([r.figure] * several), _number(r.value), _spread(r)]
@@ -54,7 +54,8 @@ def _lines(results: Sequence[Result], settings: Mapping[str, str]) -> tuple[list
 
 def result_notes(results: Sequence[Result], settings: Mapping[str, str]) -> list[str]:
     """What intervals and deviations are over, what they promise, and what is missing."""
-    found = [f"interval or deviation over {over}" for over in dict.fromkeys(r.over for r in results) if over]
+    spread = (r.over for r in results if r.low is not None or r.deviation is not None)
+    found = [f"interval or deviation over {over}" for over in dict.fromkeys(spread) if over]
     promises: dict[tuple[str, str], list[str]] = {}
     for r in results:
         if r.guarantee and r.setting != "vanilla":

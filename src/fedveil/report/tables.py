@@ -132,8 +132,8 @@ def run_table(summary: Summary) -> Table:
     table.add_column(no_wrap=True)
     table.add_column()
     for name, found in values["last_rounds"].items():
-        mean = f"{found['mean']:.4g} ± {found['deviation']:.2g} over the last {found['rounds']} rounds"
-        table.add_row(name, f"{values['metrics'][name]:.4g} after the last round; {mean}")
+        mean = f"; {found['mean']:.4g} ± {found['deviation']:.2g} over the last {found['rounds']} rounds"
+        table.add_row(name, f"{values['metrics'][name]:.4g} after the last round{mean if found['rounds'] > 1 else ''}")
     for name, value in values["test_metrics"].items():
         if name == "accuracy":
             table.add_row("test accuracy", f"{value:.4g} on the set's own test half")

@@ -109,7 +109,7 @@ class MetricPrivacyStudy:
             draws = self.plan.choices.draws
             found.append(f"single shot: {draws} draws of the noise on one training; the paper shows one")
         if set(inference.SINGLE).intersection(names):
-            found.append(f"difference: the paper's statistic; {NO_OTHER_WORLD}")
+            found.append(f"difference: the paper's statistic, in percent; {NO_OTHER_WORLD}")
         if "13" in names:
             once = inference.UNIT if len(self.plan.seeds) == 1 else inference.OVER_SEEDS
             found.append(f"attack AUC: {once}; independent replicates: fedveil audit")

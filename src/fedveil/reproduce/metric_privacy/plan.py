@@ -22,6 +22,7 @@ from fedveil.reproduce.measure import Replicate
 
 SETTINGS = {"vanilla": "vanilla", "global": "global DP", "metric": "metric privacy"}
 EQUAL = {"equal": "global DP at metric privacy's average sigma"}  # not in the paper
+MOST_DRAWS = 1000
 PRETRAINING = 20  # epochs of the server on its validation half
 
 
@@ -92,7 +93,8 @@ class Choices:
     def __post_init__(self) -> None:
         """Refuse what does not exist."""
         require_count("--seeds", self.seeds)
-        require_count("--draws", self.draws)
+        if require_count("--draws", self.draws) > MOST_DRAWS:
+            raise FieldError("--draws", self.draws, f"must be at most {MOST_DRAWS}: each is a run of its own")
         require_count("--workers", self.workers)
         if isinstance(self.scale, str) and self.scale not in scales():
             raise FieldError("--scale", self.scale, nearest(self.scale, scales()))
