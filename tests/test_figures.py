@@ -1,19 +1,23 @@
 """Figures of any size: no warning, nothing cut off, nothing that looks alike, and ticks where something can be."""
 
 import warnings
+from dataclasses import replace
+from itertools import combinations
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
-from matplotlib.colors import to_hex
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from fedveil.attacks import ATTACKS, judge
 from fedveil.experiments import Audit
 from fedveil.experiments.audit_results import Judged, Verdict
-from fedveil.report.audit_figures import PLAIN, audit_figure, evidence_figure
-from fedveil.report.labels import Ends, columns_within, ems, legend_below, name_ends, wrapped
+from fedveil.report.audit_figures import DEFENDED, PLAIN, audit_figure, evidence_figure, in_turn
+from fedveil.report.labels import Mark, columns_within, ems, legend_below, name_marks, wrapped
 from fedveil.report.plots import draw_plot
 from fedveil.reproduce.measure import Replicate
 from fedveil.reproduce.study import Curve, Line, Plot
@@ -28,15 +32,16 @@ def warnings_are_errors():
         yield
 
 
-def audited(settings, attacks, *, rounds=3, runs=6, named="global DP, z {}"):
-    """An audit whose scores are drawn."""
+def audited(settings, attacks, *, rounds=3, runs=6, named="global DP, z {}", gap=1):
+    """An audit whose scores are drawn, so far apart."""
     source = torch.Generator().manual_seed(0)
     labels = ("vanilla", *(named.format(i) for i in range(1, settings)))
     verdicts = []
     for attack in list(ATTACKS)[:attacks]:
         for label in labels:
             inside, outside = torch.randn(2, runs, rounds, generator=source, dtype=torch.float64)
-            result = judge(attack, label, inside[:, -1].numpy() + 1, outside[:, -1].numpy(), threshold=0.0)
+            inside += gap
+            result = judge(attack, label, inside[:, -1].numpy(), outside[:, -1].numpy(), threshold=0.0)
             verdicts.append(Verdict(result, inside, outside))
     return Audit({"name": "drawn", "replicates": runs, "target": 2}, Judged(verdicts), labels)
 
@@ -80,6 +85,40 @@ def test_no_two_settings_of_an_audit_look_alike_and_only_one_is_grey():
     assert len({(to_hex(line.get_color()), line.get_linestyle()) for line in curves}) == 12
 
 
+def test_curves_that_coincide_are_seen_in_turn_and_others_are_whole():
+    perfect, poor = (np.array([0.0, 0.0, 1.0]), np.array([0.0, 1.0, 1.0])), (np.array([0.0, 1.0]),) * 2
+    curves = in_turn([perfect, poor, perfect])
+    seen, whole, too = (np.isfinite(true)[1:-1] for _, true in curves)  # all begin and end together
+    assert whole.all()
+    assert (seen ^ too).all()
+    assert 0.4 < seen.mean() < 0.6
+    assert np.abs(np.diff(seen.astype(int))).sum() > 20
+
+
+@pytest.mark.parametrize("settings", [2, 4, 7])
+def test_every_setting_is_seen_where_an_attack_is_perfect_in_all(settings):
+    figure = audit_figure(audited(settings, 2, gap=20))
+    FigureCanvasAgg(figure).draw()
+    pixels = np.asarray(figure.canvas.buffer_rgba())[:, :, :3] / 255
+    for axes in figure.subfigs[1].axes:
+        box = axes.get_window_extent()
+        top = pixels[
+            len(pixels) - int(box.y1) : len(pixels) - int(box.y0 + 0.6 * box.height), int(box.x0) : int(box.x1)
+        ]
+        for colour in (PLAIN, *DEFENDED[: settings - 1]):
+            there = (np.abs(top - to_rgb(colour)).max(axis=2) < 0.05).any(axis=0).sum()
+            assert there > 0.5 * box.width / settings
+
+
+@pytest.mark.parametrize("attacks", [1, 2, 3, 4, 5, 6, 9, 10])
+def test_the_grid_of_an_audit_is_as_large_as_its_panels_need(attacks):
+    figure = drawn(audit_figure(audited(2, attacks)))
+    cells = figure.subfigs[1].axes
+    assert len(cells) - attacks < 3
+    covered = sum(axes.get_window_extent().width for axes in cells) / figure.bbox.width
+    assert covered / -(-len(cells) // 4) > (0.7 if attacks > 1 else 0.45)
+
+
 @pytest.mark.parametrize(("attacks", "rounds"), [(1, 1), (3, 2)])
 def test_evidence_has_titles_and_counts_in_whole_numbers(attacks, rounds):
     figure = drawn(evidence_figure(audited(2, attacks, rounds=rounds)))
@@ -111,6 +150,54 @@ def plot_of(panels, labels, *, printed=None, rounds=3):
 
     lines = [line(panel, label) for panel in panels for label in labels]
     return Plot("D4: accuracy", "round", "accuracy", lines, printed="ticks at the right: the paper's mean")
+
+
+def roc_of(areas, *, several="FedAvg", single="FedYogi"):
+    """ROC curves of a label with so many seeds and of another with one; the cells are called by their areas."""
+
+    def line(label, own):
+        cells = [SimpleNamespace(key=area) for area in own]
+        replicates = tuple(Replicate(i, (cell,)) for i, cell in enumerate(cells))
+        return Line("vanilla", label, replicates, lambda found: Curve([0.0, 1.0], [found[0], 1.0], found[0]))
+
+    lines = [line(several, areas), line(single, areas[:1])]
+    return Plot("C2: ROC", "false positive rate", "true positive rate", lines, diagonal=True)
+
+
+def test_a_roc_curve_of_several_seeds_says_their_mean_range_and_number_also_if_some_are_equal():
+    areas = [0.51, 0.5101, 0.54]
+    figure = drawn(draw_plot(roc_of(areas), {area: area for area in areas}))
+    [axes] = figure.axes
+    legend = axes.get_legend()
+    said = ["FedAvg (AUC 0.520; 0.510 to 0.540 over 3 seeds)", "FedYogi (AUC 0.510)"]
+    assert [text.get_text() for text in legend.get_texts()] == said
+    assert legend.get_window_extent().y1 < axes.get_window_extent().y0  # below: it hides no curve
+    assert inside(figure, legend)
+
+
+def test_a_figure_says_what_its_bands_are_and_nothing_of_bands_without_any():
+    areas = [0.51, 0.52, 0.54]
+    finished = {area: area for area in areas}
+    titles = [draw_plot(roc_of(areas[:n]), finished).get_suptitle() for n in (3, 1)]
+    bands = "lines: mean of 1 to 3 seeds; bands: from the lowest to the highest of them at each false positive rate"
+    assert " ".join(titles[0].split()) == f"C2: ROC {bands}"
+    assert titles[1] == "C2: ROC"
+
+
+def test_only_lines_that_are_drawn_have_the_ticks_of_the_paper():
+    labels = [f"rule {i}" for i in range(6)]
+    plot = plot_of(["a", "b"], labels, printed=0.9)
+    figure = draw_plot(plot, {f"a {labels[2]}": None})
+    first, second = figure.axes
+    [line, tick] = sorted(first.lines, key=lambda line: len(line.get_xdata()), reverse=True)
+    assert line.get_label() == labels[2]
+    assert tick.get_color() == line.get_color()
+    assert not second.lines
+    assert "ticks" in figure.get_suptitle()
+    plot.lines[2] = replace(plot.lines[2], printed=None)
+    bare = draw_plot(plot, {f"a {labels[2]}": None})
+    assert "ticks" not in bare.get_suptitle()
+    assert len(bare.legends) == 1
 
 
 def test_a_plot_of_which_nothing_is_finished_is_none():
@@ -158,18 +245,24 @@ def test_legends_are_as_wide_as_the_figure_and_no_wider():
         assert axes.get_window_extent().height / figure.dpi > 1.8
 
 
-def test_labels_cover_neither_points_nor_each_other():
+def test_labels_cover_neither_points_nor_each_other_and_lines_lead_to_those_that_are_far():
     figure = Figure(figsize=(5, 4), layout="constrained")
     axes = figure.subplots()
-    lines = [Ends([(0.9, 0.9 + i / 200), (0.5 + i / 10, 0.5)], "z 0.1", "z 1", "#000000") for i in range(4)]
-    for line in lines:
-        axes.plot(*zip(*line.points, strict=True), marker="o", markersize=6)
+    near = [(0.9, 0.9 + i / 200) for i in range(4)]
+    marks = [Mark(place, f"z {i}", "#000000") for i, place in enumerate([*near, (0.5, 0.5), (0.6, 0.5)])]
+    for mark in marks:
+        axes.plot(*mark.place, marker="o", markersize=6, color="#777777")
     drawn(figure)
-    name_ends(axes, lines)
+    name_marks(axes, [*marks, Mark((0.3, 0.3), "", "#000000")])
     drawn(figure)
-    boxes = [Text.get_window_extent(text) for text in axes.texts]  # an annotation's own has its line in it
-    assert 6 <= len(boxes) <= 8
-    marks = [axes.transData.transform(point) for line in lines for point in line.points]
-    assert not any(box.x0 < x < box.x1 and box.y0 < y < box.y1 for box in boxes for x, y in marks)
-    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
-    assert {text.get_text() for text in axes.texts} == {"z 0.1", "z 1"}
+    assert sorted(text.get_text() for text in axes.texts) == [f"z {i}" for i in range(6)]
+    boxes = {text.get_text(): Text.get_window_extent(text) for text in axes.texts}  # an annotation's own has its line
+    at = {mark.text: axes.transData.transform(mark.place) for mark in marks}
+    assert not any(box.x0 < x < box.x1 and box.y0 < y < box.y1 for box in boxes.values() for x, y in at.values())
+    assert not any(boxes[a].overlaps(boxes[b]) for a, b in combinations(boxes, 2))
+    far = {text.get_text(): text.arrow_patch is not None for text in axes.texts}
+    assert not far["z 4"]
+    assert any(far[f"z {i}"] for i in range(4))
+    for text, (x, y) in at.items():
+        away = max(boxes[text].x0 - x, x - boxes[text].x1, boxes[text].y0 - y, y - boxes[text].y1)
+        assert far[text] or away * 72 / figure.dpi < 10

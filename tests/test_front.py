@@ -10,6 +10,7 @@ from fedveil.errors import FieldError
 from fedveil.experiments import Summary, parse
 from fedveil.experiments.attacked import FILE, keep, run_name
 from fedveil.experiments.front import check_audit
+from fedveil.report.pareto import pareto
 
 TOML = """
 name = "front"
@@ -50,6 +51,34 @@ def test_every_setting_is_attacked_in_one_audit(folder):
         assert {a["attack"]: a["auc"] for a in summary["audits"]} == expected
         assert [a["auc"] for a in summary["audits"]] == sorted(expected.values(), reverse=True)
     assert (folder / "pareto.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("values", [[0.1, 0.3, 1.5], [1.25 + i for i in range(10)]])
+def test_every_swept_point_is_named_in_every_panel(folder, values):
+    plain, noisy = json.loads((folder / FILE).read_text())
+    summaries = [Summary({**plain, "audits": []}, [])]
+    for base, step in (("global", 0.0), ("metric", 0.03)):
+        for i, z in enumerate(values):
+            auc = 0.6 + 0.03 * i + step
+            changed = {
+                "setting": f"{base}, {z}",
+                "base": base,
+                "swept": {"noise_multiplier": z},
+                "noise": {"noise_to_clip": {"mean": z + step}},
+                "audits": [{"attack": "loss", "auc": auc, "low": auc - 0.1, "high": auc + 0.02, "runs": 8}],
+                "guarantees": {"client": {**next(iter(noisy["guarantees"].values())), "epsilon": 10 / z}},
+                "last_rounds": {"accuracy": {"mean": 0.9 - 0.04 * i + step, "deviation": 0.01, "rounds": 2}},
+            }
+            summaries.append(Summary({**noisy, **changed}, []))
+    figure = pareto(summaries)
+    words = [f"z {z}" for z in values]
+    if len(values) > 3:  # numbers, and beside the panels what they stand for
+        key = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+        assert [text for text in key if ": z" in text] == [f"{n}: z {z}" for n, z in enumerate(values, 1)]
+        words = [str(n) for n in range(1, len(values) + 1)]
+    for axes in figure.axes:
+        said = [text.get_text() for text in axes.texts if not text.get_text().startswith("above")]
+        assert sorted(said) == sorted(words * 2)
 
 
 def test_the_audit_of_a_single_run_counts_where_there_is_no_other(folder, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from fedveil.experiments.audit import Audit
 from fedveil.experiments.audit_results import Verdict, attack_of
 from fedveil.report.audit_tables import SUPPOSED, by_attack
 from fedveil.report.figures import MARKERS, whole_numbers
-from fedveil.report.labels import columns_within, labelled, legend_below, wrapped
+from fedveil.report.labels import Points, columns_within, labelled, legend_below, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,8 +27,12 @@ IN, OUT = "#D55E00", "#0072B2"
 PLAIN = "#777777"  # the federation without its defence
 DEFENDED = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#0072B2", "#D55E00")
 DASHES = ("-", "-.", ":")  # the next one where the colours begin again
-COLUMNS = 4  # of ROC panels
-WIDTH = 11.0  # inches
+COLUMNS = 4  # of ROC panels, at most
+WIDTH = 11.0  # inches: of the evidence
+PANEL = 2.75  # inches: the width of a ROC panel among many
+NARROWEST = 7.0  # inches, for the areas above the ROC panels
+TURN = 0.05  # of a ROC curve's way, which is 2 long: what one of several that coincide is seen for
+ASPECT = 0.72  # of a ROC panel
 LINE = 0.19  # inches of a line of words
 STEP = 0.105  # inches between two settings of an attack
 AREAS = 5  # in a column of a curve's legend
@@ -59,16 +64,18 @@ def audit_figure(found: Audit) -> Figure | None:
     if not rows:
         return None
     looks = _looks(found, rows)
-    names = [wrapped(look.name, WIDTH - 1, 8) for look in looks.values()]
-    abreast = columns_within(names, WIDTH, 8)
+    lines = -(-len(rows) // COLUMNS)
+    columns = -(-len(rows) // lines)
+    width = max(NARROWEST, PANEL * columns)
+    names = [wrapped(look.name, width - 1, 8) for look in looks.values()]
+    abreast = columns_within(names, width, 8)
     legend = LINE * max(name.count("\n") + 1 for name in names) * -(-len(names) // abreast)
-    columns = min(COLUMNS, len(rows))
-    lines = -(-len(rows) // columns)
-    heights = [len(rows) * max(0.3, STEP * (len(names) + 1.5)) + legend + 0.7, 2.3 * lines + 0.2]
+    panel = min(width / columns, 1.3 * PANEL) * ASPECT + 0.3
+    heights = [len(rows) * max(0.3, STEP * (len(names) + 1.5)) + legend + 0.7, panel * lines + 0.4]
     runs = found.values["replicates"]
     title = f"{found.values['name']}: {runs} independent runs with and {runs} without client {found.values['target']}"
-    title = wrapped(title, WIDTH, 10)
-    figure = Figure(figsize=(WIDTH, sum(heights) + LINE * (2 + title.count("\n"))), layout="constrained")
+    title = wrapped(title, width, 10)
+    figure = Figure(figsize=(width, sum(heights) + LINE * (2 + title.count("\n"))), layout="constrained")
     figure.suptitle(title, fontsize=10)
     parts = figure.subfigures(2, 1, squeeze=False, height_ratios=heights)
     above, below = parts[0, 0], parts[1, 0]
@@ -76,6 +83,7 @@ def audit_figure(found: Audit) -> Figure | None:
     _forest(forest, rows, looks)
     handles = list(labelled([forest]).values())
     above.legend(handles, names, loc="outside upper center", ncols=abreast, frameon=False, fontsize=8)
+    below.suptitle("ROC curves, with their areas; where some coincide, they are seen in turn", fontsize=8)
     panels = below.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
     for axes, (name, by) in zip(panels.flat, rows.items(), strict=False):
         _curves(axes, name, by, looks)
@@ -144,7 +152,7 @@ def _looks(found: Audit, rows: Rows) -> dict[str, _Look]:
         if any(label in by for by in rows.values()):
             looks[label] = _Look(label, DEFENDED[colour], marker, DASHES[again % len(DASHES)])
     first = found.settings[0]
-    return looks | ({first: _Look(f"{first} (no defence)", PLAIN, MARKERS[0], "--")} if first in looks else {})
+    return looks | ({first: _Look(f"{first} (no defence)", PLAIN, MARKERS[0], "-")} if first in looks else {})
 
 
 def _forest(axes: Axes, rows: Rows, looks: dict[str, _Look]) -> None:
@@ -171,16 +179,40 @@ def _forest(axes: Axes, rows: Rows, looks: dict[str, _Look]) -> None:
 
 def _curves(axes: Axes, name: str, by: dict[str, Verdict], looks: dict[str, _Look]) -> None:
     _plain(axes)
-    for label, verdict in by.items():
-        false, true = roc(verdict.inside[:, -1].numpy(), verdict.outside[:, -1].numpy())
+    axes.plot([0, 1], [0, 1], color="#bbbbbb", linewidth=0.8)
+    curves = in_turn([roc(v.inside[:, -1].numpy(), v.outside[:, -1].numpy()) for v in by.values()])
+    for (label, verdict), (false, true) in zip(by.items(), curves, strict=True):
         style: dict[str, Any] = {"color": looks[label].colour, "linestyle": looks[label].dash, "linewidth": 1.4}
         axes.plot(false, true, label=f"{verdict.result.point:.2f}", **style)
-    axes.plot([0, 1], [0, 1], color="#bbbbbb", linewidth=0.8)
-    axes.set(xlim=(-0.01, 1), ylim=(0, 1.02))
-    axes.set_box_aspect(0.72)
+    axes.set(xlim=(-0.03, 1.01), ylim=(0, 1.03))
+    axes.set_box_aspect(ASPECT)
     axes.set_title(_named(name, by), fontsize=8)
     backed: dict[str, Any] = {"framealpha": 0.75, "edgecolor": "none", "borderpad": 0.2, "columnspacing": 0.8}
     axes.legend(loc="lower right", fontsize=7, handlelength=1.2, ncols=-(-len(by) // AREAS), **backed)
+
+
+def in_turn(curves: Sequence[tuple[Points, Points]]) -> list[tuple[Points, Points]]:
+    """Curves that hide none of each other: where several coincide, each has gaps (NaN) in which another is seen.
+
+    Parameters
+    ----------
+    curves : sequence of two arrays
+        False and true positive rates. Neither ever falls, so that curves through one point have come equally far there.
+
+    Returns
+    -------
+    list of two arrays
+        The same curves in many small steps.
+    """
+    far = np.linspace(0, 2, 1601)
+    rates = np.array([[np.interp(far, false + true, rate) for rate in (false, true)] for false, true in curves])
+    turn = (far / TURN).astype(int)
+    found = []
+    for i, (false, true) in enumerate(rates):
+        same = np.isclose(rates[:, 0], false, rtol=0, atol=1e-9)  # and so is the other rate, their sum being `far`
+        seen = turn % same.sum(0) == same[:i].sum(0)
+        found.append((np.where(seen, false, np.nan), np.where(seen, true, np.nan)))
+    return found
 
 
 def _named(name: str, by: dict[str, Verdict]) -> str:

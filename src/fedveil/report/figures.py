@@ -54,7 +54,6 @@ def curves(summaries: Sequence[Summary]) -> Figure:
             _series(mosaic["quality"], runs, "metrics", name, style)
             _series(mosaic["sigma"], runs, "noise", "sigma", style)
             _series(mosaic["distance"], runs, "noise", "distance", style)
-    seeds = max(len(runs) for runs in grouped(summaries).values())
     mosaic["quality"].set(xlabel="round", ylabel=f"{title} on held-out examples")
     legend_below(figure, labelled([mosaic["quality"]]), size=10)
     mosaic["sigma"].set(ylabel="sigma (per coordinate)")
@@ -67,13 +66,22 @@ def curves(summaries: Sequence[Summary]) -> Figure:
             mosaic[key].set_ylim(0, mosaic[key].get_ylim()[1] * 1.05)
     for axes in mosaic.values():
         axes.xaxis.set_major_locator(whole_numbers())
-    note = f", mean and range of {seeds} seeds" if seeds > 1 else ""
+    notes = [headline(summaries), over_seeds([len(runs) for runs in grouped(summaries).values()], "round")]
     if pale:
         names = list(dict.fromkeys(name for s in summaries for name in s.values.get("swept", {})))
-        note += f"; {', '.join(_letter(name) for name in names)} from pale to full"
+        notes.append(f"{', '.join(_letter(name) for name in names)} from pale to full")
         _key(figure, strengths)
-    figure.suptitle(wrapped(f"{headline(summaries)}{note}", width, 10), fontsize=10)
+    figure.suptitle(wrapped("; ".join(filter(None, notes)), width, 10), fontsize=10)
     return figure
+
+
+def over_seeds(counts: Sequence[int], x: str) -> str:
+    """What lines and bands are, over so many seeds each; nothing where no line has several."""
+    least, most = min(counts), max(counts)
+    if most == 1:
+        return ""
+    seeds = f"{most} seeds" if least == most else f"{least} to {most} seeds"
+    return f"lines: mean of {seeds}; bands: from the lowest to the highest of them at each {x}"
 
 
 def _strengths(summaries: Sequence[Summary]) -> dict[str, float]:

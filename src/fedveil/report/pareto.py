@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from fedveil.accounting import VACUOUS
 from fedveil.experiments.summary import Summary
 from fedveil.report.figures import COLOURS, MARKERS, headline, new_figure, quality, say, swept
-from fedveil.report.labels import Ends, Place, labelled, legend_below, name_ends, wrapped
+from fedveil.report.labels import Mark, labelled, legend_below, name_marks, wrapped
 from fedveil.report.tables import based, grouped
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 
 PANEL = 4.9  # inches, with its axis
+NAMED = 12  # points of a line that are named at most
+LETTERS = 100  # beside the points of a panel at most; where it would be more, numbers stand for the words
 FRONT, WORTHLESS = "#F0E442", "#ececec"
 
 
@@ -53,6 +55,13 @@ class Point:
     audited: bool
 
 
+AT: dict[str, Callable[[Point], float | None]] = {  # where a point lies in a panel, if it does
+    "attack": lambda p: float(p.attack["auc"]) if p.attack else None,
+    "noise": lambda p: p.ratio,
+    "epsilon": lambda p: p.epsilon,
+}
+
+
 def pareto(summaries: Sequence[Summary]) -> Figure:
     """A panel for attacks (if there was an audit), one for the noise, one for epsilon."""
     name, title = quality(summaries)
@@ -71,9 +80,7 @@ def pareto(summaries: Sequence[Summary]) -> Figure:
     mosaic[panels[0]].set_ylabel(_averaged(summaries, name, title))
     legend_below(figure, labelled(list(mosaic.values())))
     figure.suptitle(wrapped(headline(summaries), PANEL * len(panels), 10), fontsize=10)
-    if attacked:
-        figure.draw_without_rendering()  # until then nobody knows where the points are
-        name_ends(mosaic["attack"], _ends(points), _bars(points))
+    _name(figure, mosaic, {panel: _marks(points, AT[panel]) for panel in panels})
     return figure
 
 
@@ -130,26 +137,29 @@ def _attack(axes: Axes, points: dict[str, list[Point]], better: int) -> None:
     axes.set_title(_attacked(points, better), fontsize=9)
 
 
-def _ends(points: dict[str, list[Point]]) -> list[Ends]:
-    """The lines of the panel of attacks, with what is swept at their ends."""
+def _marks(points: dict[str, list[Point]], at: Callable[[Point], float | None]) -> list[Mark]:
+    """The points of a panel with what is swept; of many on a line, some."""
     found = []
     for number, some in enumerate(points.values()):
-        shown = [(p, (float(p.attack["auc"]), p.quality)) for p in some if p.attack]
-        if shown:
-            places = [place for _, place in shown]
-            found.append(Ends(places, shown[0][0].swept, shown[-1][0].swept, COLOURS[number % 8]))
+        shown = [((x, p.quality), p.swept) for p in some if (x := at(p)) is not None]
+        named = {round(i * (len(shown) - 1) / (NAMED - 1)) for i in range(NAMED)}
+        found += [Mark(place, text if i in named else "", COLOURS[number % 8]) for i, (place, text) in enumerate(shown)]
     return found
 
 
-def _bars(points: dict[str, list[Point]]) -> list[tuple[Place, Place]]:
-    """The error bars of that panel."""
-    found = []
-    for p in (p for some in points.values() for p in some):
-        if p.attack:
-            x, y = float(p.attack["auc"]), p.quality
-            found.append(((float(p.attack["low"]), y), (float(p.attack["high"]), y)))
-            found.append(((x, y - p.spread), (x, y + p.spread)))
-    return found
+def _name(figure: Figure, mosaic: dict[str, Axes], marks: dict[str, list[Mark]]) -> None:
+    """Write beside the points what is swept, or numbers and beside the panels what they stand for."""
+    from matplotlib.lines import Line2D
+
+    words = {mark.text: mark.text for some in marks.values() for mark in some}
+    if max(sum(len(mark.text) for mark in some) for some in marks.values()) > LETTERS:
+        words |= {text: str(i) for i, text in enumerate(filter(None, words), 1)}
+        key = [wrapped(f"{number}: {text}", 1.8, 9) for text, number in words.items() if text]
+        handles = [Line2D([], [], linestyle="none")] * len(key)
+        figure.legend(handles, key, loc="outside right upper", frameon=False, fontsize=9, handlelength=0)
+    figure.draw_without_rendering()  # until then nobody knows where the points are
+    for panel, some in marks.items():
+        name_marks(mosaic[panel], [replace(mark, text=words[mark.text]) for mark in some])
 
 
 def _attacked(points: dict[str, list[Point]], better: int) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedveil.report.figures import COLOURS, DASHES, dot, new_figure, say, whole_numbers
-from fedveil.report.labels import labelled, legend_below, wrapped
+from fedveil.report.figures import COLOURS, DASHES, dot, new_figure, over_seeds, say, whole_numbers
+from fedveil.report.labels import LEADING, labelled, legend_below, wrapped
 from fedveil.reproduce.cells import Outcome
 from fedveil.reproduce.study import Curve, Line, Plot
 
@@ -19,6 +19,7 @@ COLUMNS = 3
 PANEL = 4.4  # inches
 MOST = 2  # lines of a title that name what is not finished
 MARGIN = 1.1  # inches beside the legend, for that of the ticks
+SMALL = 8  # points: letters of the legends below single panels
 
 
 def draw_plot(plot: Plot, finished: Mapping[str, Outcome]) -> Figure | None:
@@ -45,17 +46,20 @@ def draw_plot(plot: Plot, finished: Mapping[str, Outcome]) -> Figure | None:
     padded = panels + ["."] * (-len(panels) % columns)
     grid = [padded[i : i + columns] for i in range(0, len(padded), columns)]
     width = PANEL * columns
-    figure, mosaic = new_figure(width, 3.9 * len(grid) + 0.9, grid, [1.0] * columns)
+    shown = {line.label for line, found in zip(plot.lines, curves, strict=True) if found}
+    below = LEADING * SMALL / 72 * len(shown) if plot.diagonal else 0.0
+    figure, mosaic = new_figure(width, (3.9 + below) * len(grid) + 0.9, grid, [1.0] * columns)
     for panel, axes in mosaic.items():
         own = [(line, found) for line, found in zip(plot.lines, curves, strict=True) if line.panel == panel]
         _panel(axes, plot, own, labels)
     for row in grid:
         mosaic[row[0]].set_ylabel(plot.y)
+    ticks = any(found and line.printed is not None for line, found in zip(plot.lines, curves, strict=True))
     if not plot.diagonal:
         _share(list(mosaic.values()), same=len(plot.y) > 0)
-        _legends(figure, plot, list(mosaic.values()), labels)
-    title = "\n".join(text for text in (plot.title, plot.printed) if text)
-    figure.suptitle(wrapped(title, width, 10), fontsize=10)
+        _legends(figure, list(mosaic.values()), labels, ticks)
+    notes = (plot.title, over_seeds([len(found) for found in curves if found], plot.x), plot.printed if ticks else "")
+    figure.suptitle(wrapped("\n".join(filter(None, notes)), width, 10), fontsize=10)
     return figure
 
 
@@ -79,7 +83,7 @@ def _panel(axes: Axes, plot: Plot, lines: Sequence[tuple[Line, list[Curve]]], la
     if len(absent) == len(lines):
         say(axes, "nothing finished", keep_y=True)
     elif plot.diagonal:
-        axes.legend(loc="lower right", frameon=False, fontsize=8)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), frameon=False, fontsize=SMALL)
     title = wrapped(lines[0][0].panel, 0.9 * PANEL, 10) + _unfinished(absent, len(lines))
     axes.set_title(title, fontsize=9 if absent else 10)
 
@@ -93,12 +97,12 @@ def _unfinished(absent: Sequence[str], lines: int) -> str:
 
 
 def _draw(axes: Axes, line: Line, curves: Sequence[Curve], number: int) -> None:
-    """Draw a line and its printed level; without curves, the level alone."""
+    """Draw a line and its printed level; without curves, neither: nothing would name the level."""
+    if not curves:
+        return
     style: dict[str, Any] = {"color": COLOURS[number % 8], "linestyle": DASHES[number % 8]}
     if line.printed is not None:
         axes.plot([1.0, 1.03], [line.printed] * 2, transform=axes.get_yaxis_transform(), clip_on=False, **style)
-    if not curves:
-        return
     length = min(len(c.x) for c in curves)
     columns = [[c.y[i] for c in curves] for i in range(length)]
     x = curves[0].x[:length]
@@ -108,11 +112,11 @@ def _draw(axes: Axes, line: Line, curves: Sequence[Curve], number: int) -> None:
         axes.fill_between(x, low, high, color=style["color"], alpha=0.12, linewidth=0)
 
 
-def _legends(figure: Figure, plot: Plot, panels: Sequence[Axes], labels: Sequence[str]) -> None:
+def _legends(figure: Figure, panels: Sequence[Axes], labels: Sequence[str], ticks: bool) -> None:
     """The lines that are drawn, and apart from them what a tick at the right is."""
     from matplotlib.lines import Line2D
 
-    handles, ticks = labelled(panels), any(line.printed is not None for line in plot.lines)
+    handles = labelled(panels)
     shown = {label: handles[label] for label in labels if label in handles}
     legend_below(figure, shown, beside=2 * MARGIN * ticks)
     if ticks:
@@ -121,8 +125,12 @@ def _legends(figure: Figure, plot: Plot, panels: Sequence[Axes], labels: Sequenc
 
 
 def _label(line: Line, curves: Sequence[Curve]) -> str:
-    notes = list(dict.fromkeys(c.note for c in curves if c.note))
-    return line.label if not notes else f"{line.label} ({', '.join(notes[:3])}{', ...' if len(notes) > 3 else ''})"
+    """Its name; of a ROC curve also the area under it, over several seeds their mean and range."""
+    areas = [c.area for c in curves if c.area is not None]
+    if not areas:
+        return line.label
+    among = f"; {min(areas):.3f} to {max(areas):.3f} over {len(areas)} seeds" if len(areas) > 1 else ""
+    return f"{line.label} (AUC {fmean(areas):.3f}{among})"
 
 
 def _share(axes: Sequence[Axes], same: bool) -> None:

@@ -146,11 +146,14 @@ class Runs:
             return "done"
         return "begun" if (path / CONFIG).is_file() else "to run"
 
+    def rounds_done(self, cell: Cell) -> int:
+        """The rounds of a cell that are finished."""
+        metrics = self.path(cell) / METRICS
+        return len(metrics.read_bytes().splitlines()) if metrics.is_file() else 0
+
     def share_left(self, cell: Cell) -> float:
         """The share of a cell's rounds that is still to be run."""
-        metrics = self.path(cell) / METRICS
-        done = len(metrics.read_bytes().splitlines()) if metrics.is_file() else 0
-        return max(0.0, 1 - done / cell.config.rounds)
+        return max(0.0, 1 - self.rounds_done(cell) / cell.config.rounds)
 
     def finished(self, cell: Cell) -> Outcome | None:
         """What a finished cell holds, or None.

@@ -60,8 +60,18 @@ class Jobs:
                 process.terminate()
         self._pool.shutdown(cancel_futures=True)
 
-    def next(self) -> list[Ended] | None:
+    @property
+    def cells(self) -> list[Cell]:
+        """Those that are being run."""
+        return list(self._going.values())
+
+    def next(self, patience: float | None = None) -> list[Ended] | None:
         """Begin what can be begun, wait for something to end, and say what did; None when nothing is left.
+
+        Parameters
+        ----------
+        patience : float, optional
+            Seconds to wait at most; then nothing has ended.
 
         Raises
         ------
@@ -74,7 +84,7 @@ class Jobs:
                 self._waiting.remove(cell)
             if not self._going:
                 return None
-            done, _ = wait(self._going, return_when=FIRST_COMPLETED)
+            done, _ = wait(self._going, patience, FIRST_COMPLETED)
             return [Ended(self._going.pop(future), *future.result()) for future in done]
         except BrokenProcessPool:
             raise FedVeilError(

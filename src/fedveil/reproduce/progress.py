@@ -65,6 +65,11 @@ class Overall:
             number = len(self._cells) - len(self._left)
             self.say(f"{number} of {len(self._cells)}: {cell.label} ({duration(seconds)}){self._remaining()}")
 
+    def stands(self, rounds: Mapping[Cell, int]) -> None:
+        """Say how many rounds of several runs are finished."""
+        each = (f"{cell.label}: {done} of {cell.config.rounds} rounds" for cell, done in rounds.items())
+        self.say(f"so far: {', '.join(each)}")
+
     def begin(self, label: str, done: int, rounds: int) -> None:
         """Pass it on."""
         self._share = 1 - done / rounds

@@ -14,14 +14,16 @@ from fedveil.reproduce.measure import Entry, Replicate
 from fedveil.reproduce.parallel import Jobs
 from fedveil.reproduce.progress import Overall
 
+PATIENCE = 60.0  # seconds between two lines on runs that go on in other processes
+
 
 @dataclass(frozen=True)
 class Curve:
-    """Points of one line, and a few words for its label."""
+    """Points of one line, and the area under it where it is a ROC curve."""
 
     x: Sequence[float]
     y: Sequence[float]
-    note: str = ""
+    area: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +160,8 @@ def run_cells(cells: Sequence[Cell], runs: Runs, progress: Progress | None, done
     done : Progressed
         Is filled.
     jobs : int
-        Cells at once, each in a process of its own; with more than one, `progress` is told of whole cells only.
+        Cells at once, each in a process of its own; with more than one, `progress` is told of whole cells, and now and
+        then in which round the others are.
     """
     for cell in cells:
         outcome = runs.finished(cell)
@@ -183,7 +186,9 @@ def run_cells(cells: Sequence[Cell], runs: Runs, progress: Progress | None, done
 
 def _at_once(left: Sequence[Cell], runs: Runs, overall: Overall, done: Progressed) -> None:
     with Jobs(runs, overall.jobs, left) as going:
-        while (ended := going.next()) is not None:
+        while (ended := going.next(PATIENCE)) is not None:
+            if not ended:
+                overall.stands({cell: runs.rounds_done(cell) for cell in going.cells})
             for one in ended:
                 outcome = None if one.why else runs.finished(one.cell)
                 if outcome is None:

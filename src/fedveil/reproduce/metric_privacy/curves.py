@@ -75,4 +75,4 @@ def _roc(outcomes: Sequence[Outcome]) -> Curve:
     truth = np.eye(examples.classes, dtype=bool)[examples.y.numpy()]
     false, true, _ = roc_curve(truth.ravel(), scores.ravel())
     area = outcome.summary.values["test_metrics"]["auc"]
-    return Curve(GRID.tolist(), np.interp(GRID, false, true).tolist(), f"AUC {area:.3f}")
+    return Curve(GRID.tolist(), np.interp(GRID, false, true).tolist(), float(area))
