@@ -9,6 +9,7 @@ from fedveil.attacks.statistics import auc_interval, epsilon_ceiling
 from fedveil.cli import app
 from fedveil.errors import FieldError
 from fedveil.experiments import audit, audit_plan, audit_play, load
+from fedveil.experiments.audit_folder import AuditFolder
 from fedveil.experiments.audit_plan import plan_settings, stage_of
 from fedveil.experiments.audit_play import Quiet
 from fedveil.experiments.replicates import Stage
@@ -171,6 +172,8 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path):
     with pytest.raises(FieldError, match="holds other files, not an audit"):
         audit(small(), tmp_path, attacks=("loss",), replicates=4)
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+    (tmp_path / "notes.txt").rename(tmp_path / ".spec.json.part")  # by an audit that was killed
+    assert AuditFolder(tmp_path, small(), {}).done == {}
 
 
 @pytest.mark.parametrize(

@@ -75,17 +75,29 @@ def test_a_second_run_is_refused_and_resume_is_not(here):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["run", "tiny.toml", "--out", "audit"], "holds an audit already; go on with it by fedveil audit audit, or"),
+        (
+            ["run", "tiny.toml", "--out", "audit"],
+            "holds an audit already; go on with it by the fedveil audit command that",
+        ),
+        (
+            ["run", "tiny.toml", "--out", "lost"],
+            "holds a run that has lost its config.toml; restore it, or delete lost",
+        ),
+        (["run", "torn", "--resume"], "torn/checkpoint/run.json': cannot be read"),
+        (["compare", "torn", "--resume"], "holds a run, not a comparison; go on with it by fedveil run torn --resume"),
+        (["run", "tiny.toml", "--out", "a run"], "go on with it by fedveil run 'a run' --resume, or"),
         (["run", "tiny.toml", "--out", "mine"], "is not empty; give another --out"),
         (["run", "comparison", "--resume"], "not a run; go on with it by fedveil compare comparison --resume"),
         (["compare", "run", "--resume"], "holds a run, not a comparison; go on with it by fedveil run run --resume"),
-        (["compare", "audit", "--resume"], "holds an audit, not a comparison; go on with it by fedveil audit audit"),
+        (["compare", "audit", "--resume"], "holds an audit, not a comparison; go on with it by the fedveil"),
         (["compare", "tiny.toml", "--out", "study"], "holds a study already; go on with it by fedveil reproduce"),
         (["compare", "tiny.toml", "--out", "empty", "--resume"], "holds no comparison to go on with; leave --resume"),
         (["audit", "tiny.toml", "--out", "run"], "holds a run, not an audit; give another --out"),
         (["audit", "tiny.toml", "--out", "mine"], "holds other files, not an audit; give another --out"),
         (["audit", "tiny.toml", "--out", "tiny.toml"], "is a file; give the path of a folder"),
         (["reproduce", "metric-privacy", "--out", "run"], "holds a run, not a study; give another --out"),
+        (["reproduce", "metric-privacy", "--out", "run", "--dry-run"], "holds a run, not a study; give another --out"),
+        (["reproduce", "metric-privacy", "--out", "tables"], "holds tables of a study, and not its runs (cells/)"),
         (["reproduce", "metric-privacy", "--out", "mine"], "holds other files, not a study; give another --out"),
         (["reproduce", "metric-privacy", "--out", "tiny.toml"], "is a file; give the path of a folder"),
         (["reproduce", "metric-privacy", "--out", "empty", "--no-run"], "holds no runs yet: leave --no-run out"),
@@ -94,8 +106,9 @@ def test_a_second_run_is_refused_and_resume_is_not(here):
 def test_what_a_folder_holds_is_named_and_left_alone(here, arguments, expected):
     (here / "study" / "cells").mkdir(parents=True)
     (here / "empty").mkdir()
-    files = ["run/checkpoint/run.json", "audit/spec.json", "mine/notes.txt"]
-    files += [f"{folder}/config.toml" for folder in ("run", "comparison", "audit")]
+    files = ["run/checkpoint/run.json", "a run/metrics.jsonl", "audit/spec.json", "mine/notes.txt", "lost/summary.json"]
+    files += ["torn/metrics.jsonl", "tables/table-5.json"]
+    files += [f"{folder}/config.toml" for folder in ("run", "a run", "torn", "comparison", "audit")]
     for file in files:
         (here / file).parent.mkdir(parents=True, exist_ok=True)
         (here / file).write_bytes((here / "tiny.toml").read_bytes())
@@ -103,7 +116,7 @@ def test_what_a_folder_holds_is_named_and_left_alone(here, arguments, expected):
     result = call(*arguments)
     assert result.exit_code == 2
     assert expected in result.stderr
-    assert sorted(here.rglob("*")) == before
+    assert [path for path in sorted(here.rglob("*")) if path.name != ".lock"] == before
 
 
 @pytest.mark.parametrize(
@@ -237,6 +250,18 @@ def test_plan_gives_the_budget_of_a_noise():
     result = call(*["plan", "--noise-multiplier", "0.01", "--delta", "1e-5", "--rounds", "20", "--clients", "4"])
     assert result.exit_code == 0
     assert "vacuous" in result.stdout
+
+
+def test_a_damaged_configuration_is_named_with_the_way_out(here):
+    assert call("run", "tiny.toml", "--out", "r").exit_code == 0
+    assert call("compare", "tiny.toml", "--set", "rounds=1", "--out", "c").exit_code == 0
+    for content in ("x =", "rouds = 2"):
+        for folder in ("r", "c"):
+            (here / folder / "config.toml").write_text(content)
+        said = call("run", "r", "--resume").stderr
+        assert "CONFIG = 'r/config.toml': cannot be read (" in said
+        assert "restore it, or delete r to run it again" in said
+        assert "finished runs are kept" in call("compare", "c", "--resume").stderr
 
 
 def test_help_is_plain_text():

@@ -146,7 +146,8 @@ def test_an_absent_set_says_where_it_is_to_be_had(tmp_path, monkeypatch):
     assert SOURCES["alzheimer"].here == "no: needs alzheimer_mri_128_jpeg.npz"
     for resolution in (24, 128):
         (tmp_path / "cache").mkdir(exist_ok=True)
-        (tmp_path / "cache" / f"alzheimer-{resolution}-1c9.npz").touch()
+        np.savez(tmp_path / "cache" / f"alzheimer-{resolution}-1c9.npz", images=np.zeros(1))
+    (tmp_path / "cache" / "alzheimer-64-1c9.npz").touch()  # damaged
     assert SOURCES["alzheimer"].here.startswith("as prepared (resolution=24, resolution=128); else needs alz")
     assert SOURCES["digits"].here == "yes"
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedveil.layout import Layout
 from fedveil.learning import BatchedTrainer, ClientData, LocalTraining, SequentialTrainer, StepInfo, WorkerTrainer
+from fedveil.learning.threads import Threads
 
 
 def network() -> nn.Module:
@@ -90,6 +91,35 @@ def test_an_interruption_ends_all_threads_within_a_step(kind: type[WorkerTrainer
     whole = kind(model, layout, local, hook, workers=2).train(starts, data, keys)
     again = trainer.train(starts, data, keys)  # the trainer is as good as new
     assert all(torch.equal(a.model, b.model) for a, b in zip(whole, again, strict=True))  # type: ignore[union-attr]
+
+
+def test_no_thread_of_an_interrupted_call_works_on() -> None:
+    threads, main, done = Threads(), threading.main_thread().ident, []
+    gate = threading.Event()
+
+    def slow(member: int, job: str) -> None:
+        for step in range(50):
+            threads.stay()
+            if job == "a" and step == 3:
+                for _ in range(2):  # the second Ctrl-C while the first one's threads are waited for
+                    signal.pthread_kill(main, signal.SIGINT)
+                    gate.wait(0.05)
+            done.append(job)
+            gate.wait(0.005)
+
+    with pytest.raises(KeyboardInterrupt):
+        threads.share([0, 1], ["a", "b", "c"], slow)
+    before = len(done)
+    threads.share([0, 1], ["d", "e"], lambda member, job: gate.wait(0.1) and None)
+    assert len(done) == before < 100
+
+
+def test_what_a_job_raises_is_raised() -> None:
+    def work(member: int, job: int) -> None:
+        raise ValueError(job)
+
+    with pytest.raises(ValueError, match=r"0|1"):
+        Threads().share([0, 1], [0, 1, 2, 3], work)
 
 
 def test_a_single_client_is_trained_after_an_interruption() -> None:

@@ -272,11 +272,12 @@ def test_a_damaged_cell_is_named_and_nothing_is_lost(patterns, tmp_path):
     study = tiny_study(patterns)
     done = run_all(study, tmp_path, ["5"])
     outcome = next(iter(done.finished.values()))
-    way_out = f"restore it, or delete the folder .*{outcome.folder.name} to run it again"
+    way_out = f"restore it, or delete .*{outcome.folder.name} to run it again"
     for name, content, where in (
         ("summary.json", "{", r"summary\.json"),
         ("summary.json", "{}", r"summary\.json.*'rounds' is missing"),
         ("metrics.jsonl", '{"round": 1}\n', r"metrics\.jsonl, line 1.*'metrics' is missing"),
+        ("metrics.jsonl", "", r"metrics\.jsonl.*it has 0 lines, and there were 2 rounds"),
         ("metrics.jsonl", "[]\n", r"metrics\.jsonl, line 1.*no round"),
     ):
         whole = (outcome.folder / name).read_bytes()

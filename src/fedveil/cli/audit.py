@@ -134,9 +134,9 @@ def _show(found: Audit, folder: Path, console: Console) -> None:
 
 def _folder(where: str, name: str) -> Path:
     """Inside the run folder that was named, or runs/<name>-audit."""
-    from fedveil.experiments.folders import AUDIT, kind_of
+    from fedveil.experiments.folders import AUDIT, CONFIG, kind_of
 
     path = Path(where)
     if kind_of(path) == AUDIT:
         return path
-    return path / "audit" if (path / "config.toml").is_file() else Path("runs") / f"{name}-audit"
+    return path / "audit" if (path / CONFIG).is_file() else Path("runs") / f"{name}-audit"

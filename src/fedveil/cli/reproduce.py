@@ -98,6 +98,7 @@ def reproduce(
         runs = Runs(out or Path("runs") / f"{study}-{scale.value}")
         cells, done = cells_of(paper, selection), Progressed()
         if dry_run:
+            runs.refuse_others()
             run_cells(cells, runs, None, done)
             _dry_run(console, paper, selection, runs, done, jobs)
             return
@@ -186,6 +187,7 @@ def _show(console: Console, paper: MetricPrivacyStudy, selection: Selection, fol
         written.append(f"figure-{figure}{which}{suffix}.png")
         drawn.savefig(folder / written[-1], dpi=150)
     keep(partial(write_claims, folder))
-    console.print(f"written to {folder}: {', '.join(written)}", markup=False, highlight=False, soft_wrap=True)
+    if written:
+        console.print(f"written to {folder}: {', '.join(written)}", markup=False, highlight=False, soft_wrap=True)
     if refused:
         raise FedVeilError("\n".join(refused))

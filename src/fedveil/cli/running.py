@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 import typer
@@ -47,7 +48,7 @@ def run(
 
         spec = experiments.load(config, assign or [], engine=engine, device=device, seed=seed)
         folder = out or folder_of(config, spec.name)
-        going.folder, going.command = folder, f"fedveil run {folder} --resume"
+        going.folder, going.command = folder, f"fedveil run {shlex.quote(str(folder))} --resume"
         console = console_for()
         quiet(spec.engine)
         summary = experiments.run(spec, folder, resume=resume, progress=progress_for(console))
@@ -84,7 +85,7 @@ def compare(
         spec = experiments.load(config, assign or [], engine=engine, device=device, seed=seed)
         folder = out or (folder_of(config, spec.name) if resume else fresh(folder_of(config, spec.name)))
         asked = f" --seeds {seeds}" * (seeds > 1) + f" --audit {audit}" * (audit > 0)
-        going.folder, going.command = folder, f"fedveil compare {folder} --resume{asked}"
+        going.folder, going.command = folder, f"fedveil compare {shlex.quote(str(folder))} --resume{asked}"
         console = console_for()
         quiet(spec.engine)
         check_audit(spec, audit)

@@ -117,8 +117,10 @@ def console_for() -> Console:
 
 def folder_of(config: str, name: str) -> Path:
     """The folder that was named as the configuration, or runs/<name>."""
+    from fedveil.experiments.folders import CONFIG
+
     path = Path(config)
-    return path if (path / "config.toml").is_file() else Path("runs") / name
+    return path if (path / CONFIG).is_file() else Path("runs") / name
 
 
 def fresh(path: Path) -> Path:

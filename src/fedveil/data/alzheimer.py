@@ -89,7 +89,8 @@ def prepare_alzheimer(*, resolution: int = 128) -> Path:
 
 def prepared_alzheimer() -> list[str]:
     """The options of which there are decoded copies, which need the file no longer."""
-    found = {path.name.split("-")[1].removesuffix(".npz") for path in cache_folder().glob("alzheimer-*.npz")}
+    copies = filter(zipfile.is_zipfile, cache_folder().glob("alzheimer-*.npz"))
+    found = {path.name.split("-")[1].removesuffix(".npz") for path in copies}
     return [f"resolution={name}" for name in sorted((n for n in found if n.isdigit()), key=int)]
 
 

@@ -13,7 +13,7 @@ from fedveil.attacks.paper import MULTI_ROUND, SINGLE_SHOT
 from fedveil.errors import FieldError, damaged
 from fedveil.experiments.audit_results import attack_of
 from fedveil.experiments.config import Config
-from fedveil.experiments.folders import AUDIT, CONFIG, SPEC, refuse_others, unused
+from fedveil.experiments.folders import AUDIT, CONFIG, SPEC, refuse_others, unused, way_out
 from fedveil.experiments.ledgers import append, make_folder, replace
 from fedveil.experiments.loading import load
 from fedveil.experiments.lock import FolderLock
@@ -79,11 +79,11 @@ class AuditFolder:
             return
         spec = path / SPEC
         try:
-            stored = json.loads(spec.read_text(encoding="utf-8"))
-            if (path / CONFIG).is_file():  # as this version reads it: an earlier one knew fewer options
-                stored["fingerprint"] = load(path / CONFIG).fingerprint()
+            stored = dict(json.loads(spec.read_text(encoding="utf-8")))
         except (ValueError, TypeError) as error:
-            raise damaged("--out", spec, error, "restore it, or give another --out") from error
+            raise damaged("--out", spec, error, way_out(path)) from error
+        if (path / CONFIG).is_file():  # as this version reads it: an earlier one knew fewer options
+            stored["fingerprint"] = load(path).fingerprint()
         if stored != self._spec:
             other = ", ".join(k for k in self._spec if stored.get(k) != self._spec[k]).replace(
                 "fingerprint", "configuration"

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedveil.engines import Federation
 from fedveil.engines.states import pack, unpack
 from fedveil.errors import damaged
-from fedveil.experiments.folders import run_again
+from fedveil.experiments.folders import way_out
 from fedveil.experiments.ledgers import replace
 
 FILE = "round.safetensors"
@@ -101,4 +101,4 @@ class Checkpoint:
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
             return cls(tensors=tensors, **plain)
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-            raise damaged("checkpoint", path, error, run_again(folder.parent)) from error
+            raise damaged("checkpoint", path, error, way_out(folder.parent)) from error

@@ -10,7 +10,7 @@ from fedveil.experiments.attacked import keep, run_name
 from fedveil.experiments.config import Config
 from fedveil.experiments.folders import COMPARISON, CONFIG, refuse_used, require_begun
 from fedveil.experiments.ledgers import replace
-from fedveil.experiments.loading import stored_config
+from fedveil.experiments.loading import load
 from fedveil.experiments.runner import Progress, Silent, run
 from fedveil.experiments.sections import Setting
 from fedveil.experiments.settings import configure, variants_of
@@ -77,13 +77,13 @@ def _open(path: Path, config: Config, resume: bool) -> None:
         replace(path / CONFIG, config.to_toml().encode())
         return
     require_begun(path, COMPARISON)
-    if stored_config(path).fingerprint() != config.fingerprint():
+    if load(path).fingerprint() != config.fingerprint():
         raise FieldError("--resume", str(path), "holds a comparison with another configuration; give another --out")
 
 
 def _finished(folder: Path, config: Config) -> Summary | None:
     """What a finished run holds, if it is this one."""
-    if not (folder / "summary.json").is_file() or stored_config(folder).fingerprint() != config.fingerprint():
+    if not (folder / "summary.json").is_file() or load(folder).fingerprint() != config.fingerprint():
         return None
     return Summary.read(folder)
 

@@ -163,5 +163,5 @@ class Config(Section):
         return dumps(self.to_dict())
 
     def fingerprint(self) -> str:
-        """SHA-256 of the resolved configuration, whatever the number of workers: it changes no bit."""
+        """SHA-256 of the resolved configuration, whatever the number of workers: it changes no bit of a run."""
         return hashlib.sha256(self.model_copy(update={"workers": 1}).to_toml().encode()).hexdigest()

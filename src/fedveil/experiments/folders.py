@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from fedveil.errors import FieldError
-from fedveil.experiments.lock import FILE as LOCK
 
 CONFIG = "config.toml"
 RUN_ID = "checkpoint/run.json"
@@ -15,11 +15,12 @@ RUN, COMPARISON, AUDIT, STUDY = "a run", "a comparison", "an audit", "a study"
 _AGAIN = {
     RUN: "fedveil run {} --resume",
     COMPARISON: "fedveil compare {} --resume",
-    AUDIT: "fedveil audit {}",
+    AUDIT: "the fedveil audit command that began it",
     STUDY: "fedveil reproduce STUDY --out {}",
 }
-# What a run makes before config.toml, with which it begins.
-_BEFORE_A_RUN = {LOCK, "ledger", "checkpoint", "checkpoint/.run.json.part", RUN_ID, f".{CONFIG}.part"}
+_OF_A_RUN = ("checkpoint", "ledger", "metrics.jsonl", "summary.json")
+# What a run makes before config.toml, with which it begins; beside hidden files, as locks and files half-written are.
+_BEFORE_A_RUN = {"ledger", "checkpoint", "checkpoint/.run.json.part", RUN_ID}
 
 
 def kind_of(path: Path) -> str:
@@ -27,13 +28,14 @@ def kind_of(path: Path) -> str:
     if (path / SPEC).is_file():
         return AUDIT
     if (path / CONFIG).is_file():
-        return RUN if (path / RUN_ID).parent.is_dir() else COMPARISON
+        return RUN if _part_of_a_run(path) else COMPARISON
     return STUDY if (path / CELLS).is_dir() else ""
 
 
 def unused(path: Path) -> bool:
     """Whether there is no folder, or one that holds nothing, or no more than a run leaves that was killed early."""
-    return all(str(inner.relative_to(path)) in _BEFORE_A_RUN for inner in path.rglob("*"))
+    inner = (found.relative_to(path) for found in path.rglob("*"))
+    return all(one.parts[0].startswith(".") or one.as_posix() in _BEFORE_A_RUN for one in inner)
 
 
 def refuse_used(path: Path) -> None:
@@ -47,6 +49,8 @@ def refuse_used(path: Path) -> None:
     _refuse_file(path)
     if not unused(path):
         kind = kind_of(path)
+        if not kind and _part_of_a_run(path):
+            raise FieldError("--out", str(path), f"holds a run that has lost its {CONFIG}; {way_out(path)}")
         what = f"holds {kind} already; go on with it by {_again(path)}, or" if kind else "is not empty;"
         raise FieldError("--out", str(path), f"{what} give another --out")
 
@@ -83,9 +87,12 @@ def require_begun(path: Path, wanted: str) -> None:
         raise FieldError("--resume", str(path), f"holds {kind}, not {wanted}; go on with it by {_again(path)}")
 
 
-def run_again(path: Path) -> str:
-    """What to do about a damaged file of a run in a folder."""
-    return f"restore it, or delete the folder {path} to run it again"
+def way_out(path: Path) -> str:
+    """What to do about a damaged file in a folder."""
+    kind = kind_of(path)
+    if kind == COMPARISON:
+        return "restore or correct it; finished runs are kept"
+    return "restore it, or give another --out" if kind == AUDIT else f"restore it, or delete {path} to run it again"
 
 
 def _refuse_file(path: Path) -> None:
@@ -93,6 +100,10 @@ def _refuse_file(path: Path) -> None:
         raise FieldError("--out", str(path), "is a file; give the path of a folder")
 
 
+def _part_of_a_run(path: Path) -> bool:
+    return any((path / name).exists() and not (path / name / CONFIG).exists() for name in _OF_A_RUN)
+
+
 def _again(path: Path) -> str:
     """The command that goes on with what a folder holds."""
-    return _AGAIN[kind_of(path)].format(path)
+    return _AGAIN[kind_of(path)].format(shlex.quote(str(path)))

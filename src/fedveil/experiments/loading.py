@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from fedveil.errors import FedVeilError, FieldError, damaged, nearest
 from fedveil.experiments.config import Config
-from fedveil.experiments.folders import CONFIG, run_again
+from fedveil.experiments.folders import CONFIG, way_out
 from fedveil.experiments.options import SECTIONS, ConfigError, problems_of
 
 
@@ -48,27 +48,20 @@ def load(where: str | Path, assignments: Sequence[str] = (), **overrides: Any) -
         With one line for everything that is wrong.
     """
     text, origin = _text(where)
+    folder = Path(where) if (Path(where) / CONFIG).is_file() else None
     try:
         values = tomllib.loads(text)
+        if folder is not None:
+            parse(values)
     except tomllib.TOMLDecodeError as error:
-        raise FieldError("CONFIG", origin, f"is no valid TOML: {error}") from error
+        if folder is None:
+            raise FieldError("CONFIG", origin, f"is no valid TOML: {error}") from error
+        raise damaged("CONFIG", origin, error, way_out(folder)) from error
+    except FedVeilError as error:
+        raise damaged("CONFIG", origin, error, way_out(Path(where))) from error
     for assignment in assignments:
         assign(values, assignment)
     return parse({**values, **{key: value for key, value in overrides.items() if value is not None}})
-
-
-def stored_config(folder: Path) -> Config:
-    """The configuration that a run or a comparison left in its folder.
-
-    Raises
-    ------
-    FieldError
-        If it cannot be used.
-    """
-    try:
-        return load(folder / CONFIG)
-    except FedVeilError as error:
-        raise damaged("config", folder / CONFIG, error, run_again(folder)) from error
 
 
 def parse(values: Mapping[str, Any]) -> Config:

@@ -15,9 +15,9 @@ from fedveil.engines import Federation
 from fedveil.errors import FieldError, LedgerError, damaged
 from fedveil.experiments.checkpoint import Checkpoint
 from fedveil.experiments.config import Config
-from fedveil.experiments.folders import CONFIG, RUN, RUN_ID, refuse_used, require_begun, run_again
+from fedveil.experiments.folders import CONFIG, RUN, RUN_ID, refuse_used, require_begun, way_out
 from fedveil.experiments.ledgers import LedgerFiles, Ledgers, append, make_folder, replace
-from fedveil.experiments.loading import stored_config
+from fedveil.experiments.loading import load
 from fedveil.experiments.lock import FolderLock
 from fedveil.experiments.summary import METRICS, Row, parse_row
 
@@ -120,14 +120,14 @@ class RunFolder:
     def _reopen(self) -> None:
         require_begun(self.path, RUN)
         self._lock.take()
-        stored = stored_config(self.path)
+        stored = load(self.path)
         if stored.fingerprint() != self.config.fingerprint():
             named = ", ".join(_differences(stored.to_dict(), self.config.to_dict()))
             raise FieldError("--resume", str(self.path), f"holds a run with another configuration (see {named})")
         try:
             self.run_id = str(json.loads((self.path / RUN_ID).read_bytes())["run_id"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise damaged("--resume", self.path / RUN_ID, error, run_again(self.path)) from error
+            raise damaged("--resume", self.path / RUN_ID, error, way_out(self.path)) from error
         self.checkpoint = Checkpoint.read(self.path / "checkpoint")
         if self.checkpoint is not None and self.checkpoint.run_id != self.run_id:
             mixed = f"the checkpoint belongs to run {self.checkpoint.run_id!r}, not {self.run_id!r}"
@@ -147,7 +147,7 @@ class RunFolder:
             )
         released = {e.key[0] for e in books["server"].entries} if "server" in books else set()
         path = self.path / METRICS
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
             row = _row_of(line)
             if row.get("round", 0) > max(released, default=0):
                 lacks = f"the ledger of 'server' lacks round {row['round']}, of which metrics.jsonl has the figures"
@@ -156,7 +156,7 @@ class RunFolder:
                 self.rows.append(row)
         if len(self.rows) < done:
             lost = ValueError(f"this line is missing or damaged, and round {done} was finished")
-            raise damaged("--resume", f"{path}, line {len(self.rows) + 1}", lost, run_again(self.path))
+            raise damaged("--resume", f"{path}, line {len(self.rows) + 1}", lost, way_out(self.path))
         if path.exists():
             replace(path, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
 

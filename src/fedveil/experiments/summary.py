@@ -19,7 +19,7 @@ from fedveil.accounting import VACUOUS, Guarantee, Ledger, SpendFilter, unprotec
 from fedveil.engines import Federation, RoundRecord
 from fedveil.engines.history import SERVER, total_of
 from fedveil.errors import damaged
-from fedveil.experiments.folders import run_again
+from fedveil.experiments.folders import way_out
 from fedveil.layout import Layout
 from fedveil.learning import Metrics
 from fedveil.methods import FedRE, GroupPrivacy, Method
@@ -65,9 +65,10 @@ class Summary:
                 file = Path(f"{folder / METRICS}, line {number}")
                 rows.append(parse_row(line))
             if len(rows) != rounds:
-                raise ValueError(f"it is the last one, and there were {rounds} rounds")
+                file = folder / METRICS
+                raise ValueError(f"it has {len(rows)} lines, and there were {rounds} rounds")
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise damaged("run", file, error, run_again(folder)) from error
+            raise damaged("run", file, error, way_out(folder)) from error
         return cls(values, rows)
 
     @property

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
-from threading import Event
 from typing import TypeVar
 
 import torch
@@ -22,21 +22,24 @@ class Threads:
     """Members that do jobs side by side, each in a thread of its own on one intra-op thread."""
 
     def __init__(self) -> None:
-        self._left = Event()
+        self._here = threading.local()
 
     def stay(self) -> None:
-        """Go on working, unless the caller has left; to be called often.
+        """Go on working, unless the caller of `share` has left; to be called often.
 
         Raises
         ------
         Left
             If it has.
         """
-        if self._left.is_set():
+        call: _Call | None = getattr(self._here, "call", None)
+        if call is not None and call.left:
             raise Left
 
     def share(self, members: Sequence[M], jobs: Sequence[J], work: Callable[[M, J], None]) -> None:
         """Do all jobs, in order; what a job raises, or Ctrl-C in the caller, ends the others at their next `stay`.
+
+        No thread touches a member after this has returned or raised.
 
         Parameters
         ----------
@@ -47,30 +50,72 @@ class Threads:
         work : callable
             Given a member and a job.
         """
-        self._left.clear()
         if len(members) == 1 or len(jobs) < 2:
             for job in jobs:
                 work(members[0], job)
             return
+        call = _Call()
         queue: SimpleQueue[J] = SimpleQueue()
         for job in jobs:
             queue.put(job)
 
         def loop(member: M) -> None:
+            if not call.enter():
+                return
+            self._here.call = call
             torch.set_num_threads(1)
             try:
-                while not self._left.is_set():
+                while not call.left:
                     work(member, queue.get_nowait())
             except (Empty, Left):
                 pass
             except BaseException:
-                self._left.set()
+                call.left = True
                 raise
+            finally:
+                call.leave()
 
-        with ThreadPoolExecutor(len(members)) as pool:  # waits: no thread may outlive the interpreter in an operation
+        with ThreadPoolExecutor(len(members)) as pool:
             try:
                 for done in [pool.submit(loop, member) for member in members]:
                     done.result()
             except BaseException:
-                self._left.set()
+                call.end()
                 raise
+
+
+class _Call:
+    """Who works for one call of `share`: an interruption may come while a thread starts, and no pool knows of it then.
+
+    Attributes
+    ----------
+    left : bool
+        Whether its caller has left.
+    """
+
+    def __init__(self) -> None:
+        self.left = False
+        self._change, self._busy = threading.Condition(), 0
+
+    def enter(self) -> bool:
+        """Count a thread in, unless the caller has left."""
+        with self._change:
+            self._busy += not self.left
+            return not self.left
+
+    def leave(self) -> None:
+        """Count a thread out."""
+        with self._change:
+            self._busy -= 1
+            self._change.notify_all()
+
+    def end(self) -> None:
+        """Have every thread end and wait for it, through further interruptions: it takes a step."""
+        while True:
+            try:
+                with self._change:
+                    self.left = True
+                    self._change.wait_for(lambda: not self._busy)
+                return
+            except KeyboardInterrupt:
+                continue

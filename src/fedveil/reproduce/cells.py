@@ -13,11 +13,10 @@ from typing import Any, Protocol
 
 from fedveil.engines import Federation
 from fedveil.errors import FedVeilError, FieldError
-from fedveil.experiments import Config, Progress, Summary, parse, run
+from fedveil.experiments import Config, Progress, Summary, load, parse, run
 from fedveil.experiments.compare import matching_multiplier
 from fedveil.experiments.folders import CELLS, CONFIG, STUDY, kind_of, refuse_others
 from fedveil.experiments.ledgers import make_folder
-from fedveil.experiments.loading import stored_config
 from fedveil.experiments.lock import FolderLock
 from fedveil.experiments.settings import slug
 from fedveil.experiments.setup import resolve_device
@@ -190,6 +189,19 @@ class Runs:
         """The configuration to run: of a cell that matches another's sigma once that one is finished."""
         return _matched(cell, None if cell.sigma_of is None else self.run(cell.sigma_of, progress))
 
+    def refuse_others(self) -> None:
+        """Refuse a folder that holds something else.
+
+        Raises
+        ------
+        FieldError
+            If it holds something else, or the tables of a study that has lost its runs: they would be replaced.
+        """
+        if any(self.folder.glob("table-*.json")) and not (self.folder / CELLS).is_dir():
+            lost = f"holds tables of a study, and not its runs ({CELLS}/); restore them, or give another --out"
+            raise FieldError("--out", str(self.folder), lost)
+        refuse_others(self.folder, STUDY)
+
     @contextmanager
     def alone(self, *, shared: bool = False) -> Iterator[None]:
         """Keep a second process that runs cells out of the folder.
@@ -204,7 +216,7 @@ class Runs:
         FieldError
             If there is one already, the folder holds something else than a study, or there is none to read.
         """
-        refuse_others(self.folder, STUDY)
+        self.refuse_others()
         if shared:
             if kind_of(self.folder) != STUDY:
                 raise FieldError("--out", str(self.folder), "holds no runs yet: leave --no-run out")
@@ -231,7 +243,7 @@ def distinct(cells: Iterable[Cell]) -> list[Cell]:
 
 def _begun_on(path: Path, wanted: str, progress: Progress) -> str:
     """The device on which a run was begun: another one would give other bits."""
-    device = stored_config(path).device
+    device = load(path).device
     if device != wanted:
         try:
             resolve_device(device)
@@ -254,7 +266,7 @@ def _matched(cell: Cell, earlier: Outcome | None) -> Config:
 def _holds(folder: Path, config: Config, watcher: Watcher | None) -> bool:
     """Whether a folder holds a finished run of a configuration, measured as well."""
     try:
-        stored, summary = stored_config(folder), Summary.read(folder)
+        stored, summary = load(folder), Summary.read(folder)
     except FedVeilError:  # damaged, or of a version that this one cannot read: it is run again
         return False
     watched = set(summary.rows[0].get("watched", ()))

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedveil.errors import FieldError, damaged
 from fedveil.experiments import Config
 from fedveil.experiments.dealing import deal_out
-from fedveil.experiments.folders import run_again
+from fedveil.experiments.folders import way_out
 from fedveil.experiments.sections import Data
 from fedveil.layout import Layout
 from fedveil.learning import build_model, predict
@@ -49,7 +49,7 @@ def outputs(outcome: Outcome, examples: Examples) -> Tensor:
     try:
         module.load_state_dict(load_file(path))
     except (OSError, SafetensorError, RuntimeError) as error:
-        raise damaged("model", path, error, run_again(outcome.folder)) from error
+        raise damaged("model", path, error, way_out(outcome.folder)) from error
     layout = Layout.from_module(module)
     return predict(module, layout, layout.read(module), examples.x)
 
