@@ -2,6 +2,7 @@
 
 import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -10,6 +11,14 @@ from torch import Tensor, nn
 from fedveil.layout import Layout
 from fedveil.learning import BatchedTrainer, ClientData, LocalTraining, SequentialTrainer, StepInfo, WorkerTrainer
 from fedveil.learning.threads import Threads
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT interrupts, also where the tests were begun in the background, which is told to ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def network() -> nn.Module:
@@ -69,6 +78,7 @@ def test_unknown_modules_are_trained_by_one_worker(caplog: pytest.LogCaptureFixt
     assert "Mine" in caplog.text
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("kind", [WorkerTrainer, BatchedTrainer])
 def test_an_interruption_ends_all_threads_within_a_step(kind: type[WorkerTrainer] | type[BatchedTrainer]) -> None:
     model, data = network(), clients([40, 40, 40, 40])
@@ -93,6 +103,7 @@ def test_an_interruption_ends_all_threads_within_a_step(kind: type[WorkerTrainer
     assert all(torch.equal(a.model, b.model) for a, b in zip(whole, again, strict=True))  # type: ignore[union-attr]
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_no_thread_of_an_interrupted_call_works_on() -> None:
     threads, main, done = Threads(), threading.main_thread().ident, []
     gate = threading.Event()
