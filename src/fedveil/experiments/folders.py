@@ -81,7 +81,7 @@ def require_begun(path: Path, wanted: str) -> None:
     kind = kind_of(path)
     if not kind:
         raise FieldError(
-            "--resume", str(path), f"holds {wanted.replace('a ', 'no ')} to go on with; leave --resume out"
+            "--resume", str(path), f"holds no {wanted.partition(' ')[2]} to go on with; leave --resume out"
         )
     if kind != wanted:
         raise FieldError("--resume", str(path), f"holds {kind}, not {wanted}; go on with it by {_again(path)}")

@@ -53,12 +53,10 @@ def load(where: str | Path, assignments: Sequence[str] = (), **overrides: Any) -
         values = tomllib.loads(text)
         if folder is not None:
             parse(values)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, FedVeilError) as error:
         if folder is None:
             raise FieldError("CONFIG", origin, f"is no valid TOML: {error}") from error
         raise damaged("CONFIG", origin, error, way_out(folder)) from error
-    except FedVeilError as error:
-        raise damaged("CONFIG", origin, error, way_out(Path(where))) from error
     for assignment in assignments:
         assign(values, assignment)
     return parse({**values, **{key: value for key, value in overrides.items() if value is not None}})
