@@ -26,7 +26,7 @@ CORE := $(VENV)/.core-installed
 DEV  := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types check slow mutation crash data-test bench clean distclean
+.PHONY: help demo test lint types check slow mutation crash hostile data-test bench clean distclean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ mutation: $(DEV)  ## plant bugs in copies of the library: the tests have to noti
 
 crash: $(DEV)  ## kill runs at every step and at random moments, and go on with them; prints the figures
 	@$(PYTEST) -n 0 -m slow tests/crash $(PYTEST_ARGS)
+
+hostile: $(DEV)  ## play a hostile server and hostile clients, 27,000 games and cases; prints the figures
+	@$(PYTEST) -n 0 -s -m slow tests/hostile $(PYTEST_ARGS)
 
 data-test: $(DEV)  ## run the tests on the real data sets (FEDVEIL_DATA, or ../shared/data)
 	@$(PYTEST) -m "data and not slow" $(PYTEST_ARGS)

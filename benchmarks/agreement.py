@@ -38,8 +38,8 @@ class FedVeilDraws:
         return torch.from_numpy(epoch_orders([(self._work.seed, round_, client)], [examples], 1))
 
     def noise(self, round_: int, size: int) -> Tensor:
-        """The server's draw."""
-        return self._source.child("server", round_, "combine", 0).normal(size, self._dtype)
+        """The server's draw, in float64 whatever the model's type."""
+        return self._source.child("server", round_, "combine", 0).normal(size).to(self._dtype)
 
 
 def agreement(

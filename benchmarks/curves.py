@@ -62,7 +62,7 @@ def _hypotheses(k: int, quick: bool) -> dict[str, Any]:
     federation = Federation(
         model=work.build,
         clients=list(zip(work.xs, work.ys, strict=True)),
-        privacy=build("group", hypotheses=k, noise_multiplier=0.1),
+        method=build("group", hypotheses=k, noise_multiplier=0.1),
         local=LocalTraining(batch_size=work.batch_size, lr=work.lr),
         clients_per_round=work.cohort,
     )
@@ -76,4 +76,4 @@ def _central(model: nn.Module, n: int, inputs: int, classes: int) -> Federation:
         for _ in range(n)
     ]
     privacy = GlobalDP(FedAvg(), noise_multiplier=1.0, clip=1.0)
-    return Federation(model=model, clients=clients, aggregator=privacy, local=LocalTraining(batch_size=10))
+    return Federation(model=model, clients=clients, method=privacy, local=LocalTraining(batch_size=10))

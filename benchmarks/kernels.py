@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,14 +21,11 @@ from scipy.stats import trim_mean
 from sklearn.cluster import KMeans
 from threadpoolctl import threadpool_limits
 
-sys.path.append(str(Path(__file__).resolve().parent.parent / "studies"))
-
-from provenance import provenance
-
 from fedveil.aggregation import FedAvg, FedMedian, Krum, TrimmedMean, cluster_means
-from fedveil.calibration import Sketch, max_pairwise_distance
+from fedveil.calibration import max_pairwise_distance
 from fedveil.layout import Layout
 from fedveil.mechanisms import Gaussian, SecureSource
+from fedveil.runs.provenance import provenance
 
 OUT = Path(__file__).resolve().parent.parent / "results" / "bench" / "kernels.json"
 MLP = {"0.weight": (128, 64), "0.bias": (128,), "2.weight": (10, 128), "2.bias": (10,)}  # 9,610 parameters
@@ -163,27 +159,6 @@ def noise() -> list[Case]:
     ]
 
 
-def sketches(n: int, width: int, size: int, seeds: int) -> dict[str, Any]:
-    """How far a sketch's result and its projected squares are off, and what it saves."""
-    layout = Layout.from_shapes({"a": (width,), "b": (width,)})
-    models = torch.randn(layout.size) + 1e-2 * torch.randn(n, layout.size)
-    began = time.perf_counter()
-    exact = max_pairwise_distance(models, layout)
-    middle = time.perf_counter()
-    results = [max_pairwise_distance(models, layout, sketch=Sketch(size, seed)) / exact for seed in range(seeds)]
-    ended = time.perf_counter()
-    projected, _ = Sketch(size).project(models[:200], [[slice(0, width)]])
-    ratios = (torch.pdist(projected) / torch.pdist(models[:200, :width] - models[0, :width])).square() - 1
-    return {
-        "case": f"sketch of {size}, n {n}, d {layout.size}",
-        "seconds_exact": round(middle - began, 3),
-        "seconds_sketch": round((ended - middle) / seeds, 3),
-        "result_over_exact_quantiles": np.quantile(results, [0, 0.5, 1]).round(4).tolist(),
-        "squares_off_quantiles_50_99_100": np.quantile(ratios.abs(), [0.5, 0.99, 1]).round(4).tolist(),
-        "squares_off_bound": round(Sketch(size).error(n, 2), 4),
-    }
-
-
 def peak(work: Callable[[], Any]) -> float | None:
     """Extra memory at its highest, in MB (Linux only; the result counts)."""
     status = Path("/proc/self/status")
@@ -236,9 +211,7 @@ def main() -> None:
             print(rows[-1], flush=True)
         if only:
             return
-        rows_of_sketches = [sketches(2000, 20_000, 512, 5)]
-        print(rows_of_sketches)
-    record = {"provenance": provenance("none", [0]), "rows": rows, "sketches": rows_of_sketches}
+    record = {"provenance": provenance("none", [0]), "rows": rows}
     OUT.parent.mkdir(parents=True, exist_ok=True)
     OUT.write_text(json.dumps(record, indent=1) + "\n")
 

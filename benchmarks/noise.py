@@ -6,7 +6,6 @@ Writes results/bench/noise.json. Run: python benchmarks/noise.py
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +14,8 @@ from statistics import median
 import numpy as np
 import torch
 
-sys.path.append(str(Path(__file__).resolve().parent.parent / "studies"))
-
-from provenance import provenance
-
 from fedveil.mechanisms import DiscreteGaussian, ReproducibleSource, SecureSource
+from fedveil.runs.provenance import provenance
 
 OUT = Path(__file__).resolve().parent.parent / "results" / "bench" / "noise.json"
 SIZE, REPEATS = 6_400_000, 9

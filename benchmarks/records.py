@@ -13,7 +13,6 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "results" / "bench"
-sys.path.append(str(ROOT / "studies"))
 
 
 def write(name: str, body: dict[str, Any], *, data: str, device: str = "cpu", folder: Path = FOLDER) -> Path:
@@ -28,7 +27,7 @@ def write(name: str, body: dict[str, Any], *, data: str, device: str = "cpu", fo
     data : str
         Where the data came from.
     """
-    from provenance import provenance  # of studies/, which this path was added for
+    from fedveil.runs.provenance import provenance  # what runs elsewhere needs no library
 
     made = provenance(data, [0]) if shutil.which("git") else {"date": "no git here", "data": data}
     made["command"] = " ".join(["python -m benchmarks", *sys.argv[1:]])

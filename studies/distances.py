@@ -17,15 +17,13 @@ from statistics import fmean, median
 from typing import Any
 
 import torch
-from metric_privacy import OUT, dumps
-from provenance import provenance
 
 import fedveil as fv
 from fedveil.data import federate, load
 from fedveil.engines import Federation
 from fedveil.learning import ClientData, build_model
-from fedveil.report.figures import COLOURS, DASHES, MARKERS, new_figure, whole_numbers
-from fedveil.reproduce.metric_privacy.distances import (
+from fedveil.papers.files import dumps
+from fedveil.papers.metric_privacy.measures import (
     DECAY,
     DISAGREEMENT,
     correlation_of_changes,
@@ -34,7 +32,10 @@ from fedveil.reproduce.metric_privacy.distances import (
     rank_correlation,
     registry,
 )
+from fedveil.report.figures import COLOURS, DASHES, MARKERS, new_figure, whole_numbers
+from fedveil.runs.provenance import provenance
 
+OUT = Path(__file__).resolve().parent.parent / "results" / "metric-privacy"
 ALPHAS = (0.05, 0.1, 0.3, 1.0, 10.0)
 CLIENTS, ROUNDS, SHOWN = 10, 15, 0.1
 LOCAL = fv.LocalTraining(epochs=2, batch_size=16, lr=0.2)

@@ -21,8 +21,17 @@ def _seeds():
 @pytest.fixture(scope="session")
 def patterns(tmp_path_factory):
     """A small data set of four kinds of pattern, for studies."""
-    from reproduce_kit import write_patterns
+    from papers_kit import write_patterns
 
     path = tmp_path_factory.mktemp("patterns") / "patterns.npz"
     write_patterns(path)
     return path
+
+
+@pytest.fixture
+def receipts(tmp_path, monkeypatch):
+    """Pages of a made receipts file, which the source "sroie" then reads."""
+    from receipts_kit import made_receipts
+
+    monkeypatch.setenv("FEDVEIL_DATA", str(tmp_path))
+    return made_receipts(tmp_path)

@@ -1,150 +1,131 @@
 """Audits that are asked again in one folder, and how little an interruption loses."""
 
 import json
-import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from fedveil import experiments
+from fedveil import audit as audits
+from fedveil import grid
 from fedveil.accounting import Release
+from fedveil.audit import audit, participation
+from fedveil.audit.participation import NAMES
+from fedveil.audit.printed import PrintedLoss, cells_of, cells_without_target
+from fedveil.audit.view import ParticipationView
 from fedveil.cli import app
-from fedveil.errors import FedVeilError, FieldError, NoReplyError
-from fedveil.experiments import audit, audit_plan, audit_play, load
-from fedveil.experiments.audit_folder import CONFIG, SPEC, Earlier
-from fedveil.experiments.audit_paper import play_single_shot
-from fedveil.experiments.audit_plan import NAMES, plan_settings, stage_of, with_earlier
-from fedveil.experiments.audit_play import Quiet
-from fedveil.experiments.replicates import Stage
-from fedveil.experiments.replicates_blocks import block_size, operations
-from fedveil.experiments.replicates_record import Recording
-from fedveil.experiments.replicates_roles import Roles
-from fedveil.experiments.sections import Comparison
+from fedveil.config import load
+from fedveil.config.sections import Comparison
+from fedveil.config.world import World
+from fedveil.errors import FedVeilError
+from fedveil.methods import build
+from fedveil.runs.blocks import block_size, operations
+from fedveil.runs.prepare import prepare
+from fedveil.runs.together import most
 
 SMALL = ("rounds=1", f"data.counts={[[10] * 10, [10] * 10, [0] * 5 + [20] * 5]}")
 
 
-class Listening(Quiet):
-    """Keeps what is said."""
-
-    def __init__(self):
-        self.said = []
-
-    def say(self, text):
-        self.said.append(text)
-
-
 @pytest.fixture
 def few(monkeypatch):
-    for module in (audit_plan, audit_play):
-        monkeypatch.setattr(module, "REHEARSALS", 4)
+    monkeypatch.setattr(participation, "REHEARSALS", 4)
 
 
-def stage(*changes):
+def setup_of(*changes):
     config = load("digits-cia", [SMALL[1], *changes])
-    return stage_of(plan_settings(config, False)[-1], Roles.of(3), config.seed)
+    return prepare(config.model_copy(update={"world": World.of(3)}))
+
+
+def block_of(*changes):
+    return most(setup_of(*changes), [ParticipationView()])
 
 
 def rows(found):
     return {(r["attack"], r["setting"]): r for r in found["results"]}
 
 
-def test_a_later_call_keeps_the_attacks_and_the_replicates_of_the_folder(tmp_path, monkeypatch, few):
+def test_more_attacks_and_more_replicates_find_the_runs_of_the_folder(tmp_path, monkeypatch, few):
     config, folder = load("digits-cia", SMALL), tmp_path / "a"
     audit(config, folder, attacks=("side-channel", "paper-single-shot"), replicates=5)
     first = json.loads((folder / "audit.json").read_text())
-    listening = Listening()
     with monkeypatch.context() as patch:
-        patch.setattr(Stage, "play", lambda self, cases, tick: pytest.fail(f"{len(cases)} replicates are played again"))
-        audit(config, folder, attacks=("loss",), replicates=4, progress=listening)
-    second = json.loads((folder / "audit.json").read_text())
-    said = "kept from the audit in this folder: its attacks (side-channel, paper-single-shot) and its 5 replicates,"
-    assert listening.said[0] == f"{said} instead of 4"
-    assert second["replicates"] == 5
-    assert {attack for attack, _ in rows(second)} == {"loss", "side-channel (noised)", "side-channel (clear)"}
+        patch.setattr("fedveil.grid.store.run_together", lambda *_: pytest.fail("is played again"))
+        audit(config, folder, attacks=("loss", "side-channel", "paper-single-shot"), replicates=5)
+        second = json.loads((folder / "audit.json").read_text())
+        assert audit(config, folder, attacks=("loss",), replicates=4).values["replicates"] == 4
     assert rows(first).items() <= rows(second).items()
     assert second["paper"] == first["paper"]
-    listening, every = Listening(), ("side-channel", "loss", "paper-single-shot")
-    audit(config, folder, attacks=every, replicates=5, progress=listening)
-    assert not any("kept" in line for line in listening.said)
-    assert json.loads((folder / "audit.json").read_text())["results"] == second["results"]
+    before = len(list((folder / "cells").iterdir()))
     audit(config, folder, attacks=("loss",), replicates=6)
-    third = json.loads((folder / "audit.json").read_text())
-    assert third["replicates"] == 6
-    assert rows(third).keys() == rows(second).keys()
-    (folder / "audit.json").write_text('{"results": 3}')
-    with pytest.raises(FieldError, match=r"audit\.json'.*delete it, and ask again"):
-        audit(config, folder, attacks=("loss",), replicates=4)
-
-
-def test_nothing_is_kept_of_a_folder_without_results():
-    assert with_earlier(("loss",), 4, Earlier()) == (("loss",), 4, "")
-    names, runs, said = with_earlier(("active", "loss"), 30, Earlier(frozenset({"loss"}), 30))
-    assert (names, runs, said) == (("loss", "active"), 30, "")
-    assert with_earlier(("loss",), 4, Earlier(frozenset({"loss"}), 9))[1:] == (
-        9,
-        "kept from the audit in this folder: its 9 replicates, instead of 4",
-    )
+    assert len(list((folder / "cells").iterdir())) == before + 2 * 2  # one more in each world of each setting
 
 
 def test_blocks_are_as_small_as_replicates_are_slow():
-    fast = stage()
-    assert fast.block == 20
+    assert block_of() == 20
     wide = "model={name='small_cnn',channels=[32,64]}"
-    assert stage(wide, "rounds=5").block > 1
-    assert stage(wide, "rounds=100").block == 1
-    assert stage(wide, "rounds=100", "workers=2").block == 2  # or one of them would be idle
-    assert block_size(fast.config, fast.setup, kept=10**6, alone=0) == 1  # of memory
-    assert block_size(fast.config, fast.setup, kept=1, alone=10**8) == 1  # of the adversary's own model
+    assert block_of(wide, "rounds=5") > 1
+    assert block_of(wide, "rounds=100") == 1
+    assert block_of(wide, "rounds=100", "workers=2") == 2  # or one of them would be idle
+    fast = setup_of()
+    assert block_size(fast.config, fast, kept=10**6, alone=0) == 1  # of memory
+    assert block_size(fast.config, fast, kept=1, alone=10**8) == 1  # of the adversary's own model
 
 
 def test_operations_are_two_for_each_use_of_a_weight():
-    dense = stage()
-    x, vector = dense.setup.dataset.x, dense.setup.arguments["initial"][0]
+    dense = setup_of()
+    x, vector = dense.dataset.x, dense.arguments["initial"][0]
     assert operations(dense.learner, vector, x) == 2 * 650
-    small = stage("model={name='small_cnn',channels=[2,3],dense=5}")
+    small = setup_of("model={name='small_cnn',channels=[2,3],dense=5}")
     by_hand = 9 * 2 * 64 + 9 * 2 * 3 * 16 + 12 * 5 + 5 * 10  # images of 8x8 and 4x4, then two dense layers
-    assert operations(small.learner, small.setup.arguments["initial"][0], x) == 2 * by_hand
-    assert not any(part._forward_hooks for part in small.model.modules())
-
-
-def test_an_interruption_in_the_second_block_keeps_the_first(tmp_path, monkeypatch, few):
-    monkeypatch.setattr(Stage, "block", 1)
-    config = load("digits-cia", SMALL)
-
-    class Interrupting(Quiet):
-        ticks = 0
-
-        def advance(self, text):
-            self.ticks += 1
-            if self.ticks == 2:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        audit(config, tmp_path / "a", attacks=("loss",), replicates=4, progress=Interrupting())
-    assert len((tmp_path / "a" / "replicates.jsonl").read_text().splitlines()) == 1
+    assert operations(small.learner, small.arguments["initial"][0], x) == 2 * by_hand
+    assert not any(part._forward_hooks for part in small.learner.model.modules())
 
 
 def test_a_reply_that_the_server_drops_counts_as_nothing_sent():
-    federation = SimpleNamespace(models=torch.zeros(1, 3))
+    view = ParticipationView()
+    config, method = SimpleNamespace(clients_per_round=2), build("vanilla")
+    view.begin(SimpleNamespace(shares=SimpleNamespace(adversaries=(0, 1)), config=config, method=method))
     sent = {0: torch.tensor([1.0, 2.0, 3.0]), 1: torch.tensor([1.0, float("nan"), 0.0])}
-    record = SimpleNamespace(client_metrics=(), published={}, round=SimpleNamespace(report={}), metrics=None)
-    played = SimpleNamespace(
-        asked=SimpleNamespace(broadcast=SimpleNamespace(models=torch.zeros(1, 3)), partitions=(0, 1)),
-        collected=SimpleNamespace(replies={p: (Release("model", v),) for p, v in sent.items()}),
-        record=record,
-    )
-    recording = Recording(federation, (0, 1))
-    recording.add(federation, played)
-    assert recording.observation(2).sent[:, 0].tolist() == [[1, 2, 3], [0, 0, 0]]
+    start, record = SimpleNamespace(models=torch.zeros(1, 3)), SimpleNamespace(client_metrics=(), published={})
+    received = {p: (Release("model", v),) for p, v in sent.items()}
+    view(SimpleNamespace(broadcast=start, received=received, models=torch.zeros(1, 3), record=record))
+    assert view._observation().sent[:, 0].tolist() == [[1, 2, 3], [0, 0, 0]]
 
 
 def test_the_papers_shadow_is_its_own_whatever_is_asked():
     config = load("digits-cia", SMALL)
-    clean, public = (play_single_shot(config, Roles.of(3, shadow=s), lambda: None) for s in ("clean", "public"))
-    assert clean == public
+    clean, public = (cells_of("paper-single-shot", "x", config, World.of(3, shadow=s)) for s in ("clean", "public"))
+    assert [cell.key for cell in clean] == [cell.key for cell in public]
+
+
+def test_any_game_is_played_by_its_name(tmp_path):
+    asked = ["audit", "digits-cia", "--set", "rounds=1", "--out", str(tmp_path / "a")]
+    result = CliRunner().invoke(app, [*asked, "--game", "membership", "--attack", "loss", "--replicates", "1"])
+    assert result.exit_code == 0, result.output
+    assert "AUC, over one run" in result.output
+    assert json.loads((tmp_path / "a" / "audit.json").read_text())["game"] == "membership"
+    unknown = CliRunner().invoke(app, [*asked, "--game", "memberhip"])
+    assert (unknown.exit_code, "did you mean 'membership'" in unknown.stderr) == (2, True)
+
+
+def test_with_both_worlds_alike_the_papers_statistic_is_of_two_runs_without_the_target():
+    config = load("digits-cia", SMALL)
+    cells = cells_of("paper-multi-round", "x", config, World.of(3, stand_in="itself"))
+    assert [cell.config.world.inside for cell in cells] == [False, False]
+    assert cells[0].config.seed != cells[1].config.seed
+    assert [c.key for c in cells] == [c.key for c in cells_without_target(config, World.of(3), 2)]
+
+
+def test_runs_without_the_target_differ_in_all_but_their_deal():
+    config = load("digits-cia", SMALL)
+    cells = cells_without_target(config, World.of(3), 2)
+    first, second = (prepare(cell.config) for cell in cells)
+    assert torch.equal(first.shares.shadow.x, second.shares.shadow.x)
+    assert all(torch.equal(a.x, b.x) for a, b in zip(first.shares.clients, second.shares.clients, strict=True))
+    assert not torch.equal(first.arguments["initial"], second.arguments["initial"])
+    assert len(first.shares.clients) == 2
 
 
 def test_seed_and_device_are_those_of_the_other_commands(tmp_path, monkeypatch):
@@ -155,7 +136,7 @@ def test_seed_and_device_are_those_of_the_other_commands(tmp_path, monkeypatch):
         raise FedVeilError("asked")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(experiments, "audit", stop)
+    monkeypatch.setattr(audits, "audit", stop)
     for options in ([], ["--seed", "7", "--device", "auto"]):
         assert CliRunner().invoke(app, ["audit", "digits-cia", *options]).stderr == "fedveil: asked\n"
     assert [(c.seed, c.device) for c in asked] == [(0, "cpu"), (7, "auto")]
@@ -175,58 +156,43 @@ def test_its_help_names_every_attack():
     assert set(listed) == set(NAMES)
 
 
-def test_a_folder_of_an_earlier_version_goes_on(tmp_path, monkeypatch, few):
-    config, folder = load("digits-cia", SMALL), tmp_path / "a"
-    audit(config, folder, attacks=("loss",), replicates=4)
-    stored = json.loads((folder / SPEC).read_text())
-    stored["fingerprint"] = "of a version that knew fewer options"
-    (folder / SPEC).write_text(json.dumps(stored))
-    text = (folder / CONFIG).read_text()
-    (folder / CONFIG).write_text("\n".join(line for line in text.splitlines() if not line.startswith("step_from")))
-    with monkeypatch.context() as patch:
-        patch.setattr(Stage, "play", lambda self, cases, tick: pytest.fail("is played again"))
-        audit(config, folder, attacks=("loss",), replicates=4)
-    with pytest.raises(FieldError, match="another configuration"):
-        audit(load("digits-cia", [*SMALL, "rounds=2"]), folder, attacks=("loss",), replicates=4)
-
-
-def no_reply(*_):
-    raise NoReplyError("round 1 ended without a reply")
-
-
 def test_a_statistic_that_cannot_be_computed_is_refused_and_the_rest_stays(tmp_path, monkeypatch, few):
     config, folder = load("digits-cia", SMALL), tmp_path / "a"
-    monkeypatch.setattr(audit_play, "play_single_shot", lambda *_: ([float("nan")], [1.0]))
-    monkeypatch.setattr(audit_play, "play_multi_round", no_reply)
+    monkeypatch.setattr(PrintedLoss, "__call__", lambda self, seen: {"shadow_loss": float("nan")})
+    monkeypatch.setattr("fedveil.audit.printed._scheduled", diverging(participation_schedule()))
     found = audit(config, folder, attacks=("loss", "paper-single-shot", "paper-multi-round"), replicates=4)
     refused = {(r.attack, r.setting): r.reason for r in found.judged.refused}
     assert set(refused) == {(a, s) for a in ("paper-single-shot", "paper-multi-round") for s in ("vanilla", "global")}
-    assert "the losses are nan and 1" in refused["paper-single-shot", "global"]
-    assert "without a reply" in refused["paper-multi-round", "vanilla"]
-    again = audit(config, folder, attacks=("loss",), replicates=4)  # from the folder
-    assert {(r.attack, r.setting): r.reason for r in again.judged.refused} == refused
+    assert "the losses are nan and" in refused["paper-single-shot", "global"]
+    assert "no usable reply" in refused["paper-multi-round", "vanilla"]
+    again = audit(config, folder, attacks=("loss", "paper-single-shot", "paper-multi-round"), replicates=4)
+    assert {(r.attack, r.setting): r.reason for r in again.judged.refused} == refused  # from the folder
     assert again.judged.verdicts
 
 
-def test_lines_of_another_version_are_not_dropped(tmp_path, few):
-    config, folder = load("digits-cia", SMALL), tmp_path / "a"
-    audit(config, folder, attacks=("loss",), replicates=4)
-    lines = folder / "replicates.jsonl"
-    torn = lines.read_text().splitlines()
-    lines.write_text("\n".join(torn[:-1]) + "\n" + torn[-1][:20])
-    audit(config, folder, attacks=("loss",), replicates=4)  # the torn one is played again
-    newer = lines.read_text().replace('"stopped"', '"ended"', 1)
-    lines.write_text(newer)
-    with pytest.raises(FieldError, match=r"replicates\.jsonl, line 1 = .*|replicates\.jsonl, line 1.*another version"):
-        audit(config, folder, attacks=("loss",), replicates=4)
-    assert lines.read_text() == newer
+def participation_schedule():
+    from fedveil.audit.printed import _scheduled
+
+    return _scheduled
+
+
+def diverging(schedule):
+    """Every client of a long schedule diverges."""
+
+    def scheduled(config, rounds, epochs, world):
+        found = schedule(config, rounds, epochs, world)
+        return found if rounds == 1 else found.model_copy(update={"local": replace(found.local, lr=1e39)})
+
+    return scheduled
 
 
 def test_an_attack_that_only_some_defences_exclude_is_played_against_the_others(few):
     local = {"label": "local", "method": "sga-ldp"}
     config = load("digits-cia", SMALL)
     compared = config.model_copy(
-        update={"compare": Comparison.model_validate({"settings": [{"method": "global"}, local]})}
+        update={
+            "compare": Comparison.model_validate({"settings": [{"method": "global", "noise_multiplier": 0.01}, local]})
+        }
     )
     found = audit(compared, attacks=("side-channel",), replicates=4, compare=True)
     assert {r.setting for r in found.judged.refused} == {"local"}
@@ -235,7 +201,7 @@ def test_an_attack_that_only_some_defences_exclude_is_played_against_the_others(
 
 def test_finished_runs_of_a_comparison_are_read(tmp_path, monkeypatch):
     config = load("digits-cia", SMALL)
-    first = experiments.compare(config, tmp_path / "a")
-    monkeypatch.setattr(sys.modules[experiments.compare.__module__], "run", lambda *_, **__: pytest.fail("run again"))
-    again = experiments.compare(config, tmp_path / "a", resume=True)
+    first = grid.compare(config, tmp_path / "a")
+    monkeypatch.setattr("fedveil.grid.store.run", lambda *_, **__: pytest.fail("run again"))
+    again = grid.compare(config, tmp_path / "a", resume=True)
     assert [s.values for s in again] == [s.values for s in first]

@@ -6,17 +6,17 @@ import pytest
 from typer.testing import CliRunner
 
 from fedveil.attacks.statistics import auc_interval, epsilon_ceiling
+from fedveil.audit import ParticipationGame, audit, participation
+from fedveil.audit.replicates import HONEST as BEHAVED
+from fedveil.audit.replicates import Case, Replicate
 from fedveil.cli import app
+from fedveil.config import load
+from fedveil.config.folders import AUDIT
+from fedveil.config.sections import Data
 from fedveil.errors import FieldError
-from fedveil.experiments import audit, audit_plan, audit_play, load
-from fedveil.experiments.audit_folder import AuditFolder
-from fedveil.experiments.audit_plan import plan_settings, stage_of
-from fedveil.experiments.audit_play import Quiet
-from fedveil.experiments.replicates import Stage
-from fedveil.experiments.replicates_record import Case
-from fedveil.experiments.replicates_roles import Roles
-from fedveil.experiments.sections import Data
+from fedveil.grid import Store
 from fedveil.report.audit_tables import audit_notes
+from fedveil.runs.runner import Silent
 
 SMALL = (
     "rounds=2",
@@ -33,15 +33,14 @@ def figures(found, setting):
     return {v.result.attack: v.result for v in found.judged.verdicts if v.result.setting == setting}
 
 
-def replicates(folder):
-    return [json.loads(line) for line in (folder / "replicates.jsonl").read_text().splitlines()]
+def played(folder):
+    return sorted(path.parent.name for path in (folder / "cells").glob("*/summary.json"))
 
 
 @pytest.fixture
 def few(monkeypatch):
     """As few rehearsals as can be."""
-    for module in (audit_plan, audit_play):
-        monkeypatch.setattr(module, "REHEARSALS", 4)
+    monkeypatch.setattr(participation, "REHEARSALS", 4)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +53,7 @@ def test_without_defence_the_attacks_win_clearly(hidden):
     found = figures(hidden, "vanilla")
     for attack in HONEST:
         assert found[attack].auc.low > 0.6, attack
-        assert found[attack].valid_without_defence
+        assert found[attack].valid
         assert found[attack].runs == (12, 12)
     assert found["own-update"].epsilon.lower > 0.5
     assert hidden.judged.together["vanilla"].lower > 0
@@ -91,12 +90,12 @@ def test_with_the_target_in_both_worlds_every_attack_fails():
 def test_what_publishing_would_show_is_what_it_shows_and_costs_what_the_ledger_says(hidden):
     supposed = {v.result.attack for v in hidden.judged.verdicts if v.supposed}
     assert supposed == {"side-channel (noised)", "side-channel (clear)"}
-    cases = [Case("global", "honest", "run", inside, 0) for inside in (True, False)]
+    cases = [Case("global", BEHAVED, "run", inside, 0) for inside in (True, False)]
     played = {}
     for mode in ("off", "noised", "clear"):
-        config = small(f"publish.metrics='{mode}'")
-        stage = stage_of(plan_settings(config, False)[-1], Roles.of(3), config.seed)
-        played[mode] = stage.play(cases, lambda: None)
+        cells = ParticipationGame(small(f"publish.metrics='{mode}'")).of_case
+        found = Store(None).run([cells[case] for case in cases], together=True).outcomes
+        played[mode] = [Replicate.of(case, found[cells[case].key]) for case in cases]
     for mode in ("noised", "clear"):
         for off, on in zip(played["off"], played[mode], strict=True):
             assert off.scores == on.scores
@@ -114,57 +113,59 @@ def test_every_setting_of_a_comparison_is_audited_and_sigma_matched(tmp_path, fe
     about = found.values["settings"]
     assert about["vanilla"]["sigma"] is None
     assert about["global DP"]["sigma"] == pytest.approx(2.0 * 0.5 / 3)
-    metric = [r for r in replicates(tmp_path / "a") if r["case"]["setting"] == "metric privacy"]
-    matched = [r["sigma"] for r in metric if (r["case"]["phase"], r["case"]["inside"]) == ("rehearsal", True)]
-    assert about["global (equal sigma)"]["sigma"] == pytest.approx(sum(matched) / len(matched))
+    metric = {}
+    for file in (tmp_path / "a" / "cells").glob("metric-privacy-*/summary.json"):
+        world = load(file.parent).world
+        values = json.loads(file.read_text())
+        metric[values["seed"]] = (world.inside, values["noise"]["sigma"]["mean"])
+    game = ParticipationGame(config, **asked)
+
+    def mean(phase):
+        seeds = [case.seed(config.seed) for case in game.cases if (case.phase, case.inside) == (phase, True)]
+        assert all(metric[seed][0] for seed in seeds)
+        return sum(metric[seed][1] for seed in set(seeds)) / len(set(seeds))
+
+    assert about["global (equal sigma)"]["sigma"] == pytest.approx(mean("rehearsal"))
+    assert about["metric privacy"]["sigma"] == pytest.approx(mean("run"))
     assert "heuristic" in about["global (equal sigma)"]["guarantee"]
     assert audit(config, tmp_path / "a", **asked).values["results"] == found.values["results"]
-    runs = [r for r in metric if (r["case"]["phase"], r["case"]["inside"]) == ("run", True)]
-    assert about["metric privacy"]["sigma"] == pytest.approx(sum(r["sigma"] for r in runs) / len(runs))
-    stored = tmp_path / "a" / "replicates.jsonl"
-    lines = [json.loads(line) for line in stored.read_text().splitlines()]
-    for line in lines:  # as a version left it that matched the mean over both worlds
-        line["sigma"] = line["sigma"] and line["sigma"] * (1.3 if "equal" in line["case"]["setting"] else 1)
-    stored.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(FieldError, match=r"an earlier version matched them otherwise\. Give another folder"):
-        audit(config, tmp_path / "a", **asked)
 
 
-class Interrupting(Quiet):
+class Interrupting(Silent):
     """Presses Ctrl-C after so many rounds."""
 
     def __init__(self, after):
         self.left = after
 
-    def advance(self, text):
+    def advance(self, row):
         self.left -= 1
         if not self.left:
             raise KeyboardInterrupt
 
 
 def test_an_interrupted_audit_goes_on_to_the_same_figures(tmp_path, monkeypatch, few):
-    monkeypatch.setattr(Stage, "block", property(lambda self: 6))
+    monkeypatch.setattr("fedveil.grid.store.most", lambda setup, probes: 6)
     asked = {"attacks": ("adaptive", "paper-multi-round"), "replicates": 4}
     config = small("rounds=1")
     whole = audit(config, tmp_path / "whole", **asked)
     with pytest.raises(KeyboardInterrupt):
-        audit(config, tmp_path / "cut", progress=Interrupting(24), **asked)
-    assert 0 < len(replicates(tmp_path / "cut")) < len(replicates(tmp_path / "whole"))
-    with (tmp_path / "cut" / "replicates.jsonl").open("a") as file:
-        file.write('{"case": {"setting": "glo')  # a line that was being written
+        audit(config, tmp_path / "cut", progress=Interrupting(44), **asked)
+    assert 0 < len(played(tmp_path / "cut")) < len(played(tmp_path / "whole"))
+    [unfinished] = played(tmp_path / "cut")[:1]
+    (tmp_path / "cut" / "cells" / unfinished / "summary.json").unlink()  # killed before it was whole
     resumed = audit(config, tmp_path / "cut", **asked)
     for key in ("results", "paper", "settings", "together"):
         assert resumed.values[key] == whole.values[key]
-    assert len(replicates(tmp_path / "cut")) == len(replicates(tmp_path / "whole"))
-    played = []
-    monkeypatch.setattr(Stage, "play", lambda self, cases, tick: played.append(cases))
-    audit(config, tmp_path / "cut", **asked)
-    assert not played
-    for changed in ({"shadow": "noisy"}, {"target": 1}, {"compare": True}):
-        with pytest.raises(FieldError, match="holds an audit with another"):
-            audit(config, tmp_path / "cut", **asked, **changed)
-    with pytest.raises(FieldError, match="another configuration"):
-        audit(small("rounds=3"), tmp_path / "cut", **asked)
+    assert played(tmp_path / "cut") == played(tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr("fedveil.grid.store.run_together", lambda *_: pytest.fail("is played again"))
+        audit(config, tmp_path / "cut", **asked)
+        audit(config, tmp_path / "cut", attacks=("loss", "own-update", "side-channel"), replicates=4)
+    before = set(played(tmp_path / "cut"))
+    other = audit(config, tmp_path / "cut", attacks=("loss",), replicates=4, shadow="noisy")
+    assert other.values["shadow"] == "noisy"
+    assert before < set(played(tmp_path / "cut"))  # another question has runs of its own, and loses none
+    assert audit(config, tmp_path / "cut", **asked).values["results"] == whole.values["results"]
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path):
@@ -173,7 +174,8 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path):
         audit(small(), tmp_path, attacks=("loss",), replicates=4)
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
     (tmp_path / "notes.txt").rename(tmp_path / ".spec.json.part")  # by an audit that was killed
-    assert AuditFolder(tmp_path, small(), {}).done == {}
+    (tmp_path / "cells").mkdir()
+    Store(tmp_path).refuse_others(AUDIT)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +187,10 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path):
         (["--replicates", "3"], "at least 4"),
         (["--attack", "colluding", "--colluders", "1"], "needs what a semi-honest client lacks: 'colluders'"),
         (["--attack", "paper-single-shot", "--set", "data.holdout=0.0"], "set data.holdout"),
-        (["--attack", "side-channel", "--set", "privacy={method='sga-ldp'}"], "under local trust no metric leaves"),
+        (
+            ["--attack", "side-channel", "--set", "privacy={method='sga-ldp'}", "--set", "compare={}"],
+            "under local trust no metric leaves",
+        ),
     ],
 )
 def test_what_cannot_be_audited_is_refused_in_one_line(tmp_path, monkeypatch, arguments, words):
@@ -224,7 +229,7 @@ def test_the_command_prints_what_was_found_and_what_it_means(tmp_path, monkeypat
         "informed (clear) *",
         "a client without examples",
         "4 runs can prove 0.00 at most",
-        "This audit could not have noticed anything: with 4 runs in each world nothing can be proven",
+        "4 runs in each world are few: an epsilon of 0.00 at most",
         "own shadow data, whatever --shadow says",
         "all together prove, at 95%",
         "Metrics that clients see after each round: noised: z = 1",
@@ -235,7 +240,7 @@ def test_the_command_prints_what_was_found_and_what_it_means(tmp_path, monkeypat
         "written to runs/digits-cia-audit: audit.json, audit.png, evidence.png",
     ):
         assert words in " ".join(result.output.split()), words
-    assert result.output.index("could not have noticed") < result.output.index("vanilla: guarantee none")
+    assert result.output.index("attacks that work") < result.output.index("vanilla: guarantee none")
     assert "cannot be compared" not in result.output  # the guarantee is for zero-out, and "empty" plays that
     assert "(noised) *" not in result.output
     assert all(ord(c) >= 32 or c == "\n" for c in result.stdout)
@@ -247,12 +252,12 @@ def test_the_command_prints_what_was_found_and_what_it_means(tmp_path, monkeypat
 
 
 def test_ctrl_c_and_a_second_process_meet_a_clear_message(tmp_path, monkeypatch):
-    def met(self, cases, tick):
+    def met(*_):
         with pytest.raises(FieldError, match="is being written to by process"):
             audit(small(), tmp_path / "a", attacks=("loss",), replicates=4)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Stage, "play", met)
+    monkeypatch.setattr("fedveil.grid.store.run_together", met)
     changes = [part for change in SMALL for part in ("--set", change)]
     asked = ["audit", "digits-cia", *changes, "--attack", "loss", "--replicates", "4", "--out", str(tmp_path / "a")]
     result = CliRunner().invoke(app, asked)

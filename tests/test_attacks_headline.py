@@ -1,19 +1,19 @@
-"""What an audit says first, in sentences: the strongest attack, what is proven, and what may not be read."""
+"""What an audit says first: the strongest attack, what is proven, and what may not be read."""
 
+import re
 from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 import torch
 
-from fedveil.attacks.result import judge
+from fedveil.attacks.participation.result import judge
 from fedveil.attacks.statistics import epsilon_ceiling, joint_bound
-from fedveil.experiments import load
-from fedveil.experiments.audit import Audit
-from fedveil.experiments.audit_plan import plan_settings, stage_of
-from fedveil.experiments.audit_results import Judged, Verdict, attack_of, row_of
-from fedveil.experiments.replicates_record import Case
-from fedveil.experiments.replicates_roles import Roles
+from fedveil.audit import Audit, ParticipationGame
+from fedveil.audit.replicates import Case, Replicate
+from fedveil.audit.scoring import Judged, Scored, attack_of, row_of
+from fedveil.config import load
+from fedveil.grid import Store
 from fedveil.methods import Publishing
 from fedveil.report.audit_headline import fewest_runs, headline, incomparable
 
@@ -31,7 +31,7 @@ def audited(gaps, runs=30, settings=SETTINGS, supposed=()):
             found = judge(attack, setting, inside, outside, threshold=gap / 2, delta=DELTA, relation=RELATION)
             valid = found.succeeds if setting == settings[0] else valid
             seen = (torch.from_numpy(scores)[:, None] for scores in (inside, outside))
-            verdict = Verdict(replace(found, valid_without_defence=valid), *seen, supposed=attack in supposed)
+            verdict = Scored(replace(found, valid=valid), *seen, supposed=attack in supposed)
             judged.verdicts.append(verdict)
     for setting in settings:
         scores = [
@@ -49,76 +49,62 @@ def audited(gaps, runs=30, settings=SETTINGS, supposed=()):
         "epsilon_ceiling": epsilon_ceiling(runs, DELTA),
         "together": {setting: asdict(bound) for setting, bound in judged.together.items()},
     }
-    return Audit(values, judged, tuple(settings))
+    return Audit([], values=values, judged=judged, settings=tuple(settings))
+
+
+def rows(found):
+    """By defence: what the table says, by column."""
+    table = headline(found)
+    return {row[0]: dict(zip(table.header, row, strict=True)) for row in table.rows}
 
 
 def test_the_strongest_attack_is_named_with_its_interval_and_what_all_of_them_prove():
     found = audited({"loss": (3, 1), "adaptive": (4, 3), "noise-size": (3, 0)})
-    [line] = headline(found)
+    [row] = rows(found).values()
     by = {(v.result.attack, v.result.setting): v.result for v in found.judged.verdicts}
     best, plain = by["adaptive", "global"], by["adaptive", "vanilla"]
     bound = found.judged.together["global"]
-    assert line.startswith(
-        "Against global, adaptive, the strongest of 3 attacks, tells whether client 2 takes part: AUC "
-    )
-    assert f"AUC {best.point:.3f} (95%: {best.auc.low:.2f}-{best.auc.high:.2f}; .5 is guessing" in line
-    assert f"without the defence it works too ({plain.point:.3f}, " in line
+    assert (row["against"], row["strongest"], row["attacks that work"]) == ("global", "adaptive", "3 of 3")
+    assert row["AUC (95%)"] == f"{best.point:.3f} ({best.auc.low:.2f}-{best.auc.high:.2f})"
+    assert row["without the defence"].startswith(f"{plain.point:.3f} (")
     assert bound.lower > 0
-    assert f"All attacks together prove epsilon >= {bound.lower:.2f}, of at most {bound.ceiling:.2f}" in line
-    assert line.endswith("for replace-one.")
+    assert row["epsilon >="] == f"{bound.lower:.2f} of {bound.ceiling:.2f}"
 
 
 def test_a_defence_that_holds_an_attack_that_works_is_said_to():
-    [line] = headline(audited({"loss": (4, 0), "noise-size": (0, -1)}))
-    assert "loss, the strongest of 2 attacks, does not demonstrably tell" in line
-    assert "without the defence it works (" in line
-    assert "All attacks together prove nothing about epsilon (at most 1." in line
+    [row] = rows(audited({"loss": (4, 0), "noise-size": (0, -1)})).values()
+    assert (row["strongest"], row["attacks that work"]) == ("loss", "1 of 2")
+    assert row["epsilon >="].startswith("0.00 of 1.")
 
 
 def test_an_attack_that_works_against_the_defence_alone_counts():
-    [line] = headline(audited({"noise-size": (0, 4)}))
-    assert line.startswith("Against global, the attack noise-size tells")
-    assert "without the defence it does not work (" in line
-    assert "It proves epsilon >= " in line
+    [row] = rows(audited({"noise-size": (0, 4)})).values()
+    assert (row["strongest"], row["attacks that work"]) == ("noise-size", "1 of 1")
+    assert float(row["without the defence"].split()[0]) < 0.7
 
 
-def test_an_audit_in_which_nothing_works_could_not_have_noticed_anything():
-    [line] = headline(audited({"loss": (0, 0), "adaptive": (0, 0)}))
-    assert line == (
-        "Against global this audit could not have noticed anything: none of its 2 attacks demonstrably tells whether "
-        "client 2 takes part, even without the defence."
-    )
-    [single] = headline(audited({"loss": (0, 0)}))
-    assert "not even loss, its one attack, demonstrably tells" in single
+def test_an_audit_in_which_nothing_works_shows_none():
+    [row] = rows(audited({"loss": (0, 0), "adaptive": (0, 0)})).values()
+    assert (row["strongest"], row["attacks that work"], row["AUC (95%)"]) == ("-", "0 of 2", "-")
 
 
 def test_without_a_defence_or_with_supposed_metrics_alone_that_is_said():
-    [line] = headline(audited({"loss": (3,)}, settings=("vanilla",)))
-    assert line.startswith("Without a defence, the attack loss tells")
-    assert "without the defence" not in line
-    [supposed] = headline(audited({"informed (clear)": (3, 3)}, supposed=("informed (clear)",)))
-    assert supposed == "Against global: nothing was judged on what clients really see."
-    assert headline(Audit({}, Judged(), SETTINGS)) == []
-    compared = headline(audited({"loss": (3, 2, 1)}, settings=("vanilla", "global DP", "metric privacy")))
-    assert [line.partition(",")[0] for line in compared] == ["Against global DP", "Against metric privacy"]
+    [row] = rows(audited({"loss": (3,)}, settings=("vanilla",))).values()
+    assert row["strongest"] == "loss"
+    assert "without the defence" not in row
+    [supposed] = rows(audited({"informed (clear)": (3, 3)}, supposed=("informed (clear)",))).values()
+    assert (supposed["strongest"], supposed["attacks that work"]) == ("-", "0 of 0")
+    nothing = audited({})
+    assert headline(nothing) is None
+    compared = rows(audited({"loss": (3, 2, 1)}, settings=("vanilla", "global DP", "metric privacy")))
+    assert list(compared) == ["global DP", "metric privacy"]
 
 
-@pytest.mark.parametrize(
-    ("runs", "words"),
-    [
-        (
-            4,
-            "could not have noticed anything: with 4 runs in each world nothing can be proven, and even an AUC",
-        ),
-        (5, "from 6 runs in each world, 8 for 0.5, 12 for 1, 30 for 2."),
-        (6, "6 runs in each world are few: an epsilon of 0.16 at most can be proven."),
-        (7, "an epsilon of 0.37 at most"),
-    ],
-)
-def test_too_few_runs_are_said_to_be(runs, words):
-    lines = headline(audited({"loss": (50, 50)}, runs=runs))  # perfect separation
-    assert len(lines) == (1 if epsilon_ceiling(runs, DELTA) == 0 else 2)
-    assert words in lines[-1]
+@pytest.mark.parametrize(("runs", "figures"), [(4, ["4", "0.00"]), (6, ["6", "0.16"]), (7, ["7", "0.37"])])
+def test_too_few_runs_are_said_to_be(runs, figures):
+    [note] = headline(audited({"loss": (50, 50)}, runs=runs)).notes  # perfect separation
+    assert re.findall(r"\d+\.\d\d|^\d+", note) == figures
+    assert re.findall(r"(\d+) for ([\d.]+)", note) == [("6", "0"), ("8", "0.5"), ("12", "1"), ("30", "2.")]
 
 
 def test_the_fewest_runs_are_the_fewest():
@@ -126,16 +112,18 @@ def test_the_fewest_runs_are_the_fewest():
         least = fewest_runs(epsilon, DELTA)
         assert epsilon_ceiling(least, DELTA) > epsilon >= epsilon_ceiling(least - 1, DELTA)
     enough = audited({"loss": (50, 50)}, runs=fewest_runs(0.5, DELTA))
-    assert len(headline(enough)) == 1
+    assert not headline(enough).notes
     perfect = [audited({"loss": (50, 50)}, runs=n).judged.verdicts[0].result.succeeds for n in (5, 6)]
     assert perfect == [False, True]  # where nothing can be proven, perfect separation is not "valid" either
 
 
 @pytest.mark.parametrize(("method", "relation"), [("global", "zero-out"), ("metric", ""), ("vanilla", "")])
 def test_a_run_says_which_relation_its_epsilon_is_for(method, relation):
-    config = load("digits-cia", ["rounds=1", f"privacy={{method='{method}'}}"])
-    stage = stage_of(plan_settings(config, False)[-1], Roles.of(3), config.seed)
-    [replicate] = stage.play([Case(stage.label, "honest", "run", True, 0)], lambda: None)
+    privacy = f"method='{method}'" + ", noise_multiplier=1.0" * (method == "global")
+    config = load("digits-cia", ["rounds=1", "compare={}", f"privacy={{{privacy}}}"])
+    case = Case(method, "honest", "run", True, 0)
+    cell = ParticipationGame(config, attacks=("loss",)).of_case[case]
+    replicate = Replicate.of(case, Store(None).run([cell], together=True).outcomes[cell.key])
     assert replicate.relation == relation
     assert ("eps" in replicate.guarantee) == bool(relation)
 
@@ -143,7 +131,7 @@ def test_a_run_says_which_relation_its_epsilon_is_for(method, relation):
 def test_a_guarantee_for_another_relation_is_not_to_be_compared():
     def settings(played, **promised):
         values = {"relation": played, "settings": {k: {"guarantee_relation": v} for k, v in promised.items()}}
-        return incomparable(Audit(values, Judged(), tuple(promised)))
+        return incomparable(Audit([], values=values, settings=tuple(promised)))
 
     assert settings("zero-out", vanilla="", one="zero-out") == []
     [line] = settings("replace-one", vanilla="", one="zero-out", two="zero-out", three="replace-one")

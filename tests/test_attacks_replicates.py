@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
+from fedveil.audit import ParticipationGame
+from fedveil.audit.participation import settings_of
+from fedveil.audit.replicates import Case, never_drawn
+from fedveil.config import load
+from fedveil.config.world import IN_ITS_PLACE, SHADOWS, WORLDS, World
 from fedveil.errors import FieldError
-from fedveil.experiments import load
-from fedveil.experiments.audit_plan import plan_cases, plan_settings
-from fedveil.experiments.dealing import Dealt
-from fedveil.experiments.replicates_data import deal, shadow_of
-from fedveil.experiments.replicates_pool import Pool, apportion
-from fedveil.experiments.replicates_record import Case, never_drawn
-from fedveil.experiments.replicates_roles import IN_ITS_PLACE, SHADOWS, WORLDS, Roles
-from fedveil.experiments.setup import prepare
+from fedveil.runs.pool import Pool, apportion
+from fedveil.runs.prepare import prepare
+from fedveil.runs.world import shadow_of, share_out
 
 
 def counts(*clients):
@@ -22,8 +22,7 @@ def counts(*clients):
 @pytest.fixture(scope="module")
 def digits():
     config = load("digits-cia", [counts([8] * 10, [8] * 10, [0] * 5 + [16] * 5)])
-    setup = prepare(config)
-    return config, Dealt(setup.dataset, setup.arguments["clients"])
+    return config, prepare(config).dealt
 
 
 def rows(client):
@@ -33,13 +32,14 @@ def rows(client):
 
 def both(digits, seed=1, **roles):
     config, dealt = digits
-    chosen = Roles.of(3, **roles)
-    return [deal(config.data, dealt, chosen, inside, seed) for inside in (True, False)]
+    chosen = World.of(3, **roles)
+    worlds = [chosen.model_copy(update={"inside": inside}) for inside in (True, False)]
+    return [share_out(config.data, dealt, world, seed) for world in worlds]
 
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_the_worlds_differ_in_the_target_alone(digits, world):
-    inside, outside = both(digits, world=world)
+    inside, outside = both(digits, stand_in=world)
     others = outside.clients if world == "remove" else outside.clients[:2]
     for a, b in zip(inside.clients, others, strict=False):
         assert torch.equal(a.x, b.x)
@@ -64,7 +64,7 @@ def test_the_worlds_differ_in_the_target_alone(digits, world):
 
 
 def test_nobody_shares_examples(digits):
-    inside, outside = both(digits, world="replace", shadow="public")
+    inside, outside = both(digits, stand_in="replace", shadow="public")
     parties = [*map(rows, inside.clients), rows(outside.clients[2]), rows(inside.reference), rows(inside.shadow)]
     assert sum(map(len, parties)) == len(set().union(*parties))
     assert inside.shadow.examples == round(0.1 * inside.clients[2].examples)
@@ -99,26 +99,26 @@ def test_shadow_data_are_what_their_kind_says(digits):
 
 
 def test_adversaries_keep_their_places_when_the_target_is_gone(digits):
-    inside, outside = both(digits, target=0, attacker=2, world="remove")
+    inside, outside = both(digits, target=0, attacker=2, stand_in="remove")
     assert (inside.adversaries, outside.adversaries) == ((2, 1), (1, 0))
     assert torch.equal(inside.clients[2].x, outside.clients[1].x)
 
 
 def test_roles_are_filled_in_and_checked():
-    assert Roles.of(3).colluders == (0, 1)
-    assert Roles.of(2).colluders == (0,)
-    assert Roles.of(6, colluding=4).colluders == (0, 1, 2, 3)
-    assert Roles.of(3, target=0) == Roles(target=0, attacker=1, colluders=(1, 2))
+    assert World.of(3).colluders == (0, 1)
+    assert World.of(2).colluders == (0,)
+    assert World.of(6, colluding=4).colluders == (0, 1, 2, 3)
+    assert World.of(3, target=0) == World(target=0, colluders=(1, 2))
     for arguments, words in (
         ({"n": 1}, "needs at least two clients"),
         ({"n": 3, "target": 3}, "clients 0 to 2"),
         ({"n": 3, "attacker": 2}, "is the target itself"),
-        ({"n": 3, "world": "empti"}, "did you mean 'empty'"),
+        ({"n": 3, "stand_in": "empti"}, "did you mean 'empty'"),
         ({"n": 3, "shadow": "partiel"}, "did you mean 'partial'"),
         ({"n": 3, "colluding": 3}, "there are 2 clients besides the target"),
     ):
         with pytest.raises(FieldError, match=words):
-            Roles.of(**arguments)
+            World.of(**arguments)
     assert set(WORLDS) == set(IN_ITS_PLACE)
 
 
@@ -126,12 +126,12 @@ def test_what_nobody_can_hold_is_refused(digits):
     _, dealt = digits
     greedy = load("digits-cia", [counts([20] * 10, [0] * 10, [0] * 5 + [95] * 5)])
     with pytest.raises(FieldError, match=r"--out-world = 'twin': needs another client with the target's classes"):
-        deal(greedy.data, dealt, Roles.of(3, world="twin"), False, 0)
+        share_out(greedy.data, dealt, World.of(3, stand_in="twin"), 0)
     full = load("digits-cia", [counts([80] * 10, [0] * 10, [80] * 10)])
     with pytest.raises(FieldError, match=r"--out-world = 'replace': needs another client of 800 examples"):
-        deal(full.data, dealt, Roles.of(3), False, 0)
+        share_out(full.data, dealt, World.of(3), 0)
     with pytest.raises(FieldError, match=r"--target = 1: has no training examples"):
-        deal(full.data, dealt, Roles.of(3, target=1), True, 0)
+        share_out(full.data, dealt, World.of(3, target=1), 0)
 
 
 def test_a_pool_gives_each_example_once(digits):
@@ -149,18 +149,42 @@ def test_a_pool_gives_each_example_once(digits):
 def test_a_target_in_no_cohort_is_noticed():
     config = load("digits-cia", ["rounds=1", "clients_per_round=1"])
     cases = [Case("global", "honest", "run", True, i) for i in range(30)]
-    lost = never_drawn(config, 3, Roles.of(3), cases, 0)
+    lost = never_drawn(config, 3, World.of(3), cases)
     assert 10 < len(lost) < 29  # two of three rounds go to others
-    assert not never_drawn(config.model_copy(update={"clients_per_round": None}), 3, Roles.of(3), cases, 0)
+    assert not never_drawn(config.model_copy(update={"clients_per_round": None}), 3, World.of(3), cases)
 
 
 def test_settings_are_planned_with_the_undefended_one_first():
     config = load("digits-cia")
-    assert [p.label for p in plan_settings(config, False)] == ["vanilla", "global"]
-    planned = plan_settings(config, True)
+    assert [p.label for p in settings_of(config, False)] == ["vanilla", "global"]
+    planned = settings_of(config, True)
     assert [p.label for p in planned] == ["vanilla", "global DP", "metric privacy", "global (equal sigma)"]
     assert [p.matches for p in planned] == ["", "", "", "metric privacy"]
-    cases = plan_cases(planned, ["active"], 6)
+    cases = ParticipationGame(config, True, ("active",), 6).cases
     assert len(cases) == len(set(cases)) == 4 * 2 * 2 * (6 + 8)  # honest ones too: sigma is matched on those
-    assert len(plan_cases(planned[:3], ["active"], 6)) == 3 * 2 * (6 + 8)
-    assert not plan_cases(planned, [], 6)
+    single = ParticipationGame(config, False, ("active",), 6)
+    assert len(single.cases) == 2 * 2 * (6 + 8)
+    assert not ParticipationGame(config, True, ("paper-multi-round",), 6).cases
+    keys = {cell.key for cell in single.cells()}
+    assert len(keys) == len(single.cells())
+    kinds = {cell.kind for cell in single.cells()}
+    assert len(kinds) == 2  # one a setting: its runs are played side by side
+
+
+def test_a_matched_setting_takes_the_sigma_of_the_first_rehearsals_with_the_target():
+    game = ParticipationGame(load("digits-cia"), True, ("loss",), 30)
+    last = game.of_case[Case("global (equal sigma)", "honest", "run", False, 3)]
+    sources = [game.of_case[Case("metric privacy", "honest", "rehearsal", True, i)].key for i in range(8)]
+    assert [cell.key for cell in last.sources] == sources
+
+
+def test_every_run_of_a_shared_deal_has_the_same_data_and_shadow(digits):
+    _, dealt = digits
+    world = World.of(3, stand_in="remove", shadow="noisy").model_copy(update={"anew": False})
+    inside, outside = (
+        share_out(None, dealt, world.model_copy(update={"inside": here}), seed)
+        for here, seed in ((True, 1), (False, 2))
+    )
+    assert len(inside.clients) == len(outside.clients) + 1 == 3
+    assert torch.equal(inside.clients[0].x, dealt.clients[0].x)
+    assert torch.equal(inside.shadow.x, outside.shadow.x)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,13 +26,13 @@ from fedveil.attacks import (
     ThreatModel,
     craft,
 )
-from fedveil.attacks.active import PullBack
-from fedveil.attacks.noise_size import StepLength
 from fedveil.attacks.observation import CAPABILITIES
+from fedveil.attacks.participation.active import PullBack
+from fedveil.attacks.participation.noise_size import StepLength
 from fedveil.attacks.statistics import auc
-from fedveil.engines import Federation, Lockstep
+from fedveil.audit.view import ParticipationView
+from fedveil.engines import Execution, Federation, Lockstep
 from fedveil.errors import FieldError
-from fedveil.experiments.replicates_record import Recording
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining
 from fedveil.learning.learner import Learner
@@ -46,6 +47,14 @@ def linear(d=2):
 
 def data(*pairs):
     return ClientData(torch.tensor([x for x, _ in pairs]), torch.tensor([[y] for _, y in pairs]))
+
+
+def watching(adversaries=(0,)):
+    """What the clients of a federation of three see."""
+    view, config = ParticipationView(), SimpleNamespace(clients_per_round=3)
+    method = build("vanilla")
+    view.begin(SimpleNamespace(shares=SimpleNamespace(adversaries=adversaries), config=config, method=method))
+    return view
 
 
 def known(**changes):
@@ -173,20 +182,20 @@ def test_published_metrics_give_an_adversary_with_shadow_data_what_the_noise_too
                 Federation(
                     model=lambda: linear(d),
                     clients=clients,
-                    privacy=build("global", noise_multiplier=1.0, clip=1.0),
-                    learner=learner,
+                    method=build("global", noise_multiplier=1.0, clip=1.0),
+                    execution=Execution(learner=learner),
                     seed=2 * seed + inside,
                     publishing=Publishing(metrics="clear"),
+                    probes=[watching()],
                 )
             )
-        records = [Recording(f, (0,)) for f in made]
-        for played in Lockstep(made).rounds(rounds):
-            for i, one in played.items():
-                records[i].add(made[i], one)
-        for federation, record, shadow in zip(made, records, shadows, strict=True):
+        for _ in Lockstep(made).rounds(rounds):
+            pass
+        for federation, shadow in zip(made, shadows, strict=True):
+            [view] = federation.probes
             knowledge = Knowledge(model, layout, "mse", shadow)
-            shown = [record.published(p, federation) for p in (Publishing(metrics="clear"), noised)]
-            sights = [replace(record.observation(3), published=p) for p in shown]
+            shown = [view._published(Publishing(metrics="clear"), True), view._published(noised, False)]
+            sights = [replace(view._observation(), published=p) for p in shown]
             kinds = [Loss(knowledge, ABLE).run(sights[0]), *(SideChannel(knowledge, ABLE).run(s) for s in sights)]
             scores.append([float(k.mean()) for k in kinds])
     inside, outside = (torch.tensor(found[w]).numpy().T for w in (True, False))

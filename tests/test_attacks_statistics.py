@@ -11,8 +11,8 @@ from sklearn.metrics import auc as area
 from sklearn.metrics import roc_auc_score
 
 from fedveil.attacks import SequentialEvidence, ThreatModel, decide, judge
-from fedveil.attacks.adaptive import boundaries
-from fedveil.attacks.paper import multi_round, single_shot
+from fedveil.attacks.participation.adaptive import boundaries
+from fedveil.attacks.participation.paper import multi_round, single_shot
 from fedveil.attacks.statistics import (
     advantage,
     auc,
@@ -65,7 +65,7 @@ def test_the_paper_s_interval_over_the_rounds_of_one_run_does_not():
         found = multi_round("null", *runs)
         missed += not found.auc.low <= 0.5 <= found.auc.high
     assert missed / 60 > 0.5
-    assert found.unit == "a round of one run, as printed"
+    assert found.replication == "a round of one run, as printed"
     assert "not independent" in found.notes[0]
 
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import fedveil
 from fedveil.cli import app
-from fedveil.experiments import runner as runner_module
+from fedveil.runs import runner as runner_module
 
 TINY = """
 name = "tiny"
@@ -104,7 +105,7 @@ def test_a_second_run_is_refused_and_resume_is_not(here):
     ],
 )
 def test_what_a_folder_holds_is_named_and_left_alone(here, arguments, expected):
-    (here / "study" / "cells").mkdir(parents=True)
+    (here / "study" / "cells" / "a-cell").mkdir(parents=True)
     (here / "empty").mkdir()
     files = ["run/checkpoint/run.json", "a run/metrics.jsonl", "audit/spec.json", "mine/notes.txt", "lost/summary.json"]
     files += ["torn/metrics.jsonl", "tables/table-5.json"]
@@ -224,7 +225,7 @@ def test_compare_end_to_end(here):
     for name in ("curves.png", "pareto.png"):
         assert (here / "demo" / name).read_bytes().startswith(b"\x89PNG")
     for folder in ("vanilla", "global-dp", "metric-privacy", "global-equal-sigma"):
-        assert (here / "demo" / folder / "summary.json").exists()
+        assert len(list((here / "demo" / "cells").glob(f"{folder}-*/summary.json"))) == 1
     assert call("compare", "tiny.toml", "--out", "demo").exit_code == 2
     assert call("compare", "demo", "--resume").exit_code == 0
 
@@ -265,7 +266,7 @@ def test_a_damaged_configuration_is_named_with_the_way_out(here):
 
 
 def test_help_is_plain_text():
-    shown = call("reproduce", "--help").stdout
+    shown = call("run", "--help").stdout
     assert "[required]" in shown
     assert "\\[" not in shown
 
@@ -293,3 +294,35 @@ def test_help_needs_none_of_the_heavy_libraries():
 
 def test_help_explains_arguments_too():
     assert "A run folder, a TOML file, or a preset's name." in call("audit", "--help").stdout
+
+
+@pytest.mark.parametrize("module", ["fedveil", "fedveil.cli"])
+def test_the_version_from_either_module(module):
+    found = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True)
+    assert found.stdout == f"fedveil {fedveil.__version__}\n"
+
+
+def test_what_trains_nothing_does_not_wait_for_pytorch(tmp_path):
+    program = (
+        "import sys; from typer.testing import CliRunner; from fedveil.cli import app\n"
+        "for line in ['presets', 'run nowhere.toml', 'compare nowhere', 'audit nowhere', '--version',"
+        " 'plan --epsilon 8 --delta 1e-5 --rounds 2', 'advise --clip 1 --sigma 2.4 --rounds 20 --epsilon 10']:\n"
+        "    code = CliRunner().invoke(app, line.split()).exit_code\n"
+        "    assert code == (2 if 'nowhere' in line else 0), line\n"
+        "    assert not {'torch', 'sklearn', 'pandas'} & set(sys.modules), line\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)
+
+
+def test_advise_names_everything_that_is_missing(here):
+    said = call("advise", "--clients", "10").stderr
+    assert all(name in said for name in ("--examples", "--dimension", "--rounds", "--epsilon"))
+    assert "--clients" not in said
+
+
+def test_verify_says_when_so_few_runs_test_nothing(here, monkeypatch):
+    row = {"method": "m", "dimension": 1, "claim": "mu = 1", "mu_lower": 0.0, "held": True}
+    monkeypatch.setattr("fedveil.audit.guarantees.verify", lambda runs, show: [row])
+    assert "--runs" in call("verify", "--runs", "8").stdout
+    monkeypatch.setattr("fedveil.audit.guarantees.verify", lambda runs, show: [{**row, "mu_lower": 0.5}])
+    assert "--runs" not in call("verify", "--runs", "8").stdout

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from fedveil.config import parse
 from fedveil.data import SOURCES, MissingDataError, federate, load
 from fedveil.data.cms import LATITUDE, LONGITUDE
 from fedveil.data.named import BLOOD_CLASSES
 from fedveil.errors import FieldError
-from fedveil.experiments import parse, run
+from fedveil.runs import run
 
 MNIST_TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]  # of the official label files
 MNIST_TEST = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
@@ -189,12 +190,12 @@ def test_the_real_charges():
 
 @pytest.mark.data
 def test_the_real_receipts():
-    data = real("sroie", patches=1)
+    data = real("sroie", tiles=1)
     assert (data.x.shape, data.test_x.shape, data.y.shape) == ((160, 1, 128, 128), (40, 1, 128, 128), (160, 128, 128))
     forged = data.y.flatten(1).sum(1)
     assert int(forged.min()) >= 36
     assert data.task == "segmentation"
-    again = load("sroie", patches=1)
+    again = load("sroie", tiles=1)
     assert torch.equal(again.x, data.x)
     assert torch.equal(again.y, data.y)
-    assert not torch.equal(load("sroie", patches=1, tamper_seed=1).x, data.x)
+    assert not torch.equal(load("sroie", tiles=1, tamper_seed=1).x, data.x)

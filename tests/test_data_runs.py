@@ -12,14 +12,15 @@ from typer.testing import CliRunner
 
 from fedveil import Federation
 from fedveil.cli import app
+from fedveil.config import ConfigError, parse
 from fedveil.data import DataSet, federate
 from fedveil.errors import FieldError
-from fedveil.experiments import ConfigError, parse, run
-from fedveil.experiments.dealing import Dealt, check_fit, deal_out
-from fedveil.experiments.runner import Silent
-from fedveil.experiments.setup import prepare
 from fedveil.learning import LocalTraining
 from fedveil.methods import build
+from fedveil.runs import run
+from fedveil.runs.deal import Dealt, check_fit, deal_out
+from fedveil.runs.prepare import prepare
+from fedveil.runs.runner import Silent
 
 runner = CliRunner()
 
@@ -176,7 +177,7 @@ def test_a_class_a_pixel_needs_a_model_that_answers_for_each():
     check_fit(dealt, method, "cross_entropy", "pixelwise", pixelwise)
     local = LocalTraining(epochs=20, lr=1.0)
     history = Federation(model=pixelwise, clients=clients, local=local, seed=0).run(rounds=2)
-    assert history.metrics.accuracy == 1.0
+    assert history.metrics["accuracy"] == 1.0
 
 
 def show(tmp_path, *arguments):

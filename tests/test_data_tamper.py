@@ -1,27 +1,16 @@
 """Forged receipts: the mask is exact, forgeries stay inside boxes of text, and a seed decides all of it."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedveil.data import load
-from fedveil.data.tamper import KINDS, Box, boxes_of, tamper
+from fedveil.data import federate, load
+from fedveil.data.regions import region_bits, sensitive_boxes
+from fedveil.data.tamper import KINDS, Box, _other, boxes_of, tamper
 from fedveil.errors import FieldError
-
-
-def page_of(seed, height=120, width=90, paper=230):
-    """Light, grainy paper with dark strokes inside a few boxes."""
-    rng = np.random.default_rng(seed)
-    page = np.clip(paper + rng.integers(-6, 7, (height, width)), 0, 255).astype(np.uint8)
-    boxes = [Box(top, 5, top + 12, 5 + 20 * k) for k, top in enumerate(range(8, 88, 20), start=1)]
-    for box in boxes:
-        strokes = rng.random((box.height, box.width)) < 0.35
-        page[box.top : box.bottom, box.left : box.right][strokes] = 20
-    return page, boxes
+from receipts_kit import page_of
 
 
 @given(seed=st.integers(0, 200), kind=st.sampled_from(KINDS), which=st.integers(0, 3))
@@ -50,7 +39,7 @@ def test_what_the_kinds_do():
     erased, mask = tamper(page, boxes, donor, boxes[3], "erase", np.random.default_rng(0))
     assert mask.cut(page).min() == 20
     assert mask.cut(erased).min() > 200
-    for kind in ("copy-move", "splice"):
+    for kind in ("copy-move", "splice", "retype"):
         forged, mask = tamper(page, boxes, donor, boxes[3], kind, np.random.default_rng(0))
         assert mask.cut(forged).min() < 60  # text again
         assert abs(np.quantile(mask.cut(forged), 0.8) - 230) < 15  # on paper as bright as here, not as the donor's
@@ -58,31 +47,42 @@ def test_what_the_kinds_do():
 
 def test_boxes_are_upright_and_cut_at_the_edge():
     quads = np.array([[10, 5, 40, 7, 39, 20, 9, 18], [0, 0, 3, 0, 3, 3, 0, 3], [80, 90, 130, 90, 130, 140, 80, 140]])
-    assert boxes_of(quads.astype(np.float32), 120, 100) == [Box(5, 9, 20, 40), Box(90, 80, 120, 100)]
+    found = boxes_of(quads.astype(np.float32), 120, 100)
+    assert found == [Box(5, 9, 20, 40), Box(0, 0, 3, 3), Box(90, 80, 120, 100)]
+    assert [box.usable for box in found] == [True, False, True]
 
 
-@pytest.fixture
-def receipts(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDVEIL_DATA", str(tmp_path))
-    pages, quads = [], []
-    for i in range(6):
-        page, boxes = page_of(i, height=220, width=200 + i)
-        pages.append(page)
-        quads.append([[b.left, b.top, b.right, b.top, b.right, b.bottom, b.left, b.bottom] for b in boxes])
-    np.savez(
-        tmp_path / "sroie2019_200_gray768.npz",
-        pixels=np.concatenate([p.ravel() for p in pages]),
-        pixel_offsets=np.cumsum([0, *(p.size for p in pages)]),
-        shapes=np.array([p.shape for p in pages]),
-        boxes=np.array(quads, dtype=np.float32).reshape(-1, 8),
-        box_offsets=np.arange(7) * 4,
-        key_json=np.array([json.dumps({"company": f"shop {i % 2}"}) for i in range(6)]),
-    )
-    return pages
+def test_retyped_text_is_other_text_of_the_same_kind():
+    rng = np.random.default_rng(0)
+    for text in ("12.50", "RM 7/8", "Tea"):
+        other = _other(text, rng)
+        assert len(other) == len(text)
+        for a, b in zip(text, other, strict=True):
+            assert a != b if a.isalnum() else a == b
+            assert (a.isdigit(), a.isupper(), a.islower()) == (b.isdigit(), b.isupper(), b.islower())
+
+
+def test_key_texts_are_found_among_the_boxes():
+    words = ["ABC SDN BHD", "NO 2, JALAN DESA", "81100 JOHOR", "DATE 01/02/2018 10:31", "RM 12.50", "112.50", "J", ""]
+    boxes = [Box(10 * i, 0, 10 * i + 8, 50, word) for i, word in enumerate(words)]
+    keys = {
+        "company": "Abc Sdn. Bhd.",
+        "date": "01/02/2018",
+        "address": "NO 2 JALAN DESA 81100 JOHOR",
+        "total": "12.50",
+    }
+    found = sensitive_boxes(boxes, keys)
+    rows = {kind: [box.top // 10 for box in some] for kind, some in found.items()}
+    assert rows == {"company": [0], "address": [1, 2], "date": [3], "total": [4]}
+    assert sensitive_boxes(boxes, {})["address"] == []
+    bits = region_bits(found, 80, 60)
+    assert set(np.unique(bits).tolist()) == {0, 1, 2, 4, 8}
+    assert (bits[40:48, :50] == 8).all()
+    assert not bits[50:].any()
 
 
 def test_patches_masks_and_shops(receipts):
-    data = load("sroie", patch=96, patches=3, test_receipts=2)
+    data = load("sroie", tile=96, tiles=3, test_receipts=2)
     assert (data.x.shape, data.y.shape, data.test_x.shape) == ((12, 1, 96, 96), (12, 96, 96), (6, 1, 96, 96))
     assert data.y.unique().tolist() == [0, 1]
     assert set(data.owners) <= {"shop 0", "shop 1"}
@@ -93,20 +93,45 @@ def test_patches_masks_and_shops(receipts):
         found = [w for view in windows for w in view[(view[:, :, row] == patch[row]).all(2)]]
         # somewhere in a receipt stands this very patch, but for what the mask covers
         assert any((w == patch)[kept].all() and not (w == patch)[~kept].all() for w in found)
-    other = load("sroie", patch=96, patches=3, test_receipts=2, tamper_seed=1)
+    other = load("sroie", tile=96, tiles=3, test_receipts=2, tamper_seed=1)
     assert not torch.equal(other.x, data.x)
-    erased = load("sroie", patch=96, kinds=["erase"], test_receipts=0)
+    shown = data.sensitive(["company", "total"])
+    assert shown.shape == data.y.shape
+    assert shown.any()
+    assert torch.equal(shown, (data.regions & 0b1001) != 0)
+    assert torch.equal(data.take(torch.tensor([3])).regions, data.regions[3:4])
+    with pytest.raises(FieldError, match="'totals'"):
+        data.sensitive(["totals"])
+    clients = federate(data, clients=2, holdout=0, seed=0, sensitive=[["total"], ["company", "date"]])
+    for one, kinds in zip(clients, (["total"], ["company", "date"]), strict=True):
+        rows = [int((data.x == x).flatten(1).all(1).nonzero()[0]) for x in one.x]
+        assert torch.equal(one.masks, data.sensitive(kinds)[rows])
+    with pytest.raises(FieldError, match="'price'"):
+        federate(data, clients=2, seed=0, sensitive=[["price"]])
+    with pytest.raises(FieldError, match="does not say"):
+        federate(load("digits"), clients=2, seed=0, sensitive=[["total"]])
+    erased = load("sroie", tile=96, kinds=["erase"], test_receipts=0)
     assert (erased.test_x, len(erased.x)) == (None, 24)
     assert float(erased.x[erased.y[:, None] == 1].min()) > 0.75
+
+
+def test_a_party_alone_has_some_of_the_receipts(receipts):
+    every = load("sroie", tile=96, tiles=1, kinds=["erase"], test_receipts=2)
+    alone = load("sroie", tile=96, tiles=1, kinds=["erase"], test_receipts=2, train_receipts=3)
+    assert torch.equal(alone.test_x, every.test_x)
+    assert (len(alone.x), len(every.x)) == (3, 4)
+    assert all(any(torch.equal(x, other) for other in every.x) for x in alone.x)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"patch": 16}, r"data\.patch = 16: must be 32 to 192"),
+        ({"tile": 16}, r"data\.tile = 16: must be 32 to 192"),
         ({"kinds": ["blur"]}, r"data\.kinds = 'blur'"),
         ({"kinds": []}, "must name at least one"),
         ({"test_receipts": 5}, r"must leave 2 of 6"),
+        ({"test_receipts": 2, "train_receipts": 5}, r"must be 2 to 4"),
+        ({"test_receipts": 2, "train_receipts": 1}, r"must be 2 to 4"),
     ],
 )
 def test_refusals(receipts, options, message):

@@ -2,8 +2,6 @@
 
 import warnings
 from dataclasses import replace
-from itertools import combinations
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,16 +9,13 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.text import Text
 
 from fedveil.attacks import ATTACKS, judge
-from fedveil.experiments import Audit
-from fedveil.experiments.audit_results import Judged, Verdict
+from fedveil.audit import Audit
+from fedveil.audit.scoring import Judged, Scored
 from fedveil.report.audit_figures import DEFENDED, PLAIN, audit_figure, evidence_figure, in_turn
-from fedveil.report.labels import Mark, columns_within, ems, legend_below, name_marks, wrapped
-from fedveil.report.plots import draw_plot
-from fedveil.reproduce.measure import Replicate
-from fedveil.reproduce.study import Curve, Line, Plot
+from fedveil.report.labels import columns_within, ems, legend_below, wrapped
+from fedveil.report.plots import Curve, Line, Plot, draw_plot
 
 LONG = "metric privacy, distance=layer_frobenius, noise_multiplier={0}, clip={0}"
 
@@ -42,8 +37,9 @@ def audited(settings, attacks, *, rounds=3, runs=6, named="global DP, z {}", gap
             inside, outside = torch.randn(2, runs, rounds, generator=source, dtype=torch.float64)
             inside += gap
             result = judge(attack, label, inside[:, -1].numpy(), outside[:, -1].numpy(), threshold=0.0)
-            verdicts.append(Verdict(result, inside, outside))
-    return Audit({"name": "drawn", "replicates": runs, "target": 2}, Judged(verdicts), labels)
+            verdicts.append(Scored(result, inside, outside))
+    values = {"name": "drawn", "replicates": runs, "target": 2}
+    return Audit([], values=values, judged=Judged(verdicts), settings=labels)
 
 
 def drawn(figure):
@@ -135,30 +131,27 @@ def test_evidence_has_titles_and_counts_in_whole_numbers(attacks, rounds):
 
 
 def test_where_no_attack_was_judged_there_is_no_figure():
-    nothing = Audit({"name": "none", "replicates": 4, "target": 2}, Judged(), ("vanilla",))
+    nothing = Audit([], values={"name": "none", "replicates": 4, "target": 2}, settings=("vanilla",))
     assert audit_figure(nothing) is None
     assert evidence_figure(nothing) is None
 
 
-def plot_of(panels, labels, *, printed=None, rounds=3):
-    """A plot whose cells are called "panel label"."""
+def plot_of(panels, labels, finished, *, printed=None, rounds=3):
+    """A plot in which the lines "panel label" are finished."""
 
     def line(panel, label):
-        cell = SimpleNamespace(key=f"{panel} {label}")
         points = Curve([float(r) for r in range(1, rounds + 1)], [0.1 * r for r in range(1, rounds + 1)])
-        return Line(panel, label, (Replicate(0, (cell,)),), lambda outcomes: points, printed)
+        return Line(panel, label, [points] if f"{panel} {label}" in finished else [], printed)
 
     lines = [line(panel, label) for panel in panels for label in labels]
     return Plot("D4: accuracy", "round", "accuracy", lines, printed="ticks at the right: the paper's mean")
 
 
 def roc_of(areas, *, several="FedAvg", single="FedYogi"):
-    """ROC curves of a label with so many seeds and of another with one; the cells are called by their areas."""
+    """ROC curves of a label with so many seeds and of another with one."""
 
     def line(label, own):
-        cells = [SimpleNamespace(key=area) for area in own]
-        replicates = tuple(Replicate(i, (cell,)) for i, cell in enumerate(cells))
-        return Line("vanilla", label, replicates, lambda found: Curve([0.0, 1.0], [found[0], 1.0], found[0]))
+        return Line("vanilla", label, [Curve([0.0, 1.0], [area, 1.0], area) for area in own])
 
     lines = [line(several, areas), line(single, areas[:1])]
     return Plot("C2: ROC", "false positive rate", "true positive rate", lines, diagonal=True)
@@ -166,7 +159,7 @@ def roc_of(areas, *, several="FedAvg", single="FedYogi"):
 
 def test_a_roc_curve_of_several_seeds_says_their_mean_range_and_number_also_if_some_are_equal():
     areas = [0.51, 0.5101, 0.54]
-    figure = drawn(draw_plot(roc_of(areas), {area: area for area in areas}))
+    figure = drawn(draw_plot(roc_of(areas)))
     [axes] = figure.axes
     legend = axes.get_legend()
     said = ["FedAvg (AUC 0.520; 0.510 to 0.540 over 3 seeds)", "FedYogi (AUC 0.510)"]
@@ -177,8 +170,7 @@ def test_a_roc_curve_of_several_seeds_says_their_mean_range_and_number_also_if_s
 
 def test_a_figure_says_what_its_bands_are_and_nothing_of_bands_without_any():
     areas = [0.51, 0.52, 0.54]
-    finished = {area: area for area in areas}
-    titles = [draw_plot(roc_of(areas[:n]), finished).get_suptitle() for n in (3, 1)]
+    titles = [draw_plot(roc_of(areas[:n])).get_suptitle() for n in (3, 1)]
     bands = "lines: mean of 1 to 3 seeds; bands: from the lowest to the highest of them at each false positive rate"
     assert " ".join(titles[0].split()) == f"C2: ROC {bands}"
     assert titles[1] == "C2: ROC"
@@ -186,8 +178,8 @@ def test_a_figure_says_what_its_bands_are_and_nothing_of_bands_without_any():
 
 def test_only_lines_that_are_drawn_have_the_ticks_of_the_paper():
     labels = [f"rule {i}" for i in range(6)]
-    plot = plot_of(["a", "b"], labels, printed=0.9)
-    figure = draw_plot(plot, {f"a {labels[2]}": None})
+    plot = plot_of(["a", "b"], labels, {f"a {labels[2]}"}, printed=0.9)
+    figure = draw_plot(plot)
     first, second = figure.axes
     [line, tick] = sorted(first.lines, key=lambda line: len(line.get_xdata()), reverse=True)
     assert line.get_label() == labels[2]
@@ -195,19 +187,19 @@ def test_only_lines_that_are_drawn_have_the_ticks_of_the_paper():
     assert not second.lines
     assert "ticks" in figure.get_suptitle()
     plot.lines[2] = replace(plot.lines[2], printed=None)
-    bare = draw_plot(plot, {f"a {labels[2]}": None})
+    bare = draw_plot(plot)
     assert "ticks" not in bare.get_suptitle()
     assert len(bare.legends) == 1
 
 
 def test_a_plot_of_which_nothing_is_finished_is_none():
-    assert draw_plot(plot_of(["a"], ["FedAvg"], printed=0.9), {}) is None
+    assert draw_plot(plot_of(["a"], ["FedAvg"], {}, printed=0.9)) is None
 
 
 def test_a_plot_says_briefly_what_is_not_finished_and_what_the_ticks_are():
     labels = [f"a rule with a long name {i}" for i in range(8)]
-    plot = plot_of(["a", "b", "c"], labels, printed=0.9)
-    figure = drawn(draw_plot(plot, {f"a {labels[0]}": None, f"a {labels[2]}": None}))
+    plot = plot_of(["a", "b", "c"], labels, {f"a {labels[0]}", f"a {labels[2]}"}, printed=0.9)
+    figure = drawn(draw_plot(plot))
     titles = [axes.get_title() for axes in figure.axes]
     assert titles == [f"{name}\nnot finished: {n} of 8 lines" for name, n in (("a", 6), ("b", 8), ("c", 8))]
     assert all(text.get_text() == "nothing finished" for axes in figure.axes[1:] for text in axes.texts)
@@ -220,7 +212,7 @@ def test_a_plot_says_briefly_what_is_not_finished_and_what_the_ticks_are():
 
 
 def test_a_single_round_is_a_dot_at_a_whole_number():
-    figure = drawn(draw_plot(plot_of(["a"], ["FedAvg"], rounds=1), {"a FedAvg": None}))
+    figure = drawn(draw_plot(plot_of(["a"], ["FedAvg"], {"a FedAvg"}, rounds=1)))
     [axes] = figure.axes
     assert axes.lines[0].get_marker() == "o"
     low, high = axes.get_xlim()
@@ -243,26 +235,3 @@ def test_legends_are_as_wide_as_the_figure_and_no_wider():
         drawn(figure)
         assert inside(figure, figure.legends[0])
         assert axes.get_window_extent().height / figure.dpi > 1.8
-
-
-def test_labels_cover_neither_points_nor_each_other_and_lines_lead_to_those_that_are_far():
-    figure = Figure(figsize=(5, 4), layout="constrained")
-    axes = figure.subplots()
-    near = [(0.9, 0.9 + i / 200) for i in range(4)]
-    marks = [Mark(place, f"z {i}", "#000000") for i, place in enumerate([*near, (0.5, 0.5), (0.6, 0.5)])]
-    for mark in marks:
-        axes.plot(*mark.place, marker="o", markersize=6, color="#777777")
-    drawn(figure)
-    name_marks(axes, [*marks, Mark((0.3, 0.3), "", "#000000")])
-    drawn(figure)
-    assert sorted(text.get_text() for text in axes.texts) == [f"z {i}" for i in range(6)]
-    boxes = {text.get_text(): Text.get_window_extent(text) for text in axes.texts}  # an annotation's own has its line
-    at = {mark.text: axes.transData.transform(mark.place) for mark in marks}
-    assert not any(box.x0 < x < box.x1 and box.y0 < y < box.y1 for box in boxes.values() for x, y in at.values())
-    assert not any(boxes[a].overlaps(boxes[b]) for a, b in combinations(boxes, 2))
-    far = {text.get_text(): text.arrow_patch is not None for text in axes.texts}
-    assert not far["z 4"]
-    assert any(far[f"z {i}"] for i in range(4))
-    for text, (x, y) in at.items():
-        away = max(boxes[text].x0 - x, x - boxes[text].x1, boxes[text].y0 - y, y - boxes[text].y1)
-        assert far[text] or away * 72 / figure.dpi < 10

@@ -5,19 +5,20 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from fedveil.audit.front import check_audit, with_attacks
 from fedveil.cli import app
+from fedveil.config import parse
 from fedveil.errors import FieldError
-from fedveil.experiments import Summary, parse
-from fedveil.experiments.attacked import FILE, keep, run_name
-from fedveil.experiments.front import check_audit
+from fedveil.grid.comparison import RESULT as FILE
 from fedveil.report.pareto import pareto
+from fedveil.runs import Summary
 
 TOML = """
 name = "front"
 rounds = 2
 data = { name = "breast-cancer", clients = 3, partition = "counts", counts = [[20, 20], [20, 20], [0, 40]] }
 model = { name = "logistic" }
-privacy = { method = "global", order = "printed" }
+privacy = { method = "global", noise_multiplier = 0.01, order = "printed" }
 [compare]
 settings = [{ method = "vanilla" }, { method = "global" }]
 sweep = { noise_multiplier = [0.1] }
@@ -71,29 +72,21 @@ def test_every_swept_point_is_named_in_every_panel(folder, values):
             }
             summaries.append(Summary({**noisy, **changed}, []))
     figure = pareto(summaries)
-    words = [f"z {z}" for z in values]
-    if len(values) > 3:  # numbers, and beside the panels what they stand for
-        key = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
-        assert [text for text in key if ": z" in text] == [f"{n}: z {z}" for n, z in enumerate(values, 1)]
-        words = [str(n) for n in range(1, len(values) + 1)]
+    key = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    assert [text for text in key if ": z" in text] == [f"{n}: z {z}" for n, z in enumerate(values, 1)]
+    words = [str(n) for n in range(1, len(values) + 1)]
     for axes in figure.axes:
         said = [text.get_text() for text in axes.texts if not text.get_text().startswith("above")]
         assert sorted(said) == sorted(words * 2)
 
 
-def test_the_audit_of_a_single_run_counts_where_there_is_no_other(folder, tmp_path):
+def test_a_damaged_audit_is_named(folder, tmp_path):
     summaries = [Summary(values, []) for values in json.loads((folder / FILE).read_text())]
-    own = tmp_path / run_name(summaries[1].setting, 0, first=True) / "audit"
-    own.mkdir(parents=True)
-    auc = {"point": 0.8, "low": 0.7, "high": 0.9}
-    result = {"attack": "loss", "setting": "global", "auc": auc, "valid_without_defence": False, "supposed": False}
-    audit = {"settings": {"vanilla": {}, "global": {}}, "results": [result], "replicates": 9}
-    (own / "audit.json").write_text(json.dumps(audit))
-    found = [s.values["audits"] for s in keep(summaries, tmp_path)]
-    assert found == [[], [{"attack": "loss", "auc": 0.8, "low": 0.7, "high": 0.9, "runs": 9}]]
-    (own / "audit.json").write_text("{")
+    assert [s.values["audits"] for s in with_attacks(summaries, tmp_path)] == [[], []]
+    (tmp_path / "audit").mkdir()
+    (tmp_path / "audit" / "audit.json").write_text("{")
     with pytest.raises(FieldError, match="audit again"):
-        keep(summaries, tmp_path)
+        with_attacks(summaries, tmp_path)
 
 
 def test_what_cannot_be_audited_is_refused_before_anything_runs(tmp_path):

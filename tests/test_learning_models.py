@@ -15,7 +15,7 @@ def test_same_seed_same_bits_and_the_global_state_is_left(name):
     layout = Layout.from_module(a)
     assert torch.equal(layout.read(a), layout.read(b))
     assert not torch.equal(layout.read(a), layout.read(c))
-    assert a(torch.zeros(2, 1, 20, 20)).shape == (2, 3)
+    assert a(torch.zeros(2, 1, 20, 20)).shape[:2] == (2, 3)
 
 
 def test_parameter_counts_of_the_papers():

@@ -5,7 +5,8 @@ from torch.nn import functional as F
 
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
-from fedveil.learning import layer_scores, region_mask, score_models
+from fedveil.learning import ClientData, LocalTraining, layer_scores, region_mask, score_maps, score_models
+from fedveil.learning.learner import Learner, Scoring
 
 
 def net(activation, pool):
@@ -108,3 +109,45 @@ def test_other_refusals():
         layer_scores(module, "cross_entropy", x, y, (0, 0, 2, 2), "guess")
     with pytest.raises(FieldError, match="x ="):
         layer_scores(module, "cross_entropy", x[0], y, (0, 0, 2, 2))
+
+
+@pytest.mark.parametrize("method", ["exact", "estimate"])
+def test_a_regions_score_is_the_mean_of_its_pixels_in_the_map(method):
+    module, (x, y) = net(nn.Tanh, nn.AvgPool2d), images(3)
+    layout = Layout.from_module(module)
+    maps = score_maps(module, layout, "cross_entropy", layout.read(module), x, y, method)
+    assert maps.shape == (2, 6, 6)
+    region = (1, 0, 4, 3)
+    scores = layer_scores(module, "cross_entropy", x, y, region, method)
+    found = maps[:, region_mask(region, 6, 6)].mean(1).tolist()
+    assert found == pytest.approx(list(scores.values()), rel=1e-9)
+
+
+def test_which_images_a_client_is_scored_on():
+    module, (x, y) = net(nn.Tanh, nn.AvgPool2d), images(6)
+    layout = Layout.from_module(module)
+    masks = torch.zeros(6, 6, 6, dtype=torch.bool)
+    masks[[1, 3, 4, 5], 2:4, 1:3] = True
+    start = layout.read(module)[None]
+
+    def score(data, round_=1, **options):
+        learner = Learner(module, layout, LocalTraining(), scoring=Scoring(**options))
+        [learned] = learner.learn(start, [data], [(0, round_, 0)], frozenset({"layer_scores"}))
+        return learned if isinstance(learned, Exception) else list(learned.layer_scores.values())
+
+    def by_hand(rows, where):
+        rows = torch.tensor(rows)
+        return list(layer_scores(module, "cross_entropy", x[rows], y[rows], where[rows]).values())
+
+    marked = ClientData(x, y, masks=masks)
+    assert score(marked, images=2) == pytest.approx(by_hand([1, 3], masks))
+    drawn = [score(marked, r, images=2, draw="anew") for r in range(1, 9)]
+    pairs = [by_hand([a, b], masks) for a in (1, 3, 4, 5) for b in (1, 3, 4, 5) if a < b]
+    assert all(any(d == pytest.approx(p) for p in pairs) for d in drawn)
+    assert len({tuple(d) for d in drawn}) > 1
+    assert drawn[2] == score(marked, 3, images=2, draw="anew")
+    nothing = ClientData(x, y, masks=torch.zeros_like(masks))
+    assert score(nothing, images=2) == pytest.approx(by_hand([0, 1], torch.ones_like(masks)))
+    refused = score(nothing, unmarked="refuse")
+    assert isinstance(refused, FieldError)
+    assert "marks nothing" in str(refused)

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, SequentialTrainer, Trained, build_model, choose
 from fedveil.learning.dropout import KeyedDropout
+from fedveil.learning.losses import LOSSES, losses_of, predict
 
 
 def client(n=7, features=3, classes=4, seed=0, dtype=torch.float32):
@@ -293,3 +296,25 @@ def test_classes_that_the_model_does_not_have_are_named():
     data = ClientData(torch.randn(6, 3), torch.tensor([1, 2, 3, 4, 1, 2]))
     with pytest.raises(FieldError, match=r"y = 'from 1 to 4': classes must be numbered from 0 to 3"):
         run(linear(), data, LocalTraining(batch_size=6))
+
+
+def test_dice_by_hand_and_where_it_is_refused():
+    logits = torch.zeros(1, 2, 1, 4)
+    y = torch.tensor([[[0, 1, 1, 0]]])
+    # softmax .5 everywhere: ln 2, and 1 - (2 * 1 + 1) / (2 + 2 + 1)
+    assert float(LOSSES["dice"](logits, y)) == pytest.approx(math.log(2) + 1 - 3 / 5)
+    sure = torch.stack([1 - y.float(), y.float()], 1) * 100
+    assert float(LOSSES["dice"](sure, y)) == pytest.approx(0, abs=1e-6)
+    with pytest.raises(FieldError, match="class a pixel"):
+        LOSSES["dice"](torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64))
+    model = build_model("unet", input_shape=(1, 8, 8), outputs=2, seed=0, widths=(4, 8))
+    layout = Layout.from_module(model)
+    local = LocalTraining(epochs=60, batch_size=4, lr=0.03, optimizer="adam", loss="dice")
+    x = torch.rand(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    client = ClientData(x, (x[:, 0] > 0.8).long())
+    [trained] = SequentialTrainer(model, layout, local).train(layout.read(model)[None], [client], [(0, 1, 0)])
+    found = predict(model, layout, trained.model, x).argmax(1)
+    both, either = ((found & client.y).sum(), (found | client.y).sum())
+    assert both / either > 0.7
+    with pytest.raises(FieldError, match="single examples"):
+        losses_of("dice")

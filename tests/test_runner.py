@@ -7,10 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedveil.config import parse
 from fedveil.errors import FieldError, LedgerError
-from fedveil.experiments import compare, parse, run
-from fedveil.experiments.ledgers import LedgerFiles
-from fedveil.experiments.runner import Silent
+from fedveil.grid import compare
+from fedveil.runs import run
+from fedveil.runs.ledgers import LedgerFiles
+from fedveil.runs.runner import Silent
 
 LINEAR = {"name": "breast-cancer", "clients": 3}
 METHODS = {
@@ -101,7 +103,8 @@ def test_a_crash_between_ledger_and_checkpoint_costs_nothing_twice(tmp_path):
     interrupt(spec, tmp_path / "parts", 2)
     for file in (tmp_path / "whole" / "ledger").iterdir():  # the third round's lines are written, its checkpoint not
         lines = file.read_text().splitlines(keepends=True)
-        (tmp_path / "parts" / "ledger" / file.name).write_text("".join(lines[:3]))
+        kept = [line for line in lines if json.loads(line).get("round", 0) <= 3]
+        (tmp_path / "parts" / "ledger" / file.name).write_text("".join(kept))
     run(spec, tmp_path / "parts", resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
@@ -339,7 +342,11 @@ def test_fedre_runs_on_public_examples_set_aside():
 
 
 SETTINGS = {
-    "settings": [{"method": "vanilla"}, {"label": "global DP", "method": "global"}, {"method": "metric"}],
+    "settings": [
+        {"method": "vanilla"},
+        {"label": "global DP", "method": "global", "noise_multiplier": 0.01},
+        {"method": "metric"},
+    ],
     "equal_sigma": True,
 }
 COMPARISON = {"privacy": {"method": "global", "order": "printed", "noise_multiplier": 1.0}, "compare": SETTINGS}
@@ -377,4 +384,38 @@ def test_a_comparison_goes_on_where_it_stopped(tmp_path):
         assert (a.setting, a.values["seed"], a.values["metrics"]) == (b.setting, b.values["seed"], b.values["metrics"])
     stored = json.loads((tmp_path / "parts" / "comparison.json").read_text())
     assert [(s["setting"], s["seed"]) for s in stored] == [(s.setting, s.values["seed"]) for s in whole]
-    assert (tmp_path / "parts" / "global-dp-seed-1" / "summary.json").exists()
+    assert len(list((tmp_path / "parts" / "cells").glob("global-dp-*/summary.json"))) == 2
+
+
+def test_thousands_of_clients_share_one_file_unless_each_line_has_to_be_durable(tmp_path):
+    run(config(**METHODS["sga-ldp"]), tmp_path / "run")
+    assert {path.name for path in (tmp_path / "run" / "ledger").iterdir()} == {"clients.jsonl", "server.jsonl"}
+    run(config(**METHODS["sga-ldp"], source={"kind": "secure"}), tmp_path / "secure")
+    assert {"0.jsonl", "1.jsonl"} < {path.name for path in (tmp_path / "secure" / "ledger").iterdir()}
+
+
+@pytest.mark.parametrize("cut", [1, 2, 30, 200])
+def test_a_torn_line_of_the_shared_file_is_completed_or_drawn_again(tmp_path, cut):
+    spec = config(**METHODS["sga-ldp"])
+    run(spec, tmp_path / "whole")
+    interrupt(spec, tmp_path / "parts", 2)
+    whole, parts = (tmp_path / name / "ledger" / "clients.jsonl" for name in ("whole", "parts"))
+    lines = whole.read_text().splitlines(keepends=True)
+    written = len(parts.read_text().splitlines())
+    parts.write_text("".join(lines[: written + 2])[:-cut])
+    run(spec, tmp_path / "parts", resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_runs_folder_is_its_owners_and_names_what_carries_no_noise(tmp_path):
+    data, out = {"name": "breast-cancer", "clients": 3}, tmp_path / "new" / "run"
+    tiny = {"name": "tiny", "rounds": 1, "data": data, "model": {"name": "logistic"}}
+    values = run(parse(tiny), out).values
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+    for path in (out, *out.rglob("*")):
+        assert path.stat().st_mode & 0o077 == 0, path
+    named = (out / "PRIVATE.txt").read_text()
+    for name in values["private"]:
+        assert (out / name).exists()
+        assert name in named
+    assert {"metrics.jsonl", "summary.json", "checkpoint"} <= set(values["private"])

@@ -10,6 +10,7 @@ from torch import nn
 from benchmarks.timing import Lap, Stopwatch
 from benchmarks.workloads import Workload
 from fedveil import FedAvg, Federation, GlobalDP, Layout, LocalTraining
+from fedveil.engines import Execution
 from fedveil.learning import make_trainer
 from fedveil.learning.learner import Learner
 
@@ -38,12 +39,11 @@ class FedVeil:
         self.federation = Federation(
             model=self.module,
             clients=list(zip(work.xs, work.ys, strict=True)),
-            aggregator=GlobalDP(FedAvg(), noise_multiplier=work.noise_multiplier, clip=work.clip),
+            method=GlobalDP(FedAvg(), noise_multiplier=work.noise_multiplier, clip=work.clip),
             local=local,
             seed=work.seed,
             clients_per_round=work.cohort,
-            workers=workers,
-            learner=learner,
+            execution=Execution(workers=workers, learner=learner),
         )
 
     def rounds(self, count: int) -> Sequence[Lap]:

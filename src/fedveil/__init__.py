@@ -9,49 +9,126 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedveil import accounting, aggregation, calibration, clipping, data, learning, mechanisms, methods
-    from fedveil.aggregation import FedAdam, FedAvg, FedMedian
+    from fedveil import (
+        accounting,
+        aggregation,
+        attacks,
+        audit,
+        calibration,
+        clipping,
+        config,
+        data,
+        grid,
+        learning,
+        mechanisms,
+        methods,
+        runs,
+    )
+    from fedveil.aggregation import (
+        NNM,
+        Bucketing,
+        Bulyan,
+        CentredClipping,
+        FedAdagrad,
+        FedAdam,
+        FedAvg,
+        FedAvgM,
+        FedMedian,
+        FedOpt,
+        FedProx,
+        FedYogi,
+        FLTrust,
+        GeometricMedian,
+        Krum,
+        MultiKrum,
+        NormBounding,
+        TrimmedMean,
+    )
     from fedveil.engines import Federation, History
     from fedveil.errors import FedVeilError, FieldError
     from fedveil.layout import Layout
     from fedveil.learning import ClientData, LocalTraining
-    from fedveil.methods import GlobalDP, MetricPrivacy
+    from fedveil.methods import SGALDP, FedRE, GlobalDP, GroupPrivacy, Method, MetricPrivacy, RecordDP, build
 
 __version__ = "0.1.0"
 
-_ROOMS = ("accounting", "aggregation", "calibration", "clipping", "data", "learning", "mechanisms", "methods")
-_OWNERS = {
-    "fedveil.aggregation": ("FedAdam", "FedAvg", "FedMedian"),
-    "fedveil.engines": ("Federation", "History"),
-    "fedveil.errors": ("FedVeilError", "FieldError"),
-    "fedveil.layout": ("Layout",),
-    "fedveil.learning": ("ClientData", "LocalTraining"),
-    "fedveil.methods": ("GlobalDP", "MetricPrivacy"),
-}
-_OWNER = {name: owner for owner, names in _OWNERS.items() for name in names}
-
-__all__ = [
-    "ClientData",
-    "FedAdam",
-    "FedAvg",
-    "FedMedian",
-    "FedVeilError",
-    "Federation",
-    "FieldError",
-    "GlobalDP",
-    "History",
-    "Layout",
-    "LocalTraining",
-    "MetricPrivacy",
-    "__version__",
+_ROOMS = (
     "accounting",
     "aggregation",
+    "attacks",
+    "audit",
     "calibration",
     "clipping",
+    "config",
     "data",
+    "grid",
     "learning",
     "mechanisms",
     "methods",
+    "runs",
+)
+_RULES = (
+    "Bucketing Bulyan CentredClipping FLTrust FedAdagrad FedAdam FedAvg FedAvgM FedMedian FedOpt FedProx FedYogi "
+    "GeometricMedian Krum MultiKrum NNM NormBounding TrimmedMean"
+)
+_OWNERS = {
+    "fedveil.aggregation": _RULES,
+    "fedveil.engines": "Federation History",
+    "fedveil.errors": "FedVeilError FieldError",
+    "fedveil.layout": "Layout",
+    "fedveil.learning": "ClientData LocalTraining",
+    "fedveil.methods": "FedRE GlobalDP GroupPrivacy Method MetricPrivacy RecordDP SGALDP build",
+}
+_OWNER = {name: owner for owner, names in _OWNERS.items() for name in names.split()}
+
+__all__ = [
+    "NNM",
+    "SGALDP",
+    "Bucketing",
+    "Bulyan",
+    "CentredClipping",
+    "ClientData",
+    "FLTrust",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAvg",
+    "FedAvgM",
+    "FedMedian",
+    "FedOpt",
+    "FedProx",
+    "FedRE",
+    "FedVeilError",
+    "FedYogi",
+    "Federation",
+    "FieldError",
+    "GeometricMedian",
+    "GlobalDP",
+    "GroupPrivacy",
+    "History",
+    "Krum",
+    "Layout",
+    "LocalTraining",
+    "Method",
+    "MetricPrivacy",
+    "MultiKrum",
+    "NormBounding",
+    "RecordDP",
+    "TrimmedMean",
+    "__version__",
+    "accounting",
+    "aggregation",
+    "attacks",
+    "audit",
+    "build",
+    "calibration",
+    "clipping",
+    "config",
+    "data",
+    "grid",
+    "learning",
+    "mechanisms",
+    "methods",
+    "runs",
 ]
 
 

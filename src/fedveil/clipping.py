@@ -16,6 +16,7 @@ from fedveil.layout import Layout
 # A float32 product can round up: without the shrink, a float32 vector of 1.2 million coordinates kept a norm of
 # 1.00000196 C (measured), and the sensitivity would be exceeded.
 SHRINK = 1e-6
+LEAST = 1e-30  # of a bound: near the smallest floats a product is rounded by more than the shrink (1.4 C at C = 1e-42)
 _ELEMENTS = 1 << 18  # of a block
 
 
@@ -77,10 +78,10 @@ def clip(
     Raises
     ------
     FieldError
-        For a bound that is not finite and positive, integers, NaN, infinities, or layers that do not fit.
+        For a bound that is not finite and at least 1e-30, integers, NaN, infinities, or layers that do not fit.
     """
     if not isinstance(norm, Mapping):
-        bound = require_positive("norm", norm)
+        bound = _bound("norm", norm)
         return _scaled(updates, norms(updates) if lengths is None else lengths, bound)
     if layout is None:
         raise FieldError("layout", None, "is needed to clip per layer")
@@ -89,7 +90,7 @@ def clip(
     groups = layout.groups(layout.grouping_of("norm", norm))
     clipped = updates.clone()
     for name, slices in groups.items():
-        bound = require_positive(f"norm[{name}]", norm[name])
+        bound = _bound(f"norm[{name}]", norm[name])
         layer = torch.stack([norms(updates[..., s]).square() for s in slices]).sum(0).sqrt()
         for s in slices:
             clipped[..., s] = _scaled(updates[..., s], layer, bound)
@@ -138,16 +139,27 @@ class QuantileClip:
         """
         share = (float((lengths <= norm).sum()) + self.bit_noise * noise) / len(lengths)
         after = norm * math.exp(min(-self.lr * (share - self.quantile), 700.0))
-        if not 1e-300 < after < 1e300:
+        if not LEAST < after < 1e300:
             raise FieldError("clip.bit_noise", self.bit_noise, f"carries C to {after:g}: lower it, or lr")
         return after
 
 
+def factors(lengths: Tensor, bound: float) -> Tensor:
+    """What updates of these lengths (float64) are multiplied by to lie within a bound: 1 for those that do."""
+    return torch.where(lengths > bound, bound * (1 - SHRINK) / lengths, torch.ones_like(lengths))
+
+
 def _scaled(updates: Tensor, lengths: Tensor, bound: float) -> Tensor:
-    factor = torch.where(lengths > bound, bound * (1 - SHRINK) / lengths, torch.ones_like(lengths))
+    factor = factors(lengths, bound)
     # applied as two roots: the factor of a huge update is subnormal in float32, too coarse to keep the norm within C
     root = factor.sqrt().to(updates.dtype).reshape(factor.shape + (1,) * (updates.dim() - factor.dim()))
     return (updates * root).mul_(root)
+
+
+def _bound(field: str, value: float) -> float:
+    if require_positive(field, value) < LEAST:
+        raise FieldError(field, value, f"must be at least {LEAST:g}: smaller numbers are rounded too coarsely")
+    return float(value)
 
 
 def _shape(rows: Tensor) -> tuple[int, int]:

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
+_MOST_WORKERS = 1024
+
 
 class FedVeilError(Exception):
     """Base of every error that FedVeil raises on purpose."""
@@ -52,6 +54,13 @@ class LedgerError(FedVeilError, ValueError):
     """A ledger that was edited, shortened, or belongs to another run."""
 
 
+def cleaned(text: object, most: int = 200) -> str:
+    """A text of another party's as it may be shown: without control characters, and of bounded length."""
+    short = str(text)[: most + 1]
+    shown = "".join(c if c.isprintable() else "?" for c in short[:most])
+    return shown + ("..." if len(short) > most else "")
+
+
 def damaged(field: str, file: object, error: Exception, fix: str) -> FieldError:
     """A file that cannot be read.
 
@@ -86,7 +95,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
         A phrase for an error message.
     """
     names = sorted(known, key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0, name))
-    close = get_close_matches(word, names, n=1, cutoff=0.6)
+    longer = [name for name in names if len(word) > 2 and name.startswith(word)]
+    close = longer or get_close_matches(word, names, n=1, cutoff=0.6)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"{hint}accepted: {', '.join(names)}"
 
@@ -94,6 +104,11 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def require_positive(field: str, value: Any) -> float:
     """Return `value` as a float, refusing all but finite positive numbers."""
     return _require(field, value, lambda v: v > 0, "must be a finite number above 0")
+
+
+def require_noise(field: str, value: Any) -> float:
+    """Return a noise multiplier as a float, refusing all but finite numbers of at least 1e-100: epsilon has a float."""
+    return _require(field, value, lambda v: v >= 1e-100, "must be a finite number of at least 1e-100")
 
 
 def require_non_negative(field: str, value: Any) -> float:
@@ -111,6 +126,14 @@ def require_count(field: str, value: Any, least: int = 1) -> int:
     if isinstance(value, bool) or not _is_real(value) or value != int(value) or value < least:
         raise FieldError(field, value, f"must be a whole number of at least {least}")
     return int(value)
+
+
+def require_workers(field: str, value: Any) -> int:
+    """Return a number of threads or processes, refusing what no machine runs."""
+    count = require_count(field, value)
+    if count > _MOST_WORKERS:
+        raise FieldError(field, value, f"must be at most {_MOST_WORKERS:,}")
+    return count
 
 
 def require_choice(field: str, value: str, choices: Iterable[str]) -> str:

@@ -13,6 +13,7 @@ from fedveil.engines.flower import (
     FlowerFederation,
     InProcessGrid,
     UnprotectedError,
+    begin_ledger,
     from_arrays,
     learner_client_app,
     method_from,
@@ -20,6 +21,7 @@ from fedveil.engines.flower import (
     read_broadcast,
     run_in_process,
     to_arrays,
+    training_source,
     write_facts,
 )
 
@@ -31,6 +33,7 @@ __all__ = [
     "FlowerFederation",
     "InProcessGrid",
     "UnprotectedError",
+    "begin_ledger",
     "from_arrays",
     "learner_client_app",
     "method_from",
@@ -38,5 +41,6 @@ __all__ = [
     "read_broadcast",
     "run_in_process",
     "to_arrays",
+    "training_source",
     "write_facts",
 ]

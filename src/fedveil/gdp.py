@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from decimal import ROUND_CEILING, Context
 
 import scipy  # its parts load when they are first used; at once they would double the time of our import
 
-from fedveil.errors import require_delta, require_non_negative, require_positive
+from fedveil.errors import FieldError, require_delta, require_non_negative, require_positive
 
+_LARGEST = 1e150  # the square of a larger mu has no float
 _CERTAIN = 40.0  # Phi(40) is 1 in every float
 
 
@@ -77,12 +79,14 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
     Raises
     ------
     FieldError
-        If a parameter is out of range.
+        If a parameter is out of range, or mu so large that epsilon has no float.
     """
     mu, delta = require_non_negative("mu", mu), require_delta("delta", delta)
     target = math.log(delta)
     if mu == 0 or log_delta(0.0, mu) <= target:
         return 0.0
+    if mu > _LARGEST:
+        raise FieldError("mu", mu, "is too large for any epsilon: raise the noise multiplier")
     # solved for a, which stays moderate: a root in epsilon itself would lose its digits from mu = 1e8 on
     a = _root(target, lambda a: mu - a, min(mu / 2, _CERTAIN))
     return mu * (mu / 2 - a)
@@ -117,3 +121,21 @@ def epsilon_of_rho(rho: float, delta: float) -> float:
 
     found = scipy.optimize.minimize_scalar(bound, bounds=(-12.0, 20.0), method="bounded", options={"xatol": 1e-10})
     return max(0.0, float(found.fun))
+
+
+def rounded_up(value: float, digits: int = 4) -> str:
+    """A privacy parameter as it is printed: never below what it is.
+
+    Parameters
+    ----------
+    value : float
+        An epsilon, mu, rho or leakage, or a scale of noise that has to suffice.
+    digits : int
+        Significant digits.
+
+    Examples
+    --------
+    >>> rounded_up(4.377178), rounded_up(2.0), rounded_up(99_999.5)
+    ('4.378', '2', '1e+05')
+    """
+    return f"{float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal_from_float(value)):.{digits}g}"

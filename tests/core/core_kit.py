@@ -56,6 +56,15 @@ class ScaledSource(ReproducibleSource):
         return super().normal(size, dtype) * self.factor
 
 
+class Deployed(ReproducibleSource):
+    """A source that parties take for one nobody can repeat, so that tests can hold a deployment's noise fixed."""
+
+    kind, deployable = "secure", True
+
+    def child(self, *key):
+        return Deployed(self._seed, _key=(*self._key, *key))
+
+
 def silent():
     """A source whose Gaussian noise is zero: what a mechanism would have released without noise."""
     return ScaledSource(0, 0.0)
@@ -79,7 +88,7 @@ def reply(model, count=None):
 
 def server_facts(theta, n, *, cohort=None, layout=None, scores=None, round_=1):
     """Facts of a server that got n replies; theta [d] or [k, d]."""
-    models = torch.as_tensor(theta, dtype=torch.float64)
+    models = theta if isinstance(theta, torch.Tensor) else torch.as_tensor(theta, dtype=torch.float64)
     models = models[None] if models.dim() == 1 else models
     broadcast = broadcast_of(models, round_, cohort=cohort or n)
     layout = layout or flat(models.shape[1])

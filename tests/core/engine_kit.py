@@ -1,9 +1,11 @@
 """A tiny federation, and clients that answer as the test says."""
 
+from dataclasses import fields
+
 import torch
 from torch import nn
 
-from fedveil.engines import Federation
+from fedveil.engines import Execution, Federation
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, Trained
 from fedveil.learning.learner import Learned, Learner
@@ -41,7 +43,7 @@ class Faulty:
         self.inner = Learner(module, Layout.from_module(module), LocalTraining(), region=REGION)
         self.faults, self.since = faults, since
 
-    def learn(self, models, clients, keys, needs=frozenset()):
+    def learn(self, models, clients, keys, needs=frozenset(), sources=()):
         outcomes = self.inner.learn(models, clients, keys, needs)
         return [self._spoil(o, key) for o, key in zip(outcomes, keys, strict=True)]
 
@@ -62,18 +64,27 @@ class Faulty:
 def federation(name, n=4, *, faults=None, since=1, method=None, **options):
     """An embedded federation of a named method with its usual options."""
     values = {"model": tiny, "clients": [images(p) for p in range(n)], "seed": 7, "public_data": images(100)}
-    values |= {"privacy": method or build(name, **OPTIONS[name]), "learner": Faulty(faults or {}, since)}
-    return Federation(**{**values, **options})
+    values |= {"method": method or build(name, **OPTIONS[name]), "learner": Faulty(faults or {}, since)}
+    return Federation(**executed({**values, **options}))
+
+
+def executed(values):
+    """The arguments of a federation, with those of how it is carried out in their place."""
+    names = [f.name for f in fields(Execution)]
+    own = {name: value for name, value in values.items() if name in names}
+    return {name: v for name, v in values.items() if name not in names} | {"execution": Execution(**own)}
 
 
 class Scripted:
     """A learner whose clients move their start by given steps: {partition: [d]}, the same in every round."""
 
+    trainer = None
+
     def __init__(self, steps, chosen=None, scores=None, public_scores=None):
         self.steps, self.chosen, self.scores = steps, chosen or {}, scores
         self._public_scores = public_scores
 
-    def learn(self, models, clients, keys, needs=frozenset()):
+    def learn(self, models, clients, keys, needs=frozenset(), sources=()):
         return [self._one(models, partition) for _, _, partition in keys]
 
     def _one(self, models, partition):
@@ -93,4 +104,11 @@ def scripted(method, steps, *, seed=0, **learner):
     """A federation of `wide` models whose clients move by the given steps [n, d]."""
     clients = [(torch.zeros(1, 100, dtype=torch.float32), torch.zeros(1, dtype=torch.int64)) for _ in steps]
     script = Scripted(dict(enumerate(steps)), **learner)
-    return Federation(model=wide, clients=clients, privacy=method, learner=script, seed=seed, public_data=clients[0])
+    return Federation(
+        model=wide,
+        clients=clients,
+        method=method,
+        execution=Execution(learner=script),
+        seed=seed,
+        public_data=clients[0],
+    )

@@ -232,12 +232,3 @@ def test_what_cannot_be_bounded_is_refused() -> None:
         acc.Poisson(1.5, acc.Gaussian(1.0))
     with pytest.raises(FieldError, match="events"):
         acc.epsilon([("gaussian", 1)], DELTA)  # type: ignore[list-item]
-
-
-def test_an_odometer_is_valid_and_looser_than_a_filter() -> None:
-    odometer = acc.Odometer(DELTA)
-    assert odometer.epsilon() == 0.0
-    for _ in range(20):
-        odometer.add(0.3)
-        exact = epsilon_of_mu(odometer.spent, DELTA)
-        assert exact < odometer.epsilon() < 3 * exact + 1

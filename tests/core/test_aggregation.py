@@ -28,6 +28,7 @@ from fedveil.aggregation import (
 )
 from fedveil.engines.states import pack, unpack
 from fedveil.errors import FieldError
+from fedveil.mechanisms import NoSource
 
 
 def f64(*rows):
@@ -165,11 +166,12 @@ def test_a_state_survives_being_stored(rule):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("rule", [make() for make in AGGREGATORS.values()], ids=AGGREGATORS)
-def test_the_type_is_kept(rule, dtype):
+def test_reduced_updates_are_float64_and_models_keep_their_type(rule, dtype):
     updates = torch.randn(4, 3).to(dtype)
+    rule = rule.for_round(rule.init(3, dtype), NoSource(), torch.ones(3, dtype=dtype))
     reduced = rule.reduce(updates, uniform(4))
-    model, _ = rule.step(torch.zeros(3, dtype=dtype), reduced, rule.init(3, dtype))
-    assert (reduced.dtype, model.dtype) == (dtype, dtype)
+    model, _ = rule.step(torch.zeros(3, dtype=dtype), reduced.to(dtype), rule.init(3, dtype))
+    assert (reduced.dtype, model.dtype) == (torch.float64, dtype)
 
 
 @pytest.mark.parametrize("counts", [None, torch.ones(3), torch.zeros(2), torch.tensor([1.0, float("inf")])])
@@ -232,7 +234,7 @@ RULES = {
     "trimmed": TrimmedMean(0.2),
     "trimmed hard": TrimmedMean(0.45),
     "krum": Krum(),
-    "multi-krum": MultiKrum(malicious=1, selected=1),
+    "multi-krum": MultiKrum(selected=1),
 }
 
 

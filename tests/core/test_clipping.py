@@ -137,3 +137,10 @@ def test_every_row_ends_within_the_bound_and_short_rows_keep_their_bits(data, wi
         assert torch.equal(clip(updates[i], bound), clipped[i])
     long = ~short
     assert (norms(clipped[long]) >= bound * (1 - 3e-6)).all()
+
+
+@pytest.mark.parametrize("bound", [1e-42, 1e-31])
+def test_a_bound_too_small_to_be_kept_is_refused(bound):
+    with pytest.raises(FieldError, match="norm"):
+        clip(torch.ones(1_000_000), bound)
+    assert float(norms(clip(torch.ones(1_000_000), 1e-30))) <= 1e-30

@@ -4,10 +4,10 @@ import pytest
 import torch
 from engine_kit import CENTRAL, LOCAL, OPTIONS, Faulty, federation, images, tiny
 
-from fedveil.accounting import Filter, Ledger, ParticipationFilter, mu_of_epsilon
+from fedveil.accounting import Filter, Ledger, ParticipationFilter, compose_mu, epsilon_of_mu, mu_of_epsilon
 from fedveil.aggregation import FedAvg
 from fedveil.engines import Federation
-from fedveil.errors import FieldError, NoReplyError
+from fedveil.errors import FieldError, LedgerError, NoReplyError
 from fedveil.methods import build
 
 DELTA = 1e-5
@@ -20,7 +20,7 @@ def expected_sigma(name, *, replied, planned, record):
     return scale if name == "global" else scale / record.round.report["distance"]
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", CENTRAL)
 @pytest.mark.parametrize("fault", ["raise", "nan"])
 def test_a_failing_client_is_counted_and_the_round_goes_on(name, fault):
     history = federation(name, faults={2: fault}).run(2)
@@ -28,8 +28,7 @@ def test_a_failing_client_is_counted_and_the_round_goes_on(name, fault):
         log = record.round
         assert log.used == (0, 1, 3)
         assert log.report["clients"] == 3
-        # a NaN is refused where it is first looked at: by protect under local trust, else by the server's admission
-        where = log.invalid if (fault == "nan" and name in CENTRAL) else log.failed
+        where = log.invalid if fault == "nan" else log.failed
         assert set(where) == {2}
         assert len(log.failed) + len(log.invalid) == 1
         assert not log.refused
@@ -50,7 +49,7 @@ def test_a_client_whose_filter_refuses_is_counted_and_does_not_train(name):
     trained = []
 
     class Watched(Faulty):
-        def learn(self, models, clients, keys, needs=frozenset()):
+        def learn(self, models, clients, keys, needs=frozenset(), sources=()):
             trained.append([partition for _, _, partition in keys])
             return super().learn(models, clients, keys, needs)
 
@@ -146,6 +145,56 @@ def test_a_budget_lowered_afterwards_does_not_lower_the_total():
     assert history.guarantee.epsilon(DELTA) == pytest.approx(spent)
 
 
+def adaptive(**options):
+    """Metric privacy whose scale follows released models: what a round costs is less than what it may."""
+    return federation("metric", method=build("metric", **OPTIONS["metric"], distance_on="released"), **options)
+
+
+def charged_by(federation, rounds):
+    """What a filter counts for the first rounds, as an epsilon."""
+    return epsilon_of_mu(compose_mu(e.spend.charge for e in federation.server.ledger.entries[:rounds]), DELTA)
+
+
+def kept():
+    """Ledgers that outlive a federation, as its files would."""
+    files = {}
+
+    def ledgers(party):
+        lines = files.setdefault(party, [])
+        return Ledger.parse("memory", party, list(lines)), lines.append
+
+    return ledgers
+
+
+def test_a_budget_is_the_total_only_if_it_was_set_before_the_first_release():
+    ledgers = kept()
+    first = adaptive(ledgers=ledgers)
+    spent = first.run(3).guarantee
+    charged = charged_by(first, 3)
+    assert charged < spent.epsilon(DELTA) / 2
+    budget = charged * 1.000001  # chosen after looking, just above what was charged
+    later = adaptive(ledgers=ledgers, server_budget=Filter(budget, DELTA))
+    assert later.run(3).guarantee == later.history([]).guarantee == spent  # no more is released, and nothing promised
+    before = adaptive(ledgers=kept(), server_budget=Filter(budget, DELTA))
+    history = before.run(3)
+    assert len(history.rounds) == 3
+    assert budget * (1 - 1e-9) < history.guarantee.epsilon(DELTA) <= budget
+
+
+def test_the_total_is_the_declared_budget_whatever_filter_comes_later():
+    whole = adaptive()
+    worst = whole.run(9).guarantee
+    declared = charged_by(whole, 3)  # of nine rounds the first three fit
+    ledgers = kept()
+    first = adaptive(ledgers=ledgers, server_budget=Filter(declared, DELTA))
+    assert first.run(2).guarantee.epsilon(DELTA) == pytest.approx(declared)
+    for budget in (None, Filter(declared / 2, DELTA), Filter(10 * declared, DELTA)):
+        later = adaptive(ledgers=ledgers, server_budget=budget)
+        assert later.history([]).guarantee.epsilon(DELTA) == pytest.approx(declared)
+    later.restore(first.models, 2, first.server.state, first.client_states())
+    assert later.run(9).guarantee.mu == pytest.approx(worst.mu)  # the raised budget let it spend more than was declared
+
+
 def test_totals_are_the_servers_or_the_clients():
     central = federation("global").run(3)
     assert set(central.guarantees) == {"server"}
@@ -178,6 +227,19 @@ def test_a_resumed_run_neither_repeats_noise_nor_forgets_what_was_spent():
     assert "budget is used up" in resumed.run(5).stopped
 
 
+def test_a_run_is_not_resumed_without_the_ledgers_that_hold_what_was_spent():
+    first = federation("global")
+    spent = first.run(3).guarantee
+    with pytest.raises(FieldError, match="ledgers"):  # its total would be that of one round
+        federation("global").restore(first.models, 3, first.server.state, first.client_states())
+    ledgers = kept()
+    first = federation("global", ledgers=ledgers)
+    first.run(3)
+    later = federation("global", ledgers=ledgers)
+    later.restore(first.models, 3, first.server.state, first.client_states())
+    assert later.run(4).guarantee.mu == pytest.approx(spent.mu * (4 / 3) ** 0.5)
+
+
 @pytest.mark.parametrize("name", LOCAL)
 def test_only_models_reach_the_server_under_local_trust(name):
     seen, fed = [], federation(name)
@@ -191,12 +253,12 @@ def test_only_models_reach_the_server_under_local_trust(name):
 def test_examples_weigh_only_where_counts_may_leave():
     clients = [images(0, 2), images(1, 6)]
     uniform, weighted = (
-        Federation(model=tiny, clients=clients, aggregator=FedAvg(weighting=w), seed=3).run(1).models
+        Federation(model=tiny, clients=clients, method=FedAvg(weighting=w), seed=3).run(1).models
         for w in ("uniform", "examples")
     )
     assert not torch.allclose(uniform, weighted)
     with pytest.raises(FieldError, match="weighting"):
-        Federation(model=tiny, clients=clients, aggregator=FedAvg("examples"), privacy="sga-ldp")
+        Federation(model=tiny, clients=clients, method=build("sga-ldp", FedAvg("examples")))
 
 
 def test_hypotheses_each_start_elsewhere_and_clients_choose():
@@ -206,4 +268,23 @@ def test_hypotheses_each_start_elsewhere_and_clients_choose():
     report = fed.run(1).rounds[0].round.report
     assert report["cluster_0"] + report["cluster_1"] == 4
     with pytest.raises(FieldError, match="hypotheses"):
-        Federation(model=tiny(), clients=[images(0)], privacy="group")
+        Federation(model=tiny(), clients=[images(0)], method="group")
+
+
+def test_a_damaged_checkpoint_is_refused_by_the_servers_ledger():
+    files = {}
+
+    def ledgers(party):
+        lines = files.setdefault(party, [])
+        return Ledger.parse("memory", party, list(lines)), lines.append
+
+    first = federation("global", ledgers=ledgers)
+    models = first.run(2).models
+    state = (first.server.state, first.client_states())
+    damaged = models.clone()
+    damaged[0, 0] += 1e-6
+    with pytest.raises(LedgerError, match="released in round 2"):
+        federation("global", ledgers=ledgers).restore(damaged, 2, *state)
+    whole = federation("global", ledgers=ledgers)
+    whole.restore(models, 2, *state)
+    assert len(whole.run(3).rounds) == 1

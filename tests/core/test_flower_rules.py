@@ -149,8 +149,8 @@ def test_with_noise_the_rules_step_as_flower_s_former_strategies_do_inside_its_w
 def test_multikrum_selects_as_flower_does_and_averages_uniformly():
     from flwr.serverapp import strategy
 
-    theirs = strategy.MultiKrum(num_malicious_nodes=1, num_nodes_to_select=2)
-    side, pairs = Plain(MultiKrum(malicious=1, selected=2)), [(i, j) for i in range(4) for j in range(i)]
+    theirs = strategy.MultiKrum(num_malicious_nodes=0, num_nodes_to_select=2)
+    side, pairs = Plain(MultiKrum(selected=2)), [(i, j) for i in range(4) for j in range(i)]
     theta = torch.zeros(LAYOUT.size, dtype=torch.float64)
     for number, updates in enumerate(rounds(), start=1):
         flower = flower_round(theirs, theta, updates, number)

@@ -59,7 +59,7 @@ def test_a_distance_curve_has_no_epsilon_without_a_distance():
 
 def test_describe():
     assert formal(1.0).describe() == "formal mu=1 (zero-out, client, central, round)"
-    assert formal(1.0).describe(DELTA) == "formal eps=4.377 at delta=1e-05 (zero-out, client, central, round)"
+    assert formal(1.0).describe(DELTA) == "formal eps=4.378 at delta=1e-05 (zero-out, client, central, round)"
     assert heuristic().describe(DELTA) == "heuristic (client, central, round)"
     assert unprotected().describe(DELTA) == "none"
     assert metric_private().describe(DELTA) == "formal 0.5-d-private (client, central, round)"
@@ -72,7 +72,7 @@ def test_a_large_epsilon_is_printed_and_flagged():
     # z = .01, 20 rounds (the metric-privacy paper's setting): mu = sqrt(20) / .01 = 447.2
     papers = formal(447.2135955)
     assert papers.epsilon(DELTA) == pytest.approx(101906.3, rel=1e-6)
-    assert "eps=1.019e+05" in papers.describe(DELTA)
+    assert "eps=1.02e+05" in papers.describe(DELTA)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_conditions_are_collected():
         [],
         [formal(), formal(relation="replace-one")],
         [formal(), formal(trust="local")],
-        [formal(), formal(unit="record")],
+        [formal(), formal(unit="record", public_size=True)],
         [formal(), metric_private()],
     ],
 )

@@ -35,6 +35,20 @@ def test_round_trip_and_continuation():
     assert parsed.commit(entry(3)) == ledger.commit(entry(3))  # the chain goes on where it was
 
 
+def test_a_budget_is_declared_before_the_first_release_or_not_at_all():
+    ledger = Ledger("run", "server")
+    lines = [ledger.declare({"epsilon": 9.0, "delta": 1e-5}), ledger.declare({"epsilon": 2.0, "delta": 1e-5})]
+    lines.append(ledger.commit(entry()))
+    parsed = Ledger.parse("run", "server", lines)
+    assert parsed.budget == ledger.budget == {"epsilon": 2.0, "delta": 1e-5}
+    assert parsed.entries == ledger.entries
+    with pytest.raises(LedgerError, match="before the first release"):
+        ledger.declare({"epsilon": 3.0, "delta": 1e-5})
+    with pytest.raises(LedgerError):  # nor by hand: the chain begins with it
+        Ledger.parse("run", "server", [lines[-1], *lines[:-1]])
+    assert written(entry())[0].budget is None
+
+
 def test_a_line_is_one_line_of_json():
     _, lines = written(entry())
     assert "\n" not in lines[0]

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from fedveil.layout import Layout
 from fedveil.mechanisms import ReproducibleSource, gaussian_sigma
 from fedveil.methods import (
     SGALDP,
+    ClientFacts,
     Clusters,
     FedRE,
     GlobalDP,
@@ -34,6 +36,7 @@ from fedveil.methods import (
     stack_counts,
     stack_models,
 )
+from fedveil.methods.sga_ldp import LastBroadcast
 
 DELTA = 1e-5
 D = 20_000
@@ -146,7 +149,7 @@ def test_the_type_is_kept(name):
 def test_counts_cannot_weigh_under_local_trust():
     with pytest.raises(FieldError, match="weighting"):
         Method("sga-ldp", SGALDP(), Plain(FedAvg("examples")))
-    Method("global", TrustedServer(), GlobalDP(FedAvg("examples"), order="printed"))
+    Method("global", TrustedServer(), GlobalDP(FedAvg("examples"), order="printed", noise_multiplier=0.01))
 
 
 # ---- group privacy
@@ -180,9 +183,27 @@ def test_group_leakage_of_the_hospital_network():
     assert quoted.leakage == pytest.approx(2.2)
 
 
-def test_group_refuses_a_zero_step_and_nu_zero_adds_no_noise():
-    with pytest.raises(FieldError, match="not zero"):
-        protect(GroupPrivacy(), START, torch.zeros(D, dtype=torch.float64))
+def test_without_a_private_scale_the_declared_public_one_is_used():
+    failed = ClientFacts(broadcast=broadcast_of(START), layout=LAYOUT, failed=True)
+    # group privacy, of a client that did not move and of one that failed: nu times the public radius
+    side = GroupPrivacy(noise_multiplier=2.0, fallback_radius=3.0)
+    for facts in (client_facts(START, layout=LAYOUT), failed):
+        protected = side.protect((Release("model", START),), facts, side.init(), ReproducibleSource(1))
+        assert_laplace(protected.releases[0].value - START, D / 6)
+        assert protected.spend.guarantee.status == "heuristic"
+    # FedRE: the same budget for every layer, whatever the scores would have been
+    protected = FedRE(clip=0.5).protect((Release("model", START),), failed, FedRE().init(), ReproducibleSource(1))
+    first, second = protected.spend.scale
+    assert first == second
+    assert_deviation(protected.releases[0].value - START, first)
+    # SGA-LDP: epsilon_min, also where there is a reference along which the update would be
+    side = SGALDP(epsilon_min=1.0, epsilon_max=8.0)
+    state = LastBroadcast(round=0, model=START - STEP, released=START)
+    protected = side.protect((Release("model", START + STEP),), failed, state, ReproducibleSource(1))
+    assert protected.spend.scale == (pytest.approx(gaussian_sigma(1.0, DELTA, 1.0)),)
+
+
+def test_nu_zero_adds_no_noise():
     protected = protect(GroupPrivacy(noise_multiplier=0), START, STEP)
     assert torch.equal(protected.releases[0].value, START + STEP)
     assert [r.kind for r in protected.releases] == ["model"]
@@ -267,10 +288,44 @@ def test_fedre_refuses_missing_or_misplaced_scores(scores):
         protect(FedRE(), START, STEP, scores=scores)
 
 
+def test_fedre_with_a_uniform_split_by_hand():
+    # printed: each of 2 layers gets epsilon 20 and half of delta, whatever the scores
+    side = FedRE(epsilon=40.0, delta=DELTA, clip={"a": 0.5, "b": 2.0}, split="uniform")
+    sigma = math.sqrt(2 * 7 * math.log(2 / DELTA)) / 20
+    protected = protect(side, START, STEP, rounds=7, scores=None)
+    assert protected.spend.scale == pytest.approx((0.5 * sigma, 2.0 * sigma))
+    assert not protected.spend.guarantee.proven
+    # sound: each layer has half of the round's mu^2, at sensitivity 2 C_l
+    protected = protect(replace(side, scores="public"), START, STEP, rounds=4, scores=None, public_scores=None)
+    mu = mu_of_epsilon(40.0, DELTA) / 2
+    assert protected.spend.scale == pytest.approx((2 * 0.5 * math.sqrt(2) / mu, 2 * 2.0 * math.sqrt(2) / mu))
+    assert protected.spend.guarantee.mu == pytest.approx(mu)
+
+
+@pytest.mark.parametrize("changes", [{}, {"scores": "public"}, {"split": "uniform"}])
+def test_fedre_noise_of_a_given_power(changes):
+    own = FedRE(clip={"a": 0.5, "b": 2.0}, **changes)
+    protected = protect(replace(own, noise_to_clip=0.25), START, STEP)
+    scale = protected.spend.scale
+    # a has 10,000 parameters and so has b; the clips together are sqrt(0.25 + 4) long
+    assert 100 * math.hypot(*scale) == pytest.approx(0.25 * math.sqrt(4.25))
+    plain = protect(own, START, STEP).spend.scale
+    assert scale[0] / scale[1] == pytest.approx(plain[0] / plain[1])  # the split is the same
+    assert not protected.spend.guarantee.proven
+    assert "ratio" in protected.spend.guarantee.reason
+
+
 def test_fedre_asks_for_what_it_needs():
     assert FedRE().needs == {"layer_scores"}
     assert FedRE(scores="public").needs == {"public_layer_scores"}
-    assert PerturbationAware.needs == {"public_scores"}
+    assert PerturbationAware().needs == {"public_scores"}
+    assert FedRE(split="uniform").needs == FedRE(split="uniform", scores="public").needs == set()
+    assert PerturbationAware(weighting="equal").needs == set()
+    for key, value in (("split", "even"), ("noise_to_clip", 0.0)):
+        with pytest.raises(FieldError, match=key):
+            FedRE(**{key: value})
+    with pytest.raises(FieldError, match="weighting"):
+        PerturbationAware(weighting="scored")
     for clip_ in (0, {"a": -1.0}):
         with pytest.raises(FieldError, match="clip"):
             FedRE(clip=clip_)
@@ -289,6 +344,13 @@ def test_perturbation_aware_by_hand():
         PerturbationAware(normalised=False), [1.0, 1.0], [[4.0, 6.0], [8.0, 2.0]], layout=SMALL, scores=scores
     )
     assert printed.models.tolist() == [pytest.approx([1 + 8 + 16 / 3, 1 + 6 + 2])]
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+def test_equal_weights_are_the_mean(normalised):
+    side = PerturbationAware(weighting="equal", normalised=normalised)
+    result = combine(side, [1.0, 1.0], [[4.0, 6.0], [8.0, 2.0]], layout=SMALL, scores=None)
+    assert result.models.tolist() == [pytest.approx([1 + 6, 1 + 4])]
 
 
 @pytest.mark.parametrize("scores", [None, torch.ones(2, 1), torch.ones(1, 2), torch.ones(2)])
@@ -429,6 +491,6 @@ def test_build_refuses_what_it_does_not_know():
     with pytest.raises(FieldError, match="did you mean 'metric'"):
         build("metrics")
     with pytest.raises(FieldError, match="did you mean 'noise_multiplier'"):
-        build("global", noise_multiplyer=1.0)
+        build("global", noise_multiplier=0.01, noise_multiplyer=1.0)
     with pytest.raises(FieldError, match="brings its own"):
         build("group", FedAvg())

@@ -86,7 +86,7 @@ def clients(n=3):
 
 
 def federation(name="global", **options):
-    return Federation(model=tiny, clients=clients(), privacy=build(name, **OPTIONS[name]), seed=3, **options)
+    return Federation(model=tiny, clients=clients(), method=build(name, **OPTIONS[name]), seed=3, **options)
 
 
 def test_the_cost_is_in_the_ledger_and_in_the_total():
@@ -104,8 +104,8 @@ def test_clear_metrics_leave_no_epsilon():
     history = federation(publishing=Publishing(metrics="clear")).run(2)
     assert history.guarantee.status == "heuristic"
     assert "eps" not in history.guarantee.describe(1e-5)
-    assert history.rounds[0].published["accuracy"] == pytest.approx(history.rounds[0].metrics.accuracy)
-    assert history.rounds[0].published["loss"] == pytest.approx(history.rounds[0].metrics.loss)
+    assert history.rounds[0].published["accuracy"] == pytest.approx(history.rounds[0].metrics["accuracy"])
+    assert history.rounds[0].published["loss"] == pytest.approx(history.rounds[0].metrics["loss"])
     assert federation("vanilla", publishing=Publishing(metrics="noised")).run(1).guarantee.status == "none"
 
 
@@ -126,7 +126,7 @@ def test_under_local_trust_and_under_flower_nothing_is_published():
     flower = pytest.importorskip("fedveil.engines.flower")
     with pytest.raises(FieldError, match="under Flower clients are shown no metrics"):
         flower.FlowerFederation(
-            model=tiny, clients=clients(), privacy=build("vanilla"), publishing=Publishing(metrics="clear")
+            model=tiny, clients=clients(), method=build("vanilla"), publishing=Publishing(metrics="clear")
         )
 
 

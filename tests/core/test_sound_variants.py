@@ -180,7 +180,7 @@ def test_discrete_noise_lies_on_its_grid_with_the_right_scale() -> None:
 
 def test_discrete_noise_refuses_what_it_does_not_cover() -> None:
     with pytest.raises(FieldError, match="noise"):
-        GlobalDP(noise="discrete", order="printed")
+        GlobalDP(noise="discrete", order="printed", noise_multiplier=0.01)
 
 
 def test_quantile_clipping_converges_and_charges_its_bit() -> None:

@@ -23,9 +23,11 @@ from pathlib import Path
 import torch
 
 from fedveil.accounting import Ledger, Release, digest
-from fedveil.engines.party import COMBINE, PROTECT, ClientParty, ServerParty
+from fedveil.config import parse
+from fedveil.engines.client import PROTECT, ClientParty
+from fedveil.engines.party import COMBINE, ServerParty
 from fedveil.errors import FieldError
-from fedveil.experiments import parse, run
+from fedveil.runs import run
 
 EPSILON = 10.0  # of the server under "global": four releases cost 9.997, so that a second redraw ends the run early
 METHODS = {
@@ -209,7 +211,7 @@ def watch_disk(steps):
 def watch_parties(log, steps):
     """Note what is handed over, with a step before it is drawn, before it is handed over, and after."""
     handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    release, combine = ClientParty.release, ServerParty.combine
+    admit, release, combine = ClientParty.admit, ClientParty.release, ServerParty.combine
 
     def hand_over(party, round_, purpose, releases):
         if party.method.client.trust == "central" and purpose == PROTECT:  # a declared identity: nothing to record
@@ -219,9 +221,16 @@ def watch_parties(log, steps):
         os.write(handle, (json.dumps([party.ledger.run, *key, digest(releases)]) + "\n").encode())
         steps()
 
-    def stepping_release(party, releases, facts):
+    def stepping_admit(party, broadcast):
         steps()
-        released = release(party, releases, facts)
+        verdict = admit(party, broadcast)
+        if isinstance(verdict, tuple):  # an answer without training
+            hand_over(party, broadcast.public.round, PROTECT, verdict)
+        return verdict
+
+    def stepping_release(party, releases, facts, *more):
+        steps()
+        released = release(party, releases, facts, *more)
         hand_over(party, facts.broadcast.public.round, PROTECT, released)
         return released
 
@@ -231,7 +240,8 @@ def watch_parties(log, steps):
         hand_over(party, broadcast.public.round, COMBINE, (Release("model", opened.models),))
         return opened, record
 
-    ClientParty.release, ServerParty.combine = stepping_release, stepping_combine
+    ClientParty.admit, ClientParty.release = stepping_admit, stepping_release
+    ServerParty.combine = stepping_combine
 
 
 class Case:
@@ -291,10 +301,11 @@ class Case:
         return [json.loads(line) for line in self.log.read_text().splitlines()] if self.log.exists() else []
 
     def ledgers(self):
-        """The entries of every party, whole lines only."""
+        """The entries of every party, whole lines only, and without the budget it declared before them."""
         books = {}
         for path in sorted((self.folder / "ledger").glob("*.jsonl")):
-            books[path.stem] = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+            for value in (json.loads(line) for line in path.read_text().split("\n")[:-1]):
+                books.setdefault(value["party"], []).extend([value] if "budget" not in value else [])
         return books
 
     def check_kept(self):
@@ -321,8 +332,12 @@ class Case:
         self._check_wire()
         assert self.wire()
         run_id = json.loads((self.folder / "checkpoint" / "run.json").read_text())["run_id"]
+        books = {}
         for path in (self.folder / "ledger").glob("*.jsonl"):
-            Ledger.parse(run_id, path.stem, path.read_text().splitlines())
+            for line in path.read_text().splitlines():
+                books.setdefault(json.loads(line)["party"], []).append(line)
+        for party, lines in books.items():
+            Ledger.parse(run_id, party, lines)
         assert self.files() == whole.files(), f"files differ: {sorted(self.files() ^ whole.files())}"
         summary = json.loads((self.folder / "summary.json").read_text())
         if self.spec.source.kind == "reproducible":

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from fedveil.config import parse
 from fedveil.errors import LedgerError
-from fedveil.experiments import parse, run
+from fedveil.runs import run
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 
@@ -51,7 +52,7 @@ def test_at_some_steps(tmp_path):
     figures = crash(
         tmp_path,
         {**plan, "method": "sga-ldp", "source": "secure", "deaths": ["kill", "power cut"]},
-        {**plan, "method": "global", "source": "reproducible", "deaths": ["kill"]},
+        {**plan, "method": "global", "noise_multiplier": 0.01, "source": "reproducible", "deaths": ["kill"]},
     )
     assert_nothing_failed(figures)
     assert all(found["steps"] > 90 for found in figures)
@@ -85,7 +86,10 @@ def test_the_power_is_cut_at_every_step(tmp_path, capsys, method, source):
 @pytest.mark.slow
 @pytest.mark.parametrize("source", SOURCES)
 def test_what_a_killed_process_left_unsynced_is_not_relied_on(tmp_path, capsys, source):
-    figures = crash(tmp_path, {"method": "global", "source": source, "deaths": ["kill", "power cut"], "rounds": 2})
+    figures = crash(
+        tmp_path,
+        {"method": "global", "noise_multiplier": 0.01, "source": source, "deaths": ["kill", "power cut"], "rounds": 2},
+    )
     shown(capsys, "killed, then power cut", figures)
     assert_nothing_failed(figures)
 
@@ -137,17 +141,20 @@ DAMAGE = {
 @pytest.mark.parametrize("name", list(DAMAGE))
 def test_a_damaged_ledger_is_refused_with_the_way_out_and_left_alone(folder, party, name):
     damage, message = DAMAGE[name]
-    ledger = folder / "ledger" / f"{party}.jsonl"
-    ledger.write_text("".join(damage(ledger.read_text().splitlines(keepends=True))))
+    ledger = folder / "ledger" / ("server.jsonl" if party == "server" else "clients.jsonl")
+    lines = ledger.read_text().splitlines(keepends=True)
+    own = [line for line in lines if json.loads(line)["party"] == party]
+    ledger.write_text("".join([line for line in lines if line not in own] + damage(own)))
     assert_refused(folder, f"ledger of '{party}'.*{message}.*restore (it|the file) or start a new run")
 
 
 def test_the_ledger_of_another_run_or_party_is_refused_with_the_way_out(folder, tmp_path):
     run(config(seed=1), tmp_path / "other")
-    shutil.copy(tmp_path / "other" / "ledger" / "0.jsonl", folder / "ledger" / "0.jsonl")
+    clients = folder / "ledger" / "clients.jsonl"
+    shutil.copy(clients, folder / "ledger" / "server.jsonl")
+    assert_refused(folder, "ledger of 'server', line 1 belongs to .*party '0'; restore the file or start a new run")
+    shutil.copy(tmp_path / "other" / "ledger" / "clients.jsonl", clients)
     assert_refused(folder, "ledger of '0', line 1 belongs to run .*; restore the file or start a new run")
-    shutil.copy(folder / "ledger" / "1.jsonl", folder / "ledger" / "0.jsonl")
-    assert_refused(folder, "ledger of '0', line 1 belongs to .*party '1'; restore the file or start a new run")
 
 
 def test_the_checkpoint_of_another_run_is_refused_with_the_way_out(folder, tmp_path):
@@ -173,7 +180,7 @@ def test_a_run_killed_before_it_began_is_started_anew(tmp_path):
 
 
 def test_what_a_killed_replacement_left_is_removed(folder):
-    left = [folder / "checkpoint" / ".round.safetensors.part", folder / "ledger" / ".0.jsonl.part"]
+    left = [folder / "checkpoint" / ".round.safetensors.part", folder / "ledger" / ".clients.jsonl.part"]
     for path in left:
         path.write_bytes(b"half")
     run(config(), folder, resume=True)

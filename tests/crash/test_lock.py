@@ -10,11 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedveil.config import parse
 from fedveil.errors import FieldError, LedgerError
-from fedveil.experiments import parse, run
-from fedveil.experiments.checkpoint import Checkpoint
-from fedveil.experiments.lock import FILE, FolderLock
-from fedveil.experiments.runner import Silent
+from fedveil.runs import run
+from fedveil.runs.checkpoint import Checkpoint
+from fedveil.runs.lock import FILE, FolderLock
+from fedveil.runs.runner import Silent
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 
@@ -137,7 +138,7 @@ def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
     def refuse(handle):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr("fedveil.experiments.lock._lock", refuse)
+    monkeypatch.setattr("fedveil.runs.lock._lock", refuse)
     with pytest.raises(FieldError, match=r"cannot be locked \(No locks available\): give a folder"):
         run(config(), tmp_path / "run")
     assert [path.name for path in (tmp_path / "run").iterdir()] == [FILE]
@@ -202,7 +203,8 @@ def test_a_budget_without_room_for_a_redraw_leaves_the_checkpointed_model(tmp_pa
     assert summary.values["rounds"] == 1
     left = load_file(folder / "model.safetensors")
     assert torch.equal(torch.cat([v.reshape(-1) for v in left.values()]).sort().values, kept.sort().values)
-    assert len((folder / "ledger" / "server.jsonl").read_text().splitlines()) == 2
+    lines = (folder / "ledger" / "server.jsonl").read_text().splitlines()
+    assert [json.loads(line).get("round") for line in lines] == [None, 1, 2]  # the budget itself comes first
     assert summary.values["guarantees"]["server"]["epsilon"] <= 7.0
 
 

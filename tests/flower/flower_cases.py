@@ -6,21 +6,23 @@ from torch import nn
 
 from fedveil.accounting import ParticipationFilter
 from fedveil.aggregation import FedAdam, FedAvg, FedMedian
+from fedveil.engines import Execution
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining
-from fedveil.learning.learner import Learner
+from fedveil.learning.learner import Learner, Scoring
 from fedveil.methods import build
 
 CLIENTS, ROUNDS, REGION = 5, 3, (2, 2, 3, 4)
 
 METHODS = {
     "vanilla": build("vanilla", FedAvg(weighting="examples")),
-    "global-formal": build("global", FedAvg()),
-    "global-printed": build("global", FedAvg(weighting="examples"), order="printed"),
+    "global-formal": build("global", FedAvg(), noise_multiplier=0.01),
+    "global-printed": build("global", FedAvg(weighting="examples"), order="printed", noise_multiplier=0.01),
     "metric-fedavg": build("metric", FedAvg()),
     "metric-fedmedian": build("metric", FedMedian(), order="printed"),
     "metric-fedadam": build("metric", FedAdam()),
     "group": build("group", hypotheses=2),
+    "ifca": build("ifca", hypotheses=2),
     "fedre-normalised": build("fedre"),
     "fedre-printed": build("fedre", normalised=False),
     "sga-ldp": build("sga-ldp"),
@@ -49,13 +51,15 @@ def arguments(name, **changes):
     model, local = network(), LocalTraining(lr=0.1, batch_size=8)
     given = {
         "model": network,
-        "learner": Learner(model, Layout.from_module(model), local, region=REGION, score_images=2),
+        "learner": Learner(model, Layout.from_module(model), local, region=REGION, scoring=Scoring(images=2)),
         "clients": digits(),
-        "privacy": METHODS[name],
+        "method": METHODS[name],
         "seed": 11,
         "public_data": public,
     }
-    return given | changes
+    values = given | changes
+    own = {name: values.pop(name) for name in ("learner", "ledgers", "run_id") if name in values}
+    return values | {"execution": Execution(**own)}
 
 
 def unruly(name, **changes):
@@ -73,8 +77,8 @@ def observe(federation):
     raw, sent = {}, []
     learn = federation.learner.learn
 
-    def spy_learn(models, clients, keys, needs=frozenset()):
-        outcomes = learn(models, clients, keys, needs)
+    def spy_learn(models, clients, keys, *more):
+        outcomes = learn(models, clients, keys, *more)
         raw.update({key[1:]: (models[o.chosen], o) for key, o in zip(keys, outcomes, strict=True)})
         return outcomes
 

@@ -7,7 +7,7 @@ import torch
 from flower_cases import CLIENTS, METHODS, arguments, observe
 
 from fedveil.clipping import clip
-from fedveil.engines.party import ClientParty
+from fedveil.engines import ClientParty
 from fedveil.flower import FlowerFederation, from_arrays
 from fedveil.mechanisms import EuclideanLaplace, Gaussian, gaussian_sigma
 
@@ -109,6 +109,7 @@ def test_central_trust_passes_model_count_and_metrics(name):
     for _, learned, sent, reply in found.values():
         assert torch.equal(sent, learned.trained.model)
         expected = {"num-examples": learned.trained.examples, "train_loss": learned.trained.loss}
+        expected |= {"fedveil.index": float(learned.chosen)} if name == "ifca" else {}
         assert dict(reply.content["metrics"]) == expected
         assert "fedveil.facts" not in reply.content
 

@@ -49,7 +49,7 @@ def run(strategy, client_app, partitions=3, start=None, evaluate_fn=None, **opti
 
 def app(change=lambda reply, partition: None, mods=None, method=VANILLA):
     """Each client adds 1 + its partition."""
-    client = ClientApp(mods=[fv.flower.privacy_mod(LAYOUT, method)] if mods is None else mods)
+    client = ClientApp(mods=[fv.flower.privacy_mod(LAYOUT, method, ledger="run")] if mods is None else mods)
 
     @client.train()
     def train(message, context):
@@ -121,7 +121,7 @@ def test_clients_without_the_mod_end_the_run_loudly(name):
         federation.run(1)
 
 
-def test_one_client_without_the_mod_never_trains_or_ends_the_run():
+def test_one_client_without_the_mod_never_trains_and_ends_nothing():
     trained = []
 
     def tolerant(message, context):
@@ -130,26 +130,120 @@ def test_one_client_without_the_mod_never_trains_or_ends_the_run():
 
     bare = ClientApp()
     bare.train()(tolerant)
-    with pytest.raises(UnprotectedError, match=r"fedveil\.reply"):
-        run(FedVeilStrategy(VANILLA, LAYOUT, 1), {0: app(), 1: bare, 2: app()})
-    assert trained == [False]  # it was greeted, never sent a model
+    strategy = FedVeilStrategy(VANILLA, LAYOUT, 2, clients=3)
+    run(strategy, {0: app(), 1: bare, 2: app()})
+    assert [r.used for r in strategy.history] == [(0, 2)] * 2
+    assert [set(r.failed) for r in strategy.history] == [{1}] * 2
+    assert trained == [False, False]  # it was greeted, never sent a model
 
 
-def test_a_reply_that_lost_its_mark_or_kept_its_facts_ends_the_run():
-    def lose(content, partition):
-        del content["fedveil.reply"]
-
-    def keep(content, partition):
-        content[FACTS] = ConfigRecord({"chosen": 0})
-
-    for change in (lose, keep):
-        with pytest.raises(UnprotectedError, match="not protected"):
-            run(FedVeilStrategy(VANILLA, LAYOUT, 1), app(mods=outermost(change)))
+def lose(content, partition):
+    del content["fedveil.reply"]
 
 
-def test_a_client_with_another_method_ends_the_run():
+def keep(content, partition):
+    content[FACTS] = ConfigRecord({"chosen": 0})
+
+
+def claim(content, partition):
+    content["fedveil.reply"] = write_mark(0, VANILLA.client, True)
+
+
+def misname(content, partition):
+    content["fedveil.reply"] = ConfigRecord({"partition-id": partition, "side": "GroupPrivacy", "trust": "local"})
+
+
+def unnumber(content, partition):
+    content["fedveil.reply"] = ConfigRecord({**content["fedveil.reply"], "partition-id": "one"})
+
+
+def shrink(content, partition):
+    content["arrays"] = ArrayRecord([torch.ones(2).numpy()])
+
+
+def poison(content, partition):
+    content["arrays"] = to_arrays(LAYOUT, torch.full((6,), torch.nan))
+
+
+def crowd(content, partition):
+    content["metrics"] = MetricRecord({"num-examples": 1, **{f"m{i}": 1.0 for i in range(10_000)}})
+
+
+def shout(content, partition):
+    content["metrics"] = MetricRecord({"num-examples": 1, "\x1b[2J" * 30: 1.0})
+
+
+def overcount(content, partition):
+    content["metrics"] = MetricRecord({"num-examples": 10**300})
+
+
+HOSTILE = [lose, keep, claim, misname, unnumber, shrink, poison, crowd, shout, overcount]
+
+
+@pytest.mark.parametrize("change", HOSTILE)
+def test_what_one_client_sends_is_its_failure_and_not_the_runs_end(change):
+    strategy = FedVeilStrategy(VANILLA, LAYOUT, 2)
+    run(strategy, {0: app(), 1: app(mods=outermost(change)), 2: app()})
+    for log in strategy.history:
+        assert log.used == (0, 2)
+        (reason,) = {**log.failed, **log.invalid}.values()
+        assert reason.isprintable()
+        assert len(reason) < 250
+
+
+@pytest.mark.parametrize("change", [lose, misname])
+def test_a_round_of_nothing_but_unprotected_replies_ends_loudly(change):
+    with pytest.raises(NoReplyError, match="no usable reply"):
+        run(FedVeilStrategy(build("global", noise_multiplier=0.01), LAYOUT, 1), app(mods=outermost(change)))
+
+
+def test_clients_with_another_method_never_train():
     with pytest.raises(UnprotectedError, match="give both the same method"):
         run(FedVeilStrategy(build("sga-ldp"), LAYOUT, 1), app())
+
+
+BAD_FIGURES = [
+    {"num-examples": 10**300, "loss": 1.0},
+    {"num-examples": -5, "loss": 1.0},
+    {"num-examples": 5, "loss": float("nan")},
+    {"num-examples": 5, "loss": float("inf")},
+]
+
+
+@pytest.mark.parametrize("figures", BAD_FIGURES)
+def test_evaluate_replies_are_checked_like_others(figures):
+    def spoil(message, context, call_next):
+        reply = call_next(message, context)
+        if message.metadata.message_type == "evaluate":
+            reply.content["metrics"] = MetricRecord(figures)
+        return reply
+
+    def unmark(message, context, call_next):
+        reply = call_next(message, context)
+        if message.metadata.message_type == "evaluate":
+            del reply.content["fedveil.reply"]
+        return reply
+
+    spoiling, unmarked = (app(mods=[mod, fv.flower.privacy_mod(LAYOUT, VANILLA)]) for mod in (spoil, unmark))
+    strategy = FedVeilStrategy(VANILLA, LAYOUT, 1)
+    result = run(strategy, {0: app(), 1: spoiling, 2: unmarked, 3: app()}, partitions=4)
+    # the mean model is 2.5; clients 0 and 3 measure 2.5 on one example and 5.5 on four
+    assert result.evaluate_metrics_clientapp == {1: {"loss": pytest.approx((2.5 + 4 * 5.5) / 5)}}
+
+
+def test_error_texts_of_clients_are_bounded_and_plain():
+    class Shouting(InProcessGrid):
+        def _ask(self, message):
+            reply = super()._ask(message)
+            if self._partitions[message.metadata.dst_node_id] == 1 and "arrays" in message.content:
+                return Message(Error(2, "\x1b[2J\n" + "x" * 10**6), reply_to=message)
+            return reply
+
+    strategy = FedVeilStrategy(VANILLA, LAYOUT, 1, evaluate=False)
+    run(strategy, None, grid=Shouting(app(), [{"partition-id": i} for i in range(3)]))
+    (reason,) = strategy.history[0].failed.values()
+    assert reason.startswith("?[2J?xxx")
+    assert len(reason) < 250
 
 
 @pytest.mark.parametrize("name", ["group", "fedre-normalised"])
@@ -159,25 +253,6 @@ def test_facts_never_reach_the_server(name):
     federation.run(2)
     assert len(sent) == 3 * CLIENTS  # the greeting and two rounds
     assert all(set(r.content) <= {"arrays", "metrics", "fedveil.reply"} for r in sent)
-
-
-def test_a_client_that_claims_another_partition_is_dropped():
-    def claim(content, partition):
-        content["fedveil.reply"] = write_mark(0, VANILLA.client, True)
-
-    strategy = FedVeilStrategy(VANILLA, LAYOUT, 1)
-    run(strategy, {0: app(), 1: app(mods=outermost(claim)), 2: app()})
-    assert strategy.history[0].used == (0, 2)
-    assert "spoke for partition 1" in strategy.history[0].failed[1]
-
-
-def test_garbage_is_one_clients_failure():
-    def spoil(content, partition):
-        content["arrays"] = ArrayRecord([torch.ones(2).numpy()])
-
-    strategy = FedVeilStrategy(VANILLA, LAYOUT, 1)
-    run(strategy, {0: app(), 1: app(mods=outermost(spoil)), 2: app()})
-    assert (strategy.history[0].used, list(strategy.history[0].failed)) == ((0, 2), [1])
 
 
 class Replaying(InProcessGrid):
@@ -207,8 +282,9 @@ def test_two_nodes_of_one_partition_are_refused():
                 return Message(RecordDict({"fedveil.reply": write_mark(0, VANILLA.client)}), reply_to=message)
             return super()._ask(message)
 
-    with pytest.raises(FedVeilError, match="two nodes speak for partition 0"):
-        run(FedVeilStrategy(VANILLA, LAYOUT, 1), None, grid=Doubled(app(), [{"partition-id": 0}]))
+    strategy = FedVeilStrategy(VANILLA, LAYOUT, 1)
+    run(strategy, None, grid=Doubled(app(), [{"partition-id": 0}, {"partition-id": 1}]))
+    assert 1 in strategy.history[0].used  # one of the two that claim 0 is heard at the most
 
 
 class Leaving(InProcessGrid):
@@ -235,8 +311,9 @@ def test_nodes_that_leave_are_counted_and_may_come_back():
 def test_too_few_clients_end_the_wait():
     with pytest.raises(FedVeilError, match="3 of 4 clients"):
         run(FedVeilStrategy(VANILLA, LAYOUT, 1, clients=4, patience=0.01), app())
-    with pytest.raises(FedVeilError, match="planned are 0 to 1"):
-        run(FedVeilStrategy(VANILLA, LAYOUT, 1, clients=2), app())
+    strategy = FedVeilStrategy(VANILLA, LAYOUT, 1, clients=2)
+    run(strategy, app())  # partition 2 is not planned, and not heard
+    assert strategy.history[0].used == (0, 1)
 
 
 def test_partitions_may_have_any_numbers():
@@ -316,8 +393,8 @@ def test_the_learners_app_evaluates_under_central_trust():
     run_in_process(server, grid=federation.grid())
     expected = fv.Federation(**arguments("vanilla", clients=digits(test=8))).run(1).metrics
     found = results[0].evaluate_metrics_clientapp[1]
-    assert found["loss"] == pytest.approx(expected.loss)
-    assert found["accuracy"] == pytest.approx(expected.accuracy)
+    assert found["loss"] == pytest.approx(expected["loss"])
+    assert found["accuracy"] == pytest.approx(expected["accuracy"])
 
 
 def test_flower_is_imported_only_when_asked_for(monkeypatch):

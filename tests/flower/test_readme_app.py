@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import fedveil as fv
-from fedveil.flower import FedVeilStrategy, method_from, privacy_mod, run_in_process
+from fedveil.flower import FedVeilStrategy, privacy_mod, run_in_process
 
 pytestmark = pytest.mark.flower
 
@@ -23,10 +23,8 @@ def network():
 
 
 layout = fv.Layout.from_module(network())
-client = ClientApp(mods=[privacy_mod(layout)])  # the method comes from the run's configuration
 
 
-@client.train()
 def train(message, context):
     model = network()
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
@@ -40,14 +38,18 @@ def train(message, context):
     return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
 
 
-server = ServerApp()
+def apps(method):
+    client = ClientApp(mods=[privacy_mod(layout, method, ledger="run")])  # a simulation: the ledger ends with the run
+    client.train()(train)
+    server = ServerApp()
 
+    @server.main()
+    def main(grid, context):
+        strategy = FedVeilStrategy(method, layout, rounds=5)
+        result = strategy.start(grid, ArrayRecord(network().state_dict()))
+        context.state["arrays"] = result.arrays
 
-@server.main()
-def main(grid, context):
-    strategy = FedVeilStrategy(method_from(context), layout, rounds=5)
-    result = strategy.start(grid, ArrayRecord(network().state_dict()))
-    context.state["arrays"] = result.arrays
+    return server, client
 
 
 def accuracy(context):
@@ -57,24 +59,15 @@ def accuracy(context):
 
 
 @pytest.mark.parametrize(
-    ("config", "least", "most"),
+    ("name", "options", "least", "most"),
     [
-        ({"privacy.method": "vanilla"}, 0.8, 1.0),
-        ({"privacy.method": "global", "privacy.noise-multiplier": 0.01}, 0.8, 1.0),
-        ({"privacy.method": "global", "privacy.noise-multiplier": 50.0}, 0.0, 0.4),
-        ({"privacy.method": "metric", "privacy.noise-multiplier": 0.01, "privacy.clip": 2.0}, 0.8, 1.0),
-        (
-            {
-                "privacy.method": "sga-ldp",
-                "privacy.epsilon-min": 5000,
-                "privacy.epsilon-max": 5000,
-                "privacy.clip": 5.0,
-            },
-            0.6,
-            1.0,
-        ),
+        ("vanilla", {}, 0.8, 1.0),
+        ("global", {"noise_multiplier": 0.01}, 0.8, 1.0),
+        ("global", {"noise_multiplier": 50.0}, 0.0, 0.4),
+        ("metric", {"noise_multiplier": 0.01, "clip": 2.0}, 0.8, 1.0),
+        ("sga-ldp", {"epsilon_min": 5000, "epsilon_max": 5000, "clip": 5.0}, 0.6, 1.0),
     ],
 )
-def test_the_readmes_app_learns(config, least, most):
-    context = run_in_process(server, client, num_partitions=4, run_config=config)
+def test_the_readmes_app_learns(name, options, least, most):
+    context = run_in_process(*apps(fv.methods.build(name, **options)), num_partitions=4)
     assert least <= accuracy(context) <= most

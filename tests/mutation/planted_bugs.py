@@ -5,11 +5,16 @@ from dataclasses import dataclass
 CORE = "tests/core/test_"
 ENGINE = f"{CORE}engine_noise.py"
 CENTRAL, LOCAL = f"{CORE}methods_central.py", f"{CORE}methods_local.py"
+FAILURES = f"{CORE}failures.py"
+POLICY = "tests/flower/test_flower_policy.py"
 PARTIES, RULES, SCALES = f"{CORE}parties.py", f"{CORE}aggregation.py", f"{CORE}calibration.py"
 GAME = f"{CORE}distinguishing.py"
 PATHS = f"{CORE}game.py::test_no_claim_is_beaten"
 SOUND = f"{CORE}sound_variants.py"
 LOCKS = "tests/crash/test_lock.py"
+RECORD, PRIVATE = f"{CORE}record.py", "tests/test_learning_private.py"
+PRINTED = f"{CORE}printed_figures.py"
+CROWDS = f"{CORE}large_cohorts.py"
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ _SGA = "update = update + Gaussian(sigma).sample("
 _SGA_CLIP = "update = clip(model - facts.start, self.clip)"
 _SGA_OUT = '(Release("model", released),), spend'
 _KEY = "key = (self.ledger.party, round_, purpose, attempt)"
-_COMMIT = "            self._commit(Entry((round_, purpose), attempt, mark, spend))\n"
+_COMMIT = "            self._commit(Entry((round_, purpose), attempt, mark, spend, self._source.kind))\n"
 _METHODS = {
     "central": "methods/central.py",
     "group": "methods/group_privacy.py",
@@ -193,10 +198,50 @@ BUGS = (
         CENTRAL,
     ),
     _bug(
+        "epsilons are rounded to the nearest",
+        "gdp.py",
+        "Context(prec=digits, rounding=ROUND_CEILING)",
+        "Context(prec=digits)",
+        PRINTED,
+        f"{CORE}guarantees.py",
+    ),
+    _bug(
+        "a printed epsilon goes its own way",
+        "accounting/guarantee.py",
+        "eps={rounded_up(epsilon)} at",
+        "eps={epsilon:.4g} at",
+        PRINTED,
+    ),
+    _bug(
+        "many clients are summed in float32",
+        "aggregation/base.py",
+        "        return weighted_sum(updates, weights)\n",
+        "        total = torch.zeros_like(updates[0])\n"
+        "        for row, weight in zip(updates, weights.tolist(), strict=True):\n"
+        "            total.add_(row, alpha=weight)\n"
+        "        return total.double()\n",
+        CROWDS,
+    ),
+    _bug(
+        "the mean is rounded before its noise",
+        _METHODS["central"],
+        "reduced = clipped.reduce(rule, weights, size)",
+        "reduced = clipped.reduce(rule, weights, size).to(theta.dtype)",
+        CROWDS,
+    ),
+    _bug(
+        "trimmed means are rounded before their noise",
+        "aggregation/ranks.py",
+        "np.empty(d)",
+        "np.empty(d, dtype=rows.dtype)",
+        CROWDS,
+        f"{CORE}kernels.py",
+    ),
+    _bug(
         "replace-one as zero-out",
         "aggregation/base.py",
-        'clip * (2.0 if relation == "replace-one" else 1.0)',
-        "clip",
+        'factor = 2.0 if relation == "replace-one" else 1.0',
+        "factor = 1.0",
         RULES,
         CENTRAL,
         GAME,
@@ -249,7 +294,12 @@ BUGS = (
     # streams
     _bug("noise repeats in every round", "engines/party.py", _KEY, _KEY.replace("round_, ", ""), PARTIES, ENGINE),
     _bug(
-        "clients share their noise", "engines/party.py", _KEY, _KEY.replace("self.ledger.party, ", ""), PARTIES, ENGINE
+        "clients share their noise",
+        "engines/client.py",
+        "self._source.child(self.ledger.party, round_, PROTECT, ",
+        "self._source.child(round_, PROTECT, ",
+        PARTIES,
+        ENGINE,
     ),
     _bug("noise repeats after a crash", "engines/party.py", _KEY, _KEY.replace(", attempt", ""), PARTIES),
     _bug(
@@ -393,8 +443,8 @@ BUGS = (
     _bug(
         "the radius is the step after all",
         _METHODS["group"],
-        "        if epsilon is None:\n",
-        "        if True:\n",
+        "if self.radius is None and not facts.failed and",
+        "if not facts.failed and",
         LOCAL,
         f"{ENGINE}::test_group",
     ),
@@ -506,7 +556,7 @@ BUGS = (
     ),
     _bug(
         "gaussians forget the doubled sensitivity",
-        "accounting/planning.py",
+        "accounting/events.py",
         '"add/remove": 1.0, "replace-one": 2.0}',
         '"add/remove": 1.0, "replace-one": 1.0}',
         f"{CORE}accounting.py",
@@ -515,8 +565,8 @@ BUGS = (
     _bug(
         "a vast loss costs nothing",
         "accounting/composition.py",
-        "    return added + float(composed.get_epsilon_for_delta(delta))\n",
-        "    return float(composed.get_epsilon_for_delta(delta))\n",
+        "    return added + (epsilon_of_mu(mu, delta) if composed",
+        "    return (epsilon_of_mu(mu, delta) if composed",
         f"{CORE}accounting.py",
     ),
     _bug(
@@ -572,10 +622,10 @@ BUGS = (
         f"{CORE}hostile_input.py",
     ),
     # runs and their folders
-    _bug("two processes write", "experiments/lock.py", "            _lock(handle)\n", "            pass\n", LOCKS),
+    _bug("two processes write", "runs/lock.py", "            _lock(handle)\n", "            pass\n", LOCKS),
     _bug(
         "a ledger can be emptied with its checkpoint",
-        "experiments/runfolder.py",
+        "runs/folder.py",
         '            if row.get("round", 0) > max(released, default=0):\n',
         "            if False:\n",
         LOCKS,
@@ -584,7 +634,7 @@ BUGS = (
     _bug(
         "the filter starts over on resume",
         "engines/party.py",
-        "for entry in ledger.entries:",
+        "for entry in ledger.all_entries:",
         "for entry in ():",
         PARTIES,
         f"{CORE}federation.py",
@@ -595,6 +645,20 @@ BUGS = (
         "self._overspent |= not budget.admit_spend(entry.spend)",
         "budget.admit_spend(entry.spend)",
         PARTIES,
+    ),
+    _bug(
+        "a budget chosen after looking counts",
+        "accounting/ledger.py",
+        "        if self.all_entries:\n",
+        "        if False:\n",
+        f"{CORE}ledger.py",
+    ),
+    _bug(
+        "the filter given last is the budget",
+        "engines/party.py",
+        " and not self.ledger.all_entries:",
+        ":",
+        f"{CORE}federation.py",
     ),
     _bug(
         "nothing is stored",
@@ -621,14 +685,14 @@ BUGS = (
     ),
     _bug(
         "a quote may be exceeded",
-        "engines/party.py",
+        "engines/client.py",
         "if self._quoted is not None and _dearer(protected.spend, self._quoted):",
         "if False:",
         PARTIES,
     ),
     _bug(
         "a model leaves in an evaluation",
-        "engines/party.py",
+        "engines/client.py",
         """        if kinds := {r.kind for r in releases} - {"metric", "count"}:\n""",
         "        if kinds := set():\n",
         PARTIES,
@@ -650,17 +714,66 @@ BUGS = (
     _bug(
         "a redraw is free",
         "engines/party.py",
-        "if not (charged and attempt == 0) and not self._charge(spend):",
-        "if attempt == 0 and not charged and not self._charge(spend):",
+        "if not self._charge(spend):",
+        "if known is None and not self._charge(spend):",
         PARTIES,
     ),
     _bug(
-        "a failure is free",
-        "engines/party.py",
-        "if self._quoted is not None and self.ledger.find(",
-        "if self._quoted is None and self.ledger.find(",
+        "a second answer of a client is free",
+        "engines/client.py",
+        "if not self._charge(protected.spend):",
+        "if False:",
         PARTIES,
-        f"{CORE}federation.py",
+        FAILURES,
+    ),
+    _bug(
+        "a failing client falls silent",
+        "engines/client.py",
+        "                self.failure = error\n",
+        "                raise error\n",
+        FAILURES,
+    ),
+    _bug(
+        "a zero update reuses the noise of what failed",
+        "engines/client.py",
+        'ZERO = "zero"',
+        "ZERO = PROTECT",
+        FAILURES,
+    ),
+    _bug(
+        "training begins without an intent",
+        "engines/client.py",
+        "            self._commit(self._entry(public, 0, quoted))\n",
+        "            pass\n",
+        FAILURES,
+    ),
+    _bug(
+        "a replayed round is trained again",
+        "engines/client.py",
+        "if round_ == broadcast.public.round and digest(left) == known.digest:",
+        "if False:",
+        FAILURES,
+    ),
+    _bug(
+        "one-model methods choose among several",
+        "engines/client.py",
+        "if most is not None and len(models) > most:",
+        "if False:",
+        FAILURES,
+    ),
+    _bug(
+        "a composed promise is made twice",
+        "engines/client.py",
+        "            if shares > 1 + 1e-9:\n",
+        "            if False:\n",
+        FAILURES,
+    ),
+    _bug(
+        "an unprotected model is digested",
+        "engines/client.py",
+        'digest(() if protected.spend.mechanism == "none" else protected.releases)',
+        "digest(protected.releases)",
+        FAILURES,
     ),
     _bug(
         "replies in order of arrival",
@@ -671,9 +784,9 @@ BUGS = (
     ),
     _bug(
         "a metric leaks in evaluation",
-        "engines/party.py",
-        "return self.method.client.protect(releases, facts, self.state, source).releases",
-        "return releases",
+        "engines/client.py",
+        "return () if self._local else ",
+        "return releases if self._local else ",
         PARTIES,
     ),
     # metrics that clients see
@@ -734,24 +847,24 @@ BUGS = (
         "tests/flower/test_flower_engines.py",
     ),
     _bug(
-        "flower: metrics pass",
+        "flower: local trust measures",
         "engines/flower/mod.py",
-        "write_reply(party.report(measured, facts), layout",
-        "write_reply(measured, layout",
+        '            if side.trust != "central":\n',
+        "            if False:\n",
         "tests/flower/test_flower_mod.py",
     ),
     _bug(
-        "flower: a failure is free",
+        "flower: a failure is an error",
         "engines/flower/mod.py",
-        "                party.abandon(broadcast.public)\n",
-        "                pass\n",
+        "                    released = party.fail(broadcast, error)\n",
+        "                    raise error\n",
         "tests/flower/test_flower_mod.py",
     ),
     _bug(
         "flower: errors quote the data",
         "engines/flower/mod.py",
-        'private=settings.method.client.trust == "local")',
-        "private=False)",
+        "raise _PrivateError from error",
+        'raise FieldError("client", str(error), "failed") from error',
         "tests/flower/test_flower_mod.py",
     ),
     _bug(
@@ -762,10 +875,191 @@ BUGS = (
         "tests/flower/test_flower_strategy.py",
     ),
     _bug(
-        "flower: a missing mod is ignored",
-        "engines/flower/records.py",
-        "    mark = content.get(REPLY)\n",
-        "    mark = content.get(REPLY, ConfigRecord({'side': type(client).__name__, 'trust': client.trust}))\n",
+        "flower: the run's configuration is taken",
+        "engines/flower/settings.py",
+        "        if policy is None:\n            accepted",
+        "        if False:\n            accepted",
+        POLICY,
+    ),
+    _bug(
+        "flower: a run's seed is noise",
+        "engines/flower/settings.py",
+        'if key == "seed" and policy.secure_source:',
+        "if False:",
+        POLICY,
+    ),
+    _bug(
+        "flower: a ledger is begun on the way",
+        "engines/flower/settings.py",
+        "if ledger is None and source.deployable and recorded:",
+        "if False:",
+        POLICY,
+    ),
+    _bug(
+        "a budget starts over with every run",
+        "accounting/ledger.py",
+        "return [*self.earlier, *self.entries]",
+        "return self.entries",
+        POLICY,
+    ),
+    _bug(
+        "two processes share a lifetime ledger",
+        "engines/lifetime.py",
+        "            self._lock.acquire()\n",
+        "            pass\n",
+        POLICY,
+    ),
+    _bug(
+        "a policy adds unlike kinds",
+        "accounting/policy.py",
+        "if _kind(s) == kind",
+        "if True",
+        f"{CORE}policy.py",
+    ),
+    _bug(
+        "a kind that is not named is free",
+        "accounting/policy.py",
+        '            if limit is None and scope == "total":\n                return _unnamed(kind)\n',
+        "",
+        f"{CORE}policy.py",
+    ),
+    _bug(
+        "flower: one client ends the run",
+        "engines/flower/strategy.py",
+        "                except Exception as error:  # whatever a client sends",
+        "                except FileExistsError as error:  # whatever a client sends",
         "tests/flower/test_flower_strategy.py",
+    ),
+    _bug(
+        "a fork is not noticed",
+        "mechanisms/secure.py",
+        "    _forks += 1\n",
+        "    pass\n",
+        f"{CORE}noise.py",
+    ),
+    _bug(
+        "flower: a missing mod is ignored",
+        "engines/flower/strategy.py",
+        "claimed, counted = read_mark(reply.content, self.method.client)",
+        "claimed, counted = partition, True",
+        "tests/flower/test_flower_strategy.py",
+    ),
+    # record-level privacy
+    _bug(
+        "record: a data-dependent normaliser",
+        "learning/private.py",
+        "self._write((total / noisy.denominator).to(self.layout.dtype))",
+        "self._write((total / max(len(rows), 1)).to(self.layout.dtype))",
+        f"{PRIVATE}::test_the_denominator_does_not_follow_the_sample",
+    ),
+    _bug(
+        "record: parts of an example are clipped one by one",
+        "learning/per_example.py",
+        "if len(tap.inputs[0]) != len(x) or len(tap.outputs[0][0]) != len(x):",
+        "if False:",
+        f"{PRIVATE}::test_clipped_sums_are_those_of_single_examples",
+    ),
+    _bug(
+        "record: masks of dropout follow a known key",
+        "learning/private.py",
+        'stream((*key, int(source.child("dropout").bits(1))), "dropout", self._generator)',
+        'stream(key, "dropout", self._generator)',
+        f"{PRIVATE}::test_masks_of_dropout_are_as_secret_as_the_noise",
+    ),
+    _bug(
+        "record: a share of a sum may take Adam's step",
+        "learning/private.py",
+        'if noisy.summed and local.optimizer != "sgd":',
+        "if False:",
+        f"{PRIVATE}::test_a_share_of_a_sum_takes_no_step_that_is_not_linear",
+    ),
+    _bug(
+        "a heuristic client is ranked below proven ones",
+        "runs/summary.py",
+        "cost = {p: (not g.proven, g.cost,",
+        "cost = {p: (g.cost,",
+        f"{CORE}client_sides.py::test_a_client_without_a_proof_is_the_worst_whatever_the_others_promise",
+    ),
+    _bug(
+        "record: variance taken for deviation",
+        "learning/private.py",
+        "Gaussian(noisy.deviation)",
+        "Gaussian(noisy.deviation**2)",
+        f"{PRIVATE}::test_noise_has_the_deviation_that_is_promised",
+        f"{RECORD}::test_one_silos_release_keeps_its_promise",
+    ),
+    _bug(
+        "record: lots of a fixed size",
+        "learning/private.py",
+        "(lots.uniform(n) < noisy.rate).nonzero()[:, 0]",
+        "lots.uniform(n).argsort()[: round(n * noisy.rate)]",
+        f"{PRIVATE}::test_lots_are_drawn_one_example_at_a_time",
+    ),
+    _bug(
+        "record: no clipping",
+        "learning/per_example.py",
+        "factor = torch.where(lengths > clip, clip * (1 - SHRINK) / lengths, torch.ones_like(lengths))",
+        "factor = torch.ones_like(lengths)",
+        f"{PRIVATE}::test_clipped_sums_are_those_of_single_examples",
+        f"{RECORD}::test_one_silos_release_keeps_its_promise",
+    ),
+    _bug(
+        "record: one stream for lots and noise",
+        "learning/private.py",
+        'lots, noise = source.child("lots"), source.child("noise")',
+        'lots = noise = source.child("noise")',
+        f"{PRIVATE}::test_sampling_and_noise_come_from_streams_of_their_own",
+    ),
+    _bug(
+        "record: shares sized without a curious silo",
+        "methods/record.py",
+        "return self.multiplier / math.sqrt(self.silos - self.tolerated)",
+        "return self.multiplier / math.sqrt(self.silos)",
+        f"{RECORD}::test_any_n_minus_t_shares_make_up_the_noise",
+        f"{RECORD}::test_noise_on_a_sum_is_what_the_shares_promise",
+    ),
+    _bug(
+        "record: a model without noise leaves",
+        "methods/record.py",
+        "        if facts.noised != self.noisy_steps:\n",
+        "        if False:\n",
+        f"{RECORD}::test_a_model_without_the_noise_does_not_leave",
+    ),
+    _bug(
+        "record: a sum goes out without a share",
+        "methods/record.py",
+        '        if gone > int(first["tolerated"]) - 1:\n',
+        "        if False:\n",
+        f"{RECORD}::test_a_dropped_silo_releases_nothing_unless_it_was_planned_for",
+    ),
+    _bug(
+        "validation: a loss is not cut",
+        "methods/validating.py",
+        "cut = min(max(loss, 0.0), self.loss_range) if isfinite(loss) else self.loss_range",
+        "cut = loss",
+        f"{CORE}stopping.py::test_any_two_data_sets_move_a_release_by_the_declared_range_at_most",
+        f"{CORE}stopping.py::test_a_client_whose_data_fail_answers_all_the_same",
+    ),
+    _bug(
+        "validation: noise without the range",
+        "methods/validating.py",
+        "sigma = self.noise_multiplier * self.loss_range",
+        "sigma = self.noise_multiplier",
+        f"{CORE}stopping.py::test_any_two_data_sets_move_a_release_by_the_declared_range_at_most",
+    ),
+    _bug(
+        "validation: no cap on fresh answers",
+        "engines/stopping.py",
+        "budget = ParticipationFilter(rule.validation.releases) if capped else None",
+        "budget = None",
+        f"{CORE}stopping.py::test_asked_again_for_a_round_a_client_sends_the_same_or_pays_again_until_its_cap",
+    ),
+    _bug(
+        "group: a cohort shares one stream",
+        "methods/group_privacy.py",
+        "[sources[i] for i in rows]",
+        "[sources[rows[0]] for i in rows]",
+        f"{CORE}together.py::test_each_row_is_what_its_client_would_send_alone",
+        f"{CORE}together.py::test_a_federation_has_the_same_models_states_and_ledgers",
     ),
 )

@@ -1,5 +1,6 @@
 """Say what it cost: guarantees, releases, spends, ledgers, filters, composition and plans."""
 
+from fedveil.accounting.advice import Choice, Reading, advise, reading
 from fedveil.accounting.composition import epsilon, renyi_epsilon
 from fedveil.accounting.euclidean_laplace import euclidean_laplace_delta, euclidean_laplace_epsilon
 from fedveil.accounting.events import (
@@ -11,17 +12,23 @@ from fedveil.accounting.events import (
     Laplace,
     Mixture,
     Poisson,
+    Relation,
 )
-from fedveil.accounting.filters import Filter, LeakageFilter, Odometer, ParticipationFilter, SpendFilter
-from fedveil.accounting.guarantee import VACUOUS, Guarantee, Relation, Trust, total, unprotected
-from fedveil.accounting.ledger import Entry, Ledger
+from fedveil.accounting.filters import Filter, LeakageFilter, ParticipationFilter, SpendFilter
+from fedveil.accounting.guarantee import VACUOUS, Guarantee, Trust, total, unprotected
+from fedveil.accounting.ledger import OPEN, Entry, Ledger
+from fedveil.accounting.meaning import Meaning
 from fedveil.accounting.planning import Plan, delta_warning, plan
+from fedveil.accounting.policy import Limits, Policy
 from fedveil.accounting.release import Release, count_of, digest, model_of
 from fedveil.accounting.spend import Spend, nothing
+from fedveil.accounting.steps import StepFilter, least_noise, step_event
 from fedveil.gdp import compose_mu, delta_of_mu, epsilon_of_mu, mu_of_epsilon
 
 __all__ = [
+    "OPEN",
     "VACUOUS",
+    "Choice",
     "DiscreteGaussian",
     "Entry",
     "EuclideanLaplace",
@@ -33,16 +40,21 @@ __all__ = [
     "Laplace",
     "LeakageFilter",
     "Ledger",
+    "Limits",
+    "Meaning",
     "Mixture",
-    "Odometer",
     "ParticipationFilter",
     "Plan",
     "Poisson",
+    "Policy",
+    "Reading",
     "Relation",
     "Release",
     "Spend",
     "SpendFilter",
+    "StepFilter",
     "Trust",
+    "advise",
     "compose_mu",
     "count_of",
     "delta_of_mu",
@@ -52,11 +64,14 @@ __all__ = [
     "epsilon_of_mu",
     "euclidean_laplace_delta",
     "euclidean_laplace_epsilon",
+    "least_noise",
     "model_of",
     "mu_of_epsilon",
     "nothing",
     "plan",
+    "reading",
     "renyi_epsilon",
+    "step_event",
     "total",
     "unprotected",
 ]

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
+
+import numpy as np
 
 from fedveil.accounting.euclidean_laplace import discretised, greatest_loss
 from fedveil.accounting.events import (
+    FACTOR,
     DiscreteGaussian,
     EuclideanLaplace,
     Event,
@@ -20,12 +24,12 @@ from fedveil.accounting.events import (
     Laplace,
     Mixture,
     Poisson,
+    Relation,
     grouped,
 )
-from fedveil.accounting.guarantee import Relation
-from fedveil.accounting.planning import FACTOR
+from fedveil.accounting.meaning import Curve
 from fedveil.errors import FieldError, require_choice, require_delta
-from fedveil.gdp import compose_mu, epsilon_of_mu
+from fedveil.gdp import compose_mu, delta_of_mu, epsilon_of_mu
 
 # The grid on which losses lie. Losses are rounded up to it, so that a coarse one is a looser bound; without a limit a
 # small noise multiplier, whose losses are large, would take all memory.
@@ -33,6 +37,7 @@ _INTERVAL = 1e-4
 _FIRST, _POINTS = 2_000, 1_000_000  # of the widest single loss in a first look, and of the composed one
 _SLOW: dict[type[Event], int] = {EuclideanLaplace: 4_000, Mixture: 10_000}  # kinds whose points take long, and how many
 _RARE = 1e-9
+_CURVE = 1000  # points of delta(epsilon)
 _OVERFLOW = 650.0, 1e5  # losses of Laplace kinds, and of Gaussian kinds or in all, for which e^loss or the grid breaks
 
 
@@ -97,15 +102,48 @@ def _library() -> Any:
     return dp_accounting
 
 
+def curve(events: Iterable[tuple[Event, int]], relation: Relation = "zero-out") -> tuple[Curve, Curve]:
+    """Points of delta(epsilon) of all events together, for `fedveil.accounting.meaning`.
+
+    Returns
+    -------
+    epsilons, deltas : ndarray
+        [m], pairs that hold in both directions, from epsilon 0 (unless a Laplace kind or Renyi bound starts higher).
+    """
+    counts = grouped(events)
+    factor = FACTOR[require_choice("relation", relation, FACTOR)]  # type: ignore[index]
+    if any(isinstance(e, FixedSize | DiscreteGaussian) for e in counts):
+        deltas = np.geomspace(1e-12, 0.5, _CURVE)
+        return np.array([epsilon(counts.items(), float(d), relation) for d in deltas]), deltas
+    others = tuple((e, c) for e, c in counts.items() if not isinstance(e, Gaussian))
+    mu = compose_mu(factor / e.noise_multiplier * math.sqrt(c) for e, c in counts.items() if isinstance(e, Gaussian))
+    composed, mu, added = _total_loss(others, mu, factor, relation) if others else (None, mu, 0.0)
+    largest = epsilon_of_mu(mu, _RARE) if composed is None else float(composed.get_epsilon_for_delta(_RARE))
+    epsilons = np.linspace(0.0, largest, _CURVE)
+    if composed is None:
+        return added + epsilons, np.array([delta_of_mu(mu, float(e)) for e in epsilons])
+    return added + epsilons, np.asarray(composed.get_delta_for_epsilon(epsilons), np.float64)
+
+
 def _loss_distribution(others: dict[Event, int], mu: float, factor: float, delta: float, relation: Relation) -> float:
+    composed, mu, added = _total_loss(tuple(others.items()), mu, factor, relation)
+    return added + (epsilon_of_mu(mu, delta) if composed is None else float(composed.get_epsilon_for_delta(delta)))
+
+
+@lru_cache(maxsize=8)
+def _total_loss(
+    items: tuple[tuple[Event, int], ...], mu: float, factor: float, relation: Relation
+) -> tuple[Any, float, float]:
+    """The composed loss distribution (None: everything is in mu), mu of what is not in it, and epsilon to be added."""
     _library()
+    others = dict(items)
     for event in others if relation == "replace-one" else ():
         if isinstance(event, Mixture) or (isinstance(event, Poisson) and isinstance(event.event, Laplace)):
             name = type(event).__name__
             raise FieldError("relation", relation, f"{name} events are accounted for zero-out and add/remove")
     others, mu, added = _without_the_vast(others, mu, factor)
     if not others:
-        return added + epsilon_of_mu(mu, delta)
+        return None, mu, added
     widths = {event: _largest_loss(event, factor) for event in others}
     widest = max(_gaussian_loss(mu), *widths.values())
     first = max(_INTERVAL, widest / _FIRST, math.fsum(_mean_loss(e, factor) * c for e, c in others.items()) / _POINTS)
@@ -114,9 +152,7 @@ def _loss_distribution(others: dict[Event, int], mu: float, factor: float, delta
     needed = widest if math.isinf(reach) else max(reach, widest)
     slow = (width / _SLOW[type(event)] for event, width in widths.items() if type(event) in _SLOW)
     interval = max(_INTERVAL, needed / _POINTS, *slow)
-    if interval < first:
-        composed = _composed(others, mu, factor, relation, interval)
-    return added + float(composed.get_epsilon_for_delta(delta))
+    return composed if interval >= first else _composed(others, mu, factor, relation, interval), mu, added
 
 
 def _composed(others: dict[Event, int], mu: float, factor: float, relation: Relation, interval: float) -> Any:

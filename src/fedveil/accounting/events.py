@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
-from fedveil.errors import FieldError, require_count, require_non_negative, require_positive
+from fedveil.errors import (
+    FieldError,
+    require_choice,
+    require_count,
+    require_noise,
+    require_non_negative,
+    require_positive,
+)
+
+Relation = Literal["zero-out", "add/remove", "replace-one"]
+
+# Largest change of a sum of contributions clipped to C, in units of C, when one unit changes.
+FACTOR: dict[Relation, float] = {"zero-out": 1.0, "add/remove": 1.0, "replace-one": 2.0}
 
 
 @dataclass(frozen=True)
@@ -23,7 +36,7 @@ class Gaussian:
 
     def __post_init__(self) -> None:
         """Check z."""
-        require_positive("noise_multiplier", self.noise_multiplier)
+        require_noise("noise_multiplier", self.noise_multiplier)
 
 
 @dataclass(frozen=True)
@@ -80,7 +93,7 @@ class DiscreteGaussian:
 
     def __post_init__(self) -> None:
         """Check z."""
-        require_positive("noise_multiplier", self.noise_multiplier)
+        require_noise("noise_multiplier", self.noise_multiplier)
 
 
 @dataclass(frozen=True)
@@ -101,7 +114,7 @@ class Mixture:
 
     def __post_init__(self) -> None:
         """Check all."""
-        require_positive("noise_multiplier", self.noise_multiplier)
+        require_noise("noise_multiplier", self.noise_multiplier)
         for value in (*self.sensitivities, *self.probabilities):
             require_non_negative("mixture", value)
         if len(self.sensitivities) != len(self.probabilities) or not math.isclose(math.fsum(self.probabilities), 1.0):
@@ -184,3 +197,61 @@ def _inner(outer: str, event: object, allowed: tuple[type, ...]) -> None:
     if not isinstance(event, allowed):
         names = ", ".join(t.__name__ for t in allowed)
         raise FieldError("event", type(event).__name__, f"{outer} sampling is accounted for {names} only")
+
+
+def size_of(event: Event) -> float:
+    """How much an event costs among its own kind, to rank plans by; no privacy parameter."""
+    if isinstance(event, Poisson):
+        return event.rate * size_of(event.event)
+    if isinstance(event, FixedSize):
+        return event.sample / event.population * size_of(event.event)
+    if isinstance(event, EuclideanLaplace):
+        return event.shift
+    if isinstance(event, Mixture):
+        mean = sum(s * p for s, p in zip(event.sensitivities, event.probabilities, strict=True))
+        return mean / event.noise_multiplier
+    return 1 / (event.scale if isinstance(event, Laplace) else event.noise_multiplier)
+
+
+def grown(event: Event, size: int, sampled: bool) -> Event:
+    """The event as a group of `size` units sees it; `sampled` takes credit for the sampling.
+
+    Raises
+    ------
+    FieldError
+        For a kind without such a bound here.
+    """
+    if isinstance(event, Gaussian | DiscreteGaussian):
+        return type(event)(event.noise_multiplier / size)
+    if isinstance(event, Poisson) and isinstance(event.event, Gaussian):
+        z = event.event.noise_multiplier
+        if not sampled:
+            return Gaussian(z / size)
+        chances = tuple(math.comb(size, j) * event.rate**j * (1 - event.rate) ** (size - j) for j in range(size + 1))
+        return Mixture(z, tuple(float(j) for j in range(size + 1)), chances)
+    raise FieldError("group", size, f"{type(event).__name__} events have no bound for groups here")
+
+
+def events_to_list(events: Iterable[tuple[Event, int]]) -> list[list[Any]]:
+    """(event, count) pairs as plain values for JSON."""
+    return [[_plain(event), count] for event, count in events]
+
+
+def events_from_list(values: Iterable[Sequence[Any]]) -> tuple[tuple[Event, int], ...]:
+    """Inverse of `events_to_list`."""
+    return tuple((_event(value), count) for value, count in values)
+
+
+def _plain(event: Event) -> dict[str, Any]:
+    values = {f.name: getattr(event, f.name) for f in fields(event)}
+    for key, value in values.items():
+        values[key] = _plain(value) if isinstance(value, _KNOWN) else list(value) if isinstance(value, tuple) else value
+    return {"kind": type(event).__name__, **values}
+
+
+def _event(value: Mapping[str, Any]) -> Event:
+    kinds = {kind.__name__: kind for kind in _KNOWN}
+    own = {k: v for k, v in value.items() if k != "kind"}
+    for key, v in own.items():
+        own[key] = _event(v) if isinstance(v, Mapping) else tuple(v) if isinstance(v, list) else v
+    return kinds[require_choice("kind", value["kind"], kinds)](**own)

@@ -9,12 +9,16 @@ from typing import Protocol
 
 from fedveil.accounting.guarantee import Guarantee
 from fedveil.accounting.spend import Spend
-from fedveil.errors import FieldError, require_count, require_delta, require_non_negative, require_positive
+from fedveil.errors import FieldError, require_count, require_non_negative, require_positive
 from fedveil.gdp import compose_mu, epsilon_of_mu, epsilon_of_rho, mu_of_epsilon
 
 
 class SpendFilter(Protocol):
     """What a party asks before it spends; the answer depends only on public worst-case cost."""
+
+    @property
+    def terms(self) -> dict[str, float] | None:
+        """Arguments of a `Filter` that holds the same, which a party declares in its ledger; None if there is none."""
 
     def admit_spend(self, spend: Spend) -> bool:
         """Charge a spend if the budget allows it; otherwise change nothing and return False."""
@@ -34,6 +38,9 @@ class Filter:
 
     def __init__(self, epsilon: float, delta: float) -> None:
         self.budget = mu_of_epsilon(epsilon, delta)
+        while epsilon_of_mu(self.budget, delta) > epsilon:  # of rounding: a total printed as the budget is none below
+            self.budget *= 1 - 1e-14
+        self.terms: dict[str, float] | None = {"epsilon": float(epsilon), "delta": float(delta)}
         self.spent = 0.0
         self._target, self._rho = (epsilon, delta), 0.0
 
@@ -56,13 +63,15 @@ class Filter:
     def held(self, worst: Guarantee, spends: Iterable[Spend]) -> Guarantee:
         """A party's total under this filter: its budget, where that is less than the sum of the worst cases.
 
+        True only of a budget that was fixed before the first release (`Ledger.budget`). A budget chosen afterwards,
+        just above what was spent, follows from the releases and promises nothing.
+
         Parameters
         ----------
         worst : Guarantee
             The sum of the worst cases.
         spends : iterable of Spend
-            What was spent, since the first release under this filter's eyes: a budget that is set, or lowered, when
-            more is spent already promises nothing.
+            Everything that was spent.
         """
         if worst.mu is None or worst.mu <= self.budget:
             return worst
@@ -99,7 +108,7 @@ class LeakageFilter:
     """
 
     def __init__(self, cap: float) -> None:
-        self.cap = require_positive("cap", cap)
+        self.cap, self.terms = require_positive("cap", cap), None
         self._admitted: list[float] = []
 
     @property
@@ -132,7 +141,7 @@ class ParticipationFilter:
     """
 
     def __init__(self, cap: int) -> None:
-        self.cap = require_count("cap", cap)
+        self.cap, self.terms = require_count("cap", cap), None
         self.spent = 0
 
     def admit_spend(self, spend: Spend) -> bool:
@@ -141,34 +150,3 @@ class ParticipationFilter:
             return False
         self.spent += 1
         return True
-
-
-class Odometer:
-    """What was spent so far, valid whenever one looks, also when mu was chosen from earlier releases.
-
-    A display, not a stop, and looser than a `Filter`: it is a ladder of filters at doubling mu^2, whose deltas add up
-    to the given one, and shows the lowest rung that is not yet exceeded (Rogers et al. 2016, arXiv 1605.08294).
-
-    Parameters
-    ----------
-    delta : float
-        For all looks together.
-    first : float
-        Mu of the lowest rung.
-    """
-
-    def __init__(self, delta: float, first: float = 0.1) -> None:
-        self._delta, self._first = require_delta("delta", delta), require_positive("first", first)
-        self.spent = 0.0
-
-    def add(self, mu: float) -> None:
-        """Record a release."""
-        self.spent = compose_mu((self.spent, require_non_negative("mu", mu)))
-
-    def epsilon(self) -> float:
-        """An epsilon that holds at this moment, at the given delta."""
-        if self.spent == 0:
-            return 0.0
-        rung = max(0, math.ceil(2 * math.log2(self.spent / self._first) - 1e-12))
-        share = 6 / (math.pi * (rung + 1)) ** 2
-        return epsilon_of_mu(self._first * 2 ** (rung / 2), self._delta * share)

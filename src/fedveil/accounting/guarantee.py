@@ -7,19 +7,38 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from fedveil.errors import FieldError, HeuristicError, require_choice, require_non_negative
-from fedveil.gdp import compose_mu, epsilon_of_mu, epsilon_of_rho
+import numpy as np
+
+from fedveil.accounting.events import (
+    FACTOR,
+    Event,
+    Gaussian,
+    Relation,
+    events_from_list,
+    events_to_list,
+    grouped,
+    grown,
+    size_of,
+)
+from fedveil.accounting.meaning import Meaning, meaning_of_curve, meaning_of_mu
+from fedveil.errors import FieldError, HeuristicError, require_choice, require_count, require_non_negative
+from fedveil.gdp import compose_mu, epsilon_of_mu, epsilon_of_rho, rounded_up
 
 Unit = Literal["client", "record", "parameter vector"]
-Relation = Literal["zero-out", "add/remove", "replace-one"]
-Trust = Literal["central", "local"]
+Trust = Literal["central", "local", "trusted sum"]
 Status = Literal["formal", "conditional", "heuristic", "none"]
 Scope = Literal["round", "total"]
+Events = tuple[tuple[Event, int], ...]
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     name: get_args(kind)
     for name, kind in (("unit", Unit), ("relation", Relation), ("trust", Trust), ("status", Status), ("scope", Scope))
 }
+
+_SHARED = ("unit", "relation", "trust", "group", "public_size")  # by all guarantees of one total
+
+# not written where they say nothing
+_OPTIONAL: dict[str, Any] = {"events": [], "group": 1, "public_size": None, "hypotheses_apart": None}
 
 VACUOUS = 20.0  # an epsilon above this is printed, and flagged: it excludes nothing in practice
 
@@ -34,8 +53,9 @@ class Guarantee:
         What is protected: all data of a client, one record, or the vector that a client holds.
     relation : {"zero-out", "add/remove", "replace-one"}
         Which inputs are neighbours.
-    trust : {"central", "local"}
-        Whether the server is trusted with the clear updates.
+    trust : {"central", "local", "trusted sum"}
+        Whether the server is trusted with the clear updates, nobody is trusted, or whoever receives the clients'
+        single shares is trusted to hand on their sum alone.
     status : {"formal", "conditional", "heuristic", "none"}
         Formal: a definition holds. Conditional: it holds if `conditions` do. Heuristic: noise was added, no definition
         holds. None: no noise at all.
@@ -51,6 +71,16 @@ class Guarantee:
     epsilon_per_distance : float, optional
         d-privacy: log-ratios are at most this times the Euclidean distance between the two vectors (in a total: the
         largest of any round).
+    events : tuple of (event, count)
+        Composed by PLD: the releases whose joint privacy-loss distribution is the promise (see
+        `fedveil.accounting.events`), for what has no single parameter, such as subsampled Gaussian steps.
+    group : int
+        Units protected together: 10 records of one person instead of one. See `of_group`.
+    public_size : bool, optional
+        Of a record's promise: whether the number of records of its silo is taken as public.
+    hypotheses_apart : float, optional
+        Largest distance between the hypotheses that the server offered (in a total: of any round). The client's choice
+        among them is promised no more than `epsilon_at` of this distance, or nothing where that is not proven.
     conditions : tuple of str
         What must hold for a conditional guarantee.
     reason : str
@@ -66,6 +96,10 @@ class Guarantee:
     mu_per_distance: float | None = None
     rho: float | None = None
     epsilon_per_distance: float | None = None
+    events: Events = ()
+    group: int = 1
+    public_size: bool | None = None
+    hypotheses_apart: float | None = None
     conditions: tuple[str, ...] = ()
     reason: str = ""
 
@@ -76,12 +110,18 @@ class Guarantee:
         numbers = [v for v in (self.mu, self.rho, self.epsilon_per_distance) if v is not None]
         for value in numbers:
             require_non_negative("guarantee", value)
+        if self.hypotheses_apart is not None:
+            require_non_negative("hypotheses_apart", self.hypotheses_apart)
         if self.mu_per_distance is not None and (self.mu is None or not self.mu_per_distance >= 0):
             raise FieldError("mu_per_distance", self.mu_per_distance, "goes with a mu and is at least 0")
-        if self.status in ("heuristic", "none") and numbers:
+        require_count("group", self.group)
+        given = len(numbers) + bool(self.events)
+        if self.status in ("heuristic", "none") and given:
             raise FieldError("status", self.status, "carries no privacy parameter: nothing is proven")
-        if self.status in ("formal", "conditional") and len(numbers) != 1:
-            raise FieldError("status", self.status, "needs exactly one of mu, rho and epsilon_per_distance")
+        if self.status in ("formal", "conditional") and given != 1:
+            raise FieldError("status", self.status, "needs exactly one of mu, rho, epsilon_per_distance and events")
+        if (self.public_size is not None) != (self.unit == "record"):
+            raise FieldError("public_size", self.public_size, "is stated for records, and only for them")
         if (self.status == "conditional") != bool(self.conditions):
             raise FieldError("conditions", self.conditions, "belong to a conditional guarantee, and it needs them")
 
@@ -92,7 +132,13 @@ class Guarantee:
 
     @property
     def cost(self) -> float:
-        """The one parameter, to rank guarantees of one kind by; 0 where nothing is proven."""
+        """The one parameter, to rank guarantees of one kind by; 0 where nothing is proven.
+
+        For composed events the root of the sum of count (rate / noise multiplier)^2: it ranks plans of one kind of
+        event, and is no privacy parameter.
+        """
+        if self.events:
+            return math.sqrt(math.fsum(count * size_of(event) ** 2 for event, count in self.events))
         return next((v for v in (self.mu, self.rho, self.epsilon_per_distance) if v is not None), 0.0)
 
     def epsilon(self, delta: float) -> float:
@@ -108,6 +154,10 @@ class Guarantee:
             raise HeuristicError(f"a release of status {self.status!r} has no epsilon: {why}")
         if self.rho is not None:
             return epsilon_of_rho(self.rho, delta)
+        if self.events:
+            from fedveil.accounting.composition import epsilon  # which needs this file for its types
+
+            return epsilon(self.events, delta, self.relation)
         if self.mu is None:
             raise HeuristicError("a d-private release has no epsilon without a distance; see epsilon_per_distance")
         return epsilon_of_mu(self.mu, delta)
@@ -129,30 +179,83 @@ class Guarantee:
             raise HeuristicError(f"a release of status {self.status!r} has no curve over distance: {self.reason}")
         return epsilon_of_mu(self.mu_per_distance * distance, delta)
 
+    def meaning(self) -> Meaning:
+        """What the promise means for an attacker, from its own trade-off curve.
+
+        Raises
+        ------
+        HeuristicError
+            If nothing is proven, or if the promise is a curve over distance.
+        """
+        if self.mu is not None:
+            return meaning_of_mu(self.mu)
+        if self.events:
+            from fedveil.accounting.composition import curve
+
+            return meaning_of_curve(*curve(self.events, self.relation))
+        deltas = np.geomspace(1e-12, 0.5, 400)
+        return meaning_of_curve(np.array([self.epsilon(float(d)) for d in deltas]), deltas)
+
+    def of_group(self, size: int) -> Guarantee:
+        """The promise for several units together, such as all records of one person; this one has to be for one.
+
+        Mu grows by the factor `size`. Under Poisson sampling the number of sampled records is binomial, and the
+        mixture of their shifts bounds the loss (Ganesh 2024, arXiv 2401.10294); under replace-one no credit is taken
+        for the sampling of groups.
+
+        Raises
+        ------
+        FieldError
+            For a kind of promise that has no such bound here.
+        """
+        size = require_count("group", size)
+        if size == 1 or not self.proven:
+            return self
+        if self.group != 1:
+            raise FieldError("group", self.group, "start from the promise for one unit")
+        if self.mu is not None:
+            slope = None if self.mu_per_distance is None else size * self.mu_per_distance
+            return replace(self, mu=size * self.mu, mu_per_distance=slope, group=size)
+        if self.rho is not None:
+            return replace(self, rho=size**2 * self.rho, group=size)
+        if not self.events:
+            raise FieldError("group", size, "a d-private promise is about vectors, not about units")
+        sampled = self.relation != "replace-one"
+        return replace(self, events=tuple((grown(e, size, sampled), c) for e, c in self.events), group=size)
+
     def describe(self, delta: float | None = None) -> str:
         """One line for a table, with unit, relation, trust and scope; an epsilon only where one is proven."""
         if self.status == "none":
             return "none"
-        where = f"{self.unit}, {self.trust}, {self.scope}"
+        unit = self.unit if self.group == 1 else f"{self.group} {self.unit}s"
+        sizes = {None: "", True: ", silo sizes public", False: ", silo sizes private"}[self.public_size]
+        where = f"{unit}, {self.trust}, {self.scope}{sizes}"
         if self.status == "heuristic":
             return f"heuristic ({where})"
         if self.epsilon_per_distance is not None:
-            return f"{self.status} {self.epsilon_per_distance:.3g}-d-private ({where})"
+            apart, choice = self.hypotheses_apart, ""
+            if apart is not None:
+                choice = f"; the choice among hypotheses {apart:.3g} apart: "
+                choice += f"eps={rounded_up(self.epsilon_per_distance * apart, 3)}"
+            return f"{self.status} {rounded_up(self.epsilon_per_distance, 3)}-d-private ({where}){choice}"
         if delta is None:
-            parameter = f"rho={self.rho:.4g}" if self.mu is None else f"mu={self.mu:.4g}"
+            known = f"mu={rounded_up(self.mu)}" if self.mu is not None else f"rho={rounded_up(self.rho or 0.0)}"
+            parameter = "composed by PLD" if self.events else known
             return f"{self.status} {parameter} ({self.relation}, {where})"
         epsilon = self.epsilon(delta)
         flag = ", vacuous" if epsilon > VACUOUS else ""
-        return f"{self.status} eps={epsilon:.4g} at delta={delta:g} ({self.relation}, {where}{flag})"
+        return f"{self.status} eps={rounded_up(epsilon)} at delta={delta:g} ({self.relation}, {where}{flag})"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {**vars(self), "conditions": list(self.conditions)}
+        values = {**vars(self), "conditions": list(self.conditions), "events": events_to_list(self.events)}
+        return {k: v for k, v in values.items() if k not in _OPTIONAL or v != _OPTIONAL[k]}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Guarantee:
         """Inverse of `to_dict`."""
-        return cls(**{**values, "conditions": tuple(values["conditions"])})
+        events = events_from_list(values.get("events", []))
+        return cls(**{**values, "conditions": tuple(values["conditions"]), "events": events})
 
 
 def unprotected(trust: Trust = "central") -> Guarantee:
@@ -166,8 +269,9 @@ def total(guarantees: Iterable[Guarantee]) -> Guarantee:
     Parameters
     ----------
     guarantees : iterable of Guarantee
-        Per-round guarantees of one party, of one unit, relation and trust. Mu composes exactly; d-privacy adds up;
-        one release without a proof makes the total one without a proof.
+        Per-round guarantees of one party, of one unit, relation and trust. Mu composes exactly; events are counted and
+        composed by PLD, with mu as Gaussian events; d-privacy adds up; one release without a proof makes the total one
+        without a proof.
 
     Raises
     ------
@@ -179,12 +283,14 @@ def total(guarantees: Iterable[Guarantee]) -> Guarantee:
         raise FieldError("guarantees", [], "nothing was released, so there is nothing to compose")
     first = parts[0]
     for part in parts:
-        if (part.unit, part.relation, part.trust) != (first.unit, first.relation, first.trust):
-            raise FieldError("guarantees", part.describe(), "must share unit, relation and trust model")
+        if any(getattr(part, name) != getattr(first, name) for name in _SHARED):
+            raise FieldError("guarantees", part.describe(), f"must share {', '.join(_SHARED)} with the others")
+    far = max((p.hypotheses_apart for p in parts if p.hypotheses_apart is not None), default=None)
+    first = replace(first, hypotheses_apart=far)
     for status in ("none", "heuristic"):
         weak = [p for p in parts if p.status == status]
         if weak:
-            return replace(weak[0], scope="total")
+            return replace(weak[0], scope="total", hypotheses_apart=far)
     conditions = tuple(dict.fromkeys(c for p in parts for c in p.conditions))
     proven: Status = "conditional" if conditions else "formal"
     if all(p.mu is not None for p in parts):
@@ -192,7 +298,14 @@ def total(guarantees: Iterable[Guarantee]) -> Guarantee:
         slopes = [p.mu_per_distance for p in parts if p.mu_per_distance is not None]
         slope = compose_mu(slopes) if len(slopes) == len(parts) else None
         return replace(first, scope="total", status=proven, mu=mu, mu_per_distance=slope, conditions=conditions)
-    if all(p.epsilon_per_distance is None for p in parts):  # mu-GDP is (mu^2 / 2)-zCDP
+    if any(p.events for p in parts) and all(p.events or p.mu is not None for p in parts):
+        pairs: list[tuple[Event, int]] = [pair for p in parts for pair in p.events]
+        pairs += [(Gaussian(FACTOR[p.relation] / p.mu), 1) for p in parts if p.mu]
+        events = tuple(grouped(pairs).items())
+        return replace(
+            first, scope="total", status=proven, mu=None, mu_per_distance=None, events=events, conditions=conditions
+        )
+    if all(p.epsilon_per_distance is None and not p.events for p in parts):  # mu-GDP is (mu^2 / 2)-zCDP
         rho = math.fsum(p.rho if p.rho is not None else (p.mu or 0.0) ** 2 / 2 for p in parts)
         return replace(
             first, scope="total", status=proven, mu=None, mu_per_distance=None, rho=rho, conditions=conditions
@@ -200,4 +313,5 @@ def total(guarantees: Iterable[Guarantee]) -> Guarantee:
     if all(p.epsilon_per_distance is not None for p in parts):
         added = math.fsum(p.epsilon_per_distance or 0.0 for p in parts)
         return replace(first, scope="total", status=proven, epsilon_per_distance=added, conditions=conditions)
-    raise FieldError("guarantees", [p.describe() for p in parts], "mu and d-privacy do not compose into one number")
+    kinds = [p.describe() for p in parts]
+    raise FieldError("guarantees", kinds, "rho or d-privacy and the others do not compose into one number")

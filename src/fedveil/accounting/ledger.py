@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from fedveil.accounting.spend import Spend
 from fedveil.errors import LedgerError
 
 Key = tuple[int, str]  # (round, purpose): the party is the ledger's own
+OPEN = "open"  # the digest of an intent: nothing was handed over yet
 
 
 @dataclass(frozen=True)
@@ -25,40 +26,77 @@ class Entry:
     attempt : int
         Counts redraws after a crash, from 0.
     digest : str
-        SHA-256 of the released bits.
+        SHA-256 of the released bits; `OPEN` for an intent, which is charged before data are touched. The line that
+        closes it has the same key and attempt, and takes its place.
     spend : Spend
         What it cost.
+    source : str
+        Kind of the noise's source: ``"secure"``, ``"reproducible"``, ``"none"``; empty in older ledgers.
+    rounds : int, optional
+        Rounds that were planned when a client released this.
     """
 
     key: Key
     attempt: int
     digest: str
     spend: Spend
+    source: str = ""
+    rounds: int | None = None
 
 
 class Ledger:
-    """The committed releases of one party of one run.
+    """The committed releases of one party: of one run, or of all runs on its data set (a lifetime ledger).
 
     Parameters
     ----------
     run : str
         The run's id.
     party : str
-        ``"server"`` or the partition number.
+        ``"server"`` or the partition number; of a lifetime ledger the data set's name.
+    head : str, optional
+        The first line of a lifetime ledger, which says who began it and when. Without it lines of other runs are
+        refused; with it they are kept apart, and every budget is charged with them.
+
+    Attributes
+    ----------
+    entries : list of Entry
+        Of this run: one an attempt, in the order in which they were begun.
+    earlier : list of Entry
+        Of other runs.
+    lines : int
+        Lines committed; more than entries where intents were closed or a budget was declared.
+    budget : dict, optional
+        Terms of the filter under which the first release was made; see `declare`.
     """
 
-    def __init__(self, run: str, party: str) -> None:
-        self.run, self.party = run, party
+    def __init__(self, run: str, party: str, head: str | None = None) -> None:
+        self.run, self.party, self.head = run, party, head
+        self.budget: dict[str, float] | None = None
         self.entries: list[Entry] = []
-        self._latest: dict[Key, Entry] = {}
-        self._chain = self._head()
+        self.earlier: list[Entry] = []
+        self.lines = 0
+        self._latest: dict[tuple[str, Key], int] = {}
+        self._chain = self._begin()
 
-    def _head(self) -> str:
-        return hashlib.sha256(f"fedveil ledger\x1f{self.run}\x1f{self.party}".encode()).hexdigest()
+    def _begin(self) -> str:
+        kind, of = ("ledger", self.run) if self.head is None else ("lifetime ledger", self.head)
+        return hashlib.sha256(f"fedveil {kind}\x1f{of}\x1f{self.party}".encode()).hexdigest()
+
+    @property
+    def all_entries(self) -> list[Entry]:
+        """Everything that was ever spent from this ledger: what a budget is charged with."""
+        return [*self.earlier, *self.entries]
 
     def find(self, key: Key) -> Entry | None:
-        """The latest attempt recorded under a key, or None."""
-        return self._latest.get(key)
+        """The latest attempt recorded under a key in this run, or None."""
+        return self._find(self.run, key)
+
+    def _find(self, run: str, key: Key) -> Entry | None:
+        at = self._latest.get((run, key))
+        return None if at is None else self._of(run)[at]
+
+    def _of(self, run: str) -> list[Entry]:
+        return self.entries if run == self.run else self.earlier
 
     def commit(self, entry: Entry) -> str:
         """Record a release before it is handed over.
@@ -73,17 +111,52 @@ class Ledger:
         LedgerError
             If the attempt was recorded before: a key never goes out under two digests of one attempt.
         """
-        known = self.find(entry.key)
-        if entry.attempt != (0 if known is None else known.attempt + 1):
+        return self._commit(entry, self.run)
+
+    def _commit(self, entry: Entry, run: str) -> str:
+        known, entries = self._find(run, entry.key), self._of(run)
+        closes = known is not None and known.digest == OPEN and known.attempt == entry.attempt
+        if not closes and entry.attempt != (0 if known is None else known.attempt + 1):
             raise LedgerError(f"{self.party}: attempt {entry.attempt} of {entry.key} is not the next one")
-        text = json.dumps(self._body(entry), sort_keys=True)
+        line = self._chained({"run": run, **self._body(entry)})
+        if closes:
+            entries[self._latest[run, entry.key]] = entry
+        else:
+            self._latest[run, entry.key] = len(entries)
+            entries.append(entry)
+        return line
+
+    def declare(self, budget: Mapping[str, float]) -> str:
+        """Record the budget that a filter will hold the party to: only one set before the first release is a promise.
+
+        Parameters
+        ----------
+        budget : mapping of str to float
+            The filter's terms (`SpendFilter.terms`).
+
+        Returns
+        -------
+        str
+            The line to store, without its end.
+
+        Raises
+        ------
+        LedgerError
+            If something was released before: a budget chosen after looking promises nothing.
+        """
+        if self.all_entries:
+            raise LedgerError(f"{self.party}: a budget is declared before the first release, of which there are some")
+        self.budget = dict(budget)
+        return self._chained({"run": self.run, "party": self.party, "budget": self.budget})
+
+    def _chained(self, body: dict[str, Any]) -> str:
+        text = json.dumps(body, sort_keys=True)
         self._chain = self._checksum(self._chain, text)
-        self.entries.append(entry)
-        self._latest[entry.key] = entry
+        self.lines += 1
         return f'{text[:-1]}, "checksum": "{self._chain}"}}'
 
     @classmethod
-    def parse(cls, run: str, party: str, lines: Iterable[str]) -> Ledger:
+    def parse(cls, run: str, party: str, lines: Iterable[str], head: str | None = None) -> Ledger:
         """Rebuild a ledger from its lines.
 
         Raises
@@ -91,36 +164,46 @@ class Ledger:
         LedgerError
             If a line was edited, is out of order, or belongs to another run or party.
         """
-        ledger = cls(run, party)
+        ledger = cls(run, party, head)
         for number, line in enumerate(lines, start=1):
             where = f"ledger of {party!r}, line {number}"
             try:
                 values = json.loads(line)
                 checksum = values.pop("checksum")
-                spend = Spend.from_dict(values["spend"])
-                entry = Entry((values["round"], values["purpose"]), values["attempt"], values["digest"], spend)
-                owner = (values["run"], values["party"])
+                owner, budget = (values["run"], values["party"]), values.get("budget")
+                entry = None if budget else _entry_of(values)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise LedgerError(f"{where} cannot be read ({error}); restore the file or start a new run") from error
-            if owner != (run, party):
+            if owner[1] != party or (head is None and owner[0] != run):
                 of = f"run {owner[0]!r}, party {owner[1]!r}"
                 raise LedgerError(f"{where} belongs to {of}; restore the file or start a new run")
             if checksum != cls._checksum(ledger._chain, json.dumps(values, sort_keys=True)):
                 raise LedgerError(f"{where} was edited or a line before it is missing; restore it or start a new run")
-            ledger.commit(entry)
+            if entry is None:
+                ledger.declare(budget)
+            else:
+                ledger._commit(entry, owner[0])
+            ledger._chain = checksum  # of the line as it was written, by whatever version
         return ledger
 
     def _body(self, entry: Entry) -> dict[str, Any]:
         return {
-            "run": self.run,
             "party": self.party,
             "round": entry.key[0],
             "purpose": entry.key[1],
             "attempt": entry.attempt,
             "digest": entry.digest,
             "spend": entry.spend.to_dict(),
+            "source": entry.source,
+            "rounds": entry.rounds,
         }
 
     @staticmethod
     def _checksum(chain: str, text: str) -> str:
         return hashlib.sha256((chain + text).encode()).hexdigest()
+
+
+def _entry_of(values: Mapping[str, Any]) -> Entry:
+    key = (values["round"], values["purpose"])
+    spend, source, rounds = Spend.from_dict(values["spend"]), values.get("source", ""), values.get("rounds")
+    return Entry(key, values["attempt"], values["digest"], spend, source, rounds)

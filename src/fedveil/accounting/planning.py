@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fedveil.accounting.guarantee import VACUOUS, Relation
-from fedveil.errors import FieldError, require_choice, require_count, require_delta, require_positive
-from fedveil.gdp import epsilon_of_mu, mu_of_epsilon
+from fedveil.accounting.events import FACTOR, Relation
+from fedveil.accounting.guarantee import VACUOUS
+from fedveil.errors import FieldError, require_choice, require_count, require_delta, require_noise, require_positive
+from fedveil.gdp import epsilon_of_mu, mu_of_epsilon, rounded_up
 
 _ENDLESS = 1e12  # rounds that nobody trains
 ENOUGH = 0.3  # signal-to-noise from which training can be expected to work
-
-# Largest change of the sum of updates clipped to C, in units of C, when one client changes.
-FACTOR: dict[Relation, float] = {"zero-out": 1.0, "add/remove": 1.0, "replace-one": 2.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +76,8 @@ class Plan:
         snr = self.signal_to_noise
         if self.vacuous:
             enough = self.noise_multiplier * self.mu / mu_of_epsilon(VACUOUS, self.delta)
-            raised = f"raise the noise multiplier, to {enough:.3g} for an epsilon of {VACUOUS:g}"
-            return f"vacuous: an epsilon of {self.epsilon:.3g} excludes nothing in practice; {raised}"
+            raised = f"raise the noise multiplier, to {rounded_up(enough, 3)} for an epsilon of {VACUOUS:g}"
+            return f"vacuous: an epsilon of {rounded_up(self.epsilon, 3)} excludes nothing in practice; {raised}"
         if snr is None:
             most = self._largest_dimension()
             models = f"a model of at most {_counted(most, 'parameter')}" if most else "no model at all"
@@ -104,7 +102,7 @@ class Plan:
             found.append(_counted(fewer, "round"))
         weaker = epsilon_of_mu(self.mu * ENOUGH / snr, self.delta)
         if weaker <= VACUOUS:
-            found.append(f"an epsilon of {weaker:.3g}")
+            found.append(f"an epsilon of {rounded_up(weaker, 3)}")
         return found
 
 
@@ -173,8 +171,10 @@ def plan(
     factor = FACTOR[require_choice("relation", relation, FACTOR)]  # type: ignore[index]
     if rounds is None:
         if epsilon is None or noise_multiplier is None:
-            raise FieldError("rounds", None, "leave it open only if both epsilon and noise_multiplier are given")
-        z = require_positive("noise_multiplier", noise_multiplier)
+            raise FieldError(
+                "rounds", None, "give the rounds, or both epsilon and noise_multiplier for the most rounds"
+            )
+        z = require_noise("noise_multiplier", noise_multiplier)
         rounds = _most_rounds(require_positive("epsilon", epsilon), delta, factor / z)
     elif (epsilon is None) == (noise_multiplier is None):
         raise FieldError("epsilon", epsilon, "give either epsilon (to get the noise) or noise_multiplier")
@@ -183,7 +183,7 @@ def plan(
         if epsilon is not None:
             z = _least_noise(epsilon, delta, factor * math.sqrt(rounds))
         else:
-            z = require_positive("noise_multiplier", noise_multiplier)
+            z = require_noise("noise_multiplier", noise_multiplier)
     if clients is None:
         if dimension is None:
             raise FieldError("clients", None, "leave it open only if the dimension is given")
@@ -224,5 +224,7 @@ def _most_rounds(epsilon: float, delta: float, mu: float) -> int:
     while rounds > 0 and epsilon_of_mu(mu * math.sqrt(rounds), delta) > epsilon:
         rounds -= 1
     if rounds < 1:
-        raise FieldError("noise_multiplier", f"mu = {mu:.4g} a round", f"one round alone exceeds epsilon {epsilon:g}")
+        raise FieldError(
+            "noise_multiplier", f"mu = {rounded_up(mu)} a round", f"one round alone exceeds epsilon {epsilon:g}"
+        )
     return rounds

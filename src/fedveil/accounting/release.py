@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Literal
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
 from fedveil.errors import FieldError, require_choice
+
+if TYPE_CHECKING:  # whoever only plans does not wait for PyTorch
+    from torch import Tensor
 
 Kind = Literal["model", "update", "gradient", "index", "metric", "count"]
 KINDS: tuple[Kind, ...] = ("model", "update", "gradient", "index", "metric", "count")
@@ -35,6 +35,8 @@ class Release:
 
     def __post_init__(self) -> None:
         """Check the kind."""
+        from torch import Tensor
+
         require_choice("kind", self.kind, KINDS)
         if not isinstance(self.value, Tensor):
             raise FieldError("value", type(self.value).__name__, "must be a tensor")
@@ -42,6 +44,8 @@ class Release:
 
 def digest(releases: tuple[Release, ...]) -> str:
     """SHA-256 over kinds, names, types, shapes and bits of releases that leave together."""
+    import torch
+
     h = hashlib.sha256()
     for r in releases:
         value = r.value.detach().contiguous().cpu()

@@ -1,8 +1,8 @@
 """Rules with an optimiser on the server: FedAvgM, FedOpt, FedAdam, FedAdagrad, FedYogi.
 
 All of them reduce by the mean; `step` treats the mean update as the negative pseudo-gradient (Reddi et al. 2021,
-arXiv 2003.00295, Algorithm 2). None has an identity step, so as printed (noise on the output) they are heuristic; in
-the formal order their input is already noised and everything they do is post-processing.
+arXiv 2003.00295, Algorithm 2). But for FedOpt at rate 1 none has an identity step, so as printed (noise on the output)
+they are heuristic; in the formal order their input is already noised and everything they do is post-processing.
 """
 
 from __future__ import annotations
@@ -32,12 +32,15 @@ class FedOpt(WeightedMean):
 
     lr: float = 1.0
 
-    identity_step: ClassVar[bool] = False
-
     def __post_init__(self) -> None:
         """Check the rate."""
         super().__post_init__()
         require_positive("lr", self.lr)
+
+    @property
+    def identity_step(self) -> bool:  # type: ignore[override]
+        """At rate 1 it is FedAvg's."""
+        return self.lr == 1.0
 
     def step(self, model: Tensor, update: Tensor, state: NoState) -> tuple[Tensor, NoState]:
         """Move by lr times the update."""

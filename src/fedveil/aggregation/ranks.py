@@ -43,10 +43,10 @@ def middle_mean(updates: Tensor, cut: int) -> Tensor:
     Returns
     -------
     Tensor
-        [d], of the same type; added up in float64, so that one value is kept to the bit and two have the nearest mean.
+        [d], float64: the noise comes before anything is rounded to the updates' type.
     """
     n, d = updates.shape
-    rows, result = updates.detach().numpy(), np.empty(d, dtype=updates.numpy().dtype)
+    rows, result = updates.detach().numpy(), np.empty(d)
     width = min(max(_ELEMENTS // n, _COLUMNS[0]), _COLUMNS[1])
     merge = _Network(n, cut, width, rows.dtype) if n <= NETWORK else None
     for start in range(0, d, width):
@@ -60,7 +60,7 @@ def middle_mean(updates: Tensor, cut: int) -> Tensor:
         total = kept[0].astype(np.float64)
         for row in kept[1:]:
             total += row
-        np.divide(total, len(kept), out=result[start : start + width], casting="same_kind")
+        np.divide(total, len(kept), out=result[start : start + width])
     return torch.from_numpy(result)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import Relation
-from fedveil.aggregation.base import Aggregator
+from fedveil.aggregation.base import Aggregator, WeightedMean, rounding
 from fedveil.aggregation.ranks import middle_mean
 from fedveil.calibration.pairs import squared_distances
 from fedveil.errors import FieldError, require_count, require_non_negative
@@ -28,6 +28,10 @@ class FedMedian(Aggregator):
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
         """Median of each coordinate; the weights only say how many updates there are."""
         return middle_mean(updates, (len(updates) - 1) // 2)
+
+    def bears(self, n: int) -> int:
+        """Less than half."""
+        return (n - 1) // 2
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float:
         """C (odd) or C/2 (even), twice that for replace-one; C for add/remove, which changes the parity."""
@@ -62,19 +66,34 @@ class TrimmedMean(Aggregator):
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
         """Mean of what is left of each coordinate; the weights only say how many updates there are."""
-        return middle_mean(updates, int(self.fraction * len(updates)))
+        return middle_mean(updates, self.bears(len(updates)))
+
+    def bears(self, n: int) -> int:
+        """As many as are cut off at each end."""
+        return int(self.fraction * n)
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float | None:
-        """C / (n - 2b), twice that for replace-one; none for add/remove, which changes b."""
+        """C / (n - 2b), twice that for replace-one, and rounding; none for add/remove, which changes b."""
         if relation == "add/remove":
             return None
         n = len(weights)
-        bound = clip / (n - 2 * int(self.fraction * n))
+        bound = clip / (n - 2 * int(self.fraction * n)) * (1 + rounding(n))
         return bound * (2.0 if relation == "replace-one" else 1.0)
 
     def lipschitz(self, weights: Tensor) -> float | None:
         """1 / (n - 2b)."""
         return self.sensitivity(1.0, weights, "zero-out")
+
+
+def krum_order(squared: Tensor, malicious: int) -> Tensor:
+    """Indices [n] from the most to the least central by Krum's score, from squared distances [n, n].
+
+    The score is the sum of squared distances to the n - malicious - 2 nearest others (at least one). Ties go to the
+    lower index, as far as rounding leaves them ties.
+    """
+    near = squared.sort(dim=1).values  # column 0 is the update itself
+    scores = near[:, 1 : 1 + max(1, len(squared) - malicious - 2)].sum(1)
+    return torch.sort(scores, stable=True).indices
 
 
 @dataclass(frozen=True)
@@ -86,7 +105,7 @@ class MultiKrum(Aggregator):
     Parameters
     ----------
     malicious : int
-        Bad clients to withstand.
+        Bad clients to withstand, f; the rule needs n >= 2 f + 3.
     selected : int
         Updates averaged.
     """
@@ -99,18 +118,28 @@ class MultiKrum(Aggregator):
         require_count("malicious", self.malicious, least=0)
         require_count("selected", self.selected)
 
-    def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """Mean of the selected updates, unweighted. Ties go to the lower index, as far as rounding leaves them ties."""
+    @property
+    def least(self) -> int:
+        """2 f + 3, or as many as are selected."""
+        return max(self.selected, 2 * self.malicious + 3 if self.malicious else 1)
+
+    def bears(self, n: int) -> int:
+        """(n - 3) / 2, rounded down."""
+        return max(0, (n - 3) // 2)
+
+    def shares(self, updates: Tensor, weights: Tensor) -> Tensor:
+        """One share each for the selected."""
         n = len(updates)
+        self.admit(self.malicious, n)
         if self.selected > n:
             raise FieldError("selected", self.selected, f"only {n} updates arrived")
-        near = squared_distances(updates).sort(dim=1).values  # column 0 is the update itself
-        scores = near[:, 1 : 1 + max(1, n - self.malicious - 2)].sum(1)
-        best = torch.sort(scores, stable=True).indices[: self.selected]
-        total = torch.zeros_like(updates[0])
-        for i in best.tolist():  # an absent client's zero update has weight 0, and may be selected all the same
-            total += updates[i]
-        return total.div_(self.selected)
+        best = krum_order(squared_distances(updates), self.malicious)[: self.selected]
+        return torch.zeros(n, dtype=torch.float64).index_fill_(0, best, 1 / self.selected)
+
+    def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
+        """Mean of the selected updates, unweighted; the zero update of an absent client may be among them."""
+        chosen = self.shares(updates, weights).nonzero().flatten()
+        return WeightedMean().reduce(updates[chosen], torch.full((len(chosen),), 1 / len(chosen), dtype=torch.float64))
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float:
         """2C: another selection moves the result from anywhere within C to anywhere within C."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedveil.aggregation.base import Aggregator
-from fedveil.clipping import blocks_of, clip, norms
+from fedveil.clipping import blocks_of, clip, factors, norms
 from fedveil.errors import FieldError
 
 
@@ -29,6 +29,7 @@ class Updates:
     def __init__(self, models: Sequence[Tensor], start: Tensor) -> None:
         self._models, self._start = models, start
         self._bound: float | None = None
+        self._unclipped = self
 
     def __len__(self) -> int:
         """How many."""
@@ -37,9 +38,7 @@ class Updates:
     def clipped(self, bound: float) -> Updates:
         """The same, each scaled down to a norm of at most `bound`."""
         result = Updates(self._models, self._start)
-        result._bound, result.lengths = bound, self.lengths
-        if "stack" in self.__dict__:
-            result.stack = clip(self.stack, bound, lengths=self.lengths)
+        result._bound, result._unclipped, result.lengths = bound, self, self.lengths
         return result
 
     @cached_property
@@ -50,22 +49,20 @@ class Updates:
     @cached_property
     def lengths(self) -> Tensor:
         """Norms [n] before clipping, float64."""
+        if self._fits:
+            return norms(self._wide)
         return torch.stack([norms(block).square() for _, block in self.blocks()]).sum(0).sqrt()
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
         """Columns and the updates [n, w] there, in order."""
-        if "stack" in self.__dict__:
+        if "stack" in self.__dict__ or self._fits:
             yield slice(None), self.stack
             return
-        slices = blocks_of(len(self._models), len(self._start))
-        if len(slices) == 1:
-            yield slice(None), self.stack
-            return
-        for columns in slices:
+        for columns in blocks_of(len(self._models), len(self._start)):
             yield columns, self._columns(columns)
 
     def reduce(self, rule: Aggregator, weights: Tensor, cohort: int | None = None) -> Tensor:
-        """The rule's update [d] from these; where a `cohort` is planned, clients without a reply count as zero updates.
+        """The rule's update [d] (float64); where a `cohort` is planned, clients without a reply count as zero updates.
 
         Raises
         ------
@@ -73,15 +70,35 @@ class Updates:
             If there are more replies than planned.
         """
         size = len(self) if cohort is None else cohort
+        _require_room(len(self), size)
         if not rule.columnwise:
             return rule.reduce(padded(self.stack, size), weights)
-        total = torch.empty_like(self._start)
-        for columns, block in self.blocks():
+        rows = self
+        if rule.linear:  # absent clients add nothing, and clipping is a factor, better applied in float64
+            rows, size, weights = self._unclipped, len(self), weights[: len(self)]
+            weights = weights if self._bound is None else weights * factors(self.lengths, self._bound)
+            if self._fits:
+                return rule.reduce(rows._wide, weights)
+        total = torch.empty(len(self._start), dtype=torch.float64)
+        for columns, block in rows.blocks():
             total[columns] = rule.reduce(padded(block, size), weights)
         return total
 
+    @property
+    def _fits(self) -> bool:
+        """Whether the stack is one block."""
+        return len(blocks_of(len(self._models), len(self._start))) == 1
+
+    @cached_property
+    def _wide(self) -> Tensor:
+        """The stack in float64, converted once for norms and sum."""
+        return self.stack.to(torch.float64)
+
     def _columns(self, columns: slice) -> Tensor:
-        block = torch.stack([model[columns] for model in self._models]).sub_(self._start[columns])
+        if "stack" in self._unclipped.__dict__:
+            block = self._unclipped.stack[:, columns]
+        else:
+            block = torch.stack([model[columns] for model in self._models]).sub_(self._start[columns])
         return block if self._bound is None else clip(block, self._bound, lengths=self.lengths)
 
 
@@ -93,8 +110,12 @@ def padded(rows: Tensor, cohort: int) -> Tensor:
     FieldError
         If there are more rows than planned.
     """
-    if len(rows) > cohort:
-        raise FieldError("cohort", cohort, f"is less than the number of replies ({len(rows)})")
+    _require_room(len(rows), cohort)
     if len(rows) == cohort:
         return rows
     return torch.cat([rows, rows.new_zeros(cohort - len(rows), *rows.shape[1:])])
+
+
+def _require_room(replies: int, cohort: int) -> None:
+    if replies > cohort:
+        raise FieldError("cohort", cohort, f"is less than the number of replies ({replies})")

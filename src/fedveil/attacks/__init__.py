@@ -1,37 +1,37 @@
-"""What an adversary learns."""
+"""What an adversary learns: threat models, observations, statistics, verdicts; a package for each family of attacks."""
 
-from fedveil.attacks.active import Active, craft
-from fedveil.attacks.adaptive import Adaptive, Decisions, decide
-from fedveil.attacks.calibrated_loss import CalibratedLoss
-from fedveil.attacks.colluding import Colluding
 from fedveil.attacks.distinguishing import GameResult, bound, play
-from fedveil.attacks.evidence import SequentialEvidence
-from fedveil.attacks.informed import Informed
-from fedveil.attacks.likelihood_ratio import LikelihoodRatio
-from fedveil.attacks.loss import Loss
-from fedveil.attacks.noise_size import NoiseSize
-from fedveil.attacks.observation import CAPABILITIES, Attack, Knowledge, Observation, ThreatError, ThreatModel
-from fedveil.attacks.own_update import OwnUpdate
-from fedveil.attacks.result import AuditResult, judge
-from fedveil.attacks.side_channel import SideChannel
-from fedveil.attacks.weighing import Weighing
-
-# Client inference, by name.
-ATTACKS: dict[str, type[Attack]] = {
-    kind.name: kind
-    for kind in (
-        Loss,
-        CalibratedLoss,
-        LikelihoodRatio,
-        SideChannel,
-        OwnUpdate,
-        Adaptive,
-        Informed,
-        Colluding,
-        NoiseSize,
-        Active,
-    )
-}
+from fedveil.attacks.observation import (
+    CAPABILITIES,
+    Attack,
+    Knowledge,
+    Observation,
+    Received,
+    ServerView,
+    ThreatError,
+    ThreatModel,
+)
+from fedveil.attacks.participation import (
+    ATTACKS,
+    Active,
+    Adaptive,
+    CalibratedLoss,
+    Colluding,
+    Decisions,
+    Informed,
+    LikelihoodRatio,
+    Loss,
+    NoiseSize,
+    OwnUpdate,
+    Participation,
+    SequentialEvidence,
+    SideChannel,
+    Weighing,
+    craft,
+    decide,
+    judge,
+)
+from fedveil.attacks.verdict import Verdict
 
 __all__ = [
     "ATTACKS",
@@ -39,7 +39,6 @@ __all__ = [
     "Active",
     "Adaptive",
     "Attack",
-    "AuditResult",
     "CalibratedLoss",
     "Colluding",
     "Decisions",
@@ -51,10 +50,14 @@ __all__ = [
     "NoiseSize",
     "Observation",
     "OwnUpdate",
+    "Participation",
+    "Received",
     "SequentialEvidence",
+    "ServerView",
     "SideChannel",
     "ThreatError",
     "ThreatModel",
+    "Verdict",
     "Weighing",
     "bound",
     "craft",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedveil.accounting import model_of
+from fedveil.engines.probe import Seen
 from fedveil.errors import FedVeilError, FieldError, nearest
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, predict
@@ -25,6 +27,10 @@ CAPABILITIES: dict[str, str] = {
     "colluders": "shares what other clients sent",
     "rehearsals": "can run the same federation on other data, with and without the target",
     "crafted updates": "sends what it likes instead of what it trained",
+    "client models": "receives each client's own model, as the server does",
+    "training": "knows the architecture and how clients train",
+    "labels": "knows the labels of the examples that a client trained on",
+    "statistics": "knows the normalisation statistics of a client's batch",
 }
 
 
@@ -109,6 +115,74 @@ class Observation:
     def rounds(self) -> int:
         """Rounds R."""
         return len(self.models) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Received:
+    """One release as the server received it, with what its client had received before.
+
+    Attributes
+    ----------
+    round : int
+        From 1.
+    partition : int
+        Who sent it.
+    starts : Tensor
+        [k, d], the broadcast of that round.
+    model : Tensor
+        [d], the model that arrived, after every protection.
+    """
+
+    round: int
+    partition: int
+    starts: Tensor
+    model: Tensor
+
+    @property
+    def start(self) -> Tensor:
+        """The hypothesis [d] nearest to the model: with one, where training began; with several, the best guess."""
+        return self.starts[int((self.starts - self.model).norm(dim=1).argmin())]
+
+    @property
+    def update(self) -> Tensor:
+        """What the client changed, [d], with the noise in it."""
+        return self.model - self.start
+
+
+class ServerView:
+    """A probe that keeps what an adversary at the server sees: each received model with its start.
+
+    Parameters
+    ----------
+    partitions : collection of int, optional
+        Whose models to keep. Default: everybody's.
+    rounds : int, optional
+        The last round to keep anything of; by default, all.
+
+    Attributes
+    ----------
+    received : list of Received
+        In order of rounds and partitions; a reply that is no finite model [d] is left out.
+    """
+
+    name = "server view"
+    figures: Collection[str] = ()
+
+    def __init__(self, partitions: Collection[int] | None = None, rounds: int | None = None) -> None:
+        self._partitions, self._rounds = partitions, rounds
+        self.received: list[Received] = []
+
+    def __call__(self, seen: Seen) -> dict[str, float]:
+        """Keep a round."""
+        number, starts = seen.broadcast.public.round, seen.broadcast.models
+        if self._rounds is not None and number > self._rounds:
+            return {}
+        for partition in sorted(seen.received):
+            if self._partitions is None or partition in self._partitions:
+                model = model_of(seen.received[partition])
+                if model is not None and model.shape == starts[0].shape and bool(model.isfinite().all()):
+                    self.received.append(Received(number, partition, starts, model))
+        return {}
 
 
 @dataclass(frozen=True, eq=False)

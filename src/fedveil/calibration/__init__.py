@@ -4,7 +4,6 @@ from fedveil.calibration.alignment import AlignmentLDP, cosine
 from fedveil.calibration.distance import METRICS, GlobalCalibrator, MetricCalibrator, max_pairwise_distance
 from fedveil.calibration.layers import LayerSensitivity
 from fedveil.calibration.neighbourhood import NeighbourhoodLaplace
-from fedveil.calibration.sketch import Sketch
 
 __all__ = [
     "METRICS",
@@ -13,7 +12,6 @@ __all__ = [
     "LayerSensitivity",
     "MetricCalibrator",
     "NeighbourhoodLaplace",
-    "Sketch",
     "cosine",
     "max_pairwise_distance",
 ]

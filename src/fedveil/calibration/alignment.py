@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -21,6 +22,9 @@ def cosine(update: Tensor, reference: Tensor) -> float:
         return 0.0
     a, b = update.to(torch.float64) / lengths[0], reference.to(torch.float64) / lengths[1]
     return max(-1.0, min(1.0, float(a @ b)))
+
+
+_sigma = lru_cache(maxsize=1024)(gaussian_sigma)
 
 
 @dataclass(frozen=True)
@@ -62,4 +66,4 @@ class AlignmentLDP:
 
     def sigma(self, epsilon: float) -> float:
         """Deviation per coordinate of the analytic Gaussian mechanism with sensitivity C (zero-out)."""
-        return gaussian_sigma(epsilon, self.delta, self.clip)
+        return _sigma(epsilon, self.delta, self.clip)  # most clients of a round spend epsilon_min

@@ -9,18 +9,21 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedveil.calibration.pairs import DIRECT, strip
-from fedveil.calibration.sketch import Sketch
+from fedveil.calibration.pairs import strip
 from fedveil.errors import FieldError, require_choice, require_count, require_non_negative, require_positive
 from fedveil.layout import Grouping, Layout
+from fedveil.registry import Registry
 
 Direction = Literal["less", "more"]
 Groups = list[list[slice]]
 
-METRICS: dict[str, Callable[[Layout, Grouping], Groups]] = {
-    "layer_frobenius": lambda layout, grouping: list(layout.groups(grouping).values()),
-    "euclidean": lambda layout, grouping: [[slice(0, layout.size)]],
-}
+METRICS: Registry[Callable[[Layout, Grouping], Groups]] = Registry(
+    "privacy.distance",
+    {
+        "layer_frobenius": lambda layout, grouping: list(layout.groups(grouping).values()),
+        "euclidean": lambda layout, grouping: [[slice(0, layout.size)]],
+    },
+)
 """A metric is the mean over some groups of coordinates of the Euclidean norm over each: all layers, or one of all."""
 
 _HEIGHT = 1 << 10  # pairs are worked on for so many models at a time: the matrix of all pairs is never held
@@ -32,7 +35,6 @@ def max_pairwise_distance(
     layout: Layout,
     grouping: Grouping = "array",
     metric: str = "layer_frobenius",
-    sketch: Sketch | None = None,
 ) -> float:
     """Largest distance between two models of a round.
 
@@ -47,9 +49,6 @@ def max_pairwise_distance(
     metric : str
         A name of `METRICS`. ``"layer_frobenius"``: the mean over layers of the Frobenius norm of the difference;
         ``"euclidean"``: the norm of the whole difference.
-    sketch : Sketch, optional
-        Look for the pair by random projections, which pays from some thousand models on; the result is then d_r or, by
-        the sketch's error, less. Nothing turns this on by itself: sigma depends on d_r.
 
     Returns
     -------
@@ -72,10 +71,7 @@ def max_pairwise_distance(
     if not _finite(models):
         raise FieldError("models", "NaN or infinity", "must be finite: drop damaged replies first")
     groups = METRICS[require_choice("metric", metric, METRICS)](layout, grouping)
-    if sketch is None or len(models) <= DIRECT:
-        pairs = _farthest(models, groups)
-    else:
-        pairs = _farthest(*sketch.project(models, groups))
+    pairs = _farthest(models, groups)
     again = (_strip(models, groups, torch.tensor(pair), 1, torch.float64)[0, 1] for pair in pairs)
     return max(map(float, again), default=0.0)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Annotated
 
 import typer
 import typer.core
 
-from fedveil.cli import audit, data, reproduce, running
+from fedveil import __version__
+from fedveil.cli import advise, audit, data, reproduce, running, verify
 
 typer.core.HAS_RICH = False  # with Rich at hand, plain help would read "\\[required]"
 
@@ -19,9 +21,28 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"fedveil {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
 running.register(app)
+app.command()(advise.advise)
 reproduce.register(app)
 audit.register(app)
+verify.register(app)
 app.add_typer(data.app, name="data")
 
 

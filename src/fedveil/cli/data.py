@@ -9,7 +9,7 @@ import typer
 from fedveil.cli.shared import Assign, Out, Seed, console_for, told
 
 if TYPE_CHECKING:
-    from fedveil.experiments import Config
+    from fedveil.config import Config
 
 app = typer.Typer(help="Data sets: what there is, and who holds what of it.", no_args_is_help=True)
 
@@ -21,11 +21,12 @@ def data_list(
     """List the data sets, and whether they can be loaded on this machine."""
     with told():
         from fedveil.data import SOURCES
-        from fedveil.report.tables import facts
+        from fedveil.report.table import Table
 
         rows = [(name, info.description, info.size, info.licence, info.here) for name, info in SOURCES.items()]
         console = console_for()
-        console.print(facts(rows, ("name", "what it is", "size", "licence", "here")))
+        header = ("name", "what it is", "size", "licence", "here")
+        console.print(Table(header, rows, wraps=header[1:]))
         for name, info in SOURCES.items() if where else ():
             if info.official:
                 console.print(f"{name}: {info.official}", markup=False, highlight=False, soft_wrap=True)
@@ -38,8 +39,8 @@ def data_prepare(
 ) -> None:
     """Decode a data set and keep the copy, so that runs start faster."""
     with told():
+        from fedveil.config.loading import assign as put
         from fedveil.data import prepare
-        from fedveil.experiments.loading import assign as put
 
         options: dict[str, Any] = {}
         for assignment in assign or []:
@@ -62,8 +63,8 @@ def data_show(
     with told():
         from pathlib import Path
 
-        from fedveil.experiments.dealing import deal_out
         from fedveil.report.partition import VIEW, headline, tables, write
+        from fedveil.runs.deal import deal_out
 
         spec = _configuration(what, assign or [], seed)
         dealt = deal_out(spec.data, spec.seed)
@@ -85,10 +86,10 @@ def _configuration(what: str, assignments: list[str], seed: int | None) -> Confi
     """That of a file or preset; or of a data set, dealt out to its natural clients or to ten."""
     from pathlib import Path
 
+    from fedveil.config import load, parse, presets
+    from fedveil.config.loading import assign as put
     from fedveil.data import SOURCES
     from fedveil.errors import FieldError, nearest
-    from fedveil.experiments import load, parse, presets
-    from fedveil.experiments.loading import assign as put
 
     if Path(what).exists() or what in presets():
         return load(what, assignments, seed=seed)

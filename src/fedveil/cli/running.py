@@ -42,16 +42,19 @@ def run(
 ) -> None:
     """Run one experiment. Exit code 2: refused; 3: the server's budget ended it; 4: no client replied."""
     with told() as going:
-        from fedveil import experiments
+        from fedveil.config import load
+
+        spec = load(config, assign or [], engine=engine, device=device, seed=seed)
+
         from fedveil.report.progress import progress_for
         from fedveil.report.tables import run_table
+        from fedveil.runs import run as play
 
-        spec = experiments.load(config, assign or [], engine=engine, device=device, seed=seed)
         folder = out or folder_of(config, spec.name)
         going.folder, going.command = folder, f"fedveil run {shlex.quote(str(folder))} --resume"
         console = console_for()
         quiet(spec.engine)
-        summary = experiments.run(spec, folder, resume=resume, progress=progress_for(console))
+        summary = play(spec, folder, resume=resume, progress=progress_for(console))
         console.print(run_table(summary))
         console.print(f"written to {folder}", markup=False, highlight=False, soft_wrap=True)
         stop_early([summary.stopped])
@@ -60,7 +63,7 @@ def run(
 def compare(
     config: Annotated[
         str, typer.Argument(metavar="[CONFIG]", help="A TOML file, a folder, or a preset's name.", show_default=True)
-    ] = "digits-compare",
+    ] = "digits-record",
     assign: Assign = None,
     out: Out = None,
     seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="Repetitions under successive seeds.")] = 1,
@@ -75,23 +78,26 @@ def compare(
 ) -> None:
     """Compare privacy settings side by side: table, curves, accuracy against attacks, noise and epsilon."""
     with told() as going:
-        from fedveil import experiments
-        from fedveil.experiments.front import attack_settings, check_audit
-        from fedveil.report.audit_progress import audit_progress_for
+        from fedveil.config import load
+
+        spec = load(config, assign or [], engine=engine, device=device, seed=seed)
+
+        from fedveil import grid
+        from fedveil.audit.front import attack_settings, check_audit, with_attacks
         from fedveil.report.figures import draw
         from fedveil.report.progress import progress_for
         from fedveil.report.tables import comparison_notes, comparison_tables
 
-        spec = experiments.load(config, assign or [], engine=engine, device=device, seed=seed)
         folder = out or (folder_of(config, spec.name) if resume else fresh(folder_of(config, spec.name)))
         asked = f" --seeds {seeds}" * (seeds > 1) + f" --audit {audit}" * (audit > 0)
         going.folder, going.command = folder, f"fedveil compare {shlex.quote(str(folder))} --resume{asked}"
         console = console_for()
         quiet(spec.engine)
         check_audit(spec, audit)
-        found = experiments.compare(spec, folder, seeds=seeds, resume=resume, progress=progress_for(console))
+        found = grid.compare(spec, folder, seeds=seeds, resume=resume, progress=progress_for(console))
         if audit:
-            found = attack_settings(spec, folder, found, audit, audit_progress_for(console))
+            attack_settings(spec, folder, audit, progress_for(console))
+        found = with_attacks(found, folder)
         files = draw(found, folder)
         for table in comparison_tables(found, console.width):
             console.print(table)
@@ -124,7 +130,7 @@ def plan(
     """Plan central noise: the noise for a budget or the budget of a noise, and the signal-to-noise ratio to expect."""
     with told():
         from fedveil.accounting import plan as make
-        from fedveil.report.tables import plan_table
+        from fedveil.report.planning import plan_table
 
         found = make(
             epsilon=epsilon,
@@ -143,7 +149,8 @@ def plan(
 def presets() -> None:
     """List the packaged configurations, for `run` and `compare`."""
     with told():
-        from fedveil import experiments
-        from fedveil.report.tables import facts
+        from fedveil import config
+        from fedveil.report.table import Table
 
-        console_for().print(facts(list(experiments.presets().items()), ("preset", "what it is")))
+        found = list(config.presets().items())
+        console_for().print(Table(("preset", "what it is"), found, wraps=("what it is",)))

@@ -117,7 +117,7 @@ def console_for() -> Console:
 
 def folder_of(config: str, name: str) -> Path:
     """The folder that was named as the configuration, or runs/<name>."""
-    from fedveil.experiments.folders import CONFIG
+    from fedveil.config.folders import CONFIG
 
     path = Path(config)
     return path if (path / CONFIG).is_file() else Path("runs") / name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -112,6 +113,8 @@ def read_npz(file: Path, max_gib: float = 4.0) -> dict[str, Array]:
     try:
         with zipfile.ZipFile(file) as archive:
             size = sum(entry.file_size for entry in archive.infolist()) / 2**30
+            for entry in archive.infolist() if size <= max_gib else ():
+                _check_header(file, archive, entry)
         if size > max_gib:
             raise FieldError("data.path", str(file), f"unpacks to {size:.1f} GiB; raise data.max_gib ({max_gib:g})")
         with np.load(file, allow_pickle=False) as stored:
@@ -120,6 +123,18 @@ def read_npz(file: Path, max_gib: float = 4.0) -> dict[str, Array]:
         raise
     except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
         raise FieldError("data.path", str(file), f"cannot be read as an npz file without pickle ({error})") from error
+
+
+def _check_header(file: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
+    """Refuse an array that says it is larger than its file, before anything is allocated for it."""
+    with archive.open(entry) as member:
+        version = np.lib.format.read_magic(member)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(member)
+        needed = math.prod(shape) * dtype.itemsize
+        if needed > entry.file_size - member.tell():
+            name, held = entry.filename.removesuffix(".npy"), entry.file_size
+            raise FieldError("data.path", str(file), f"array {name!r} claims {needed} bytes, and has {held}")
 
 
 def require_arrays(name: str, arrays: Mapping[str, Array], needed: Sequence[str]) -> None:

@@ -44,7 +44,7 @@ class TableSpec:
         require_choice("data.outside", self.outside, ("refuse", "clip"))
         if bool(self.classes) == bool(len(self.target_range)):
             accepted = (
-                "say what the target is: data.classes = 3 (numbers 0 to 2) or a list of names, or for a regression "
+                "say what the target is: data.classes, a list of names or a number (3 for 0 to 2), or for a regression "
                 "data.target_range = [low, high]"
             )
             raise FieldError("data.classes", self.classes, accepted)

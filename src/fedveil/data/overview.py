@@ -58,6 +58,7 @@ def holdings(clients: Sequence[ClientData], dataset: DataSet) -> list[Holding]:
 def warnings_of(found: Sequence[Holding], dataset: DataSet) -> list[str]:
     """A line for each kind of unusual client; none where there is nothing to say."""
     said = [
+        "one client: its model is the aggregate, and no other client hides it" if len(found) == 1 else "",
         _line(found, lambda h: not h.examples, "no example to train on: they return the model they receive"),
         _line(found, lambda h: h.examples == 1, "a single example to train on"),
         _line(found, lambda h: bool(h.examples) and 0 < h.present < dataset.classes, "no example of some class"),

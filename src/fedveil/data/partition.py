@@ -83,6 +83,8 @@ def partition(
     require_choice("scheme", scheme, SCHEMES)
     if clients is not None or scheme != NATURAL:
         clients = require_count("clients", clients)
+        if counts is None and clients > len(labels):
+            raise FieldError("clients", clients, f"must be at most {len(labels)}, the number of examples")
     shards = 2 if scheme == "shards" and shards is None else shards
     for name, value in (("alpha", alpha), ("counts", counts), ("shards", shards), ("owner", owner)):
         if (value is None) == (name in SCHEMES[scheme]):
@@ -156,6 +158,7 @@ def federate(
     scheme: str = "iid",
     holdout: float = 0.2,
     seed: int,
+    sensitive: Sequence[Sequence[str]] = (),
     **options: Any,
 ) -> list[ClientData]:
     """Deal a data set out to clients, each with a held-out part of its own.
@@ -172,11 +175,16 @@ def federate(
         As in :func:`partition`.
     holdout : float
         Fraction that each client keeps apart, stratified; 0 for none.
+    sensitive : sequence of sequence of str
+        What the clients hold to be sensitive, some of the set's `region_names` each: client i takes entry i, and after
+        the last one the first again. Without entries every client takes all.
 
     Returns
     -------
     list of ClientData
-        In order of their partition numbers. A client may be empty, have a single example, or lack a class.
+        In order of their partition numbers. A client may be empty, have a single example, or lack a class. A group of
+        the set is dealt out as one example, whose class is that of its first row. Masks are there where the set
+        knows sensitive pixels.
 
     Raises
     ------
@@ -195,21 +203,41 @@ def federate(
     if dataset.task != "classification" and scheme in ("dirichlet", "counts", "shards"):
         accepted = f"needs a class for each example, and {dataset.name!r} is a {dataset.task}: use iid or quantity"
         raise FieldError("scheme", scheme, accepted)
-    strata = y if dataset.task == "classification" else np.zeros(len(y), dtype=np.int64)
+    if dataset.group is not None and scheme == "counts":
+        raise FieldError("scheme", scheme, f"counts examples, and those of {dataset.name!r} are dealt out in groups")
+    members = _groups(dataset)
+    first = np.array([rows[0] for rows in members], dtype=np.int64)
+    strata = y[first] if dataset.task == "classification" else np.zeros(len(first), dtype=np.int64)
+    if by_nature:
+        options["owner"] = options["owner"][first]
     count = None if clients == NATURAL else int(clients)
     result = []
     for i, part in enumerate(partition(strata, count, scheme, seed=seed, **options)):
-        train, test = _split(strata, part, holdout, seed=keyed_seed(seed, i))
+        halves = _split(strata, part, holdout, seed=keyed_seed(seed, i))
+        train, test = (np.sort(np.concatenate([first[:0], *(members[g] for g in half)])) for half in halves)
         name = dataset.owners[int(options["owner"][part[0]])] if by_nature else f"client-{i}"
-        result.append(_client(dataset, train, test if holdout else None, name))
+        kinds = sensitive[i % len(sensitive)] if sensitive else dataset.region_names
+        result.append(_client(dataset, train, test if holdout else None, name, kinds))
     return result
 
 
-def _client(dataset: DataSet, train: Indices, test: Indices | None, name: str) -> ClientData:
+def _groups(dataset: DataSet) -> list[Indices]:
+    """Examples that are dealt out together, group by group."""
+    if dataset.group is None:
+        return list(np.arange(len(dataset.y), dtype=np.int64)[:, None])
+    group = dataset.group.numpy()
+    order = np.argsort(group, kind="stable").astype(np.int64)
+    return np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
+
+
+def _client(dataset: DataSet, train: Indices, test: Indices | None, name: str, kinds: Sequence[str]) -> ClientData:
     rows = torch.from_numpy(train)
     own, columns = dataset.x[rows], dataset.local_columns
-    x = own_scale(own, columns, own)
+    x, masks = own_scale(own, columns, own), None
+    if dataset.regions is not None or kinds:
+        masks = dataset.sensitive(kinds)[rows]
     if test is None:
-        return ClientData(x, dataset.y[rows], name=name)
+        return ClientData(x, dataset.y[rows], name=name, masks=masks)
     kept = torch.from_numpy(test)
-    return ClientData(x, dataset.y[rows], own_scale(dataset.x[kept], columns, own), dataset.y[kept], name=name)
+    held_out = (own_scale(dataset.x[kept], columns, own), dataset.y[kept])
+    return ClientData(x, dataset.y[rows], *held_out, name=name, masks=masks)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from fedveil.errors import FieldError
+from fedveil.errors import FieldError, require_choice
 
 
 class MissingDataError(FieldError):
@@ -37,10 +37,17 @@ class DataSet:
         [N] int64, which natural client (writer, hospital) an example belongs to; None where the set has none.
     owners : tuple of str
         The natural clients' names; `owner` counts into them.
+    group : Tensor or None
+        [N] int64, what belongs together (the tiles of one document, the slices of one person): one group is dealt to
+        one client, and to its training part or to what it holds out, never to both. None: every example is its own.
     attributes : mapping of str to Tensor
         What is publicly known about the natural clients, float64 [len(owners)] each, e.g. where a hospital stands.
     local_columns : tuple of int
         Columns of `x` that every client standardises by the mean and deviation of its own training rows.
+    regions : Tensor or None
+        [N, H, W] uint8, what may be sensitive in each image: bit j of a pixel stands for `region_names[j]`.
+    region_names : tuple of str
+        At most 8 kinds.
     note : str
         What a report must say beside figures from this set.
     licence : str
@@ -56,8 +63,11 @@ class DataSet:
     class_names: tuple[str, ...] = ()
     owner: Tensor | None = None
     owners: tuple[str, ...] = ()
+    group: Tensor | None = None
     attributes: Mapping[str, Tensor] = field(default_factory=dict)
     local_columns: tuple[int, ...] = ()
+    regions: Tensor | None = None
+    region_names: tuple[str, ...] = ()
     note: str = ""
     licence: str = ""
 
@@ -84,8 +94,23 @@ class DataSet:
 
     def take(self, rows: Tensor) -> DataSet:
         """The same set with only some of the examples to be dealt out; the test half stays."""
-        owner = None if self.owner is None else self.owner[rows]
-        return replace(self, x=self.x[rows], y=self.y[rows], owner=owner)
+        owner, group, regions = (None if v is None else v[rows] for v in (self.owner, self.group, self.regions))
+        return replace(self, x=self.x[rows], y=self.y[rows], owner=owner, group=group, regions=regions)
+
+    def sensitive(self, kinds: Sequence[str]) -> Tensor:
+        """Where examples show one of these kinds, bool [N, H, W].
+
+        Raises
+        ------
+        FieldError
+            For a kind that the set does not know.
+        """
+        if self.regions is None:
+            raise FieldError("regions", None, f"{self.name} does not say where its images are sensitive")
+        for kind in kinds:
+            require_choice("regions", kind, self.region_names)
+        chosen = sum(1 << self.region_names.index(kind) for kind in dict.fromkeys(kinds))
+        return (self.regions & chosen) != 0
 
 
 def own_scale(x: Tensor, columns: tuple[int, ...], reference: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from fedveil.data import alzheimer, cms, named, sroie
 from fedveil.data.alzheimer import load_alzheimer, prepare_alzheimer, prepared_alzheimer
 from fedveil.data.arrays import images, load_npz
 from fedveil.data.cms import load_cms_inpatient, load_cms_outpatient
+from fedveil.data.documents import load_documents
 from fedveil.data.files import find
 from fedveil.data.folder import load_folder
 from fedveil.data.huggingface import load_huggingface
@@ -22,6 +23,7 @@ from fedveil.data.sets import DataSet
 from fedveil.data.sroie import load_sroie
 from fedveil.data.table import load_table
 from fedveil.errors import FieldError, nearest, require_choice
+from fedveil.registry import Registry
 
 
 def load_digits() -> DataSet:
@@ -109,76 +111,85 @@ class SourceInfo:
         return f"as prepared ({', '.join(kept)}); else {needs}" if kept else f"no: {needs}"
 
 
-SOURCES: dict[str, SourceInfo] = {
-    "digits": SourceInfo("handwritten digits, 8x8 grey, 10 classes", "1,797 images", "CC BY 4.0", load_digits),
-    "breast-cancer": SourceInfo("30 measurements of cells, 2 classes", "569 rows", "CC BY 4.0", load_breast_cancer),
-    "npz": SourceInfo("your own arrays: x_train and y_train in one npz file", "any", "yours", load_npz),
-    "folder": SourceInfo("your own images: a folder a class", "any", "yours", load_folder),
-    "table": SourceInfo("your own table: CSV or parquet", "any", "yours", load_table),
-    "huggingface": SourceInfo("a Hugging Face data set saved on disk", "any", "yours", load_huggingface),
-    "alzheimer": SourceInfo(
-        "Alzheimer MRI slices, 128x128 grey, 4 classes",
-        "6,400 images",
-        "ODbL",
-        load_alzheimer,
-        prepare_alzheimer,
-        prepared_alzheimer,
-        files=((alzheimer.FILE,),),
-        official=alzheimer.OFFICIAL,
-    ),
-    "bloodmnist": SourceInfo(
-        "blood cells, 28x28 colour, 8 classes",
-        "17,092 images",
-        "CC BY 4.0",
-        load_bloodmnist,
-        files=((named.BLOOD_FILE, named.REBUILT_BLOOD_FILE),),
-        official=named.BLOOD_OFFICIAL,
-    ),
-    "mnist-by-writer": SourceInfo(
-        "MNIST digits with their 539 writers, 28x28 grey, 10 classes",
-        "70,000 images",
-        "CC BY-SA 3.0",
-        load_mnist_by_writer,
-        files=((named.WRITERS_FILE,),),
-        official=named.WRITERS_OFFICIAL,
-        natural=True,
-    ),
-    "cms-inpatient": SourceInfo(
-        "payments to American hospitals by condition and place (regression)",
-        "163,065 rows",
-        cms.LICENCE,
-        load_cms_inpatient,
-        files=((cms.INPATIENT.file,), (cms.PROVIDERS_FILE,)),
-        official=cms.INPATIENT.official,
-        natural=True,
-    ),
-    "cms-outpatient": SourceInfo(
-        "the same for outpatient services (regression)",
-        "43,372 rows",
-        cms.LICENCE,
-        load_cms_outpatient,
-        files=((cms.OUTPATIENT.file,), (cms.PROVIDERS_FILE,)),
-        official=cms.OUTPATIENT.official,
-        natural=True,
-    ),
-    "sroie": SourceInfo(
-        "scanned receipts with forged words, a class a pixel",
-        "200 receipts",
-        "CC BY 4.0",
-        load_sroie,
-        files=((sroie.FILE,),),
-        official=sroie.OFFICIAL,
-        natural=True,
-    ),
-    "cifar10-subset": SourceInfo(
-        "photographs, 32x32 colour, 10 classes",
-        "13,000 images",
-        "none stated",
-        load_cifar10_subset,
-        files=((named.CIFAR_FILE,),),
-        official=named.CIFAR_OFFICIAL,
-    ),
-}
+SOURCES: Registry[SourceInfo] = Registry(
+    "data.name",
+    {
+        "digits": SourceInfo("handwritten digits, 8x8 grey, 10 classes", "1,797 images", "CC BY 4.0", load_digits),
+        "breast-cancer": SourceInfo("30 measurements of cells, 2 classes", "569 rows", "CC BY 4.0", load_breast_cancer),
+        "npz": SourceInfo("your own arrays: x_train and y_train in one npz file", "any", "yours", load_npz),
+        "folder": SourceInfo("your own images: a folder a class", "any", "yours", load_folder),
+        "table": SourceInfo("your own table: CSV or parquet", "any", "yours", load_table),
+        "huggingface": SourceInfo("a Hugging Face data set saved on disk", "any", "yours", load_huggingface),
+        "documents": SourceInfo(
+            "your own pages with masks of what was tampered with (T-SROIE, DocTamper), a class a pixel",
+            "any",
+            "yours",
+            load_documents,
+        ),
+        "alzheimer": SourceInfo(
+            "Alzheimer MRI slices, 128x128 grey, 4 classes",
+            "6,400 images",
+            "ODbL",
+            load_alzheimer,
+            prepare_alzheimer,
+            prepared_alzheimer,
+            files=((alzheimer.FILE,),),
+            official=alzheimer.OFFICIAL,
+        ),
+        "bloodmnist": SourceInfo(
+            "blood cells, 28x28 colour, 8 classes",
+            "17,092 images",
+            "CC BY 4.0",
+            load_bloodmnist,
+            files=((named.BLOOD_FILE, named.REBUILT_BLOOD_FILE),),
+            official=named.BLOOD_OFFICIAL,
+        ),
+        "mnist-by-writer": SourceInfo(
+            "MNIST digits with their 539 writers, 28x28 grey, 10 classes",
+            "70,000 images",
+            "CC BY-SA 3.0",
+            load_mnist_by_writer,
+            files=((named.WRITERS_FILE,),),
+            official=named.WRITERS_OFFICIAL,
+            natural=True,
+        ),
+        "cms-inpatient": SourceInfo(
+            "payments to American hospitals by condition and place (regression)",
+            "163,065 rows",
+            cms.LICENCE,
+            load_cms_inpatient,
+            files=((cms.INPATIENT.file,), (cms.PROVIDERS_FILE,)),
+            official=cms.INPATIENT.official,
+            natural=True,
+        ),
+        "cms-outpatient": SourceInfo(
+            "the same for outpatient services (regression)",
+            "43,372 rows",
+            cms.LICENCE,
+            load_cms_outpatient,
+            files=((cms.OUTPATIENT.file,), (cms.PROVIDERS_FILE,)),
+            official=cms.OUTPATIENT.official,
+            natural=True,
+        ),
+        "sroie": SourceInfo(
+            "scanned receipts with forged words, a class a pixel",
+            "200 receipts",
+            "CC BY 4.0",
+            load_sroie,
+            files=((sroie.FILE,),),
+            official=sroie.OFFICIAL,
+            natural=True,
+        ),
+        "cifar10-subset": SourceInfo(
+            "photographs, 32x32 colour, 10 classes",
+            "13,000 images",
+            "none stated",
+            load_cifar10_subset,
+            files=((named.CIFAR_FILE,),),
+            official=named.CIFAR_OFFICIAL,
+        ),
+    },
+)
 
 
 def load(name: str, **options: Any) -> DataSet:

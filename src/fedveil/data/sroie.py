@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedveil.data.arrays import Array, images, read_npz, require_arrays
 from fedveil.data.files import locate
 from fedveil.data.labels import natural_clients
+from fedveil.data.regions import SENSITIVE, region_bits, sensitive_boxes
 from fedveil.data.sets import DataSet
 from fedveil.data.tamper import KINDS, Box, Page, boxes_of, tamper
 from fedveil.errors import FieldError, require_choice, require_count
@@ -31,42 +33,48 @@ NOTE = (
 @dataclass(frozen=True)
 class _Receipt:
     page: Page
-    boxes: list[Box]
+    boxes: list[Box]  # that can be forged
+    bits: NDArray[np.uint8]  # [H, W], where the key texts stand
 
 
 def load_sroie(
     *,
-    patch: int = 128,
-    patches: int = 4,
+    tile: int = 128,
+    tiles: int = 4,
     kinds: Sequence[str] = KINDS,
     tamper_seed: int = 0,
     test_receipts: int = 40,
+    train_receipts: int = 0,
 ) -> DataSet:
-    """Load square patches of receipts, [1, patch, patch], each with one forged word; y says 0 or 1 for every pixel.
+    """Load square tiles of receipts, [1, tile, tile], each with one forged word; y says 0 or 1 for every pixel.
 
-    Natural clients are the companies that issued the receipts. Whole receipts go to the test half.
+    Natural clients are the companies that issued the receipts. Tiles of one receipt stay together: at one client, in
+    its training part or in what it holds out, and in one half of the set. `regions` says where
+    each tile shows the receipt's company, date, address or total.
 
     Parameters
     ----------
-    patch : int
+    tile : int
         Height and width in pixels, 32 to 192. Receipts are up to 768 pixels high, lines of text about 13.
-    patches : int
+    tiles : int
         Of each receipt, at different words where it has enough.
     kinds : sequence of str
-        Of forgery, some of "copy-move", "splice" (text of another receipt of the same half) and "erase".
+        Of forgery, some of "copy-move", "splice" (text of another receipt of the same half), "erase" and "retype".
     tamper_seed : int
-        Decides the patches, the forgeries, and which receipts are the test half.
+        Decides the tiles, the forgeries, and which receipts are the test half.
     test_receipts : int
         How many of the 200 those are; 0 for none.
+    train_receipts : int
+        Take so many of the others, as a party alone would have; 0 takes all.
 
     Raises
     ------
     MissingDataError
         If the file is absent.
     """
-    if not 32 <= require_count("data.patch", patch) <= 192:
-        raise FieldError("data.patch", patch, "must be 32 to 192 pixels: every receipt has room for that")
-    require_count("data.patches", patches)
+    if not 32 <= require_count("data.tile", tile) <= 192:
+        raise FieldError("data.tile", tile, "must be 32 to 192 pixels: every receipt has room for that")
+    require_count("data.tiles", tiles)
     if not kinds:
         raise FieldError("data.kinds", list(kinds), f"must name at least one of {', '.join(KINDS)}")
     for kind in kinds:
@@ -75,10 +83,13 @@ def load_sroie(
     if require_count("data.test_receipts", test_receipts, least=0) >= len(receipts) - 1:
         raise FieldError("data.test_receipts", test_receipts, f"must leave 2 of {len(receipts)} receipts to train on")
     order = np.random.default_rng(keyed_seed("receipts", tamper_seed)).permutation(len(receipts)).tolist()
-    halves = [sorted(order[test_receipts:]), sorted(order[:test_receipts])]
-    made = [_half(receipts, half, patch, patches, kinds, tamper_seed) for half in halves if half]
+    most = len(receipts) - test_receipts
+    if require_count("data.train_receipts", train_receipts, least=0) > most or train_receipts == 1:
+        raise FieldError("data.train_receipts", train_receipts, f"must be 2 to {most}, or 0 for all of those")
+    halves = [sorted(order[test_receipts:][: train_receipts or most]), sorted(order[:test_receipts])]
+    made = [_half(receipts, half, tile, tiles, kinds, tamper_seed) for half in halves if half]
     owner, owners = natural_clients(
-        "company", np.repeat(np.array([companies[i] for i in halves[0]], dtype=np.str_), patches), len(made[0][0])
+        "company", np.repeat(np.array([companies[i] for i in halves[0]], dtype=np.str_), tiles), len(made[0][0])
     )
     test = len(made) > 1
     return DataSet(
@@ -91,44 +102,55 @@ def load_sroie(
         class_names=("genuine", "tampered"),
         owner=owner,
         owners=owners,
+        group=torch.arange(len(halves[0])).repeat_interleave(tiles),
+        regions=torch.from_numpy(made[0][2]),
+        region_names=SENSITIVE,
         note=NOTE,
         licence="CC BY 4.0",
     )
 
 
 def _receipts(arrays: dict[str, Array]) -> tuple[list[_Receipt], list[str]]:
-    require_arrays("sroie", arrays, ["pixels", "pixel_offsets", "shapes", "boxes", "box_offsets", "key_json"])
-    shapes, starts, corners = arrays["shapes"], arrays["pixel_offsets"], arrays["box_offsets"]
-    receipts = []
-    for i, (height, width) in enumerate(shapes.tolist()):
+    wanted = ["pixels", "pixel_offsets", "shapes", "boxes", "box_offsets", "box_text", "key_json"]
+    require_arrays("sroie", arrays, wanted)
+    starts, corners = arrays["pixel_offsets"].tolist(), arrays["box_offsets"].tolist()
+    receipts, companies = [], []
+    for i, (height, width) in enumerate(arrays["shapes"].tolist()):
         page = arrays["pixels"][starts[i] : starts[i + 1]].reshape(height, width)
-        receipts.append(_Receipt(page, boxes_of(arrays["boxes"][corners[i] : corners[i + 1]], height, width)))
-    return receipts, [str(json.loads(text).get("company", "")) for text in arrays["key_json"].tolist()]
+        own = slice(corners[i], corners[i + 1])
+        boxes = boxes_of(arrays["boxes"][own], height, width, arrays["box_text"][own].tolist())
+        keys = json.loads(str(arrays["key_json"][i]))
+        companies.append(str(keys.get("company", "")))
+        bits = region_bits(sensitive_boxes(boxes, keys), height, width)
+        receipts.append(_Receipt(page, [box for box in boxes if box.usable], bits))
+    return receipts, companies
 
 
 def _half(
-    receipts: Sequence[_Receipt], half: Sequence[int], patch: int, patches: int, kinds: Sequence[str], seed: int
-) -> tuple[Array, Array]:
-    """Patches uint8 [n, patch, patch] and masks int64 of the same shape, receipt by receipt."""
-    x = np.empty((len(half) * patches, patch, patch), dtype=np.uint8)
+    receipts: Sequence[_Receipt], half: Sequence[int], tile: int, tiles: int, kinds: Sequence[str], seed: int
+) -> tuple[Array, Array, Array]:
+    """Tiles uint8 [n, tile, tile], masks int64 and region bits uint8 of the same shape, receipt by receipt."""
+    x = np.empty((len(half) * tiles, tile, tile), dtype=np.uint8)
     y = np.zeros(x.shape, dtype=np.int64)
+    bits = np.empty_like(x)
     for place, i in enumerate(half):
         own = receipts[i]
         rng = np.random.default_rng(keyed_seed("tamper", seed, i))
-        fitting = [box for box in own.boxes if box.height <= patch and box.width <= patch]
+        fitting = [box for box in own.boxes if box.height <= tile and box.width <= tile]
         targets = [fitting[int(j)] for j in rng.permutation(len(fitting))]
-        for k in range(patches):
+        for k in range(tiles):
             other = receipts[half[(place + int(rng.integers(1, max(len(half), 2)))) % len(half)]]
             kind = kinds[int(rng.integers(len(kinds)))]
-            row, target = place * patches + k, targets[k % len(targets)]
+            row, target = place * tiles + k, targets[k % len(targets)]
             page, mask = tamper(own.page, own.boxes, (other.page, other.boxes), target, kind, rng)
-            top = _start(target.top, target.bottom, patch, page.shape[0], rng)
-            left = _start(target.left, target.right, patch, page.shape[1], rng)
-            x[row] = page[top : top + patch, left : left + patch]
+            top = _start(target.top, target.bottom, tile, page.shape[0], rng)
+            left = _start(target.left, target.right, tile, page.shape[1], rng)
+            window = (slice(top, top + tile), slice(left, left + tile))
+            x[row], bits[row] = page[window], own.bits[window]
             y[row, mask.top - top : mask.bottom - top, mask.left - left : mask.right - left] = 1
-    return x, y
+    return x, y, bits
 
 
-def _start(low: int, high: int, patch: int, length: int, rng: np.random.Generator) -> int:
-    """Where a patch begins so that it holds [low, high) and stays on the page."""
-    return int(rng.integers(max(0, high - patch), min(low, length - patch) + 1))
+def _start(low: int, high: int, tile: int, length: int, rng: np.random.Generator) -> int:
+    """Where a tile begins so that it holds [low, high) and stays on the page."""
+    return int(rng.integers(max(0, high - tile), min(low, length - tile) + 1))

@@ -1,7 +1,8 @@
-"""Forge words on scanned pages: copy-move, splice and erase inside boxes of text, with the exact mask of what changed.
+"""Forge words on scanned pages, with the exact mask of what changed.
 
-The paper's T-SROIE and DocTamper are not to be had; this generator stands in for them. Every change lies inside the
-rectangle of a text box, and outside the mask a page keeps every pixel.
+The FedRE paper's sets, T-SROIE and DocTamper, cannot be downloaded freely; this generator stands in for them. A forgery
+lies inside the rectangle of a text box, is cut between letters where it can be, takes the ink and paper of its
+surroundings, and what is pasted or written fades in over one pixel. Outside the mask a page keeps every pixel.
 """
 
 from __future__ import annotations
@@ -12,21 +13,27 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import ndimage
+
+from fedveil.optional import optional
 
 Page = NDArray[np.uint8]  # [H, W], dark text on light paper
+Pixels = NDArray[np.float64]
 
-KINDS = ("copy-move", "splice", "erase")
+KINDS = ("copy-move", "splice", "erase", "retype")
 _LEAST = 6  # pixels: smaller boxes hold nothing to forge
+_BLUR = 0.45  # pixels: how soft a scanned edge is at 768 pixels a page
 
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle of text in pixels; bottom and right are exclusive."""
+    """A rectangle of text in pixels, with what is written there; bottom and right are exclusive."""
 
     top: int
     left: int
     bottom: int
     right: int
+    text: str = ""
 
     @property
     def height(self) -> int:
@@ -38,21 +45,26 @@ class Box:
         """Columns."""
         return self.right - self.left
 
+    @property
+    def usable(self) -> bool:
+        """Whether it is large enough to forge something in it."""
+        return self.height >= _LEAST and self.width >= _LEAST
+
     def cut(self, page: Page) -> Page:
         """The pixels inside."""
         return page[self.top : self.bottom, self.left : self.right]
 
 
-def boxes_of(quads: NDArray[Any], height: int, width: int) -> list[Box]:
-    """Upright rectangles around quadrilaterals [n, 8] of x1, y1, ..., y4, cut at the page's edge, without tiny ones."""
+def boxes_of(quads: NDArray[Any], height: int, width: int, texts: Sequence[str] = ()) -> list[Box]:
+    """Upright rectangles around quadrilaterals [n, 8] of x1, y1, ..., y4, cut at the page's edge, in order."""
     corners = quads.reshape(-1, 4, 2)
     low = np.floor(corners.min(1)).astype(int).clip(0)
     high = np.ceil(corners.max(1)).astype(int)
-    found = [
-        Box(top, left, min(bottom, height), min(right, width))
-        for (left, top), (right, bottom) in zip(low.tolist(), high.tolist(), strict=True)
+    words = list(texts) or [""] * len(corners)
+    return [
+        Box(top, left, max(top, min(bottom, height)), max(left, min(right, width)), word)
+        for (left, top), (right, bottom), word in zip(low.tolist(), high.tolist(), words, strict=True)
     ]
-    return [box for box in found if box.height >= _LEAST and box.width >= _LEAST]
 
 
 def tamper(
@@ -69,12 +81,12 @@ def tamper(
     donor : tuple
         Another page and its text boxes, for ``"splice"``.
     where : Box
-        The text box to forge; from a third of its width up to all of it is.
-    kind : {"copy-move", "splice", "erase"}
-        Paste text from another box of the page, or of the donor, with the paper's brightness matched; or cover the
-        text with paper.
+        The text box to forge; at least a third of its width is.
+    kind : {"copy-move", "splice", "erase", "retype"}
+        Paste text from another box of the page, or of the donor; cover the text with paper; or write other letters
+        and digits there in a font of like size (needs Pillow).
     rng : numpy.random.Generator
-        Decides the part, the text and the grain of the paper.
+        Decides all of it.
 
     Returns
     -------
@@ -82,50 +94,135 @@ def tamper(
         [H, W].
     mask : Box
         The part that was overwritten.
+
+    Raises
+    ------
+    FedVeilError
+        If the page is to be retyped and Pillow is not installed.
     """
-    part = _part(where, rng)
+    part = _part(page, where, rng)
+    own = where.cut(page).astype(np.float64)
     if kind == "erase":
-        patch = _paper(page, where, part, rng)
+        patch = _paper(own, part, where, rng)
+    elif kind == "retype":
+        patch = _matched(_written(_other(_text_of(where, part), rng), part), own)
     else:
-        source, texts = donor if kind == "splice" else (page, [b for b in boxes if b != where])
-        patch = _text(source, texts or [where], part, rng)
-        patch = _matched(patch, _brightness(where.cut(page)))
+        source, texts = donor if kind == "splice" else (page, [b for b in boxes if b != where and b.usable])
+        patch = _matched(_borrowed(source, texts or [where], part, rng), own)
+    if kind != "erase":  # half of the letters along the edge would stay
+        fade = _fade(part.height, part.width)
+        patch = patch * fade + part.cut(page) * (1 - fade)
     forged = page.copy()
-    forged[part.top : part.bottom, part.left : part.right] = patch
+    forged[part.top : part.bottom, part.left : part.right] = np.rint(patch).clip(0, 255)
     return forged, part
 
 
-def _part(box: Box, rng: np.random.Generator) -> Box:
-    width = max(_LEAST, round(box.width * float(rng.uniform(1 / 3, 1))))
-    left = box.left + int(rng.integers(0, box.width - min(width, box.width) + 1))
-    return Box(box.top, left, box.bottom, left + min(width, box.width))
+def _part(page: Page, box: Box, rng: np.random.Generator) -> Box:
+    """At least a third of the box, from gap to gap between its letters where there are such."""
+    width = min(box.width, max(_LEAST, round(box.width * float(rng.uniform(1 / 3, 1)))))
+    left = int(rng.integers(0, box.width - width + 1))
+    gaps = _gaps(box.cut(page))
+    if len(gaps):
+        least = max(_LEAST, -(-box.width // 3))
+        begin = int(gaps[np.abs(gaps - left).argmin()])
+        ends = gaps[gaps >= begin + least]
+        if len(ends):
+            left, width = begin, int(ends[np.abs(ends - (left + width)).argmin()]) - begin
+    return Box(box.top, box.left + left, box.bottom, box.left + left + width)
 
 
-def _text(source: Page, texts: Sequence[Box], part: Box, rng: np.random.Generator) -> Page:
-    """A piece of other text, stretched to the part's height and repeated or cut to its width."""
-    box = texts[int(rng.integers(len(texts)))]
+def _gaps(pixels: Page) -> NDArray[np.int64]:
+    """Columns without ink, and both edges."""
+    ink, paper = _tones(pixels.astype(np.float64))
+    free = np.flatnonzero(pixels.min(0) > ink + 0.6 * (paper - ink))
+    return np.unique(np.concatenate([[0], free, [pixels.shape[1]]]))
+
+
+def _tones(pixels: Pixels) -> tuple[float, float]:
+    """Grey of the ink, and of the paper between the letters."""
+    ink, paper = np.quantile(pixels, [0.05, 0.8])
+    return float(ink), float(paper)
+
+
+def _matched(patch: Pixels, around: Pixels) -> Pixels:
+    """A patch whose ink and paper are those of its surroundings, with their grain."""
+    (ink, paper), (own_ink, own_paper) = _tones(patch), _tones(around)
+    scaled = own_paper + (patch - paper) * ((own_paper - own_ink) / max(paper - ink, 1.0))
+    return np.asarray(np.clip(scaled, max(0.0, own_ink - 25), 255), dtype=np.float64)
+
+
+def _borrowed(source: Page, texts: Sequence[Box], part: Box, rng: np.random.Generator) -> Pixels:
+    """Other text, scaled to the part's height; from the longest of three boxes, so that little has to be stretched."""
+    box = max((texts[int(rng.integers(len(texts)))] for _ in range(3)), key=lambda b: b.width / max(b.height, 1))
     own = box.cut(source)
-    rows = np.minimum((np.arange(part.height) + 0.5) * box.height / part.height, box.height - 1).astype(int)
-    ratio = box.height / part.height
-    needed = min(box.width, max(1, round(part.width * ratio)))
-    start = int(rng.integers(0, box.width - needed + 1))
-    columns = start + np.minimum((np.arange(part.width) + 0.5) * needed / part.width, needed - 1).astype(int)
-    piece: Page = own[rows][:, columns]
-    return piece
+    needed = min(box.width, max(1, round(part.width * box.height / part.height)))
+    starts = _gaps(own)
+    starts = starts[starts <= box.width - needed]
+    start = int(starts[rng.integers(len(starts))])
+    return _resized(own[:, start : start + needed].astype(np.float64), part.height, part.width)
 
 
-def _brightness(pixels: Page) -> float:
-    """Of the paper between the letters."""
-    return float(np.quantile(pixels, 0.8))
+def _resized(pixels: Pixels, height: int, width: int) -> Pixels:
+    rows, columns = np.linspace(0, pixels.shape[0] - 1, height), np.linspace(0, pixels.shape[1] - 1, width)
+    grid = np.meshgrid(rows, columns, indexing="ij")
+    return np.asarray(ndimage.map_coordinates(pixels, grid, order=1, mode="nearest"), dtype=np.float64)
 
 
-def _matched(patch: Page, wanted: float) -> Page:
-    scaled = patch.astype(np.float64) * (wanted / max(_brightness(patch), 1.0))
-    return np.rint(scaled).clip(0, 255).astype(np.uint8)
+def _paper(own: Pixels, part: Box, box: Box, rng: np.random.Generator) -> Pixels:
+    """The paper's brightness around the letters, carried on below them, with grain taken from where it shows."""
+    light = own >= np.quantile(own, 2 / 3)
+    weight = ndimage.gaussian_filter(light.astype(np.float64), 4) + 1e-6
+    ground = ndimage.gaussian_filter(np.where(light, own, 0.0), 4) / weight
+    grain = (own - ground)[light]
+    start = int(rng.integers(len(grain)))
+    drawn = np.take(grain, np.arange(start, start + own.size), mode="wrap").reshape(own.shape)
+    drawn = ndimage.gaussian_filter(drawn, _BLUR)
+    left = part.left - box.left
+    return np.asarray((ground + drawn)[:, left : left + part.width], dtype=np.float64)
 
 
-def _paper(page: Page, box: Box, part: Box, rng: np.random.Generator) -> Page:
-    """Pixels drawn from the lightest third of the box, where its paper shows."""
-    own = box.cut(page)
-    light: Page = own[own >= np.quantile(own, 2 / 3)]
-    return np.asarray(light[rng.integers(0, len(light), size=(part.height, part.width))], dtype=np.uint8)
+def _text_of(box: Box, part: Box) -> str:
+    """About what stands in the part, or as many digits as fit."""
+    length = max(1, round(1.7 * part.width / part.height))
+    if not box.text:
+        return "0" * length
+    first = round((part.left - box.left) / box.width * len(box.text))
+    last = round((part.right - box.left) / box.width * len(box.text))
+    return box.text[first : max(last, first + 1)].strip() or "0" * length
+
+
+def _other(text: str, rng: np.random.Generator) -> str:
+    """Every digit another digit, every letter another letter."""
+    kinds = ("0123456789", "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "abcdefghijklmnopqrstuvwxyz")
+
+    def change(sign: str) -> str:
+        kind = next((k for k in kinds if sign in k), "")
+        others = kind.replace(sign, "")
+        return others[int(rng.integers(len(others)))] if others else sign
+
+    return "".join(change(sign) for sign in text)
+
+
+def _written(text: str, part: Box) -> Pixels:
+    """Black text on white, as high and wide as the part, its edges as soft as a scan's."""
+    image, draw, fonts = (
+        optional(f"PIL.{part}", "retyping text needs Pillow", '"fedveil[data]"')
+        for part in ("Image", "ImageDraw", "ImageFont")
+    )
+    font = fonts.load_default(size=4 * part.height)
+    left, top, right, bottom = font.getbbox(text)
+    canvas = image.new("L", (max(1, int(right - left)), max(1, int(bottom - top))), 255)
+    draw.Draw(canvas).text((-left, -top), text, fill=0, font=font)
+    inner = (max(1, part.width - 2), max(1, round(part.height * 0.74)))
+    small = np.asarray(canvas.resize(inner, image.Resampling.BOX), dtype=np.float64)
+    page = np.full((part.height, part.width), 255.0)
+    row, column = (part.height - inner[1]) // 2, (part.width - inner[0]) // 2
+    page[row : row + inner[1], column : column + inner[0]] = small
+    return np.asarray(ndimage.gaussian_filter(page, _BLUR), dtype=np.float64)
+
+
+def _fade(height: int, width: int) -> Pixels:
+    """1 inside, one half along the edge."""
+    weights = np.full((height, width), 0.5)
+    weights[1:-1, 1:-1] = 1.0
+    return weights

@@ -2,61 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from fedveil.accounting import Release
 from fedveil.aggregation import Aggregator, FedProx
-from fedveil.errors import FieldError
+from fedveil.errors import FieldError, NoReplyError
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining
 from fedveil.learning.learner import Learned
+from fedveil.learning.losses import as_input, evaluating, loss_of
 from fedveil.mechanisms import keyed_seed
 from fedveil.methods import (
-    METHODS,
     Broadcast,
     ClientFacts,
     ClientSide,
     Method,
-    Plain,
     Releases,
     ServerSide,
     TrustedServer,
     build,
+    paired,
 )
 
+Privacy = str | Aggregator | ServerSide | ClientSide | Method
 
-def resolve_method(aggregator: Aggregator | ServerSide | None, privacy: str | Method | ClientSide | None) -> Method:
-    """Put a method together from what the front door accepts.
+
+def resolve_method(given: Privacy | None) -> Method:
+    """Put both sides of a method together from what the front door accepts.
+
+    Parameters
+    ----------
+    given : str, Aggregator, ServerSide, ClientSide, Method or None
+        A shorthand of `fedveil.methods.METHODS`; a rule without privacy; a wrapped rule such as
+        ``MetricPrivacy(FedAvg())``; a client side, with the server side that belongs to it; both. None: FedAvg.
 
     Raises
     ------
     FieldError
-        If the two sides do not belong together.
+        If it is none of these.
     """
-    if isinstance(privacy, Method):
-        if aggregator is not None:
-            raise FieldError(
-                "aggregator", type(aggregator).__name__, "the method brings its own server side; leave it out"
-            )
-        return privacy
-    if aggregator is None or isinstance(aggregator, Aggregator):
-        if privacy is None or isinstance(privacy, str):
-            return build(privacy or "vanilla", aggregator)
-        server = next((s.server for s in METHODS.values() if s.client is type(privacy)), Plain)
-        return Method(
-            type(privacy).__name__, privacy, server() if aggregator is None else server(aggregator=aggregator)
-        )
-    if isinstance(privacy, str):
-        raise FieldError(
-            "privacy", privacy, "a shorthand builds both sides: give a plain aggregation rule, or no shorthand"
-        )
-    return Method(type(aggregator).__name__, privacy or TrustedServer(), aggregator)
+    if isinstance(given, Method):
+        return given
+    if isinstance(given, type):
+        raise FieldError("method", given.__name__, f"is a class: write {given.__name__}(...), with its parameters")
+    if given is None or isinstance(given, str):
+        return build(given or "vanilla")
+    if isinstance(given, Aggregator):
+        return build("vanilla", given)
+    if hasattr(given, "combine"):
+        return Method(type(given).__name__, TrustedServer(), cast(ServerSide, given))
+    if hasattr(given, "protect"):
+        return paired(given)
+    accepted = "must be a rule, a wrapped rule, a client side, a method or the name of one"
+    raise FieldError("method", type(given).__name__, accepted)
+
+
+def client_sides_of(method: Method, sides: Mapping[int, ClientSide], clients: int) -> dict[int, ClientSide]:
+    """Clients' own parameters of a method.
+
+    Raises
+    ------
+    FieldError
+        For an unknown partition, or a client side that the method's server side does not understand.
+    """
+    common = method.client
+    for partition, side in sides.items():
+        field = f"client_sides[{partition}]"
+        if not 0 <= partition < clients:
+            raise FieldError(field, partition, f"there are partitions 0 to {clients - 1}")
+        if type(side) is not type(common) or (side.trust, side.needs) != (common.trust, common.needs):
+            accepted = f"must be a {type(common).__name__} with the needs of the method's, {sorted(common.needs)}"
+            raise FieldError(field, side, accepted)
+        if "noisy_steps" in common.needs:
+            accepted = f"{type(common).__name__} noises inside training, which is the same for all: leave it out"
+            raise FieldError(field, side, accepted)
+    return dict(sides)
 
 
 def initial_broadcast(
@@ -93,7 +119,7 @@ def with_proximal_term(local: LocalTraining, method: Method) -> LocalTraining:
     FieldError
         If the two name different terms.
     """
-    rule = getattr(method.server, "aggregator", None)
+    rule = method.server.rule
     if not isinstance(rule, FedProx):
         return local
     if local.prox not in (0.0, rule.mu):
@@ -107,6 +133,12 @@ def draw_cohort(seed: int, round_: int, partitions: Sequence[int], size: int) ->
         return list(partitions)
     generator = torch.Generator().manual_seed(keyed_seed("cohort", seed, round_))
     return [partitions[i] for i in sorted(torch.randperm(len(partitions), generator=generator)[:size].tolist())]
+
+
+def require_success(round_: int, trained: Sequence[int], zeroed: Mapping[int, str]) -> None:
+    """Refuse a round of which every client failed: the experimenter should know, although no server could tell."""
+    if trained and set(trained) <= set(zeroed):
+        raise NoReplyError(f"round {round_}: every client failed; {dict(zeroed)}")
 
 
 def client_releases(learned: Learned) -> Releases:
@@ -126,7 +158,13 @@ def _number(count: int) -> Tensor:
 
 def client_facts(broadcast: Broadcast, layout: Layout, learned: Learned) -> ClientFacts:
     """The facts of a trained client's method."""
-    return ClientFacts(broadcast=broadcast, layout=layout, chosen=learned.chosen, layer_scores=learned.layer_scores)
+    return ClientFacts(
+        broadcast=broadcast,
+        layout=layout,
+        chosen=learned.chosen,
+        layer_scores=learned.layer_scores,
+        noised=learned.trained.noised,
+    )
 
 
 def as_client(value: ClientData | Sequence[Any], name: str) -> ClientData:
@@ -135,11 +173,95 @@ def as_client(value: ClientData | Sequence[Any], name: str) -> ClientData:
         return value
     if not isinstance(value, Sequence) or len(value) not in (2, 4):
         raise FieldError(name, type(value).__name__, "must be (x, y), (x, y, test_x, test_y) or ClientData")
-    tensors = [v if isinstance(v, Tensor) else torch.as_tensor(v) for v in value]
+    names = ("x", "y", "test_x", "test_y")
+    tensors = [_tensor(v, f"{name}.{part}") for v, part in zip(value, names, strict=False)]
     for i in (1, 3):
         if i < len(tensors) and not tensors[i].is_floating_point():
             tensors[i] = tensors[i].to(torch.int64)
     for i in (0, 2):
         if i < len(tensors) and tensors[i].dtype == torch.float64:
             tensors[i] = tensors[i].to(torch.float32)
-    return ClientData(*tensors)  # type: ignore[arg-type]
+    try:
+        return ClientData(*tensors)  # type: ignore[arg-type]
+    except FieldError as error:
+        raise FieldError(f"{name}.{error.field}", error.value, error.accepted) from error
+
+
+def _tensor(value: Any, name: str) -> Tensor:
+    """A tensor of numbers, from what holds them."""
+    if isinstance(value, Tensor):
+        return value
+    array = value.to_numpy(copy=True) if hasattr(value, "to_numpy") else value  # of a data frame
+    try:
+        return torch.as_tensor(array)
+    except (TypeError, ValueError, RuntimeError) as error:
+        accepted = "must be numbers, one row an example"
+        if name.endswith("y"):
+            accepted += "; number the classes from 0 on, in the same order for every client"
+        raise FieldError(name, str(getattr(array, "dtype", type(array).__name__)), accepted) from error
+
+
+def require_alike(clients: Sequence[ClientData]) -> None:
+    """Refuse clients whose examples differ in shape or kind: one would fail in every round, and the rest go on.
+
+    Raises
+    ------
+    FieldError
+        Naming the first client that differs from the first one with examples.
+    """
+    first, like = next((i, c) for i, c in enumerate(clients) if c.examples)
+    for i, client in enumerate(clients):
+        for part in ("x", "y") if client.examples else ():
+            given, wanted = (_kind(getattr(c, part)) for c in (client, like))
+            if given != wanted:
+                raise FieldError(f"clients[{i}].{part}", given, f"must be like clients[{first}].{part}: {wanted}")
+
+
+def _kind(value: Tensor) -> str:
+    shape = ", ".join(["N", *map(str, value.shape[1:])])
+    return f"[{shape}] {'floating point' if value.is_floating_point() else 'int64'}"
+
+
+def require_fit(module: nn.Module, clients: Sequence[ClientData], loss: str) -> None:
+    """Try two examples on the model and the loss, and refuse what does not fit before anything is trained.
+
+    Raises
+    ------
+    FieldError
+        Saying how to change x or y, where that can be seen.
+    """
+    i, client = next(((i, c) for i, c in enumerate(clients) if c.examples), (0, None))
+    if client is None:
+        return
+    x, y, some = client.x[:2], client.y[:2], next(module.parameters())
+    with evaluating(module), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        try:
+            output = module(as_input(x, some))
+        except Exception as error:  # the model is the user's
+            accepted = f"the model cannot take it ({error}){_input_hint(x, module)}"
+            raise FieldError(f"clients[{i}].x", _kind(x), accepted) from error
+        if loss == "cross_entropy" and y.dtype == torch.int64 and isinstance(output, Tensor) and output.dim() > 1:
+            for j, held in enumerate(clients):
+                if held.examples and int(held.y.max()) >= output.shape[1]:
+                    accepted = f"the model has {output.shape[1]} outputs, one a class, numbered from 0 on"
+                    raise FieldError(f"clients[{j}].y", f"from {int(held.y.min())} to {int(held.y.max())}", accepted)
+        try:
+            loss_of(loss)(output, y.to(some.device))
+        except Exception as error:
+            fix = ""
+            if y.dim() == 2 and y.shape[1] == 1:
+                fix = "; make it [N]: y.reshape(-1)"
+            elif loss == "cross_entropy" and y.is_floating_point():
+                fix = '; classes are integers: y.astype(int). For targets use LocalTraining(loss="mse")'
+            accepted = f"{loss} cannot compare it with the model's outputs {tuple(output.shape[1:])} ({error}){fix}"
+            raise FieldError(f"clients[{i}].y", _kind(y), accepted) from error
+
+
+def _input_hint(x: Tensor, module: nn.Module) -> str:
+    """What would probably fit."""
+    channels = next((m.in_channels for m in module.modules() if isinstance(m, nn.Conv2d)), 0)
+    if channels and x.dim() == 3:
+        return "; images are [N, channels, height, width]: x[:, None]"
+    if channels and x.dim() == 4 and x.shape[-1] == channels != x.shape[1]:
+        return "; images are [N, channels, height, width]: x.transpose(0, 3, 1, 2) of an array"
+    return "" if x.is_floating_point() else "; where x numbers no words, write x.astype('float32')"

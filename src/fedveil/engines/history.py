@@ -4,17 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 import torch
 from torch import Tensor
 
-from fedveil.accounting import Filter, Guarantee, Ledger, SpendFilter, total
+from fedveil.accounting import Filter, Guarantee, Ledger, total
 from fedveil.engines.party import Round
-from fedveil.learning import Metrics
+from fedveil.learning import Figures
 from fedveil.learning.learner import Task
 from fedveil.methods import Broadcast, Releases
 
 SERVER = "server"
+
+
+@dataclass(frozen=True)
+class Best:
+    """The models with the least validation loss so far, and what came after them.
+
+    Attributes
+    ----------
+    loss : float
+        As released.
+    round : int
+        Whose models they are; 0 before the first validation.
+    waited : int
+        Validations since then.
+    models : Tensor, optional
+        [k, d].
+    """
+
+    loss: float = inf
+    round: int = 0
+    waited: int = 0
+    models: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +56,8 @@ class Asked:
         Clients that declined, with the reason.
     began : float
         When, by ``time.perf_counter``.
+    answered : dict of int to Releases
+        Clients that need not train: the round was answered before, or their process died in it.
     """
 
     broadcast: Broadcast
@@ -40,6 +65,7 @@ class Asked:
     task: Task
     refused: Mapping[int, str]
     began: float
+    answered: Mapping[int, Releases] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,11 +80,15 @@ class Collected:
         Clients that trained and sent nothing, with the reason.
     scales : dict of int to tuple of float
         Scale of each client's own noise.
+    zeroed : dict of int to str
+        Clients of which something failed under local trust, with the reason. Their reply is a zero update, and the
+        server cannot tell: this is the experimenter's view.
     """
 
-    replies: Mapping[int, Releases]
-    failed: Mapping[int, str]
-    scales: Mapping[int, tuple[float, ...]]
+    replies: dict[int, Releases]
+    failed: dict[int, str]
+    scales: dict[int, tuple[float, ...]]
+    zeroed: dict[int, str]
 
 
 @dataclass(frozen=True)
@@ -69,10 +99,10 @@ class RoundRecord:
     ----------
     round : Round
         Who took part, and the server's figures.
-    metrics : Metrics, optional
-        The new models on all clients' held-out examples, pooled. Measured by the experimenter in one process: in a
-        deployment these figures would be releases.
-    client_metrics : list of Metrics
+    metrics : dict of str to float, optional
+        Figures of the new models on all clients' held-out examples, pooled, by name. Measured by the experimenter in
+        one process: in a deployment these figures would be releases.
+    client_metrics : list of dict
         The same, client by client.
     client_scales : dict of int to tuple of float
         Scale of each client's own noise (local trust); the experimenter's view.
@@ -80,14 +110,23 @@ class RoundRecord:
         Wall-clock time of the round, evaluation included.
     published : dict of str to float
         The aggregated metrics that clients were shown; empty unless publishing is on.
+    figures : dict of str to float
+        What the run's probes measured.
+    zeroed : dict of int to str
+        Clients of which something failed under local trust, with the reason; the experimenter's view.
+    validation : float, optional
+        The validation clients' loss, as released; None where none was due.
     """
 
     round: Round
-    metrics: Metrics | None
-    client_metrics: Sequence[Metrics]
+    metrics: Figures | None
+    client_metrics: Sequence[Figures]
     client_scales: Mapping[int, tuple[float, ...]]
     seconds: float
     published: Mapping[str, float] = field(default_factory=dict)
+    figures: Mapping[str, float] = field(default_factory=dict)
+    zeroed: Mapping[int, str] = field(default_factory=dict)
+    validation: float | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +149,11 @@ class History:
         Why the run ended early, or "".
     source : str
         ``"secure"``, or ``"reproducible, not for deployment"``: whoever knows the seed can take the noise off.
+    best : Best, optional
+        The models with the least validation loss, where there are validation clients.
+    validation : Guarantee, optional
+        What is promised to validation clients that released losses themselves: the total of the one that spent most,
+        or none. It stands beside `guarantee`, which is that of those who train.
     """
 
     rounds: Sequence[RoundRecord]
@@ -119,23 +163,23 @@ class History:
     guarantees: Mapping[str, Guarantee]
     stopped: str = ""
     source: str = ""
+    best: Best | None = None
+    validation: Guarantee | None = None
 
     @property
-    def metrics(self) -> Metrics | None:
+    def metrics(self) -> Figures | None:
         """Pooled metrics after the last round."""
         return self.rounds[-1].metrics if self.rounds else None
 
 
-def total_of(ledger: Ledger, budget: SpendFilter | None = None) -> Guarantee:
-    """What all releases of a party promise together: the sum of the worst cases, or the filter's budget if less."""
+def total_of(ledger: Ledger) -> Guarantee:
+    """What all releases of a party promise together: the sum of the worst cases, or the declared budget if less."""
     worst = total(entry.spend.guarantee for entry in ledger.entries)
-    return budget.held(worst, [e.spend for e in ledger.entries]) if isinstance(budget, Filter) else worst
+    return worst if ledger.budget is None else Filter(**ledger.budget).held(worst, [e.spend for e in ledger.entries])
 
 
-def publishable(single: Sequence[Metrics]) -> tuple[tuple[str, ...], Tensor, Tensor]:
+def publishable(single: Sequence[Figures]) -> tuple[tuple[str, ...], Tensor, Tensor]:
     """Clients' metrics as `ServerParty.publish` takes them: names, figures [N, m] (NaN: not measured), counts [N]."""
-    classes = any(m.accuracy is not None for m in single)
-    names = ("loss", "accuracy") if classes else ("loss",)
-    nan = float("nan")
-    rows = [[nan if getattr(m, name) is None else getattr(m, name) for name in names] for m in single]
-    return names, torch.tensor(rows, dtype=torch.float64), torch.tensor([m.examples for m in single])
+    names = ("loss", "accuracy") if any("accuracy" in m for m in single) else ("loss",)
+    rows = [[m.get(name, float("nan")) for name in names] for m in single]
+    return names, torch.tensor(rows, dtype=torch.float64), torch.tensor([m["examples"] for m in single])

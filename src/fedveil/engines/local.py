@@ -3,31 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from time import perf_counter
 from typing import Any
+from warnings import warn
 
+import torch
 from torch import Tensor, nn
 
-from fedveil.accounting import Ledger, SpendFilter, unprotected
-from fedveil.aggregation import Aggregator
+from fedveil.accounting import Ledger, Policy, Release, SpendFilter, digest, model_of, unprotected
 from fedveil.engines.assembly import (
+    Privacy,
     as_client,
     client_facts,
     client_releases,
+    client_sides_of,
     draw_cohort,
     initial_broadcast,
+    require_alike,
+    require_fit,
+    require_success,
     resolve_method,
     with_proximal_term,
 )
-from fedveil.engines.history import SERVER, Asked, Collected, History, RoundRecord, publishable, total_of
-from fedveil.engines.party import ClientParty, ServerParty, Store
-from fedveil.errors import BudgetError, FieldError, require_count
+from fedveil.engines.behaviour import Behaviour, crafted, honest_updates
+from fedveil.engines.client import ClientParty
+from fedveil.engines.execution import Execution
+from fedveil.engines.history import SERVER, Asked, Best, Collected, History, RoundRecord, publishable, total_of
+from fedveil.engines.party import COMBINE, ServerParty
+from fedveil.engines.probe import Probe, Seen, probed
+from fedveil.engines.stopping import EarlyStopping, Validators, worst_of
+from fedveil.errors import BudgetError, FieldError, LedgerError, require_count
 from fedveil.layout import Layout
-from fedveil.learning import ClientData, LocalTraining, Metrics, choose, evaluate_clients, make_trainer
+from fedveil.learning import (
+    ClientData,
+    Figures,
+    LocalTraining,
+    PrivateTrainer,
+    choose_each,
+    evaluate_clients,
+    make_trainer,
+)
 from fedveil.learning.learner import Learned, Learner, Task
+from fedveil.learning.metrics import metric_names, task_of
 from fedveil.mechanisms import ReproducibleSource, Source
-from fedveil.methods import ClientSide, Method, Publishing, Releases, ServerSide
+from fedveil.methods import Broadcast, ClientSide, Method, Protected, Publishing, Refusal, Releases
+from fedveil.methods.contract import CohortSide
 
 
 class Federation:
@@ -40,10 +62,10 @@ class Federation:
         hypotheses, each built under its own seed).
     clients : sequence of ClientData or of tuples of tensors or arrays
         ``(x, y)`` or ``(x, y, test_x, test_y)`` a client.
-    aggregator : Aggregator or ServerSide, optional
-        A rule, or a wrapped one such as ``MetricPrivacy(FedAvg())``. Default: FedAvg, or the method's own.
-    privacy : str, ClientSide or Method, optional
-        A shorthand of `fedveil.methods.METHODS`, which builds both sides around the rule; a client side; or both.
+    method : str, Aggregator, ServerSide, ClientSide or Method, optional
+        What protects the clients: a wrapped rule such as ``MetricPrivacy(FedAvg())``, a client side such as
+        ``SGALDP(epsilon_max=8)``, both, a shorthand of `fedveil.methods.METHODS`, or a rule alone (no privacy).
+        Default: FedAvg.
     local : LocalTraining, optional
         What a client does in a round.
     seed : int
@@ -55,7 +77,7 @@ class Federation:
     region : tuple of int or Tensor, optional
         The privacy-sensitive pixels, for FedRE.
     public_data : ClientData or tuple, optional
-        Public examples on which FedRE's server scores models.
+        Public examples on which FedRE's server scores models, and FLTrust's trains.
     buffers : {"refuse", "keep"}
         Policy of the layout for batch-norm statistics and counters.
     client_budgets : callable, optional
@@ -64,18 +86,25 @@ class Federation:
         Ends the run before the server exceeds it.
     initial : Tensor, optional
         [k, d], starts the run instead of the model's own parameters.
-    learner : Learner, optional
-        Instead of one built from `model`, `local`, `region`, `trainer` and `workers`.
-    trainer : {"auto", "batched", "sequential"}
-        How clients are trained; see `fedveil.learning.make_trainer`.
-    workers : int
-        Threads that train clients.
-    run_id : str
-        Names the ledgers.
-    ledgers : callable, optional
-        ``party -> (Ledger, Store)``; by default ledgers live in memory.
     publishing : Publishing, optional
         What clients see of the aggregated metrics after each round. Default: nothing.
+    client_sides : mapping of int to ClientSide, optional
+        By partition, clients whose own parameters (epsilon, clip, ...) differ from the method's. Of the same class,
+        with the same trust and needs.
+    behaviours : mapping of int to Behaviour, optional
+        Malicious clients, by partition.
+    probes : sequence of Probe, optional
+        Shown each finished round; their figures stand in its record.
+    validation_clients : sequence of ClientData or of tuples, optional
+        Clients ``(x, y)`` that never train; `stopping` says what their losses are for.
+    stopping : EarlyStopping, optional
+        Ends the run when the validation loss no longer falls. Not under Flower.
+    metrics : sequence of str, optional
+        What is measured on held-out examples, of `fedveil.learning.METRICS`. Default: the task's usual figures.
+    policy : Policy, optional
+        What every client's owner allows.
+    execution : Execution, optional
+        How it is carried out: trainer, threads, where ledgers are kept.
     """
 
     def __init__(
@@ -83,8 +112,7 @@ class Federation:
         *,
         model: nn.Module | Callable[[], nn.Module],
         clients: Sequence[ClientData | Sequence[Any]],
-        aggregator: Aggregator | ServerSide | None = None,
-        privacy: str | Method | ClientSide | None = None,
+        method: Privacy | None = None,
         local: LocalTraining | None = None,
         seed: int = 0,
         source: Source | None = None,
@@ -95,44 +123,62 @@ class Federation:
         client_budgets: Callable[[int], SpendFilter | None] | None = None,
         server_budget: SpendFilter | None = None,
         initial: Tensor | None = None,
-        learner: Learner | None = None,
-        trainer: str = "auto",
-        workers: int = 1,
-        run_id: str = "memory",
-        ledgers: Callable[[str], tuple[Ledger, Store]] | None = None,
         publishing: Publishing | None = None,
+        client_sides: Mapping[int, ClientSide] | None = None,
+        behaviours: Mapping[int, Behaviour] | None = None,
+        probes: Sequence[Probe] = (),
+        validation_clients: Sequence[ClientData | Sequence[Any]] = (),
+        stopping: EarlyStopping | None = None,
+        metrics: Sequence[str] | None = None,
+        policy: Policy | None = None,
+        execution: Execution | None = None,
     ) -> None:
+        self.execution = execution = execution or Execution()
         self.clients = [as_client(c, f"clients[{i}]") for i, c in enumerate(clients)]
         if not self.clients:
             raise FieldError("clients", [], "a federation needs at least one client")
-        self.method = resolve_method(aggregator, privacy)
+        if not any(client.examples for client in self.clients):
+            raise FieldError("clients", "no examples", "at least one client needs some: len(x) is 0 everywhere")
+        require_alike(self.clients)
+        self.probes = list(probes)
+        self.metrics = metric_names(metrics, task_of(self.clients[0].y))
+        self.behaviours, self.policy = dict(behaviours or {}), policy
+        for partition in self.behaviours:
+            if not 0 <= partition < len(self.clients):
+                raise FieldError("behaviours", partition, f"there are partitions 0 to {len(self.clients) - 1}")
+        self.method = resolve_method(method)
+        self.client_sides = client_sides_of(self.method, client_sides or {}, len(self.clients))
         self.seed = int(seed)
         module, starts = initial_broadcast(model, self.method.server.hypotheses, seed, buffers, initial)
         self.layout = Layout.from_module(module, buffers=buffers)  # type: ignore[arg-type]
         local = with_proximal_term(local or LocalTraining(), self.method)
-        self.learner = learner or Learner(
-            module,
-            self.layout,
-            local,
-            region=region,
-            trainer=make_trainer(module, self.layout, local, trainer, workers=workers),
-        )
+        noisy = self.method.noisy
+        if execution.learner is None:
+            require_fit(module, self.clients, local.loss)
+            if len(self.clients) == 1:
+                warn("one client: its model is the aggregate, and no other client hides it", stacklevel=2)
+            steps, threads = noisy.noisy_steps if noisy else None, execution.workers
+            trainer = make_trainer(module, self.layout, local, execution.trainer, workers=threads, noisy=steps)
+            self.learner = Learner(module, self.layout, local, region=region, trainer=trainer)
+        else:
+            self.learner = execution.learner
+        if isinstance(self.learner.trainer, PrivateTrainer):
+            self.learner.trainer.check_sizes(self.clients)
         sampled = clients_per_round is not None and clients_per_round < len(self.clients)
-        if sampled and getattr(self.method.server, "relation", "") == "add/remove":
+        if sampled and self.method.server.relation == "add/remove":
             raise FieldError("relation", "add/remove", "a sampled cohort changes with its members: use zero-out")
         self.cohort_size = require_count("clients_per_round", clients_per_round or len(self.clients))
         if self.cohort_size > len(self.clients):
             raise FieldError("clients_per_round", clients_per_round, f"there are only {len(self.clients)} clients")
         self.source = source or ReproducibleSource(seed)
-        make = ledgers or (lambda party: (Ledger(run_id, party), lambda line: None))
+        make = execution.ledgers or (lambda party: (Ledger(execution.run_id, party), lambda line: None))
         self._ledgers = cache(make)  # one ledger a party, for as long as the federation lives
-        self._ledgers_given = ledgers is not None
-        self._limited = client_budgets is not None or server_budget is not None
-        self._budgets = client_budgets or (lambda partition: None)
+        self._budgets = client_budgets or (lambda partition: noisy.budget() if noisy else None)
         self._parties: dict[int, ClientParty] = {}
         self._client_states: dict[int, Any] = {}
         public = None if public_data is None else as_client(public_data, "public_data")
         scorer = None if public is None else (lambda models: self.learner.public_scores(models, public))
+        tutor = None if public is None else (lambda model, round_: self._trained_on(public, model, round_))
         ledger, store = self._ledgers(SERVER)
         self.server = ServerParty(
             self.method,
@@ -142,9 +188,21 @@ class Federation:
             budget=server_budget,
             store=store,
             scorer=scorer,
+            tutor=tutor,
             publishing=publishing,
         )
+        if (stopping is None) != (not validation_clients):
+            raise FieldError("stopping", stopping, "goes together with validation_clients: give both or none")
+        self.validators: Validators | None = None
+        if stopping is not None:
+            held = [as_client(c, f"validation_clients[{i}]") for i, c in enumerate(validation_clients)]
+            self.validators = Validators(stopping, held, self.learner, self.server, self.source, self._ledgers, seed)
         self.models, self.round = starts, 0
+
+    @property
+    def stopped(self) -> str:
+        """Why no further round follows, or ""."""
+        return "" if self.validators is None else self.validators.stopped
 
     def run(self, rounds: int, on_round: Callable[[RoundRecord], None] | None = None) -> History:
         """Train until `rounds` rounds are done.
@@ -175,19 +233,19 @@ class Federation:
                     on_round(record)
         except BudgetError as error:
             stopped = str(error)
-        return self.history(records, stopped)
+        return self.history(records, stopped or self.stopped)
 
     def rounds(self, rounds: int) -> Iterator[RoundRecord]:
-        """Do one round after another, up to `rounds` in all."""
+        """Do one round after another, up to `rounds` in all, or until `stopped`."""
         rounds = require_count("rounds", rounds)
-        while self.round < rounds:
+        while self.round < rounds and not self.stopped:
             yield self._next(rounds)
 
     def _next(self, rounds: int) -> RoundRecord:
         """One round, in a scope of its own: its models are gone before the next one makes others."""
         asked = self.ask(rounds)
         task = asked.task
-        learned = self.learner.learn(task.models, task.clients, task.keys, task.needs)
+        learned = self.learner.learn(task.models, task.clients, task.keys, task.needs, task.sources)
         return self.close(asked, self.collect(asked, learned))
 
     def ask(self, rounds: int) -> Asked:
@@ -196,46 +254,135 @@ class Federation:
         broadcast = self.server.open(self.models, self.round + 1, rounds, self.cohort_size)
         public = broadcast.public
         refused: dict[int, str] = {}
+        answered: dict[int, Releases] = {}
         admitted = []
         for partition in self.cohort(public.round):
-            refusal = self.party(partition).admit(broadcast)
-            if refusal is None:
+            verdict = None if self._bypasses(partition) else self.party(partition).admit(broadcast)
+            if verdict is None:
                 admitted.append(partition)
+            elif isinstance(verdict, Refusal):
+                refused[partition] = verdict.reason
             else:
-                refused[partition] = refusal.reason
+                answered[partition] = verdict
         keys = [(self.seed, public.round, partition) for partition in admitted]
-        data = [self.clients[partition] for partition in admitted]
-        task = Task(broadcast.models, data, keys, self.method.client.needs)
-        return Asked(broadcast, admitted, task, refused, began)
+        data = [self._training_data(partition, public.round) for partition in admitted]
+        sources = [self.party(p).training_source(public.round) for p in admitted] if self.method.noisy else []
+        task = Task(broadcast.models, data, keys, self.method.client.needs, sources)
+        return Asked(broadcast, admitted, task, refused, began, answered)
 
     def collect(self, asked: Asked, learned: Sequence[Learned | Exception]) -> Collected:
         """Let the clients that trained (in the order of `asked.partitions`) protect what they send."""
-        replies: dict[int, Releases] = {}
-        failed: dict[int, str] = {}
-        scales: dict[int, tuple[float, ...]] = {}
-        for partition, outcome in zip(asked.partitions, learned, strict=True):
-            party = self.party(partition)
+        collected = Collected(dict(asked.answered), {}, {}, {})
+        outcomes = dict(zip(asked.partitions, learned, strict=True))
+        fellows = [p for p in asked.partitions if p in self.behaviours]
+        together = self._protected_together(asked.broadcast, outcomes)
+        for partition in asked.partitions:
+            if partition not in self.behaviours:
+                self._reply(partition, outcomes[partition], asked.broadcast, collected, together.get(partition))
+        others = None
+        if any(self.behaviours[p].omniscient for p in fellows):
+            trained = {p: o for p, o in outcomes.items() if isinstance(o, Learned) and p not in self.behaviours}
+            sent = {p: m for p, r in collected.replies.items() if (m := model_of(r)) is not None}
+            others = honest_updates(asked.broadcast, trained, sent)
+        for partition in fellows:
+            outcome, behaviour = outcomes[partition], self.behaviours[partition]
             try:
-                if isinstance(outcome, Exception):
+                if isinstance(outcome, Learned):
+                    known = others if behaviour.omniscient else None
+                    model = crafted(behaviour, partition, asked.broadcast, outcome, fellows, known)
+                    outcome = replace(outcome, trained=replace(outcome.trained, model=model))
+            except Exception as error:  # a fault of the attack's is a failed client like any other
+                outcome = error
+            self._reply(partition, outcome, asked.broadcast, collected)
+        return collected
+
+    def _protected_together(
+        self, broadcast: Broadcast, outcomes: Mapping[int, Learned | Exception]
+    ) -> dict[int, Protected]:
+        """What methods that offer it protect for many clients in one computation, with each client's own stream."""
+        side = self.method.client
+        if not isinstance(side, CohortSide):
+            return {}
+        alone = {*self.behaviours, *self.client_sides}
+        trained = {p: o for p, o in outcomes.items() if isinstance(o, Learned) and p not in alone}
+        if len(trained) < 2:
+            return {}
+        parties = [self.party(p) for p in trained]
+        found = side.protect_each(
+            torch.stack([o.trained.model for o in trained.values()]),
+            [client_facts(broadcast, self.layout, o) for o in trained.values()],
+            [party.state for party in parties],
+            [party.stream(broadcast.public.round) for party in parties],
+        )
+        return {p: protected for p, protected in zip(trained, found, strict=True) if protected is not None}
+
+    def _reply(
+        self,
+        partition: int,
+        outcome: Learned | Exception,
+        broadcast: Broadcast,
+        collected: Collected,
+        protected: Protected | None = None,
+    ) -> None:
+        """Add one client's reply, or why there is none."""
+        party, bypass = self.party(partition), self._bypasses(partition)
+        local = self.method.client.trust != "central"
+        try:
+            if isinstance(outcome, Exception):
+                if bypass:
                     raise outcome
-                facts = client_facts(asked.broadcast, self.layout, outcome)
-                replies[partition] = party.release(client_releases(outcome), facts)
-                if self.method.client.trust == "local":
-                    scales[partition] = party.ledger.entries[-1].spend.scale
-            except Exception as error:  # one client's failure must not end the round
-                failed[partition] = f"{type(error).__name__}: {error}"
-                party.abandon(asked.broadcast.public)
-        return Collected(replies, failed, scales)
+                collected.replies[partition] = party.fail(broadcast, outcome)
+            elif bypass:  # no other release is expected of a client under local trust
+                collected.replies[partition] = client_releases(outcome)[: 1 if local else None]
+                return
+            else:
+                facts = client_facts(broadcast, self.layout, outcome)
+                trained = client_releases(outcome) if protected is None else ()
+                collected.replies[partition] = party.release(trained, facts, protected)
+            if local:
+                collected.scales[partition] = party.ledger.entries[-1].spend.scale
+            own = outcome.trained.failure if isinstance(outcome, Learned) else None
+            failure = party.failure or own
+            if failure is not None:
+                collected.zeroed[partition] = f"{type(failure).__name__}: {failure}"
+        except Exception as error:  # one client's failure must not end the round
+            collected.failed[partition] = f"{type(error).__name__}: {error}"
+
+    def _bypasses(self, partition: int) -> bool:
+        return partition in self.behaviours and self.behaviours[partition].bypass
+
+    def _training_data(self, partition: int, round_: int) -> ClientData:
+        behaviour, data = self.behaviours.get(partition), self.clients[partition]
+        return data if behaviour is None else behaviour.data(data, partition, round_)
 
     def close(self, asked: Asked, collected: Collected) -> RoundRecord:
-        """Combine, measure, publish: the end of a round."""
+        """Combine, measure, publish: the end of a round.
+
+        Raises
+        ------
+        NoReplyError
+            If no reply can be used, or every client that trained failed: a server under local trust could not tell.
+        """
+        require_success(asked.broadcast.public.round, asked.partitions, collected.zeroed)
         opened, log = self.server.combine(asked.broadcast, collected.replies, collected.failed, asked.refused)
         self.models, self.round = opened.models, asked.broadcast.public.round
         single, pooled = self.evaluate()
         published = self._publish(single)
-        return RoundRecord(log, pooled, single, collected.scales, perf_counter() - asked.began, published)
+        loss = None if self.validators is None else self.validators.validate(self.models, self.round)
+        seconds = perf_counter() - asked.began
+        record = RoundRecord(
+            log, pooled, single, collected.scales, seconds, published, zeroed=collected.zeroed, validation=loss
+        )
+        return probed(self.probes, Seen(self, asked.broadcast, collected.replies, self.models, record))
 
-    def _publish(self, single: Sequence[Metrics]) -> dict[str, float]:
+    def _trained_on(self, public: ClientData, model: Tensor, round_: int) -> Tensor:
+        """The model [d] after training on public data as a client trains, under the key of no client."""
+        (learned,) = self.learner.learn(model[None], [public], [(self.seed, round_, -1)])
+        if isinstance(learned, Exception):
+            raise learned
+        return learned.trained.model
+
+    def _publish(self, single: Sequence[Figures]) -> dict[str, float]:
         if self.server.publishing.metrics == "off" or not single:
             return {}
         names, figures, counts = publishable(single)
@@ -245,62 +392,98 @@ class Federation:
         """Partitions of a round's cohort, ascending; keyed by seed and round."""
         return draw_cohort(self.seed, round_, range(len(self.clients)), self.cohort_size)
 
+    def method_of(self, partition: int) -> Method:
+        """The method with one client's own side."""
+        own = self.client_sides.get(partition)
+        return self.method if own is None else replace(self.method, client=own)
+
     def party(self, partition: int) -> ClientParty:
         """The party of one client; made when it is first needed."""
         if partition not in self._parties:
             ledger, store = self._ledgers(str(partition))
             self._parties[partition] = ClientParty(
-                self.method,
+                self.method_of(partition),
                 self.layout,
                 ledger,
                 self.source,
                 budget=self._budgets(partition),
+                policy=self.policy,
                 state=self._client_states.pop(partition, None),
                 store=store,
             )
         return self._parties[partition]
 
-    def evaluate(self) -> tuple[list[Metrics], Metrics | None]:
+    def evaluate(self) -> tuple[list[Figures], Figures | None]:
         """Measure the current models on what the clients held out; each client uses the hypothesis that fits it."""
         if not any(c.held_out for c in self.clients):
             return [], None
         model, loss = self.learner.model, self.learner.local.loss
-        chosen = [choose(model, self.layout, self.models, c, loss) if c.held_out else 0 for c in self.clients]
-        return evaluate_clients(model, self.layout, self.models, self.clients, chosen)
+        holders = [c for c in self.clients if c.held_out]
+        found = iter(choose_each(model, self.layout, self.models, holders, loss))
+        chosen = [next(found) if c.held_out else 0 for c in self.clients]
+        for error in chosen:
+            if isinstance(error, Exception):
+                raise error
+        indices = [c for c in chosen if isinstance(c, int)]
+        return evaluate_clients(model, self.layout, self.models, self.clients, indices, self.metrics)
 
     def history(self, records: Sequence[RoundRecord], stopped: str = "") -> History:
         """What the run has left so far."""
         named = [SERVER, *(str(p) for p in range(len(self.clients)))]
         books = {str(p): party.ledger for p, party in self._parties.items()} | {SERVER: self.server.ledger}
         books = {name: books[name] if name in books else self._ledgers(name)[0] for name in named}
-        budgets = {name: self.server.budget if name == SERVER else self._budgets(int(name)) for name in named}
-        spent = {n: total_of(book, budgets[n]) for n, book in books.items() if book.entries}
+        spent = {n: total_of(book) for n, book in books.items() if book.entries}
         if self.method.client.trust == "central":
             guarantees = {SERVER: spent.get(SERVER, unprotected())}
             worst = guarantees[SERVER]
         else:
             guarantees = {n: g for n, g in spent.items() if n != SERVER}
-            worst = max(guarantees.values(), key=lambda g: g.cost, default=unprotected("local"))
+            worst = worst_of(guarantees.values()) or unprotected("local")
         dicts = [self.layout.unflatten(m) for m in self.models]
         stamp = self.source.kind if self.source.deployable else f"{self.source.kind}, not for deployment"
-        return History(records, self.models, dicts, worst, guarantees, stopped, stamp)
+        best, validation = None, None
+        if self.validators is not None:
+            best, own = self.validators.best, self.validators.guarantees()
+            validation = worst_of(own.values())
+            guarantees = {**guarantees, **own}
+        return History(records, self.models, dicts, worst, guarantees, stopped, stamp, best, validation)
 
     def client_states(self) -> dict[int, Any]:
         """State of every client that has one, by partition."""
         return {p: party.state for p, party in self._parties.items()} | self._client_states
 
-    def restore(self, models: Tensor, round_: int, server_state: Any, client_states: Mapping[int, Any]) -> None:
-        """Continue from a checkpoint.
+    def restore(
+        self,
+        models: Tensor,
+        round_: int,
+        server_state: Any,
+        client_states: Mapping[int, Any],
+        best: Best | None = None,
+    ) -> None:
+        """Continue from a checkpoint; `best` is that of the validation clients, where there are any.
 
         Raises
         ------
         FieldError
             If the checkpoint is of another model, or a budget would start over because no ledger came with it.
+        LedgerError
+            If the models are not those that the server released in that round.
         """
-        if self._limited and not self.server.ledger.entries and not self._ledgers_given:
-            raise FieldError("ledgers", None, "a budget cannot continue without the ledgers of the run: give them")
         if models.shape != self.models.shape or models.dtype != self.models.dtype:
             raise FieldError("checkpoint", tuple(models.shape), f"does not fit this model: {tuple(self.models.shape)}")
+        if (best is None) != (self.validators is None):
+            raise FieldError("stopping", best, "the checkpoint and this run disagree on whether there is validation")
+        if self.validators is not None and best is not None:
+            self.validators.best = best
+        known = self.server.ledger.find((round_, COMBINE))
+        if known is None and round_:
+            accepted = "budgets and totals cannot continue without the ledgers of the run, which lack this round"
+            raise FieldError("ledgers", round_, accepted)
+        if known is not None and known.digest != digest((Release("model", models),)):
+            raise LedgerError(
+                f"checkpoint: its models are not those that the server's ledger says were released in round {round_}; "
+                "restore the file, or start a new run"
+            )
         self.models, self.round = models, round_
         self.server.state = server_state
         self._client_states = dict(client_states)

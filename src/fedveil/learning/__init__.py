@@ -1,36 +1,50 @@
 """Train and measure: models, local training, choice of a hypothesis, layer scores, evaluation."""
 
 from fedveil.learning.batched import BatchedTrainer
+from fedveil.learning.choosing import choose, choose_each, client_losses
 from fedveil.learning.clients import ClientData
-from fedveil.learning.evaluation import Metrics, evaluate, evaluate_clients, metrics
+from fedveil.learning.evaluation import evaluate, evaluate_clients
 from fedveil.learning.losses import LOSSES, predict
+from fedveil.learning.metrics import METRICS, Answers, Figures, metric, metrics
 from fedveil.learning.models import MODELS, build_model, initial_models
-from fedveil.learning.scores import layer_scores, region_mask, score_models
+from fedveil.learning.private import PrivateTrainer
+from fedveil.learning.scores import layer_scores, region_mask, score_maps, score_models
 from fedveil.learning.trainers import TRAINERS, make_trainer
-from fedveil.learning.training import LocalTraining, SequentialTrainer, StepInfo, Trained, choose
+from fedveil.learning.training import LocalTraining, SequentialTrainer, StepInfo, Trained
+from fedveil.learning.validation import Offence, mend, offences
 from fedveil.learning.workers import WorkerTrainer
 
 __all__ = [
     "LOSSES",
+    "METRICS",
     "MODELS",
     "TRAINERS",
+    "Answers",
     "BatchedTrainer",
     "ClientData",
+    "Figures",
     "LocalTraining",
-    "Metrics",
+    "Offence",
+    "PrivateTrainer",
     "SequentialTrainer",
     "StepInfo",
     "Trained",
     "WorkerTrainer",
     "build_model",
     "choose",
+    "choose_each",
+    "client_losses",
     "evaluate",
     "evaluate_clients",
     "initial_models",
     "layer_scores",
     "make_trainer",
+    "mend",
+    "metric",
     "metrics",
+    "offences",
     "predict",
     "region_mask",
+    "score_maps",
     "score_models",
 ]

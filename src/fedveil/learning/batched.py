@@ -10,11 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedveil.errors import require_choice, require_count
+from fedveil.errors import require_choice, require_count, require_workers
 from fedveil.layout import Layout
 from fedveil.learning.clients import ClientData
+from fedveil.learning.losses import losses_of
 from fedveil.learning.stacked import Stack, compile_stack
 from fedveil.learning.stacked.block import Block, dropout_masks
+from fedveil.learning.stacked.compile import NotStackable
 from fedveil.learning.stacked.schedule import schedule
 from fedveil.learning.streams import Key, stream
 from fedveil.learning.threads import Threads
@@ -74,11 +76,15 @@ class BatchedTrainer:
         precision: str = "full",
     ) -> None:
         require_choice("precision", precision, ("full", "bfloat16"))
+        if local.loss == "dice":
+            raise NotStackable("the loss 'dice' has no batched form")
+        if per_example:
+            losses_of(local.loss)
         self.layout, self.local, self.hook, self.per_example = layout, local, hook, per_example
         self._device = torch.device(device)
         self._block = None if block is None else require_count("block", block)
         self._half = precision == "bfloat16"
-        workers = require_count("workers", workers)
+        workers = require_workers("workers", workers)
         self._threads = Threads()
         self._stacks = [compile_stack(model, layout) for _ in range(workers)]
         self._alone = partial(

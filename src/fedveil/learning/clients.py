@@ -26,6 +26,8 @@ class ClientData:
         Held-out examples of the same kinds, never trained on.
     name : str
         For reports.
+    masks : Tensor, optional
+        bool [N, H, W], the privacy-sensitive pixels of each image of x, for methods that score layers on them.
 
     Raises
     ------
@@ -38,10 +40,16 @@ class ClientData:
     test_x: Tensor | None = None
     test_y: Tensor | None = None
     name: str = ""
+    masks: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained on."""
         _check("x", self.x, "y", self.y)
+        if self.masks is not None:
+            wanted = (len(self.x), *self.x.shape[2:])
+            if self.x.dim() != 4 or self.masks.dtype != torch.bool or tuple(self.masks.shape) != wanted:
+                given = (tuple(self.masks.shape), self.masks.dtype)
+                raise FieldError("masks", given, f"must be bool [N, H, W] for images x {tuple(self.x.shape)}")
         if self.test_x is None and self.test_y is None:
             return
         if self.test_x is None or self.test_y is None:

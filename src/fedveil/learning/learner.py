@@ -9,13 +9,16 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from fedveil.errors import FieldError, require_count
+from fedveil.errors import FieldError, require_choice, require_count
 from fedveil.layout import Layout
+from fedveil.learning.choosing import choose_each
 from fedveil.learning.clients import ClientData
+from fedveil.learning.private import PrivateTrainer
 from fedveil.learning.scores import Region, score_models
-from fedveil.learning.streams import Key
+from fedveil.learning.streams import Key, stream
 from fedveil.learning.trainers import make_trainer
-from fedveil.learning.training import Hook, LocalTraining, Trained, choose
+from fedveil.learning.training import Hook, LocalTraining, Trained
+from fedveil.mechanisms import Source
 
 
 class Trainer(Protocol):
@@ -55,13 +58,53 @@ class Task:
     clients, keys : sequence
         n clients with their keys (seed, round, partition).
     needs : frozenset of str
-        ``{"layer_scores"}`` or nothing.
+        ``layer_scores``, ``noisy_steps``, or nothing.
+    sources : sequence of Source
+        One a client, for ``noisy_steps``: the randomness of the noise inside training.
     """
 
     models: Tensor
     clients: Sequence[ClientData]
     keys: Sequence[Key]
     needs: frozenset[str] = frozenset()
+    sources: Sequence[Source] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoring:
+    """How a client scores layers on its sensitive pixels, for FedRE.
+
+    Parameters
+    ----------
+    images : int
+        How many it looks at; the paper takes ten of one format.
+    draw : {"fixed", "anew"}
+        The first ones that mark something, or others in every round.
+    method : {"exact", "estimate"}
+        As for `layer_scores`.
+    probes : int
+        Random directions of the estimate.
+    unmarked : {"everything", "refuse"}
+        What a client does that marks nothing: take every pixel as sensitive, or fail.
+    pixels : {"marked", "all"}
+        "all" scores layers on whole images, whatever is marked, on the server too: the baseline without regions.
+    """
+
+    images: int = 10
+    draw: str = "fixed"
+    method: str = "exact"
+    probes: int = 32
+    unmarked: str = "everything"
+    pixels: str = "marked"
+
+    def __post_init__(self) -> None:
+        """Check all."""
+        require_count("images", self.images)
+        require_count("probes", self.probes)
+        require_choice("draw", self.draw, ("fixed", "anew"))
+        require_choice("method", self.method, ("exact", "estimate"))
+        require_choice("unmarked", self.unmarked, ("everything", "refuse"))
+        require_choice("pixels", self.pixels, ("marked", "all"))
 
 
 class Learner:
@@ -76,9 +119,10 @@ class Learner:
     local : LocalTraining
         What a client does.
     region : Region, optional
-        The privacy-sensitive pixels, for methods that need layer scores.
-    score_images : int
-        Images a client scores layers on (its first ones).
+        The privacy-sensitive pixels of every image, for methods that need layer scores; a client whose data carry
+        masks is scored on those.
+    scoring : Scoring, optional
+        How it is scored.
     trainer : Trainer, optional
         By default the one that `make_trainer` chooses, with `hook`.
     hook : callable, optional
@@ -94,17 +138,22 @@ class Learner:
         local: LocalTraining,
         *,
         region: Region | None = None,
-        score_images: int = 10,
+        scoring: Scoring | None = None,
         trainer: Trainer | None = None,
         hook: Hook | None = None,
         device: str = "cpu",
     ) -> None:
         self.model, self.layout, self.local = model, layout, local
-        self.region, self.score_images = region, require_count("score_images", score_images)
+        self.region, self.scoring = region, scoring or Scoring()
         self.trainer = trainer or make_trainer(model, layout, local, hook=hook, device=device)
 
     def learn(
-        self, models: Tensor, clients: Sequence[ClientData], keys: Sequence[Key], needs: frozenset[str] = frozenset()
+        self,
+        models: Tensor,
+        clients: Sequence[ClientData],
+        keys: Sequence[Key],
+        needs: frozenset[str] = frozenset(),
+        sources: Sequence[Source] = (),
     ) -> list[Learned | Exception]:
         """Let clients choose a hypothesis, train it, and score layers if their method needs it.
 
@@ -114,57 +163,77 @@ class Learner:
             [k, d], the broadcast.
         clients, keys : sequence
             n clients with their keys (seed, round, partition).
-        needs : frozenset of str
-            ``{"layer_scores"}`` or nothing.
+        needs, sources
+            See `Task`.
 
         Returns
         -------
         list of Learned or Exception
             In the order of the clients.
         """
-        return self.learn_together([Task(models, clients, keys, needs)])[0]
+        return self.learn_together([Task(models, clients, keys, needs, sources)])[0]
 
     def learn_together(self, tasks: Sequence[Task]) -> list[list[Learned | Exception]]:
         """Train the clients of several federations in one call of the trainer; each task as by `learn`."""
-        prepared = [[self._prepare(t.models, client, t.needs) for client in t.clients] for t in tasks]
-        starts, clients, keys = [], [], []
+        prepared = [self._prepare(task) for task in tasks]
+        starts, clients, keys, sources = [], [], [], []
         for task, found in zip(tasks, prepared, strict=True):
-            for p, client, key in zip(found, task.clients, task.keys, strict=True):
+            own = task.sources or (None,) * len(task.clients)
+            for p, client, key, source in zip(found, task.clients, task.keys, own, strict=True):
                 if not isinstance(p, Exception):
                     starts.append(task.models[p[0]])
                     clients.append(client)
                     keys.append(key)
-        outcomes = iter(self.trainer.train(_stacked(starts), clients, keys) if starts else ())
+                    sources.append(source)
+        if isinstance(self.trainer, PrivateTrainer) and starts:
+            given = [s for s in sources if s is not None]
+            outcomes = iter(self.trainer.train_noisily(_stacked(starts), clients, keys, given))
+        else:
+            outcomes = iter(self.trainer.train(_stacked(starts), clients, keys) if starts else ())
         return [[p if isinstance(p, Exception) else _learned(next(outcomes), *p) for p in found] for found in prepared]
 
-    def _prepare(
-        self, models: Tensor, client: ClientData, needs: frozenset[str]
-    ) -> tuple[int, dict[str, float] | None] | Exception:
-        try:
-            chosen = choose(self.model, self.layout, models, client, self.local.loss)
-            scores = self._scores(models[chosen], client) if "layer_scores" in needs else None
-        except Exception as error:  # a client's failure is that client's alone
-            return error
-        return chosen, scores
+    def _prepare(self, task: Task) -> list[tuple[int, dict[str, float] | None] | Exception]:
+        """Each client's hypothesis, and its layers' scores where the method needs them."""
+        chosen = choose_each(self.model, self.layout, task.models, task.clients, self.local.loss)
+        scored = "layer_scores" in task.needs
+        prepared: list[tuple[int, dict[str, float] | None] | Exception] = []
+        for client, key, found in zip(task.clients, task.keys, chosen, strict=True):
+            try:
+                if isinstance(found, Exception):
+                    raise found
+                prepared.append((found, self._scores(task.models[found], client, key) if scored else None))
+            except Exception as error:  # a client's failure is that client's alone
+                prepared.append(error)
+        return prepared
 
-    def _scores(self, start: Tensor, client: ClientData) -> dict[str, float]:
-        few = slice(0, self.score_images)
-        scored = score_models(
-            self.model, self.layout, self.local.loss, start[None], client.x[few], client.y[few], self._region()
-        )
+    def _scores(self, start: Tensor, client: ClientData, key: Key) -> dict[str, float]:
+        scored = self._score(start[None], client, key)
         return dict(zip(self.layout.groups("module"), scored[0].tolist(), strict=True))
 
     def public_scores(self, models: Tensor, public: ClientData) -> Tensor:
         """Layer scores [n, L] of received models on public data: a ServerFact."""
-        few = slice(0, self.score_images)
-        return score_models(
-            self.model, self.layout, self.local.loss, models, public.x[few], public.y[few], self._region()
-        )
+        return self._score(models, public, None)
 
-    def _region(self) -> Region:
-        if self.region is None:
-            raise FieldError("region", None, "the method scores layers on a region: give (top, left, bottom, right)")
-        return self.region
+    def _score(self, models: Tensor, data: ClientData, key: Key | None) -> Tensor:
+        """Scores [n, L] on a few images with their sensitive pixels."""
+        masks, region, how = data.masks, self.region, self.scoring
+        if how.pixels == "all":
+            masks = torch.ones(len(data.x), *data.x.shape[2:], dtype=torch.bool)
+        if masks is None and region is None:
+            accepted = "the method scores layers on a region: give (top, left, bottom, right), or data with masks"
+            raise FieldError("region", None, accepted)
+        rows = torch.arange(len(data.x)) if masks is None else masks.flatten(1).any(1).nonzero().reshape(-1)
+        if not len(rows) and how.unmarked == "refuse":
+            raise FieldError("masks", "empty", "the client marks nothing as sensitive: mark something, or allow that")
+        if not len(rows):
+            masks, rows = data.x.new_ones(len(data.x), *data.x.shape[2:], dtype=torch.bool), torch.arange(len(data.x))
+        if how.draw == "anew" and key is not None:
+            rows = rows[torch.randperm(len(rows), generator=stream(key, "scored images"))]
+        rows = rows[: how.images].sort().values
+        where = region if masks is None else masks[rows]
+        assert where is not None
+        x, y, loss = data.x[rows], data.y[rows], self.local.loss
+        return score_models(self.model, self.layout, loss, models, x, y, where, how.method, probes=how.probes)
 
 
 def _learned(outcome: Trained | Exception, chosen: int, scores: dict[str, float] | None) -> Learned | Exception:

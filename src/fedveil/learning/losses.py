@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +16,11 @@ from fedveil.layout import Layout
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
-    """Mean cross-entropy of logits [B, classes, ...] against int64 classes [B, ...].
+RMSE_FLOOR = 1e-12  # under the root, so that its derivative exists where the error is 0
+
+
+def cross_entropy(output: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
+    """Cross-entropy of logits [B, classes, ...] against int64 classes [B, ...]; the mean, or ("none") one a label.
 
     Raises
     ------
@@ -24,23 +28,62 @@ def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
         If a class is none of the model's.
     """
     try:
-        return F.cross_entropy(output, y)
+        return F.cross_entropy(output, y, reduction=reduction)
     except IndexError as error:
         accepted = f"classes must be numbered from 0 to {output.shape[1] - 1}, the model's last output"
         raise FieldError("y", f"from {int(y.min())} to {int(y.max())}", accepted) from error
 
 
-def mse(output: Tensor, y: Tensor) -> Tensor:
-    """Mean squared error; an output [B, 1] fits targets [B]."""
-    return F.mse_loss(output.reshape(y.shape) if output.numel() == y.numel() else output, y.to(output.dtype))
+def mse(output: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
+    """Squared error; an output [B, 1] fits targets [B]. The mean, or ("none") one a number."""
+    fitted = output.reshape(y.shape) if output.numel() == y.numel() else output
+    return F.mse_loss(fitted, y.to(output.dtype), reduction=reduction)
 
 
-LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy, "mse": mse}
+def rmse(output: Tensor, y: Tensor) -> Tensor:
+    """Root of the batch's mean squared error (plus 1e-12); no mean of losses of single examples."""
+    return (mse(output, y) + RMSE_FLOOR).sqrt()
+
+
+def dice(output: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy plus the soft Dice loss of the classes above 0, for a class a pixel of which some are rare.
+
+    Logits [B, classes, H, W], classes [B, H, W]. Of each image and class 1 - (2 sum p t + 1) / (sum p + sum t + 1) with
+    the softmax p and the truth t (Milletari et al. 2016, arXiv 1606.04797, with sums instead of sums of squares).
+    """
+    if output.dim() < 3:
+        raise FieldError("loss", "dice", f"needs a class a pixel; the outputs are {tuple(output.shape)}")
+    rare = output.softmax(1)[:, 1:].flatten(2)
+    truth = F.one_hot(y.flatten(1), output.shape[1]).movedim(-1, 1)[:, 1:].to(rare.dtype)
+    both, sums = (rare * truth).sum(2), rare.sum(2) + truth.sum(2)
+    return cross_entropy(output, y) + (1 - (2 * both + 1) / (sums + 1)).mean()
+
+
+LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy, "mse": mse, "rmse": rmse, "dice": dice}
+LABELWISE: dict[str, Loss] = {
+    "cross_entropy": partial(cross_entropy, reduction="none"),
+    "mse": partial(mse, reduction="none"),
+}
 
 
 def loss_of(loss: str | Loss) -> Loss:
     """Return a loss given by name, or the function itself."""
     return loss if callable(loss) else LOSSES[require_choice("loss", loss, LOSSES)]
+
+
+def losses_of(loss: str) -> Loss:
+    """The loss of every single label [B, ...], of which the named one is the mean.
+
+    Raises
+    ------
+    FieldError
+        For a loss that is no mean over examples: whatever looks at single examples cannot be used with it.
+    """
+    require_choice("loss", loss, LOSSES)
+    if loss not in LABELWISE:
+        accepted = f"is no mean over examples, so gradients of single examples do not exist: use {', '.join(LABELWISE)}"
+        raise FieldError("loss", loss, accepted)
+    return LABELWISE[loss]
 
 
 @contextmanager

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -14,7 +16,9 @@ from torch import Tensor, nn
 
 from fedveil.errors import FieldError, nearest, require_choice, require_count
 from fedveil.layout import Layout
+from fedveil.learning.unet import unet
 from fedveil.mechanisms.source import keyed_seed
+from fedveil.registry import Registry
 
 _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
@@ -74,6 +78,21 @@ def small_cnn(
     return _stack(parts)
 
 
+def lenet(input_shape: Sequence[int], outputs: int, *, channels: int = 12, activation: str = "sigmoid") -> nn.Module:
+    """Three convolutions 5x5, the first two of stride 2, and one dense layer: what gradient inversion is measured on.
+
+    Source: Zhu, Liu and Han 2019 (arXiv 1906.08935), section 4; weights start as PyTorch's.
+    """
+    make = _ACTIVATIONS[require_choice("activation", activation, _ACTIVATIONS)]
+    before, height, width = _image(input_shape, 4)
+    parts: list[tuple[str, nn.Module]] = []
+    for i, stride in enumerate((2, 2, 1), start=1):
+        after = require_count("channels", channels)
+        parts += [(f"conv{i}", nn.Conv2d(before, after, 5, stride=stride, padding=2)), (f"act{i}", make())]
+        before, height, width = after, -(-height // stride), -(-width // stride)
+    return _stack([*parts, ("flatten", nn.Flatten()), ("dense", nn.Linear(before * height * width, outputs))])
+
+
 def alzheimer_cnn(input_shape: Sequence[int], outputs: int, *, dropout: float = 0.1, init: str = "glorot") -> nn.Module:
     """The CNN of the metric-privacy paper for any image of at least 18x18 (6,517,476 parameters at 1x128x128).
 
@@ -115,13 +134,48 @@ def alzheimer_cnn(input_shape: Sequence[int], outputs: int, *, dropout: float = 
     return model
 
 
-MODELS: dict[str, Callable[..., nn.Module]] = {
-    "logistic": logistic,
-    "mlp": mlp,
-    "small_cnn": small_cnn,
-    "alzheimer_cnn": alzheimer_cnn,
-    "regression": regression,
-}
+MODELS: Registry[Callable[..., nn.Module]] = Registry(
+    "model.name",
+    {
+        "logistic": logistic,
+        "mlp": mlp,
+        "small_cnn": small_cnn,
+        "lenet": lenet,
+        "alzheimer_cnn": alzheimer_cnn,
+        "regression": regression,
+        "unet": unet,
+    },
+)
+
+
+def factory_of(name: str) -> Callable[..., nn.Module]:
+    """The function or class that builds a model.
+
+    Parameters
+    ----------
+    name : str
+        A key of ``MODELS``, or ``"package.module:Net"``, imported from the Python path or the working directory.
+        It is called with `input_shape` and `outputs` if it has such parameters, and with the options.
+
+    Raises
+    ------
+    FieldError
+        If there is no such thing.
+    """
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        return MODELS[require_choice("model.name", name, MODELS)]
+    before = list(sys.path)
+    sys.path.insert(0, "")
+    try:
+        found = getattr(import_module(module), attribute)
+    except Exception as error:  # the module is the user's
+        raise FieldError("model.name", name, f'cannot be imported ({error}); write "package.module:Net"') from error
+    finally:
+        sys.path[:] = before
+    if not callable(found):
+        raise FieldError("model.name", name, "must be a class or a function that builds a torch.nn.Module")
+    return found  # type: ignore[no-any-return]
 
 
 def build_model(name: str, *, input_shape: Sequence[int], outputs: int, seed: int, **options: Any) -> nn.Module:
@@ -130,7 +184,7 @@ def build_model(name: str, *, input_shape: Sequence[int], outputs: int, seed: in
     Parameters
     ----------
     name : str
-        A key of ``MODELS``.
+        A key of ``MODELS``, or a ``"package.module:Net"`` of yours; see :func:`factory_of`.
     input_shape : sequence of int
         Shape of one example, without the batch axis, e.g. ``(1, 28, 28)``.
     outputs : int
@@ -156,8 +210,9 @@ def build_model(name: str, *, input_shape: Sequence[int], outputs: int, seed: in
     >>> sum(p.numel() for p in model.parameters())
     2410
     """
-    factory = MODELS[require_choice("model.name", name, MODELS)]
-    accepted = [p for p in inspect.signature(factory).parameters if p not in ("input_shape", "outputs")]
+    factory = factory_of(name)
+    parameters = inspect.signature(factory).parameters
+    accepted = [p for p in parameters if p not in ("input_shape", "outputs")]
     for option in options:
         if option not in accepted:
             hint = nearest(option, accepted) if accepted else "this model has no options"
@@ -166,7 +221,14 @@ def build_model(name: str, *, input_shape: Sequence[int], outputs: int, seed: in
     outputs = require_count("outputs", outputs)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(keyed_seed("weights", seed))
-        return factory(shape, outputs, **options)
+        facts = {"input_shape": shape, "outputs": outputs}
+        try:
+            model = factory(**{k: v for k, v in facts.items() if k in parameters}, **options)
+        except TypeError as error:
+            raise FieldError("model.name", name, f"cannot be built: {error}") from error
+    if not isinstance(model, nn.Module):
+        raise FieldError("model.name", name, f"built a {type(model).__name__}, and not a torch.nn.Module")
+    return model
 
 
 def initial_models(

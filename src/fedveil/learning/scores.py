@@ -8,7 +8,6 @@ averaged over the region's pixels and then over the images. A layer is a module:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +52,8 @@ def layer_scores(
     y : Tensor
         [B, ...].
     region : Tensor or tuple of int
-        A bool mask [H, W], or (top, left, bottom, right) in pixels, the last two exclusive; the same for all images.
+        A bool mask [H, W], or (top, left, bottom, right) in pixels, the last two exclusive, the same for all images; or
+        bool masks [B, H, W], one an image.
     method : {"exact", "estimate"}
         ``"exact"``: one forward-over-reverse product a coordinate of the region. ``"estimate"``: random directions v
         in each layer's parameters, E[(v . J)_j^2] = ||J[:, j]||^2; all pixels at once. Its root is low by about
@@ -112,6 +112,35 @@ def score_models(
     return torch.stack(rows) if rows else torch.zeros(0, len(layout.groups("module")), dtype=torch.float64)
 
 
+def score_maps(
+    module: nn.Module,
+    layout: Layout,
+    loss: str | Loss,
+    vector: Tensor,
+    x: Tensor,
+    y: Tensor,
+    method: str = "estimate",
+    *,
+    probes: int = 32,
+    seed: int = 0,
+) -> Tensor:
+    """How strongly each layer's gradient answers to each pixel: the FedRE paper's figures 2 and 4.
+
+    Parameters
+    ----------
+    vector : Tensor
+        [d], the model. The other parameters are those of :func:`layer_scores`; private as those are.
+
+    Returns
+    -------
+    Tensor
+        [L, H, W], float64, mean over the images. The score of a region is the mean of its pixels.
+    """
+    everything = torch.ones(len(x), *x.shape[2:], dtype=torch.bool)
+    maps = _maps(module, layout.unflatten(vector), layout, loss, x, y, everything, method, probes, seed)
+    return maps.mean(0)
+
+
 def region_mask(region: Region, height: int, width: int) -> Tensor:
     """The region as a bool mask [H, W].
 
@@ -137,6 +166,15 @@ def region_mask(region: Region, height: int, width: int) -> Tensor:
     return mask
 
 
+def region_masks(region: Region, count: int, height: int, width: int) -> Tensor:
+    """The region of each of `count` images as bool masks [count, H, W]; see `region_mask`."""
+    if isinstance(region, Tensor) and region.dim() == 3:
+        if len(region) != count:
+            raise FieldError("region", tuple(region.shape), f"must hold one mask for each of {count} images")
+        return torch.stack([region_mask(one, height, width) for one in region])
+    return region_mask(region, height, width).expand(count, -1, -1)
+
+
 def _score(
     module: nn.Module,
     parameters: Parameters,
@@ -149,11 +187,29 @@ def _score(
     probes: int,
     seed: int,
 ) -> Tensor:
-    require_choice("method", method, ("exact", "estimate"))
-    require_count("probes", probes)
     if x.dim() != 4 or not len(x) or len(x) != len(y):
         raise FieldError("x", (tuple(x.shape), len(y)), "must be [B, C, H, W] with B at least 1, and y as long")
-    mask, function = region_mask(region, x.shape[2], x.shape[3]), loss_of(loss)
+    masks = region_masks(region, len(x), x.shape[2], x.shape[3])
+    maps = _maps(module, parameters, layout, loss, x, y, masks, method, probes, seed)
+    return torch.stack([image[:, mask].mean(1) for image, mask in zip(maps, masks, strict=True)]).mean(0)
+
+
+def _maps(
+    module: nn.Module,
+    parameters: Parameters,
+    layout: Layout,
+    loss: str | Loss,
+    x: Tensor,
+    y: Tensor,
+    masks: Tensor,
+    method: str,
+    probes: int,
+    seed: int,
+) -> Tensor:
+    """[B, L, H, W], the norm of each layer's J at each pixel of the masks; elsewhere it may be 0."""
+    require_choice("method", method, ("exact", "estimate"))
+    require_count("probes", probes)
+    function = loss_of(loss)
     some = next(iter(parameters.values()))
     x, y = x.detach().to(some.device, some.dtype), y.to(some.device)
     layers: dict[str, list[str]] = {}
@@ -166,9 +222,9 @@ def _score(
 
     with evaluating(module):
         if method == "exact":
-            rows = [_exact(total, parameters, layers, x[i : i + 1], y[i : i + 1], mask) for i in range(len(x))]
-            return torch.stack(rows).mean(0)
-        return _estimate(total, parameters, layers, x, y, mask, probes, seed)
+            rows = [_exact(total, parameters, layers, x[i : i + 1], y[i : i + 1], masks[i]) for i in range(len(x))]
+            return torch.stack(rows)
+        return _estimate(total, parameters, layers, x, y, probes, seed)
 
 
 def _exact(
@@ -198,8 +254,10 @@ def _exact(
         directions = torch.zeros(len(some), x.numel(), dtype=x.dtype, device=x.device)
         directions[torch.arange(len(some)), some] = 1
         parts.append(torch.func.vmap(squares)(directions.view(len(some), *x.shape)))
-    per_pixel = torch.cat(parts).view(len(pixels), channels, -1).sum(1)
-    return per_pixel.sqrt().mean(0).cpu()
+    per_pixel = torch.cat(parts).view(len(pixels), channels, -1).sum(1).sqrt().cpu()
+    maps = torch.zeros(len(layers), plane, dtype=torch.float64)
+    maps[:, pixels] = per_pixel.T
+    return maps.view(-1, *mask.shape)
 
 
 def _estimate(
@@ -208,37 +266,36 @@ def _estimate(
     layers: dict[str, list[str]],
     x: Tensor,
     y: Tensor,
-    mask: Tensor,
     probes: int,
     seed: int,
 ) -> Tensor:
+    # v . J = d/dx of (v . dl/dw): one graph of the gradient serves all layers and directions
     generator = torch.Generator().manual_seed(keyed_seed("layer scores", seed))
-    mask, scores = mask.to(x.device), []
+    weights = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+    images = x.clone().requires_grad_()
+    with torch.enable_grad():
+        found = torch.autograd.grad(
+            total(weights, images, y), list(weights.values()), create_graph=True, materialize_grads=True
+        )
+    gradients, maps = dict(zip(weights, found, strict=True)), []
     for names in layers.values():
-        layer = {name: parameters[name] for name in names}
-        rest = {name: value for name, value in parameters.items() if name not in layer}
-
-        def sensitivity(weights: Parameters, rest: Parameters = rest) -> Tensor:
-            result: Tensor = torch.func.grad(lambda images: total({**rest, **weights}, images, y))(x)
-            return result
-
-        def product(v: Parameters, layer: Parameters = layer, function: Any = sensitivity) -> Tensor:
-            column: Tensor = torch.func.jvp(function, (layer,), (v,))[1]
-            return column.to(torch.float64).square()
-
-        size = sum(value.numel() for value in layer.values())
+        size = sum(parameters[name].numel() for name in names)
         chunk = max(1, min(probes, _ELEMENTS // max(size, 32 * x.numel())))
         squares = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
         for start in range(0, probes, chunk):
             count = min(chunk, probes - start)
-            v = {
-                name: torch.randn((count, *value.shape), generator=generator, dtype=value.dtype).to(value.device)
-                for name, value in layer.items()
-            }
-            squares += torch.func.vmap(product)(v).sum(0)
-        per_pixel = (squares / probes).sum(1).sqrt()
-        scores.append(per_pixel[:, mask].mean())
-    return torch.stack(scores).cpu()
+            directions = [
+                torch.randn((count, *parameters[name].shape), generator=generator, dtype=x.dtype).to(x.device)
+                for name in names
+            ]
+            for vs in zip(*directions, strict=True):
+                with torch.enable_grad():
+                    along = torch.stack([(gradients[n] * v).sum() for n, v in zip(names, vs, strict=True)]).sum()
+                if along.requires_grad:
+                    column = torch.autograd.grad(along, images, retain_graph=True, materialize_grads=True)[0]
+                    squares += column.to(torch.float64).square()
+        maps.append((squares / probes).sum(1).sqrt())
+    return torch.stack(maps, 1).cpu()
 
 
 def _square_sum(columns: Parameters, names: list[str]) -> Tensor:

@@ -9,9 +9,11 @@ from torch import nn
 from fedveil.errors import require_choice
 from fedveil.layout import Layout
 from fedveil.learning.batched import BatchedTrainer
+from fedveil.learning.private import PrivateTrainer
 from fedveil.learning.stacked import NotStackable
 from fedveil.learning.training import Hook, LocalTraining
 from fedveil.learning.workers import WorkerTrainer
+from fedveil.methods.contract import NoisySteps
 
 _LOG = logging.getLogger(__name__)
 TRAINERS = ("auto", "batched", "sequential")
@@ -27,7 +29,8 @@ def make_trainer(
     device: str = "cpu",
     workers: int = 1,
     precision: str = "full",
-) -> BatchedTrainer | WorkerTrainer:
+    noisy: NoisySteps | None = None,
+) -> BatchedTrainer | WorkerTrainer | PrivateTrainer:
     """A trainer by name.
 
     Parameters
@@ -43,6 +46,8 @@ def make_trainer(
         Threads over clients or blocks of clients.
     precision : {"full", "bfloat16"}
         See `BatchedTrainer`; only with it.
+    noisy : NoisySteps, optional
+        Noise inside training: the answer is then a `PrivateTrainer`, whatever the kind.
 
     Raises
     ------
@@ -50,6 +55,9 @@ def make_trainer(
         If ``"batched"``, or a precision that only batches have, is asked of a model that cannot be batched.
     """
     require_choice("trainer", kind, TRAINERS)
+    if noisy is not None:
+        require_choice("precision", precision, ("full",))
+        return PrivateTrainer(model, layout, local, noisy, device)
     if kind != "sequential":
         try:
             return BatchedTrainer(model, layout, local, hook, device, workers=workers, precision=precision)

@@ -20,9 +20,10 @@ from fedveil.errors import (
 from fedveil.layout import Layout
 from fedveil.learning.clients import ClientData
 from fedveil.learning.dropout import with_keyed_dropout
-from fedveil.learning.losses import LOSSES, Loss, as_input, fast_format, loss_of, predict
+from fedveil.learning.losses import LOSSES, as_input, fast_format, loss_of, losses_of
 from fedveil.learning.streams import Key, epoch_orders, stream
 from fedveil.mechanisms.source import keyed_seed
+from fedveil.methods.contract import NoisySteps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +44,8 @@ class LocalTraining:
         Of SGD, at least 0 and below 1.
     prox : float
         The mu of FedProx: every step adds mu (w - start) to the gradient. 0 is FedAvg.
-    loss : {"cross_entropy", "mse"}
-        Mean over the batch.
+    loss : {"cross_entropy", "mse", "rmse", "dice"}
+        Mean over the batch; rmse is the root of the batch's mean squared error.
 
     Raises
     ------
@@ -86,11 +87,17 @@ class Trained:
         Examples trained on.
     loss : float
         Mean training loss over the last epoch, as seen while training (0 for a client without examples).
+    noised : NoisySteps, optional
+        The noise inside `model`, where the trainer added some.
+    failure : Exception, optional
+        Why `model` holds noise alone; for the client's own log.
     """
 
     model: Tensor
     examples: int
     loss: float
+    noised: NoisySteps | None = None
+    failure: Exception | None = None
 
 
 @dataclass(frozen=True)
@@ -148,6 +155,8 @@ class SequentialTrainer:
         shared_random: bool = True,
         before_step: Callable[[], None] | None = None,
     ) -> None:
+        if per_example:
+            losses_of(local.loss)
         self._shared_random, self.per_example, self._before_step = shared_random, per_example, before_step
         self.layout, self.local, self.hook = layout, local, hook
         self._device = torch.device(device)
@@ -282,47 +291,6 @@ def check_hook(changed: Tensor, gradient: Tensor) -> Tensor:
         given = (tuple(changed.shape), changed.dtype)
         raise FieldError("hook", given, f"must return {tuple(gradient.shape)} {gradient.dtype}")
     return changed
-
-
-def choose(model: nn.Module, layout: Layout, models: Tensor, data: ClientData, loss: str | Loss) -> int:
-    """The hypothesis with the least loss on a client's own training data.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        Left as it is; runs in evaluation mode.
-    layout : Layout
-        Of the model.
-    models : Tensor
-        [k, d].
-    data : ClientData
-        Without examples there is no evidence, and the answer is 0.
-    loss : str or callable
-        As in :class:`LocalTraining`.
-
-    Returns
-    -------
-    int
-        The lowest index among equals; a loss that is NaN is never chosen.
-
-    Raises
-    ------
-    FieldError
-        If all of several losses are NaN.
-    """
-    layout.check(models, "models")
-    if models.dim() != 2:
-        raise FieldError("models", tuple(models.shape), f"must be [k, {layout.size}]")
-    if len(models) == 1 or not data.examples:
-        return 0
-    function, losses = loss_of(loss), []
-    for vector in models:
-        outputs = predict(model, layout, vector, data.x, batch=1024)
-        losses.append(float(function(outputs.to(torch.float64), data.y)))
-    kept = [j for j, value in enumerate(losses) if value == value]
-    if not kept:
-        raise FieldError("models", losses, "have no loss on this client's data: all are NaN")
-    return min(kept, key=lambda j: losses[j])
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from fedveil.errors import require_count
+from fedveil.errors import require_workers
 from fedveil.layout import Layout
 from fedveil.learning.clients import ClientData
 from fedveil.learning.streams import Key
@@ -43,7 +43,7 @@ class WorkerTrainer:
         device: str = "cpu",
         workers: int = 2,
     ) -> None:
-        workers = require_count("workers", workers)
+        workers = require_workers("workers", workers)
         unknown = None if workers == 1 else _unknown(model)
         if unknown is not None:
             _LOG.info("training on one worker: %s may draw from the shared generator", unknown)

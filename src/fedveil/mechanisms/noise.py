@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -90,6 +91,26 @@ class EuclideanLaplace:
         direction = _drawn(source).normal(_at_least_one(size))
         radius = source.gamma(size) / self.epsilon
         return direction.mul_(radius / direction.norm()).to(dtype)
+
+
+def euclidean_laplace_rows(epsilons: Tensor, size: int, sources: Sequence[Source], dtype: torch.dtype) -> Tensor:
+    """Noise [n, size] of n parties, each row as `EuclideanLaplace` draws it from that party's source, to the bit.
+
+    Parameters
+    ----------
+    epsilons : Tensor
+        [n], float64, finite and positive.
+    """
+    if not bool(((epsilons > 0) & epsilons.isfinite()).all()):
+        raise FieldError("epsilon", epsilons.tolist(), "must be finite and positive")
+    directions = torch.empty(len(sources), _at_least_one(size), dtype=torch.float64)
+    gammas = torch.empty(len(sources), dtype=torch.float64)
+    for i, source in enumerate(sources):
+        directions[i] = _drawn(source).normal(size)
+        gammas[i] = source.gamma(size)
+    # `sample` divides a number by a tensor, which torch does by the tensor's reciprocal
+    factors = directions.norm(dim=1).reciprocal() * (gammas / epsilons)
+    return directions.mul_(factors[:, None]).to(dtype)
 
 
 def _drawn(source: Source) -> Source:

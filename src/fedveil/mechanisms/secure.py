@@ -22,7 +22,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
-from fedveil.errors import FieldError, require_count
+from fedveil.errors import FieldError, require_workers
 from fedveil.mechanisms.source import Key, Source
 
 _PAIRS = 1 << 15  # Box-Muller pairs a block: the working set stays in the cache
@@ -57,6 +57,18 @@ _KINDS = {
 }
 
 
+_forks = 0  # between this process and the one that imported the module
+
+
+def _forked() -> None:
+    global _forks
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):  # process ids come again, also in one family of processes
+    os.register_at_fork(after_in_child=_forked)
+
+
 class SecureSource(Source):
     """Noise that nobody can draw again: there is no seed, and the key never leaves the object.
 
@@ -77,7 +89,7 @@ class SecureSource(Source):
     def __init__(self, *, threads: int = 1, **unknown: Any) -> None:
         if unknown:
             raise FieldError("SecureSource", sorted(unknown), "takes only threads: secure noise has no seed")
-        self._threads = require_count("threads", threads)
+        self._threads = require_workers("threads", threads)
         self._stream: _Stream | None = None
 
     def child(self, *key: Key) -> SecureSource:
@@ -126,7 +138,7 @@ class SecureSource(Source):
 
     def _current(self) -> _Stream:
         stream = self._stream
-        if stream is None or stream.process != os.getpid():
+        if stream is None or stream.forks != _forks:
             stream = self._stream = _Stream()
         return stream
 
@@ -139,7 +151,7 @@ class _Stream:
     """The keystream of one key: AES-256 of a counter with a random start. No counter is taken twice."""
 
     def __init__(self) -> None:
-        self.process = os.getpid()
+        self.forks = _forks
         self._cipher = algorithms.AES(os.urandom(32))
         self._next = int.from_bytes(os.urandom(_BLOCK), "big")
         self._lock = threading.Lock()

@@ -13,12 +13,14 @@ from fedveil.methods.contract import (
     ClientSide,
     Combined,
     Method,
+    NoisySteps,
     Protected,
     PublicFacts,
     Refusal,
     Releases,
     ServerFacts,
     ServerSide,
+    check_figures,
     check_reply,
     models_of,
     stack_counts,
@@ -27,10 +29,13 @@ from fedveil.methods.contract import (
 from fedveil.methods.fedre import FedRE, PerturbationAware
 from fedveil.methods.global_dp import GlobalDP
 from fedveil.methods.group_privacy import Clusters, GroupPrivacy
+from fedveil.methods.ifca import ReportedClusters, ReportsIndex
 from fedveil.methods.metric_privacy import MetricPrivacy
 from fedveil.methods.plain import Plain, TrustedServer
 from fedveil.methods.publishing import Publishing
+from fedveil.methods.record import RecordDP, RecordShares, TrustedSum
 from fedveil.methods.sga_ldp import SGALDP
+from fedveil.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -42,20 +47,30 @@ class Sides:
     summary: str
 
 
-METHODS: dict[str, Sides] = {
-    "vanilla": Sides(TrustedServer, Plain, "no privacy"),
-    "global": Sides(TrustedServer, GlobalDP, "global DP: fixed Gaussian noise on the server"),
-    "metric": Sides(TrustedServer, MetricPrivacy, "metric privacy: server noise divided by the distance of the models"),
-    "group": Sides(GroupPrivacy, Clusters, "group privacy: Laplace noise on each client, k-means on the server"),
-    "fedre": Sides(FedRE, PerturbationAware, "FedRE: layer-wise client noise from sensitive regions"),
-    "sga-ldp": Sides(SGALDP, Plain, "SGA-LDP: client noise from the cosine of the update"),
-}
+METHODS: Registry[Sides] = Registry(
+    "privacy.method",
+    {
+        "vanilla": Sides(TrustedServer, Plain, "no privacy"),
+        "global": Sides(TrustedServer, GlobalDP, "global DP: fixed Gaussian noise on the server"),
+        "metric": Sides(
+            TrustedServer, MetricPrivacy, "metric privacy: server noise divided by the distance of the models"
+        ),
+        "group": Sides(GroupPrivacy, Clusters, "group privacy: Laplace noise on each client, k-means on the server"),
+        "ifca": Sides(ReportsIndex, ReportedClusters, "IFCA: clients report their cluster, no privacy"),
+        "fedre": Sides(FedRE, PerturbationAware, "FedRE: layer-wise client noise from sensitive regions"),
+        "record": Sides(RecordDP, Plain, "record-level DP: noise inside each silo's training, nobody is trusted"),
+        "record-sum": Sides(
+            RecordShares, TrustedSum, "record-level DP: silos add shares of one sum's noise, a trusted sum"
+        ),
+        "sga-ldp": Sides(SGALDP, Plain, "SGA-LDP: client noise from the cosine of the update"),
+    },
+)
 
 
 def parameters(name: str) -> dict[str, type[Any]]:
     """Names of a method's parameters, each with the side that owns it."""
     if name not in METHODS:
-        raise FieldError("privacy.method", name, nearest(name, METHODS))
+        raise FieldError("privacy.method", name, f"{nearest(name, METHODS)} (vanilla: no privacy)")
     sides = METHODS[name]
     return {f.name: side for side in (sides.client, sides.server) for f in fields(side)}
 
@@ -93,6 +108,23 @@ def build(name: str, aggregator: Aggregator | None = None, **values: Any) -> Met
     return Method(name, client, server)
 
 
+def paired(client: ClientSide, aggregator: Aggregator | None = None) -> Method:
+    """A client side with the server side that belongs to it, or around a rule of your own.
+
+    Raises
+    ------
+    FieldError
+        If its server side brings its own aggregation.
+    """
+    sides = next((s for s in METHODS.values() if s.client is type(client)), Sides(type(client), Plain, ""))
+    if aggregator is None:
+        return Method(type(client).__name__, client, sides.server())
+    if "aggregator" not in {f.name for f in fields(sides.server)}:
+        accepted = f"{type(client).__name__} brings its own aggregation; leave it out"
+        raise FieldError("aggregator", type(aggregator).__name__, accepted)
+    return Method(type(client).__name__, client, sides.server(aggregator=aggregator))
+
+
 __all__ = [
     "METHODS",
     "SGALDP",
@@ -106,20 +138,28 @@ __all__ = [
     "GroupPrivacy",
     "Method",
     "MetricPrivacy",
+    "NoisySteps",
     "PerturbationAware",
     "Plain",
     "Protected",
     "PublicFacts",
     "Publishing",
+    "RecordDP",
+    "RecordShares",
     "Refusal",
     "Releases",
+    "ReportedClusters",
+    "ReportsIndex",
     "ServerFacts",
     "ServerSide",
     "Sides",
     "TrustedServer",
+    "TrustedSum",
     "build",
+    "check_figures",
     "check_reply",
     "models_of",
+    "paired",
     "parameters",
     "stack_counts",
     "stack_models",

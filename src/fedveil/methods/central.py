@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import Guarantee, Relation, Spend, compose_mu
-from fedveil.accounting.planning import FACTOR
-from fedveil.aggregation import Aggregator, FedAvg, Updates, WeightedMean, padded
+from fedveil.accounting.events import FACTOR
+from fedveil.aggregation import Aggregator, FedAvg, Updates, WeightedMean, padded, require_rule
 from fedveil.clipping import QuantileClip
-from fedveil.errors import FieldError, require_choice, require_positive
+from fedveil.errors import FieldError, require_choice, require_noise, require_positive
 from fedveil.mechanisms import DiscreteGaussian, Gaussian, Source, to_grid
 from fedveil.methods.contract import Combined, Releases, ServerFacts, models_of, stack_counts
 
@@ -86,12 +86,12 @@ class CentralNoise(ABC):
     relation: Relation = field(default="zero-out", kw_only=True)
     noise: Literal["gaussian", "discrete"] = field(default="gaussian", kw_only=True)
 
-    needs: ClassVar[frozenset[str]] = frozenset()
     hypotheses: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
-        require_positive("noise_multiplier", self.noise_multiplier)
+        require_rule("aggregator", self.aggregator)
+        require_noise("noise_multiplier", self.noise_multiplier)
         if not isinstance(self.clip, QuantileClip):
             require_positive("clip", self.clip)
         require_choice("order", self.order, ("formal", "printed"))
@@ -113,9 +113,36 @@ class CentralNoise(ABC):
             self._sensitivity(1.0, 1, self.relation)
 
     @property
+    def rule(self) -> Aggregator:
+        """The rule inside."""
+        return self.aggregator
+
+    @property
+    def public_clip(self) -> float | None:
+        """C, unless it adapts."""
+        return None if isinstance(self.clip, QuantileClip) else self.clip
+
+    @property
     def may_be_proven(self) -> bool:
         """Whether noise of a public scale proves something here: see `_proven`."""
         return self.order == "formal" or (self.aggregator.identity_step and self.relation != "add/remove")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the rule needs."""
+        return self.aggregator.needs
+
+    def multiplier_for(self, sigma: float, cohort: int) -> float:
+        """The noise multiplier at which noise that follows no distance has this deviation, in a cohort of that size.
+
+        Raises
+        ------
+        FieldError
+            If the clipping norm adapts, and the deviation with it.
+        """
+        if isinstance(self.clip, QuantileClip):
+            raise FieldError("clip", "a table", "no sigma can be matched while the clipping norm adapts")
+        return sigma / (self._sensitivity(self.clip, cohort) if self.order == "formal" else self.clip / cohort)
 
     def init(self, dimension: int, dtype: torch.dtype) -> CentralState:
         """The first C and the rule's state."""
@@ -142,11 +169,14 @@ class CentralNoise(ABC):
             model, inner = self.aggregator.step(theta, reduced, state.rule)
         else:
             noise = Gaussian(sigma)
-            reduced = clipped.reduce(self.aggregator, weights, cohort if self.order == "formal" else None)
+            rule = self.aggregator.for_round(state.rule, source, facts.public_update)
+            size = cohort if self.order == "formal" else max(len(updates), min(rule.least, cohort))
+            reduced = clipped.reduce(rule, weights, size)
             # the output of an identity step has the same noise, and what rounding it does to sums is post-processing
             first = self.order == "formal" or self.aggregator.identity_step
-            if first:
+            if first:  # in float64: only what has its noise is rounded to the model's type
                 noise.add_to(reduced, source=source)
+            reduced = reduced.to(theta.dtype)
             if first:
                 model, inner = self.aggregator.step(theta, reduced, state.rule)
             else:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import isfinite
-from typing import Any, ClassVar, Protocol
+from statistics import median
+from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from fedveil.accounting import Release, Spend, Trust, count_of, model_of
+from fedveil.accounting import Filter, Relation, Release, Spend, SpendFilter, Trust, count_of, model_of
+from fedveil.aggregation import Aggregator
 from fedveil.clipping import norms
 from fedveil.errors import FieldError, ReplyError, require_count
 from fedveil.layout import Layout
@@ -20,8 +24,8 @@ Releases = tuple[Release, ...]
 
 LARGEST_COUNT = 2.0**53  # sums of larger ones could overflow, and would end the run for everybody
 
-# The condition of every proven local guarantee: silence is a release too.
-ALWAYS_REPLIES = "whether a client's training fails does not depend on its data"
+# The condition of every proven local guarantee: a failure is answered with noise, a dead or slow process is not.
+LIVENESS = "whether a client's process lives, and how long it takes, does not depend on its data"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +71,47 @@ class Broadcast:
         if self.models.dim() != 2:
             raise FieldError("models", tuple(self.models.shape), "a broadcast holds [k, d]")
 
+    @cached_property
+    def finite(self) -> bool:
+        """Whether every number of the models is."""
+        return bool(torch.isfinite(self.models).all())
+
+    @cached_property
+    def apart(self) -> float:
+        """The largest Euclidean distance between two hypotheses; 0 for one."""
+        return float(torch.pdist(self.models.double()).max()) if len(self.models) > 1 else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisySteps:
+    """Private training steps: what a trainer does with the noise inside, and the mark on what it trained.
+
+    Attributes
+    ----------
+    steps : int
+        Noisy steps of a round.
+    rate : float
+        Poisson sampling rate of each; 1 is the full batch.
+    clip : float
+        C, the longest gradient of one example.
+    deviation : float
+        Of the noise on the sum of a step's clipped gradients.
+    denominator : float
+        What the noisy sum is divided by: a constant, never the size of the sample.
+    public_size : bool
+        Whether a silo may be refused for its number of examples.
+    summed : bool
+        Whether the noise is enough only in a sum over silos: what comes after a step must then be linear.
+    """
+
+    steps: int
+    rate: float
+    clip: float
+    deviation: float
+    denominator: float
+    public_size: bool = True
+    summed: bool = False
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClientFacts:
@@ -82,12 +127,19 @@ class ClientFacts:
         The hypothesis it trained.
     layer_scores : mapping of str to float, optional
         S_l of each layer on the client's sensitive regions.
+    failed : bool
+        Training left nothing that could be protected: the model is the start, and a scale that would follow private
+        values is the method's declared public fallback.
+    noised : NoisySteps, optional
+        The noise with which the client was trained, where its trainer added some.
     """
 
     broadcast: Broadcast
     layout: Layout
     chosen: int = 0
     layer_scores: Mapping[str, float] | None = None
+    failed: bool = False
+    noised: NoisySteps | None = None
 
     @property
     def start(self) -> Tensor:
@@ -109,12 +161,15 @@ class ServerFacts:
         Who sent the replies, ascending.
     public_scores : Tensor, optional
         [n, L], layer scores of the received models on public data.
+    public_update : Tensor, optional
+        [d], what training on public data, as a client trains, changes in the broadcast model.
     """
 
     broadcast: Broadcast
     layout: Layout
     partitions: tuple[int, ...]
     public_scores: Tensor | None = None
+    public_update: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -148,15 +203,27 @@ class ClientSide(Protocol):
 
     Attributes
     ----------
-    trust : {"central", "local"}
-        Central: `protect` is a declared identity and the server's spend is what counts. Local: `protect` adds noise.
+    trust : {"central", "local", "trusted sum"}
+        Central: `protect` is a declared identity and the server's spend is what counts. Local: what leaves a client is
+        noised, by `protect` or in training. Trusted sum: it is noised enough once it is summed.
+    most_models : int, optional
+        The largest number of hypotheses in a broadcast among which it may choose; None for any. The choice is private:
+        a method that does not protect it takes one.
+    composed : bool
+        Whether a release is a share 1 / rounds of a promised total, so that no more than `rounds` may leave.
     """
 
     trust: ClassVar[Trust]
+    most_models: ClassVar[int | None]
+    composed: ClassVar[bool]
 
     @property
     def needs(self) -> frozenset[str]:
-        """What must be filled in: ``layer_scores`` (of ClientFacts), ``public_layer_scores`` (of PublicFacts)."""
+        """What must be filled in: ``layer_scores`` and ``noised`` (of ClientFacts), ``public_layer_scores``.
+
+        ``noisy_steps`` says that the noise goes inside training: the client side has `NoisySteps` of that name, and a
+        `budget` that holds a client to what is planned.
+        """
 
     def init(self) -> Any:
         """The state before the first participation."""
@@ -166,6 +233,33 @@ class ClientSide(Protocol):
 
     def protect(self, releases: Releases, facts: ClientFacts, state: Any, source: Source) -> Protected:
         """Make everything that is about to leave safe to leave; what it cannot protect is removed."""
+
+    def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:
+        """Figures of a round's noise for tables, from the scale of each client's: sigma and its ratio to the clip."""
+
+    def budgets(self, epsilon: float | None, delta: float) -> list[SpendFilter]:
+        """Fresh filters that hold a client to a total, or to what is planned."""
+
+
+class NoisyClientSide(ClientSide, Protocol):
+    """A client side that needs ``noisy_steps``: its noise goes inside training."""
+
+    @property
+    def noisy_steps(self) -> NoisySteps:
+        """What the client's trainer is to do."""
+
+    def budget(self) -> SpendFilter | None:
+        """A filter that holds a client to the steps planned; None without a plan."""
+
+
+@runtime_checkable
+class CohortSide(Protocol):
+    """What a client side may offer beside: many clients of one round in one computation, for simulations."""
+
+    def protect_each(
+        self, models: Tensor, facts: Sequence[ClientFacts], states: Sequence[Any], sources: Sequence[Source]
+    ) -> list[Protected | None]:
+        """What `protect` gives for each of n trained models [n, d], to the bit; None where only `protect` can tell."""
 
 
 class ServerSide(Protocol):
@@ -178,6 +272,22 @@ class ServerSide(Protocol):
     @property
     def hypotheses(self) -> int:
         """How many models it broadcasts."""
+
+    @property
+    def rule(self) -> Aggregator | None:
+        """The aggregation rule inside, if there is one."""
+
+    @property
+    def relation(self) -> Relation:
+        """Which cohorts are neighbours for what the server states."""
+
+    @property
+    def public_clip(self) -> float | None:
+        """The norm to which it cuts every update, where that is known in advance."""
+
+    @property
+    def may_be_proven(self) -> bool:
+        """Whether the noise that it adds can have an epsilon."""
 
     def init(self, dimension: int, dtype: torch.dtype) -> Any:
         """The state before the first round."""
@@ -194,13 +304,35 @@ class Method:
     client: ClientSide
     server: ServerSide
 
+    @property
+    def noisy(self) -> NoisyClientSide | None:
+        """The client side, if its noise goes inside training."""
+        return cast(NoisyClientSide, self.client) if "noisy_steps" in self.client.needs else None
+
     def __post_init__(self) -> None:
         """Refuse weights that would need what local trust keeps on the client."""
-        rule = getattr(self.server, "aggregator", None)
-        if self.client.trust == "local" and getattr(rule, "weighting", "uniform") == "examples":
+        rule = self.server.rule
+        if self.client.trust != "central" and getattr(rule, "weighting", "uniform") == "examples":
             raise FieldError(
-                "weighting", "examples", 'example counts stay on the client under local trust: use "uniform"'
+                "weighting", "examples", f'counts stay on the client under {self.client.trust} trust: use "uniform"'
             )
+
+
+def noise_figures(scales: Sequence[tuple[float, ...]], layout: Layout, bound: float) -> dict[str, float]:
+    """Noise of the median client: deviations of one number, or one a layer, against the clip `bound`.
+
+    `signal_to_noise` is a bound, clip over noise: under local trust the length of an update is private.
+    """
+    d, groups = layout.size, layout.groups("module").values()
+    sizes = [sum(s.stop - s.start for s in slices) for slices in groups]
+    squares = [sum(v * v * n for v, n in zip(s, sizes if len(s) > 1 else [d], strict=True)) for s in scales]
+    length = median(math.sqrt(square) for square in squares)
+    return {"sigma": length / math.sqrt(d), "noise_to_clip": length / bound, "signal_to_noise": bound / length}
+
+
+def held_to(epsilon: float | None, delta: float) -> list[SpendFilter]:
+    """A filter on the total epsilon, if there is one."""
+    return [] if epsilon is None else [Filter(epsilon, delta)]
 
 
 def check_reply(releases: Releases, dimension: int, dtype: torch.dtype, counted: bool = False) -> None:
@@ -226,6 +358,28 @@ def check_reply(releases: Releases, dimension: int, dtype: torch.dtype, counted:
         raise ReplyError(f"the model holds NaN, infinity or numbers too large to be measured: {error}") from error
     if counted and count is None:
         raise ReplyError("the example count is missing, by which the rule weighs clients")
+    _check_count(count)
+
+
+def check_figures(releases: Releases) -> None:
+    """Admit an evaluation reply: finite metrics, and at most one count from 0 to 2^53.
+
+    Raises
+    ------
+    ReplyError
+        For anything else.
+    """
+    try:
+        count = count_of(releases)
+    except FieldError as error:
+        raise ReplyError(str(error)) from error
+    _check_count(count)
+    for release in releases:
+        if release.kind == "metric" and not isfinite(float(release.value)):
+            raise ReplyError(f"the metric {release.name!r} is not finite")
+
+
+def _check_count(count: float | None) -> None:
     if count is not None and not 0 <= count <= LARGEST_COUNT:
         raise ReplyError(f"the example count is {count:g}; it must be from 0 to 2^53")
 

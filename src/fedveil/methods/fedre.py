@@ -16,21 +16,24 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedveil.accounting import Guarantee, Release, Spend, Trust, model_of, nothing
+from fedveil.accounting import Guarantee, Relation, Release, Spend, SpendFilter, Trust, model_of, nothing
 from fedveil.aggregation import NoState, perturbation_weights
 from fedveil.calibration import LayerSensitivity
 from fedveil.clipping import clip
 from fedveil.errors import FieldError, require_choice, require_delta, require_positive
 from fedveil.gdp import mu_of_epsilon
+from fedveil.layout import Layout
 from fedveil.mechanisms import Gaussian, Source
 from fedveil.methods.contract import (
-    ALWAYS_REPLIES,
+    LIVENESS,
     Broadcast,
     ClientFacts,
     Combined,
     Protected,
     Releases,
     ServerFacts,
+    held_to,
+    noise_figures,
     stack_models,
 )
 
@@ -49,18 +52,30 @@ class FedRE:
         Where the split comes from: the client's own sensitive regions (the paper), or the server's public data. With
         public scores the variant is sound: mu instead of epsilon is split by 1/S_l, sensitivity is 2 C_l (any two
         inputs), and (epsilon, delta) is the composed total of all rounds.
+    split : {"scores", "uniform"}
+        "uniform" gives every layer the same share, and no scores are computed: the baseline that the paper calls
+        LDP-Fed, in the same two calibrations, that of the paper ("private") and the sound one ("public").
+    noise_to_clip : float, optional
+        Scales each round's noise so that its expected length is this many times that of all clips together, in place
+        of epsilon and delta: for comparisons at equal noise power. Heuristic.
     """
 
     epsilon: float = 50.0
     delta: float = 1e-5
     clip: float | Mapping[str, float] = 0.2
     scores: Literal["private", "public"] = "private"
+    split: Literal["scores", "uniform"] = "scores"
+    noise_to_clip: float | None = None
 
     trust: ClassVar[Trust] = "local"
+    most_models: ClassVar[int | None] = 1
+    composed: ClassVar[bool] = True
 
     @property
     def needs(self) -> frozenset[str]:
-        """Private or public layer scores."""
+        """Private or public layer scores, or none."""
+        if self.split == "uniform":
+            return frozenset()
         return frozenset({"layer_scores" if self.scores == "private" else "public_layer_scores"})
 
     def __post_init__(self) -> None:
@@ -68,6 +83,9 @@ class FedRE:
         require_positive("epsilon", self.epsilon)
         require_delta("delta", self.delta)
         require_choice("scores", self.scores, ("private", "public"))
+        require_choice("split", self.split, ("scores", "uniform"))
+        if self.noise_to_clip is not None:
+            require_positive("noise_to_clip", self.noise_to_clip)
         for bound in self.clip.values() if isinstance(self.clip, Mapping) else (self.clip,):
             require_positive("clip", bound)
 
@@ -75,12 +93,25 @@ class FedRE:
         """Nothing to remember."""
         return NoState()
 
+    def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:
+        """Of the median client, against the length of all layers' clips."""
+        clip = self.clip
+        bounds = clip.values() if isinstance(clip, Mapping) else [clip] * len(layout.groups("module"))
+        return noise_figures(scales, layout, math.sqrt(sum(b * b for b in bounds)))
+
+    def budgets(self, epsilon: float | None, delta: float) -> list[SpendFilter]:
+        """On the total."""
+        return held_to(epsilon, delta)
+
     def quote(self, broadcast: Broadcast, state: NoState) -> Spend:
         """A heuristic participation; with public scores the exact cost."""
         return self._spend((), broadcast.public.rounds)
 
     def protect(self, releases: Releases, facts: ClientFacts, state: NoState, source: Source) -> Protected:
-        """Clip and noise each layer of the update; everything else stays on the client."""
+        """Clip and noise each layer of the update; everything else stays on the client.
+
+        A failed client splits the budget evenly where the split would follow its private scores.
+        """
         model = model_of(releases)
         if model is None:
             return Protected((), nothing("local"), state)
@@ -90,17 +121,24 @@ class FedRE:
         update = clip(model - facts.start, bounds, facts.layout)
         multipliers = self._multipliers(scores, rounds)
         deviations = tuple(bounds[name] * m for name, m in zip(groups, multipliers, strict=True))
+        if self.noise_to_clip is not None:
+            factor = self.noise_to_clip / self.noise([deviations], facts.layout)["noise_to_clip"]
+            deviations = tuple(factor * deviation for deviation in deviations)
         for slices, deviation in zip(groups.values(), deviations, strict=True):
             for s in slices:
                 update[s] += Gaussian(deviation).sample(s.stop - s.start, source=source, dtype=update.dtype)
         return Protected((Release("model", facts.start + update),), self._spend(deviations, rounds), state)
 
     def _scores(self, facts: ClientFacts, layers: list[str]) -> list[float]:
+        if self.split == "uniform":
+            return [1.0] * len(layers)
         if self.scores == "public":
             known = facts.broadcast.public.layer_scores
             if known is None or len(known) != len(layers):
                 raise FieldError("public.layer_scores", known, f"the broadcast needs one score for each of {layers}")
             return list(known)
+        if facts.failed:
+            return [1.0] * len(layers)
         if facts.layer_scores is None or list(facts.layer_scores) != layers:
             found = None if facts.layer_scores is None else list(facts.layer_scores)
             raise FieldError("layer_scores", found, f"FedRE needs one score a layer, in this order: {layers}")
@@ -119,16 +157,21 @@ class FedRE:
         return mu_of_epsilon(self.epsilon, self.delta) / math.sqrt(rounds)
 
     def _spend(self, deviations: tuple[float, ...], rounds: int) -> Spend:
-        formal = self.scores == "public"
+        formal = self.scores == "public" and self.noise_to_clip is None
+        reason = "the budget's split over layers is computed from private data"
+        if self.noise_to_clip is not None:
+            reason = "the noise is set by its ratio to the clip, not by a budget"
+        elif self.split == "uniform":
+            reason = "the paper's noise is calibrated for C_l, and a replaced client changes a layer by up to 2 C_l"
         guarantee = Guarantee(
             unit="client",
             relation="replace-one",
             trust="local",
             status="conditional" if formal else "heuristic",
-            conditions=(ALWAYS_REPLIES,) if formal else (),
+            conditions=(LIVENESS,) if formal else (),
             scope="round",
             mu=self._round_mu(rounds) if formal else None,
-            reason="" if formal else "the budget's split over layers is computed from private data",
+            reason="" if formal else reason,
         )
         return Spend(guarantee=guarantee, mechanism="gaussian", scale=deviations)
 
@@ -141,12 +184,27 @@ class PerturbationAware:
     ----------
     normalised : bool
         True: weights proportional to 1/alpha that sum to 1. False: the printed 1/(K alpha).
+    weighting : {"scores", "equal"}
+        "equal" is the plain mean, without public data: what FedRE is compared with.
     """
 
     normalised: bool = True
+    weighting: Literal["scores", "equal"] = "scores"
 
-    needs: ClassVar[frozenset[str]] = frozenset({"public_scores"})
     hypotheses: ClassVar[int] = 1
+    rule: ClassVar[None] = None
+    relation: ClassVar[Relation] = "zero-out"
+    public_clip: ClassVar[None] = None
+    may_be_proven: ClassVar[bool] = False
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Public scores of the received models, unless all weigh the same."""
+        return frozenset({"public_scores"} if self.weighting == "scores" else ())
+
+    def __post_init__(self) -> None:
+        """Check all."""
+        require_choice("weighting", self.weighting, ("scores", "equal"))
 
     def init(self, dimension: int, dtype: torch.dtype) -> NoState:
         """Nothing to remember."""
@@ -157,11 +215,12 @@ class PerturbationAware:
         theta = facts.broadcast.models[0]
         updates = stack_models(replies) - theta
         groups = facts.layout.groups("module")
-        scores = facts.public_scores
+        equal = torch.zeros(len(updates), len(groups), dtype=torch.float64)
+        scores = facts.public_scores if self.weighting == "scores" else equal
         if scores is None or tuple(scores.shape) != (len(updates), len(groups)):
             found = None if scores is None else tuple(scores.shape)
             raise FieldError("public_scores", found, f"must be [n, L] = [{len(updates)}, {len(groups)}]")
-        weights = perturbation_weights(scores, self.normalised)
+        weights = perturbation_weights(scores, self.normalised or self.weighting == "equal")
         step = torch.zeros_like(theta)
         for column, slices in enumerate(groups.values()):
             for s in slices:

@@ -3,32 +3,44 @@
 Source: the group-privacy paper, Algorithms 1 and 2. Trust model: untrusted server. The server broadcasts k hypotheses;
 a client trains the one that fits its data best and sends that *model* plus n-dimensional Laplace noise with
 epsilon = n / (nu * ||delta||); the server clusters what it receives, started at the hypotheses. Heuristic: epsilon
-depends on the private step. The leakage n / nu of a participation is public and adds up.
+depends on the private step. The leakage n / nu of a participation is public and adds up. Which hypothesis a client
+chose is private too, and protected as far as the hypotheses are apart: every spend states that distance.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from statistics import median
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
-from fedveil.accounting import Guarantee, Release, Spend, Trust, model_of, nothing
+from fedveil.accounting import Guarantee, Relation, Release, Spend, SpendFilter, Trust, model_of, nothing
 from fedveil.aggregation import NoState, cluster_means
 from fedveil.calibration import NeighbourhoodLaplace
-from fedveil.errors import FieldError, require_count, require_non_negative, require_positive
+from fedveil.clipping import norms
+from fedveil.errors import require_count, require_non_negative, require_positive
+from fedveil.layout import Layout
 from fedveil.mechanisms import EuclideanLaplace, Source
+from fedveil.mechanisms.noise import euclidean_laplace_rows
 from fedveil.methods.contract import (
-    ALWAYS_REPLIES,
+    LIVENESS,
     Broadcast,
     ClientFacts,
     Combined,
     Protected,
     Releases,
     ServerFacts,
+    held_to,
     stack_models,
 )
+
+PRIVATE_SCALE = "epsilon depends on the length of the client's private step"
+SMALL = 1024  # parameters up to which a cohort is protected together: longer sums are taken in blocks of another size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,17 +54,23 @@ class GroupPrivacy:
     radius : float, optional
         The sound variant: a public radius r takes the place of the private length, epsilon = n / (nu * r), and each
         release is epsilon-d-private.
+    fallback_radius : float
+        Public radius in place of the private length where there is none: for a client that failed, or did not move.
     """
 
     noise_multiplier: float = 5.0
     radius: float | None = None
+    fallback_radius: float = 1.0
 
     trust: ClassVar[Trust] = "local"
+    most_models: ClassVar[int | None] = None
+    composed: ClassVar[bool] = False
     needs: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
-        """Check nu."""
+        """Check nu and the radii."""
         require_non_negative("noise_multiplier", self.noise_multiplier)
+        require_positive("fallback_radius", self.fallback_radius)
         if self.radius is not None:
             require_positive("radius", self.radius)
 
@@ -60,9 +78,20 @@ class GroupPrivacy:
         """Nothing to remember."""
         return NoState()
 
+    def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:
+        """Sigma of the median client; without a public radius the ratio to the step is fixed, nu."""
+        figures = {"sigma": median(math.sqrt(layout.size + 1) / scale[0] for scale in scales)}
+        if self.radius:
+            return figures
+        return {**figures, "noise_to_step": self.noise_multiplier, "signal_to_noise": 1 / self.noise_multiplier}
+
+    def budgets(self, epsilon: float | None, delta: float) -> list[SpendFilter]:
+        """On the total."""
+        return held_to(epsilon, delta)
+
     def quote(self, broadcast: Broadcast, state: NoState) -> Spend:
         """A heuristic participation; its leakage n / nu is public and the same every time."""
-        return self._spend((), broadcast.public.dimension)
+        return self._spend((), broadcast)
 
     def protect(self, releases: Releases, facts: ClientFacts, state: NoState, source: Source) -> Protected:
         """Noise the model; everything else (counts, metrics, the chosen index) stays on the client."""
@@ -70,43 +99,74 @@ class GroupPrivacy:
         if model is None:
             return Protected((), nothing("local"), state)
         if self.noise_multiplier == 0:
-            return Protected((Release("model", model),), self._spend((), len(model)), state)
-        if not torch.isfinite(model).all():
-            raise FieldError("model", "NaN or infinity", "must be finite")
-        epsilon = self._public_epsilon(len(model))
-        if epsilon is None:
-            epsilon = NeighbourhoodLaplace(self.noise_multiplier).epsilon(model - facts.start)
+            return Protected((Release("model", model),), self._spend((), facts.broadcast), state)
+        norms(model)  # refuses NaN, infinity, and numbers so large that no noise would be felt
+        step = model - facts.start
+        if self.radius is None and not facts.failed and bool(step.any()):
+            epsilon = NeighbourhoodLaplace(self.noise_multiplier).epsilon(step)
+        else:
+            epsilon = self._public_epsilon(self.fallback_radius if self.radius is None else self.radius, len(model))
         noise = EuclideanLaplace(epsilon).sample(len(model), source=source, dtype=model.dtype)
-        return Protected((Release("model", model + noise),), self._spend((epsilon,), len(model)), state)
+        return Protected((Release("model", model + noise),), self._spend((epsilon,), facts.broadcast), state)
 
-    def _public_epsilon(self, dimension: int) -> float | None:
-        return None if self.radius is None else dimension / (self.noise_multiplier * self.radius)
+    def protect_each(
+        self, models: Tensor, facts: Sequence[ClientFacts], states: Sequence[NoState], sources: Sequence[Source]
+    ) -> list[Protected | None]:
+        """`protect` for trained clients of small models, to the bit; None for one that has to be protected alone."""
+        size, broadcast = models.shape[1], facts[0].broadcast
+        if self.noise_multiplier == 0 or size > SMALL:
+            return [None] * len(facts)
+        lengths = torch.linalg.vector_norm(models, dim=1, dtype=torch.float64)
+        starts = broadcast.models[torch.tensor([f.chosen for f in facts])]
+        steps = torch.linalg.vector_norm(models - starts, dim=1, dtype=torch.float64)
+        if self.radius is None:
+            epsilons = torch.full_like(steps, size) / (self.noise_multiplier * steps)
+        else:
+            epsilons = torch.full_like(steps, self._public_epsilon(self.radius, size))
+        usable = (lengths.isfinite() & (steps > 0) & epsilons.isfinite() & (epsilons > 0)).nonzero().reshape(-1)
+        rows = usable.tolist()
+        if not rows:
+            return [None] * len(facts)
+        noise = euclidean_laplace_rows(epsilons[usable], size, [sources[i] for i in rows], models.dtype)
+        common = self._spend((), broadcast)
+        protected: list[Protected | None] = [None] * len(facts)
+        for i, model, epsilon in zip(rows, models[usable] + noise, epsilons[usable].tolist(), strict=True):
+            spend = common if self.radius is not None else replace(common, scale=(epsilon,))
+            protected[i] = Protected((Release("model", model),), spend, states[i])
+        return protected
 
-    def _spend(self, scale: tuple[float, ...], dimension: int) -> Spend:
+    def _public_epsilon(self, radius: float, dimension: int) -> float:
+        return dimension / (self.noise_multiplier * radius)
+
+    def _spend(self, scale: tuple[float, ...], broadcast: Broadcast) -> Spend:
         if self.noise_multiplier == 0:
             return nothing("local")
-        leakage = NeighbourhoodLaplace(self.noise_multiplier).leakage(dimension)
-        epsilon = self._public_epsilon(dimension)
-        if epsilon is not None:
-            guarantee = Guarantee(
-                unit="parameter vector",
-                relation="replace-one",
-                trust="local",
-                status="conditional",
-                scope="round",
-                epsilon_per_distance=epsilon,
-                conditions=(ALWAYS_REPLIES,),
-            )
-            return Spend(guarantee=guarantee, mechanism="euclidean-laplace", scale=(epsilon,), leakage=leakage)
-        guarantee = Guarantee(
-            unit="parameter vector",
-            relation="replace-one",
-            trust="local",
-            status="heuristic",
-            scope="round",
-            reason="epsilon depends on the length of the client's private step",
-        )
-        return Spend(guarantee=guarantee, mechanism="euclidean-laplace", scale=scale, leakage=leakage)
+        apart = broadcast.apart if len(broadcast.models) > 1 else None
+        spend = _spend_of(self, broadcast.public.dimension, apart)
+        return spend if self.radius is not None else replace(spend, scale=scale)
+
+
+@lru_cache(maxsize=256)
+def _spend_of(side: GroupPrivacy, dimension: int, apart: float | None) -> Spend:
+    """What a participation costs, without the private scale; the same for every client of a round."""
+    leakage = NeighbourhoodLaplace(side.noise_multiplier).leakage(dimension)
+    promise: dict[str, Any] = {
+        "status": "heuristic",
+        "reason": "epsilon depends on the length of the client's private step",
+    }
+    scale: tuple[float, ...] = ()
+    if side.radius is not None:
+        scale = (dimension / (side.noise_multiplier * side.radius),)
+        promise = {"status": "conditional", "epsilon_per_distance": scale[0], "conditions": (LIVENESS,)}
+    guarantee = Guarantee(
+        unit="parameter vector",
+        relation="replace-one",
+        trust="local",
+        scope="round",
+        hypotheses_apart=apart,
+        **promise,
+    )
+    return Spend(guarantee=guarantee, mechanism="euclidean-laplace", scale=scale, leakage=leakage)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +182,10 @@ class Clusters:
     hypotheses: int = 2
 
     needs: ClassVar[frozenset[str]] = frozenset()
+    rule: ClassVar[None] = None
+    relation: ClassVar[Relation] = "zero-out"
+    public_clip: ClassVar[None] = None
+    may_be_proven: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Check k."""

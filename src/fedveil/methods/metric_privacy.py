@@ -69,6 +69,11 @@ class MetricPrivacy(CentralNoise):
         if low > high:
             raise FieldError("released_range", self.released_range, "must be (low, high)")
 
+    @property
+    def may_be_proven(self) -> bool:
+        """Only where the scale follows what was released."""
+        return self.distance_on == "released" and super().may_be_proven
+
     def _scale(
         self, base: float, updates: Updates, clipped: Updates, facts: ServerFacts, state: CentralState
     ) -> tuple[float, dict[str, float]]:

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedveil.accounting import Spend, Trust, nothing
-from fedveil.aggregation import Aggregator, FedAvg, NoState, Updates
+from fedveil.accounting import Relation, Spend, SpendFilter, Trust, nothing
+from fedveil.aggregation import Aggregator, FedAvg, NoState, Updates, require_rule
+from fedveil.layout import Layout
 from fedveil.mechanisms import Source
 from fedveil.methods.contract import (
     Broadcast,
@@ -28,11 +29,21 @@ class TrustedServer:
     """Client side of every central method: the server sees everything, `protect` is a declared identity."""
 
     trust: ClassVar[Trust] = "central"
+    most_models: ClassVar[int | None] = None
+    composed: ClassVar[bool] = False
     needs: ClassVar[frozenset[str]] = frozenset()
 
     def init(self) -> NoState:
         """Nothing to remember."""
         return NoState()
+
+    def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:
+        """None on the client."""
+        return {}
+
+    def budgets(self, epsilon: float | None, delta: float) -> list[SpendFilter]:
+        """The server's total is the server's."""
+        return []
 
     def quote(self, broadcast: Broadcast, state: NoState) -> Spend:
         """The client spends nothing itself."""
@@ -57,17 +68,34 @@ class Plain:
 
     aggregator: Aggregator = field(default_factory=FedAvg)
 
-    needs: ClassVar[frozenset[str]] = frozenset()
     hypotheses: ClassVar[int] = 1
+    relation: ClassVar[Relation] = "zero-out"
+    public_clip: ClassVar[None] = None
+    may_be_proven: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Refuse what is no rule."""
+        require_rule("aggregator", self.aggregator)
+
+    @property
+    def rule(self) -> Aggregator:
+        """The rule inside."""
+        return self.aggregator
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the rule needs."""
+        return self.aggregator.needs
 
     def init(self, dimension: int, dtype: torch.dtype) -> Any:
         """The rule's state."""
         return self.aggregator.init(dimension, dtype)
 
     def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: Any, source: Source) -> Combined:
-        """Reduce and step."""
-        theta = facts.broadcast.models[0]
+        """Reduce and step; where fewer reply than the rule needs, absent clients count as zero updates."""
+        theta, rule = facts.broadcast.models[0], self.aggregator.for_round(state, source, facts.public_update)
         updates = Updates(models_of(replies), theta)
-        weights = self.aggregator.weights(stack_counts(replies), len(updates))
-        model, state = self.aggregator.step(theta, updates.reduce(self.aggregator, weights), state)
+        weights = rule.weights(stack_counts(replies), len(updates))
+        size = max(len(updates), min(rule.least, facts.broadcast.public.cohort))
+        model, state = rule.step(theta, updates.reduce(rule, weights, size).to(theta.dtype), state)
         return Combined(model[None], nothing(), state, {"clients": float(len(updates))})

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import Guarantee, Relation, Release, Spend
-from fedveil.accounting.planning import FACTOR
-from fedveil.errors import FieldError, require_choice, require_positive
+from fedveil.accounting.events import FACTOR
+from fedveil.errors import FieldError, require_choice, require_noise, require_positive
 from fedveil.mechanisms import Gaussian, Source
 
 Mode = Literal["off", "noised", "clear"]
@@ -57,7 +57,7 @@ class Publishing:
     def __post_init__(self) -> None:
         """Refuse what cannot be done."""
         require_choice("metrics", self.metrics, MODES)
-        require_positive("noise_multiplier", self.noise_multiplier)
+        require_noise("noise_multiplier", self.noise_multiplier)
         require_positive("loss_range", self.loss_range)
 
     def release(

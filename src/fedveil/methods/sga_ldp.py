@@ -7,18 +7,20 @@ noise's size reveals the private cosine; and a malicious client that computes it
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from fedveil.accounting import Guarantee, Release, Spend, Trust, model_of, nothing
+from fedveil.accounting import Guarantee, Release, Spend, SpendFilter, Trust, model_of, nothing
 from fedveil.calibration import AlignmentLDP
 from fedveil.clipping import clip
 from fedveil.errors import require_choice
 from fedveil.gdp import mu_of_epsilon
+from fedveil.layout import Layout
 from fedveil.mechanisms import Gaussian, Source
-from fedveil.methods.contract import ALWAYS_REPLIES, Broadcast, ClientFacts, Protected, Releases
+from fedveil.methods.contract import LIVENESS, Broadcast, ClientFacts, Protected, Releases, held_to, noise_figures
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class SGALDP:
     Parameters
     ----------
     epsilon_min, epsilon_max, delta : float
-        Range of the budget per release: the paper's calibration, not a guarantee.
+        Range of the budget per release: the paper's calibration, not a guarantee. Where both ends are equal (static
+        local DP) the noise is the same in every round, and its cost for any two inputs is proven and composed.
     clip : float
         C.
     similarity : {"update", "released"}
@@ -55,6 +58,8 @@ class SGALDP:
     similarity: Literal["update", "released"] = "update"
 
     trust: ClassVar[Trust] = "local"
+    most_models: ClassVar[int | None] = 1
+    composed: ClassVar[bool] = False
     needs: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
@@ -62,16 +67,29 @@ class SGALDP:
         self._calibrator()
         require_choice("similarity", self.similarity, ("update", "released"))
 
+    @property
+    def static(self) -> bool:
+        """Whether the budget is the same whatever the cosine (the paper's static rule): its noise tells nothing."""
+        return self.epsilon_min == self.epsilon_max
+
     def init(self) -> LastBroadcast:
         """No broadcast received."""
         return LastBroadcast()
 
+    def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:
+        """Of the median client."""
+        return noise_figures(scales, layout, self.clip)
+
+    def budgets(self, epsilon: float | None, delta: float) -> list[SpendFilter]:
+        """On the total."""
+        return held_to(epsilon, delta)
+
     def quote(self, broadcast: Broadcast, state: LastBroadcast) -> Spend:
-        """A heuristic participation; in the sound variant the exact cost."""
+        """A heuristic participation; in the sound variant and under the static rule the exact cost."""
         return self._spend((), self._released_epsilon(broadcast, state))
 
     def protect(self, releases: Releases, facts: ClientFacts, state: LastBroadcast, source: Source) -> Protected:
-        """Clip and noise the update; everything else stays on the client."""
+        """Clip and noise the update; everything else stays on the client. A failed client spends epsilon_min."""
         model = model_of(releases)
         if model is None:
             return Protected((), nothing("local"), state)
@@ -81,7 +99,7 @@ class SGALDP:
             epsilon = self._released_epsilon(facts.broadcast, state)
             sigma = 2 * calibrator.sigma(epsilon)  # any two inputs: a clipped update can move by 2C
         else:
-            epsilon = calibrator.epsilon(update, _reference(facts.broadcast, state))
+            epsilon = calibrator.epsilon(update, None if facts.failed else _reference(facts.broadcast, state))
             sigma = calibrator.sigma(epsilon)
         update = update + Gaussian(sigma).sample(len(update), source=source, dtype=update.dtype)
         released = facts.start + update
@@ -108,12 +126,24 @@ class SGALDP:
                 status="conditional",
                 scope="round",
                 mu=mu_of_epsilon(self.epsilon_max, self.delta),
-                conditions=(ALWAYS_REPLIES,),
+                conditions=(LIVENESS,),
             )
             charge = mu_of_epsilon(epsilon, self.delta)
             return Spend(
                 guarantee=guarantee, mechanism="gaussian", scale=scale, sensitivity=2 * self.clip, charge=charge
             )
+        if self.static:
+            mu = 2 * mu_of_epsilon(self.epsilon_max, self.delta)  # any two inputs: calibrated to C, moved by 2C
+            proven = Guarantee(
+                unit="client",
+                relation="replace-one",
+                trust="local",
+                status="conditional",
+                scope="round",
+                mu=mu,
+                conditions=(LIVENESS,),
+            )
+            return Spend(guarantee=proven, mechanism="gaussian", scale=scale, sensitivity=2 * self.clip)
         guarantee = Guarantee(
             unit="client",
             relation="zero-out",

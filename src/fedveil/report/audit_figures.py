@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedveil.attacks import ATTACKS, Weighing
-from fedveil.attacks.adaptive import boundaries
+from fedveil.attacks.participation.adaptive import boundaries
 from fedveil.attacks.statistics import roc
-from fedveil.experiments.audit import Audit
-from fedveil.experiments.audit_results import Verdict, attack_of
+from fedveil.audit import Audit
+from fedveil.audit.scoring import Scored, attack_of
 from fedveil.report.audit_tables import SUPPOSED, by_attack
 from fedveil.report.figures import MARKERS, whole_numbers
 from fedveil.report.labels import Points, columns_within, labelled, legend_below, wrapped
@@ -36,7 +36,7 @@ ASPECT = 0.72  # of a ROC panel
 LINE = 0.19  # inches of a line of words
 STEP = 0.105  # inches between two settings of an attack
 AREAS = 5  # in a column of a curve's legend
-Rows = dict[str, dict[str, Verdict]]
+Rows = dict[str, dict[str, Scored]]
 
 
 def draw_audit(found: Audit, file: Path) -> Path | None:
@@ -177,7 +177,7 @@ def _forest(axes: Axes, rows: Rows, looks: dict[str, _Look]) -> None:
     axes.set_xlabel(f"area under the ROC curve, 95% over runs (dotted: guessing{supposed})", fontsize=8)
 
 
-def _curves(axes: Axes, name: str, by: dict[str, Verdict], looks: dict[str, _Look]) -> None:
+def _curves(axes: Axes, name: str, by: dict[str, Scored], looks: dict[str, _Look]) -> None:
     _plain(axes)
     axes.plot([0, 1], [0, 1], color="#bbbbbb", linewidth=0.8)
     curves = in_turn([roc(v.inside[:, -1].numpy(), v.outside[:, -1].numpy()) for v in by.values()])
@@ -215,11 +215,11 @@ def in_turn(curves: Sequence[tuple[Points, Points]]) -> list[tuple[Points, Point
     return found
 
 
-def _named(name: str, by: dict[str, Verdict]) -> str:
+def _named(name: str, by: dict[str, Scored]) -> str:
     return name + SUPPOSED if any(v.supposed for v in by.values()) else name
 
 
-def _scores(axes: Axes, verdict: Verdict, name: str, width: float) -> None:
+def _scores(axes: Axes, verdict: Scored, name: str, width: float) -> None:
     """What an attack says of every run of both worlds, in a panel of so many inches."""
     _plain(axes)
     inside, outside = verdict.inside[:, -1].numpy(), verdict.outside[:, -1].numpy()
@@ -237,7 +237,7 @@ def _scores(axes: Axes, verdict: Verdict, name: str, width: float) -> None:
     axes.set_ylabel("number of runs", fontsize=7)
 
 
-def _evidence(axes: Axes, verdict: Verdict, name: str) -> None:
+def _evidence(axes: Axes, verdict: Scored, name: str) -> None:
     """What an attack would say after each round."""
     _plain(axes)
     rounds = list(range(1, verdict.inside.shape[1] + 1))

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from rich import box
-from rich.table import Table
-
-from fedveil.attacks.colluding import Colluding
-from fedveil.attacks.paper import MULTI_ROUND, SINGLE_SHOT
-from fedveil.attacks.statistics import Estimate, epsilon_ceiling
-from fedveil.experiments.audit import Audit
-from fedveil.experiments.audit_paper import PLAYED
-from fedveil.experiments.audit_results import Verdict, row_of
-from fedveil.experiments.replicates_roles import IN_ITS_PLACE
-from fedveil.report.audit_headline import incomparable
+from fedveil.attacks.participation.colluding import Colluding
+from fedveil.attacks.participation.paper import MULTI_ROUND, SINGLE_SHOT
+from fedveil.attacks.statistics import epsilon_ceiling
+from fedveil.audit import Audit
+from fedveil.audit.printed import PLAYED
+from fedveil.audit.scoring import Scored, row_of
+from fedveil.config.world import IN_ITS_PLACE
+from fedveil.report.audit_headline import in_words, incomparable
+from fedveil.report.table import NOTHING, Table
 
 CEILINGS = (20, 50, 100, 300, 1000)
 SUPPOSED = " *"  # behind the name of an attack on metrics that are not published so
@@ -29,31 +27,28 @@ def audit_tables(found: Audit) -> list[Table]:
     return [_table(found, label, names, rows) for label in found.settings]
 
 
-def _table(found: Audit, label: str, names: list[str], rows: dict[str, dict[str, Verdict]]) -> Table:
+def _table(found: Audit, label: str, names: list[str], rows: dict[str, dict[str, Scored]]) -> Table:
     plain = found.settings[0]
-    title = f"{label}: {_about(found.values['settings'][label])}"
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False)
-    table.add_column("attack", no_wrap=True)
-    table.add_column("AUC (95%)", justify="right", no_wrap=True)
-    table.add_column("advantage", justify="right")
-    table.add_column("measured epsilon >=", justify="right", no_wrap=True)
+    numbers = ["AUC (95%)", "advantage", "measured epsilon >="]
     if label != plain:
-        table.add_column("AUC without defence", justify="right")
-        table.add_column("valid", justify="right")
+        numbers += ["AUC without defence", "valid"]
+    lines = []
     for name in names:
         verdict, undefended = rows.get(name, {}).get(label), rows.get(name, {}).get(plain)
-        cells = ["refused", "-", "-"] if verdict is None else _figures(verdict)
+        cells = ["refused", NOTHING, NOTHING] if verdict is None else _figures(verdict)
         if label != plain:
-            cells.append("refused" if undefended is None else _estimate(undefended.result.auc))
-            cells.append("-" if verdict is None else {None: "-", True: "yes", False: "no"}[_valid(verdict)])
+            cells.append("refused" if undefended is None else in_words(undefended.result.auc))
+            valid = None if verdict is None else verdict.result.valid
+            cells.append({None: NOTHING, True: "yes", False: "no"}[valid])
         mark = SUPPOSED if verdict is not None and verdict.supposed else ""
-        table.add_row(name + mark, *cells)
-    return table
+        lines.append([name + mark, *cells])
+    title = f"{label}: {_about(found.values['settings'][label])}"
+    return Table(["attack", *numbers], lines, title, numbers, ["advantage", "AUC without defence", "valid"])
 
 
-def by_attack(found: Audit) -> dict[str, dict[str, Verdict]]:
+def by_attack(found: Audit) -> dict[str, dict[str, Scored]]:
     """Verdicts by attack and setting, in the order in which they were judged."""
-    rows: dict[str, dict[str, Verdict]] = {}
+    rows: dict[str, dict[str, Scored]] = {}
     for verdict in found.judged.verdicts:
         rows.setdefault(verdict.result.attack, {})[verdict.result.setting] = verdict
     return rows
@@ -96,19 +91,15 @@ def audit_notes(found: Audit) -> list[str]:
 
 def paper_table(found: Audit) -> Table | None:
     """The paper's own statistics, named as such; None if they were not asked for."""
-    if not (found.single_shots or found.multi_rounds):
-        return None
-    title = "As printed in the metric privacy paper: for comparison with its tables, not for inference"
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False)
-    for name in ("statistic", "setting", "figure"):
-        table.add_column(name)
+    rows = []
     for shot in found.single_shots:
         losses = f"shadow loss {shot.shadow_loss:.3f}, aggregated loss {shot.aggregated_loss:.3f}"
-        table.add_row(SINGLE_SHOT, shot.setting, f"{shot.difference:.1f}% ({losses})")
+        rows.append((SINGLE_SHOT, shot.setting, f"{shot.difference:.1f}% ({losses})"))
     for result in found.multi_rounds:
-        figure = f"AUC {_estimate(result.auc)} over {result.runs[0]} + {result.runs[1]} rounds of one pair of runs"
-        table.add_row(MULTI_ROUND, result.setting, figure)
-    return table
+        figure = f"AUC {in_words(result.auc)} over {result.runs[0]} + {result.runs[1]} rounds of one pair of runs"
+        rows.append((MULTI_ROUND, result.setting, figure))
+    title = "As printed in the metric privacy paper: for comparison with its tables, not for inference"
+    return Table(("statistic", "setting", "figure"), rows, title, wraps=("figure",)) if rows else None
 
 
 def paper_notes(found: Audit) -> list[str]:
@@ -118,19 +109,11 @@ def paper_notes(found: Audit) -> list[str]:
     return notes + more
 
 
-def _estimate(value: Estimate) -> str:
-    return f"{value.point:.3f} ({value.low:.2f}-{value.high:.2f})"
-
-
-def _figures(verdict: Verdict) -> list[str]:
+def _figures(verdict: Scored) -> list[str]:
     result = verdict.result
-    gain = "-" if result.advantage is None else f"{result.advantage.point:.2f}"
-    bound = "-" if result.epsilon is None else f"{result.epsilon.lower:.2f} of {result.epsilon.ceiling:.2f}"
-    return [_estimate(result.auc), gain, bound]
-
-
-def _valid(verdict: Verdict) -> bool | None:
-    return verdict.result.valid_without_defence
+    gain = NOTHING if result.advantage is None else f"{result.advantage.point:.2f}"
+    bound = NOTHING if result.epsilon is None else f"{result.epsilon.lower:.2f} of {result.epsilon.ceiling:.2f}"
+    return [in_words(result.auc), gain, bound]
 
 
 def _about(about: dict[str, Any]) -> str:
@@ -166,12 +149,14 @@ def _gain(found: Audit) -> str:
     return f" AUC of an adversary by what is published: {'; '.join(lines)}." if lines else ""
 
 
-def _sequential(verdict: Verdict) -> str:
+def _sequential(verdict: Scored) -> str:
     found, result = verdict.sequential, verdict.result
     if found is None:
         return ""
     median = f"decides after {found.rounds_in:g} rounds (median, with the target) and {found.rounds_out:g} (without)"
-    errors = f"said OUT of {_estimate(found.miss)} of the runs with it, IN of {_estimate(found.alarm)} of those without"
+    errors = f"said OUT of {in_words(found.miss)} of the runs with it, IN of {in_words(found.alarm)} of those without"
     undecided = f"undecided {found.undecided} of {sum(result.runs)}"
     wanted = f"sequential test for errors of {found.wanted:.0%}"
+    if found.undecided == sum(result.runs):
+        return f"{result.attack}, {result.setting}: {wanted}: undecided in all {found.undecided} runs"
     return f"{result.attack}, {result.setting}: {wanted}: {median}; {errors}; {undecided}"

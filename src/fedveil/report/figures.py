@@ -7,9 +7,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedveil.experiments.summary import Summary
 from fedveil.report.labels import labelled, legend_below, wrapped
 from fedveil.report.tables import based, grouped
+from fedveil.runs.summary import Summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

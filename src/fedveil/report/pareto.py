@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from fedveil.accounting import VACUOUS
-from fedveil.experiments.summary import Summary
 from fedveil.report.figures import COLOURS, MARKERS, headline, new_figure, quality, say, swept
-from fedveil.report.labels import Mark, labelled, legend_below, name_marks, wrapped
+from fedveil.report.labels import labelled, legend_below, wrapped
 from fedveil.report.tables import based, grouped
+from fedveil.runs.summary import Summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 PANEL = 4.9  # inches, with its axis
 NAMED = 12  # points of a line that are named at most
-LETTERS = 100  # beside the points of a panel at most; where it would be more, numbers stand for the words
 FRONT, WORTHLESS = "#F0E442", "#ececec"
 
 
@@ -80,7 +79,7 @@ def pareto(summaries: Sequence[Summary]) -> Figure:
     mosaic[panels[0]].set_ylabel(_averaged(summaries, name, title))
     legend_below(figure, labelled(list(mosaic.values())))
     figure.suptitle(wrapped(headline(summaries), PANEL * len(panels), 10), fontsize=10)
-    _name(figure, mosaic, {panel: _marks(points, AT[panel]) for panel in panels})
+    _name(figure, mosaic, points)
     return figure
 
 
@@ -137,29 +136,24 @@ def _attack(axes: Axes, points: dict[str, list[Point]], better: int) -> None:
     axes.set_title(_attacked(points, better), fontsize=9)
 
 
-def _marks(points: dict[str, list[Point]], at: Callable[[Point], float | None]) -> list[Mark]:
-    """The points of a panel with what is swept; of many on a line, some."""
-    found = []
-    for number, some in enumerate(points.values()):
-        shown = [((x, p.quality), p.swept) for p in some if (x := at(p)) is not None]
-        named = {round(i * (len(shown) - 1) / (NAMED - 1)) for i in range(NAMED)}
-        found += [Mark(place, text if i in named else "", COLOURS[number % 8]) for i, (place, text) in enumerate(shown)]
-    return found
-
-
-def _name(figure: Figure, mosaic: dict[str, Axes], marks: dict[str, list[Mark]]) -> None:
-    """Write beside the points what is swept, or numbers and beside the panels what they stand for."""
+def _name(figure: Figure, mosaic: dict[str, Axes], points: dict[str, list[Point]]) -> None:
+    """Number the swept values, at the points of all panels and in a key beside them; of many on a line, some."""
     from matplotlib.lines import Line2D
 
-    words = {mark.text: mark.text for some in marks.values() for mark in some}
-    if max(sum(len(mark.text) for mark in some) for some in marks.values()) > LETTERS:
-        words |= {text: str(i) for i, text in enumerate(filter(None, words), 1)}
-        key = [wrapped(f"{number}: {text}", 1.8, 9) for text, number in words.items() if text]
+    swept_values = dict.fromkeys(p.swept for some in points.values() for p in some if p.swept)
+    numbers = {text: str(i) for i, text in enumerate(swept_values, 1)}
+    for panel, axes in mosaic.items():
+        for number, some in enumerate(points.values()):
+            shown = [(x, p) for p in some if (x := AT[panel](p)) is not None and p.swept]
+            named = {round(i * (len(shown) - 1) / (NAMED - 1)) for i in range(NAMED)}
+            for i, (x, p) in enumerate(shown):
+                if i in named:
+                    place: dict[str, Any] = {"xytext": (4, 4), "textcoords": "offset points", "fontsize": 8}
+                    axes.annotate(numbers[p.swept], (x, p.quality), color=COLOURS[number % 8], **place)
+    if numbers:
+        key = [wrapped(f"{number}: {text}", 1.8, 9) for text, number in numbers.items()]
         handles = [Line2D([], [], linestyle="none")] * len(key)
         figure.legend(handles, key, loc="outside right upper", frameon=False, fontsize=9, handlelength=0)
-    figure.draw_without_rendering()  # until then nobody knows where the points are
-    for panel, some in marks.items():
-        name_marks(mosaic[panel], [replace(mark, text=words[mark.text]) for mark in some])
 
 
 def _attacked(points: dict[str, list[Point]], better: int) -> str:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich import box
-from rich.table import Table
 
 from fedveil.data import DataSet, Holding
+from fedveil.report.table import NOTHING, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,13 +45,14 @@ def write(found: Sequence[Holding], dataset: DataSet, folder: Path) -> list[Path
     folder.mkdir(parents=True, exist_ok=True)
     picture, table = folder / "partition.png", folder / "partition.csv"
     draw(found, dataset).savefig(picture, dpi=150)
-    with table.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        values = list(dataset.names()) if dataset.classes else ["mean", "deviation"]
-        writer.writerow(["client", "examples", "held out", "classes", *values, "notes"])
-        for h in found:
-            own = h.counts if dataset.classes else (h.mean, h.deviation)
-            writer.writerow([h.name, h.examples, h.held_out, h.present, *own, "; ".join(h.notes)])
+    values = list(dataset.names()) if dataset.classes else ["mean", "deviation"]
+    rows = []
+    for h in found:
+        own = h.counts if dataset.classes else (h.mean, h.deviation)
+        rows.append([h.name, h.examples, h.held_out, h.present, *own, "; ".join(h.notes)])
+    table.write_text(
+        Table(["client", "examples", "held out", "classes", *values, "notes"], rows).csv(), encoding="utf-8"
+    )
     return [picture, table]
 
 
@@ -100,14 +99,11 @@ def headline(found: Sequence[Holding], dataset: DataSet) -> str:
     return f"{dataset.name}: {len(found):,} clients, {train:,} examples to train on, {kept:,} held out{rest}{test}"
 
 
-def _rows(found: Sequence[Holding], dataset: DataSet, title: str | None = None) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, title=title, title_justify="left", title_style="")
-    table.add_column("client", no_wrap=True)
+def _rows(found: Sequence[Holding], dataset: DataSet, title: str = "") -> Table:
     named = dataset.classes if dataset.classes <= _COLUMNS else 0
-    names = ["examples", "held out", *(["classes"] if dataset.classes else ["mean", "deviation"])]
-    for name in [*names, *dataset.names()[:named]]:
-        table.add_column(name, justify="right")
-    table.add_column("notes")
+    numbers = ["examples", "held out", *(["classes"] if dataset.classes else ["mean", "deviation"])]
+    numbers += dataset.names()[:named]
+    rows = []
     for h in found:
         if not dataset.classes:
             own = [_number(h.mean), _number(h.deviation)]
@@ -116,33 +112,28 @@ def _rows(found: Sequence[Holding], dataset: DataSet, title: str | None = None) 
             pixels = dataset.task == "segmentation" and total
             counts = [f"{count / total:.1%}" if pixels else str(count) for count in h.counts[:named]]
             own = [f"{h.present}/{dataset.classes}", *counts]
-        table.add_row(h.name, str(h.examples), str(h.held_out), *own, ", ".join(h.notes))
-    return table
+        rows.append([h.name, str(h.examples), str(h.held_out), *own, ", ".join(h.notes)])
+    return Table(["client", *numbers, "notes"], rows, title, numbers, [*numbers, "notes"])
 
 
 def _whole(found: Sequence[Holding], dataset: DataSet) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    for name in ("per client", "least", "median", "most"):
-        table.add_column(name, justify="left" if name == "per client" else "right", no_wrap=True)
     spans: list[tuple[str, list[float]]] = [
         ("examples to train on", [h.examples for h in found]),
         ("held out", [h.held_out for h in found]),
     ]
     if dataset.classes:
         spans.append(("classes present", [h.present for h in found]))
+        for c, name in enumerate(dataset.names()[:_COLUMNS]):
+            spans.append((f"class {name}", [h.counts[c] for h in found]))
     else:
         spans.append(("mean of the target", [h.mean for h in found if h.mean is not None]))
-    for name, values in spans:
-        table.add_row(name, *(_number(v) for v in (min(values), median(values), max(values))))
-    if dataset.classes:
-        for c, name in enumerate(dataset.names()[:_COLUMNS]):
-            counts = [h.counts[c] for h in found]
-            table.add_row(f"class {name}", *(_number(v) for v in (min(counts), median(counts), max(counts))))
-    return table
+    rows = [[name, *map(_number, (min(values), median(values), max(values)))] for name, values in spans]
+    numbers = ("least", "median", "most")
+    return Table(("per client", *numbers), rows, numbers=numbers)
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+    return NOTHING if value is None else f"{value:.4g}"
 
 
 def _bars(axes: Axes, found: Sequence[Holding]) -> None:

@@ -1,15 +1,14 @@
-"""Figures of a reproduction: panels of lines, each with its range over the seeds."""
+"""Panels of lines, each with its range over the seeds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedveil.report.figures import COLOURS, DASHES, dot, new_figure, over_seeds, say, whole_numbers
 from fedveil.report.labels import LEADING, labelled, legend_below, wrapped
-from fedveil.reproduce.cells import Outcome
-from fedveil.reproduce.study import Curve, Line, Plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,22 +21,56 @@ MARGIN = 1.1  # inches beside the legend, for that of the ticks
 SMALL = 8  # points: letters of the legends below single panels
 
 
-def draw_plot(plot: Plot, finished: Mapping[str, Outcome]) -> Figure | None:
-    """Draw what is finished; lines without a finished cell are named in their panel.
+@dataclass(frozen=True)
+class Curve:
+    """Points of one line, and the area under it where it is a ROC curve."""
 
-    Parameters
+    x: Sequence[float]
+    y: Sequence[float]
+    area: float | None = None
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a figure: a curve a seed, drawn as their mean and range over the same x.
+
+    Attributes
     ----------
-    plot : Plot
-        What to draw.
-    finished : mapping
-        Outcomes by key of the cell.
+    panel, label : str
+        Where it is drawn, and its name.
+    curves : sequence of Curve
+        Of the finished runs.
+    printed : float or None
+        A level that a paper printed for it.
+    """
+
+    panel: str
+    label: str
+    curves: Sequence[Curve]
+    printed: float | None = None
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure: its lines, panel by panel, and its words."""
+
+    title: str
+    x: str
+    y: str
+    lines: Sequence[Line]
+    diagonal: bool = False
+    printed: str = ""
+
+
+def draw_plot(plot: Plot) -> Figure | None:
+    """Draw what is finished; lines without a curve are named in their panel.
 
     Returns
     -------
     Figure or None
-        None where no line is finished: there is nothing to draw.
+        None where no line has one: there is nothing to draw.
     """
-    curves = [_curves(line, finished) for line in plot.lines]
+    curves = [line.curves if all(c.x for c in line.curves) else [] for line in plot.lines]
     if not any(curves):
         return None
     panels = list(dict.fromkeys(line.panel for line in plot.lines))
@@ -63,14 +96,7 @@ def draw_plot(plot: Plot, finished: Mapping[str, Outcome]) -> Figure | None:
     return figure
 
 
-def _curves(line: Line, finished: Mapping[str, Outcome]) -> list[Curve]:
-    """Of the replicates that are whole; nothing if one of them has no points."""
-    whole = [r for r in line.replicates if all(cell.key in finished for cell in r.cells)]
-    found = [line.curve([finished[cell.key] for cell in r.cells]) for r in whole]
-    return found if all(c.x for c in found) else []
-
-
-def _panel(axes: Axes, plot: Plot, lines: Sequence[tuple[Line, list[Curve]]], labels: Sequence[str]) -> None:
+def _panel(axes: Axes, plot: Plot, lines: Sequence[tuple[Line, Sequence[Curve]]], labels: Sequence[str]) -> None:
     """Draw the lines of a panel, and say which are not finished."""
     if plot.diagonal:
         axes.plot([0, 1], [0, 1], color="#999999", linewidth=0.8, linestyle=":")

@@ -1,21 +1,21 @@
-"""How a run goes, live on a terminal, or in plain lines where there is none."""
+"""How a run or an audit goes: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import math
+from time import perf_counter
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from fedveil.experiments.summary import Row
-from fedveil.report.display import Bar, Lines
+from fedveil.runs.summary import Row
 
-LINES = 20  # plain lines a run, about
+LINES = 20  # plain lines a run or audit, about
 
 
-def progress_for(console: Console) -> PlainProgress | LiveProgress:
-    """The right one for a console."""
-    return LiveProgress(console) if console.is_terminal else PlainProgress(console)
+def progress_for(console: Console) -> Display:
+    """For a run: a step is a round."""
+    return Display(console)
 
 
 def describe(row: Row) -> str:
@@ -27,36 +27,57 @@ def describe(row: Row) -> str:
     return "  ".join(parts)
 
 
-class PlainProgress(Lines):
-    """A line for a round, or for some."""
+class Display:
+    """Shows one task after another.
+
+    Parameters
+    ----------
+    console : Console
+        On a terminal it gets a bar, else a line now and then.
+    """
 
     def __init__(self, console: Console) -> None:
-        super().__init__(console)
-        self._label, self._rounds = "", 0
+        self._console = console
+        self._bar: Progress | None = None
+        self._label, self._done, self._first, self._total, self._began = "", 0, 0, 0, 0.0
 
     def begin(self, label: str, done: int, rounds: int) -> None:
-        """Name the run."""
-        self._label, self._rounds = label, rounds
-        if done:
+        """A task of so many steps, of which some are done."""
+        self._label, self._done, self._first, self._total, self._began = label, done, done, rounds, perf_counter()
+        if self._console.is_terminal:
+            name, text = (TextColumn(f"{{task.{one}}}", markup=False) for one in ("description", "fields[text]"))
+            columns = (name, BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn(), text)
+            self._bar = Progress(*columns, console=self._console)
+            self._bar.add_task(label, total=rounds, completed=done, text="")
+            self._bar.start()
+        elif done:
             self.say(f"{label}: going on after round {done} of {rounds}")
 
-    def advance(self, row: Row) -> None:
-        """One line; long runs print only some."""
-        number = row["round"]
-        if number in (1, self._rounds) or number % math.ceil(self._rounds / LINES) == 0:
-            self.say(f"{self._label}  round {number}/{self._rounds}  {describe(row)}  {row['seconds']:.2f} s")
+    def advance(self, what: Row | str) -> None:
+        """One more step: the row of a round, or a text."""
+        self._done += 1
+        text = what if isinstance(what, str) else describe(what)
+        left = (perf_counter() - self._began) / (self._done - self._first) * (self._total - self._done)
+        text = f"{text}  {duration(left)} left" if left > 1 else text
+        if self._bar is not None:
+            self._bar.update(TaskID(0), completed=self._done, text=text)
+        elif self._done in (1, self._total) or self._done % math.ceil(self._total / LINES) == 0:
+            self.say(f"{self._label}  round {self._done}/{self._total}  {text}".strip())
+
+    def say(self, text: str) -> None:
+        """A line of its own."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def end(self) -> None:
+        """Leave the bar where it is."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
 
 
-class LiveProgress(Bar):
-    """A bar a run."""
-
-    def begin(self, label: str, done: int, rounds: int) -> None:
-        """Start the bar."""
-        name, text = (
-            TextColumn(f"{{{field}}}", markup=False) for field in ("task.description:<22", "task.fields[text]")
-        )
-        self.start((name, BarColumn(24), MofNCompleteColumn(), text, TimeElapsedColumn()), label, done, rounds)
-
-    def advance(self, row: Row) -> None:
-        """Move the bar."""
-        self.move(row["round"], describe(row))
+def duration(seconds: float) -> str:
+    """A time for people."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"

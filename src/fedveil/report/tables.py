@@ -1,19 +1,16 @@
-"""Tables for the terminal."""
+"""Tables of runs, comparisons and plans."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from rich import box
-from rich.table import Table
+from fedveil.gdp import rounded_up
+from fedveil.report.table import NOTHING, Table
+from fedveil.runs.summary import LAST, Summary
 
-from fedveil.accounting import Plan
-from fedveil.experiments.summary import LAST, Summary
-
-NOTHING = "-"
 WIDE = 130  # columns of a terminal that holds the whole table
 
 
@@ -38,36 +35,25 @@ def comparison_tables(summaries: Sequence[Summary], width: int) -> list[Table]:
 
     On a narrow terminal the guarantees have a table of their own.
     """
-    narrow = width < WIDE
     figures = ("accuracy", "f1") if summaries[0].values["task"] == "classification" else ("rmse", "loss")
     seeds = max(len(runs) for runs in grouped(summaries).values())
     over = f"mean over {seeds} seeds" if seeds > 1 else "one seed"
     deviation = "seeds" if seeds > 1 else "these rounds"
     covered = min(LAST, int(summaries[0].values["rounds"]))
     title = f"{figures[0]}: mean of the last {covered} rounds, {over}, ± standard deviation over {deviation}"
-    style: dict[str, Any] = {"box": box.SIMPLE_HEAD, "show_edge": False, "padding": (0, 1, 0, 0)}
-    table = Table(title=title, title_justify="left", title_style="", **style)
-    table.add_column("setting", no_wrap=True)
     attacked = any(s.values.get("audited") for s in summaries)
-    last = ("noise/clip", "attack AUC") if attacked else ("noise/clip",)
-    for name in (*(f.upper() if f == "f1" else f for f in figures), "sigma", "d", *last):
-        table.add_column(name, justify="right", no_wrap=True)
-    promises = Table(**style) if narrow else table
-    if narrow:
-        promises.add_column("setting", no_wrap=True)
-    promises.add_column("seconds", justify="right", no_wrap=True)
-    promises.add_column("guarantee")
+    numbers = [*("F1" if f == "f1" else f for f in figures), "sigma", "d", "noise/clip", *["attack AUC"] * attacked]
+    rows = []
     for label, runs in grouped(summaries).items():
-        measured = [_averaged(runs, figure) for figure in figures]
-        measured += [_noise(runs, figure) for figure in ("sigma", "distance", "noise_to_clip")]
-        measured += [_attacked(runs[0])] if attacked else []
+        cells = [_averaged(runs, figure) for figure in figures]
+        cells += [_noise(runs, figure) for figure in ("sigma", "distance", "noise_to_clip")]
+        cells += [_attacked(runs[0])] if attacked else []
         seconds = f"{fmean(float(r.values['seconds']['rounds']) for r in runs):.1f}"
-        if narrow:
-            table.add_row(label, *measured)
-            promises.add_row(label, seconds, _guarantee(runs))
-        else:
-            table.add_row(label, *measured, seconds, _guarantee(runs))
-    return [table, promises] if narrow else [table]
+        rows.append([label, *cells, seconds, _guarantee(runs)])
+    header = ["setting", *numbers, "seconds", "guarantee"]
+    whole = Table(header, rows, title, [*numbers, "seconds"], ["guarantee"])
+    parts = [("setting", *numbers), ("setting", "seconds", "guarantee")]
+    return [whole] if width >= WIDE else [whole.only(*names) for names in parts]
 
 
 def comparison_notes(summaries: Sequence[Summary]) -> list[str]:
@@ -83,6 +69,7 @@ def comparison_notes(summaries: Sequence[Summary]) -> list[str]:
     conditions = list(dict.fromkeys(found))
     if conditions:
         notes.append(f"conditional: it holds if {' and if '.join(conditions)}.")
+    notes += meanings_of(summaries)
     notes.append(f"Metrics that clients see after each round: {first['published_metrics']['text']}.")
     methods = {s.values["method"] for s in summaries}
     if "metric" in methods:
@@ -109,12 +96,32 @@ def comparison_notes(summaries: Sequence[Summary]) -> list[str]:
         )
     elif any(s.values.get("audited") for s in summaries):
         notes.append("attack AUC: no attack evidently works here, with or without a defence; more runs would tell.")
+    notes += [f"{s.setting}: malicious: {malicious_text(m)}" for s in summaries if (m := s.values.get("malicious"))]
     if first["data"]["note"]:
         notes.append(str(first["data"]["note"]))
     notes += first["data"].get("warnings", [])
     notes += [f"{s.setting}: {fallen}" for s in summaries if (fallen := fell_back(s))]
     stopped = [f"{s.setting}: stopped early, {s.stopped}" for s in summaries if s.stopped]
     return notes + stopped
+
+
+def meanings_of(summaries: Sequence[Summary]) -> list[str]:
+    """What each proven guarantee means for an attacker, a line each."""
+    lines: dict[str, str] = {}
+    for summary in summaries:
+        worst = next(iter(summary.values["guarantees"].values()))
+        if meaning := worst.get("meaning"):
+            rates = [(k.removeprefix("tpr_at_"), v) for k, v in meaning.items() if k.startswith("tpr_at_")]
+            power = ", ".join(f"{rounded_up(v, 3)} at {100 * float(rate):g}% false positives" for rate, v in rates)
+            line = (
+                f"{summary.setting}: the best attacker tells whether one {worst['unit']} was there with an accuracy of "
+            )
+            line += f"{rounded_up(meaning['accuracy'], 3)}; its true positives are at most {power}."
+            if "epsilon_of_10_records" in worst:
+                together = rounded_up(worst["epsilon_of_10_records"], 3)
+                line += f" For 10 records of one person together epsilon is {together}."
+            lines.setdefault(summary.setting, line)
+    return list(lines.values())
 
 
 def fell_back(summary: Summary) -> str:
@@ -125,84 +132,53 @@ def fell_back(summary: Summary) -> str:
     return f"global DP's noise in {count} of {len(summary.rows)} rounds: there were no two different models to compare"
 
 
+def malicious_text(found: Mapping[str, Any]) -> str:
+    """How many clients were malicious, and how far they got."""
+    acting = "" if found["acting"] else ", not acting: the clean rate"
+    text = f"{found['number']} ({found['behaviour']}{acting})"
+    if found["relabelled"]:
+        text += f", {found['relabelled']} of their {found['examples']} examples relabelled"
+    if "success" in found:
+        text += f"; success {found['success']:.3g} on {found['goal_examples']} of the {found['measured_on']}, "
+        text += f"recall there {found['recall']:.3g}; accuracy {found['accuracy']:.3g}"
+    return text
+
+
 def run_table(summary: Summary) -> Table:
     """One run, a line a fact."""
     values = summary.values
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column()
+    rows: list[tuple[str, str]] = []
     for name, found in values["last_rounds"].items():
         mean = f"; {found['mean']:.4g} ± {found['deviation']:.2g} over the last {found['rounds']} rounds"
-        table.add_row(name, f"{values['metrics'][name]:.4g} after the last round{mean if found['rounds'] > 1 else ''}")
+        rows.append((name, f"{values['metrics'][name]:.4g} after the last round{mean if found['rounds'] > 1 else ''}"))
     for name, value in values["test_metrics"].items():
         if name == "accuracy":
-            table.add_row("test accuracy", f"{value:.4g} on the set's own test half")
+            rows.append(("test accuracy", f"{value:.4g} on the set's own test half"))
+    if "malicious" in values:
+        rows.append(("malicious clients", malicious_text(values["malicious"])))
     for name, found in values["noise"].items():
         parts = [f"{when} {found[when]:.4g}" for when in ("first", "last", "mean")]
-        table.add_row(name.replace("_", " "), ", ".join(parts))
+        rows.append((name.replace("_", " "), ", ".join(parts)))
     fallen = fell_back(summary)
     if fallen:
-        table.add_row("distance", fallen)
+        rows.append(("distance", fallen))
     for party, guarantee in values["guarantees"].items():
         leakage = guarantee.get("leakage")
-        extra = "" if leakage is None else f"; leakage {leakage:.4g} (sum of n / nu, no guarantee)"
-        table.add_row(f"guarantee, {party}", f"{guarantee['text']}{extra}")
+        extra = "" if leakage is None else f"; leakage {rounded_up(leakage)} (sum of n / nu, no guarantee)"
+        rows.append((f"guarantee, {party}", f"{guarantee['text']}{extra}"))
     worst = next(iter(values["guarantees"].values()))
     if worst.get("reason"):
-        table.add_row("", f"heuristic because {worst['reason']}")
+        rows.append(("", f"heuristic because {worst['reason']}"))
     for condition in worst.get("conditions", []):
-        table.add_row("", f"if {condition}")
-    table.add_row("published metrics", str(values["published_metrics"]["text"]))
+        rows.append(("", f"if {condition}"))
+    rows.append(("published metrics", str(values["published_metrics"]["text"])))
     replies = values["replies"]
-    table.add_row("replies", ", ".join(f"{count} {kind}" for kind, count in replies.items()))
-    table.add_row("noise source", str(values["source"]))
-    table.add_row("time", f"{values['seconds']['rounds']:.1f} s in {values['rounds']} rounds")
+    rows.append(("replies", ", ".join(f"{count} {kind}" for kind, count in replies.items())))
+    rows.append(("noise source", str(values["source"])))
+    rows.append(("time", f"{values['seconds']['rounds']:.1f} s in {values['rounds']} rounds"))
     if values["data"]["note"]:
-        table.add_row("note", str(values["data"]["note"]))
-    return table
-
-
-def plan_table(plan: Plan) -> Table:
-    """A plan with everything its numbers mean."""
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column()
-    flag = " (vacuous)" if plan.vacuous else ""
-    table.add_row(
-        "epsilon", f"{plan.epsilon:.4g} at delta {plan.delta:g}{flag}: the total over all {plan.rounds} rounds"
-    )
-    table.add_row("unit", "client: all data of one client")
-    table.add_row("relation", f"{plan.relation}: {_RELATIONS[plan.relation]}")
-    table.add_row("trust", "central: the server sees the clients' updates and adds the noise")
-    assumed = f"{plan.clients} clients, all in every round, uniform weights, updates clipped to {plan.clip:g}"
-    table.add_row("assumes", assumed)
-    table.add_row("noise multiplier", f"{plan.noise_multiplier:.6g} (z)")
-    table.add_row("sigma", f"{plan.sigma:.4g} per coordinate of the mean update: z C / n")
-    table.add_row("mu", f"{plan.mu:.4g} (Gaussian DP, total)")
-    if plan.signal_to_noise is not None:
-        meaning = f"length of an update over length of the noise, {plan.dimension:,} parameters"
-        table.add_row("signal to noise", f"{plan.signal_to_noise:.3g}: {meaning}")
-    table.add_row("advice", plan.advice())
-    for warning in plan.warnings:
-        table.add_row("warning", warning)
-    return table
-
-
-_RELATIONS: dict[str, str] = {
-    "zero-out": "a client's update, or zero in its place",
-    "add/remove": "with the client, or without it",
-    "replace-one": "a client's data, or any other data in their place",
-}
-
-
-def facts(rows: Sequence[Sequence[Any]], header: Sequence[str]) -> Table:
-    """A plain table."""
-    table = Table(box=box.SIMPLE_HEAD)
-    for name in header:
-        table.add_column(name)
-    for row in rows:
-        table.add_row(*map(str, row))
-    return table
+        rows.append(("note", str(values["data"]["note"])))
+    return Table.facts(rows)
 
 
 def _averaged(runs: Sequence[Summary], figure: str) -> str:

@@ -2,7 +2,7 @@
 
 from fedveil.engines.flower.app import FlowerFederation, learner_client_app
 from fedveil.engines.flower.grid import InProcessGrid, run_in_process
-from fedveil.engines.flower.mod import privacy_mod
+from fedveil.engines.flower.mod import privacy_mod, training_source
 from fedveil.engines.flower.records import (
     FACTS,
     FAILED,
@@ -15,6 +15,7 @@ from fedveil.engines.flower.records import (
 )
 from fedveil.engines.flower.settings import method_from
 from fedveil.engines.flower.strategy import FedVeilStrategy
+from fedveil.engines.lifetime import begin_ledger
 
 __all__ = [
     "FACTS",
@@ -24,6 +25,7 @@ __all__ = [
     "FlowerFederation",
     "InProcessGrid",
     "UnprotectedError",
+    "begin_ledger",
     "from_arrays",
     "learner_client_app",
     "method_from",
@@ -31,5 +33,6 @@ __all__ = [
     "read_broadcast",
     "run_in_process",
     "to_arrays",
+    "training_source",
     "write_facts",
 ]

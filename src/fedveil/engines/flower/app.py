@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from logging import WARNING, getLogger
 from time import perf_counter
@@ -13,17 +13,21 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedveil.accounting import Ledger
+from fedveil.engines.assembly import require_success
+from fedveil.engines.behaviour import Behaviour, crafted
+from fedveil.engines.client import ClientParty
 from fedveil.engines.flower.grid import InProcessGrid, run_in_process
 from fedveil.engines.flower.memory import Memory
-from fedveil.engines.flower.mod import privacy_mod
+from fedveil.engines.flower.mod import privacy_mod, training_source
 from fedveil.engines.flower.records import ARRAYS, COUNT, FACTS, METRICS, read_broadcast, to_arrays, write_facts
-from fedveil.engines.flower.settings import method_from, partition_of
+from fedveil.engines.flower.settings import own_method, partition_of
 from fedveil.engines.flower.strategy import FedVeilStrategy
 from fedveil.engines.history import History, RoundRecord
 from fedveil.engines.local import Federation
-from fedveil.engines.party import ClientParty, Round, Store
+from fedveil.engines.party import Round, Store
+from fedveil.engines.probe import Seen, probed
 from fedveil.errors import BudgetError, FedVeilError, FieldError, require_count
-from fedveil.learning import ClientData, choose, evaluate
+from fedveil.learning import ClientData, Figures, choose, evaluate
 from fedveil.learning.learner import Learner
 from fedveil.methods import Method
 
@@ -31,7 +35,13 @@ _LOG = getLogger("flwr")
 
 
 def learner_client_app(
-    learner: Learner, clients: Sequence[ClientData], method: Method | None = None, *, seed: int, **options: Any
+    learner: Learner,
+    clients: Sequence[ClientData],
+    method: Method | Callable[[int], Method] | None = None,
+    *,
+    seed: int,
+    behaviours: Mapping[int, Behaviour] | None = None,
+    **options: Any,
 ) -> ClientApp:
     """A ClientApp that trains with a `Learner`, behind the privacy mod.
 
@@ -41,10 +51,12 @@ def learner_client_app(
         Model, layout and local training.
     clients : sequence of ClientData
         The data of partition 0, 1, ...
-    method : Method, optional
+    method : Method or callable, optional
         As for `privacy_mod`.
     seed : int
         Of training (the noise's randomness is an option of the mod).
+    behaviours : mapping of int to Behaviour, optional
+        Malicious clients, by partition, inside the mod: their method protects what they send.
     **options
         Passed to `privacy_mod`.
 
@@ -53,7 +65,11 @@ def learner_client_app(
     ClientApp
         With a train and an evaluate function.
     """
-    layout = learner.layout
+    layout, malicious = learner.layout, dict(behaviours or {})
+    for partition, behaviour in malicious.items():
+        if behaviour.omniscient or behaviour.bypass:
+            accepted = "needs the embedded engine: under Flower a client sees no other's update, and the mod protects"
+            raise FieldError(f"behaviours[{partition}]", type(behaviour).__name__, accepted)
     app = ClientApp(mods=[privacy_mod(layout, method, **options)])
 
     def data(context: Context) -> tuple[int, ClientData]:
@@ -66,16 +82,21 @@ def learner_client_app(
     def train(message: Message, context: Context) -> Message:
         partition, client = data(context)
         broadcast = read_broadcast(message.content, layout)
-        needs = (method or method_from(context)).client.needs
-        [learned] = learner.learn(broadcast.models, [client], [(seed, broadcast.public.round, partition)], needs)
+        needs, number = own_method(method, context).client.needs, broadcast.public.round
+        behaviour = malicious.get(partition)
+        if behaviour is not None:
+            client = behaviour.data(client, partition, number)
+        sources = [training_source()] if "noisy_steps" in needs else []
+        [learned] = learner.learn(broadcast.models, [client], [(seed, number, partition)], needs, sources)
         if isinstance(learned, Exception):
             raise learned
         trained = learned.trained
+        model = trained.model if behaviour is None else crafted(behaviour, partition, broadcast, learned, (partition,))
         content = RecordDict(
             {
-                ARRAYS: to_arrays(layout, trained.model),
+                ARRAYS: to_arrays(layout, model),
                 METRICS: MetricRecord({COUNT: trained.examples, "train_loss": trained.loss}),
-                FACTS: write_facts(learned.chosen, learned.layer_scores),
+                FACTS: write_facts(learned.chosen, learned.layer_scores, trained.noised),
             }
         )
         return Message(content, reply_to=message)
@@ -83,11 +104,11 @@ def learner_client_app(
     @app.evaluate()
     def measure(message: Message, context: Context) -> Message:
         _, client = data(context)
-        models, figures = read_broadcast(message.content, layout).models, {}
+        models, figures = read_broadcast(message.content, layout).models, Figures()
         if client.test_x is not None and client.test_y is not None:
             chosen = choose(learner.model, layout, models, client, learner.local.loss)
             found = evaluate(learner.model, layout, models[chosen], client.test_x, client.test_y)
-            figures = {n: v for n, v in (("loss", found.loss), ("accuracy", found.accuracy)) if v is not None}
+            figures = {name: found[name] for name in ("loss", "accuracy") if name in found}
         metrics = MetricRecord({COUNT: client.held_out, **figures})
         return Message(RecordDict({METRICS: metrics}), reply_to=message)
 
@@ -113,9 +134,12 @@ class FlowerFederation(Federation):
         if self.server.publishing.metrics != "off":
             accepted = "under Flower clients are shown no metrics: leave it 'off'"
             raise FieldError("publish.metrics", self.server.publishing.metrics, accepted)
-        self._shuffle, self._run_id = shuffle, str(arguments.get("run_id", "memory"))
-        self._elsewhere: dict[str, tuple[Ledger, Store]] | None = None if arguments.get("ledgers") is None else {}
+        if self.validators is not None:
+            raise FieldError("stopping", self.validators.rule, "needs the embedded engine: leave it out under Flower")
+        self._shuffle, self._run_id = shuffle, self.execution.run_id
+        self._elsewhere: dict[str, tuple[Ledger, Store]] | None = None if self.execution.ledgers is None else {}
         self._grid: InProcessGrid | None = None
+        self._zeroed: dict[int, str] = {}
 
     def run(self, rounds: int, on_round: Callable[[RoundRecord], None] | None = None) -> History:
         records: list[RoundRecord] = []
@@ -151,15 +175,18 @@ class FlowerFederation(Federation):
     def grid(self) -> InProcessGrid:
         """The nodes, which keep their contexts from one run to the next."""
         if self._grid is None:
-            options: dict[str, Any] = {"run": self._run_id}
+            options: dict[str, Any] = {"run": self._run_id, "ledger": "run"}
             if self._elsewhere is not None:
                 options = {"ledgers": self._kept}
             app = learner_client_app(
                 self.learner,
                 self.clients,
-                self.method,
+                self.method_of if self.client_sides else self.method,
                 seed=self.seed,
+                behaviours=self.behaviours,
                 source=self.source,
+                policy=self.policy,
+                tell=lambda partition, _, error: self._zeroed.update({partition: f"{type(error).__name__}: {error}"}),
                 budget=lambda partition: deepcopy(self._budgets(partition)),  # the mod wants a fresh one on each call
                 **options,
             )
@@ -178,14 +205,19 @@ class FlowerFederation(Federation):
 
         def on_round(log: Round) -> None:
             nonlocal began
+            zeroed = dict(sorted(self._zeroed.items()))
+            self._zeroed.clear()
+            require_success(log.number, [*log.used, *log.invalid], zeroed)
             self.models, self.round = strategy.models, log.number
             self._collect()
-            noisy = (*log.used, *log.invalid) if self.method.client.trust == "local" else ()
+            noisy = (*log.used, *log.invalid) if self.method.client.trust != "central" else ()
             scales = {p: self._parties[p].ledger.entries[-1].spend.scale for p in noisy}
             single, pooled = self.evaluate()
-            now = perf_counter()
-            began, seconds = now, now - began
-            finish(RoundRecord(log, pooled, single, scales, seconds))
+            seconds = perf_counter() - began
+            record, opened = RoundRecord(log, pooled, single, scales, seconds, zeroed=zeroed), strategy.broadcast
+            assert opened is not None  # a round is over
+            finish(probed(self.probes, Seen(self, opened, strategy.received, self.models, record)))
+            began = perf_counter()
 
         strategy = FedVeilStrategy(
             self.method,
@@ -215,7 +247,7 @@ class FlowerFederation(Federation):
             self._collect()
 
     def _memory(self, partition: int) -> Memory:
-        return Memory(self.grid().contexts[partition], partition, self._run_id)
+        return Memory(self.grid().contexts[partition])
 
     def _kept(self, party: str) -> tuple[Ledger, Store]:
         kept = {} if self._elsewhere is None else self._elsewhere
@@ -228,7 +260,9 @@ class FlowerFederation(Federation):
         for partition in self.grid().contexts:
             memory = self._memory(partition)
             kept = (self._elsewhere or {}).get(str(partition))
-            ledger = memory.ledger if kept is None else kept[0]
+            ledger = memory.ledger(self._run_id, partition) if kept is None else kept[0]
             if ledger.entries:
                 state = memory.load(self.method.client.init())
-                self._parties[partition] = ClientParty(self.method, self.layout, ledger, self.source, state=state)
+                self._parties[partition] = ClientParty(
+                    self.method_of(partition), self.layout, ledger, self.source, state=state
+                )

@@ -1,25 +1,22 @@
-"""What a client remembers from one message to the next: the method's state and the ledger.
+"""What a client remembers from one message to the next, in the context that Flower keeps for each node through a run.
 
-Both lie in the context's state, which Flower keeps for each node through a run. A ledger that must outlive the run lies
-in a file as well, one line a release, on the disk before the release is handed over.
+The method's state, what left last, and of the ledger either all lines (a ledger of the run alone) or the last one (a
+lifetime ledger, which lies in a file).
 """
 
 from __future__ import annotations
 
-import os
-from logging import getLogger
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context
 
-from fedveil.accounting import Ledger
+from fedveil.accounting import Ledger, Release
+from fedveil.accounting.release import Kind
 from fedveil.engines.states import pack, unpack
-from fedveil.errors import LedgerError
+from fedveil.methods import Releases
 
-STATE, VALUES, LEDGER = "fedveil.state", "fedveil.values", "fedveil.ledger"
-_LOG = getLogger("flwr")
+STATE, VALUES, LEDGER, KEPT = "fedveil.state", "fedveil.values", "fedveil.ledger", "fedveil.kept"
 
 
 class Memory:
@@ -29,37 +26,27 @@ class Memory:
     ----------
     context : Context
         Of the node.
-    partition : int
-        Names the ledger.
-    run : str
-        The run's id, in every ledger line.
-    folder : str, optional
-        Keeps ``<partition>.jsonl``; a file of another run is refused.
-
-    Attributes
-    ----------
-    ledger : Ledger
-        As it was left.
-    torn : bool
-        Whether the file ended in a half-written line, which was removed.
     """
 
-    def __init__(self, context: Context, partition: int, run: str, folder: str | None = None) -> None:
-        self._context, self.torn = context, False
-        self._path = None if folder is None else Path(folder) / f"{partition}.jsonl"
-        known = self._lines()
-        lines = known if self._path is None else self._read(self._path, known)
-        self.ledger = Ledger.parse(run, str(partition), lines)
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def ledger(self, run: str, partition: int) -> Ledger:
+        """The ledger of this run alone, as it was left."""
+        return Ledger.parse(run, str(partition), self._lines())
 
     def store(self, line: str) -> None:
-        """Make a ledger line durable."""
-        if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("ab") as file:
-                file.write(line.encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
+        """Keep a ledger line."""
         self._context.state[LEDGER] = ConfigRecord({"lines": [*self._lines(), line]})
+
+    def store_last(self, line: str) -> None:
+        """Keep the last line of a ledger that lies elsewhere."""
+        self._context.state[LEDGER] = ConfigRecord({"lines": [line]})
+
+    @property
+    def last(self) -> str:
+        """The last line kept, or an empty one."""
+        return (self._lines() or [""])[-1]
 
     def load(self, fresh: Any) -> Any:
         """The method's state, or `fresh`, which says of what kind it must be."""
@@ -71,8 +58,19 @@ class Memory:
             return fresh
         return unpack(fresh, {n: torch.from_numpy(a.numpy()) for n, a in arrays.items()}, plain)
 
-    def save(self, state: Any) -> None:
-        """Keep the method's state."""
+    def kept(self) -> tuple[int, Releases]:
+        """What left last, and in which round (0: nothing did)."""
+        arrays, rounds, found = self._context.state.get(KEPT), 0, []
+        for name, array in arrays.items() if isinstance(arrays, ArrayRecord) else ():
+            number, _, kind, label = name.split("|", 3)
+            rounds = int(number)
+            found.append(Release(cast(Kind, kind), torch.from_numpy(array.numpy()), label))
+        return rounds, tuple(found)
+
+    def save(self, state: Any, kept: tuple[int, Releases] = (0, ())) -> None:
+        """Keep the method's state, and what left."""
+        named = {f"{kept[0]}|{i}|{r.kind}|{r.name}": r.value for i, r in enumerate(kept[1])}
+        self._context.state[KEPT] = ArrayRecord({n: Array(v.contiguous().numpy()) for n, v in named.items()})
         tensors, values = pack(state)
         arrays = {n: Array(t.detach().cpu().contiguous().numpy()) for n, t in tensors.items()}
         self._context.state[STATE] = ArrayRecord(arrays)
@@ -82,17 +80,3 @@ class Memory:
         record = self._context.state.get(LEDGER)
         lines = record.get("lines", []) if isinstance(record, ConfigRecord) else []
         return [str(line) for line in lines] if isinstance(lines, list) else []
-
-    def _read(self, path: Path, known: list[str]) -> list[str]:
-        content = path.read_bytes() if path.exists() else b""
-        whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):
-            self.torn = True
-            _LOG.warning("%s ends in a half-written line: it is removed, and counted as one more release", path)
-            with path.open("rb+") as file:
-                file.truncate(len(whole))
-                os.fsync(file.fileno())
-        lines = whole.decode().splitlines()
-        if lines[: len(known)] != known:
-            raise LedgerError(f"{path} lacks lines that this run recorded, or holds others: restore it")
-        return lines

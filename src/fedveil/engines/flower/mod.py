@@ -1,22 +1,28 @@
 """The privacy mod: a client's half of every method, around any training function.
 
 It sees the message, the context and the reply, never data. On a train message: may the client take part (else it does
-not train), train, protect, commit, reply with the protected releases alone. On an evaluate message the metrics pass
-under central trust and stay on the client under local trust.
+not train), train, protect, commit, reply with the protected releases alone. Under central trust an evaluate message is
+answered with its metrics; under local trust nothing is measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from logging import getLogger
+from pathlib import Path
+from threading import Thread
 
 from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from fedveil.accounting import Entry, Ledger, digest, model_of
+from fedveil.accounting import Ledger, Policy, model_of
+from fedveil.engines.client import ClientParty
 from fedveil.engines.flower.memory import Memory
 from fedveil.engines.flower.records import (
     ARRAYS,
+    FACTS,
     FAILED,
     HELLO,
     REFUSED,
@@ -27,28 +33,37 @@ from fedveil.engines.flower.records import (
     write_mark,
     write_reply,
 )
-from fedveil.engines.flower.settings import Budget, Settings, read_settings
-from fedveil.engines.party import ClientParty, Store
+from fedveil.engines.flower.settings import RUN, Budget, Settings, read_settings
+from fedveil.engines.lifetime import LifetimeLedger
+from fedveil.engines.party import Store
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.layout import Layout
 from fedveil.mechanisms import Source
-from fedveil.methods import Broadcast, Method, PublicFacts, Refusal
+from fedveil.methods import Broadcast, ClientFacts, Method, PublicFacts, Refusal, Releases
 
 _LOG = getLogger("flwr")
-REPAIR = "repair"
+
+
+def _log_failure(partition: int, round_: int, error: Exception) -> None:
+    _LOG.error("round %d: the client answered with a zero update", round_, exc_info=error)
+
+
+_SOURCE: ContextVar[Source | None] = ContextVar("fedveil_training_source", default=None)
 
 
 def privacy_mod(
     layout: Layout,
-    method: Method | None = None,
+    method: Method | Callable[[int], Method] | None = None,
     *,
     source: Source | None = None,
     seed: int | None = None,
     budget: Budget | None = None,
     rounds: int | None = None,
-    ledger_dir: str | None = None,
+    policy: Policy | str | Path | None = None,
+    ledger: str | Path | None = None,
     ledgers: Callable[[str], tuple[Ledger, Store]] | None = None,
     run: str | None = None,
+    tell: Callable[[int, int, Exception], None] = _log_failure,
 ) -> Mod:
     """Build the mod; put it first in ``ClientApp(mods=[...])``, so that all other code runs inside it.
 
@@ -56,9 +71,11 @@ def privacy_mod(
     ----------
     layout : Layout
         What the model shares.
-    method : Method, optional
-        Pins the method in code. Without it, ``privacy.method`` and ``privacy.<parameter>`` are read on each call from
-        the run's configuration, which whoever starts the run writes; the node's own configuration has precedence.
+    method : Method or callable, optional
+        Pins the method in code; ``partition -> Method`` where clients' parameters differ. Without it,
+        ``privacy.method`` and ``privacy.<parameter>`` are read on each call from the node's configuration. What the
+        run's configuration says, which whoever starts the run writes, is a proposal: a policy accepts or refuses it,
+        and without a policy it is refused.
     source : Source, optional
         Randomness of the noise. Default: secure.
     seed : int, optional
@@ -69,109 +86,222 @@ def privacy_mod(
     rounds : int, optional
         Rounds the client agreed to (or ``privacy.rounds``): a broadcast that plans another number is declined. FedRE's
         noise follows the planned rounds, so a client that does not trust the server sets it.
-    ledger_dir : str, optional
-        Folder of the ledger file (or ``privacy.ledger-dir``), for a ledger that outlives the run's context.
+    policy : Policy or path, optional
+        What the node allows, or the TOML file that says so (or ``privacy.policy``). It binds where the node pins or
+        verifies the app that holds this mod; code that arrives with a run protects nobody.
+    ledger : str or path, optional
+        Folder of the node's lifetime ledger (or ``privacy.ledger``; ``privacy.dataset`` names the data set, by default
+        the partition), or ``"run"`` for one that begins anew with each run. With secure noise it must be given.
     ledgers : callable, optional
         ``party -> (Ledger, Store)``: keeps the ledgers elsewhere.
     run : str, optional
         Names the run in the ledger. Default: Flower's run id.
+    tell : callable, optional
+        ``(partition, round, error)``: told why a client answered with a zero update. Default: the node's log.
 
     Returns
     -------
     Mod
-        For ``ClientApp(mods=[...])`` or ``@app.train(mods=[...])``. Messages other than train and evaluate pass.
+        For ``ClientApp(mods=[...])`` or ``@app.train(mods=[...])``. Under central trust messages of other kinds pass.
 
     Notes
     -----
-    Error replies under local trust say only that the client failed: the text of an exception can quote data. The
-    node's log has it.
+    Under local trust the server is the adversary. What can be checked without data is checked, and refused with its
+    reason, before training code runs; afterwards a client answers with protected releases or, if anything failed, with
+    a protected zero update. Evaluation is answered without running any code, and other kinds of message are refused.
+    What failed is in the node's log. No text of an exception travels, under either trust model: it can quote data.
     """
 
+    def answer(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        kind = message.metadata.message_type.partition(".")[0]
+        settings = read_settings(context, method, source, seed, budget, policy, "run" if ledgers else ledger, rounds)
+        side = settings.method.client
+        if side.trust != "central" and kind not in (MessageType.TRAIN, MessageType.EVALUATE):
+            raise FieldError("message_type", kind, "under local trust only train and evaluate messages are answered")
+        if kind not in (MessageType.TRAIN, MessageType.EVALUATE):
+            with _private():
+                return _called(call_next, message, context)
+        if HELLO in message.content:
+            return Message(RecordDict({REPLY: write_mark(settings.partition, side)}), reply_to=message)
+        for name in (FACTS, REPLY):  # training code that answers in the request's record would hand them on as its own
+            if name in message.content:
+                raise FieldError(name, "in a request", "is for replies: only training code may say how it trained")
+        broadcast = read_broadcast(message.content, layout)
+        if kind == MessageType.EVALUATE:
+            if side.trust != "central":
+                return Message(write_reply((), layout, settings.partition, side), reply_to=message)
+            with _opened(context, settings, layout, run, ledgers) as (_, party), _private():
+                content = _report(_called(call_next, message, context), layout, broadcast, party)
+            return Message(content, reply_to=message)
+        with _opened(context, settings, layout, run, ledgers) as (memory, party):
+            verdict = _disagree(broadcast.public, settings.rounds) or party.admit(broadcast)
+            if isinstance(verdict, Refusal):
+                return Message(Error(REFUSED, verdict.reason), reply_to=message)
+            released = verdict
+            if released is None:
+                try:
+                    limit = None if settings.policy is None else settings.policy.deadline
+                    noise = party.training_source(broadcast.public.round) if settings.method.noisy else None
+                    reply = _within(limit, _noisy(call_next, noise), message, context)
+                    found, facts = _read(reply, layout, broadcast)
+                except Exception as error:
+                    with _private():
+                        released = party.fail(broadcast, error)
+                else:
+                    released = party.release(found, facts)
+            if party.failure is not None:
+                tell(settings.partition, broadcast.public.round, party.failure)
+            memory.save(party.state, party.kept)
+        return Message(write_reply(released, layout, settings.partition, side), reply_to=message)
+
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        category = message.metadata.message_type.partition(".")[0]
-        if category not in (MessageType.TRAIN, MessageType.EVALUATE):
-            return call_next(message, context)
-        try:  # nothing private has been touched yet, so the server may read why this failed
-            settings = read_settings(context, method, source, seed, budget, ledger_dir, rounds)
-            if HELLO in message.content:
-                mark = write_mark(settings.partition, settings.method.client)
-                return Message(RecordDict({REPLY: mark}), reply_to=message)
-            broadcast = read_broadcast(message.content, layout)
-            memory = Memory(context, settings.partition, run or str(context.run_id), settings.ledger_dir)
-            party = _party(settings, layout, memory, broadcast, ledgers)
-            refusal = None
-            if category == MessageType.TRAIN:
-                refusal = _disagree(broadcast.public, settings.rounds) or party.admit(broadcast)
-        except Exception as error:
-            return _failure(message, error, private=False)
-        if refusal is not None:
-            return Message(Error(REFUSED, refusal.reason), reply_to=message)
         try:
-            reply = call_next(message, context)
-            if category == MessageType.TRAIN:
-                content = _release(reply, layout, broadcast, party)
-            else:
-                content = _report(reply, layout, broadcast, party)
+            return answer(message, context, call_next)
         except Exception as error:
-            if category == MessageType.TRAIN:
-                party.abandon(broadcast.public)
-            return _failure(message, error, private=settings.method.client.trust == "local")
-        memory.save(party.state)
-        return Message(content, reply_to=message)
+            _LOG.error("the client failed", exc_info=error)
+            return Message(Error(FAILED, _told(error)), reply_to=message)
 
     return mod
 
 
-def _party(
+@contextmanager
+def _private() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise _PrivateError from error
+
+
+class _PrivateError(Exception):
+    """Stands for what was raised once data may have been touched: its text stays on the node."""
+
+
+def training_source() -> Source:
+    """Randomness of noise inside training, for training code behind the mod: `PrivateTrainer.train_noisily` takes it.
+
+    Raises
+    ------
+    FieldError
+        Outside a train message of a method whose noise goes inside training.
+    """
+    source = _SOURCE.get()
+    if source is None:
+        raise FieldError(
+            "source", None, "there is none here: it belongs to a train message of 'record' or 'record-sum'"
+        )
+    return source
+
+
+def _noisy(call_next: ClientAppCallable, source: Source | None) -> ClientAppCallable:
+    """The training code, with a source of noise at hand while it runs, in whatever thread."""
+
+    def call(message: Message, context: Context) -> Message:
+        before = _SOURCE.set(source)
+        try:
+            return call_next(message, context)
+        finally:
+            _SOURCE.reset(before)
+
+    return call
+
+
+def _called(call_next: ClientAppCallable, message: Message, context: Context) -> Message:
+    reply = call_next(message, context)
+    if reply.has_error():
+        raise FedVeilError(f"the client answered with error {reply.error.code}: {reply.error.reason}")
+    return reply
+
+
+def _told(error: Exception) -> str:
+    """What the server may read of an error: only what FedVeil says of the configuration or of the request itself."""
+    return (
+        f"{type(error).__name__}: {error}"
+        if isinstance(error, FieldError)
+        else "the client failed; its own log says why"
+    )
+
+
+@contextmanager
+def _opened(
+    context: Context,
     settings: Settings,
     layout: Layout,
-    memory: Memory,
-    broadcast: Broadcast,
+    run: str | None,
     ledgers: Callable[[str], tuple[Ledger, Store]] | None,
-) -> ClientParty:
-    method, public = settings.method, broadcast.public
-    ledger, store = (memory.ledger, memory.store) if ledgers is None else ledgers(str(settings.partition))
-    state = memory.load(method.client.init())
-    if memory.torn:  # which release the lost line was for is unknown: count the dearest that it can have been
-        quoted = method.client.quote(broadcast, state)
-        known = ledger.find((public.round, REPAIR))
-        if not isinstance(quoted, Refusal):
-            attempt = 0 if known is None else known.attempt + 1
-            store(ledger.commit(Entry((public.round, REPAIR), attempt, digest(()), quoted)))
-    return ClientParty(method, layout, ledger, settings.source, budget=settings.budget, state=state, store=store)
+) -> Iterator[tuple[Memory, ClientParty]]:
+    """The client with its ledger, which no other process can use meanwhile."""
+    memory, name = Memory(context), run or str(context.run_id)
+    with ExitStack() as stack:
+        if ledgers is not None:
+            ledger, store = ledgers(str(settings.partition))
+        elif settings.ledger == RUN:
+            ledger, store = memory.ledger(name, settings.partition), memory.store
+        else:
+            lifetime = stack.enter_context(LifetimeLedger(settings.ledger, settings.dataset, name))
+            lifetime.require(memory.last)
+            ledger, store = lifetime.ledger, _both(lifetime.store, memory.store_last)
+        method = settings.method
+        yield (
+            memory,
+            ClientParty(
+                method,
+                layout,
+                ledger,
+                settings.source,
+                budget=settings.budget,
+                policy=settings.policy,
+                state=memory.load(method.client.init()),
+                kept=memory.kept(),
+                store=store,
+            ),
+        )
+
+
+def _both(first: Store, second: Store) -> Store:
+    def store(line: str) -> None:
+        first(line)
+        second(line)
+
+    return store
+
+
+def _within(seconds: float | None, call_next: ClientAppCallable, message: Message, context: Context) -> Message:
+    """Call training code, for so many seconds at the most; what it answers later is dropped."""
+    if seconds is None:
+        return _called(call_next, message, context)
+    answers: list[Message | Exception] = []
+
+    def work() -> None:
+        try:
+            answers.append(_called(call_next, message, context))
+        except Exception as error:
+            answers.append(error)
+
+    thread = Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    answer = answers[0] if answers else FedVeilError(f"training took longer than the {seconds:g} s of the policy")
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 def _disagree(public: PublicFacts, rounds: int | None) -> Refusal | None:
     if rounds is not None and public.rounds != rounds:
         return Refusal(f"the client agreed to {rounds} rounds, the server plans {public.rounds}")
-    if public.round > public.rounds:
-        return Refusal(f"round {public.round} lies beyond the {public.rounds} rounds planned")
     return None
 
 
-def _release(reply: Message, layout: Layout, broadcast: Broadcast, party: ClientParty) -> RecordDict:
-    content = _content(reply)
-    facts, found = read_facts(content, layout, broadcast), read_releases(content, layout)
+def _read(reply: Message, layout: Layout, broadcast: Broadcast) -> tuple[Releases, ClientFacts]:
+    content = reply.content
+    found = read_releases(content, layout)
     if model_of(found) is None:
         raise FieldError(ARRAYS, list(content), "must hold the trained model: ArrayRecord(model.state_dict())")
-    released = party.release(found, facts)
-    return write_reply(released, layout, int(party.ledger.party), party.method.client)
+    return found, read_facts(content, layout, broadcast)
 
 
 def _report(reply: Message, layout: Layout, broadcast: Broadcast, party: ClientParty) -> RecordDict:
-    content = _content(reply)
+    content = reply.content
     facts = read_facts(content, layout, broadcast)
     measured = tuple(r for r in read_releases(content, layout) if r.kind in ("metric", "count"))
     return write_reply(party.report(measured, facts), layout, int(party.ledger.party), party.method.client)
-
-
-def _content(reply: Message) -> RecordDict:
-    if reply.has_error():
-        raise FedVeilError(f"the client answered with error {reply.error.code}: {reply.error.reason}")
-    return reply.content
-
-
-def _failure(message: Message, error: Exception, private: bool) -> Message:
-    _LOG.error("the client failed", exc_info=error)
-    reason = "the client failed; its own log says why" if private else f"{type(error).__name__}: {error}"
-    return Message(Error(FAILED, reason), reply_to=message)

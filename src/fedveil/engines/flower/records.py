@@ -19,10 +19,12 @@ from torch import Tensor
 from fedveil.accounting import Release, count_of, model_of
 from fedveil.errors import FedVeilError, FieldError, nearest, require_count
 from fedveil.layout import Layout
-from fedveil.methods import Broadcast, ClientFacts, ClientSide, PublicFacts, Releases
+from fedveil.methods import Broadcast, ClientFacts, ClientSide, NoisySteps, PublicFacts, Releases
 
 ARRAYS, CONFIG, METRICS, COUNT = "arrays", "config", "metrics", "num-examples"
 PUBLIC, FACTS, REPLY, HELLO = "fedveil.public", "fedveil.facts", "fedveil.reply", "fedveil.hello"
+INDEX = "fedveil.index"  # of the hypothesis that IFCA reports, beside the metrics
+MOST_METRICS = 64
 REFUSED, FAILED = 901, 902  # codes of the mod's error replies: declined to take part, or failed
 
 
@@ -103,7 +105,9 @@ def read_broadcast(content: RecordDict, layout: Layout) -> Broadcast:
     return Broadcast(models=torch.stack(models), public=public)
 
 
-def write_facts(chosen: int = 0, layer_scores: Mapping[str, float] | None = None) -> ConfigRecord:
+def write_facts(
+    chosen: int = 0, layer_scores: Mapping[str, float] | None = None, noised: NoisySteps | None = None
+) -> ConfigRecord:
     """The record that training code puts under `FACTS` in its reply; the mod removes it.
 
     Parameters
@@ -112,8 +116,12 @@ def write_facts(chosen: int = 0, layer_scores: Mapping[str, float] | None = None
         The hypothesis that was trained.
     layer_scores : mapping of str to float, optional
         Score of each layer (module), for FedRE.
+    noised : NoisySteps, optional
+        The noise inside training, for record-level privacy: `Trained.noised`.
     """
     record = ConfigRecord({"chosen": int(chosen)})
+    if noised is not None:
+        record["noised"] = [float(getattr(noised, f.name)) for f in fields(NoisySteps)]
     if layer_scores is not None:
         record["layers"] = list(layer_scores)
         record["scores"] = [float(s) for s in layer_scores.values()]
@@ -126,8 +134,8 @@ def read_facts(content: RecordDict, layout: Layout, broadcast: Broadcast) -> Cli
     if not isinstance(record, ConfigRecord):
         raise FieldError(FACTS, type(record).__name__, "must be what write_facts returns")
     for key in record:
-        if key not in ("chosen", "layers", "scores"):
-            raise FieldError(FACTS, key, nearest(key, ("chosen", "layers", "scores")))
+        if key not in ("chosen", "layers", "scores", "noised"):
+            raise FieldError(FACTS, key, nearest(key, ("chosen", "layers", "scores", "noised")))
     chosen, scores = _whole(FACTS, "chosen", record), None
     if not 0 <= chosen < len(broadcast.models):
         raise FieldError("chosen", chosen, f"must be the index of one of {len(broadcast.models)} hypotheses")
@@ -136,7 +144,22 @@ def read_facts(content: RecordDict, layout: Layout, broadcast: Broadcast) -> Cli
         if not isinstance(names, list) or not isinstance(values, list) or len(names) != len(values):
             raise FieldError(FACTS, [names, values], "layers and scores must be lists of one length")
         scores = {str(n): float(v) for n, v in zip(names, values, strict=True) if isinstance(v, int | float)}
-    return ClientFacts(broadcast=broadcast, layout=layout, chosen=chosen, layer_scores=scores)
+    noised = None
+    if "noised" in record:
+        marks = record["noised"]
+        if not isinstance(marks, list) or len(marks) != len(fields(NoisySteps)):
+            raise FieldError("noised", marks, "must be what write_facts makes of Trained.noised")
+        steps, rate, clip, deviation, denominator, public, summed = (float(v) for v in marks)
+        noised = NoisySteps(
+            steps=int(steps),
+            rate=rate,
+            clip=clip,
+            deviation=deviation,
+            denominator=denominator,
+            public_size=bool(public),
+            summed=bool(summed),
+        )
+    return ClientFacts(broadcast=broadcast, layout=layout, chosen=chosen, layer_scores=scores, noised=noised)
 
 
 def read_releases(content: RecordDict, layout: Layout, counted: bool = True) -> Releases:
@@ -148,7 +171,12 @@ def read_releases(content: RecordDict, layout: Layout, counted: bool = True) -> 
     if isinstance(metrics, MetricRecord):
         if counted and isinstance(metrics.get(COUNT), int | float):
             found.append(Release("count", _scalar(metrics[COUNT])))
-        named = [(name, value) for name, value in metrics.items() if name != COUNT and isinstance(value, int | float)]
+        if isinstance(metrics.get(INDEX), int | float):
+            found.append(Release("index", _scalar(metrics[INDEX])))
+        named = [(n, v) for n, v in metrics.items() if n not in (COUNT, INDEX) and isinstance(v, int | float)]
+        if len(named) > MOST_METRICS or not all(name.isprintable() and len(name) <= 64 for name, _ in named):
+            accepted = f"at most {MOST_METRICS}, each named by at most 64 printable characters"
+            raise FieldError(METRICS, len(named), accepted)
         found += [Release("metric", _scalar(value), name) for name, value in named]
     return tuple(found)
 
@@ -158,7 +186,8 @@ def write_reply(releases: Releases, layout: Layout, partition: int, client: Clie
     model, count = model_of(releases), count_of(releases)
     content = RecordDict({} if model is None else {ARRAYS: to_arrays(layout, model)})
     number = 1 if count is None else int(count) if count.is_integer() else count
-    metrics = {r.name: float(r.value) for r in releases if r.kind == "metric"}
+    shown = [r for r in releases if r.kind in ("index", "metric")]
+    metrics = {INDEX if r.kind == "index" else r.name: float(r.value) for r in shown}
     content[METRICS] = MetricRecord({COUNT: number, **metrics})
     content[REPLY] = write_mark(partition, client, count is not None)
     return content

@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedveil.engines.flower.records import HELLO, UnprotectedError, read_mark
-from fedveil.errors import FedVeilError, require_count, require_positive
+from fedveil.errors import FedVeilError, cleaned, require_count, require_positive
 from fedveil.methods import ClientSide
 
 _LOG = getLogger("flwr")
@@ -53,9 +53,9 @@ class Roster:
         Raises
         ------
         UnprotectedError
-            If a node runs without the mod or with another method, or none answers the greeting.
+            If no node answers the greeting as one that runs the mod with this method.
         FedVeilError
-            If too few nodes connect in the first round, or two speak for one partition.
+            If too few nodes connect in the first round.
         """
         connected = self._connected(grid)
         self.nodes = {p: node for p, node in self.nodes.items() if node in connected}
@@ -66,7 +66,7 @@ class Roster:
         if not self.nodes:
             raise UnprotectedError(
                 "no client answered the greeting: put fedveil.flower.privacy_mod(...) first in ClientApp(mods=[...]), "
-                f"and see what the clients say: {reasons}"
+                f"and see what the clients say: {reasons[:10]}"
             )
         if not self.partitions:
             self.partitions = sorted(self.nodes) if self._planned is None else list(range(self._planned))
@@ -88,13 +88,19 @@ class Roster:
         messages = [Message(RecordDict({HELLO: ConfigRecord()}), node, MessageType.TRAIN) for node in nodes]
         reasons = []
         for reply in sorted(grid.send_and_receive(messages, timeout=timeout), key=lambda m: m.metadata.src_node_id):
-            if reply.has_error():
-                reasons.append(str(reply.error.reason))
-                continue
-            partition, node = read_mark(reply.content, self._client)[0], reply.metadata.src_node_id
-            if self.nodes.get(partition, node) != node:
-                raise FedVeilError(f"two nodes speak for partition {partition}: give each its own partition-id")
-            if self._planned is not None and not 0 <= partition < self._planned:
-                raise FedVeilError(f"a node speaks for partition {partition}; planned are 0 to {self._planned - 1}")
-            self.nodes[partition] = node
+            try:
+                self._admit(reply)
+            except Exception as error:  # whatever a node sends is that node's failure
+                reasons.append(cleaned(error))
         return reasons
+
+    def _admit(self, reply: Message) -> None:
+        if reply.has_error():
+            raise FedVeilError(str(reply.error.reason))
+        partition, node = read_mark(reply.content, self._client)[0], reply.metadata.src_node_id
+        if self.nodes.get(partition, node) != node:
+            raise FedVeilError(f"two nodes speak for partition {partition}: give each its own partition-id")
+        planned = self.partitions if self._planned is None else range(self._planned)
+        if (self._planned is not None or self.partitions) and partition not in planned:
+            raise FedVeilError(f"a node speaks for partition {partition}, which is not planned")
+        self.nodes[partition] = node

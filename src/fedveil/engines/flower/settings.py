@@ -2,42 +2,57 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
 
-from fedveil.accounting import LeakageFilter, ParticipationFilter, SpendFilter
+from fedveil.accounting import LeakageFilter, ParticipationFilter, Policy, SpendFilter
 from fedveil.aggregation import Aggregator
 from fedveil.errors import FieldError, require_count
 from fedveil.mechanisms import ReproducibleSource, SecureSource, Source
 from fedveil.methods import Method, build
 
 PREFIX = "privacy."
-OTHERS = ("method", "seed", "rounds", "participations", "leakage_cap", "ledger_dir")  # not parameters of a method
+OWN = ("participations", "leakage_cap", "ledger", "dataset", "policy")  # no server may as much as propose these
+OTHERS = ("method", "seed", "rounds", *OWN)  # not parameters of a method
+RUN = "run"  # a ledger of the run alone
 
 Budget = Callable[[int], SpendFilter | None]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """One client's configuration; `privacy_mod` says what each field means."""
+    """One client's configuration; `privacy_mod` says what each field means.
+
+    Attributes
+    ----------
+    ledger : str
+        Folder of the lifetime ledger, or `RUN`.
+    dataset : str
+        Names that ledger.
+    """
 
     partition: int
     method: Method
     source: Source
     budget: SpendFilter | None
-    ledger_dir: str | None
+    policy: Policy | None
+    ledger: str
+    dataset: str
     rounds: int | None
 
 
 def privacy_keys(context: Context) -> dict[str, Any]:
     """The ``privacy.`` keys of a run; those of the node's own configuration come before the run's."""
-    found: dict[str, Any] = {}
-    for config in (context.run_config, context.node_config):
-        found |= {_plain(k.removeprefix(PREFIX)): v for k, v in config.items() if k.startswith(PREFIX)}
-    return found
+    return _keys(context.run_config) | _keys(context.node_config)
+
+
+def _keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {_plain(k.removeprefix(PREFIX)): v for k, v in config.items() if k.startswith(PREFIX)}
 
 
 def method_from(context: Context, aggregator: Aggregator | None = None) -> Method:
@@ -71,6 +86,13 @@ def method_from(context: Context, aggregator: Aggregator | None = None) -> Metho
     return build(str(keys["method"]), aggregator, **values)
 
 
+def own_method(method: Method | Callable[[int], Method] | None, context: Context) -> Method:
+    """A client's method: what was given in code, for its partition if that is a function, or else its configuration."""
+    if method is None:
+        return method_from(context)
+    return method if isinstance(method, Method) else method(partition_of(context))
+
+
 def partition_of(context: Context) -> int:
     """The partition of a node.
 
@@ -92,15 +114,23 @@ def partition_of(context: Context) -> int:
 
 def read_settings(
     context: Context,
-    method: Method | None,
+    method: Method | Callable[[int], Method] | None,
     source: Source | None,
     seed: int | None,
     budget: Budget | None,
-    ledger_dir: str | None,
+    policy: Policy | str | Path | None,
+    ledger: str | Path | None,
     rounds: int | None,
 ) -> Settings:
-    """Put arguments and configuration together; what is given twice, or unknown, is refused."""
-    keys, partition = privacy_keys(context), partition_of(context)
+    """Put code and configuration together; what is given twice, unknown, or not for the run to say, is refused.
+
+    What protects a client comes from its node: from code, or from the node's configuration. What the run's
+    configuration says is the server's proposal, and only a policy can accept one.
+    """
+    own, partition = _keys(context.node_config), partition_of(context)
+    policy = read_policy(_once("policy", policy, own))
+    _require_proposals(_keys(context.run_config), own, policy)
+    keys = privacy_keys(context)
     if method is not None:
         for key, value in keys.items():
             if key not in OTHERS or key in ("method", "seed"):
@@ -118,15 +148,62 @@ def read_settings(
     limit = budget(partition) if budget is not None else None
     if caps:
         limit = (ParticipationFilter if caps[0] == "participations" else LeakageFilter)(keys[caps[0]])
-    rounds = _once("rounds", rounds, keys)
+    chosen, rounds = own_method(method, context), _once("rounds", rounds, keys)
+    if limit is None and policy is None and chosen.noisy is not None:
+        limit = chosen.noisy.budget()  # what is planned is all that leaves, whoever begins the runs
+    recorded = chosen.client.trust != "central" or limit is not None or policy is not None
+    ledger = _once("ledger", ledger, keys)
+    if ledger is None and source.deployable and recorded:
+        fix = (
+            "name the folder of the node's lifetime ledger, which outlives this run: in the node's configuration or "
+            "as privacy_mod(..., ledger=FOLDER), after fedveil.flower.begin_ledger(FOLDER, ...) once; "
+            'for a simulation, privacy_mod(..., ledger="run")'
+        )
+        raise FieldError("ledger", None, fix)
     return Settings(
         partition=partition,
-        method=method or method_from(context),
+        method=chosen,
         source=source,
         budget=limit,
-        ledger_dir=_once("ledger_dir", ledger_dir, keys),
+        policy=policy,
+        ledger=RUN if ledger is None else str(ledger),
+        dataset=str(keys.get("dataset", partition)),
         rounds=None if rounds is None else require_count("rounds", rounds),
     )
+
+
+def read_policy(policy: Policy | str | Path | None) -> Policy | None:
+    """A policy, or the one that a TOML file holds.
+
+    Raises
+    ------
+    FieldError
+        If the file cannot be read, or says what no policy can.
+    """
+    if policy is None or isinstance(policy, Policy):
+        return policy
+    try:
+        values = tomllib.loads(Path(policy).read_text())
+    except (OSError, ValueError) as error:
+        raise FieldError("policy", Path(policy).name, f"cannot be read: {type(error).__name__}") from error
+    return Policy.from_dict(values)
+
+
+def _require_proposals(proposed: Mapping[str, Any], own: Mapping[str, Any], policy: Policy | None) -> None:
+    """Refuse what a run's configuration may not say to this node."""
+    for key, value in proposed.items():
+        if key in OWN:
+            raise FieldError(f"{PREFIX}{key}", value, "is the node's own: it is not taken from the run's configuration")
+        if key in own:  # the node's word is the last
+            continue
+        if policy is None:
+            accepted = (
+                "comes from the run's configuration, which whoever starts the run writes: set it in code or in the "
+                "node's configuration, or give the node a policy that says what it accepts (privacy.policy)"
+            )
+            raise FieldError(f"{PREFIX}{key}", value, accepted)
+        if key == "seed" and policy.secure_source:
+            raise FieldError(f"{PREFIX}{key}", value, "the node's policy asks for a secure source of noise")
 
 
 def _once(name: str, given: Any, keys: Mapping[str, Any]) -> Any:

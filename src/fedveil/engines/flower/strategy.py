@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from logging import getLogger
+from math import isfinite
 from typing import Any
 
 import torch
@@ -26,10 +27,10 @@ from fedveil.engines.flower.records import (
 from fedveil.engines.flower.roster import Roster
 from fedveil.engines.history import SERVER
 from fedveil.engines.party import Round, Scorer, ServerParty, Store
-from fedveil.errors import FedVeilError, FieldError, require_count
+from fedveil.errors import FedVeilError, FieldError, ReplyError, cleaned, require_count
 from fedveil.layout import Layout
 from fedveil.mechanisms import ReproducibleSource, SecureSource, Source
-from fedveil.methods import Broadcast, Method, Releases
+from fedveil.methods import Broadcast, Method, Releases, check_figures
 
 _LOG = getLogger("flwr")
 
@@ -79,6 +80,10 @@ class FedVeilStrategy(Strategy):
         [k, d], the last released hypotheses; `start` returns the first one as arrays.
     history : list of Round
         What happened in each round.
+    broadcast : Broadcast
+        What opened the last round; None before the first.
+    received : dict of int to Releases
+        What arrived in the last round, by partition.
     """
 
     def __init__(
@@ -119,8 +124,9 @@ class FedVeilStrategy(Strategy):
         self._asked: dict[int, int] = {}  # partition of each node that was asked in this round
         self._absent: dict[int, str] = {}
         self.models = torch.zeros(0, layout.size) if initial is None else initial
-        self._broadcast: Broadcast | None = None
+        self.broadcast: Broadcast | None = None
         self.history: list[Round] = []
+        self.received: dict[int, Releases] = {}
 
     def start(
         self,
@@ -137,7 +143,7 @@ class FedVeilStrategy(Strategy):
         Raises
         ------
         UnprotectedError
-            If a client's reply was not protected.
+            If no client answers the greeting as one that protects.
         NoReplyError, BudgetError
             If the run cannot go on; `models` and `history` hold what was released before.
         """
@@ -153,7 +159,7 @@ class FedVeilStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Greet new nodes, draw the cohort, broadcast."""
-        if self._broadcast is None and self._initial is None:
+        if self.broadcast is None and self._initial is None:
             self.models = from_arrays(self.layout, arrays)[None]
         self._roster.meet(grid, self._timeout)
         number, everybody = self.done + server_round, self._roster.partitions
@@ -161,20 +167,20 @@ class FedVeilStrategy(Strategy):
         if size > len(everybody):
             raise FieldError("clients_per_round", size, f"there are only {len(everybody)} clients")
         cohort = draw_cohort(self._seed, number, everybody, size)
-        self._broadcast = self.server.open(self.models, number, self.rounds, size)
+        self.broadcast = self.server.open(self.models, number, self.rounds, size)
         self._asked = {self._roster.nodes[p]: p for p in cohort if p in self._roster.nodes}
         self._absent = {p: "is not connected" for p in cohort if p not in self._roster.nodes}
-        content = write_broadcast(self._broadcast, self.layout, config)
+        content = write_broadcast(self.broadcast, self.layout, config)
         return [Message(content, node, MessageType.TRAIN) for node in self._asked]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Combine the protected replies, whatever their order."""
-        if self._broadcast is None:
+        if self.broadcast is None:
             raise FedVeilError("aggregate_train was called before configure_train")
         released, failed, refused = self._sort(replies)
-        broadcast = self._broadcast
+        self.received, broadcast = released, self.broadcast
         opened, log = self.server.combine(broadcast, released, {**self._absent, **failed}, refused)
         self.models = opened.models
         self.history.append(log)
@@ -190,18 +196,24 @@ class FedVeilStrategy(Strategy):
     ) -> Iterable[Message]:
         """Ask everybody who is connected; nobody under local trust."""
         self._asked = {}
-        if not self.evaluate or self.method.client.trust == "local" or self._broadcast is None:
+        if not self.evaluate or self.method.client.trust != "central" or self.broadcast is None:
             return []
-        broadcast = Broadcast(models=self.models, public=self._broadcast.public)
+        broadcast = Broadcast(models=self.models, public=self.broadcast.public)
         self._asked = {node: partition for partition, node in sorted(self._roster.nodes.items())}
         content = write_broadcast(broadcast, self.layout, config)
         return [Message(content, node, MessageType.EVALUATE) for node in self._asked]
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Mean of the clients' metrics, weighted by their counts; None under local trust."""
-        if self.method.client.trust == "local":
+        if self.method.client.trust != "central":
             return None
         released, failed, _ = self._sort(replies)
+        for partition, found in list(released.items()):
+            try:
+                check_figures(found)
+            except ReplyError as error:
+                failed[partition] = cleaned(error)
+                del released[partition]
         for partition, reason in failed.items():
             _LOG.info("client %s did not evaluate: %s", partition, reason)
         return MetricRecord(dict(_mean(released))) if released else None
@@ -231,15 +243,15 @@ class FedVeilStrategy(Strategy):
                 failed[partition] = "sent two replies in one round"
             elif reply.has_error():
                 target = refused if reply.error.code == REFUSED else failed
-                target[partition] = str(reply.error.reason)
+                target[partition] = cleaned(reply.error.reason)
             else:
-                claimed, counted = read_mark(reply.content, self.method.client)
                 try:
+                    claimed, counted = read_mark(reply.content, self.method.client)
                     if claimed != partition:
                         raise FieldError("partition-id", claimed, f"the node spoke for partition {partition} before")
                     released[partition] = read_releases(reply.content, self.layout, counted)
                 except Exception as error:  # whatever a client sends is that client's failure
-                    failed[partition] = f"{type(error).__name__}: {error}"
+                    failed[partition] = cleaned(f"{type(error).__name__}: {error}")
             silent.discard(-1 if partition is None else partition)
         return released, failed | dict.fromkeys(sorted(silent), "did not reply in time"), refused
 
@@ -251,7 +263,7 @@ def _mean(replies: Mapping[int, Releases]) -> dict[str, float]:
         count = count_of(replies[partition])
         weight = 1.0 if count is None else count
         for release in replies[partition]:
-            if release.kind == "metric":
+            if release.kind == "metric" and isfinite(float(release.value)):
                 total, weights = sums.get(release.name, (0.0, 0.0))
                 sums[release.name] = (total + weight * float(release.value), weights + weight)
     return {name: total / weights for name, (total, weights) in sums.items() if weights > 0}

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedveil.layout import Layout
+from fedveil.learning.losses import RMSE_FLOOR
 from fedveil.learning.stacked.layers import Convolution
 from fedveil.learning.stacked.stage import Dropout, Stage, Weights
 
@@ -60,19 +61,19 @@ class Stack:
             [n, b], the weight of each example's loss; 0 takes an example out.
         weights : sequence of Weights
             From `weights`; what they say happens with the gradients happens.
-        loss : {"cross_entropy", "mse"}
-            Per example; averaged over the trailing axes.
+        loss : {"cross_entropy", "mse", "rmse"}
+            Per example, averaged over the trailing axes; rmse per batch.
 
         Returns
         -------
         Tensor
-            [n, b], the loss of each example.
+            [n, b], the loss of each example; with rmse, of its batch.
         """
         kept = []
         for stage, own in zip(self.stages, weights, strict=True):
             x, saved = stage.forward(x, own)
             kept.append(saved)
-        losses, grad = (_cross_entropy if loss == "cross_entropy" else _mse)(x, y, scale)
+        losses, grad = _LOSSES[loss](x, y, scale)
         for stage, saved, own in zip(reversed(self.stages), reversed(kept), reversed(weights), strict=True):
             back = stage.backward(grad, saved, own)
             if back is None:
@@ -96,6 +97,15 @@ def _mse(output: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     rest = output.reshape(y.shape) - y.to(output.dtype)
     losses = rest.square().reshape(*scale.shape, -1).mean(2)
     return losses, _scaled((2 / max(rest[0, 0].numel(), 1)) * rest, scale).reshape(output.shape)
+
+
+def _rmse(output: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    losses, grad = _mse(output, y, scale)
+    root = ((losses * scale).sum(1, keepdim=True) + RMSE_FLOOR).sqrt()
+    return root.expand_as(losses), _scaled(grad, (0.5 / root).expand_as(scale))
+
+
+_LOSSES = {"cross_entropy": _cross_entropy, "mse": _mse, "rmse": _rmse}
 
 
 def _scaled(grad: Tensor, scale: Tensor) -> Tensor:

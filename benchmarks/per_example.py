@@ -1,0 +1,86 @@
+"""An epoch on clipped gradients of single examples beside a plain epoch and opacus: ratios of minimums, one thread.
+
+python benchmarks/per_example.py
+"""
+
+import time
+import warnings
+
+import torch
+from opacus import GradSampleModule
+from torch import nn
+
+from fedveil.layout import Layout
+from fedveil.learning import build_model
+from fedveil.learning.losses import LOSSES, cross_entropy
+from fedveil.learning.per_example import PerExample
+
+CASES = {
+    "linear head, 64 -> 10": ("logistic", (64,), 10, 144, {}),
+    "linear head, 512 -> 8": ("logistic", (512,), 8, 2048, {}),
+    "CNN 28x28, 16 and 32 channels": ("small_cnn", (1, 28, 28), 10, 256, {}),
+    "CNN 28x28x3, 16 and 32 channels": ("small_cnn", (3, 28, 28), 8, 256, {}),
+}
+
+
+def seconds(steps, repeats):
+    """The least of several for each, taken in turns, so that a busy machine is busy for all."""
+    times = [[] for _ in steps]
+    for _ in range(repeats):
+        for found, step in zip(times, steps, strict=True):
+            began = time.perf_counter()
+            step()
+            found.append(time.perf_counter() - began)
+    return [min(found) for found in times]
+
+
+def measure(name, shape, classes, batch, options):
+    """Seconds of a plain step, ours, and opacus's, each with an optimiser step."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(batch, *shape, generator=generator)
+    y = torch.randint(0, classes, (batch,), generator=generator)
+    model = build_model(name, input_shape=shape, outputs=classes, seed=0, **options)
+    layout = Layout.from_module(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    sums = PerExample(model, layout, LOSSES["cross_entropy"])
+
+    def plain():
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    def ours():
+        total, _ = sums.clipped_sum(x, y, 1.0)
+        for p, block in zip(model.parameters(), layout.blocks, strict=True):
+            p.grad = total[block.start : block.stop].view(block.shape) / batch
+        optimizer.step()
+
+    wrapped = GradSampleModule(build_model(name, input_shape=shape, outputs=classes, seed=0, **options))
+    theirs = torch.optim.SGD(wrapped.parameters(), lr=0.1, fused=True)
+
+    def opacus():
+        wrapped.zero_grad()
+        nn.functional.cross_entropy(wrapped(x), y, reduction="sum").backward()
+        rows = [p.grad_sample.reshape(batch, -1) for p in wrapped.parameters()]
+        factor = (1.0 / torch.stack([r.norm(dim=1) for r in rows]).norm(dim=0)).clamp(max=1.0)
+        for p, r in zip(wrapped.parameters(), rows, strict=True):
+            p.grad = (factor @ r).view(p.shape) / batch
+            p.grad_sample = None
+        theirs.step()
+
+    repeats = 300 if name == "logistic" else 20
+    return seconds((plain, ours, opacus), repeats)
+
+
+def main():
+    """Print one row a case."""
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    print("| model | plain, ms | ours / plain | opacus / plain |\n|---|---:|---:|---:|")
+    for title, case in CASES.items():
+        plain, ours, opacus = measure(*case)
+        print(f"| {title}, batch {case[3]} | {1e3 * plain:.2f} | {ours / plain:.2f} | {opacus / plain:.2f} |")
+
+
+if __name__ == "__main__":
+    main()

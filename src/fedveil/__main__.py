@@ -1,0 +1,5 @@
+"""``python -m fedveil``."""
+
+from fedveil.cli import main
+
+main()

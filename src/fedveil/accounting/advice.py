@@ -1,0 +1,285 @@
+"""What shall I turn on? What is possible for a federation, and what an existing configuration really promises.
+
+Noise is compared with the signal it drowns: the expected length of the noise on a round's mean, over the clipping norm,
+which is the longest the mean can be. The federation trains at all below about `1 / ENOUGH` (a rule of thumb, see
+`fedveil.accounting.planning`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from fedveil.accounting.events import FACTOR, Relation
+from fedveil.accounting.guarantee import VACUOUS, Guarantee, Trust, Unit
+from fedveil.accounting.planning import ENOUGH
+from fedveil.accounting.steps import least_noise
+from fedveil.errors import FieldError, require_choice, require_count, require_delta, require_positive
+
+Verdict = Literal["possible", "hard", "hopeless", "no promise"]
+
+_HEURISTIC = (
+    ("metric", "central", "at equal noise it was as accurate as global DP: results/metric-privacy"),
+    ("group", "local", "what its releases leak: results/guarantees"),
+    ("fedre", "local", "what its releases leak: results/guarantees"),
+    ("sga-ldp", "local", "what its releases leak: results/guarantees"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One thing to turn on.
+
+    Attributes
+    ----------
+    method : str
+        Its name in a configuration.
+    unit, trust : str
+        What is protected, and who is trusted.
+    verdict : {"possible", "hard", "hopeless", "no promise"}
+        From `noise_to_signal`; heuristics promise nothing.
+    noise_to_signal : float, optional
+        Expected length of the noise on a round's mean over the clipping norm.
+    noise_multiplier : float, optional
+        z for the target.
+    guarantee : Guarantee, optional
+        The total.
+    lines : tuple of str
+        For the configuration's ``[privacy]``.
+    evidence : str
+        What was measured, and where that stands.
+    """
+
+    method: str
+    unit: Unit
+    trust: Trust
+    verdict: Verdict
+    noise_to_signal: float | None = None
+    noise_multiplier: float | None = None
+    guarantee: Guarantee | None = None
+    lines: tuple[str, ...] = ()
+    evidence: str = ""
+
+
+def advise(
+    *,
+    clients: int,
+    examples: int,
+    dimension: int,
+    rounds: int,
+    epsilon: float,
+    delta: float = 1e-5,
+    unit: Unit | None = None,
+    trust: Trust | None = None,
+    relation: Relation = "zero-out",
+    tolerated: int = 1,
+) -> tuple[Choice, ...]:
+    """Rank what reaches a target, and say what is hopeless.
+
+    Parameters
+    ----------
+    clients, examples : int
+        Clients of every round, and training examples of one.
+    dimension : int
+        Trainable parameters.
+    rounds : int
+        Rounds, of one noisy step each at the record level.
+    epsilon, delta : float
+        Target of the total.
+    unit : {"client", "record"}, optional
+        What has to be protected; by default both are looked at.
+    trust : {"central", "local", "trusted sum"}, optional
+        The only trust model there is; by default all are looked at.
+    relation : {"zero-out", "add/remove", "replace-one"}
+        Neighbouring inputs of the promises; without trust at the client level it is replace-one in any case.
+    tolerated : int
+        Silos of a trusted sum that may drop out, lie or collude.
+
+    Returns
+    -------
+    tuple of Choice
+        The least noise first; heuristics last.
+
+    Raises
+    ------
+    FieldError
+        For a value out of range, or an epsilon that no noise reaches.
+    """
+    n, each = require_count("clients", clients), require_count("examples", examples)
+    d, rounds = require_count("dimension", dimension), require_count("rounds", rounds)
+    tolerated = require_count("tolerated", tolerated)
+    if unit is not None:
+        require_choice("unit", unit, ("client", "record"))
+    if trust is not None:
+        require_choice("trust", trust, ("central", "local", "trusted sum"))
+    z = least_noise(epsilon, delta, rounds, relation=relation)
+    twice = least_noise(epsilon, delta, rounds, relation="replace-one")
+    root, total = math.sqrt(d), n * each
+    target = f"epsilon = {float(epsilon)}", f"delta = {float(delta)}"
+    sound = ('scores = "public"', *target)
+    planned = (*target, f"rounds = {rounds}", f"examples = {each}")
+    found = [
+        _choice("global", "client", "central", z, z * root / n, relation, rounds, (f"noise_multiplier = {z:.6g}",)),
+        _choice("fedre", "client", "local", twice, twice * root / math.sqrt(n), "replace-one", rounds, sound),
+        _choice("record", "record", "local", z, z * root * math.sqrt(n) / total, relation, rounds, planned),
+    ]
+    if n > tolerated:
+        summed = z * root * math.sqrt(n / (n - tolerated)) / total
+        lines = (*planned, f"silos = {n}", f"tolerated = {tolerated}")
+        found.append(_choice("record-sum", "record", "trusted sum", z, summed, relation, rounds, lines))
+    fit = [c for c in found if unit in (None, c.unit) and trust in (None, c.trust)]
+    fit.sort(key=lambda c: c.noise_to_signal or 0.0)
+    heuristics = [
+        Choice(method=name, unit="client", trust=where, verdict="no promise", evidence=seen)  # type: ignore[arg-type]
+        for name, where, seen in _HEURISTIC
+        if trust in (None, where) and unit in (None, "client")
+    ]
+    return (*fit, *heuristics)
+
+
+def _choice(
+    method: str,
+    unit: Unit,
+    trust: Trust,
+    z: float,
+    ratio: float,
+    relation: Relation,
+    rounds: int,
+    lines: tuple[str, ...],
+) -> Choice:
+    guarantee = Guarantee(
+        unit=unit,
+        relation=relation,
+        trust=trust,
+        status="formal" if trust == "central" else "conditional",
+        scope="total",
+        mu=FACTOR[relation] * math.sqrt(rounds) / z,
+        public_size=None if unit == "client" else relation != "add/remove",
+        conditions=() if trust == "central" else ("see the method's own conditions",),
+    )
+    verdict: Verdict = "possible" if ratio <= 1 else "hard" if ratio <= 1 / ENOUGH else "hopeless"
+    return Choice(
+        method=method,
+        unit=unit,
+        trust=trust,
+        verdict=verdict,
+        noise_to_signal=ratio,
+        noise_multiplier=z,
+        guarantee=guarantee,
+        lines=(f'method = "{method}"', *lines),
+        evidence="results/record-level" if unit == "record" else "results/guarantees",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What an existing configuration really promises.
+
+    Attributes
+    ----------
+    sigma : float
+        Deviation of its noise.
+    round, total : Guarantee
+        Of one round, and of all.
+    delta : float
+        Of every epsilon.
+    claimed : float, optional
+        Epsilon that the configuration names, for a round or in total as its author may have meant.
+    least_sigma : float, optional
+        The least deviation for which the total stays within `claimed`.
+    """
+
+    sigma: float
+    round: Guarantee
+    total: Guarantee
+    delta: float
+    claimed: float | None = None
+    least_sigma: float | None = None
+
+    def describe(self) -> tuple[str, ...]:
+        """What to know, a sentence each."""
+        epsilon = self.total.epsilon(self.delta)
+        said = [
+            f"noise of deviation {self.sigma:.4g}: {self.round.describe()}",
+            self.total.describe(self.delta),
+            self.total.meaning().describe(),
+        ]
+        if self.claimed is not None:
+            kept = "holds" if epsilon <= self.claimed else "does not hold"
+            said.append(f"the epsilon of {self.claimed:g} that it names {kept} in total")
+            said.append(f"a deviation of {self.least_sigma:.4g} would be enough for it")
+        if epsilon > VACUOUS:
+            said.append("vacuous: it excludes nothing in practice")
+        return tuple(said)
+
+
+def reading(
+    *,
+    clip: float,
+    rounds: int,
+    delta: float = 1e-5,
+    sigma: float | None = None,
+    epsilon: float | None = None,
+    sensitivity: float | None = None,
+    formula: Literal["classic", "exact"] = "classic",
+    unit: Unit = "client",
+    trust: Trust = "local",
+    relation: Relation = "zero-out",
+) -> Reading:
+    """Read a configuration: clipping norm and noise, or the epsilon and sensitivity that its noise is computed from.
+
+    Parameters
+    ----------
+    clip : float
+        C: how far one unit can move what is released. This, and not a `sensitivity` that is set beside it, is what
+        the promise rests on.
+    rounds : int
+        Releases.
+    delta : float
+        Of every epsilon.
+    sigma : float, optional
+        Deviation of the noise, in the units of `clip`.
+    epsilon : float, optional
+        Without `sigma`: epsilon a round that sigma is computed from. With it: the total that is claimed.
+    sensitivity : float, optional
+        What sigma is computed with; the clip unless the configuration sets another.
+    formula : {"classic", "exact"}
+        Classic: sigma = sensitivity sqrt(2 ln(1.25 / delta)) / epsilon, which proves nothing above epsilon 1.
+    unit, trust, relation
+        As in `Guarantee`.
+
+    Raises
+    ------
+    FieldError
+        For a value out of range, or neither sigma nor epsilon.
+    """
+    clip, rounds, delta = require_positive("clip", clip), require_count("rounds", rounds), require_delta("delta", delta)
+    require_choice("formula", formula, ("classic", "exact"))
+    change = FACTOR[require_choice("relation", relation, FACTOR)] * clip  # type: ignore[index]
+    if epsilon is not None:
+        require_positive("epsilon", epsilon)
+    if sigma is None:
+        if epsilon is None:
+            raise FieldError("sigma", None, "give it, or the epsilon that it is computed from")
+        moved = require_positive("sensitivity", clip if sensitivity is None else sensitivity)
+        classic = math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+        sigma = moved * (classic if formula == "classic" else least_noise(epsilon, delta, 1))
+    sigma = require_positive("sigma", sigma)
+
+    def promise(scope: Literal["round", "total"], count: int) -> Guarantee:
+        public = None if unit != "record" else relation != "add/remove"
+        mu = change * math.sqrt(count) / sigma
+        return Guarantee(
+            unit=unit, relation=relation, trust=trust, status="formal", scope=scope, mu=mu, public_size=public
+        )
+
+    least = None if epsilon is None else clip * least_noise(epsilon, delta, rounds, relation=relation)
+    return Reading(
+        sigma=sigma,
+        round=promise("round", 1),
+        total=promise("total", rounds),
+        delta=delta,
+        claimed=epsilon,
+        least_sigma=least,
+    )

@@ -1,0 +1,91 @@
+"""What a promise means for an attacker: the most it can tell two neighbouring inputs apart, from the trade-off curve.
+
+An attacker guesses which of two neighbouring inputs was used. Its true positive rate at a false positive rate is
+bounded by the promise's own trade-off curve (Dong, Roth and Su 2022, arXiv 1905.02383; Kulynych et al. 2024,
+arXiv 2407.02191): exactly under Gaussian DP; from delta(epsilon) of the composed loss distribution otherwise. No
+Gaussian is fitted to an epsilon.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from fedveil.errors import FieldError, require_non_negative
+from fedveil.gdp import rounded_up
+
+RATES = (0.01, 0.001)  # false positive rates that are reported
+Curve = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meaning:
+    """Bounds on every attacker that knows all but which of two neighbouring inputs was used.
+
+    Attributes
+    ----------
+    accuracy : float
+        Best accuracy where both inputs are equally likely; .5 is guessing.
+    power : tuple of float
+        Best true positive rates at the false positive rates of `RATES`.
+    """
+
+    accuracy: float
+    power: tuple[float, ...]
+
+    def describe(self) -> str:
+        """One line."""
+        pairs = zip(self.power, RATES, strict=True)
+        shares = ", ".join(f"{rounded_up(found, 3)} at {100 * rate:g}% false positives" for found, rate in pairs)
+        return f"best attacker: accuracy {rounded_up(self.accuracy, 3)}, true positives {shares}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {"accuracy": self.accuracy, **{f"tpr_at_{r:g}": v for r, v in zip(RATES, self.power, strict=True)}}
+
+
+def power_of_mu(mu: float, rate: float) -> float:
+    """True positive rate of the best attacker under mu-GDP: Phi(mu + Phi^-1(rate))."""
+    mu, rate = require_non_negative("mu", mu), _rate(rate)
+    return float(scipy.special.ndtr(mu + scipy.special.ndtri(rate)))
+
+
+def meaning_of_mu(mu: float) -> Meaning:
+    """What mu-GDP means."""
+    accuracy = float(scipy.special.ndtr(require_non_negative("mu", mu) / 2))
+    return Meaning(accuracy=accuracy, power=tuple(power_of_mu(mu, rate) for rate in RATES))
+
+
+def power_of_curve(epsilons: Curve, deltas: Curve, rate: float) -> float:
+    """True positive rate of the best attacker, from points of delta(epsilon).
+
+    Parameters
+    ----------
+    epsilons, deltas : ndarray
+        [m], pairs for which the promise holds in both directions; more of them make the bound tighter.
+    rate : float
+        False positive rate.
+    """
+    rate = _rate(rate)
+    with np.errstate(over="ignore"):
+        direct = np.exp(epsilons) * rate + deltas
+    indirect = 1 - np.exp(-epsilons) * (1 - deltas - rate)
+    return float(min(1.0, direct.min(), indirect.min()))
+
+
+def meaning_of_curve(epsilons: Curve, deltas: Curve) -> Meaning:
+    """What points (epsilon, delta) mean together; see `power_of_curve`."""
+    pure = np.tanh(epsilons / 2)
+    advantage = float(np.min(pure + deltas * (1 - pure)))  # (e^epsilon - 1 + 2 delta) / (e^epsilon + 1)
+    accuracy = (1 + min(1.0, advantage)) / 2
+    return Meaning(accuracy=accuracy, power=tuple(power_of_curve(epsilons, deltas, rate) for rate in RATES))
+
+
+def _rate(rate: float) -> float:
+    if not 0 < require_non_negative("rate", rate) < 1:
+        raise FieldError("rate", rate, "a false positive rate lies between 0 and 1")
+    return float(rate)

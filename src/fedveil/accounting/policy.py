@@ -1,0 +1,189 @@
+"""Policy: what a node allows, in costs. A server proposes; the policy accepts or refuses, and weakens nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from fedveil.accounting.spend import Spend
+from fedveil.errors import FieldError, nearest, require_choice, require_count, require_non_negative, require_positive
+from fedveil.gdp import compose_mu
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Largest costs, each of one kind; kinds are never added.
+
+    Parameters
+    ----------
+    mu : float, optional
+        Gaussian DP of the whole client.
+    record_mu : float, optional
+        Gaussian DP of one record.
+    leakage : float, optional
+        d-privacy: epsilon at the policy's `distance`.
+    participations : int, optional
+        Releases of every kind together. Heuristics have no other cost: without this they are refused.
+    """
+
+    mu: float | None = None
+    record_mu: float | None = None
+    leakage: float | None = None
+    participations: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check all."""
+        for name in ("mu", "record_mu", "leakage"):
+            if getattr(self, name) is not None:
+                require_positive(name, getattr(self, name))
+        if self.participations is not None:
+            require_count("participations", self.participations)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What a node's owner allows; the default allows local trust, at no cost yet.
+
+    Under central trust the server adds the noise, so that a policy can only allow or refuse.
+
+    Parameters
+    ----------
+    trust : sequence of {"central", "local", "trusted sum"}
+        Allowed trust models.
+    methods : sequence of str, optional
+        Allowed methods by name. Default: all of the allowed trust models.
+    release, total : Limits
+        The largest cost of one release, and of all releases in the node's ledger. A kind that `total` does not name is
+        refused.
+    distance : float, optional
+        Between two parameter vectors, at which d-private leakage is counted; needed to allow any.
+    hypotheses_apart : float
+        The largest distance between hypotheses among which the client chooses. 0: it chooses among none.
+    secure_source : bool
+        Whether noise must come from a source that nobody can repeat.
+    deadline : float, optional
+        Seconds of training after which the client counts as failed, and answers with a zero update.
+
+    Raises
+    ------
+    FieldError
+        For a value or a combination that cannot be meant.
+    """
+
+    trust: Sequence[str] = ("local",)
+    methods: Sequence[str] | None = None
+    release: Limits = field(default_factory=Limits)
+    total: Limits = field(default_factory=Limits)
+    distance: float | None = None
+    hypotheses_apart: float = 0.0
+    secure_source: bool = True
+    deadline: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check all."""
+        for name in ("trust", "methods"):
+            if isinstance(getattr(self, name), str):
+                raise FieldError(f"policy.{name}", getattr(self, name), "must be a list of names")
+        for trust in self.trust:
+            require_choice("policy.trust", trust, ("central", "local", "trusted sum"))
+        require_non_negative("policy.hypotheses_apart", self.hypotheses_apart)
+        for name in ("distance", "deadline"):
+            if getattr(self, name) is not None:
+                require_positive(f"policy.{name}", getattr(self, name))
+        if not isinstance(self.secure_source, bool):
+            raise FieldError("policy.secure_source", self.secure_source, "must be true or false")
+        if self.release.participations is not None:
+            raise FieldError("policy.release.participations", self.release.participations, "belongs under total")
+        if self.distance is None and (self.release.leakage is not None or self.total.leakage is not None):
+            raise FieldError("policy.distance", None, "says at which distance leakage is counted: give it")
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Policy:
+        """A policy from plain values, such as those of a TOML file; unknown keys are refused."""
+        known = _known(values, cls, "policy")
+        for name in ("release", "total"):
+            if name in known:
+                known[name] = Limits(**_known(known[name], Limits, f"policy.{name}"))
+        return cls(**known)
+
+    def refusal(self, method: str, trust: str, deployable: bool, quoted: Spend, past: Iterable[Spend]) -> str | None:
+        """Why a release may not be made, or None if it may. It depends on public worst-case costs alone.
+
+        Parameters
+        ----------
+        method : str
+            Its name.
+        trust : {"central", "local", "trusted sum"}
+            The trust model of its client side.
+        deployable : bool
+            Whether the noise comes from a source that nobody can repeat.
+        quoted : Spend
+            What the release would cost.
+        past : iterable of Spend
+            Everything in the node's ledger.
+        """
+        if trust not in self.trust:
+            return f"the node's policy allows {list(self.trust)} trust; {method!r} is {trust}"
+        if self.methods is not None and method not in self.methods:
+            return f"the node's policy allows the methods {list(self.methods)}, not {method!r}"
+        past = list(past)
+        cap = self.total.participations
+        if cap is not None and len(past) >= cap:
+            return f"the node's policy allows {cap} participations, which are used up"
+        if trust == "central" and quoted.guarantee.status == "none":
+            return None
+        if self.secure_source and not deployable:
+            return "the node's policy asks for a secure source of noise"
+        apart = quoted.guarantee.hypotheses_apart or 0.0
+        if apart > self.hypotheses_apart:
+            limit = self.hypotheses_apart
+            return f"the hypotheses are {apart:g} apart; the node's policy allows {limit:g}"
+        return self._dear(quoted, past)
+
+    def _dear(self, quoted: Spend, past: Sequence[Spend]) -> str | None:
+        kind = _kind(quoted)
+        if kind == "participations":
+            return None if self.total.participations is not None else _unnamed(kind)
+        for scope, limits, spends in (("release", self.release, ()), ("total", self.total, past)):
+            limit = getattr(limits, kind, None)
+            if limit is None and scope == "total":
+                return _unnamed(kind)
+            if limit is None:
+                continue
+            cost = self._cost(kind, [*(s for s in spends if _kind(s) == kind), quoted])
+            if cost > limit * (1 + 1e-12):
+                return f"the node's policy allows {kind} = {limit:g} for each {scope}; this would make {cost:.6g}"
+        return None
+
+    def _cost(self, kind: str, spends: Sequence[Spend]) -> float:
+        if kind == "leakage":
+            return math.fsum((s.guarantee.epsilon_per_distance or 0.0) * (self.distance or 0.0) for s in spends)
+        return compose_mu((s.guarantee.mu or 0.0) if s.charge is None else s.charge for s in spends)
+
+
+def _kind(spend: Spend) -> str:
+    """The kind of a spend's cost, by the name of its limit; a name that no limit has is always refused."""
+    promise = spend.guarantee
+    if promise.status == "heuristic":
+        return "participations"
+    if promise.epsilon_per_distance is not None:
+        return "leakage"
+    if promise.mu is not None:
+        return {"client": "mu", "record": "record_mu"}.get(promise.unit, f"mu of a {promise.unit}")
+    return "rho" if promise.rho is not None else "unprotected"
+
+
+def _unnamed(kind: str) -> str:
+    return f"the node's policy names no total of {kind}, so it allows none"
+
+
+def _known(values: Any, owner: type[Any], name: str) -> dict[str, Any]:
+    if not isinstance(values, Mapping):
+        raise FieldError(name, values, "must be a table of keys and values")
+    names = [f.name for f in fields(owner)]
+    for key in values:
+        if key not in names:
+            raise FieldError(f"{name}.{key}", values[key], nearest(str(key), names))
+    return dict(values)

@@ -1,0 +1,189 @@
+"""Rules that look for a centre of the updates: GeometricMedian, CentredClipping, NormBounding.
+
+The first stays in the span of the updates, so it is worked out on weights of the updates and on squared distances
+D [n, n]: for weights w that sum to 1, |x_i - sum_j w_j x_j|^2 = (D w)_i - w.D w / 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedveil.accounting import Relation
+from fedveil.aggregation.base import Aggregator, WeightedMean, rounding, weighted_sum
+from fedveil.calibration.pairs import squared_distances
+from fedveil.clipping import SHRINK, blocks_of, norms
+from fedveil.errors import require_count, require_positive
+from fedveil.mechanisms import Source
+
+
+def _from(squared: Tensor, weights: Tensor) -> Tensor:
+    """Distances [n] of all rows from their weighted sum."""
+    mixed = squared @ weights
+    return (mixed - weights @ mixed / 2).clamp_(min=0.0).sqrt()
+
+
+@dataclass(frozen=True)
+class GeometricMedian(Aggregator):
+    """The point with the least sum of distances to the updates, by the smoothed Weiszfeld iteration.
+
+    Source: RFA (Pillutla, Kakade and Harchaoui 2022, arXiv 1912.13445, algorithm 2). It starts at the mean and is
+    unweighted.
+
+    Parameters
+    ----------
+    smoothing : float
+        Least distance that counts, in the updates' unit.
+    iterations : int
+        At most this many; they end earlier where no weight changes by more than 1e-9.
+    """
+
+    smoothing: float = 1e-6
+    iterations: int = 200
+
+    def __post_init__(self) -> None:
+        """Check both."""
+        require_positive("smoothing", self.smoothing)
+        require_count("iterations", self.iterations)
+
+    def bears(self, n: int) -> int:
+        """Less than half."""
+        return (n - 1) // 2
+
+    def shares(self, updates: Tensor, weights: Tensor) -> Tensor:
+        """The final weights: in proportion to one over the distance from the median."""
+        squared, n = squared_distances(updates), len(updates)
+        shares = torch.full((n,), 1 / n, dtype=torch.float64)
+        for _ in range(self.iterations):
+            near = 1 / _from(squared, shares).clamp_(min=self.smoothing)
+            before, shares = shares, near / near.sum()
+            if float((shares - before).abs().max()) < 1e-9:
+                break
+        return shares
+
+    def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
+        """The geometric median; `weights` only say how many updates there are."""
+        return WeightedMean().reduce(updates, self.shares(updates, weights))
+
+    def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float:
+        """2C: the result is a mean of updates, which lie within C, before and after.
+
+        It does not fall with n: of k updates at -C and k + 1 at C one that changes sides takes the result along.
+        """
+        return 2 * clip
+
+
+@dataclass(frozen=True)
+class Centre:
+    """The last reduced update [d] (with its noise, where there was any); zeros before the first round."""
+
+    update: Tensor
+
+
+@dataclass(frozen=True)
+class CentredClipping(Aggregator):
+    """Move from a centre by the mean of clipped deviations (Karimireddy, He and Jaggi 2021, arXiv 2012.10333, eq. 3).
+
+    Parameters
+    ----------
+    radius : float
+        tau: no update pulls the centre harder than this.
+    iterations : int
+        L: how often the centre moves in a round.
+    remember : bool
+        Whether a round starts at the last round's result (as published), or at 0.
+    """
+
+    radius: float = 1.0
+    iterations: int = 3
+    remember: bool = True
+    centre: Tensor | None = field(default=None, init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        require_positive("radius", self.radius)
+        require_count("iterations", self.iterations)
+
+    def init(self, dimension: int, dtype: torch.dtype) -> Centre:
+        """The centre 0."""
+        return Centre(torch.zeros(dimension, dtype=dtype))
+
+    def for_round(self, state: Centre, source: Source, public_update: Tensor | None = None) -> CentredClipping:
+        """Start where the last round ended."""
+        return self._filled(centre=state.update) if self.remember else self
+
+    def step(self, model: Tensor, update: Tensor, state: Centre) -> tuple[Tensor, Centre]:
+        """Add the update and remember it."""
+        return model + update, Centre(update.clone())
+
+    def bears(self, n: int) -> int:
+        """Less than half: a malicious client pulls by at most L tau / n."""
+        return (n - 1) // 2
+
+    def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
+        """The last centre; `weights` only say how many updates there are.
+
+        Distances are taken anew each time, in float64: those of a Gram matrix are rounded another way wherever one
+        update changes, and n such changes are more than what the update itself moves.
+        """
+        n, d = updates.shape
+        centre = torch.zeros(d, dtype=torch.float64) if self.centre is None else self.centre.to(torch.float64)
+        for _ in range(self.iterations):
+            squares = torch.zeros(n, dtype=torch.float64)
+            for columns in blocks_of(n, d):
+                squares += (updates[:, columns] - centre[columns]).square().sum(1)
+            pull = (self.radius * (1 - SHRINK) / squares.sqrt()).clamp_(max=1.0) / n  # 1 / n at distance 0
+            centre = weighted_sum(updates, pull).add_(centre, alpha=1 - float(pull.sum()))
+        return centre
+
+    def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float | None:
+        """L min(2 tau, C) / n under zero-out, L min(2 tau, 2C) / n under replace-one; none for add/remove.
+
+        The centre is public: 0, or released before. One iteration takes v to the mean of x_i - r(x_i - v), where
+        r(u) = u - clip(u) is 1-Lipschitz (u less its projection on a ball): where v has moved by s, the next centre
+        moves by at most s. The changed update adds |clip(x - v) - clip(x' - v)| / n, at most 2 tau / n and at most
+        |x - x'| / n.
+        """
+        if relation == "add/remove":
+            return None
+        change = clip * (2.0 if relation == "replace-one" else 1.0)
+        return self.iterations * min(2 * self.radius, change) / len(weights) * (1 + rounding(len(weights)))
+
+    def lipschitz(self, weights: Tensor) -> float:
+        """L / n."""
+        return self.iterations / len(weights)
+
+
+@dataclass(frozen=True)
+class NormBounding(Aggregator):
+    """Mean of updates that are scaled down to a norm (Sun et al. 2019, arXiv 1911.07963, section 5).
+
+    It bounds what each malicious client does, to bound / n, and does not bear any number of them in the sense of the
+    other rules: enough of them pull the mean anywhere within the bound.
+
+    Parameters
+    ----------
+    bound : float
+        M.
+    """
+
+    bound: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the bound."""
+        require_positive("bound", self.bound)
+
+    def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
+        """Weighted mean of the scaled updates."""
+        factors = (self.bound * (1 - SHRINK) / norms(updates)).clamp_(max=1.0)
+        return WeightedMean().reduce(updates, weights * factors)
+
+    def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float:
+        """min(C, M) times the largest weight, twice that for replace-one: a mean of updates within both bounds."""
+        return WeightedMean().sensitivity(min(clip, self.bound), weights, relation)
+
+    def lipschitz(self, weights: Tensor) -> float:
+        """The largest weight: scaling down to a ball brings no two updates further apart."""
+        return float(weights.max())

@@ -1,0 +1,129 @@
+"""Several attacks against several settings of one federation, each beside the same attack without a defence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedveil.attacks.inversion.game import Release
+from fedveil.attacks.inversion.judge import judge_inversion
+from fedveil.attacks.inversion.knowledge import SERVER, Inversion, invert
+from fedveil.attacks.inversion.metrics import Perceptual, matched, scores
+from fedveil.attacks.observation import ThreatError, ThreatModel
+from fedveil.attacks.verdict import Verdict
+from fedveil.errors import FieldError, require_choice
+
+
+@dataclass(frozen=True, eq=False)
+class Inverted:
+    """What attacks reached.
+
+    Attributes
+    ----------
+    verdicts : tuple of Verdict
+        One an attack and setting.
+    originals : Tensor
+        [clients * N, *shape], of all releases of the setting without a defence.
+    images : mapping of (str, str) to Tensor
+        Reconstructions in the order of `originals`, by attack and setting.
+    refused : mapping of str to str
+        Attacks that cannot use these releases, each with the reason.
+    """
+
+    verdicts: tuple[Verdict, ...]
+    originals: Tensor
+    images: Mapping[tuple[str, str], Tensor]
+    refused: Mapping[str, str]
+
+
+def compare_inversion(
+    settings: Mapping[str, Sequence[Release]],
+    attacks: Sequence[Inversion],
+    *,
+    undefended: str,
+    threat: ThreatModel = SERVER,
+    figure: str = "mse",
+    perceptual: Perceptual | None = None,
+    on_verdict: Callable[[Verdict], None] | None = None,
+) -> Inverted:
+    """Run every attack against every setting.
+
+    Parameters
+    ----------
+    settings : mapping of str to sequence of Release
+        Releases of the same clients, in the same order, under each setting.
+    attacks : sequence of Inversion
+        Which; one that cannot use the releases is named in `refused`.
+    undefended : str
+        The setting without a defence, by which attacks are validated.
+    threat : ThreatModel
+        What the adversary can do.
+    figure : str
+        See `judge_inversion`.
+    perceptual : callable, optional
+        See `scores`.
+    on_verdict : callable, optional
+        Called after each setting of each attack.
+
+    Raises
+    ------
+    FieldError
+        If there is no setting of that name, or settings are not of the same clients.
+    """
+    require_choice("undefended", undefended, settings)
+    plain = settings[undefended]
+    for name, releases in settings.items():
+        if [r.received.partition for r in releases] != [r.received.partition for r in plain] or not releases:
+            given = [r.received.partition for r in releases]
+            raise FieldError(f"settings[{name}]", given, "must hold a release of each client of the undefended setting")
+    verdicts: list[Verdict] = []
+    images: dict[tuple[str, str], Tensor] = {}
+    refused: dict[str, str] = {}
+    single = all(r.known.examples == 1 for r in plain)
+    for attack in attacks:
+        without: list[dict[str, float]] | None = None
+        for name in (undefended, *(n for n in settings if n != undefended)):
+            try:
+                units, found = _run(attack, settings[name], threat, perceptual)
+            except (FieldError, ThreatError) as error:
+                refused[attack.name] = str(error)
+                break
+            without = units if without is None else without
+            images[attack.name, name] = found
+            verdict = judge_inversion(
+                attack,
+                name,
+                units,
+                threat=threat,
+                undefended=without,
+                figure=figure,
+                replication="image" if single else "client",
+            )
+            verdicts.append(verdict)
+            if on_verdict is not None:
+                on_verdict(verdict)
+    return Inverted(tuple(verdicts), torch.cat([r.data.x for r in plain]), images, refused)
+
+
+def _run(
+    attack: Inversion, releases: Sequence[Release], threat: ThreatModel, perceptual: Perceptual | None
+) -> tuple[list[dict[str, float]], Tensor]:
+    """Scores of each release, and all reconstructions in the order of the originals."""
+    units, images = [], []
+    for release in releases:
+        found, data = invert(release.received, release.known, attack, threat), release.data
+        images.append(found.images[matched(data.x, found.images)])
+        units.append(
+            scores(
+                data.x,
+                data.y,
+                found,
+                data_range=release.known.data_range,
+                others=release.others,
+                perceptual=perceptual,
+            )
+        )
+    return units, torch.cat(images)

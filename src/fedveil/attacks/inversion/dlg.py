@@ -1,0 +1,112 @@
+"""DLG: find an example and a label whose simulated update is the received one.
+
+Source: Zhu, Liu and Han 2019 (Deep Leakage from Gradients, arXiv 1906.08935), on updates instead of gradients.
+
+Threat model: honest-but-curious server; receives the client's own model, knows how it trained.
+
+    min over x, y   || clip(U(x, softmax(y))) - u ||^2 / ||u||^2  +  prior        U: simulated local training
+
+With `clipping=False` the attack does not know of the defence, as printed: it then fails against a clipped update.
+Pixels stay in their range (L-BFGS-B). The prior (total variation) has the weight that the noise asks for: `matching`.
+Smooth activations are needed: ReLU networks want `cosine`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedveil.attacks.inversion.knowledge import Inversion, Reconstruction, ServerKnowledge
+from fedveil.attacks.inversion.labels import recover_labels
+from fedveil.attacks.inversion.matching import Target, dummy, image_prior, lbfgs
+from fedveil.attacks.inversion.simulate import Simulator
+from fedveil.attacks.observation import Received
+
+FOUND = 1e-6  # an objective that no wrong example reaches
+
+
+@dataclass(frozen=True, kw_only=True)
+class DLG(Inversion):
+    """Match the update by L-BFGS, the label unknown.
+
+    Parameters
+    ----------
+    steps : int
+        Evaluations at most, of one start.
+    restarts : int
+        Further starts while the objective is above 1e-6 and above what the noise explains.
+    enough : float
+        Objective at which a start ends; float32 releases hardly allow less.
+    clipping : bool
+        Whether the attacker knows of the clipping.
+    seed : int
+        Of the starts.
+    """
+
+    steps: int = 400
+    restarts: int = 3
+    enough: float = 1e-12
+    clipping: bool = True
+    seed: int = 0
+
+    name: ClassVar[str] = "dlg"
+    summary: ClassVar[str] = "match the update, example and label together, by L-BFGS"
+
+    def run(self, received: Received, known: ServerKnowledge) -> Reconstruction:
+        generator = torch.Generator().manual_seed(self.seed)
+        simulator = Simulator(known, received.start, clipping=self.clipping)
+        target = Target.of(received.update, known)
+        size = known.examples * int(torch.tensor(known.shape).prod())
+        labels = self._labels(received, known, generator)
+        with torch.no_grad():
+            classes = simulator.outputs(simulator.start, dummy(known, 1, generator).repeat(2, *[1] * len(known.shape)))
+        free = 0 if labels is not None else known.examples * classes.shape[1]
+
+        def parts(point: Tensor) -> tuple[Tensor, Tensor]:
+            x = point[:size].view(1, known.examples, *known.shape)
+            return x, labels if labels is not None else point[size:].view(known.examples, -1).softmax(1)
+
+        def objective(point: Tensor) -> Tensor:
+            x, y = parts(point)
+            return target.euclidean(simulator.update(x, y)) + image_prior(x[0], target, known)
+
+        low, high = known.pixels
+        bounds = torch.cat([torch.full((size,), low), torch.full((free,), -20.0)]).double()
+        upper = torch.cat([torch.full((size,), high), torch.full((free,), 20.0)]).double()
+        best, value, starts = torch.zeros(size + free, dtype=torch.float64), float("inf"), 0
+        while starts <= self.restarts:
+            starts += 1
+            first = torch.cat([dummy(known, known.examples, generator).view(-1), torch.zeros(free)])
+            found, reached = lbfgs(objective, first, (bounds, upper), steps=self.steps, enough=self.enough)
+            if reached < value:
+                best, value = found, reached
+            if value <= max(FOUND, 1.5 * _noise_share(target, known)):
+                break
+        x, y = parts(best)
+        return Reconstruction(x[0], y if y.dim() == 1 else y.argmax(1), value, starts - 1)
+
+    def _labels(self, received: Received, known: ServerKnowledge, generator: torch.Generator) -> Tensor | None:
+        """Known labels; unknown ones are searched for."""
+        return known.labels
+
+
+def _noise_share(target: Target, known: ServerKnowledge) -> float:
+    """The objective of the true examples: the noise's share of the squared update."""
+    return known.layout.size * target.prior / 2 if target.prior else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class IDLG(DLG):
+    """Read the labels first, then match the update by L-BFGS; see `DLG` for the parameters.
+
+    Source: Zhao, Mopuri and Bilen 2020 (iDLG, arXiv 2001.02610); for several examples see `labels`.
+    """
+
+    name: ClassVar[str] = "idlg"
+    summary: ClassVar[str] = "labels from the last layer, then match the update by L-BFGS"
+
+    def _labels(self, received: Received, known: ServerKnowledge, generator: torch.Generator) -> Tensor:
+        return recover_labels(received, known, generator)

@@ -1,0 +1,121 @@
+"""Releases to invert: one round of a federation, as its server receives it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import sqrt
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fedveil.accounting import Spend, model_of
+from fedveil.attacks.inversion.knowledge import ServerKnowledge
+from fedveil.attacks.observation import Received
+from fedveil.errors import NoReplyError
+from fedveil.layout import Layout
+from fedveil.learning import ClientData
+
+if TYPE_CHECKING:
+    from fedveil.engines import Federation
+
+
+@dataclass(frozen=True, eq=False)
+class Release:
+    """What the server received from one client, what it knows, and the truth to judge by.
+
+    Attributes
+    ----------
+    received : Received
+        The release.
+    known : ServerKnowledge
+        What the server knows beside it.
+    data : ClientData
+        What the client trained on, and what it held out.
+    """
+
+    received: Received
+    known: ServerKnowledge
+    data: ClientData
+
+    @property
+    def others(self) -> Tensor:
+        """Images of the client that it did not train on."""
+        return self.data.x[:0] if self.data.test_x is None else self.data.test_x
+
+
+def play_round(
+    federation: Federation, *, reference: Tensor | None = None, pixels: tuple[float, float] = (0.0, 1.0)
+) -> list[Release]:
+    """Let one round's cohort train and protect, and hand over what the server receives.
+
+    The round is not combined: play on a federation made for this, whose ledgers are of no other use. The server is
+    taken to know each release's noise scale, which adaptive methods hide: the stronger adversary is the right one to
+    judge a defence by.
+
+    Parameters
+    ----------
+    federation : Federation
+        Of any method. Under central trust the server receives what clients trained, unprotected.
+    reference : Tensor, optional
+        [m, ...], images that belong to nobody, for attacks that estimate statistics.
+    pixels : tuple of float
+        Range of the inputs.
+
+    Raises
+    ------
+    NoReplyError
+        If a client fails: its release is missing, and the others would be a selection.
+    """
+    asked = federation.ask(federation.round + 1)
+    task = asked.task
+    learned = federation.learner.learn(task.models, task.clients, task.keys, task.needs, task.sources)
+    collected = federation.collect(asked, learned)
+    missing = dict(collected.failed) | dict(collected.zeroed) | dict(asked.refused)
+    if missing:
+        raise NoReplyError(f"clients without a release of their own: {missing}")
+    result = []
+    for partition in asked.partitions:
+        model, data = model_of(collected.replies[partition]), federation.clients[partition]
+        if model is None:
+            raise NoReplyError(f"client {partition} released no model")
+        known = ServerKnowledge(
+            model=federation.learner.model,
+            layout=federation.layout,
+            shape=tuple(data.x.shape[1:]),
+            examples=data.examples,
+            pixels=pixels,
+            reference=reference,
+            **_defence(federation, partition),
+        )
+        received = Received(asked.broadcast.public.round, partition, asked.broadcast.models, model)
+        result.append(Release(received, known, data))
+    return result
+
+
+def _defence(federation: Federation, partition: int) -> dict[str, Any]:
+    """How the client trained, clipped and noised, as `ServerKnowledge` names it."""
+    local, layout, method = federation.learner.local, federation.layout, federation.method
+    if method.noisy is not None:  # the mean over a fixed number, in steps that see all examples in expectation
+        noisy, count = method.noisy.noisy_steps, federation.clients[partition].examples
+        lr = local.lr * count * noisy.rate / noisy.denominator
+        deviation = local.lr * noisy.deviation * sqrt(noisy.steps) / noisy.denominator
+        training = replace(local, lr=lr, epochs=noisy.steps, batch_size=count)
+        return {"local": training, "example_clip": noisy.clip, "noise": deviation}
+    entries = federation.party(partition).ledger.entries
+    noise = noise_of(entries[-1].spend, layout) if entries and method.client.trust == "local" else 0.0
+    return {"local": local, "clip": getattr(method.client, "clip", None), "noise": noise}
+
+
+def noise_of(spend: Spend, layout: Layout) -> float | dict[str, float]:
+    """Deviation of the noise of one coordinate: of all, or of each module.
+
+    The n-dimensional Laplace's length follows Gamma(n, 1 / epsilon), so that a coordinate has variance
+    (n + 1) / epsilon^2.
+    """
+    if not spend.scale:
+        return 0.0
+    if spend.mechanism == "euclidean-laplace":
+        return sqrt(layout.size + 1) / spend.scale[0]
+    if len(spend.scale) == 1:
+        return spend.scale[0]
+    return dict(zip(layout.groups("module"), spend.scale, strict=True))

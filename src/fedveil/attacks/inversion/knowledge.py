@@ -1,0 +1,195 @@
+"""What a server that inverts a client's release knows beside it, and what it brings back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fedveil.attacks.observation import Received, ThreatModel
+from fedveil.errors import FieldError, require_count, require_non_negative, require_positive
+from fedveil.layout import Layout
+from fedveil.learning import LocalTraining
+
+# The usual server: it follows the protocol, and works on what it receives.
+SERVER = ThreatModel(
+    "honest-but-curious server",
+    frozenset({"client models", "training", "reference"}),
+    {"statistics": "normalisation statistics never leave a client; the server may estimate them from reference images"},
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ServerKnowledge:
+    """What the server knows of the training behind a release; none of it is sent in the release itself.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The architecture; its buffers are the server's own copy of normalisation statistics.
+    layout : Layout
+        Of the model.
+    local : LocalTraining
+        Learning rate, epochs, batch size, loss. Only plain SGD can be simulated.
+    shape : tuple of int
+        Of one example, without the batch axis.
+    examples : int
+        Examples N the client trained on.
+    labels : Tensor, optional
+        [N], int64, where they are known (capability ``labels``).
+    clip : float or mapping of str to float, optional
+        Public norm to which the client cuts its update, or one a layer.
+    example_clip : float, optional
+        Public norm to which the client cuts each example's gradient (record-level DP).
+    noise : float or mapping of str to float
+        Deviation of the noise of one coordinate of the update, or one a module; 0 if there is none or it is unknown.
+    pixels : tuple of float
+        Least and largest value of an input.
+    reference : Tensor, optional
+        [m, *shape], images of the same kind that belong to nobody.
+
+    Raises
+    ------
+    FieldError
+        For training that cannot be simulated, or values that do not fit.
+    """
+
+    model: nn.Module
+    layout: Layout
+    local: LocalTraining
+    shape: tuple[int, ...]
+    examples: int = 1
+    labels: Tensor | None = None
+    clip: float | Mapping[str, float] | None = None
+    example_clip: float | None = None
+    noise: float | Mapping[str, float] = 0.0
+    pixels: tuple[float, float] = (0.0, 1.0)
+    reference: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no attack here can use."""
+        require_count("examples", self.examples)
+        if self.local.optimizer != "sgd" or self.local.momentum:
+            raise FieldError("local.optimizer", self.local.optimizer, "only SGD without momentum can be simulated")
+        if self.local.loss != "cross_entropy":
+            raise FieldError("local.loss", self.local.loss, "inversion is of classifiers: cross_entropy")
+        if self.labels is not None and (
+            tuple(self.labels.shape) != (self.examples,) or self.labels.dtype != torch.int64
+        ):
+            given = (tuple(self.labels.shape), self.labels.dtype)
+            raise FieldError("labels", given, f"must be int64 [{self.examples}]")
+        for name in ("clip", "noise"):
+            value, check = getattr(self, name), require_positive if name == "clip" else require_non_negative
+            for each in value.values() if isinstance(value, Mapping) else () if value is None else (value,):
+                check(name, each)
+            if isinstance(value, Mapping):
+                self.layout.grouping_of(name, value)
+        if self.example_clip is not None:
+            require_positive("example_clip", self.example_clip)
+        if not self.pixels[0] < self.pixels[1]:
+            raise FieldError("pixels", self.pixels, "must be (least, largest)")
+        if self.reference is not None and tuple(self.reference.shape[1:]) != tuple(self.shape):
+            raise FieldError("reference", tuple(self.reference.shape), f"must be [m, *{self.shape}]")
+
+    @property
+    def steps(self) -> int:
+        """Steps of SGD in one round."""
+        return self.local.epochs * ceil(self.examples / self.local.batch_size)
+
+    @property
+    def data_range(self) -> float:
+        """Largest difference of two inputs."""
+        return self.pixels[1] - self.pixels[0]
+
+    def deviations(self) -> Tensor:
+        """Deviation of the noise, float64 [d]."""
+        if not isinstance(self.noise, Mapping):
+            return torch.full((self.layout.size,), float(self.noise), dtype=torch.float64)
+        result = torch.zeros(self.layout.size, dtype=torch.float64)
+        for name, slices in self.layout.groups(self.layout.grouping_of("noise", self.noise)).items():
+            for s in slices:
+                result[s] = self.noise[name]
+        return result
+
+
+@dataclass(frozen=True, eq=False)
+class Reconstruction:
+    """What an attack brought back from one release.
+
+    Attributes
+    ----------
+    images : Tensor
+        [N, *shape], float64, in no order, within the range of the inputs.
+    labels : Tensor
+        [N], int64, in the order of `images`.
+    objective : float
+        What was minimised, at its end; smaller is better among runs of one attack. NaN where nothing is.
+    restarts : int
+        Starts beyond the first.
+    """
+
+    images: Tensor
+    labels: Tensor
+    objective: float
+    restarts: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inversion(ABC):
+    """An attack: a file that says whom it follows, what it needs, and by which equation it reconstructs.
+
+    Attributes
+    ----------
+    name, summary : str
+        For tables; the summary is one line.
+    needs : frozenset of str
+        Capabilities.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    needs: ClassVar[frozenset[str]] = frozenset({"client models", "training"})
+
+    @abstractmethod
+    def run(self, received: Received, known: ServerKnowledge) -> Reconstruction:
+        """Reconstruct the client's examples."""
+
+
+def invert(
+    received: Received, known: ServerKnowledge, attack: Inversion, threat: ThreatModel = SERVER
+) -> Reconstruction:
+    """Reconstruct a client's examples from its release.
+
+    Parameters
+    ----------
+    received : Received
+        The release.
+    known : ServerKnowledge
+        What the server knows beside it.
+    attack : Inversion
+        How.
+    threat : ThreatModel
+        What the adversary can do.
+
+    Raises
+    ------
+    ThreatError
+        If the attack needs what the adversary lacks.
+    FieldError
+        If the attack cannot use this release: another model's, none at all, or nothing in it.
+    """
+    needs = attack.needs | ({"labels"} if known.labels is not None else set())
+    threat.require(attack.name, needs)
+    known.layout.check(received.starts, "starts")
+    known.layout.check(received.model, "model")
+    if not torch.isfinite(received.model).all():
+        raise FieldError("model", "NaN or infinity", "the release is damaged: there is nothing to invert")
+    if not bool(received.update.any()):
+        raise FieldError("update", 0.0, "the client sent its start: there is nothing to invert")
+    found = attack.run(received, known)
+    return Reconstruction(found.images.clamp(*known.pixels), found.labels, found.objective, found.restarts)

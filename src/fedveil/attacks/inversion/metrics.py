@@ -1,0 +1,183 @@
+"""How near reconstructions come to their originals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import log10
+from typing import Any
+
+import scipy.optimize
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedveil.attacks.inversion.knowledge import Reconstruction
+from fedveil.errors import FieldError, require_positive
+
+Perceptual = Callable[[Tensor, Tensor], Tensor]
+
+# A reconstruction whose mean squared error, as a share of the squared range, is below counts as a success.
+SUCCESS = 1e-3
+_EXACT = "donot_use_mm_for_euclid_dist"  # products lose small distances to rounding
+
+
+def mse(original: Tensor, reconstruction: Tensor) -> Tensor:
+    """Mean squared error of each image [n, ...]; float64 [n]."""
+    _check(original, reconstruction)
+    return (original.to(torch.float64) - reconstruction.to(torch.float64)).square().flatten(1).mean(1)
+
+
+def psnr(original: Tensor, reconstruction: Tensor, *, data_range: float) -> Tensor:
+    """Peak signal-to-noise ratio of each image in decibels, [n]; infinite for equal images."""
+    return 10 * torch.log10(require_positive("data_range", data_range) ** 2 / mse(original, reconstruction))
+
+
+def ssim(original: Tensor, reconstruction: Tensor, *, data_range: float, window: int = 7) -> Tensor:
+    """Structural similarity of each image [n, c, H, W], mean over channels; float64 [n].
+
+    Source: Wang et al. 2004, with the uniform window, the unbiased covariance and the cut border of scikit-image.
+
+    Raises
+    ------
+    FieldError
+        For images smaller than the window.
+    """
+    _check(original, reconstruction)
+    if original.dim() != 4 or min(original.shape[2:]) < window or window % 2 == 0:
+        raise FieldError("window", window, f"must be odd and fit into images [n, c, H, W], not {tuple(original.shape)}")
+    a, b = original.to(torch.float64), reconstruction.to(torch.float64)
+    size = window * window
+
+    def mean(x: Tensor) -> Tensor:
+        return F.avg_pool2d(x, window, stride=1)
+
+    ma, mb, unbiased = mean(a), mean(b), size / (size - 1)
+    va, vb, both = (
+        (mean(x * y) - mx * my) * unbiased for x, y, mx, my in ((a, a, ma, ma), (b, b, mb, mb), (a, b, ma, mb))
+    )
+    c1, c2 = ((k * require_positive("data_range", data_range)) ** 2 for k in (0.01, 0.03))
+    found = (2 * ma * mb + c1) * (2 * both + c2) / ((ma**2 + mb**2 + c1) * (va + vb + c2))
+    return found.flatten(1).mean(1)
+
+
+def matched(originals: Tensor, reconstructions: Tensor) -> Tensor:
+    """Which reconstruction belongs to each original, int64 [n]: the assignment of least error (Hungarian method)."""
+    _check(originals, reconstructions)
+    a, b = (x.to(torch.float64).flatten(1) for x in (originals, reconstructions))
+    return torch.from_numpy(
+        scipy.optimize.linear_sum_assignment(torch.cdist(a, b, compute_mode=_EXACT).square().numpy())[1]
+    )
+
+
+def identified(originals: Tensor, reconstructions: Tensor, others: Tensor) -> Tensor:
+    """Whether each reconstruction [n, ...] is nearer to its original than to any other image [m, ...]; bool [n].
+
+    `others` are images of the same client that were not trained on in the round, or the nearest thing to them; the
+    other originals of the batch count too. One that equals the original does not count against it.
+    """
+    _check(originals, reconstructions)
+    rows = reconstructions.to(torch.float64).flatten(1)
+    own = (rows - originals.to(torch.float64).flatten(1)).norm(dim=1)
+    pool = torch.cat([originals, others.to(originals.dtype)]).to(torch.float64).flatten(1)
+    nearest: Tensor = torch.cdist(rows, pool, compute_mode=_EXACT).min(1).values * (1 + 1e-9)
+    return torch.le(own, nearest)
+
+
+def labels_recovered(truth: Tensor, found: Tensor) -> float:
+    """Share of the labels [n] that were found, as multisets."""
+    classes = int(torch.cat([truth, found]).max()) + 1
+    counts = [torch.bincount(x, minlength=classes) for x in (truth, found)]
+    return float(torch.minimum(*counts).sum()) / len(truth)
+
+
+def region_and_rest(original: Tensor, reconstruction: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean squared error inside and outside of a mask [n, H, W] (true: sensitive), float64 [n] each.
+
+    Raises
+    ------
+    FieldError
+        For a mask that does not fit, or that leaves one side of an image empty.
+    """
+    _check(original, reconstruction)
+    if mask.dtype != torch.bool or mask.shape != (len(original), *original.shape[-2:]):
+        raise FieldError("mask", (tuple(mask.shape), mask.dtype), f"must be bool [n, H, W] of {tuple(original.shape)}")
+    squares = (original.to(torch.float64) - reconstruction.to(torch.float64)).square()
+    squares = squares.flatten(1, -3).mean(1) if squares.dim() > 3 else squares
+    sides = []
+    for side in (mask, ~mask):
+        count = side.flatten(1).sum(1)
+        if not bool(count.all()):
+            raise FieldError("mask", "empty", "must leave pixels on both sides of every image")
+        sides.append((squares * side).flatten(1).sum(1) / count)
+    return sides[0], sides[1]
+
+
+def scores(
+    originals: Tensor,
+    labels: Tensor,
+    found: Reconstruction,
+    *,
+    data_range: float,
+    others: Tensor,
+    mask: Tensor | None = None,
+    perceptual: Perceptual | None = None,
+    seed: int = 0,
+) -> dict[str, float]:
+    """All figures of one release, means over its images, with those of two guesses that saw no release.
+
+    Parameters
+    ----------
+    originals, labels : Tensor
+        [n, ...] and [n], what the client trained on.
+    found : Reconstruction
+        Of that release.
+    data_range : float
+        Largest difference of two pixels.
+    others : Tensor
+        [m, ...], the client's other images, for `identified`; their mean is the guess ``mean_image``.
+    mask : Tensor, optional
+        [n, H, W], for the error of a region and of the rest.
+    perceptual : callable, optional
+        ``(originals, reconstructions) -> [n]``, such as LPIPS with weights of your own; none comes with FedVeil.
+    seed : int
+        Of the guess ``random_image``.
+
+    Returns
+    -------
+    dict
+        ``mse``, ``psnr`` (of the mean error), ``ssim`` (images of at least 7x7), ``success``, ``identified``,
+        ``labels``, ``mean_image``, ``random_image`` (errors); ``region``, ``rest``, ``perceptual`` where asked for.
+    """
+    images = found.images[matched(originals, found.images)]
+    error = mse(originals, images)
+    generator = torch.Generator().manual_seed(seed)
+    low = min(float(originals.min()), float(others.min())) if len(others) else float(originals.min())
+    noise = low + data_range * torch.rand(originals.shape, generator=generator, dtype=torch.float64)
+    average = (others if len(others) else originals).to(torch.float64).mean(0).expand(originals.shape)
+    result: dict[str, Any] = {
+        "mse": error,
+        "success": (error < SUCCESS * data_range**2).double(),
+        "identified": identified(originals, images, others).double(),
+        "mean_image": mse(originals, average),
+        "random_image": mse(originals, noise),
+    }
+    if originals.dim() == 4 and min(originals.shape[2:]) >= 7:
+        result["ssim"] = ssim(originals, images, data_range=data_range)
+    if mask is not None:
+        result["region"], result["rest"] = region_and_rest(originals, images, mask)
+    if perceptual is not None:
+        result["perceptual"] = perceptual(originals, images)
+    means = {name: float(value.mean()) for name, value in result.items()}
+    means["psnr"] = 10 * log10(data_range**2 / max(means["mse"], 1e-30))
+    return means | {"labels": labels_recovered(labels, found.labels)}
+
+
+def mean_scores(units: list[Mapping[str, float]]) -> dict[str, float]:
+    """Means over releases."""
+    return {name: sum(u[name] for u in units) / len(units) for name in units[0]}
+
+
+def _check(original: Tensor, reconstruction: Tensor) -> None:
+    if original.shape != reconstruction.shape or original.dim() < 2:
+        given = (tuple(original.shape), tuple(reconstruction.shape))
+        raise FieldError("reconstruction", given, "must have the shape of the originals, [n, ...]")

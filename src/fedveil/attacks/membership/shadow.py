@@ -1,0 +1,141 @@
+"""Shadow models: many models of the adversary's own, each trained on a known part of the records, all at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedveil.attacks.membership.signals import confidence
+from fedveil.errors import FieldError, require_count
+from fedveil.layout import Layout
+from fedveil.learning import ClientData, LocalTraining, make_trainer
+from fedveil.mechanisms import keyed_seed
+
+
+@dataclass(frozen=True, eq=False)
+class Shadows:
+    """Trained shadow models.
+
+    Attributes
+    ----------
+    vectors : Tensor
+        [m, d].
+    inside : Tensor
+        [m, N] bool, which record each was trained on.
+    """
+
+    vectors: Tensor
+    inside: Tensor
+
+
+def balanced(models: int, records: int, seed: int, share: float = 0.5) -> Tensor:
+    """Which record goes into which shadow model, [m, N] bool: each into exactly round(share m) of them, at random.
+
+    Raises
+    ------
+    FieldError
+        If a record would be in all models or in none.
+    """
+    require_count("models", models, 2)
+    inside = round(share * models)
+    if not 0 < inside < models:
+        raise FieldError("share", share, f"must put a record into some of {models} models and not into others")
+    draw = torch.rand(models, records, generator=torch.Generator().manual_seed(keyed_seed("shadows", seed)))
+    return draw.argsort(0).argsort(0) < inside
+
+
+def train_shadows(
+    model: nn.Module,
+    layout: Layout,
+    local: LocalTraining,
+    starts: Tensor,
+    data: ClientData,
+    inside: Tensor,
+    seed: int = 0,
+    workers: int = 1,
+) -> Shadows:
+    """Train shadow models as clients are trained, in one batched computation where the model has one.
+
+    Parameters
+    ----------
+    model, layout, local
+        As the attacked model is trained.
+    starts : Tensor
+        [m, d], or [d] for all: an initial model, or the broadcast that a client started from.
+    data : ClientData
+        The records [N].
+    inside : Tensor
+        [m, N] bool.
+    seed : int
+        Of the order of training.
+    workers : int
+        Threads.
+
+    Raises
+    ------
+    Exception
+        What stopped the training of a shadow model.
+    """
+    m = len(inside)
+    parts = [ClientData(data.x[rows], data.y[rows]) for rows in inside]
+    trainer = make_trainer(model, layout, local, workers=workers)
+    begin = starts.expand(m, -1) if starts.dim() == 1 else starts
+    trained = trainer.train(begin, parts, [(keyed_seed("shadow training", seed), 0, i) for i in range(m)])
+    rows = []
+    for found in trained:
+        if isinstance(found, Exception):
+            raise found
+        rows.append(found.model)
+    return Shadows(torch.stack(rows), inside)
+
+
+@dataclass(frozen=True, eq=False)
+class Signals:
+    """Log-odds of the true class, from which the scores of `scores` are made.
+
+    Attributes
+    ----------
+    target : Tensor
+        [N], of the attacked model on the records in question.
+    shadows : Tensor
+        [m, N], of the shadow models.
+    inside : Tensor
+        [m, N] bool.
+    population, population_shadows : Tensor, optional
+        [P] and [m, P], of records known to be in none of the models, for RMIA.
+    """
+
+    target: Tensor
+    shadows: Tensor
+    inside: Tensor
+    population: Tensor | None = None
+    population_shadows: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Check the shapes."""
+        if self.shadows.shape != self.inside.shape or self.shadows.shape[1:] != self.target.shape:
+            shapes = tuple(self.target.shape), tuple(self.shadows.shape), tuple(self.inside.shape)
+            raise FieldError("shadows", shapes, "must be [N], [m, N] and [m, N]")
+
+
+def signals(
+    model: nn.Module,
+    layout: Layout,
+    attacked: Tensor,
+    shadows: Shadows,
+    data: ClientData,
+    population: ClientData | None = None,
+) -> Signals:
+    """Ask the attacked model [d] and the shadow models about the records, and about a population."""
+    every = torch.cat([attacked[None], shadows.vectors])
+    odds = confidence(model, layout, every, data.x, data.y)
+    others = None if population is None else confidence(model, layout, every, population.x, population.y)
+    return Signals(
+        odds[0],
+        odds[1:],
+        shadows.inside,
+        None if others is None else others[0],
+        None if others is None else others[1:],
+    )

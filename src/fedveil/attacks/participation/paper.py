@@ -1,0 +1,69 @@
+"""The client inference statistics of the metric privacy paper, exactly as printed, and named as the paper's.
+
+Source: Sáinz-Pardo Díaz et al. 2026, sections 7.4.1 and 7.4.2. Kept for comparison with its tables, not for inference.
+
+Threat model: semi-honest client; receives the models and the aggregated metrics, holds a tenth of the target's training
+examples (multi-round: with Gaussian noise of a fifth of the largest pixel value).
+
+    single shot, after one round of 20 local epochs:   100 (shadow loss - aggregated loss) / shadow loss, in percent
+    multi-round, 5 epochs x 20 rounds, once with the target and once without:
+        s_r = -loss(W_r, shadow); AUC of the 20 IN against the 20 OUT rounds, 95% bare bootstrap over rounds
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from numpy.typing import ArrayLike
+
+from fedveil.attacks.participation.result import Participation, judge
+from fedveil.attacks.statistics import auc_interval
+from fedveil.errors import require_positive
+
+SINGLE_SHOT, MULTI_ROUND = "paper-single-shot", "paper-multi-round"
+SINGLE_EPOCHS, MULTI_EPOCHS, MULTI_ROUNDS = 20, 5, 20
+SHADOW_SHARE, SHADOW_NOISE = 0.1, 0.2
+
+NOT_INDEPENDENT = (
+    "the rounds of one run are not independent, so this interval is no inference about participation: where models are "
+    "noised it excludes .5 in about half of all pairs of runs that both lack the target, or more, instead of in 1 of 20"
+)
+NO_OTHER_WORLD = (
+    "there is no run without the target to set it beside, and the paper reads a larger difference as better protection"
+)
+
+
+@dataclass(frozen=True)
+class SingleShot:
+    """The paper's single-shot figure.
+
+    Attributes
+    ----------
+    setting : str
+        What was attacked.
+    shadow_loss, aggregated_loss : float
+        Of the model after one round.
+    difference : float
+        In percent.
+    note : str
+        What has to be said beside it.
+    """
+
+    setting: str
+    shadow_loss: float
+    aggregated_loss: float
+    difference: float
+    note: str = NO_OTHER_WORLD
+
+
+def single_shot(setting: str, shadow_loss: float, aggregated_loss: float) -> SingleShot:
+    """The relative difference of the two losses."""
+    loss = require_positive("shadow_loss", shadow_loss)
+    return SingleShot(setting, loss, aggregated_loss, 100 * (loss - aggregated_loss) / loss)
+
+
+def multi_round(setting: str, inside: ArrayLike, outside: ArrayLike) -> Participation:
+    """The area under the ROC curve over the rounds of one IN and one OUT run; scores [R] each."""
+    auc = auc_interval(inside, outside, widened=False)
+    found = replace(judge(MULTI_ROUND, setting, inside, outside), point=auc.point, low=auc.low, high=auc.high)
+    return replace(found, replication="a round of one run, as printed", true_rates={}, notes=(NOT_INDEPENDENT,))

@@ -1,0 +1,88 @@
+"""Whom a robust rule used: honest clients left out, rare but honest ones among them, and what malicious ones got."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedveil.accounting import model_of
+from fedveil.aggregation import Aggregator
+from fedveil.engines.probe import Seen
+from fedveil.learning import ClientData
+from fedveil.mechanisms import ReproducibleSource
+
+
+def rare_clients(clients: Sequence[ClientData], among: Collection[int], classes: int) -> list[int]:
+    """The quarter of some clients (at least one) whose class shares are furthest from those of all, in total variation.
+
+    Parameters
+    ----------
+    clients : sequence of ClientData
+        All of them.
+    among : collection of int
+        Partitions, such as the honest ones.
+    classes : int
+        Number of classes.
+    """
+    counts = torch.stack([torch.bincount(c.y, minlength=classes).double() for c in clients])
+    shares = counts / counts.sum(1, keepdim=True).clamp(min=1)
+    away = (shares - counts.sum(0) / counts.sum()).abs().sum(1)
+    found = sorted(among, key=lambda p: (-float(away[p]), p))
+    return sorted(found[: max(1, len(found) // 4)])
+
+
+class Selection:
+    """A probe: shares of honest clients, and of rare ones, that the rule left out, and what malicious clients made up.
+
+    A client is left out where its share in the result is 0. The rule is asked again about what arrived; where it draws
+    (buckets), about another draw. Rules that treat each coordinate by itself cannot say, and give no figures.
+
+    Parameters
+    ----------
+    rule : Aggregator
+        The server's.
+    malicious, rare : collection of int
+        Partitions; `rare` of honest clients.
+    """
+
+    def __init__(self, rule: Aggregator, malicious: Collection[int], rare: Collection[int]) -> None:
+        self.rule, self.malicious, self.rare = rule, frozenset(malicious), frozenset(rare)
+        self.says = type(rule).shares is not Aggregator.shares
+
+    @property
+    def name(self) -> str:
+        """The rule and who is malicious."""
+        return f"selection of {self.rule!r}, malicious {sorted(self.malicious)}, rare {sorted(self.rare)}"
+
+    @property
+    def figures(self) -> Collection[str]:
+        """Three, or none."""
+        return ("honest_rejected", "rare_rejected", "malicious_share") if self.says else ()
+
+    def __call__(self, seen: Seen) -> Mapping[str, float]:
+        """The figures of a round; a client whose reply could not be used counts as left out."""
+        if not self.says:
+            return {}
+        start, used = seen.broadcast.models[0], seen.record.round.used
+        models = [m for m in (model_of(seen.received[p]) for p in used) if m is not None]
+        updates = torch.stack(models) - start
+        own: Tensor | None = None
+        if "public_update" in self.rule.needs and seen.federation.server.tutor is not None:
+            own = seen.federation.server.tutor(start, seen.broadcast.public.round) - start
+        rule = self.rule.for_round(self.rule.init(len(start), start.dtype), ReproducibleSource(0), own)
+        weights = torch.full((len(used),), 1 / len(used), dtype=torch.float64)
+        shares = rule.shares(updates, weights)
+        assert shares is not None
+        got = dict(zip(used, shares.tolist(), strict=True))
+        honest = [p for p in seen.received if p not in self.malicious]
+        return {
+            "honest_rejected": _left_out(got, honest),
+            "rare_rejected": _left_out(got, [p for p in honest if p in self.rare]),
+            "malicious_share": sum(got.get(p, 0.0) for p in self.malicious),
+        }
+
+
+def _left_out(shares: Mapping[int, float], clients: Sequence[int]) -> float:
+    return sum(shares.get(p, 0.0) <= 0 for p in clients) / len(clients) if clients else 0.0

@@ -1,0 +1,156 @@
+"""The game of inversion: what the server reconstructs of the images behind one release of each client.
+
+One round of each setting is played on clients that train on a few images of their own: of larger batches less is left,
+and what a client risks at worst is asked. Beside the settings stand noises of known length, nu times the update's, as a
+scale. The last client is not attacked: its images are the server's reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Self
+
+from torch import Tensor
+
+from fedveil.attacks.inversion import INVERSIONS, Inversion, Inverted, Release, compare_inversion, play_round
+from fedveil.audit.game import GAMES, Judgement, Refused
+from fedveil.audit.participation import Planned, settings_of
+from fedveil.config import Config
+from fedveil.engines import Execution, Federation
+from fedveil.errors import FieldError, nearest, require_count
+from fedveil.grid import Cell, Finished
+from fedveil.learning import ClientData
+from fedveil.methods import GroupPrivacy, Method, Plain
+from fedveil.runs.prepare import Setup, prepare
+
+NOISE = (0.001, 0.01, 0.1, 1.0, 3.0)  # nu, the noise-to-signal ratios that stand beside the settings
+ONE, SEVERAL = ("analytic", "idlg", "cosine"), ("spear", "idlg", "cosine", "local-steps", "see-through")
+TRUSTED = "the server is trusted there, and receives what clients trained: what it reads in a model is no breach"
+
+
+@dataclass(frozen=True, eq=False)
+class InversionAudit(Judgement):
+    """A finished game of inversion; `inverted` has the pictures."""
+
+    inverted: Inverted | None = None
+    pixels: tuple[float, float] = (0.0, 1.0)
+
+
+@GAMES.register("inversion")
+@dataclass(frozen=True, eq=False)
+class InversionGame:
+    """What the server learns about the images behind a release.
+
+    Parameters
+    ----------
+    config : Config
+        Of one run, or with the settings of a comparison; only its first round is played.
+    compare : bool
+        Every setting of ``[compare]`` instead of the one of ``[privacy]``.
+    attacks : tuple of str
+        Of `INVERSIONS`; by default those that fit the number of images.
+    replicates : int
+        Clients that are attacked, at most; the last one is not.
+    images : int
+        That each of them trains on.
+    """
+
+    config: Config
+    compare: bool = False
+    attacks: tuple[str, ...] = ()
+    replicates: int = 8
+    images: int = 1
+
+    name: ClassVar[str] = "inversion"
+    together: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Refuse what is unknown."""
+        for name in self.attacks:
+            if name not in INVERSIONS:
+                raise FieldError("--attack", name, nearest(name, INVERSIONS))
+        require_count("--replicates", self.replicates)
+        require_count("--images", self.images)
+
+    @classmethod
+    def build(cls, config: Config, compare: bool, options: Mapping[str, Any]) -> Self:
+        return cls(config, compare, **options)
+
+    def question(self) -> dict[str, Any]:
+        return {"attacks": list(self.chosen), "clients": self.replicates, "images": self.images, "noise": list(NOISE)}
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """The attacks that were asked for, or all that make sense."""
+        return tuple(dict.fromkeys(self.attacks)) or (ONE if self.images == 1 else SEVERAL)
+
+    @cached_property
+    def settings(self) -> list[tuple[Planned, Setup]]:
+        """The undefended federation first."""
+        return [(planned, prepare(planned.config)) for planned in settings_of(self.config, self.compare)]
+
+    def cells(self) -> Sequence[Cell]:
+        return ()  # a release is made and inverted at once: there is no run to keep
+
+    def check(self) -> list[str]:
+        """Refuse clients without images enough, and training that cannot be simulated."""
+        setup = self.settings[0][1]
+        if setup.dataset.task != "classification" or len(setup.dataset.input_shape) != 3:
+            raise FieldError("data.name", self.config.data.name, "inversion is of classified images")
+        if len(setup.dealt.clients) < 2:
+            raise FieldError("data.clients", 1, "the last client's images are the server's reference: at least 2")
+        for i, client in enumerate(self._clients(setup)[:-1][: self.replicates]):
+            if client.examples < self.images:
+                raise FieldError("--images", self.images, f"client {i} has {client.examples} examples")
+        self._releases(setup)  # an optimiser that cannot be simulated is refused before anything is written
+        central = [p.label for p, s in self.settings[1:] if s.method.client.trust == "central"]
+        return [f"{label}: {TRUSTED}" for label in central]
+
+    def judge(self, finished: Finished) -> InversionAudit:
+        """Play a round of each setting and attack its releases."""
+        plain = self.settings[0][1]
+        releases = {p.label: self._releases(setup) for p, setup in self.settings}
+        for nu in NOISE:
+            noise = Method(f"nu = {nu:g}", GroupPrivacy(noise_multiplier=nu), Plain())
+            releases[noise.name] = self._releases(plain, noise)
+        attacks: list[Inversion] = [INVERSIONS[name]() for name in self.chosen]
+        undefended = self.settings[0][0].label
+        found = compare_inversion(releases, attacks, undefended=undefended)
+        refused = [Refused(attack, "all", reason) for attack, reason in found.refused.items()]
+        values = {
+            "name": self.config.name,
+            **self.question(),
+            "seed": self.config.seed,
+            "undefended": undefended,
+            "results": [v.to_dict() for v in found.verdicts],
+            "refused": [asdict(r) for r in refused],
+        }
+        notes = [f"{r.attack} was not run: {r.reason}" for r in refused]
+        if invalid := sorted({v.attack for v in found.verdicts if not v.valid}):
+            notes.append(f"fails without a defence, and says nothing about one: {', '.join(invalid)}")
+        return InversionAudit(found.verdicts, refused, values, notes, found, self._pixels(plain))
+
+    def _releases(self, setup: Setup, method: Method | None = None) -> list[Release]:
+        arguments = {**setup.arguments, "clients": self._clients(setup), "clients_per_round": None}
+        execution = Execution(learner=arguments.pop("learner"))
+        if method is not None:
+            arguments |= {"method": method, "client_sides": {}}
+        federation = Federation(**arguments, execution=execution)
+        found = play_round(federation, reference=setup.dealt.clients[-1].x, pixels=self._pixels(setup))
+        return found[:-1][: self.replicates]
+
+    def _clients(self, setup: Setup) -> list[ClientData]:
+        """All clients, each with a few images to train on, the others held out."""
+        few = self.images
+        return [ClientData(c.x[:few], c.y[:few], *_rest(c, few)) for c in setup.dealt.clients]
+
+    @staticmethod
+    def _pixels(setup: Setup) -> tuple[float, float]:
+        x = setup.dataset.x
+        return (-1.0, 1.0) if float(x.min()) < 0 else (0.0, 1.0)
+
+
+def _rest(client: ClientData, few: int) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    return (client.x[few:], client.y[few:]) if client.examples > few else (None, None)

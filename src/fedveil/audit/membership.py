@@ -1,0 +1,240 @@
+"""The game of membership: what the server learns about single records, in runs as they are configured.
+
+Members are the clients' training records; half of what the clients hold out are non-members, the other half the
+adversary's reference. Each run is judged by itself; runs differ in the seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import scipy
+import torch
+from torch import Tensor
+
+from fedveil.attacks import ServerView, Verdict
+from fedveil.attacks.membership import (
+    by_class,
+    by_round_and_client,
+    confidence,
+    fed_mia,
+    guess,
+    loss_of_confidence,
+    same_classes,
+)
+from fedveil.attacks.statistics import auc
+from fedveil.audit.game import GAMES, Judgement, Refused
+from fedveil.audit.participation import Planned, settings_of
+from fedveil.config import Config
+from fedveil.engines.probe import Seen
+from fedveil.errors import FedVeilError, FieldError, nearest, require_count
+from fedveil.grid import Cell, Finished
+from fedveil.learning import ClientData
+from fedveil.runs.prepare import Setup, prepare
+
+# What is measured: its unit, and what guessing reaches.
+ATTACKS: dict[str, str] = {
+    "loss": "AUC",
+    "loss-trajectory": "AUC",
+    "fedmia": "AUC",
+    "fedmia-by-class": "AUC",
+    "fedmia-same-classes": "AUC",
+    "source": "top-1 accuracy less chance",
+}
+
+
+class MembershipView:
+    """A probe that keeps what the server sees and, after the run, says how well each attack did.
+
+    Clients that did not reply in every round are left out.
+    """
+
+    name = "membership"
+    figures: Collection[str] = ()
+
+    def begin(self, setup: Setup) -> None:
+        """Take the records in question; see `fedveil.runs.judging.Judge`."""
+        self._clients: Sequence[ClientData] = setup.arguments["clients"]
+        self._view, self._globals, self._setup = ServerView(), list[Tensor](), setup
+
+    def load(self, setup: Setup) -> tuple[int, int]:
+        return setup.config.rounds * (len(setup.dealt.clients) + 1), 0
+
+    def __call__(self, seen: Seen) -> Mapping[str, float]:
+        """One round."""
+        self._globals.append(seen.models[0])
+        self._view(seen)
+        return {}
+
+    @classmethod
+    def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
+        """``figures`` by attack, and why others were ``refused``."""
+        return [judge._concluded() for judge in judges]
+
+    def _concluded(self) -> dict[str, Any]:
+        figures: dict[str, float] = {}
+        refused: dict[str, str] = {}
+        try:
+            self._judge(figures, refused)
+        except FedVeilError as error:
+            refused |= {name: str(error) for name in ATTACKS if name not in figures}
+        return {"figures": figures, "refused": refused}
+
+    def _judge(self, figures: dict[str, float], refused: dict[str, str]) -> None:
+        partitions, table = by_round_and_client(self._view.received)
+        held = [self._clients[p] for p in partitions]
+        x, y = torch.cat([c.x for c in held]), torch.cat([c.y for c in held])
+        owner = torch.repeat_interleave(torch.arange(len(held)), torch.tensor([len(c.x) for c in held]))
+        apart = [(c.test_x, c.test_y) for c in held if c.test_x is not None and c.test_y is not None]
+        if not apart:
+            raise FieldError("data.holdout", 0, "non-members are what clients hold out: set it")
+        out_x, out_y = torch.cat([a for a, _ in apart]), torch.cat([b for _, b in apart])
+        records, labels = torch.cat([x, out_x[::2], out_x[1::2]]), torch.cat([y, out_y[::2], out_y[1::2]])
+        n, m = len(x), len(out_x[::2])
+        tools = self._setup.learner.model, self._setup.learner.layout
+        whole = -loss_of_confidence(confidence(*tools, torch.stack(self._globals), records, labels))
+        figures["loss"] = auc(whole[-1, :n], whole[-1, n : n + m])
+        mean = whole.mean(0)
+        figures["loss-trajectory"] = auc(mean[:n], mean[n : n + m])
+        odds = torch.stack([confidence(*tools, torch.stack([r.model for r in row]), records, labels) for row in table])
+        scaled = by_class(odds[..., : n + m], labels[: n + m], odds[..., n + m :], labels[n + m :])
+        found = {"fedmia": list[float](), "fedmia-by-class": list[float](), "fedmia-same-classes": list[float]()}
+        for client in range(len(held)):
+            own = (owner == client).nonzero().flatten()
+            plain, by = fed_mia(odds[..., : n + m], client), fed_mia(scaled, client)
+            found["fedmia"].append(auc(plain[own], plain[n:]))
+            found["fedmia-by-class"].append(auc(by[own], by[n:]))
+            try:
+                alike = n + same_classes(y[own], labels[n : n + m])
+                found["fedmia-same-classes"].append(auc(plain[own], plain[alike]))
+            except FieldError:
+                continue  # of this client, too few non-members have the members' classes
+        for name, areas in found.items():
+            if areas:
+                figures[name] = float(np.mean(areas))
+            else:
+                refused[name] = "no client has enough non-members of its members' classes"
+        right = float((guess(odds[..., :n].mean(0)) == owner).double().mean())
+        figures["source"] = right - 1 / len(held)
+
+
+@GAMES.register("membership")
+@dataclass(frozen=True, eq=False)
+class MembershipGame:
+    """What an honest-but-curious server learns about single records; see `ATTACKS`.
+
+    Parameters
+    ----------
+    config, compare
+        See `ParticipationGame`.
+    attacks : tuple of str
+        Of `ATTACKS`; without any, all of them.
+    replicates : int
+        Runs of each setting, under seeds of their own; from 3 on there is an interval.
+    """
+
+    config: Config
+    compare: bool = False
+    attacks: tuple[str, ...] = ()
+    replicates: int = 3
+
+    name: ClassVar[str] = "membership"
+    together: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Refuse what is unknown."""
+        for name in self.attacks:
+            if name not in ATTACKS:
+                raise FieldError("--attack", name, nearest(name, ATTACKS))
+        require_count("--replicates", self.replicates)
+
+    @classmethod
+    def build(cls, config: Config, compare: bool, options: Mapping[str, Any]) -> Self:
+        return cls(config, compare, **options)
+
+    def question(self) -> dict[str, Any]:
+        return {"attacks": list(self.chosen), "replicates": self.replicates, "seed": self.config.seed}
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """The attacks that were asked for, or all."""
+        return tuple(dict.fromkeys(self.attacks)) or tuple(ATTACKS)
+
+    @cached_property
+    def settings(self) -> list[Planned]:
+        """The undefended federation first; settings that match another's sigma are left out."""
+        return [planned for planned in settings_of(self.config, self.compare) if not planned.matches]
+
+    @cached_property
+    def of_run(self) -> dict[tuple[str, int], Cell]:
+        """The cell of every run."""
+        found = {}
+        for planned in self.settings:
+            for i in range(self.replicates):
+                config = planned.config.model_copy(update={"seed": self.config.seed + i})
+                found[planned.label, i] = Cell(planned.label, config, (MembershipView(),))
+        return found
+
+    def check(self) -> list[str]:
+        """Refuse data without classes, or without records held out."""
+        setup = prepare(self.settings[-1].config)
+        if setup.dataset.task != "classification":
+            raise FieldError("data.name", self.config.data.name, f"is a {setup.dataset.task}; records need a class")
+        if not self.config.data.holdout:
+            raise FieldError("data.holdout", 0, "non-members are what clients hold out: set it")
+        return list(setup.warnings)
+
+    def cells(self) -> list[Cell]:
+        return list(self.of_run.values())
+
+    def judge(self, finished: Finished) -> Judgement:
+        """One verdict an attack and setting, over runs."""
+        found: dict[tuple[str, str], list[float]] = {}
+        refused: dict[tuple[str, str], str] = {}
+        trusted: list[str] = []
+        for (label, _), cell in self.of_run.items():
+            values = finished.outcomes[cell.key].summary.values
+            concluded = values["concluded"][MembershipView.name]
+            if values["trust"] == "central" and label not in trusted:
+                trusted.append(label)
+            for name in self.chosen:
+                if name in concluded["figures"]:
+                    found.setdefault((label, name), []).append(concluded["figures"][name])
+                else:
+                    refused[label, name] = concluded["refused"].get(name, "was not played")
+        bare = {name: float(np.mean(v)) for (label, name), v in found.items() if label == self.settings[0].label}
+        verdicts = [_over_runs(label, name, values, bare.get(name)) for (label, name), values in found.items()]
+        lines = [Refused(name, label, why) for (label, name), why in refused.items() if (label, name) not in found]
+        notes = [
+            f"{label}: the server is trusted and sees clear updates; only loss is an outsider's" for label in trusted
+        ]
+        values = {"results": [v.to_dict() for v in verdicts], "replicates": self.replicates}
+        return Judgement(verdicts, lines, values, notes)
+
+
+def _over_runs(label: str, name: str, values: Sequence[float], bare: float | None) -> Verdict:
+    """The mean over runs, with Student's interval from three runs on."""
+    unit, point, n = ATTACKS[name], float(np.mean(values)), len(values)
+    half, notes = 0.0, []
+    if n >= 3:
+        half = float(scipy.stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / n**0.5)
+    else:
+        notes.append("no interval: three runs are the least for one")
+    return Verdict(
+        attack=name,
+        setting=label,
+        figure=unit,
+        point=point,
+        low=point - half,
+        high=point + half,
+        n=n,
+        replication="one run",
+        without_defence=bare,
+        valid=None if bare is None else bare > (0.55 if unit == "AUC" else 0.05),
+        threat="honest-but-curious server",
+        notes=notes,
+    )

@@ -1,0 +1,335 @@
+"""The game of participation: one federation again and again, with and without one client, and what others learn of it.
+
+The same attacks always run against the federation without its defence too: an attack that fails there says nothing
+about the defence. Every run has its own data, first model, training order, cohorts and noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any, ClassVar, Self
+
+from fedveil.attacks import ATTACKS, Active, Participation, ThreatError
+from fedveil.attacks.participation.paper import MULTI_ROUND, SINGLE_SHOT, SingleShot
+from fedveil.attacks.participation.result import RUN
+from fedveil.attacks.statistics import epsilon_ceiling
+from fedveil.audit.game import GAMES, Judgement, play
+from fedveil.audit.printed import cells_of, judge_printed
+from fedveil.audit.replicates import HONEST, MALICIOUS, Case, Replicate, never_drawn
+from fedveil.audit.scoring import Judged, judge_all
+from fedveil.audit.view import ParticipationView, threat_of
+from fedveil.config import Config
+from fedveil.config.sections import Comparison, Randomness, Setting
+from fedveil.config.variants import configure, variants_of
+from fedveil.config.world import WORLDS, World
+from fedveil.errors import FieldError, nearest, require_count
+from fedveil.grid import Cell, Finished
+from fedveil.runs import Progress
+from fedveil.runs.deal import Dealt, deal_out
+from fedveil.runs.prepare import Setup, prepare, resolve_device
+from fedveil.runs.world import share_out
+
+VANILLA = "vanilla"
+PRINTED = (SINGLE_SHOT, MULTI_ROUND)
+NAMES = (*ATTACKS, *PRINTED)
+LEAST, REHEARSALS = 4, 8  # runs in each world; rehearsals are half as many as runs, and at least so many
+DRAWN = ("dirichlet", "quantity", "shards")  # partitions that draw the clients' sizes
+
+
+@dataclass(frozen=True, eq=False)
+class Audit(Judgement):
+    """A finished game of participation.
+
+    Attributes
+    ----------
+    judged : Judged
+        Every attack in every setting.
+    settings : tuple of str
+        The undefended federation first.
+    single_shots, multi_rounds : list of SingleShot, list of Participation
+        The paper's, if asked for.
+    """
+
+    judged: Judged = field(default_factory=Judged)
+    settings: tuple[str, ...] = ()
+    single_shots: list[SingleShot] = field(default_factory=list)
+    multi_rounds: list[Participation] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One setting: its label, its configuration, and the setting whose average sigma it takes, or ""."""
+
+    label: str
+    config: Config
+    matches: str = ""
+
+
+@GAMES.register("participation")
+@dataclass(frozen=True, eq=False)
+class ParticipationGame:
+    """What a client learns about the participation of another.
+
+    Parameters
+    ----------
+    config : Config
+        Of one run, or with the settings of a comparison; the embedded engine plays it.
+    compare : bool
+        Play every setting of ``[compare]`` instead of the one of ``[privacy]``.
+    attacks : tuple of str
+        Of `NAMES`; without any, all of them.
+    replicates : int
+        Evaluated runs in each world; half as many more (at least 8) are rehearsals.
+    target, attacker : int, optional
+        Partitions; by default the first client attacks the last.
+    colluders : int, optional
+        Clients that pool what they sent, the attacker included; by default 2, where there are so many.
+    shadow : {"clean", "noisy", "partial", "public"}
+        What the adversary holds of the target's data.
+    world : {"replace", "twin", "remove", "empty", "itself"}
+        What stands in the target's place.
+    """
+
+    config: Config
+    compare: bool = False
+    attacks: tuple[str, ...] = ()
+    replicates: int = 30
+    target: int | None = None
+    attacker: int | None = None
+    colluders: int | None = None
+    shadow: str = "clean"
+    world: str = "replace"
+
+    name: ClassVar[str] = "participation"
+    together: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Refuse what is unknown, and fill in all attacks that the configuration allows."""
+        for name in self.attacks:
+            if name not in NAMES:
+                raise FieldError("--attack", name, nearest(name, NAMES))
+        if SINGLE_SHOT in self.attacks and not self.config.data.holdout:
+            raise FieldError("--attack", SINGLE_SHOT, "needs an aggregated test loss: set data.holdout")
+        require_count("--replicates", self.replicates, least=LEAST)
+
+    @classmethod
+    def build(cls, config: Config, compare: bool, options: Mapping[str, Any]) -> Self:
+        return cls(config, compare, **options)
+
+    def question(self) -> dict[str, Any]:
+        who = self.roles.roles()
+        return {**who, "replicates": self.replicates, "seed": self.config.seed, "attacks": list(self.chosen)}
+
+    @cached_property
+    def chosen(self) -> tuple[str, ...]:
+        """The attacks that were asked for, or all that the configuration allows."""
+        every = (n for n in NAMES if n != SINGLE_SHOT or self.config.data.holdout)
+        return tuple(dict.fromkeys(self.attacks)) or tuple(every)
+
+    @cached_property
+    def dealt(self) -> Dealt:
+        """The data of an ordinary run."""
+        return deal_out(self.config.data, self.config.seed)
+
+    @cached_property
+    def roles(self) -> World:
+        """Who attacks whom."""
+        n, seed = len(self.dealt.clients), self.config.seed
+        return World.of(n, self.target, self.attacker, self.world, self.shadow, self.colluders, seed)
+
+    @cached_property
+    def settings(self) -> list[Planned]:
+        """The undefended federation, then the one of ``[privacy]``, or each of ``[compare]``."""
+        return settings_of(self.config, self.compare)
+
+    @cached_property
+    def cases(self) -> list[Case]:
+        """Every run: of each setting, with honest and crafted updates as needed, rehearsed and evaluated."""
+        attacks = [name for name in self.chosen if name in ATTACKS]
+        matched = bool(attacks) and any(p.matches for p in self.settings)
+        kinds = [HONEST] * (matched or any(name != Active.name for name in attacks))
+        kinds += [MALICIOUS] * (Active.name in attacks)
+        counts = {"rehearsal": max(REHEARSALS, self.replicates // 2), "run": self.replicates}
+        return [
+            Case(planned.label, kind, phase, inside, index)
+            for planned in self.settings
+            for kind in kinds
+            for phase, count in counts.items()
+            for index in range(count)
+            for inside in (True, False)
+        ]
+
+    @cached_property
+    def of_case(self) -> dict[Case, Cell]:
+        """The cell of every run.
+
+        A setting that matches the sigma of another takes the average of that one's first rehearsals, which every audit
+        plays, with the target: metric privacy's sigma depends on who takes part.
+        """
+        planned, found = {p.label: p for p in self.settings}, dict[Case, Cell]()
+        for case in self.cases:
+            setting = planned[case.setting]
+            sources = self._sources(setting.matches) if setting.matches else None
+            found[case] = self._cell(case, setting.config, sources)
+        return found
+
+    def _cell(self, case: Case, config: Config, sources: tuple[Cell, ...] | None = None) -> Cell:
+        world = self.roles.model_copy(update={"inside": case.inside, "crafted": case.kind == MALICIOUS})
+        config = config.model_copy(update={"seed": case.seed(self.config.seed), "world": world})
+        return Cell(case.setting, config, (ParticipationView(),), sources)
+
+    @cache  # noqa: B019 - the game lives as long as its cells
+    def _sources(self, label: str) -> tuple[Cell, ...]:
+        config = next(p.config for p in self.settings if p.label == label)
+        cases = [Case(label, HONEST, "rehearsal", True, i) for i in range(REHEARSALS)]
+        return tuple(self._cell(case, config) for case in cases)
+
+    @cached_property
+    def printed(self) -> dict[tuple[str, str], list[Cell]]:
+        """The runs of the paper's statistics."""
+        names = [name for name in self.chosen if name in PRINTED]
+        found = {}
+        for planned in self.settings:
+            for name in names:
+                cells = cells_of(name, planned.label, planned.config, self.roles)
+                if planned.matches:
+                    cells = [replace(cell, sigma_of=self._sources(planned.matches)) for cell in cells]
+                found[name, planned.label] = cells
+        return found
+
+    def cells(self) -> list[Cell]:
+        return [*(cell for cells in self.printed.values() for cell in cells), *self.of_case.values()]
+
+    def check(self) -> list[str]:
+        """Refuse what no adversary could do and what cannot be dealt out; say what is odd."""
+        last = self.settings[-1].config
+        setups = [self._setup(planned) for planned in self.settings]
+        self._check_threats(setups[1:] or setups)
+        own = [case for case in self.cases if case.setting == self.settings[-1].label]
+        every = last.data.partition in DRAWN or self.world == "twin"  # else one deal tells for all
+        for seed in {case.seed(self.config.seed) for case in (own if every else own[:1])}:
+            share_out(last.data, self.dealt, self.roles.model_copy(update={"inside": False}), seed)
+        notes, inside = list(setups[-1].warnings), [case for case in own if case.inside]
+        lost = never_drawn(last, len(self.dealt.clients), self.roles, inside)
+        if inside and len(lost) == len(inside):
+            accepted = "is in no round's cohort in any run: it never trains; raise rounds or clients_per_round"
+            raise FieldError("--target", self.roles.target, accepted)
+        if lost:
+            notes.append(f"in {len(lost)} of {len(inside)} runs 'with' the target it is in no cohort, and never trains")
+        return notes
+
+    def _setup(self, planned: Planned, **update: Any) -> Setup:
+        world = self.roles.model_copy(update={"anew": False, "stand_in": "empty", "shadow": "clean", **update})
+        return prepare(planned.config.model_copy(update={"world": world}))
+
+    def _check_threats(self, setups: Sequence[Setup]) -> None:
+        for name in self.attacks:
+            if name not in ATTACKS:
+                continue
+            errors = []
+            for setup in setups:
+                crafted = name == Active.name
+                world = self.roles.model_copy(update={"crafted": crafted})
+                asked = Setup(setup.config.model_copy(update={"world": world}), setup.dealt, setup.method, {})
+                try:
+                    threat_of(asked, reference=True).require(name, ATTACKS[name].needs)
+                except ThreatError as error:
+                    errors.append(error)
+            if len(errors) == len(setups):  # where only some lack it, their lines say so
+                raise errors[0]
+
+    def judge(self, finished: Finished) -> Audit:
+        """Figures from finished runs."""
+        delta, labels = self.config.privacy.budget.delta, tuple(p.label for p in self.settings)
+        done = {case: Replicate.of(case, finished.outcomes[cell.key]) for case, cell in self.of_case.items()}
+        attacks = [name for name in self.chosen if name in ATTACKS]
+        judged = judge_all(done, labels, attacks, self.world, delta, self.config.publish.metrics)
+        shots, rounds, refused = judge_printed(self.printed, finished)
+        judged.refused.extend(refused)
+        runs, rehearsals = ({c.index for c in self.cases if c.phase == phase} for phase in ("run", "rehearsal"))
+        values = {
+            "name": self.config.name,
+            **self.roles.roles(),
+            "relation": WORLDS[self.world],
+            "unit": RUN,
+            "replicates": len(runs),
+            "rehearsals": len(rehearsals),
+            "delta": delta,
+            "epsilon_ceiling": epsilon_ceiling(len(runs), delta) if runs else None,
+            "published_metrics": {"mode": self.config.publish.metrics, "text": self.config.publish.describe()},
+            "settings": {p.label: _about(p, done.values()) for p in self.settings},
+            "results": [v.to_dict() for v in judged.verdicts],
+            "refused": [asdict(r) for r in judged.refused],
+            "together": {label: asdict(bound) for label, bound in judged.together.items()},
+            "paper": {"single_shot": [asdict(s) for s in shots], "multi_round": [r.to_dict() for r in rounds]},
+            "seed": self.config.seed,
+        }
+        verdicts = [*(v.result for v in judged.verdicts), *rounds]
+        notes = _afterthoughts(list(done.values()))
+        return Audit(verdicts, judged.refused, values, notes, judged, labels, shots, rounds)
+
+
+def settings_of(config: Config, compare: bool) -> list[Planned]:
+    """The undefended federation, then the one of ``[privacy]``, or each of ``[compare]``."""
+    fixed = {"compare": Comparison(), "engine": "local", "device": resolve_device(config.device)}
+    fixed["source"] = Randomness()
+    single = config.model_copy(update=fixed)
+    found = [Planned(config.privacy.method, single)]
+    if compare:
+        found = []
+        for variant in variants_of(config):
+            one = configure(config, variant.label, variant.setting).model_copy(update=fixed)
+            found.append(Planned(variant.label, one, variant.setting.match_sigma_of))
+    plain = [p for p in found if p.config.privacy.method == VANILLA]
+    if not plain:
+        plain = [Planned(VANILLA, configure(single, VANILLA, Setting.model_validate({"method": VANILLA})))]
+    return [*plain, *(p for p in found if p not in plain)]
+
+
+def audit(config: Config, out: str | Path | None = None, *, progress: Progress | None = None, **options: Any) -> Audit:
+    """Measure what a client learns about the participation of another; see `ParticipationGame` for the options."""
+    chosen = {**options, "attacks": tuple(options.get("attacks", ()))}
+    found = play(ParticipationGame(config, **chosen), out, progress)
+    assert isinstance(found, Audit)
+    return found
+
+
+def _afterthoughts(found: Sequence[Replicate]) -> list[str]:
+    """What only the finished runs show."""
+    notes = []
+    lacking = [r for r in found if r.missing]
+    if lacking:
+        classes = sorted({c for r in lacking for c in r.missing})
+        notes.append(
+            f"in {len(lacking)} of {len(found)} runs the shadow data lack classes that the target has "
+            f"({', '.join(map(str, classes))}): the attacks on them are weaker than with a fuller shadow"
+        )
+    stopped = [r for r in found if r.stopped]
+    if stopped:
+        notes.append(f"{len(stopped)} of {len(found)} runs ended early: {stopped[0].stopped}")
+    return notes
+
+
+def _about(planned: Planned, replicates: Iterable[Replicate]) -> dict[str, Any]:
+    played = [r for r in replicates if r.case.setting == planned.label]
+    played = [r for r in played if r.case.phase == "run"] or played
+    played = [r for r in played if r.case.kind == HONEST] or played
+    inside, outside = ([r for r in played if r.case.inside is world] for world in (True, False))
+    return {
+        "method": planned.config.privacy.method,
+        "guarantee": inside[0].guarantee if inside else "",
+        "guarantee_relation": inside[0].relation if inside else "",
+        "accuracy": _mean(r.accuracy for r in inside),
+        "accuracies": [r.accuracy for r in sorted(inside, key=lambda r: r.case.index)],
+        "sigma": _mean(r.sigma for r in inside),
+        "sigma_without_target": _mean(r.sigma for r in outside),
+    }
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

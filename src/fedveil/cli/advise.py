@@ -1,0 +1,69 @@
+"""``fedveil advise``: what to turn on, and what an existing configuration promises."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from inspect import signature
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedveil.cli.shared import console_for, told
+from fedveil.errors import FieldError, nearest
+
+
+def advise(
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[TOML]", help="A file with the tables [advise] and [existing], keys as the options."),
+    ] = None,
+    clients: Annotated[int | None, typer.Option("--clients", help="Clients of every round.")] = None,
+    examples: Annotated[int | None, typer.Option("--examples", help="Training examples of a client.")] = None,
+    dimension: Annotated[int | None, typer.Option("--dimension", help="Trainable parameters.")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", help="Rounds.")] = None,
+    epsilon: Annotated[float | None, typer.Option("--epsilon", help="Target of the total.")] = None,
+    delta: Annotated[float, typer.Option("--delta", help="Of every epsilon.")] = 1e-5,
+    unit: Annotated[str | None, typer.Option("--unit", help="client or record; default: both.")] = None,
+    trust: Annotated[str | None, typer.Option("--trust", help="central, local or 'trusted sum'; default: all.")] = None,
+    relation: Annotated[str, typer.Option("--relation", help="Neighbours.")] = "zero-out",
+    clip: Annotated[
+        float | None, typer.Option("--clip", help="Existing: the clipping norm. Reads a configuration.")
+    ] = None,
+    sigma: Annotated[float | None, typer.Option("--sigma", help="Existing: deviation of its noise.")] = None,
+    sensitivity: Annotated[
+        float | None, typer.Option("--sensitivity", help="Existing: what sigma is computed with, if not the clip.")
+    ] = None,
+) -> None:
+    """Say what is possible and what is hopeless for a federation, or (with --clip) what existing noise promises."""
+    with told():
+        from fedveil.accounting import advise as choices
+        from fedveil.accounting import reading
+        from fedveil.report.planning import advice_table
+
+        console = console_for()
+        base = {"rounds": rounds, "epsilon": epsilon, "delta": delta, "relation": relation}
+        target = {**base, "clients": clients, "examples": examples, "dimension": dimension}
+        target |= {"unit": unit, "trust": trust}
+        existing = {**base, "clip": clip, "sigma": sigma, "sensitivity": sensitivity}
+        tables = {} if file is None else tomllib.loads(file.read_text(encoding="utf-8"))
+        if "existing" in tables or clip is not None:
+            found = _called(reading, existing, tables.get("existing", {}))
+            for line in found.describe():
+                console.print(line, markup=False, highlight=False)
+        if "advise" in tables or clip is None:
+            console.print(advice_table(_called(choices, target, tables.get("advise", {})), delta))
+
+
+def _called(function: Callable[..., Any], options: dict[str, Any], table: dict[str, Any]) -> Any:
+    """Call with the options given and the file's keys, refusing what the function does not know or still needs."""
+    values = {**{k: v for k, v in options.items() if v is not None}, **table}
+    accepted = signature(function).parameters
+    for key, value in values.items():
+        if key not in accepted:
+            raise FieldError(key, value, nearest(key, accepted))
+    needed = [f"--{name}" for name, p in accepted.items() if p.default is p.empty and name not in values]
+    if needed:
+        raise FieldError(", ".join(needed), "missing", "needed, as options or as keys of the TOML file")
+    return function(**values)

@@ -1,0 +1,240 @@
+"""The configuration of an experiment: everything that may stand in its TOML file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+
+from fedveil.accounting import Spend
+from fedveil.config.malicious import Malicious
+from fedveil.config.options import check_options, fields_of, options_of
+from fedveil.config.sections import Comparison, Data, Model, Pretraining, Privacy, Randomness, Rule, Section, Stopping
+from fedveil.config.toml import dumps
+from fedveil.config.world import World
+from fedveil.engines.assembly import client_sides_of
+from fedveil.errors import FieldError, require_count, require_workers
+from fedveil.learning import LocalTraining
+from fedveil.learning.learner import Scoring
+from fedveil.methods import METHODS, Broadcast, ClientSide, Method, PublicFacts, Publishing, parameters
+
+
+def _local(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    with fields_of("local"):
+        return LocalTraining(**check_options("local", "local training", value, options_of(LocalTraining)))
+
+
+def _publish(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    with fields_of("publish"):
+        return Publishing(**check_options("publish", "published metrics", value, options_of(Publishing)))
+
+
+def _planned(values: Any) -> Any:
+    """Fill in what a record-level method plans for, where the file leaves it out."""
+    privacy = values.get("privacy") if isinstance(values, Mapping) else None
+    if not isinstance(privacy, Mapping) or privacy.get("method") not in ("record", "record-sum"):
+        return values
+    data = values.get("data")
+    silos = values.get("clients_per_round") or (data.get("clients") if isinstance(data, Mapping) else None)
+    known = {"rounds": values.get("rounds"), "silos": silos if privacy["method"] == "record-sum" else None}
+    given = {**privacy.get("options", {}), **privacy}
+    filled = {k: v for k, v in known.items() if isinstance(v, int) and given.get(k) is None}
+    return {**values, "privacy": {**privacy, **filled}}
+
+
+Local = Annotated[LocalTraining, BeforeValidator(_local), PlainSerializer(asdict)]
+
+
+def _scoring(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    with fields_of("scoring"):
+        return Scoring(**check_options("scoring", "scoring", value, options_of(Scoring)))
+
+
+Scored = Annotated[Scoring, BeforeValidator(_scoring), PlainSerializer(asdict)]
+Publish = Annotated[Publishing, BeforeValidator(_publish), PlainSerializer(asdict)]
+
+
+class Config(Section):
+    """A whole experiment."""
+
+    name: str
+    seed: int = 0
+    rounds: int
+    clients_per_round: int | None = None
+    engine: Literal["local", "flower"] = "local"
+    device: Literal["auto", "cpu", "cuda"] = "cpu"
+    workers: int = 1
+    trainer: Literal["auto", "batched", "sequential"] = "auto"
+    precision: Literal["full", "bfloat16"] = "full"
+    data: Data
+    model: Model
+    pretraining: Pretraining | None = None
+    local: Local = Field(default_factory=LocalTraining)
+    aggregator: Rule | None = None
+    privacy: Privacy = Field(default_factory=Privacy)
+    publish: Publish = Field(default_factory=Publishing)
+    scoring: Scored = Field(default_factory=Scoring)
+    stopping: Stopping | None = None
+    metrics: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    world: World | None = None
+    malicious: Malicious | None = None
+    source: Randomness = Field(default_factory=Randomness)
+    compare: Comparison = Field(default_factory=Comparison)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, values: Any) -> Any:
+        """Name the rule where the method takes one; tell a method that plans rounds and silos how many there are."""
+        values = _planned(values)
+        if isinstance(values, Mapping) and values.get("aggregator") is None:
+            privacy = values.get("privacy", {})
+            given = privacy if isinstance(privacy, Mapping) else {"method": getattr(privacy, "method", "")}
+            method = given.get("method", "vanilla")
+            if method in METHODS and "aggregator" in parameters(method):
+                return {**values, "aggregator": {}}
+        return values
+
+    @model_validator(mode="after")
+    def _check(self) -> Config:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
+            raise FieldError("name", self.name, "names a folder: letters, digits, dots, dashes and underscores only")
+        require_count("rounds", self.rounds)
+        require_workers("workers", self.workers)
+        require_count("seed", self.seed, least=0)
+        planned = self.data.planned
+        if planned is not None:
+            require_count("data.clients", planned)
+        require_count("data.public_examples", self.data.public_examples, least=0)
+        cohort = self.clients_per_round
+        if cohort is not None and not 1 <= cohort <= (planned or cohort):
+            raise FieldError("clients_per_round", cohort, f"must be 1 to {planned or 'all'}, the number of clients")
+        if self.world is not None and planned is not None:
+            for partition in (self.world.target, *self.world.colluders):
+                if not 0 <= partition < planned:
+                    raise FieldError("world", partition, f"there are clients 0 to {planned - 1}")
+        method = self.privacy.build(self.aggregator)
+        if self.pretraining is not None:
+            require_count("pretraining.epochs", self.pretraining.epochs)
+            if self.data.validation is None:
+                accepted = "the server has no examples to train on: set data.validation, e.g. 0.5"
+                raise FieldError("pretraining.epochs", self.pretraining.epochs, accepted)
+            if method.server.hypotheses != 1:
+                raise FieldError("pretraining.epochs", self.pretraining.epochs, "is for methods with one model")
+        if self.stopping is not None and (self.world is not None or self.engine == "flower"):
+            raise FieldError("stopping", "a table", "does not go together with an audit's world, or engine = 'flower'")
+        if self.malicious is not None:
+            if self.world is not None:
+                raise FieldError("malicious", "a table", "does not go together with an audit's world")
+            if self.engine == "flower":
+                self.malicious.check_flower()
+            if planned is not None and self.stopping is None:
+                self.malicious.who(planned, self.seed)
+        sides = self._client_sides(method)
+        for client in (method.client, *sides.values()):
+            self._check_privacy(replace(method, client=client))
+        self._check_publishing(method)
+        return self
+
+    def _client_sides(self, method: Method) -> dict[int, ClientSide]:
+        sides, planned = self.privacy.client_sides(method.client), self.data.planned
+        if sides and (self.stopping is not None or self.world is not None):
+            accepted = "do not go together with [stopping] or an audit's world, which number the clients anew"
+            raise FieldError("privacy.clients", sorted(sides), accepted)
+        with fields_of("privacy", client_sides="privacy.clients"):
+            return client_sides_of(method, sides, max(sides, default=0) + 1 if planned is None else planned)
+
+    def _check_privacy(self, method: Method) -> None:
+        budget, name = self.privacy.budget, self.privacy.method
+        local = self._quoted(method) if self.privacy.trust != "central" else None
+        if budget.epsilon is not None:
+            central = method.client.trust == "central" and method.server.may_be_proven
+            proven = local.guarantee.proven if local else central
+            if not proven or (local and local.guarantee.epsilon_per_distance is not None):
+                accepted = f"{name!r} as it is set has no epsilon to hold it to"
+                raise FieldError("privacy.budget.epsilon", budget.epsilon, accepted)
+        if budget.leakage_cap is not None and (local is None or local.leakage is None):
+            accepted = f"{name!r} states no leakage to cap; cap participations instead"
+            raise FieldError("privacy.budget.leakage_cap", budget.leakage_cap, accepted)
+        needs = method.client.needs | method.server.needs
+        told = self.data.region is not None or self.data.sensitive or self.scoring.pixels == "all"
+        if any(need.endswith("_scores") for need in needs) and not told:
+            accepted = f"{name!r} needs [top, left, bottom, right] in pixels, or data.sensitive"
+            raise FieldError("data.region", "missing", accepted)
+        if any(need.startswith("public_") for need in needs) and not self.data.public_examples:
+            raise FieldError("data.public_examples", 0, f"the server of {name!r} needs some, e.g. 16")
+
+    def _check_publishing(self, method: Method) -> None:
+        mode = self.publish.metrics
+        if mode == "off":
+            return
+        if method.client.trust != "central":
+            raise FieldError("publish.metrics", mode, "under local trust no metric leaves a client; set it to 'off'")
+        if self.engine == "flower":
+            accepted = "the Flower engine shows clients no metrics; set it to 'off', or engine to 'local'"
+            raise FieldError("publish.metrics", mode, accepted)
+        if not self.data.holdout:
+            raise FieldError("publish.metrics", mode, "clients measure on what they hold out: set data.holdout")
+        if mode == "clear" and self.privacy.budget.epsilon is not None:
+            accepted = "clear metrics have no epsilon to hold to privacy.budget.epsilon; use 'noised' or 'off'"
+            raise FieldError("publish.metrics", mode, accepted)
+
+    def _quoted(self, method: Method) -> Spend | None:
+        """What a client of a local method would pay in the first round."""
+        public = PublicFacts(
+            round=1, rounds=self.rounds, cohort=self.data.planned or self.clients_per_round or 1, dimension=1
+        )
+        quoted = method.client.quote(Broadcast(models=torch.zeros(1, 1), public=public), method.client.init())
+        return quoted if isinstance(quoted, Spend) else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values in the file's shape: the options stand beside the name they belong to."""
+        values = self.model_dump(exclude_none=True)
+        for key in ("data", "model", "aggregator", "privacy"):
+            if key in values:
+                options = values[key].pop("options")
+                budget = {k: values[key].pop(k) for k in ("budget",) if k in values[key]}
+                values[key] = {**values[key], **options, **budget}
+        if "malicious" in values:
+            options, of = values["malicious"].pop("options"), values["malicious"].pop("of", None)
+            own = {} if of is None else {"of": {**of, **of.pop("options")}}
+            values["malicious"] = {**values["malicious"], **options, **own}
+        for key in ("metrics", "scoring"):
+            if not self.differing().get(key):
+                del values[key]
+        if not values["data"]["sensitive"]:
+            del values["data"]["sensitive"]
+        if not values["privacy"]["clients"]:
+            del values["privacy"]["clients"]
+        if not self.compare.sweep:
+            del values["compare"]["sweep"]
+        if not self.compare.settings and not self.compare.sweep:
+            del values["compare"]
+        return values
+
+    def to_toml(self) -> str:
+        """The resolved configuration: enough to run the experiment again."""
+        return dumps(self.to_dict())
+
+    def differing(self) -> dict[str, Any]:
+        """Plain values of the keys that are not at their defaults, nor `workers`, which changes no bit of a run."""
+        found = super().differing()
+        for key, standard in (("local", LocalTraining()), ("publish", Publishing()), ("scoring", Scoring())):
+            values, defaults = asdict(getattr(self, key)), asdict(standard)
+            found[key] = {name: value for name, value in values.items() if value != defaults[name]}
+        return {key: value for key, value in found.items() if key != "workers" and value not in ({}, ())}
+
+    def fingerprint(self) -> str:
+        """SHA-256 of what is not at its default: an option that FedVeil learns later changes no fingerprint."""
+        return hashlib.sha256(json.dumps(self.differing(), sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,152 @@
+"""Load a configuration: from a file or a preset, with single keys set on the command line."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from fedveil.config.folders import CONFIG, way_out
+from fedveil.errors import FedVeilError, FieldError, damaged, nearest
+
+if TYPE_CHECKING:  # a mistyped path is refused before PyTorch is there
+    from fedveil.config.experiment import Config
+
+
+def presets() -> dict[str, str]:
+    """The packaged presets: name and the first sentence of their comment."""
+    folder = resources.files("fedveil.config") / "presets"
+    found = {}
+    for file in folder.iterdir():
+        if file.name.endswith(".toml"):
+            lines = takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
+            text = " ".join(line.lstrip("# ") for line in lines)
+            found[file.name.removesuffix(".toml")] = re.split(r"(?<=\.) ", text)[0]
+    return dict(sorted(found.items()))
+
+
+def load(where: str | Path, assignments: Sequence[str] = (), **overrides: Any) -> Config:
+    """Load and check a configuration.
+
+    Parameters
+    ----------
+    where : str or Path
+        A TOML file, a run folder, or the name of a preset.
+    assignments : sequence of str
+        ``"a.b=value"``, applied before anything is checked; the value as in TOML, or a bare text.
+    **overrides
+        Top-level keys; None leaves the file's.
+
+    Raises
+    ------
+    ConfigError, FieldError
+        With one line for everything that is wrong.
+    """
+    text, origin = _text(where)
+    folder = Path(where) if (Path(where) / CONFIG).is_file() else None
+    try:
+        values = tomllib.loads(text)
+        if folder is not None:
+            parse(values)
+    except (tomllib.TOMLDecodeError, FedVeilError) as error:
+        if folder is None:
+            raise FieldError("CONFIG", origin, f"is no valid TOML: {error}") from error
+        raise damaged("CONFIG", origin, error, way_out(folder)) from error
+    for assignment in assignments:
+        assign(values, assignment)
+    return parse({**values, **{key: value for key, value in overrides.items() if value is not None}})
+
+
+def parse(values: Mapping[str, Any]) -> Config:
+    """Check plain values.
+
+    Raises
+    ------
+    ConfigError
+        With one line for everything that is wrong.
+    """
+    from pydantic import ValidationError
+
+    from fedveil.config.experiment import Config
+    from fedveil.config.options import ConfigError, problems_of
+    from fedveil.config.variants import check_settings
+
+    try:
+        config = Config.model_validate(dict(values))
+    except ValidationError as error:
+        raise ConfigError(problems_of(error, known=_known)) from error
+    try:
+        check_settings(config)
+    except FieldError as error:
+        raise ConfigError([error]) from error
+    return config
+
+
+def assign(values: dict[str, Any], assignment: str) -> None:
+    """Set one key, e.g. ``"local.epochs=2"`` or ``"compare.settings.1.clip=3"``, in place."""
+    path, equals, text = assignment.partition("=")
+    parts = path.strip().split(".")
+    if not equals or not all(parts):
+        raise FieldError("--set", assignment, "must look like key=value, e.g. local.epochs=2")
+    table: Any = values
+    for i, part in enumerate(parts):
+        last = i == len(parts) - 1
+        key: Any = part
+        if isinstance(table, list):
+            if not part.isdigit() or int(part) >= len(table):
+                accepted = f"{'.'.join(parts[:i])} is a list with entries 0 to {len(table) - 1}"
+                raise FieldError("--set", assignment, accepted)
+            key = int(part)
+        elif not isinstance(table, dict):
+            raise FieldError("--set", assignment, f"{'.'.join(parts[:i])} is a value, not a table")
+        if last:
+            table[key] = _value(text.strip())
+        else:
+            table = table[key] if isinstance(table, list) else table.setdefault(key, {})
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        pass
+    try:
+        return float(text)  # .5 and 1. are no TOML, and no text either
+    except ValueError:
+        return text
+
+
+def _text(where: str | Path) -> tuple[str, str]:
+    path = Path(where)
+    if path.is_dir() and (path / CONFIG).is_file():
+        path = path / CONFIG
+    try:
+        if path.is_file():
+            return path.read_text(encoding="utf-8"), str(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise FieldError("CONFIG", str(where), f"cannot be read: {error}") from error
+    known = presets()
+    if str(where) in known:
+        file = resources.files("fedveil.config") / "presets" / f"{where}.toml"
+        return file.read_text(encoding="utf-8"), f"preset {where}"
+    accepted = f"is neither a file nor a run folder nor a preset; {nearest(str(where), known)}"
+    raise FieldError("CONFIG", str(where), accepted)
+
+
+def _known(section: str) -> Sequence[str]:
+    from fedveil.config.experiment import Config
+    from fedveil.config.options import SECTIONS
+
+    model: Any = Config
+    for part in section.split(".") if section else ():
+        field = model.model_fields.get(part.split("[")[0])
+        found = getattr(field, "annotation", None)
+        model = next((a for a in (found, *get_args(found)) if hasattr(a, "model_fields")), None)
+        if model is None:
+            return ()
+    names = [name for name in model.model_fields if name != "options"]
+    return names if section else sorted({*names, *SECTIONS})

@@ -1,0 +1,176 @@
+"""``[malicious]``: clients that attack the federation, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+import torch
+from pydantic import Field, model_validator
+
+from fedveil.aggregation import Aggregator
+from fedveil.attacks.poisoning import BEHAVIOURS
+from fedveil.config.options import Option, fields_of, options_of
+from fedveil.config.sections import OpenSection
+from fedveil.engines.behaviour import Behaviour
+from fedveil.errors import FieldError, nearest
+from fedveil.mechanisms import keyed_seed
+
+KNOWN = ("classes", "seed", "rule", "of")  # what a run knows, or the section has a key for
+CLASSES = ("source", "target")  # by number or by name
+
+
+class Behaving(OpenSection):
+    """A behaviour of `fedveil.attacks.poisoning` with its own options; classes by number or name."""
+
+    section: ClassVar[str] = "malicious.of"
+    chooser: ClassVar[str] = "behaviour"
+
+    behaviour: str
+
+    @classmethod
+    def accepted(cls, name: str) -> Mapping[str, Option]:
+        if name not in BEHAVIOURS:
+            raise FieldError(f"{cls.section}.behaviour", name, nearest(name, BEHAVIOURS))
+        found = options_of(BEHAVIOURS[name], without=KNOWN)
+        return {k: Option(int | str, o.default) if k in CLASSES else o for k, o in found.items()}
+
+    @property
+    def takes(self) -> Mapping[str, Option]:
+        """Everything that the behaviour takes."""
+        return options_of(BEHAVIOURS[self.behaviour])
+
+    def make(self, names: Sequence[str], known: Mapping[str, Any]) -> Behaviour:
+        """The behaviour itself.
+
+        Parameters
+        ----------
+        names : sequence of str
+            Of the classes, or empty.
+        known : mapping
+            What the run knows, by the behaviour's parameter; those that it does not take are left out.
+        """
+        given = {key: self._class(key, value, names) for key, value in self.options.items()}
+        filled = {key: value for key, value in known.items() if key in self.takes and value is not None}
+        missing = [k for k in ("source", "target", "clip") if k in self.takes and k not in {**filled, **given}]
+        if missing:
+            raise FieldError(f"{self.section}.{missing[0]}", "missing", f"{self.behaviour!r} needs it")
+        with fields_of(self.section):
+            return BEHAVIOURS[self.behaviour](**{**filled, **given})
+
+    def _class(self, key: str, value: Any, names: Sequence[str]) -> Any:
+        if key not in CLASSES or not isinstance(value, str):
+            return value
+        if value not in names:
+            accepted = nearest(value, names) if names else "the set's classes have no names: give a number"
+            raise FieldError(f"{self.section}.{key}", value, accepted)
+        return list(names).index(value)
+
+
+class Malicious(Behaving):
+    """``[malicious]``: what malicious clients do, with that behaviour's own options, and who they are.
+
+    They are `clients`, or a `share` of all, drawn by the run's seed; fewer than half. `of` is the behaviour that
+    another one scales or hides. With `knows_rule` a behaviour that is fitted to the honest updates is fitted to the
+    server's rule, too. With ``acting = false`` the same clients are drawn and the attack's success is measured, but all
+    stay honest: the clean rate, beside which a success rate is read.
+    """
+
+    section: ClassVar[str] = "malicious"
+
+    clients: Annotated[tuple[int, ...], Field(strict=False)] | None = None
+    share: float | None = None
+    of: Behaving | None = None
+    knows_rule: bool = False
+    acting: bool = True
+
+    @model_validator(mode="after")
+    def _check(self) -> Malicious:
+        if (self.clients is None) == (self.share is None):
+            raise FieldError("malicious.clients", self.clients, "give either the clients or their share")
+        if self.share is not None and not 0 < self.share < 0.5:
+            raise FieldError("malicious.share", self.share, "must be above 0 and below a half")
+        if self.clients is not None and (not self.clients or len(set(self.clients)) < len(self.clients)):
+            raise FieldError("malicious.clients", list(self.clients), "must name one client or more, each once")
+        for key, given, parameter in (("of", self.of, "of"), ("knows_rule", self.knows_rule, "rule")):
+            if given and parameter not in self.takes:
+                raise FieldError(f"malicious.{key}", "given", f"{self.behaviour!r} has no use for it")
+        if self.of is not None and BEHAVIOURS[self.of.behaviour].omniscient:
+            accepted = "sees no honest updates inside another behaviour; let it stand alone"
+            raise FieldError("malicious.of.behaviour", self.of.behaviour, accepted)
+        return self
+
+    def check_flower(self) -> None:
+        """Refuse what a client behind Flower's messages cannot do.
+
+        Raises
+        ------
+        FieldError
+            Naming what does not work there.
+        """
+        if BEHAVIOURS[self.behaviour].omniscient or self.options.get("bypass"):
+            why = "sees honest updates" if BEHAVIOURS[self.behaviour].omniscient else "goes around the method"
+        elif self.behaviour == "scaling" and "factor" not in self.options:
+            why = "counts its fellows (set malicious.factor)"
+        elif self.behaviour == "free-rider" and self.options["disguise"] != "none":
+            why = "remembers the last broadcast (set malicious.disguise to 'none')"
+        else:
+            return
+        accepted = f"{why}, which needs engine = 'local'"
+        raise FieldError("malicious.behaviour", self.behaviour, accepted)
+
+    def who(self, n: int, seed: int) -> tuple[int, ...]:
+        """The malicious ones among n clients, ascending.
+
+        Raises
+        ------
+        FieldError
+            If one does not exist, a share is nobody, or half or more would be malicious.
+        """
+        if self.clients is not None:
+            key, value, found = "clients", list(self.clients), self.clients
+            wrong = [p for p in found if not 0 <= p < n]
+            if wrong:
+                raise FieldError("malicious.clients", wrong[0], f"there are clients 0 to {n - 1}")
+        else:
+            assert self.share is not None
+            key, value = "share", self.share  # type: ignore[assignment]
+            generator = torch.Generator().manual_seed(keyed_seed("malicious clients", seed))
+            found = tuple(torch.randperm(n, generator=generator)[: round(self.share * n)].tolist())
+            if not found:
+                raise FieldError("malicious.share", value, f"is nobody among {n} clients")
+        if 2 * len(found) >= n:
+            accepted = f"makes {len(found)} of {n} clients malicious; at most {(n - 1) // 2} can be"
+            raise FieldError(f"malicious.{key}", value, accepted)
+        return tuple(sorted(found))
+
+    def build(
+        self, classes: int, names: Sequence[str], seed: int, rule: Aggregator | None, clip: float | None
+    ) -> Behaviour:
+        """The behaviour that all malicious clients share.
+
+        Parameters
+        ----------
+        classes : int
+            Of the set; 0 if it has none.
+        names : sequence of str
+            Theirs, or empty.
+        seed : int
+            Of the run.
+        rule : Aggregator or None
+            The server's.
+        clip : float or None
+            The method's, for a behaviour that needs one and is given none.
+
+        Raises
+        ------
+        FieldError
+            Naming the key that does not fit.
+        """
+        if not classes and "classes" in {**self.takes, **(self.of.takes if self.of else {})}:
+            raise FieldError("malicious.behaviour", self.behaviour, "needs classes, and the set has none")
+        if self.knows_rule and rule is None:
+            raise FieldError("malicious.knows_rule", True, "the method has no rule to know")
+        known = {"classes": classes, "seed": seed, "clip": clip}
+        inner = None if self.of is None else self.of.make(names, known)
+        return self.make(names, {**known, "of": inner, "rule": rule if self.knows_rule else None})

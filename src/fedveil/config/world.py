@@ -1,0 +1,109 @@
+"""``[world]``: a federation with one client in question, who asks, and what stands in that one's place without it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from fedveil.config.sections import Section
+from fedveil.errors import FieldError, nearest, require_count
+
+# The world without the target, and the neighbouring relation that it stands for.
+WORLDS = {
+    "replace": "replace-one",
+    "twin": "replace-one",
+    "remove": "add/remove",
+    "empty": "zero-out",
+    "itself": "no relation: both worlds are one",
+}
+DRAWN = ("replace", "twin")  # worlds whose stand-in is another client
+IN_ITS_PLACE = {
+    "replace": "another client of equal size, with everybody's mix of classes",
+    "twin": "another client of equal size and with the same classes",
+    "remove": "nobody, so that the number of clients changes, and with it the noise",
+    "empty": "a client without examples",
+    "itself": "the target itself: every attack has to fail, or the audit is wrong",
+}
+SHADOWS = {
+    "clean": "a tenth of the target's training examples",
+    "noisy": "the same, with Gaussian noise of a fifth of the largest pixel value",
+    "partial": "the same number, from half of the target's classes alone",
+    "public": "as many examples of others, with the target's mix of classes",
+}
+COLLUDING = 2  # clients that pool what they sent, where there are so many besides the target
+
+
+class World(Section):
+    """``[world]``: the same federation with and without one client.
+
+    The clients of `colluders` ask whether `target` takes part, the first one for them all; `shadow` is what they hold
+    of its data, and `stand_in` what takes its place where it is not `inside`. Against "replace" an attack may go by the
+    kind of the target's data; against "twin" only by the examples themselves. "itself" checks the attacks.
+
+    The run's own seed deals the data out anew; `base` is the seed of what all runs share: public and validation
+    examples, natural clients, a first model that the server trains. With ``anew = false`` they share the deal too.
+    `crafted` lets the first of `colluders` pull the model back to its start instead of sending what it trained.
+    """
+
+    target: int
+    colluders: Annotated[tuple[int, ...], Field(strict=False)]
+    stand_in: Literal["replace", "twin", "remove", "empty", "itself"] = "replace"
+    shadow: Literal["clean", "noisy", "partial", "public"] = "clean"
+    inside: bool = True
+    base: int = 0
+    anew: bool = True
+    crafted: bool = False
+
+    @property
+    def attacker(self) -> int:
+        """Who asks."""
+        return self.colluders[0]
+
+    def roles(self) -> dict[str, Any]:
+        """Who attacks whom, with what, for reports."""
+        who = {"target": self.target, "attacker": self.attacker, "colluders": self.colluders}
+        return {**who, "world": self.stand_in, "shadow": self.shadow}
+
+    @classmethod
+    def of(
+        cls,
+        n: int,
+        target: int | None = None,
+        attacker: int | None = None,
+        stand_in: str = "replace",
+        shadow: str = "clean",
+        colluding: int | None = None,
+        base: int = 0,
+    ) -> World:
+        """Check and fill in for n clients: by default the first attacks the last, and two collude if there are three.
+
+        Raises
+        ------
+        FieldError
+            If there are not two clients, one attacks itself, or more are to collude than there are.
+        """
+        if n < 2:
+            raise FieldError("data.clients", n, "client inference needs at least two clients: an attacker and a target")
+        target = n - 1 if target is None else _partition("--target", target, n)
+        attacker = next(i for i in range(n) if i != target) if attacker is None else attacker
+        attacker = _partition("--attacker", attacker, n)
+        if attacker == target:
+            raise FieldError("--attacker", attacker, "is the target itself; give another client")
+        for name, value, known in (("--shadow", shadow, SHADOWS), ("--out-world", stand_in, WORLDS)):
+            if value not in known:
+                raise FieldError(name, value, nearest(value, known))
+        size = min(COLLUDING, n - 1) if colluding is None else require_count("--colluders", colluding)
+        if size > n - 1:
+            raise FieldError("--colluders", size, f"there are {n - 1} clients besides the target")
+        others = [i for i in range(n) if i not in (target, attacker)]
+        colluders = (attacker, *others[: size - 1])
+        return cls.model_validate(
+            {"target": target, "colluders": colluders, "stand_in": stand_in, "shadow": shadow, "base": base}
+        )
+
+
+def _partition(field: str, value: Any, clients: int) -> int:
+    if require_count(field, value, least=0) >= clients:
+        raise FieldError(field, value, f"there are clients 0 to {clients - 1}")
+    return int(value)

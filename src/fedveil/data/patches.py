@@ -1,0 +1,96 @@
+"""Image features learned without labels on public images: distances to the commonest whitened patches.
+
+Source: Coates, Ng and Lee (2011), "An analysis of single-layer networks in unsupervised feature learning". Patches are
+normalised and whitened, k-means finds k of them, and a pixel's feature j is how much nearer than average its patch is
+to centre j; features are averaged over the quarters of the image. Of images that are not public nothing is used but
+their own features.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedveil.errors import FieldError, require_count
+
+SIZE = 6  # pixels of a patch's edge
+LENGTH = 4.0  # of an image's features: a bias, whose input is 1, then takes a small share of a clipped gradient
+_SAMPLED, _AT_ONCE = 40_000, 128
+
+
+@dataclass(frozen=True, eq=False)
+class Patches:
+    """Learned centres, and the scale of the features on the public images.
+
+    Attributes
+    ----------
+    mean : Tensor
+        [p], of normalised patches.
+    whiten : Tensor
+        [p, p].
+    centres : Tensor
+        [k, p].
+    shift, scale : Tensor
+        [4k], mean and deviation of the public images' features.
+    """
+
+    mean: Tensor
+    whiten: Tensor
+    centres: Tensor
+    shift: Tensor
+    scale: Tensor
+
+    def features(self, images: Tensor) -> Tensor:
+        """Features [N, 4k] of images [N, channels, height, width], each of length `LENGTH`, which bounds gradients."""
+        scaled = (self._pooled(images) - self.shift) / self.scale
+        return LENGTH * F.normalize(scaled, dim=1)
+
+    def _pooled(self, images: Tensor) -> Tensor:
+        found, lengths = [], self.centres.square().sum(1)
+        rows = images.shape[2] - SIZE + 1
+        for part in torch.split(images, _AT_ONCE):
+            z = (_normal(F.unfold(part, SIZE).transpose(1, 2)) - self.mean) @ self.whiten
+            apart = (z.square().sum(2, keepdim=True) - 2 * z @ self.centres.T + lengths).clamp_(min=0).sqrt_()
+            nearer = F.relu(apart.mean(2, keepdim=True) - apart).transpose(1, 2)
+            maps = nearer.reshape(len(part), len(self.centres), rows, -1)
+            found.append(F.adaptive_avg_pool2d(maps, 2).flatten(1))
+        return torch.cat(found)
+
+
+def learn_patches(images: Tensor, count: int, seed: int) -> Patches:
+    """Learn `count` centres on public images [N, channels, height, width].
+
+    Raises
+    ------
+    FieldError
+        For images smaller than a patch, or too few of them.
+    """
+    count = require_count("patches", count)
+    if images.dim() != 4 or min(images.shape[2:]) < 2 * SIZE:
+        raise FieldError("patches", tuple(images.shape[1:]), f"needs images of at least {2 * SIZE} x {2 * SIZE} pixels")
+    from sklearn.cluster import MiniBatchKMeans
+
+    generator = torch.Generator().manual_seed(seed)
+    height, width = (s - SIZE + 1 for s in images.shape[2:])
+    drawn = torch.randint(len(images) * height * width, (_SAMPLED,), generator=generator)
+    image, place = drawn // (height * width), drawn % (height * width)
+    rows, columns = place // width, place % width
+    windows = images.unfold(2, SIZE, 1).unfold(3, SIZE, 1)
+    some = _normal(windows[image, :, rows, columns].flatten(1))
+    mean = some.mean(0)
+    values, vectors = torch.linalg.eigh((some - mean).T @ (some - mean) / len(some))
+    whiten = vectors @ torch.diag((values + 0.1).rsqrt()) @ vectors.T
+    means = MiniBatchKMeans(count, n_init=1, random_state=seed, batch_size=4096).fit(((some - mean) @ whiten).numpy())
+    centres = torch.from_numpy(means.cluster_centers_).to(images.dtype)
+    bare = Patches(mean, whiten, centres, torch.zeros(4 * count), torch.ones(4 * count))
+    pooled = bare._pooled(images)
+    return Patches(mean, whiten, centres, pooled.mean(0), pooled.std(0) + 1e-6)
+
+
+def _normal(patches: Tensor) -> Tensor:
+    centred = patches - patches.mean(-1, keepdim=True)
+    return centred / (centred.square().sum(-1, keepdim=True) / (math.prod(centred.shape[-1:]) - 1) + 1e-3).sqrt()

@@ -1,0 +1,288 @@
+"""A client of a federation, the same under every engine.
+
+Under local trust the server is the adversary. Everything that can be checked without data is checked, and refused
+openly, before data are touched. After that the client always answers: what fails becomes a zero update that the method
+protects like any other, and only the client's own log tells which it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from fedveil.accounting import OPEN, Entry, Ledger, Policy, Release, Spend, SpendFilter, digest
+from fedveil.engines.party import Party, Store, forget
+from fedveil.errors import BudgetError, FieldError, LedgerError
+from fedveil.layout import Layout
+from fedveil.mechanisms import NoSource, ReproducibleSource, Source
+from fedveil.methods import Broadcast, ClientFacts, Method, Protected, PublicFacts, Refusal, Releases
+
+PROTECT = "protect"
+ZERO = "zero"  # keys the stream of zero updates: noise that a failed attempt has drawn is not used again
+
+
+class ClientParty(Party):
+    """One client of a federation.
+
+    Under central trust its side of the method is a declared identity: it draws nothing and spends nothing. A filter or
+    a policy then counts its participations, and otherwise its ledger stays empty.
+
+    Parameters
+    ----------
+    method : Method
+        Its client side is used.
+    layout : Layout
+        The model's layout.
+    ledger : Ledger
+        The client's own, possibly resumed.
+    source : Source
+        Randomness of the noise. With one that nobody can repeat, an intent is committed before data are touched, and a
+        process that died with it answers zero when the round is asked for again. With a reproducible one the round is
+        drawn again, to the same bits.
+    budget : SpendFilter, optional
+        Stops the client before a budget is exceeded.
+    policy : Policy, optional
+        What the client's owner allows.
+    state : optional
+        State to resume from.
+    kept : tuple of (int, Releases)
+        What left last, and in which round: it is handed over again if that round is asked for again.
+    store : callable
+        Makes a ledger line durable.
+
+    Attributes
+    ----------
+    kept : tuple of (int, Releases)
+        As above, up to date.
+    failure : Exception, optional
+        Why the last answer was a zero update. For the client's own log; it never leaves.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        layout: Layout,
+        ledger: Ledger,
+        source: Source,
+        *,
+        budget: SpendFilter | None = None,
+        policy: Policy | None = None,
+        state: Any = None,
+        kept: tuple[int, Releases] = (0, ()),
+        store: Store = forget,
+    ) -> None:
+        super().__init__(ledger, source, budget, store)
+        self.method, self.layout, self.policy, self.kept = method, layout, policy, kept
+        self.failure: Exception | None = None
+        self._local = method.client.trust != "central"
+        self.state = method.client.init() if state is None else state
+        self._quoted: Spend | None = None
+        self._rehearsed = False
+
+    def admit(self, broadcast: Broadcast) -> Refusal | Releases | None:
+        """Ask, before data are touched, whether the client takes part.
+
+        Returns
+        -------
+        Refusal, Releases or None
+            None: train, and then `release` or `fail`. Releases: the answer, without training (the round was answered
+            before, or a process died in it).
+
+        Raises
+        ------
+        FieldError
+            If the broadcast does not fit the client's configuration.
+        """
+        self._check(broadcast)
+        client, public = self.method.client, broadcast.public
+        quoted = client.quote(broadcast, self.state)
+        if isinstance(quoted, Refusal):
+            return quoted
+        self._quoted, self.failure = quoted, None
+        known = self.ledger.find((public.round, PROTECT))
+        if known is not None:
+            return self._again(broadcast, known)
+        self._rehearse(broadcast)
+        refusal = self._declines(public, quoted)
+        if refusal is not None or (not self._local and self.budget is None and self.policy is None):
+            return refusal
+        if not self._local:
+            self._commit(Entry((public.round, PROTECT), 0, digest(()), quoted, "none", public.rounds))
+        elif self._source.deployable:
+            self._commit(self._entry(public, 0, quoted))
+        return None
+
+    def training_source(self, round_: int) -> Source:
+        """Randomness of noise inside training; of the attempt whose release is due."""
+        known = self.ledger.find((round_, PROTECT))
+        return self._source.child(self.ledger.party, round_, "train", 0 if known is None else known.attempt)
+
+    def stream(self, round_: int) -> Source:
+        """The randomness of a round's release; asked twice, a reproducible source gives the same stream."""
+        known = self.ledger.find((round_, PROTECT))
+        return self._source.child(self.ledger.party, round_, PROTECT, 0 if known is None else known.attempt)
+
+    def release(self, releases: Releases, facts: ClientFacts, protected: Protected | None = None) -> Releases:
+        """Protect what training gave, commit it, hand it over; under local trust a failure is a zero update.
+
+        Parameters
+        ----------
+        releases, facts
+            Of the trained client.
+        protected : Protected, optional
+            What its method makes of them with `stream`, where that was computed together with other clients.
+
+        Raises
+        ------
+        BudgetError, LedgerError
+            If nothing may leave. Neither depends on the client's data.
+        """
+        if not self._local:
+            protected = self.method.client.protect(releases, facts, self.state, NoSource())
+            self.state = protected.state
+            return protected.releases
+        if protected is not None:
+            return self._answer(facts.broadcast, lambda: self._affordable(protected))
+        round_ = facts.broadcast.public.round
+        return self._answer(facts.broadcast, lambda: self._protect(releases, facts, self.stream(round_)))
+
+    def fail(self, broadcast: Broadcast, error: Exception) -> Releases:
+        """Answer an admitted round although training failed: a zero update under local trust, else the error itself."""
+        if not self._local:
+            raise error
+
+        def failed() -> Protected:
+            raise error
+
+        return self._answer(broadcast, failed)
+
+    def report(self, releases: Releases, facts: ClientFacts) -> Releases:
+        """Evaluation releases (metrics, counts) on their way out; under local trust none of them leaves.
+
+        Raises
+        ------
+        FieldError
+            For anything else: a model that left here would be in no ledger.
+        """
+        if kinds := {r.kind for r in releases} - {"metric", "count"}:
+            raise FieldError("releases", sorted(kinds), "an evaluation has metrics and counts; use `release`")
+        return () if self._local else self.method.client.protect(releases, facts, self.state, NoSource()).releases
+
+    def _check(self, broadcast: Broadcast) -> None:
+        """What the server may have made up, as far as no data are needed to see it."""
+        models, public, most = broadcast.models, broadcast.public, self.method.client.most_models
+        self.layout.check(models, "models")
+        if public.dimension != self.layout.size:
+            raise FieldError("dimension", public.dimension, f"the client's layout has {self.layout.size} parameters")
+        if not self._local:
+            return
+        if most is not None and len(models) > most:
+            accepted = f"{self.method.name!r} protects no choice among models: it takes {most}"
+            raise FieldError("hypotheses", len(models), accepted)
+        if public.round > public.rounds:
+            raise FieldError("round", public.round, f"lies beyond the {public.rounds} rounds planned")
+        if models.dtype != self.layout.dtype:
+            raise FieldError("models", models.dtype, f"the client's layout is of {self.layout.dtype}")
+        if not broadcast.finite:
+            raise FieldError("models", "NaN or infinity", "must be finite")
+
+    def _rehearse(self, broadcast: Broadcast) -> None:
+        """Protect a zero update once, for nobody: a configuration that cannot protect is refused before data."""
+        if self._local and not self._rehearsed:
+            self._zero(broadcast, ReproducibleSource(0))
+            self._rehearsed = True
+
+    def _declines(self, public: PublicFacts, quoted: Spend) -> Refusal | None:
+        if self.method.client.composed:
+            bounded = self.policy is not None or self.budget is not None or not quoted.guarantee.proven
+            made = self.ledger.entries if bounded else self.ledger.all_entries  # nothing else bounds runs together
+            earlier = [e for e in made if e.key[1] == PROTECT and e.attempt == 0]
+            shares = math.fsum([1 / public.rounds, *(1 / e.rounds for e in earlier if e.rounds)])
+            if shares > 1 + 1e-9:
+                return Refusal(
+                    "the releases that the total promise holds have been made; only a policy with a total allows more"
+                )
+        if self.policy is not None:
+            past = [e.spend for e in self.ledger.all_entries]
+            trust, deployable = self.method.client.trust, self._source.deployable
+            reason = self.policy.refusal(self.method.name, trust, deployable, quoted, past)
+            if reason is not None:
+                return Refusal(reason)
+        return None if self._charge(quoted) else Refusal("the client's privacy budget is used up")
+
+    def _again(self, broadcast: Broadcast, known: Entry) -> Refusal | Releases | None:
+        """A round that is in the ledger: what left then leaves again, and nothing else that was made from data."""
+        if not self._local:
+            return None
+        round_, left = self.kept
+        if round_ == broadcast.public.round and digest(left) == known.digest:
+            return left
+        if not self._source.deployable or (self._quoted is not None and self._quoted.mechanism == "none"):
+            return None  # the same bits, or `_answer` sees to it
+        self.failure = LedgerError("the process died in this round, or what it released was lost")
+        try:
+            return self._answer(broadcast, None)
+        except BudgetError as error:
+            return Refusal(str(error))
+
+    def _answer(self, broadcast: Broadcast, protect: Callable[[], Protected] | None) -> Releases:
+        """Draw, commit, and return only then. Without `protect`, or where it fails, the update is zero."""
+        self._require_written()
+        public, party = broadcast.public, self.ledger.party
+        known = self.ledger.find((public.round, PROTECT))
+        attempt = 0 if known is None else known.attempt
+        protected = None
+        if protect is not None:
+            try:
+                protected = protect()
+            except Exception as error:  # from here on it would tell something of the data
+                self.failure = error
+        closed = known is not None and known.digest != OPEN
+        if protected is None and not (closed and protect is None):
+            protected = self._zero(broadcast, self._source.child(party, public.round, ZERO, attempt))
+        if not closed and protected is not None:
+            self._commit(self._entry(public, attempt, protected))
+        elif protected is None or known is None or known.digest != _mark(protected):  # other bits left, and are lost
+            attempt += 1
+            protected = self._zero(broadcast, self._source.child(party, public.round, ZERO, attempt))
+            if not self._charge(protected.spend):
+                raise BudgetError(f"round {public.round} was answered, and the budget holds no second answer")
+            self._commit(self._entry(public, attempt, protected))
+        self.state = protected.state
+        if self._source.deployable:  # with another source the same bits can be drawn again
+            self.kept = public.round, protected.releases
+        return protected.releases
+
+    def _protect(self, releases: Releases, facts: ClientFacts, source: Source) -> Protected:
+        return self._affordable(self.method.client.protect(releases, facts, self.state, source))
+
+    def _affordable(self, protected: Protected) -> Protected:
+        if self._quoted is not None and _dearer(protected.spend, self._quoted):
+            told = "must not cost more than was quoted before training: did the broadcast tell the truth?"
+            raise FieldError("spend", protected.spend.guarantee.describe(), told)
+        return protected
+
+    def _zero(self, broadcast: Broadcast, source: Source) -> Protected:
+        facts = ClientFacts(broadcast=broadcast, layout=self.layout, failed=True)
+        return self._protect((Release("model", broadcast.models[0]),), facts, source)
+
+    def _entry(self, public: PublicFacts, attempt: int, what: Protected | Spend) -> Entry:
+        """The line of a release, or, given its cost alone, of the intent to make one."""
+        mark, spend = (OPEN, what) if isinstance(what, Spend) else (_mark(what), what.spend)
+        return Entry((public.round, PROTECT), attempt, mark, spend, self._source.kind, public.rounds)
+
+
+def _mark(protected: Protected) -> str:
+    """Digest of a release; without noise a constant, since a digest confirms a guess of what it was taken of."""
+    return digest(() if protected.spend.mechanism == "none" else protected.releases)
+
+
+def _dearer(spend: Spend, quoted: Spend) -> bool:
+    """Whether a spend is worse than a quote, which is what filters were charged."""
+    pairs = (
+        (spend.guarantee.cost, quoted.guarantee.cost),
+        (spend.charge or 0.0, quoted.charge or 0.0),
+        (spend.leakage or 0.0, quoted.leakage or 0.0),
+    )
+    return spend.guarantee.status != quoted.guarantee.status or any(cost > told for cost, told in pairs)

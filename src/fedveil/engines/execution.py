@@ -1,0 +1,42 @@
+"""How a federation is carried out, apart from what it is: for runners and measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fedveil.accounting import Ledger
+from fedveil.engines.party import Store
+from fedveil.errors import require_choice, require_count
+from fedveil.learning.learner import Learner
+from fedveil.learning.trainers import TRAINERS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """How a federation is carried out.
+
+    Parameters
+    ----------
+    trainer : {"auto", "batched", "sequential"}
+        How clients are trained; see `fedveil.learning.make_trainer`.
+    workers : int
+        Threads that train clients.
+    learner : Learner, optional
+        Trains instead of one that is built from the federation's model, local training and region, and the two above.
+    run_id : str
+        Names the ledgers.
+    ledgers : callable, optional
+        ``party -> (Ledger, Store)``; by default ledgers live in memory.
+    """
+
+    trainer: str = "auto"
+    workers: int = 1
+    learner: Learner | None = None
+    run_id: str = "memory"
+    ledgers: Callable[[str], tuple[Ledger, Store]] | None = None
+
+    def __post_init__(self) -> None:
+        """Check the trainer and the workers."""
+        require_choice("trainer", self.trainer, TRAINERS)
+        require_count("workers", self.workers)

@@ -1,0 +1,88 @@
+"""Probes: whatever is to be measured or kept of a round, the same under every engine.
+
+``Federation(..., probes=[MyProbe()])`` shows each finished round to its probes; what they return stands in the round's
+record, ``RoundRecord.figures``. A probe is the experimenter's instrument: it may see everything, so its figures are
+no releases, and nothing that a party does may follow from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+from fedveil.engines.history import RoundRecord
+from fedveil.errors import FieldError
+from fedveil.methods import Broadcast, Releases
+
+if TYPE_CHECKING:
+    from fedveil.engines.local import Federation
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """One finished round.
+
+    Attributes
+    ----------
+    federation : Federation
+        After the round; its model, layout, clients and learner.
+    broadcast : Broadcast
+        What opened the round: the hypotheses [k, d] and the public facts.
+    received : mapping of int to Releases
+        What arrived at the server, by partition, after every protection; unusable replies too.
+    models : Tensor
+        [k, d], what the server broadcasts next.
+    record : RoundRecord
+        The round's figures, those of probes left out.
+    """
+
+    federation: Federation
+    broadcast: Broadcast
+    received: Mapping[int, Releases]
+    models: Tensor
+    record: RoundRecord
+
+
+class Probe(Protocol):
+    """Measures a round, and may keep tensors of it for an attack. Tensors it keeps do not outlive the process.
+
+    Attributes
+    ----------
+    name : str
+        What is measured, completely: two probes of one name measure the same. Part of a cell's key.
+    figures : collection of str
+        Names of what it returns, in every round; empty for one that only keeps.
+    """
+
+    @property
+    def name(self) -> str:
+        """What is measured."""
+
+    @property
+    def figures(self) -> Collection[str]:
+        """Names of what it returns."""
+
+    def __call__(self, seen: Seen) -> Mapping[str, float]:
+        """The figures of a round."""
+
+
+def probed(probes: Sequence[Probe], seen: Seen) -> RoundRecord:
+    """The round's record with the figures of all probes.
+
+    Raises
+    ------
+    FieldError
+        If a probe returns other figures than it names, or two return one of the same name.
+    """
+    figures: dict[str, float] = {}
+    for probe in probes:
+        found = dict(probe(seen))
+        if set(found) != set(probe.figures):
+            raise FieldError(f"probe {probe.name!r}", sorted(found), f"must return {sorted(probe.figures)}")
+        for twice in sorted(found.keys() & figures.keys()):
+            raise FieldError(f"probe {probe.name!r}", twice, "another probe of this run returns a figure of that name")
+        figures |= {name: float(value) for name, value in found.items()}
+    return replace(seen.record, figures=figures) if probes else seen.record

@@ -1,0 +1,207 @@
+"""Early stopping on validation clients: clients that never train, and whose losses are releases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cache
+from math import inf, isfinite
+
+import torch
+from torch import Tensor
+
+from fedveil.accounting import Guarantee, Ledger, ParticipationFilter, Spend, Trust, total
+from fedveil.engines.assembly import draw_cohort
+from fedveil.engines.history import Best
+from fedveil.engines.party import VALIDATE, Party, ServerParty, Store
+from fedveil.errors import BudgetError, FieldError, require_count, require_non_negative
+from fedveil.learning import ClientData, client_losses
+from fedveil.learning.learner import Learner
+from fedveil.mechanisms import Source
+from fedveil.methods import Releases
+from fedveil.methods.validating import Validation
+
+VALIDATORS = "validation-"  # begins the names of their ledgers
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyStopping:
+    """When to validate, and when to stop.
+
+    Parameters
+    ----------
+    patience : int
+        Validations in a row without a better loss, after which the run ends.
+    every : int
+        v: the models of each v-th round are validated.
+    sample : int, optional
+        Validation clients asked each time, drawn anew. Default: all.
+    min_delta : float
+        By how much a loss must fall to count as better; of the size of the noise in it, or chance decides.
+    validation : Validation
+        How the losses leave.
+    """
+
+    patience: int = 5
+    every: int = 1
+    sample: int | None = None
+    min_delta: float = 0.0
+    validation: Validation = field(default_factory=Validation)
+
+    def __post_init__(self) -> None:
+        """Check all."""
+        require_count("patience", self.patience)
+        require_count("every", self.every)
+        if self.sample is not None:
+            require_count("sample", self.sample)
+        require_non_negative("min_delta", self.min_delta)
+
+
+class Validator(Party):
+    """One validation client: its ledger is charged for every loss that leaves."""
+
+    def send(self, loss: float, round_: int, validation: Validation, trust: Trust) -> float:
+        """Release a loss after a round: the same number again if that round was validated before, or it costs again.
+
+        Raises
+        ------
+        BudgetError
+            If no release is left.
+        """
+        result: list[Releases] = []
+
+        def make(source: Source) -> tuple[Releases, Spend]:
+            releases, spend = validation.release(loss, trust, source)
+            result[:] = [releases]
+            return releases, spend
+
+        self._draw(round_, VALIDATE, make)
+        return float(result[0][0].value)
+
+    def spent(self, before: int) -> int:
+        """Releases made before a round."""
+        return sum(e.key[1] == VALIDATE and e.key[0] < before for e in self.ledger.entries)
+
+
+def worst_of(guarantees: Iterable[Guarantee]) -> Guarantee | None:
+    """The one that promises least: nothing proven, else the largest parameter; None of none."""
+    return max(guarantees, key=lambda g: (not g.proven, g.cost), default=None)
+
+
+class Validators:
+    """The validation clients of a run, and what follows from their losses.
+
+    Parameters
+    ----------
+    rule : EarlyStopping
+        When to validate and to stop.
+    clients : sequence of ClientData
+        Their examples x, y; none of them trains.
+    learner : Learner
+        The model and the loss.
+    server : ServerParty
+        Charged under central trust.
+    source, ledgers, seed
+        See `Federation`.
+
+    Attributes
+    ----------
+    best : Best
+        What a checkpoint has to keep.
+    """
+
+    def __init__(
+        self,
+        rule: EarlyStopping,
+        clients: Sequence[ClientData],
+        learner: Learner,
+        server: ServerParty,
+        source: Source,
+        ledgers: Callable[[str], tuple[Ledger, Store]],
+        seed: int,
+    ) -> None:
+        empty = [i for i, c in enumerate(clients) if not c.examples]
+        if empty or not clients:
+            raise FieldError("validation_clients", empty, "must be clients with examples, at least one")
+        if rule.sample is not None and rule.sample > len(clients):
+            raise FieldError("sample", rule.sample, f"there are only {len(clients)} validation clients")
+        self.rule, self.clients, self.best = rule, list(clients), Best()
+        self._learner, self._server, self._seed = learner, server, seed
+        self._trust: Trust = server.method.client.trust
+
+        def make(partition: int) -> Validator:
+            ledger, store = ledgers(f"{VALIDATORS}{partition}")
+            capped = rule.validation.losses == "noised" and self._trust != "central"
+            budget = ParticipationFilter(rule.validation.releases) if capped else None
+            return Validator(ledger, source, budget, store)
+
+        self._party = cache(make)
+
+    @property
+    def stopped(self) -> str:
+        """Why the run is over, or ""."""
+        if self.best.waited < self.rule.patience:
+            return ""
+        waited = f"no better validation loss in {self.best.waited} validations"
+        return f"stopped early: {waited}; the best one is that of round {self.best.round}"
+
+    def validate(self, models: Tensor, round_: int) -> float | None:
+        """The validation loss of the models [k, d] of a round, as released; None where none is due, or none is left."""
+        if round_ % self.rule.every:
+            return None
+        asked = self._asked(round_)
+        if not asked:
+            return None
+        value = self._released(asked, models, round_)
+        if value is None:
+            return None
+        if value < self.best.loss - (self.rule.min_delta if isfinite(self.best.loss) else 0.0):
+            self.best = Best(value, round_, 0, models.clone())
+        else:
+            self.best = replace(self.best, waited=self.best.waited + 1)
+        return value
+
+    def guarantees(self) -> Mapping[str, Guarantee]:
+        """Total of every validation client that released something, by the name of its ledger."""
+        local = self._trust != "central"
+        found: dict[str, Guarantee] = {}
+        for partition in range(len(self.clients)):
+            book = self._party(partition).ledger
+            if book.entries and (local or self.rule.validation.losses == "public"):
+                found[book.party] = total(e.spend.guarantee for e in book.entries)
+        return found
+
+    def _asked(self, round_: int) -> list[int]:
+        """Sample of a round, of those whose number of releases is not used up: public facts alone decide."""
+        everybody: list[int] = list(range(len(self.clients)))
+        if self.rule.validation.losses == "noised" and self._trust != "central":
+            cap = self.rule.validation.releases
+            everybody = [p for p in everybody if self._party(p).spent(round_) < cap]
+        size = min(self.rule.sample or len(everybody), len(everybody))
+        return draw_cohort(self._seed, -round_, everybody, size) if size else []
+
+    def _released(self, asked: Sequence[int], models: Tensor, round_: int) -> float | None:
+        losses = self._losses([self.clients[p] for p in asked], models)
+        public = self.rule.validation.losses == "public"
+        if self._trust == "central" and not public:
+            return self._server.validate(round_, losses, self.rule.validation)
+        sent = []
+        for p, loss in zip(asked, losses.tolist(), strict=True):
+            with suppress(BudgetError):  # its last release was for this round, and a crash took the bits
+                sent.append(self._party(p).send(loss, round_, self.rule.validation, self._trust))
+        return sum(sent) / len(sent) if sent else None
+
+    def _losses(self, clients: Sequence[ClientData], models: Tensor) -> Tensor:
+        """Loss of each client's best hypothesis [m]; infinite where there is none."""
+        learner = self._learner
+        found = []
+        try:
+            found = [client_losses(learner.model, learner.layout, models, clients, learner.local.loss)]
+        except Exception:  # someone's data: then one by one, so that only that client's loss is infinite
+            for client in clients:
+                try:
+                    found.append(client_losses(learner.model, learner.layout, models, [client], learner.local.loss))
+                except Exception:
+                    found.append(torch.full((1, len(models)), inf, dtype=torch.float64))
+        return torch.nan_to_num(torch.cat(found), nan=inf).min(dim=1).values

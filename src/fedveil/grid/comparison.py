@@ -1,0 +1,108 @@
+"""Run several privacy settings side by side."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedveil.config import Config, load
+from fedveil.config.folders import CELLS, COMPARISON, CONFIG, refuse_used, require_begun
+from fedveil.config.variants import Variant, configure, variants_of
+from fedveil.errors import FieldError, NoReplyError, require_count
+from fedveil.grid.cell import Cell
+from fedveil.grid.store import Store
+from fedveil.runs import Progress, Summary
+from fedveil.runs.ledgers import make_folder, write_atomic
+
+RESULT = "comparison.json"
+
+
+def cells_of(config: Config, seeds: int) -> list[tuple[Variant, Cell]]:
+    """The runs of ``[compare]``: setting by setting, seed by seed."""
+    found: dict[tuple[str, int], tuple[Variant, Cell]] = {}
+    for variant in variants_of(config):
+        matches = variant.setting.match_sigma_of
+        single = configure(config, variant.label, variant.setting)
+        for seed in range(config.seed, config.seed + seeds):
+            source = found[matches, seed][1] if matches else None
+            cell = Cell(variant.label, single.model_copy(update={"seed": seed}), sigma_of=source)
+            found[variant.label, seed] = (variant, cell)
+    return list(found.values())
+
+
+def compare(
+    config: Config,
+    out: str | Path | None = None,
+    *,
+    seeds: int = 1,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> list[Summary]:
+    """Run every setting of ``[compare]``, each under the same seeds.
+
+    Parameters
+    ----------
+    config : Config
+        The settings and what they share.
+    out : path, optional
+        Where the runs' folders go (below ``cells``), the comparison's own ``config.toml``, and ``comparison.json``:
+        the list of summaries.
+    seeds : int
+        Repetitions: the configuration's seed and those that follow it. Data are dealt out anew under each.
+    resume : bool
+        Keep finished runs and go on with the others; with no fewer seeds than the folder has.
+    progress : Progress, optional
+        Is told how it goes.
+
+    Returns
+    -------
+    list of Summary
+        Setting by setting, seed by seed.
+
+    Raises
+    ------
+    NoReplyError
+        If a round of one of the runs had no usable reply; the others are finished.
+    """
+    require_count("--seeds", seeds)
+    path = None if out is None else Path(out)
+    if path is not None:
+        _open(path, config, resume)
+        seeds = max(seeds, _begun(path, config.seed)) if resume else seeds
+    planned = cells_of(config, seeds)
+    finished = Store(path).run([cell for _, cell in planned], progress)
+    for why in finished.failed.values():
+        raise NoReplyError(why)
+    summaries = []
+    for variant, cell in planned:
+        summary = finished.outcomes[cell.key].summary
+        place = {"setting": variant.label, "base": variant.base, "swept": dict(variant.swept)}
+        summaries.append(Summary({**summary.values, **place}, summary.rows))
+    if path is not None:
+        write(path, [summary.values for summary in summaries])
+    return summaries
+
+
+def write(folder: Path, values: list[Mapping[str, Any]]) -> None:
+    """Write ``comparison.json``: the list of summaries."""
+    write_atomic(folder / RESULT, (json.dumps([dict(v) for v in values], indent=2) + "\n").encode())
+
+
+def _open(path: Path, config: Config, resume: bool) -> None:
+    if not resume:
+        refuse_used(path)
+        make_folder(path)
+        write_atomic(path / CONFIG, config.to_toml().encode())
+        return
+    require_begun(path, COMPARISON)
+    if load(path).fingerprint() != config.fingerprint():
+        raise FieldError("--resume", str(path), "holds a comparison with another configuration; give another --out")
+
+
+def _begun(path: Path, first: int) -> int:
+    """How many seeds a folder has runs of."""
+    files = (path / CELLS).glob(f"*/{CONFIG}")
+    return 1 + max((int(tomllib.loads(file.read_text()).get("seed", 0)) for file in files), default=first) - first

@@ -1,0 +1,313 @@
+"""The store: the only place that knows which cells are done, and that runs the others."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+from fedveil.config import Config, load
+from fedveil.config.folders import CELLS, CONFIG, STUDY, kind_of, refuse_others
+from fedveil.errors import FedVeilError, FieldError, NoReplyError
+from fedveil.grid.cell import ABSENT, Cell, distinct
+from fedveil.grid.jobs import Jobs
+from fedveil.grid.matched import matched
+from fedveil.grid.outcome import Finished, Outcome
+from fedveil.runs import Progress, Summary, run
+from fedveil.runs.judging import judged
+from fedveil.runs.ledgers import make_folder, sync, write_atomic
+from fedveil.runs.lock import FolderLock
+from fedveil.runs.prepare import prepare, resolve_device
+from fedveil.runs.runner import Silent
+from fedveil.runs.summary import METRICS, Row
+from fedveil.runs.together import most, run_together
+
+PATIENCE = 60.0  # seconds between two lines on runs that go on in other processes
+
+BEGUN = "begun"  # first rounds that runs share: without noise, so deleted when all runs are done
+
+
+class Store:
+    """The runs below a folder: each cell is run once, and an interrupted one goes on where it stopped.
+
+    Parameters
+    ----------
+    folder : Path or None
+        Made when the first cell is run; a cell's own folder is ``cells/<label>-<key>``. None keeps finished cells in
+        memory.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self._kept: dict[str, Outcome] = {}
+
+    def path(self, cell: Cell) -> Path | None:
+        """The folder of a cell, whatever its label was when it was run.
+
+        Where the data are not on this machine, the run of the only data that the store knows for it.
+        """
+        if self.folder is None:
+            return None
+        found = sorted((self.folder / CELLS).glob(f"*-{cell.key}"))
+        if len(found) > 1 and cell.key.endswith(ABSENT):
+            raise FieldError(
+                "data.name", cell.config.data.name, f"is not here, and {len(found)} versions of it were run"
+            )
+        return found[0] if found else self.folder / CELLS / cell.folder
+
+    def state(self, cell: Cell) -> str:
+        """``"done"``, ``"begun"`` or ``"to run"``."""
+        path = self.path(cell)
+        if path is None:
+            return "done" if cell.key in self._kept else "to run"
+        if (path / "summary.json").is_file():
+            return "done"
+        return "begun" if (path / CONFIG).is_file() else "to run"
+
+    def rounds_done(self, cell: Cell) -> int:
+        """The rounds of a cell that are finished."""
+        if cell.key in self._kept:
+            return len(self._kept[cell.key].rows)
+        path = self.path(cell)
+        metrics = None if path is None else path / METRICS
+        return len(metrics.read_bytes().splitlines()) if metrics is not None and metrics.is_file() else 0
+
+    def find(self, cell: Cell) -> Outcome | None:
+        """What a finished cell left, or None.
+
+        Raises
+        ------
+        FieldError
+            If its files are damaged.
+        """
+        if cell.key not in self._kept:
+            path = self.path(cell)
+            if path is None or self.state(cell) != "done":
+                return None
+            self._kept[cell.key] = Outcome(cell, Summary.read(path), path)
+        return self._kept[cell.key]
+
+    def collect(self, cells: Sequence[Cell]) -> Finished:
+        """What is finished of some cells; nothing is run."""
+        found = ((cell.key, self.find(cell)) for cell in cells)
+        return Finished({key: outcome for key, outcome in found if outcome is not None})
+
+    def run(
+        self, cells: Sequence[Cell], progress: Progress | None = None, jobs: int = 1, *, together: bool = False
+    ) -> Finished:
+        """Run what is not finished.
+
+        Parameters
+        ----------
+        cells : sequence of Cell
+            Run in this order, but none before those whose sigma it takes.
+        progress : Progress, optional
+            Is told how it goes.
+        jobs : int
+            Cells at once, each in a process of its own; then `progress` is told of whole cells, and now and then in
+            which round the others are.
+        together : bool
+            Play cells that differ in seeds and in who takes part alone side by side, as many as are fast. Their
+            ledgers, models and checkpoints are not kept, and an interruption loses those that are being played.
+
+        Returns
+        -------
+        Finished
+            Outcomes of the cells and of those whose sigma they take; a cell with a round without a usable reply has
+            failed.
+
+        Raises
+        ------
+        FieldError, FedVeilError
+            What a run refused; finished rounds are kept.
+        """
+        progress, every = progress or Silent(), distinct(cells)
+        done, failed = self.collect(every).outcomes, dict[str, str]()
+        left = [cell for cell in every if cell.key not in done]
+        if done and left:
+            progress.say(f"{len(done)} of {len(every)} runs are finished already")
+        if together:
+            self._together(left, progress)
+        elif min(jobs, len(left)) > 1:
+            self._at_once(left, min(jobs, len(left)), progress, failed)
+        else:
+            for number, cell in enumerate(left, len(done) + 1):
+                if len(every) > 1:
+                    progress.say(f"run {number} of {len(every)}: {cell.label}")
+                try:
+                    self.run_one(cell, progress)
+                except NoReplyError as error:  # a model that diverged: the other cells still say something
+                    failed[cell.key] = str(error)
+                    progress.say(f"{cell.label}: {error}")
+        finished = Finished(self.collect(every).outcomes, failed)
+        if self.folder is not None and not failed and len(finished.outcomes) == len(every):
+            shutil.rmtree(self.folder / BEGUN, ignore_errors=True)  # models without noise, of no use any more
+        return finished
+
+    def run_one(self, cell: Cell, progress: Progress) -> Outcome:
+        """Run a cell, or what is left of it, unless it is finished; those whose sigma it takes come first.
+
+        Raises
+        ------
+        NoReplyError
+            If a round has no usable reply.
+        """
+        done = self.find(cell)
+        if done is not None:
+            return done
+        path, config = self.path(cell), self._resolved(cell, progress)
+        begun = path is not None and self.state(cell) == "begun"
+        if path is not None and begun and judged(cell.probes):  # what they kept of the first rounds is gone
+            shutil.rmtree(path)
+            begun = False
+        if path is not None:
+            if begun:
+                config = config.model_copy(update={"device": _begun_on(path, config.device, progress)})
+            make_folder(path)
+        shared = config.rounds == 1 or config.pretraining is not None  # else what begins alike is a small part of a run
+        memo = self.folder / BEGUN if self.folder is not None and shared else None
+        summary = run(config, path, resume=begun, progress=progress, setting=cell.label, memo=memo, probes=cell.probes)
+        self._kept[cell.key] = Outcome(cell, summary, path)
+        return self._kept[cell.key]
+
+    def _together(self, left: Sequence[Cell], progress: Progress) -> None:
+        groups: dict[str, list[Cell]] = {}
+        for cell in left:
+            groups.setdefault(cell.kind, []).append(cell)
+        sizes = {kind: most(prepare(_here(group[0].config)), group[0].probes) for kind, group in groups.items()}
+        steps = sum(group[0].config.rounds * -(-len(group) // sizes[kind]) for kind, group in groups.items())
+        count = 0
+
+        def advance(row: Row) -> None:
+            nonlocal count
+            count += 1
+            progress.advance({**row, "round": count})
+
+        progress.begin(f"{len(left)} runs", 0, steps)
+        try:
+            for kind, group in groups.items():
+                like = prepare(self._resolved(group[0], progress))
+                for block in (group[i : i + sizes[kind]] for i in range(0, len(group), sizes[kind])):
+                    configs = [self._resolved(cell, progress) for cell in block]
+                    summaries = run_together(configs, [c.probes for c in block], group[0].label, advance, like)
+                    for cell, config, summary in zip(block, configs, summaries, strict=True):
+                        self._keep(cell, config, summary)
+        finally:
+            progress.end()
+
+    def _resolved(self, cell: Cell, progress: Progress) -> Config:
+        """The configuration to run: of a cell that takes the sigma of others once these are finished."""
+        config = _here(cell.config)
+        if not cell.sources:
+            return config
+        return matched(config, [self.run_one(source, progress).summary for source in cell.sources])
+
+    def _keep(self, cell: Cell, config: Config, summary: Summary) -> None:
+        """Write what is left of a run that was played in memory; the summary comes last, by which it is finished."""
+        path = self.path(cell)
+        self._kept[cell.key] = Outcome(cell, summary, path)
+        if path is None:
+            return
+        path.mkdir(parents=True, exist_ok=True)
+        for name, text in ((CONFIG, config.to_toml()), (METRICS, "".join(f"{json.dumps(r)}\n" for r in summary.rows))):
+            (path / name).write_text(text, encoding="utf-8")
+            sync(path / name)
+        write_atomic(path / "summary.json", (json.dumps(summary.values) + "\n").encode())
+
+    def _at_once(self, left: Sequence[Cell], jobs: int, progress: Progress, failed: dict[str, str]) -> None:
+        if self.folder is None:
+            raise FieldError("--jobs", jobs, "needs a folder that the processes share: give --out")
+        progress.say(f"{len(left)} runs, {jobs} at once")
+        count = 0
+        with Jobs(partial(run_in_process, self.folder), jobs, left) as going:
+            while (ended := going.next(PATIENCE)) is not None:
+                if not ended:
+                    each = (f"{c.label}: {self.rounds_done(c)} of {c.config.rounds} rounds" for c in going.cells)
+                    progress.say(f"so far: {', '.join(each)}")
+                for one in ended:
+                    count += 1
+                    if one.why:
+                        failed[one.cell.key] = one.why
+                    said = one.why or f"{one.seconds:.0f} s"
+                    progress.say(f"{count} of {len(left)}: {one.cell.label} ({said})")
+
+    def refuse_others(self, kind: str = STUDY) -> None:
+        """Refuse a folder that holds something else than is wanted there.
+
+        Raises
+        ------
+        FieldError
+            If it holds something else, or the tables of a study that has lost its runs: they would be replaced.
+        """
+        if self.folder is None:
+            return
+        if any(self.folder.glob("table-*.json")) and not (self.folder / CELLS).is_dir():
+            lost = f"holds tables of a study, and not its runs ({CELLS}/); restore them, or give another --out"
+            raise FieldError("--out", str(self.folder), lost)
+        refuse_others(self.folder, kind)
+
+    @contextmanager
+    def alone(self, kind: str = STUDY, *, shared: bool = False) -> Iterator[None]:
+        """Keep a second process that runs cells out of the folder.
+
+        Parameters
+        ----------
+        kind : str
+            What the folder is to hold; see `fedveil.config.folders`.
+        shared : bool
+            Whether only finished runs are read: that disturbs nobody, so nobody is kept out.
+
+        Raises
+        ------
+        FieldError
+            If there is one already, the folder holds something else than cells, or there are none to read.
+        """
+        self.refuse_others(kind)
+        if self.folder is None:
+            yield
+            return
+        if shared:
+            if kind_of(self.folder) != kind:
+                raise FieldError("--out", str(self.folder), "holds no runs yet: leave --no-run out")
+            yield
+            return
+        make_folder(self.folder / CELLS)
+        lock = FolderLock(self.folder)
+        lock.take()
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+def _here(config: Config) -> Config:
+    return config.model_copy(update={"device": resolve_device(config.device)})
+
+
+def _begun_on(path: Path, wanted: str, progress: Progress) -> str:
+    """The device on which a run was begun: another one would give other bits."""
+    device = load(path).device
+    if device != wanted:
+        try:
+            resolve_device(device)
+        except FieldError as error:
+            lacks = f"{path} was begun on {device!r}, which this machine lacks; delete it to begin anew"
+            raise FieldError("--device", wanted, lacks) from error
+        progress.say(f"{path.name} was begun on {device!r} and goes on there, not on {wanted!r}")
+    return device
+
+
+def run_in_process(folder: Path, cell: Cell) -> tuple[float, str]:
+    """Run one cell of a folder, and say how many seconds it took and why it has no model; for `Jobs`."""
+    began, why = perf_counter(), ""
+    try:
+        Store(folder).run_one(cell, Silent())
+    except NoReplyError as error:
+        why = str(error)
+    except FedVeilError as error:  # its subclasses do not all survive the way between processes
+        raise FedVeilError(str(error)) from None
+    return perf_counter() - began, why

@@ -1,0 +1,131 @@
+"""Which hypothesis fits a client best, for one client or for thousands at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedveil.errors import FieldError
+from fedveil.layout import Layout
+from fedveil.learning.clients import ClientData
+from fedveil.learning.losses import LABELWISE, RMSE_FLOOR, Loss, loss_of, losses_of, predict
+
+ROOM = 1 << 24  # numbers of joined examples held at once
+NEAR = 1e-5  # losses this near in relation are compared again, client by client
+
+
+def choose(model: nn.Module, layout: Layout, models: Tensor, data: ClientData, loss: str | Loss) -> int:
+    """The hypothesis with the least loss on a client's own training data.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Left as it is; runs in evaluation mode.
+    layout : Layout
+        Of the model.
+    models : Tensor
+        [k, d].
+    data : ClientData
+        Without examples there is no evidence, and the answer is 0.
+    loss : str or callable
+        As in `LocalTraining`.
+
+    Returns
+    -------
+    int
+        The lowest index among equals; a loss that is NaN is never chosen.
+
+    Raises
+    ------
+    FieldError
+        If all of several losses are NaN.
+    """
+    layout.check(models, "models")
+    if models.dim() != 2:
+        raise FieldError("models", tuple(models.shape), f"must be [k, {layout.size}]")
+    if len(models) == 1 or not data.examples:
+        return 0
+    function, losses = loss_of(loss), []
+    for vector in models:
+        outputs = predict(model, layout, vector, data.x, batch=1024)
+        losses.append(float(function(outputs.to(torch.float64), data.y)))
+    kept = [j for j, value in enumerate(losses) if value == value]
+    if not kept:
+        raise FieldError("models", losses, "have no loss on this client's data: all are NaN")
+    return min(kept, key=lambda j: losses[j])
+
+
+def choose_each(
+    model: nn.Module, layout: Layout, models: Tensor, clients: Sequence[ClientData], loss: str
+) -> list[int | Exception]:
+    """What `choose` answers for each of many clients, in a few batched computations.
+
+    Batches of another size round otherwise, so where two hypotheses are nearly as good the client is asked alone: the
+    answers depend on nobody else.
+
+    Returns
+    -------
+    list of int or Exception
+        An exception, as `choose` raises it, in the place of a client whose data cannot be used.
+    """
+    if len(models) == 1:
+        return [0] * len(clients)
+    answers: list[int | Exception] = []
+    for block in _blocks(clients):
+        try:
+            losses = client_losses(model, layout, models, block, loss)
+        except Exception:  # someone's data: alone, each client meets its own failure
+            losses = torch.full((len(block), len(models)), torch.nan)
+        least, best = losses.topk(2, dim=1, largest=False)
+        clear = losses.isfinite().all(1) & (least[:, 1] - least[:, 0] > NEAR * least[:, 1].abs())
+        for client, sure, index in zip(block, clear.tolist(), best[:, 0].tolist(), strict=True):
+            known = index if sure else None if client.examples else 0
+            answers.append(_alone(model, layout, models, client, loss) if known is None else known)
+    return answers
+
+
+def client_losses(model: nn.Module, layout: Layout, models: Tensor, clients: Sequence[ClientData], loss: str) -> Tensor:
+    """Loss of each model [k, d] on each client's training data, [n, k] in float64; NaN for one without examples."""
+    filled = [c for c in clients if c.examples]
+    result = torch.full((len(clients), len(models)), torch.nan, dtype=torch.float64)
+    if not filled:
+        return result
+    sizes = torch.tensor([c.examples for c in filled])
+    owner = torch.repeat_interleave(sizes)
+    x, y = torch.cat([c.x for c in filled]), torch.cat([c.y for c in filled])
+    columns = []
+    for vector in models:
+        outputs = predict(model, layout, vector, x, batch=1024).to(torch.float64)
+        if loss in LABELWISE or loss == "rmse":
+            each = losses_of("mse" if loss == "rmse" else loss)(outputs, y).reshape(len(y), -1).mean(1)
+            columns.append(torch.zeros(len(filled), dtype=torch.float64).index_add_(0, owner, each) / sizes)
+        else:
+            parts = zip(torch.split(outputs, sizes.tolist()), torch.split(y, sizes.tolist()), strict=True)
+            columns.append(torch.stack([loss_of(loss)(*part) for part in parts]))
+    found = torch.stack(columns, 1)
+    where = torch.tensor([bool(c.examples) for c in clients])
+    result[where] = (found + RMSE_FLOOR).sqrt() if loss == "rmse" else found
+    return result
+
+
+def _blocks(clients: Sequence[ClientData]) -> Iterator[list[ClientData]]:
+    """Consecutive clients that fit into `ROOM` together, at least one."""
+    block: list[ClientData] = []
+    held = 0
+    for client in clients:
+        if block and held + client.x.numel() > ROOM:
+            yield block
+            block, held = [], 0
+        block.append(client)
+        held += client.x.numel()
+    if block:
+        yield block
+
+
+def _alone(model: nn.Module, layout: Layout, models: Tensor, client: ClientData, loss: str) -> int | Exception:
+    try:
+        return choose(model, layout, models, client, loss)
+    except Exception as error:  # a client's failure is that client's alone
+        return error

@@ -1,0 +1,380 @@
+"""How good a model is, in figures by name; each is computed for many groups of examples (clients) at once.
+
+A metric is a function of `Answers` under a name; registering another one is a decorator::
+
+    @metric(task="values")
+    def mae(answers: Answers) -> NDArray[np.float64]:
+        return answers.mean(np.abs(answers.outputs - answers.labels))
+
+The unit that is counted is a label: one an example, or one a pixel where a model names a class a pixel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedveil.errors import FieldError, nearest, require_choice
+from fedveil.learning.losses import losses_of
+
+Figures = dict[str, float]  # by name, with "examples"; a figure that does not exist for the task or the data is absent
+Task = Literal["classes", "values"]
+Floats = NDArray[np.float64]
+TASKS: tuple[Task, ...] = ("classes", "values")
+DEFAULT: dict[Task, tuple[str, ...]] = {
+    "classes": ("loss", "accuracy", "f1", "precision", "auc"),
+    "values": ("loss", "rmse"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """A model's answers beside the truth, in n groups.
+
+    Attributes
+    ----------
+    task : {"classes", "values"}
+        Whether labels are classes or numbers.
+    outputs : ndarray
+        float64: logits [M, C] of M labels, or values [M].
+    labels : ndarray
+        [M], int64 classes or float64 targets.
+    losses : ndarray
+        [M], float64: cross-entropy (nats) or squared error of each label.
+    group : ndarray
+        [M] int64, whose label it is, ascending.
+    counts : ndarray
+        [n], labels of each group; at least one.
+    """
+
+    task: Task
+    outputs: Floats
+    labels: NDArray[Any]
+    losses: Floats
+    group: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+    def mean(self, values: NDArray[Any]) -> Floats:
+        """Mean of values [M] over each group, [n]."""
+        return np.bincount(self.group, values, len(self.counts)) / self.counts
+
+    @cached_property
+    def predicted(self) -> NDArray[np.int64]:
+        """[M], the class with the largest logit."""
+        found: NDArray[np.int64] = np.argmax(self.outputs, axis=1)
+        return found
+
+    @cached_property
+    def table(self) -> tuple[Floats, Floats, Floats]:
+        """Of each group and class, [n, C] each: labels found, labels there are, and labels named by the model."""
+        shape = (len(self.counts), self.outputs.shape[1])
+        size = shape[0] * shape[1]
+        base = self.group * shape[1]
+        hits, ones = (self.predicted == self.labels).astype(np.float64), np.ones(len(self.labels))
+        columns = ((self.labels, hits), (self.labels, ones), (self.predicted, ones))
+        right, wanted, given = (np.bincount(base + c, w, size).astype(float).reshape(shape) for c, w in columns)
+        return right, wanted, given
+
+    @cached_property
+    def probabilities(self) -> Floats:
+        """[M, C]."""
+        return torch.from_numpy(self.outputs).softmax(1).numpy()
+
+    def macro(self, shares: Floats, counted: NDArray[np.bool_]) -> Floats:
+        """Mean of shares [n, C] over the classes that are counted [n, C]; NaN without one."""
+        return _over(np.where(counted, shares, 0.0).sum(1), counted.sum(1))
+
+    def positive(self, shares: Floats) -> Floats:
+        """Of shares [n, 2], that of class 1; NaN where there are not two classes."""
+        return shares[:, 1] if shares.shape[1] == 2 else np.full(len(shares), np.nan)
+
+    def ranked(self, scores: Floats, truth: NDArray[np.bool_], group: NDArray[np.int64]) -> Floats:
+        """Of each group, the probability that a true entry scores above a false one; ties count half. NaN if undefined.
+
+        Parameters
+        ----------
+        scores, truth, group : ndarray
+            [K] each.
+        """
+        n = len(self.counts)
+        order = np.lexsort((scores, group))
+        scores, truth, group = scores[order], truth[order], group[order]
+        first = np.flatnonzero(np.r_[True, (np.diff(scores) != 0) | (np.diff(group) != 0)])
+        ties = np.diff(np.r_[first, len(scores)])
+        ranks = np.repeat(first + (ties + 1) / 2, ties)  # from 1, over all groups
+        total, true = np.bincount(group, minlength=n), np.bincount(group, truth, n)
+        before = np.cumsum(total) - total
+        won = np.bincount(group, ranks * truth, n) - before * true - true * (true + 1) / 2
+        return _over(won, true * (total - true))
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A registered metric.
+
+    Attributes
+    ----------
+    name : str
+        The function's.
+    tasks : tuple of str
+        Where it exists.
+    better : {"higher", "lower"}
+        Which values are better.
+    function : callable
+        Answers -> figures [n]; NaN where a group has none.
+    """
+
+    name: str
+    tasks: tuple[Task, ...]
+    better: str
+    function: Callable[[Answers], Floats]
+
+
+METRICS: dict[str, Metric] = {}
+
+
+def metric(
+    *, task: Task | None = "classes", better: str = "higher"
+) -> Callable[[Callable[[Answers], Floats]], Callable[[Answers], Floats]]:
+    """Register a function as a metric under its own name.
+
+    Parameters
+    ----------
+    task : {"classes", "values"} or None
+        Where it exists; None for both.
+    better : {"higher", "lower"}
+        Which values are better.
+
+    Raises
+    ------
+    FieldError
+        If the name is taken.
+    """
+    require_choice("better", better, ("higher", "lower"))
+
+    def register(function: Callable[[Answers], Floats]) -> Callable[[Answers], Floats]:
+        name = function.__name__
+        if name in METRICS or name == "examples":
+            raise FieldError("metric", name, "this name is taken")
+        METRICS[name] = Metric(name, TASKS if task is None else (task,), better, function)
+        return function
+
+    return register
+
+
+@metric(task=None, better="lower")
+def loss(answers: Answers) -> Floats:
+    """Mean cross-entropy (nats), or mean squared error; infinite where it is no number."""
+    return np.nan_to_num(answers.mean(answers.losses), nan=np.inf, posinf=np.inf)
+
+
+@metric(task="values", better="lower")
+def rmse(answers: Answers) -> Floats:
+    """Root mean squared error, in units of the target."""
+    return np.sqrt(loss(answers))
+
+
+@metric()
+def accuracy(answers: Answers) -> Floats:
+    """Fraction of right classes."""
+    return answers.mean(answers.predicted == answers.labels)
+
+
+@metric()
+def balanced_accuracy(answers: Answers) -> Floats:
+    """Mean over the classes among the labels of the fraction that is found."""
+    right, wanted, _ = answers.table
+    return answers.macro(_over(right, wanted), wanted > 0)
+
+
+@metric()
+def precision(answers: Answers) -> Floats:
+    """Macro precision over the classes among labels or predictions; 0 for one that is never predicted."""
+    right, wanted, given = answers.table
+    return answers.macro(right / np.maximum(given, 1), wanted + given > 0)
+
+
+@metric()
+def recall(answers: Answers) -> Floats:
+    """Macro recall over the classes among labels or predictions; 0 for one that is no label."""
+    right, wanted, given = answers.table
+    return answers.macro(right / np.maximum(wanted, 1), wanted + given > 0)
+
+
+@metric()
+def f1(answers: Answers) -> Floats:
+    """Macro F1 over the classes among labels or predictions."""
+    right, wanted, given = answers.table
+    return answers.macro(2 * right / np.maximum(wanted + given, 1), wanted + given > 0)
+
+
+@metric()
+def iou(answers: Answers) -> Floats:
+    """Macro intersection over union, over the classes among labels or predictions."""
+    right, wanted, given = answers.table
+    return answers.macro(right / np.maximum(wanted + given - right, 1), wanted + given > 0)
+
+
+@metric()
+def sensitivity(answers: Answers) -> Floats:
+    """Fraction of positives that are found: of class 1 of two; of several, the mean of each against the rest."""
+    right, wanted, _ = answers.table
+    found = _over(right, wanted)
+    return answers.positive(found) if found.shape[1] == 2 else answers.macro(found, wanted > 0)
+
+
+@metric()
+def specificity(answers: Answers) -> Floats:
+    """Fraction of negatives that are named so: of class 1 of two; of several, the mean of each against the rest."""
+    right, wanted, given = answers.table
+    negatives = answers.counts[:, None] - wanted
+    found = _over(negatives - (given - right), negatives)
+    return answers.positive(found) if found.shape[1] == 2 else answers.macro(found, negatives > 0)
+
+
+@metric()
+def positive_precision(answers: Answers) -> Floats:
+    """Precision of class 1 of two; 0 if it occurs and is never predicted."""
+    right, wanted, given = answers.table
+    return answers.positive(_over(right, np.where(wanted > 0, np.maximum(given, 1), given)))
+
+
+@metric()
+def positive_f1(answers: Answers) -> Floats:
+    """F1 of class 1 of two."""
+    right, wanted, given = answers.table
+    return answers.positive(_over(2 * right, wanted + given))
+
+
+@metric()
+def positive_iou(answers: Answers) -> Floats:
+    """Intersection over union of class 1 of two."""
+    right, wanted, given = answers.table
+    return answers.positive(_over(right, wanted + given - right))
+
+
+@metric()
+def auc(answers: Answers) -> Floats:
+    """Area under the ROC curve, one class against the rest, micro average over all classes."""
+    scores, classes = answers.probabilities, answers.outputs.shape[1]
+    truth = np.zeros(scores.shape, dtype=bool)
+    truth[np.arange(len(truth)), answers.labels] = True
+    found = answers.ranked(scores.ravel(), truth.ravel(), np.repeat(answers.group, classes))
+    return np.where(_finite(answers), found, np.nan)
+
+
+@metric()
+def macro_auc(answers: Answers) -> Floats:
+    """Area under the ROC curve, one class against the rest, mean over the classes (of two: class 1)."""
+    classes = answers.outputs.shape[1]
+    found = [
+        answers.ranked(answers.probabilities[:, c], answers.labels == c, answers.group)
+        for c in (range(classes) if classes > 2 else range(1, classes))
+    ]
+    areas = np.stack(found, 1) if found else np.full((len(answers.counts), 1), np.nan)
+    return np.where(_finite(answers), answers.macro(areas, ~np.isnan(areas)), np.nan)
+
+
+def task_of(y: Tensor) -> Task:
+    """Classes where labels are whole numbers."""
+    return "values" if y.is_floating_point() else "classes"
+
+
+def metric_names(names: Sequence[str] | None, task: Task) -> tuple[str, ...]:
+    """Metrics to compute: the given ones, or the task's usual ones.
+
+    Raises
+    ------
+    FieldError
+        For an unknown name, or one that does not exist for the task.
+    """
+    chosen = DEFAULT[task] if names is None else tuple(names)
+    for name in chosen:
+        if name not in METRICS:
+            raise FieldError("metrics", name, nearest(name, METRICS))
+        if task not in METRICS[name].tasks:
+            raise FieldError("metrics", name, f"does not exist where labels are {task}; there are: {_known(task)}")
+    return chosen
+
+
+def metrics(outputs: Tensor, y: Tensor, names: Sequence[str] | None = None) -> Figures:
+    """Figures of a model's outputs.
+
+    Parameters
+    ----------
+    outputs : Tensor
+        Logits [N, C, ...], or values of a regression.
+    y : Tensor
+        [N, ...]; its type decides the task.
+    names : sequence of str, optional
+        Of `METRICS`; by default the task's usual ones.
+    """
+    return metrics_of_groups(outputs, y, [len(y)], names)[0]
+
+
+def metrics_of_groups(
+    outputs: Tensor, y: Tensor, sizes: Sequence[int], names: Sequence[str] | None = None
+) -> list[Figures]:
+    """Figures of consecutive groups of examples, such as clients.
+
+    Parameters
+    ----------
+    outputs, y, names
+        See `metrics`.
+    sizes : sequence of int
+        Examples of each group, in order; their sum is N. A group without examples has only ``examples: 0``.
+
+    Returns
+    -------
+    list of dict
+        One a group: ``examples``, and each figure that exists.
+    """
+    if not len(y):
+        return [{"examples": 0} for _ in sizes]
+    chosen = metric_names(names, task_of(y))
+    filled = [size for size in sizes if size]
+    answers = _answers(outputs.detach().to(torch.float64), y, filled)
+    columns = (
+        np.stack([METRICS[name].function(answers) for name in chosen], 1).tolist() if chosen else [[]] * len(filled)
+    )
+    rows = iter(columns)
+    found: list[Figures] = []
+    for size in sizes:
+        named = zip(chosen, next(rows), strict=True) if size else ()
+        found.append({"examples": size, **{name: value for name, value in named if value == value}})
+    return found
+
+
+def _answers(outputs: Tensor, y: Tensor, sizes: Sequence[int]) -> Answers:
+    task = task_of(y)
+    losses = losses_of("mse" if task == "values" else "cross_entropy")(outputs, y)
+    if task == "classes":
+        outputs = outputs.movedim(1, -1).reshape(-1, outputs.shape[1])
+    labels = y.reshape(-1).to(torch.float64 if task == "values" else torch.int64).numpy()
+    counts = np.asarray(sizes, np.int64) * (len(labels) // len(y))
+    group = np.repeat(np.arange(len(counts)), counts)
+    flat = outputs.numpy() if task == "classes" else outputs.reshape(-1).numpy()
+    return Answers(task, flat, labels, losses.reshape(-1).numpy(), group, counts)
+
+
+def _finite(answers: Answers) -> NDArray[np.bool_]:
+    """Groups all of whose logits are finite."""
+    odd = ~np.isfinite(answers.outputs).all(axis=1, keepdims=True).reshape(-1)
+    return np.equal(answers.mean(odd), 0.0)
+
+
+def _over(part: NDArray[Any], whole: NDArray[Any]) -> Floats:
+    """Quotients, NaN where there is nothing to divide by."""
+    result: Floats = np.divide(part, whole, out=np.full(np.shape(whole), np.nan), where=np.asarray(whole) > 0)
+    return result
+
+
+def _known(task: Task) -> str:
+    return ", ".join(name for name, m in METRICS.items() if task in m.tasks)

@@ -1,0 +1,123 @@
+"""Local training whose vector is private when it leaves the trainer: DP-SGD (Abadi et al. 2016, arXiv 1607.00133)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from fedveil.errors import FieldError, require_choice
+from fedveil.layout import Layout
+from fedveil.learning.clients import ClientData
+from fedveil.learning.losses import loss_of
+from fedveil.learning.per_example import PerExample
+from fedveil.learning.streams import Key, stream
+from fedveil.learning.training import LocalTraining, SequentialTrainer, Trained, check_request
+from fedveil.learning.validation import require_apart, require_unmixed
+from fedveil.mechanisms import Gaussian, Source
+from fedveil.methods.contract import NoisySteps
+
+_LOG = logging.getLogger(__name__)
+
+
+class PrivateTrainer(SequentialTrainer):
+    """Train clients on noisy sums of clipped per-example gradients.
+
+    Every step draws its sample (each example by itself, with probability `rate`; an empty one is a step of pure noise),
+    sums the clipped gradients, adds the noise and divides by a constant. The optimiser sees the result only, so that
+    momentum, Adam and FedProx's term are post-processing. Sampling, dropout and noise come from the source, each from a
+    stream of its own. The result carries the `NoisySteps` that made it.
+
+    Parameters
+    ----------
+    model, layout, device
+        See `SequentialTrainer`.
+    local : LocalTraining
+        Learning rate, optimiser, momentum, FedProx and loss; `epochs` must be 1, and the batch size is not used:
+        `noisy` says what a step is.
+    noisy : NoisySteps
+        Steps, sampling, clipping and noise.
+
+    Raises
+    ------
+    FieldError
+        For a model that cannot give the gradients of single examples; `fedveil.learning.mend` repairs most.
+    """
+
+    def __init__(
+        self, model: nn.Module, layout: Layout, local: LocalTraining, noisy: NoisySteps, device: str = "cpu"
+    ) -> None:
+        require_apart(model)
+        if local.epochs != 1:
+            accepted = "must be 1: the method's steps and rate say how a silo trains in a round"
+            raise FieldError("epochs", local.epochs, accepted)
+        if noisy.summed and local.optimizer != "sgd":
+            accepted = 'must be "sgd": a trusted sum promises nothing about the sum of steps that are not linear'
+            raise FieldError("optimizer", local.optimizer, accepted)
+        require_choice("loss", local.loss, ("cross_entropy", "mse"))
+        super().__init__(model, layout, local, device=device)
+        self.noisy = noisy
+        self._unchecked = True
+
+    def train_noisily(
+        self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key], sources: Sequence[Source]
+    ) -> list[Trained | Exception]:
+        """Train each client from its own start, each with a source of its own; see `SequentialTrainer.train`."""
+        check_request(self.layout, starts, clients, keys)
+        some = next((c for c in clients if c.examples), None)
+        if some is not None and self._unchecked:
+            require_unmixed(self._model, self._batch(some, torch.zeros(1, dtype=torch.int64))[0])
+            self._unchecked = False
+        results: list[Trained | Exception] = []
+        for start, client, key, source in zip(starts, clients, keys, sources, strict=True):
+            try:
+                results.append(self._noisy(start, client, key, source))
+            except Exception as error:  # the noise goes out all the same: silence, or its lack in a sum, would tell
+                _LOG.error("a silo's training failed: it answers with noise alone", exc_info=error)
+                results.append(replace(self._noisy(start, _without_examples(client), key, source), failure=error))
+        return results
+
+    def train(self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]) -> list[Trained | Exception]:
+        """Refuse: noise needs sources."""
+        raise FieldError("sources", None, "a private trainer draws noise: call train_noisily with one source a client")
+
+    def check_sizes(self, clients: Sequence[ClientData]) -> None:
+        """Refuse silos smaller than the lot that a sampled step expects, where their sizes are public."""
+        lot = self.noisy.denominator
+        for i, client in enumerate(clients if self.noisy.public_size and self.noisy.rate < 1 else ()):
+            if client.examples < lot * (1 - 1e-9):
+                accepted = (
+                    f"must be at least the lot of {lot:g} that a step expects: lower rate or examples, or leave it out"
+                )
+                raise FieldError(f"examples of silo {i}", client.examples, accepted)
+
+    def _noisy(self, start: Tensor, client: ClientData, key: Key, source: Source) -> Trained:
+        noisy, n = self.noisy, client.examples
+        self._reset(start)
+        # a mask follows its example's place in the batch, which under add/remove tells who else is there
+        stream((*key, int(source.child("dropout").bits(1))), "dropout", self._generator)
+        optimizer, sums = self._optimizer(), PerExample(self._model, self.layout, loss_of(self.local.loss))
+        anchors = [p.detach().clone() for p in self._parameters] if self.local.prox else []
+        lots, noise = source.child("lots"), source.child("noise")
+        seen, examples = 0.0, 0
+        for _ in range(noisy.steps):
+            rows = torch.arange(n) if noisy.rate == 1 else (lots.uniform(n) < noisy.rate).nonzero()[:, 0]
+            total = torch.zeros(self.layout.size, dtype=torch.float64)
+            if len(rows):
+                found, losses = sums.clipped_sum(*self._batch(client, rows), noisy.clip)
+                total += found.cpu()
+                seen, examples = seen + float(losses.sum()), examples + len(rows)
+            total += Gaussian(noisy.deviation).sample(self.layout.size, source=noise, dtype=self.layout.dtype)
+            self._write((total / noisy.denominator).to(self.layout.dtype))  # rounded with its noise
+            for p, anchor in zip(self._parameters, anchors, strict=False):
+                assert p.grad is not None
+                p.grad.add_(p.detach() - anchor, alpha=self.local.prox)
+            optimizer.step()
+        return Trained(self.layout.read(self._model).cpu(), n, seen / max(examples, 1), noisy)
+
+
+def _without_examples(client: ClientData) -> ClientData:
+    return ClientData(client.x[:0], client.y[:0])

@@ -1,0 +1,163 @@
+"""What a model must not have to be trained on clipped gradients of single examples, and how to mend it."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from fedveil.errors import FieldError
+
+
+@dataclass(frozen=True)
+class Offence:
+    """One module that stands in the way.
+
+    Attributes
+    ----------
+    name : str
+        Where it is in the model; the model itself is "".
+    kind : str
+        Its class.
+    problem : str
+        What it does.
+    """
+
+    name: str
+    kind: str
+    problem: str
+
+    def __str__(self) -> str:
+        """One line."""
+        return f"{self.name or 'the model'} ({self.kind}) {self.problem}"
+
+
+def offences(model: nn.Module) -> tuple[Offence, ...]:
+    """Modules that cannot give, or spoil, the gradients of single examples; empty if there are none.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Is left as it is.
+    """
+    found = []
+    for name, module in model.named_modules():
+        problem = _problem(module)
+        if problem:
+            found.append(Offence(name, type(module).__name__, problem))
+    names: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        first = names.setdefault(id(parameter), name)
+        if first != name and parameter.requires_grad:
+            owner = model.get_submodule(name.rpartition(".")[0])
+            found.append(Offence(name, type(owner).__name__, f"shares its values with {first} (tied weights)"))
+    return tuple(found)
+
+
+def mend(model: nn.Module) -> nn.Module:
+    """A copy without the offences that can be mended.
+
+    Batch normalisation becomes group normalisation (new scales and shifts), in-place activations become ordinary ones,
+    running statistics of instance normalisation are dropped, tied weights are untied and start equal.
+
+    Raises
+    ------
+    FieldError
+        If something is left.
+    """
+    mended = deepcopy(model)
+    for name, module in list(mended.named_modules()):
+        if isinstance(module, _BatchNorm | _InstanceNorm) and _problem(module):
+            parent, _, leaf = name.rpartition(".")
+            if not name:
+                return mend(nn.Sequential(mended))
+            setattr(mended.get_submodule(parent), leaf, _normalisation(module))
+        if getattr(module, "inplace", False):
+            module.inplace = False
+    seen: set[int] = set()
+    for name, parameter in list(mended.named_parameters(remove_duplicate=False)):
+        if id(parameter) in seen and parameter.requires_grad:
+            parent, _, leaf = name.rpartition(".")
+            setattr(mended.get_submodule(parent), leaf, nn.Parameter(parameter.detach().clone()))
+        seen.add(id(parameter))
+    require_apart(mended)
+    return mended
+
+
+def require_apart(model: nn.Module) -> None:
+    """Refuse a model that cannot give the gradients of single examples.
+
+    Raises
+    ------
+    FieldError
+        Naming every module in the way.
+    """
+    found = offences(model)
+    if found:
+        told = "; ".join(map(str, found))
+        accepted = (
+            f"cannot be trained on the gradients of single examples: {told}. fedveil.learning.mend(model) repairs it"
+        )
+        raise FieldError("model", type(model).__name__, accepted)
+
+
+def require_unmixed(model: nn.Module, x: Tensor) -> None:
+    """Refuse a model whose output for an example depends on the others of its batch, whatever its modules are called.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        In training mode; its dropout is switched off for the check.
+    x : Tensor
+        Examples whose shape and type are used, and not their values.
+
+    Raises
+    ------
+    FieldError
+        If it mixes them.
+    """
+    copy = deepcopy(model)
+    for part in copy.modules():
+        if "dropout" in type(part).__name__.lower():
+            part.eval()
+    generator = torch.Generator().manual_seed(0)
+    shape = (3, *x.shape[1:])
+    probe = torch.zeros(shape, dtype=x.dtype)
+    if x.is_floating_point():
+        probe = torch.rand(shape, generator=generator, dtype=x.dtype)
+    probe = probe.to(x.device)
+    other = probe.clone()
+    other[1:] = 0.5 if x.is_floating_point() else 1
+    with torch.no_grad():
+        try:
+            together, changed = copy(probe)[0], copy(other)[0]
+        except Exception:  # a model that fails on the probe (integers that number nothing) fails, or not, in training
+            return
+    if not torch.allclose(together, changed, rtol=1e-3, atol=1e-5):
+        accepted = "its output for one example depends on the other examples of the batch: no clipping bounds that"
+        raise FieldError("model", type(model).__name__, accepted)
+
+
+def _problem(module: nn.Module) -> str:
+    if isinstance(module, _BatchNorm):
+        return "mixes the examples of a batch"
+    if isinstance(module, _InstanceNorm) and module.track_running_stats:
+        return "keeps running statistics, which no noise covers"
+    if getattr(module, "inplace", False):
+        return "overwrites its input, from which gradients are computed"
+    return ""
+
+
+def _normalisation(module: nn.Module) -> nn.Module:
+    if isinstance(module, _InstanceNorm):
+        return type(module)(module.num_features, eps=module.eps, affine=module.affine)
+    norm = cast(_BatchNorm, module)
+    channels = norm.num_features
+    groups = next(g for g in range(min(32, max(1, channels // 2)), 0, -1) if channels % g == 0)
+    new = nn.GroupNorm(groups, channels, eps=norm.eps, affine=norm.affine)
+    return new.to(norm.weight.dtype) if norm.affine else new

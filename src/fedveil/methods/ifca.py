@@ -1,0 +1,74 @@
+"""IFCA: personalised models by clusters, without noise; the baseline of group privacy.
+
+Source: Ghosh et al. 2020 (arXiv 2006.04088), model averaging. Trust model: the server is trusted. It broadcasts k
+hypotheses; a client trains the one that fits its data best and reports which one that was; the server averages the
+models of each cluster. The index tells up to log2(k) bits a round about the client's data, beside the model itself.
+Nothing is promised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fedveil.accounting import Relation, Release, nothing
+from fedveil.aggregation import NoState
+from fedveil.errors import require_count
+from fedveil.mechanisms import Source
+from fedveil.methods.contract import ClientFacts, Combined, Protected, Releases, ServerFacts, stack_models
+from fedveil.methods.plain import TrustedServer
+
+
+@dataclass(frozen=True)
+class ReportsIndex(TrustedServer):
+    """Client side of IFCA: everything leaves, and so does the index of the hypothesis that was trained."""
+
+    def protect(self, releases: Releases, facts: ClientFacts, state: NoState, source: Source) -> Protected:
+        """Add the index."""
+        index = Release("index", torch.tensor(float(facts.chosen), dtype=torch.float64))
+        return Protected((*releases, index), nothing("central"), state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportedClusters:
+    """Server side of IFCA: the mean of the models that report the same hypothesis.
+
+    Parameters
+    ----------
+    hypotheses : int
+        k.
+    """
+
+    hypotheses: int = 2
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    rule: ClassVar[None] = None
+    relation: ClassVar[Relation] = "zero-out"
+
+    def __post_init__(self) -> None:
+        """Check k."""
+        require_count("hypotheses", self.hypotheses)
+
+    def init(self, dimension: int, dtype: torch.dtype) -> NoState:
+        """Nothing to remember."""
+        return NoState()
+
+    def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: NoState, source: Source) -> Combined:
+        """Average each cluster; a hypothesis without members is carried over, a reply without an index left out."""
+        models, starts = stack_models(replies), facts.broadcast.models
+        labels = torch.tensor([_index(reply, len(starts)) for reply in replies])
+        centres = starts.clone()
+        for j in range(len(starts)):
+            if (labels == j).any():
+                centres[j] = models[labels == j].to(torch.float64).mean(0).to(models.dtype)
+        report = {f"cluster_{j}": float((labels == j).sum()) for j in range(len(starts))}
+        return Combined(centres, nothing(), state, {"clients": float((labels >= 0).sum()), **report})
+
+
+def _index(reply: Releases, k: int) -> int:
+    """What a reply reports, or -1 if that is none of the k hypotheses."""
+    found = [float(r.value) for r in reply if r.kind == "index" and r.value.numel() == 1]
+    return int(found[0]) if len(found) == 1 and found[0] in range(k) else -1

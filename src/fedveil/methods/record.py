@@ -1,0 +1,339 @@
+"""Record-level privacy in the silos: per-example clipped gradients with noise, inside local training.
+
+Source: Abadi et al. 2016 (arXiv 1607.00133), DP-SGD. Every step of a silo sums its examples' gradients, each clipped to
+C, over the whole silo or over a Poisson sample, adds Gaussian noise and divides by a *fixed* number: one that followed
+the size of the sample would not be covered by the noise. Everything that comes after is post-processing: momentum, the
+server's rule, the model.
+
+Two trust models:
+
+* *No trust* (`RecordDP`). Each silo adds all the noise that its own promise needs, z C a step. Local steps are free,
+  and any rule may combine the models.
+* *Trusted sum* (`RecordShares`). n silos add shares of z C / sqrt(n - t), so that any n - t of them make up the noise
+  of one sum, whichever t drop out, lie about their noise, or pool what they know. t = 1 is the least: a silo can
+  subtract its own share. The promise is about the *sum* of one step: whoever receives single shares is trusted, and a
+  second local step before the sum would rest on a share alone, so a round is one step of SGD: Adam's first
+  step is the sign of the share, and a sum of signs has hardly any of the other silos' noise. (Secure aggregation is
+  not built here.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from fedveil.accounting import (
+    Guarantee,
+    Relation,
+    Release,
+    Spend,
+    SpendFilter,
+    StepFilter,
+    Trust,
+    least_noise,
+    model_of,
+    nothing,
+    step_event,
+)
+from fedveil.accounting.events import FACTOR, Gaussian
+from fedveil.aggregation import NoState, WeightedMean
+from fedveil.errors import (
+    FieldError,
+    NoReplyError,
+    require_choice,
+    require_count,
+    require_delta,
+    require_noise,
+    require_positive,
+)
+from fedveil.layout import Layout
+from fedveil.mechanisms import Source
+from fedveil.methods.contract import (
+    LIVENESS,
+    Broadcast,
+    ClientFacts,
+    Combined,
+    NoisySteps,
+    Protected,
+    Refusal,
+    Releases,
+    ServerFacts,
+)
+from fedveil.methods.plain import Plain
+
+FAILED = "failed"  # a share without noise: its silo counts as dropped out
+NO_FAILURE = "whether a silo's training fails does not depend on one record"
+SUM_IS_TRUSTED = "whoever receives single shares is trusted to hand on their sum alone"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordDP:
+    """Client side of record-level privacy without trust in anybody.
+
+    Parameters
+    ----------
+    examples : float
+        Examples planned for a silo, a public number and the same for all; needed. `rate` times it is the denominator of
+        every step, so that a silo with more of them weighs more.
+    clip : float
+        C, the longest gradient of one example.
+    noise_multiplier : float, optional
+        z: the noise on a step's sum has deviation z * C.
+    epsilon, delta : float, optional
+        Target of the total over `rounds` instead: z is the least noise that meets it.
+    rounds : int, optional
+        Rounds planned; needed with `epsilon`. A broadcast beyond them is declined.
+    steps : int
+        Noisy steps of a silo in a round.
+    rate : float
+        Poisson sampling rate of a step: each example takes part with this probability; 1 is the full batch.
+    relation : {"zero-out", "add/remove", "replace-one"}
+        Which silos are neighbours. Under ``"add/remove"`` a silo's size is private, and nothing depends on it; it is
+        public under the others.
+
+    Raises
+    ------
+    FieldError
+        For a value out of range, both or neither of `noise_multiplier` and `epsilon`, or an epsilon out of reach.
+    """
+
+    examples: float | None = None
+    clip: float = 1.0
+    noise_multiplier: float | None = None
+    epsilon: float | None = None
+    delta: float = 1e-5
+    rounds: int | None = None
+    steps: int = 1
+    rate: float = 1.0
+    relation: Relation = "zero-out"
+
+    trust: ClassVar[Trust] = "local"
+    needs: ClassVar[frozenset[str]] = frozenset({"noisy_steps"})
+    most_models: ClassVar[int | None] = 1
+    composed: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Check all."""
+        self._examples()
+        require_positive("clip", self.clip)
+        require_count("steps", self.steps)
+        require_delta("delta", self.delta)
+        require_choice("relation", self.relation, FACTOR)
+        if self.rounds is not None:
+            require_count("rounds", self.rounds)
+        if (self.noise_multiplier is None) == (self.epsilon is None):
+            raise FieldError("noise_multiplier", self.noise_multiplier, "give either it or epsilon")
+        if self.epsilon is not None and self.rounds is None:
+            raise FieldError("rounds", None, "is needed with epsilon, which is the total over the rounds planned")
+        step_event(self.multiplier, self.rate)
+
+    def _examples(self) -> float:
+        if self.examples is None:
+            raise FieldError(
+                "examples", None, "is needed: the number planned for a silo, such as the mean of their sizes"
+            )
+        return require_positive("examples", self.examples)
+
+    @property
+    def multiplier(self) -> float:
+        """z, of the noise that the promise counts."""
+        if self.noise_multiplier is not None:
+            return require_noise("noise_multiplier", self.noise_multiplier)
+        return least_noise(
+            self.epsilon or 0.0, self.delta, (self.rounds or 0) * self.steps, rate=self.rate, relation=self.relation
+        )
+
+    @property
+    def noisy_steps(self) -> NoisySteps:
+        """What the silo's trainer is to do."""
+        return NoisySteps(
+            steps=self.steps,
+            rate=self.rate,
+            clip=self.clip,
+            deviation=self._added * self.clip,
+            denominator=self.rate * self._examples(),
+            public_size=self.relation != "add/remove",
+            summed=self.trust == "trusted sum",
+        )
+
+    @property
+    def _added(self) -> float:
+        """The noise that one silo adds, in units of C."""
+        return self.multiplier
+
+    def noise_on_mean(self, silos: int) -> float:
+        """Deviation of the noise on a step's mean gradient over so many silos; the signal is at most C."""
+        return self._added * self.clip / (self.rate * self._examples() * math.sqrt(silos))
+
+    def budget(self) -> StepFilter | None:
+        """A filter that holds a silo to the steps planned; None without a plan."""
+        event = step_event(self.multiplier, self.rate)
+        return None if self.rounds is None else StepFilter(event, self.rounds * self.steps)
+
+    def within(self, epsilon: float, delta: float) -> StepFilter:
+        """A filter that holds a silo to a total."""
+        return StepFilter.within(step_event(self.multiplier, self.rate), epsilon, delta, self.relation)
+
+    def init(self) -> NoState:
+        """Nothing to remember."""
+        return NoState()
+
+    def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:
+        """Of a step's mean gradient over the silos, whose length is at most the clip."""
+        sigma = self.noise_on_mean(len(scales))
+        ratio = sigma * math.sqrt(layout.size) / self.clip
+        return {"sigma": sigma, "noise_to_clip": ratio, "signal_to_noise": 1 / ratio}
+
+    def budgets(self, epsilon: float | None, delta: float) -> list[SpendFilter]:
+        """On the steps planned, and on the total."""
+        own = None if epsilon is None else self.within(epsilon, delta)
+        return [f for f in (self.budget(), own) if f is not None]
+
+    def quote(self, broadcast: Broadcast, state: NoState) -> Spend | Refusal:
+        """The cost of a round's steps, which nothing in the broadcast changes."""
+        if self.rounds is not None and broadcast.public.round > self.rounds:
+            return Refusal(f"round {broadcast.public.round} lies beyond the {self.rounds} rounds planned")
+        return self._spend()
+
+    def protect(self, releases: Releases, facts: ClientFacts, state: NoState, source: Source) -> Protected:
+        """Pass on a model that was trained with this method's noise; everything else stays on the client.
+
+        A silo that failed answers with the model it received: that tells no more than that it failed.
+        """
+        model = model_of(releases)
+        if model is None:
+            return Protected((), nothing("local"), state)
+        if facts.failed:
+            return Protected((Release("model", facts.start), *self._terms(failed=True)), self._spend(), state)
+        if facts.noised != self.noisy_steps:
+            accepted = (
+                "the model was not trained with this method's noise: train it with fedveil.learning.PrivateTrainer"
+            )
+            raise FieldError("noised", facts.noised, accepted)
+        return Protected((Release("model", model), *self._terms()), self._spend(), state)
+
+    def _terms(self, failed: bool = False) -> Releases:
+        return ()
+
+    def _conditions(self) -> tuple[str, ...]:
+        return (LIVENESS, NO_FAILURE)
+
+    def _spend(self) -> Spend:
+        event, added = step_event(self.multiplier, self.rate), self._added * self.clip
+        full = isinstance(event, Gaussian)
+        guarantee = Guarantee(
+            unit="record",
+            relation=self.relation,
+            trust=self.trust,
+            status="conditional",
+            scope="round",
+            mu=FACTOR[self.relation] * math.sqrt(self.steps) / self.multiplier if full else None,
+            events=() if full else ((event, self.steps),),
+            public_size=self.relation != "add/remove",
+            conditions=self._conditions(),
+        )
+        return Spend(
+            guarantee=guarantee, mechanism="gaussian", scale=(added,), sensitivity=FACTOR[self.relation] * self.clip
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordShares(RecordDP):
+    """Client side of record-level privacy for a trusted sum; see `RecordDP` for the other parameters.
+
+    Parameters
+    ----------
+    silos : int
+        n, the silos of every sum; needed.
+    tolerated : int
+        t: silos that may drop out, lie about their noise, or pool what they know, all together. Whoever reads the
+        result and holds a share counts, so it is at least 1.
+    """
+
+    silos: int = 0
+    tolerated: int = 1
+
+    trust: ClassVar[Trust] = "trusted sum"
+
+    def __post_init__(self) -> None:
+        """Refuse what one sum cannot promise."""
+        super().__post_init__()
+        if self.steps != 1:
+            accepted = (
+                "a trusted sum needs every noisy step summed before the next: set it to 1, or use the method 'record'"
+            )
+            raise FieldError("steps", self.steps, accepted)
+        if require_count("silos", self.silos, least=0) < 2:
+            raise FieldError("silos", self.silos, "a sum needs at least 2 silos; a single one uses the method 'record'")
+        if require_count("tolerated", self.tolerated) >= self.silos:
+            raise FieldError("tolerated", self.tolerated, f"must leave one of the {self.silos} silos to add noise")
+
+    @property
+    def _added(self) -> float:
+        return self.multiplier / math.sqrt(self.silos - self.tolerated)
+
+    def quote(self, broadcast: Broadcast, state: NoState) -> Spend | Refusal:
+        """Decline a sum of another number of silos."""
+        if broadcast.public.cohort != self.silos:
+            return Refusal(f"shares are sized for {self.silos} silos, the server plans {broadcast.public.cohort}")
+        return super().quote(broadcast, state)
+
+    def _terms(self, failed: bool = False) -> Releases:
+        """What all silos of a sum have to agree on, all of it public."""
+        steps = self.noisy_steps
+        terms = {
+            "clip": steps.clip,
+            "deviation": steps.deviation,
+            "denominator": steps.denominator,
+            "rate": steps.rate,
+            "silos": self.silos,
+            "tolerated": self.tolerated,
+            FAILED: failed,
+        }
+        return tuple(Release("metric", torch.tensor(float(v), dtype=torch.float64), k) for k, v in terms.items())
+
+    def _conditions(self) -> tuple[str, ...]:
+        some = f"at most {self.tolerated} of {self.silos} silos drop out, lie about their noise or pool what they know"
+        return (SUM_IS_TRUSTED, some, LIVENESS, NO_FAILURE)
+
+
+@dataclass(frozen=True)
+class TrustedSum(Plain):
+    """Server side of `RecordShares`: the mean of all shares, and then any optimiser.
+
+    Nothing is released if a rule is not linear in the shares, if silos disagree on clip, noise or denominator, or if so
+    many dropped out that one curious silo more would leave too little noise.
+    """
+
+    def __post_init__(self) -> None:
+        """Refuse rules that read single shares."""
+        rule = self.aggregator
+        if not isinstance(rule, WeightedMean) or rule.weighting != "uniform":
+            accepted = (
+                'the promise is about the sum of all shares: use a mean with weighting="uniform", such as FedAvgM'
+            )
+            raise FieldError("aggregator", type(rule).__name__, accepted)
+
+    def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: Any, source: Source) -> Combined:
+        """Check that the shares belong together, and average them."""
+        found = [{r.name: float(r.value) for r in releases if r.kind == "metric"} for releases in replies]
+        first = found[0]
+        kept = [i for i, terms in enumerate(found) if not terms.get(FAILED)]
+        for partition, terms in zip(facts.partitions, found, strict=True):
+            for name in ("clip", "deviation", "denominator", "rate", "silos", "tolerated"):
+                if name not in terms or terms[name] != first.get(name):
+                    accepted = (
+                        f"must be the same in every silo of a sum, {first.get(name)} in silo {facts.partitions[0]}"
+                    )
+                    raise FieldError(f"silo {partition}: {name}", terms.get(name), accepted)
+        gone = int(first["silos"]) - len(kept)
+        if gone > int(first["tolerated"]) - 1:
+            raise NoReplyError(
+                f"{gone} of {int(first['silos'])} silos dropped out, and the shares tolerate {int(first['tolerated'])} "
+                "together with one curious silo: nothing is released. Raise tolerated, or run without that silo"
+            )
+        return super().combine([replies[i] for i in kept], facts, state, source)

@@ -1,0 +1,85 @@
+"""Losses of validation clients, on which a run is stopped: noised at a price, or in the clear.
+
+A validation client never trains; what it sends is the loss of a broadcast model on its data, and that is a release.
+
+Noised, under local trust: the client cuts its loss to a declared range [0, R] and adds N(0, (z R)^2) before it leaves.
+Any two data sets move the cut loss by at most R, so each release costs that client mu = 1 / z (replace-one); how many
+releases one client makes is capped. Under central trust the server averages the cut losses and adds the noise once, as
+`Publishing` does for metrics, in its own ledger. What is decided from these numbers is post-processing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Literal
+
+import torch
+
+from fedveil.accounting import Guarantee, Release, Spend, Trust, nothing
+from fedveil.errors import require_choice, require_count, require_positive
+from fedveil.mechanisms import Gaussian, Source
+from fedveil.methods.publishing import Publishing
+
+ANSWERS = "whether and when a validation client answers does not depend on its data"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """What becomes of validation clients' losses.
+
+    Parameters
+    ----------
+    losses : {"noised", "public"}
+        Public: they are sent in the clear, as papers do; nothing is then promised to validation clients.
+    noise_multiplier : float
+        z: one release costs its client (central trust: the server) mu = 1 / z.
+    loss_range : float
+        R, the declared largest loss, in the units of the loss: not to be chosen by looking at private losses.
+    releases : int
+        Noised releases that one client makes at most, in a run.
+
+    Raises
+    ------
+    FieldError
+        For any other value.
+    """
+
+    losses: Literal["noised", "public"] = "noised"
+    noise_multiplier: float = 5.0
+    loss_range: float = 3.0
+    releases: int = 20
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be done."""
+        require_choice("losses", self.losses, ("noised", "public"))
+        require_positive("noise_multiplier", self.noise_multiplier)
+        require_positive("loss_range", self.loss_range)
+        require_count("releases", self.releases)
+
+    def release(self, loss: float, trust: Trust, source: Source) -> tuple[tuple[Release, ...], Spend]:
+        """What one client sends, and what that costs it.
+
+        Under central trust the server is the one to add noise. A loss that is no finite number counts as R, unless it
+        is public.
+        """
+        if self.losses == "public" or trust == "central":
+            return (Release("metric", torch.tensor(loss, dtype=torch.float64), "validation_loss"),), nothing(trust)
+        sigma = self.noise_multiplier * self.loss_range
+        cut = min(max(loss, 0.0), self.loss_range) if isfinite(loss) else self.loss_range
+        value = cut + Gaussian(sigma).sample(1, source=source)[0]
+        guarantee = Guarantee(
+            unit="client",
+            relation="replace-one",
+            trust="local",
+            status="conditional",
+            scope="round",
+            mu=1 / self.noise_multiplier,
+            conditions=(ANSWERS,),
+        )
+        spend = Spend(guarantee=guarantee, mechanism="gaussian", scale=(sigma,), sensitivity=self.loss_range)
+        return (Release("metric", value, "validation_loss"),), spend
+
+    def publishing(self) -> Publishing:
+        """The server's side under central trust: the mean of the losses as a noised metric."""
+        return Publishing(metrics="noised", noise_multiplier=self.noise_multiplier, loss_range=self.loss_range)

@@ -1,0 +1,74 @@
+"""Measures and curves that every study may name in its study.toml."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean
+
+import numpy as np
+from sklearn.metrics import roc_curve
+
+from fedveil.grid import Outcome
+from fedveil.papers.measure import Value
+from fedveil.papers.models import outputs, test_half
+from fedveil.report.plots import Curve
+
+CLIMB = 4  # the first of so many parts of a run: everything climbs there
+RATES = np.linspace(0, 1, 201)  # false positive rates of a ROC curve
+
+
+def last(outcomes: Sequence[Outcome], figure: str) -> Value:
+    """``last FIGURE``: mean and deviation over the last five rounds, on the clients' pooled held-out examples."""
+    found = outcomes[0].summary.values["last_rounds"][figure]
+    return Value(float(found["mean"]), float(found["deviation"]))
+
+
+def final(outcomes: Sequence[Outcome], figure: str) -> Value:
+    """``final FIGURE``: after the last round, on the clients' pooled held-out examples."""
+    return Value(float(outcomes[0].summary.values["metrics"][figure]))
+
+
+def tested(outcomes: Sequence[Outcome], figure: str) -> Value:
+    """``test FIGURE``: of the last model, on the server's test half."""
+    return Value(float(outcomes[0].summary.values["test_metrics"].get(figure, math.nan)))
+
+
+def change(outcomes: Sequence[Outcome], figure: str) -> Value:
+    """``change FIGURE``: mean absolute change from one round to the next, the first quarter of the run left out."""
+    values = series(outcomes[0], "metrics", figure)
+    settled = values[len(values) // CLIMB :]
+    return Value(fmean(abs(b - a) for a, b in pairwise(settled)) if len(settled) > 1 else math.nan)
+
+
+def rounds(outcomes: Sequence[Outcome], argument: str) -> Curve:
+    """``rounds GROUP NAME``: of every round; the group is "metrics", "noise", "figures" (of probes) or "server"."""
+    group, _, name = argument.partition(" ")
+    rows = [row for row in outcomes[0].rows if name in row.get(group, {})]
+    return Curve([float(row["round"]) for row in rows], [float(row[group][name]) for row in rows])
+
+
+def roc(outcomes: Sequence[Outcome], _argument: str) -> Curve:
+    """``roc``: one class against the rest, micro average, of the last model on the server's test half."""
+    [outcome] = outcomes
+    examples = test_half(outcome.cell.config)
+    scores = outputs(outcome, examples).softmax(1).numpy()
+    truth = np.eye(examples.classes, dtype=bool)[examples.y.numpy()]
+    false, true, _ = roc_curve(truth.ravel(), scores.ravel())
+    area = outcome.summary.values["test_metrics"]["auc"]
+    return Curve(RATES.tolist(), np.interp(RATES, false, true).tolist(), float(area))
+
+
+def series(outcome: Outcome, group: str, name: str) -> list[float]:
+    """A figure of every round."""
+    return [float(row[group][name]) for row in outcome.rows]
+
+
+MEASURES: Mapping[str, Callable[[Sequence[Outcome], str], Value]] = {
+    "last": last,
+    "final": final,
+    "test": tested,
+    "change": change,
+}
+CURVES: Mapping[str, Callable[[Sequence[Outcome], str], Curve]] = {"rounds": rounds, "roc": roc}

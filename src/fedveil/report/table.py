@@ -1,0 +1,86 @@
+"""One table for every page: the same rows on a terminal, in Markdown and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+NOTHING = "-"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under named columns.
+
+    Attributes
+    ----------
+    header : sequence of str
+        Names of the columns; empty names for a list of facts, which has no header.
+    rows : sequence of sequence
+        One text or number a column.
+    title : str
+        Above it.
+    numbers : sequence of str
+        Columns whose texts are set flush right.
+    wraps : sequence of str
+        Columns that a narrow terminal may break into lines; all, for a list of facts.
+    notes : sequence of str
+        What has to be said below it.
+    """
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    title: str = ""
+    numbers: Sequence[str] = ()
+    wraps: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+    @classmethod
+    def facts(cls, rows: Sequence[tuple[str, str]]) -> Table:
+        """A name and what there is to say of it, line by line."""
+        return cls(("", ""), rows)
+
+    def only(self, *names: str) -> Table:
+        """Some of the columns; the title stands above the first of several such tables, with the first number."""
+        at = [list(self.header).index(name) for name in names]
+        title = self.title if set(names) & set(self.numbers[:1]) else ""
+        return replace(self, header=names, rows=[[row[i] for i in at] for row in self.rows], title=title)
+
+    def __rich__(self) -> RichTable:
+        """For a terminal; notes are printed apart."""
+        from rich import box
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        listed = not any(self.header)
+        style = None if listed else box.SIMPLE_HEAD
+        title = Text(self.title) if self.title else None
+        found = RichTable(
+            title=title, title_justify="left", title_style="", box=style, show_edge=False, padding=(0, 1, 0, 0)
+        )
+        found.show_header = not listed
+        for i, name in enumerate(self.header):
+            keeps = i == 0 if listed else name not in self.wraps
+            found.add_column(name, no_wrap=keeps, justify="right" if name in self.numbers else "left")
+        for row in self.rows:
+            found.add_row(*(Text(str(text)) for text in row))
+        return found
+
+    def markdown(self) -> list[str]:
+        """Lines, with the title as a heading and the notes as a list."""
+        rule = ["---:" if name in self.numbers else "---" for name in self.header]
+        lines = [f"## {self.title}", ""] if self.title else []
+        lines += [f"| {' | '.join(map(str, cells))} |" for cells in (self.header, rule, *self.rows)]
+        return [*lines, "", *(f"* {note}" for note in self.notes), *([""] if self.notes else [])]
+
+    def csv(self) -> str:
+        """Header and rows."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([self.header, *self.rows])
+        return text.getvalue()

@@ -1,0 +1,112 @@
+"""Checkpoints: everything a run needs to go on after its last whole round, in one file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from fedveil.engines import Federation
+from fedveil.engines.history import Best
+from fedveil.engines.states import pack, unpack
+from fedveil.errors import damaged
+from fedveil.config.folders import way_out
+from fedveil.runs.ledgers import write_atomic
+
+FILE = "round.safetensors"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A finished round.
+
+    Attributes
+    ----------
+    round : int
+        Rounds done.
+    run_id, fingerprint : str
+        Of the run, and of its configuration.
+    lines : mapping of str to int
+        Ledger lines of each party at that time.
+    tensors : dict of str to Tensor
+        The models, and the tensors of all states.
+    values : dict
+        The plain values of all states: the server's, and each client's.
+    """
+
+    round: int
+    run_id: str
+    fingerprint: str
+    lines: Mapping[str, int]
+    tensors: dict[str, Tensor]
+    values: dict[str, Any]
+
+    @classmethod
+    def of(cls, federation: Federation, run_id: str, fingerprint: str, lines: Mapping[str, int]) -> Checkpoint:
+        """The present state of a federation."""
+        tensors = {"models": federation.models}
+        inner, server = pack(federation.server.state)
+        tensors |= {f"server/{key}": value for key, value in inner.items()}
+        clients = {}
+        for partition, state in sorted(federation.client_states().items()):
+            inner, clients[str(partition)] = pack(state)
+            tensors |= {f"client/{partition}/{key}": value for key, value in inner.items()}
+        values: dict[str, Any] = {"server": server, "clients": clients}
+        if federation.validators is not None:
+            inner, values["validation"] = pack(federation.validators.best)
+            tensors |= {f"validation/{key}": value for key, value in inner.items()}
+        return cls(federation.round, run_id, fingerprint, lines, tensors, values)
+
+    def restore(self, federation: Federation) -> None:
+        """Put a federation back to where it was."""
+        method, layout = federation.method, federation.layout
+        server = unpack(method.server.init(layout.size, layout.dtype), self._below("server/"), self.values["server"])
+        clients = {
+            int(partition): unpack(method.client.init(), self._below(f"client/{partition}/"), values)
+            for partition, values in self.values["clients"].items()
+        }
+        best = None
+        if "validation" in self.values:
+            best = unpack(Best(), self._below("validation/"), self.values["validation"])
+        federation.restore(self.tensors["models"], self.round, server, clients, best)
+
+    def _below(self, prefix: str) -> dict[str, Tensor]:
+        return {key.removeprefix(prefix): value for key, value in self.tensors.items() if key.startswith(prefix)}
+
+    def write(self, folder: Path) -> None:
+        """Replace the folder's checkpoint."""
+        plain = {
+            "round": self.round,
+            "run_id": self.run_id,
+            "fingerprint": self.fingerprint,
+            "lines": dict(self.lines),
+            "values": self.values,
+        }
+        tensors = {key: value.detach().cpu().contiguous().clone() for key, value in self.tensors.items()}
+        write_atomic(folder / FILE, save(tensors, metadata={"fedveil": json.dumps(plain)}))
+
+    @classmethod
+    def read(cls, folder: Path) -> Checkpoint | None:
+        """The folder's checkpoint, or None before the end of the first round.
+
+        Raises
+        ------
+        FieldError
+            If the file is damaged.
+        """
+        path = folder / FILE
+        if not path.exists():
+            return None
+        try:
+            with safe_open(path, framework="pt") as file:
+                plain = json.loads(file.metadata()["fedveil"])
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
+            return cls(tensors=tensors, **plain)
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+            raise damaged("checkpoint", path, error, way_out(folder.parent)) from error

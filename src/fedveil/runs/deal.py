@@ -1,0 +1,220 @@
+"""The data of an experiment: loaded, dealt out to clients, and checked against the method and the model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedveil.data import DataSet, Holding, federate, holdings, load, own_scale, warnings_of
+from fedveil.data.partition import SCHEMES
+from fedveil.data.patches import learn_patches
+from fedveil.errors import FieldError
+from fedveil.config.options import fields_of
+from fedveil.runs.pretraining import keep_validation
+from fedveil.config.sections import Data
+from fedveil.learning import ClientData
+from fedveil.learning.losses import evaluating
+from fedveil.mechanisms import keyed_seed
+from fedveil.methods import Method
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """Who holds what.
+
+    Attributes
+    ----------
+    dataset : DataSet
+        What was dealt out.
+    clients : list of ClientData
+        In order of their partition numbers.
+    public, validation : ClientData or None
+        What the server has.
+    """
+
+    dataset: DataSet
+    clients: list[ClientData]
+    public: ClientData | None = None
+    validation: ClientData | None = None
+
+    def holdings(self) -> list[Holding]:
+        """What each client holds."""
+        return holdings(self.clients, self.dataset)
+
+    def warnings(self) -> list[str]:
+        """Clients that are empty, hold one example, or lack a class: a line each kind."""
+        return warnings_of(self.holdings(), self.dataset)
+
+
+def load_data(spec: Data) -> DataSet:
+    """The set that ``[data]`` names; the last one stays in memory for the next run of it.
+
+    Raises
+    ------
+    FieldError
+        Naming the key that does not fit, or the file and row that cannot be used.
+    """
+    with fields_of("data"):
+        return _loaded(spec.name, json.dumps(spec.options, sort_keys=True))
+
+
+def data_digest(spec: Data) -> str:
+    """SHA-256 of the set's examples, so that other data under the same name are not taken for these."""
+    with fields_of("data"):
+        return _digest(spec.name, json.dumps(spec.options, sort_keys=True))
+
+
+@lru_cache(maxsize=1)
+def _loaded(name: str, options: str) -> DataSet:
+    return load(name, **json.loads(options))
+
+
+@cache
+def _digest(name: str, options: str) -> str:
+    found, dataset = hashlib.sha256(), _loaded(name, options)
+    for part in (dataset.x, dataset.y, dataset.test_x, dataset.test_y, dataset.owner, dataset.regions):
+        if part is not None:
+            found.update(f"{tuple(part.shape)} {part.dtype}".encode())
+            found.update(part.contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def deal_out(spec: Data, seed: int) -> Dealt:
+    """Load the data and deal them out.
+
+    Raises
+    ------
+    FieldError
+        Naming the key that does not fit, or the file and row that cannot be used.
+    """
+    with fields_of("data"):
+        if spec.patches is None:
+            dataset, public, validation = _shared_out(spec, seed)
+        else:
+            dataset, public, validation = _featured(spec.model_dump_json(), seed)
+    clients = clients_of(dataset, spec, seed)
+    if not any(client.examples for client in clients):
+        raise FieldError("data.partition", spec.partition, "leaves no client an example to train on")
+    return Dealt(dataset, clients, public, validation)
+
+
+def _shared_out(spec: Data, seed: int) -> tuple[DataSet, ClientData | None, ClientData | None]:
+    """What is dealt out, what is public, and what the server keeps."""
+    dataset, validation = keep_validation(load_data(spec), spec.validation, seed)
+    dataset, public = set_aside(dataset, spec.public_examples, seed)
+    return dataset, public, validation
+
+
+@lru_cache(maxsize=4)
+def _featured(spec_json: str, seed: int) -> tuple[DataSet, ClientData | None, ClientData | None]:
+    """The same with features in the place of images."""
+    spec = Data.model_validate_json(spec_json)
+    dataset, public, validation = _shared_out(spec, seed)
+    if public is None or spec.patches is None:
+        raise FieldError("public_examples", 0, "patches are learned on public images: set some aside")
+    learned = learn_patches(public.x, spec.patches, seed)
+    x, rest = learned.features(dataset.x), None if dataset.test_x is None else learned.features(dataset.test_x)
+    dataset = replace(dataset, x=x, test_x=rest, regions=None, region_names=())
+    kept = [None if c is None else replace(c, x=learned.features(c.x), masks=None) for c in (public, validation)]
+    return dataset, kept[0], kept[1]
+
+
+def clients_of(dataset: DataSet, spec: Data, seed: int) -> list[ClientData]:
+    """Deal examples out as the configuration says."""
+    named = (("alpha", spec.alpha), ("counts", spec.counts), ("shards", spec.shards))
+    extra: dict[str, Any] = {key: value for key, value in named if value is not None}
+    for key in set(extra) - set(SCHEMES[spec.partition]):
+        accepted = f"belongs to another partition than {spec.partition!r}; take it out: --set data.{key}=[]"
+        raise FieldError(f"data.{key}", extra[key], accepted)
+    if spec.partition in ("dirichlet", "quantity", "natural"):
+        extra["min_size"] = spec.min_size
+    with fields_of("data", scheme="data.partition"):
+        how: dict[str, Any] = {"scheme": spec.partition, "holdout": spec.holdout, "sensitive": spec.sensitive}
+        return federate(dataset, clients=spec.clients, seed=seed, **how, **extra)
+
+
+def split_clients(clients: Sequence[ClientData], share: float, seed: int) -> tuple[list[ClientData], list[ClientData]]:
+    """Clients that train, and those that only validate, with whatever they hold out; each at least one.
+
+    Raises
+    ------
+    FieldError
+        If there are fewer than two clients with examples.
+    """
+    filled = [i for i, client in enumerate(clients) if client.examples]
+    if len(filled) < 2:
+        raise FieldError("stopping.clients", share, "needs two clients with examples, one to train and one to validate")
+    count = min(max(1, round(share * len(filled))), len(filled) - 1)
+    generator = torch.Generator().manual_seed(keyed_seed("validation clients", seed))
+    chosen = {filled[i] for i in torch.randperm(len(filled), generator=generator)[:count].tolist()}
+    return [c for i, c in enumerate(clients) if i not in chosen], [clients[i] for i in sorted(chosen)]
+
+
+def check_fit(dealt: Dealt, method: Method, loss: str, model: str, module: nn.Module) -> None:
+    """Refuse data that the method, the loss or the model cannot use, before anything is trained.
+
+    Raises
+    ------
+    FieldError
+        Naming the key that has to change.
+    """
+    dataset = dealt.dataset
+    if "layer_scores" in method.client.needs:
+        empty = [client.name for client in dealt.clients if not client.examples]
+        if empty:
+            accepted = f"{method.name!r} scores layers on each client's own images, and some have none: {empty[:5]}"
+            raise FieldError("data.partition", "empty clients", accepted)
+    if dataset.task == "regression" and loss == "cross_entropy":
+        raise FieldError("local.loss", loss, f"{dataset.name!r} has targets, no classes: use 'mse' or 'rmse'; where they are classes, store them as integers")
+    if dataset.task == "segmentation":
+        some = next(module.parameters())
+        with evaluating(module), torch.no_grad():
+            shape = tuple(module(dataset.x[:1].to(some.device, some.dtype)).shape[1:])
+        wanted = (dataset.classes, *dataset.y.shape[1:])
+        if shape != wanted:
+            accepted = f"gives {shape} for an image, but {dataset.name!r} has a class a pixel: {wanted} is needed"
+            raise FieldError("model.name", model, accepted)
+
+
+def set_aside(dataset: DataSet, count: int, seed: int) -> tuple[DataSet, ClientData | None]:
+    """Take public examples for the server: from the set's test half, or else from the examples to be dealt out.
+
+    The latter where the set knows sensitive pixels, which test halves have none of; and then whole groups, so that no
+    client holds a part of a public document.
+
+    Raises
+    ------
+    FieldError
+        If there are not enough.
+    """
+    if not count:
+        return dataset, None
+    from_test = dataset.test_x is not None and dataset.test_y is not None and dataset.regions is None
+    x, y = (dataset.test_x, dataset.test_y) if from_test else (dataset.x, dataset.y)
+    assert x is not None
+    assert y is not None
+    if count >= len(x):
+        raise FieldError("data.public_examples", count, f"must be less than {len(x)}, all there are")
+    generator = torch.Generator().manual_seed(keyed_seed("public", seed))
+    if from_test or dataset.group is None:
+        order = torch.randperm(len(x), generator=generator)
+        public, rest = order[:count], order[count:].sort().values
+    else:
+        place = torch.randperm(int(dataset.group.max()) + 1, generator=generator)[dataset.group]
+        public = place.argsort(stable=True)[:count]
+        rest = (~torch.isin(dataset.group, dataset.group[public])).nonzero().reshape(-1)
+        if not len(rest):
+            raise FieldError("data.public_examples", count, "leaves no whole document to deal out")
+    own = own_scale(x[public], dataset.local_columns, x[public])
+    masks = None if from_test or dataset.regions is None else dataset.regions[public] != 0
+    kept = ClientData(own, y[public], name="public", masks=masks)
+    if from_test:
+        return replace(dataset, test_x=x[rest], test_y=y[rest]), kept
+    return dataset.take(rest), kept

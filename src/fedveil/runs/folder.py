@@ -1,0 +1,192 @@
+"""What a run leaves behind: configuration, metrics, ledgers, checkpoint, model, summary."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+from torch import Tensor
+
+from fedveil.engines import Federation
+from fedveil.errors import FieldError, LedgerError, damaged
+from fedveil.runs.checkpoint import Checkpoint
+from fedveil.config.experiment import Config
+from fedveil.config.folders import CONFIG, RUN, RUN_ID, refuse_used, require_begun, way_out
+from fedveil.runs.ledgers import LedgerFiles, Ledgers, append, make_folder, write_atomic
+from fedveil.config.loading import load
+from fedveil.runs.lock import FolderLock
+from fedveil.runs.summary import METRICS, Row, parse_row
+
+
+def new_run_id(config: Config) -> str:
+    """The id in every ledger line: of the configuration where the run can be repeated to the bit, else a random one."""
+    return config.fingerprint()[:16] if config.source.kind == "reproducible" else uuid.uuid4().hex
+
+
+# What carries no noise, whatever the run promises of its models: the experimenter's view, not to be handed on.
+UNNOISED = {
+    "metrics.jsonl": "private: accuracies, losses, norms, texts of failures, each client's own noise",
+    "summary.json": "private: its metrics, last_rounds, test_metrics and noise are measured without noise",
+    "checkpoint": "private: the state of every client",
+    "ledger": "private where a heuristic's scale follows a client's own values",
+}
+PRIVATE = "PRIVATE.txt"
+
+
+class RunFolder:
+    """The folder of one run.
+
+    Parameters
+    ----------
+    path : Path
+        New or empty, or (`resume`) that of a run with the same configuration.
+    config : Config
+        Of the run.
+    resume : bool
+        Go on where the run stopped.
+    message : callable
+        Takes what the user should know.
+
+    Attributes
+    ----------
+    rows : list of dict
+        One a finished round.
+    ledgers : Ledgers
+        Of all parties.
+    checkpoint : Checkpoint or None
+        To go on from.
+
+    Raises
+    ------
+    FieldError
+        If the folder holds something and `resume` is not set, or the run in it is another one.
+    LedgerError
+        If a ledger was edited or shortened.
+    """
+
+    def __init__(self, path: Path, config: Config, *, resume: bool, message: Callable[[str], None]) -> None:
+        self.path, self.config, self._message = path, config, message
+        self.rows: list[Row] = []
+        self.checkpoint: Checkpoint | None = None
+        self._lock, self._durable, self._resumed = FolderLock(path), config.source.kind == "secure", resume
+        try:
+            if resume:
+                self._reopen()
+            else:
+                refuse_used(path)
+                self.run_id = new_run_id(config)
+            self.ledgers: Ledgers = LedgerFiles(path / "ledger", self.run_id, durable=self._durable, message=message)
+            if resume:
+                self._verify()
+        except LedgerError as error:
+            self.close()
+            raise LedgerError(f"{path}: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def create(self) -> None:
+        """Make the folder of a new run, tidy that of a resumed one; nothing is written before this."""
+        if not self._resumed:
+            make_folder(self.path)
+            self._lock.take()
+            refuse_used(self.path)  # by another process, while this one prepared
+        for folder in (self.path, self.path / "ledger", self.path / "checkpoint"):
+            make_folder(folder)
+            for left in folder.glob(".*.part"):  # by a process that was killed while it replaced a file
+                left.unlink()
+        if not (self.path / CONFIG).exists():
+            write_atomic(self.path / RUN_ID, json.dumps({"run_id": self.run_id}).encode())
+            write_atomic(self.path / CONFIG, self.config.to_toml().encode())
+        if not (self.path / PRIVATE).exists():
+            write_atomic(self.path / PRIVATE, "".join(f"{name}: {why}\n" for name, why in UNNOISED.items()).encode())
+
+    def close(self) -> None:
+        """Let other processes write here."""
+        self._lock.release()
+
+    def finish_round(self, federation: Federation, row: Row) -> None:
+        """Make a round durable: its ledger lines first, then its metrics, then the checkpoint."""
+        self.ledgers.flush()
+        self.rows.append(row)
+        append(self.path / METRICS, json.dumps(row) + "\n")
+        lines = self.ledgers.counts()
+        Checkpoint.of(federation, self.run_id, self.config.fingerprint(), lines).write(self.path / "checkpoint")
+
+    def finish(self, state_dicts: Sequence[Mapping[str, Tensor]], summary: Mapping[str, Any]) -> None:
+        """Write the last released model and the summary."""
+        self.ledgers.flush()
+        single = len(state_dicts) == 1
+        arrays = {
+            name if single else f"hypothesis.{j}.{name}": value.detach().cpu().contiguous().clone()
+            for j, named in enumerate(state_dicts)
+            for name, value in named.items()
+        }
+        write_atomic(self.path / "model.safetensors", save(arrays, metadata={"format": "pt"}))
+        write_atomic(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+
+    def _reopen(self) -> None:
+        require_begun(self.path, RUN)
+        self._lock.take()
+        stored = load(self.path)
+        if stored.fingerprint() != self.config.fingerprint():
+            named = ", ".join(_differences(stored.to_dict(), self.config.to_dict()))
+            raise FieldError("--resume", str(self.path), f"holds a run with another configuration (see {named}); leave what differs as it was, or start anew with another --out")
+        try:
+            self.run_id = str(json.loads((self.path / RUN_ID).read_bytes())["run_id"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise damaged("--resume", self.path / RUN_ID, error, way_out(self.path)) from error
+        self.checkpoint = Checkpoint.read(self.path / "checkpoint")
+        if self.checkpoint is not None and self.checkpoint.run_id != self.run_id:
+            mixed = f"the checkpoint belongs to run {self.checkpoint.run_id!r}, not {self.run_id!r}"
+            raise LedgerError(f"{mixed}; restore the files or start a new run")
+
+    def _verify(self) -> None:
+        done = self.checkpoint.round if self.checkpoint else 0
+        if isinstance(self.ledgers, LedgerFiles):
+            self.ledgers.resume(self.checkpoint.lines if self.checkpoint else {})
+        books = self.ledgers.books
+        last = max((e.key[0] for book in books.values() for e in book.entries), default=0)
+        if last > done:
+            stands = f"the model of round {done} stands" if done else "the first model stands"
+            again = "and drawn anew; what is recorded of it stays counted" if self._durable else "to the same bits"
+            self._message(
+                f"the ledgers hold round {last}, which has no checkpoint: {stands}, the round is done {again}"
+            )
+        released = {e.key[0] for e in books["server"].entries} if "server" in books else set()
+        path = self.path / METRICS
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
+            row = _row_of(line)
+            if row.get("round", 0) > max(released, default=0):
+                lacks = f"the ledger of 'server' lacks round {row['round']}, of which metrics.jsonl has the figures"
+                raise LedgerError(f"{lacks}; restore the file or start a new run")
+            if row.get("round", 0) == len(self.rows) + 1 <= done:
+                self.rows.append(row)
+        if len(self.rows) < done:
+            lost = ValueError(f"this line is missing or damaged, and round {done} was finished")
+            raise damaged("--resume", f"{path}, line {len(self.rows) + 1}", lost, way_out(self.path))
+        if path.exists():
+            write_atomic(path, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
+
+
+def _row_of(line: str) -> Row:
+    """A line of the metrics; the last may be half-written, its round is done again."""
+    try:
+        return parse_row(line)
+    except (ValueError, KeyError):
+        return {}
+
+
+def _differences(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> list[str]:
+    found: list[str] = []
+    for key in sorted({*a, *b}):
+        left, right = a.get(key), b.get(key)
+        if isinstance(left, Mapping) and isinstance(right, Mapping):
+            found += _differences(left, right, f"{prefix}{key}.")
+        elif left != right:
+            found.append(f"{prefix}{key}")
+    return found

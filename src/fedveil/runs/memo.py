@@ -1,0 +1,92 @@
+"""Train once what several runs train alike: their first round, and the server's first model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from fedveil.runs.ledgers import make_folder, write_atomic
+from fedveil.learning import ClientData
+from fedveil.learning.learner import Trainer
+from fedveil.learning.streams import Key
+from fedveil.learning.training import Trained
+
+LAST = 1  # the last round worth keeping: later ones start from models that the noise has told apart
+
+
+class Remembering:
+    """A trainer that keeps results on disk and looks there first.
+
+    A result is found again only for the same start, examples, key and description: it is what training would give, to
+    the bit where the trainer's results do not depend on who else is trained.
+
+    Parameters
+    ----------
+    trainer : Trainer
+        Trains what is not there yet.
+    folder : Path
+        Made when needed. It may be deleted at any time.
+    description : str
+        Everything else that decides a result: model, local training, device.
+
+    Attributes
+    ----------
+    last : list of Trained or Exception
+        Results of the last call, in the order of the clients.
+    """
+
+    def __init__(self, trainer: Trainer, folder: Path, description: str) -> None:
+        self._trainer, self._folder, self._description = trainer, folder, description
+        self.last: list[Trained | Exception] = []
+
+    def train(self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]) -> list[Trained | Exception]:
+        """Train each client from its own start; see `SequentialTrainer.train`."""
+        late = any(key[1] > LAST for key in keys)
+        self.last = (self._trainer.train if late else self._remembered)(starts, clients, keys)
+        return self.last
+
+    def _remembered(
+        self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]
+    ) -> list[Trained | Exception]:
+        digests = [self._digest(s, c, k) for s, c, k in zip(starts, clients, keys, strict=True)]
+        found: list[Trained | Exception | None] = [self._read(digest) for digest in digests]
+        missing = [i for i, outcome in enumerate(found) if outcome is None]
+        if missing:
+            some = [clients[i] for i in missing]
+            trained = self._trainer.train(starts[missing], some, [keys[i] for i in missing])
+            for i, outcome in zip(missing, trained, strict=True):
+                found[i] = outcome
+                if isinstance(outcome, Trained):
+                    self._write(digests[i], outcome)
+        return [outcome for outcome in found if outcome is not None]
+
+    def _digest(self, start: Tensor, client: ClientData, key: Key) -> str:
+        digest = hashlib.sha256(f"{self._description}|{key}|{torch.__version__}".encode())
+        for tensor in (start, client.x, client.y):
+            digest.update(f"|{tuple(tensor.shape)}{tensor.dtype}|".encode())
+            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+    def _read(self, digest: str) -> Trained | None:
+        try:
+            with safe_open(self._folder / f"{digest}.safetensors", framework="pt") as file:
+                plain = json.loads(file.metadata()["trained"])
+                return Trained(file.get_tensor("model"), int(plain["examples"]), float(plain["loss"]))
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError):
+            return None  # absent or damaged: train again
+
+    def _write(self, digest: str, trained: Trained) -> None:
+        make_folder(self._folder)
+        plain = json.dumps({"examples": trained.examples, "loss": trained.loss})
+        content = save({"model": trained.model.contiguous()}, metadata={"trained": plain})
+        write_atomic(
+            self._folder / f"{digest}.safetensors", content, f".{os.getpid()}"
+        )  # several processes may share it

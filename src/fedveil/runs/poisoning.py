@@ -1,0 +1,111 @@
+"""Malicious clients of a run: who they are, what they do, and how far they got."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedveil.attacks.poisoning import Goal, goal_of, measure
+from fedveil.config.experiment import Config
+from fedveil.config.options import fields_of
+from fedveil.engines import Federation
+from fedveil.engines.behaviour import Behaviour
+from fedveil.runs.deal import Dealt
+from fedveil.learning import ClientData
+
+
+@dataclass(frozen=True, eq=False)
+class Poisoning:
+    """Who is malicious, and what success is measured on.
+
+    Attributes
+    ----------
+    name : str
+        Of the behaviour.
+    behaviour : Behaviour
+        That all of them share.
+    clients : tuple of int
+        Partitions.
+    acting : bool
+        Whether they do it; if not, success is the clean rate.
+    held, relabelled : int
+        Training examples of theirs, and how many of them they give another class.
+    x, y : Tensor or None
+        What a model is measured on, where it has classes.
+    measured_on : str
+        "test half", or "held-out examples" of the clients where the set has none.
+    goal : Goal or None
+        What the attack wants to be wrong.
+    """
+
+    name: str
+    behaviour: Behaviour
+    clients: tuple[int, ...]
+    acting: bool
+    held: int
+    relabelled: int
+    x: Tensor | None
+    y: Tensor | None
+    measured_on: str
+    goal: Goal | None
+
+    @property
+    def behaviours(self) -> dict[int, Behaviour]:
+        """For `Federation`."""
+        return dict.fromkeys(self.clients, self.behaviour) if self.acting else {}
+
+    def values(self, federation: Federation) -> dict[str, Any]:
+        """For a run's summary: ``success``, ``recall`` and ``accuracy`` of the last model, where there is only one."""
+        found: dict[str, Any] = {
+            "behaviour": self.name,
+            "acting": self.acting,
+            "number": len(self.clients),
+            "clients": list(self.clients),
+            "examples": self.held,
+            "relabelled": self.relabelled,
+        }
+        if self.x is None or self.y is None or len(federation.models) != 1:
+            return found
+        tools = federation.learner.model, federation.layout
+        outcome = asdict(measure(*tools, federation.models[0], self.x, self.y, self.goal))
+        figures = {name: outcome[name] for name in ("success", "recall", "accuracy")}
+        return {**found, "measured_on": self.measured_on, "goal_examples": outcome["examples"], **figures}
+
+
+def poisoning_of(config: Config, dealt: Dealt, clients: list[ClientData]) -> Poisoning | None:
+    """Malicious clients among those that train; None if the configuration has none.
+
+    Raises
+    ------
+    FieldError
+        Naming the key that does not fit the data.
+    """
+    spec, dataset = config.malicious, dealt.dataset
+    if spec is None:
+        return None
+    partitions = spec.who(len(clients), config.seed)
+    classes = dataset.classes if dataset.task == "classification" else 0
+    clip = config.privacy.options.get("clip")
+    rule = config.aggregator.build() if config.aggregator else None
+    behaviour = spec.build(classes, dataset.class_names, config.seed, rule, clip if isinstance(clip, float) else None)
+    own = [clients[p] for p in partitions]
+    with fields_of("malicious"):
+        changed = [behaviour.data(c, p, 1) for p, c in zip(partitions, own, strict=True)]
+        x, y, where = _measured_on(dealt, clients) if classes else (None, None, "")
+        goal = goal_of(behaviour, x, y) if x is not None and y is not None else None
+    relabelled = sum(int((a.y != b.y).sum()) for a, b in zip(changed, own, strict=True)) if classes else 0
+    held = sum(c.examples for c in own)
+    return Poisoning(spec.behaviour, behaviour, partitions, spec.acting, held, relabelled, x, y, where, goal)
+
+
+def _measured_on(dealt: Dealt, clients: list[ClientData]) -> tuple[Tensor | None, Tensor | None, str]:
+    dataset = dealt.dataset
+    if dataset.test_x is not None and dataset.test_y is not None:
+        return dataset.test_x, dataset.test_y, "test half"
+    held = [(c.test_x, c.test_y) for c in clients if c.test_x is not None and c.test_y is not None]
+    if not held:
+        return None, None, ""
+    return torch.cat([x for x, _ in held]), torch.cat([y for _, y in held]), "held-out examples"

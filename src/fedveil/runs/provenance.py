@@ -1,0 +1,51 @@
+"""What made a figure: written beside every committed result."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import fedveil
+from fedveil.runs.summary import versions
+
+
+def provenance(data: str, seeds: Sequence[int], command: str = "") -> dict[str, Any]:
+    """Command, commit, date, seeds, data, versions and kind of machine of this process.
+
+    Parameters
+    ----------
+    data : str
+        What it ran on.
+    seeds : sequence of int
+        Of its runs.
+    command : str
+        Default: the one that runs, without the folders of this machine.
+    """
+    said = " ".join(["fedveil", *(Path(a).name if Path(a).is_absolute() else a for a in sys.argv[1:])])
+    return {
+        "command": command or said,
+        "commit": commit(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "seeds": list(seeds),
+        "data": data,
+        "versions": {name: text.split("+")[0] for name, text in versions().items()},
+        "machine": f"{platform.machine()}, CPU",
+    }
+
+
+def commit() -> str:
+    """Of the checkout that the package is imported from, "with changes" if its source has some; else the version."""
+    root = Path(fedveil.__file__).resolve().parent
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + (" with changes" if git("status", "--porcelain", ".") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return f"release {fedveil.__version__}"

@@ -1,0 +1,241 @@
+"""Run one experiment from its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+
+from fedveil.engines import Federation, RoundRecord
+from fedveil.engines.probe import Probe
+from fedveil.config.experiment import Config
+from fedveil.config.folders import refuse_used
+from fedveil.runs.ledgers import Ledgers
+from fedveil.runs.deal import data_digest
+from fedveil.runs.folder import UNNOISED, RunFolder, new_run_id
+from fedveil.runs.judging import begin, conclude
+from fedveil.runs.prepare import Setup, prepare, resolve_device
+from fedveil.runs.summary import (
+    NUMERICS,
+    REPRODUCIBLE,
+    Row,
+    Summary,
+    guarantees_of,
+    last_rounds,
+    noise_over_rounds,
+    participations_of,
+    row_of,
+    versions,
+)
+from fedveil.learning import evaluate
+
+
+class Progress(Protocol):
+    """Is told how a run goes."""
+
+    def begin(self, label: str, done: int, rounds: int) -> None:
+        """A run starts, or goes on after `done` rounds."""
+
+    def advance(self, row: Row) -> None:
+        """A round is done."""
+
+    def say(self, text: str) -> None:
+        """Something that the user should know."""
+
+    def end(self) -> None:
+        """The run is over, whatever happened."""
+
+
+class Silent:
+    """Tells nobody."""
+
+    def begin(self, label: str, done: int, rounds: int) -> None:
+        """Nothing."""
+
+    def advance(self, row: Row) -> None:
+        """Nothing."""
+
+    def say(self, text: str) -> None:
+        """Nothing."""
+
+    def end(self) -> None:
+        """Nothing."""
+
+
+def run(
+    config: Config,
+    out: str | Path | None = None,
+    *,
+    resume: bool = False,
+    progress: Progress | None = None,
+    setting: str = "",
+    memo: Path | None = None,
+    probes: Sequence[Probe] = (),
+) -> Summary:
+    """Run an experiment.
+
+    Parameters
+    ----------
+    config : Config
+        Of one run; its ``[compare]`` is not looked at.
+    out : path, optional
+        The run's folder. Without one the ledgers live in memory and nothing is written.
+    resume : bool
+        Go on in `out` after the last whole round. With the reproducible source and the same device, the result is the
+        same to the bit as without the interruption, on any number of workers.
+    progress : Progress, optional
+        Is told how it goes.
+    setting : str
+        The run's label; by default the method's name.
+    memo : Path, optional
+        A folder where first rounds are kept for other runs that begin alike; may be deleted at any time.
+    probes : sequence of Probe
+        Measure more after each round; what they return are the row's "figures".
+
+    Raises
+    ------
+    FieldError, ConfigError
+        If something does not fit; before anything is written, unless only training shows it.
+    LedgerError
+        If a ledger of a resumed run was edited or shortened.
+    NoReplyError
+        If a round ends without a usable reply.
+    """
+    progress = progress or Silent()
+    config = config.model_copy(update={"device": resolve_device(config.device)})
+    path = None if out is None else Path(out)
+    if path is not None and not resume:
+        refuse_used(path)
+    label = setting or config.privacy.method
+    with one_thread(), ExitStack() as left:
+        began = perf_counter()
+        setup = prepare(config, memo)
+        for warning in () if setting else setup.warnings:  # a comparison says them once, beside its table
+            progress.say(warning)
+        folder = None if path is None else RunFolder(path, config, resume=resume, message=progress.say)
+        if folder is not None:
+            left.callback(folder.close)
+        ledgers = folder.ledgers if folder else Ledgers(new_run_id(config))
+        own = begin(probes, setup)
+        federation = setup.federation(ledgers, own)
+        rows: list[Row] = []
+        if folder is not None:
+            folder.create()
+            if folder.checkpoint is not None:
+                folder.checkpoint.restore(federation)
+            rows = folder.rows
+
+        def on_round(record: RoundRecord) -> None:
+            row = row_of(record, federation)
+            if folder is None:
+                rows.append(row)
+            else:
+                folder.finish_round(federation, row)
+            progress.advance(row)
+
+        progress.begin(label, federation.round, config.rounds)
+        try:
+            history = federation.run(config.rounds, on_round)
+        finally:
+            progress.end()
+            ledgers.flush()
+        seconds = perf_counter() - began
+        values = summary_of(setup, federation, history.stopped, ledgers, rows, label, seconds, conclude([own])[0])
+        if folder is not None:
+            folder.finish(history.state_dicts, values)
+    return Summary(values, rows)
+
+
+def summary_of(
+    setup: Setup,
+    federation: Federation,
+    stopped: str,
+    ledgers: Ledgers,
+    rows: list[Row],
+    label: str,
+    seconds: float,
+    concluded: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What summary.json holds of a run that is over."""
+    config = setup.config
+    guarantee, parties = guarantees_of(federation.method, ledgers.books, config.privacy.budget.delta)
+    final = rows[-1]["metrics"] if rows else {}
+    dataset = setup.dataset
+    counted = {kind: sum(len(row[kind]) for row in rows) for kind in ("failed", "invalid", "refused")}
+    return {
+        "setting": label,
+        "name": config.name,
+        "method": config.privacy.method,
+        "trust": federation.method.client.trust,
+        "aggregator": config.aggregator.name if config.aggregator else "",
+        "task": "classification" if dataset.classes else "regression",
+        "metrics": final,
+        "last_rounds": last_rounds(rows),
+        "test_metrics": _test_metrics(setup, federation),
+        "guarantee": guarantee.describe(config.privacy.budget.delta),
+        "guarantees": parties,
+        "participations": participations_of(federation, ledgers.books),
+        "noise": noise_over_rounds(rows),
+        "private": dict(UNNOISED),
+        "published_metrics": {"mode": config.publish.metrics, "text": config.publish.describe()},
+        "rounds": len(rows),
+        "rounds_planned": config.rounds,
+        "stopped": stopped,
+        **best_of(federation),
+        "replies": {"used": sum(row["replies"] for row in rows), **counted},
+        "clients": len(federation.clients),
+        "dimension": federation.layout.size,
+        **({} if setup.poisoning is None else {"malicious": setup.poisoning.values(federation)}),
+        "data": {
+            "name": dataset.name,
+            "note": dataset.note,
+            "licence": dataset.licence,
+            "digest": data_digest(config.data),
+            "warnings": list(setup.warnings),
+        },
+        "derived_from": config.privacy.options.get("derived_from", ""),
+        "seed": config.seed,
+        "source": REPRODUCIBLE if config.source.kind == "reproducible" else "secure",
+        "engine": config.engine,
+        "device": config.device,
+        "workers": config.workers,
+        **({"concluded": concluded} if concluded else {}),
+        "versions": versions(),
+        "numerics": NUMERICS,
+        "seconds": {
+            "rounds": round(sum(row["seconds"] for row in rows), 3),
+            "this_call": round(seconds, 3),
+        },
+    }
+
+
+def best_of(federation: Federation) -> dict[str, Any]:
+    """The least loss of the validation clients, as released, and whose it was."""
+    if federation.validators is None or not federation.validators.best.round:
+        return {}
+    best = federation.validators.best
+    return {"best": {"validation": best.loss, "round": best.round}}
+
+
+def _test_metrics(setup: Setup, federation: Federation) -> dict[str, float]:
+    """The single final model on the set's own test half, where there is one."""
+    data, models = setup.dataset, federation.models
+    if data.test_x is None or data.test_y is None or len(models) != 1:
+        return {}
+    model = federation.learner.model
+    return evaluate(model, federation.layout, models[0], data.test_x, data.test_y, federation.metrics)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """The same bits on every machine; workers train clients side by side."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

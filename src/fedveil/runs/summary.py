@@ -1,0 +1,233 @@
+"""What a run comes to: metrics, guarantees, noise."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
+
+import numpy as np
+import torch
+
+import fedveil
+from fedveil.accounting import VACUOUS, Guarantee, Ledger, unprotected
+from fedveil.engines import Federation, RoundRecord
+from fedveil.engines.history import SERVER, total_of
+from fedveil.engines.stopping import VALIDATORS, worst_of
+from fedveil.errors import damaged
+from fedveil.config.folders import way_out
+from fedveil.layout import Layout
+from fedveil.methods import ClientSide, FedRE, GroupPrivacy, Method, RecordDP
+
+METRICS = "metrics.jsonl"
+NUMERICS = 3  # raised by any change of a default or of arithmetic: runs of two versions are not the same run
+LAST = 5  # rounds that the averaged figures cover
+FIGURES = ("accuracy", "f1", "precision", "auc", "loss", "rmse")
+REPRODUCIBLE = "reproducible, not for deployment"
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A finished run.
+
+    Attributes
+    ----------
+    values : dict
+        What summary.json holds.
+    rows : list of dict
+        One a round, as in metrics.jsonl.
+    """
+
+    values: Mapping[str, Any]
+    rows: Sequence[Row] = field(repr=False)
+
+    @classmethod
+    def read(cls, folder: Path) -> Summary:
+        """A finished run from its folder.
+
+        Raises
+        ------
+        FieldError
+            If summary.json or metrics.jsonl is missing or damaged.
+        """
+        file = folder / "summary.json"
+        try:
+            values = json.loads(file.read_bytes())
+            rounds = int(values["rounds"])
+            file = folder / METRICS
+            rows = []
+            for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+                file = Path(f"{folder / METRICS}, line {number}")
+                rows.append(parse_row(line))
+            if len(rows) != rounds:
+                file = folder / METRICS
+                raise ValueError(f"it has {len(rows)} lines, and there were {rounds} rounds")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise damaged("run", file, error, way_out(folder)) from error
+        return cls(values, rows)
+
+    @property
+    def setting(self) -> str:
+        """The label in a comparison."""
+        return str(self.values["setting"])
+
+    @property
+    def stopped(self) -> str:
+        """Why the run ended early, or ""."""
+        return str(self.values["stopped"])
+
+    def averaged(self, figure: str) -> float | None:
+        """Mean of a figure over the last rounds; None if it does not exist for the task."""
+        found = self.values["last_rounds"].get(figure)
+        return None if found is None else float(found["mean"])
+
+    def noise(self, figure: str, when: str = "mean") -> float | None:
+        """Sigma, distance, noise_to_clip, ... (first, last or mean); None without noise."""
+        found = self.values["noise"].get(figure)
+        return None if found is None else float(found[when])
+
+
+def parse_row(line: str) -> Row:
+    """A round from its line of metrics.jsonl.
+
+    Raises
+    ------
+    ValueError, KeyError
+        If it is no whole row.
+    """
+    row = json.loads(line)
+    if not isinstance(row, dict) or not isinstance(row.get("round"), int):
+        raise ValueError("it is no round")
+    for name in ("metrics", "noise", "replies", "failed", "invalid", "refused", "seconds"):
+        row[name]
+    return row
+
+
+def row_of(record: RoundRecord, federation: Federation) -> Row:
+    """One line of metrics.jsonl."""
+    log = record.round
+    every = record.client_metrics
+    spread: dict[str, dict[str, float]] = {}
+    for figure in ("accuracy", "rmse"):
+        values = [m[figure] for m in every if figure in m]
+        if values:
+            worst = max(values) if figure == "rmse" else min(values)
+            spread[figure] = {"worst": worst, "median": float(np.median(values))}
+    return {
+        "round": log.number,
+        "metrics": dict(record.metrics or {}),
+        "clients": spread,
+        "noise": noise_of(federation.method, federation.layout, log.report, record.client_scales, federation.client_sides),
+        "server": dict(log.report),
+        "published": dict(record.published),
+        **({"figures": dict(record.figures)} if record.figures else {}),
+        **({} if record.validation is None else {"validation": record.validation}),
+        "replies": len(log.used),
+        "failed": {str(k): v for k, v in (*log.failed.items(), *record.zeroed.items())},
+        "invalid": {str(k): v for k, v in log.invalid.items()},
+        "refused": {str(k): v for k, v in log.refused.items()},
+        "seconds": round(record.seconds, 4),
+    }
+
+
+def noise_of(
+    method: Method,
+    layout: Layout,
+    report: Mapping[str, float],
+    scales: Mapping[int, tuple[float, ...]],
+    sides: Mapping[int, ClientSide],
+) -> dict[str, float]:
+    """The noise of one round: on the server's model (central trust), or of the median client (local trust).
+
+    `scales` and `sides`, the client sides of those who have one of their own, are by partition. `signal_to_noise` is the length of the clipped median update over the noise's expected length; what it is under
+    local trust, the method says.
+    """
+    d, client = layout.size, method.client
+    if client.trust == "central":
+        if "sigma" not in report:
+            return {}
+        kept = {k: report[k] for k in ("sigma", "distance", "noise_to_clip") if k in report}
+        signal = min(report["update_norm_median"], report["clip"])
+        return {**kept, "signal_to_noise": signal / (report["sigma"] * math.sqrt(d))}
+    used = {p: scale for p, scale in scales.items() if scale}
+    if not used or not sides:
+        return client.noise(list(used.values()), layout) if used else {}
+    each = [sides.get(p, client).noise([scale], layout) for p, scale in used.items()]
+    return {name: median(figures[name] for figures in each) for name in each[0]}
+
+
+def last_rounds(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """Mean and standard deviation of each figure over the last rounds."""
+    found = {}
+    for figure in FIGURES:
+        values = [row["metrics"][figure] for row in rows[-LAST:] if figure in row["metrics"]]
+        if values:
+            deviation = stdev(values) if len(values) > 1 else 0.0
+            found[figure] = {"mean": fmean(values), "deviation": deviation, "rounds": len(values)}
+    return found
+
+
+def noise_over_rounds(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """First, last and mean of each noise figure."""
+    names = dict.fromkeys(name for row in rows for name in row["noise"])
+    series = {name: [row["noise"][name] for row in rows if name in row["noise"]] for name in names}
+    return {name: {"first": v[0], "last": v[-1], "mean": fmean(v)} for name, v in series.items()}
+
+
+def guarantee_values(guarantee: Guarantee, delta: float) -> dict[str, Any]:
+    """A guarantee for JSON; epsilon and delta are there only where an epsilon is proven."""
+    values = {k: v for k, v in guarantee.to_dict().items() if v not in (None, "", [])}
+    if guarantee.proven and guarantee.epsilon_per_distance is None:
+        epsilon = guarantee.epsilon(delta)
+        values |= {"epsilon": epsilon, "delta": delta, "vacuous": epsilon > VACUOUS}
+        values |= {"meaning": guarantee.meaning().to_dict()}
+        if guarantee.unit == "record":
+            values |= {"epsilon_of_10_records": guarantee.of_group(10).epsilon(delta)}
+    return {"text": guarantee.describe(delta), **values}
+
+
+def guarantees_of(method: Method, books: Mapping[str, Ledger], delta: float) -> tuple[Guarantee, dict[str, Any]]:
+    """The guarantee that counts, and the parties': the trusted server's, or the worst and the median client's."""
+    totals = {p: total_of(b) for p, b in books.items() if b.entries}
+    validation = worst_of(totals.pop(p) for p in list(totals) if p.startswith(VALIDATORS))
+    beside = {} if validation is None else {"validation clients": guarantee_values(validation, delta)}
+    if method.client.trust == "central":
+        server = totals.get(SERVER, unprotected())
+        return server, {SERVER: guarantee_values(server, delta), **beside}
+    clients = {p: g for p, g in totals.items() if p != SERVER}
+    if not clients:
+        nothing = unprotected("local")
+        return nothing, {"worst client": guarantee_values(nothing, delta), **beside}
+    cost = {p: (not g.proven, g.cost, len(books[p].entries)) for p, g in clients.items()}
+    order = sorted(clients, key=lambda p: (cost[p], p))
+    values: dict[str, Any] = {}
+    for name, party in (("worst client", order[-1]), ("median client", order[(len(order) - 1) // 2])):
+        spends = [e.spend for e in books[party].entries]
+        leakage = [s.leakage for s in spends if s.leakage is not None]
+        extra = {"leakage": math.fsum(leakage)} if leakage else {}
+        values[name] = {**guarantee_values(clients[party], delta), "participations": len(spends), **extra}
+    return clients[order[-1]], {**values, **beside}
+
+
+def participations_of(federation: Federation, books: Mapping[str, Ledger]) -> dict[str, int]:
+    """How many clients released so often, by the number of releases; of clients that protect themselves."""
+    if federation.method.client.trust == "central":
+        return {}
+    made = [len(books[str(p)].entries) if str(p) in books else 0 for p in range(len(federation.clients))]
+    return {str(count): made.count(count) for count in sorted(set(made))}
+
+
+def versions() -> dict[str, str]:
+    """What ran."""
+    return {
+        "fedveil": fedveil.__version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }

@@ -1,0 +1,105 @@
+"""What is possible for a federation, and what an existing configuration really promises."""
+
+import math
+
+import pytest
+
+from fedveil.accounting import advise, epsilon_of_mu, least_noise, reading
+from fedveil.errors import FieldError
+
+DIGITS = {"clients": 10, "examples": 144, "dimension": 650, "rounds": 60, "epsilon": 4.0}
+
+
+def test_flips_defaults_promise_next_to_nothing():
+    """Issue 15: clip 1, sensitivity 1e-4, epsilon 10, delta 1e-5, the classic sigma: a mu of about 20,600 a round."""
+    found = reading(clip=1.0, sensitivity=1e-4, epsilon=10.0, delta=1e-5, rounds=1)
+    assert found.sigma == pytest.approx(1e-4 * math.sqrt(2 * math.log(1.25e5)) / 10)
+    assert found.round.mu == pytest.approx(20_640, rel=1e-3)
+    assert found.round.unit == "client"
+    assert any("vacuous" in line for line in found.describe())
+
+
+def test_mediswarms_promise_holds_with_room_to_spare():
+    """Issue 15: epsilon <= 10 at sigma 2.4, 20 rounds, delta 1e-5 is 9.17 exactly, and sigma 2.236 suffices."""
+    found = reading(clip=1.0, sigma=2.4, rounds=20, delta=1e-5, epsilon=10.0)
+    assert found.total.epsilon(1e-5) == pytest.approx(9.166, abs=5e-4)
+    assert found.least_sigma == pytest.approx(2.236, abs=1e-3)
+    assert epsilon_of_mu(math.sqrt(20) / found.least_sigma, 1e-5) <= 10
+
+
+def test_a_reading_follows_relation_and_formula():
+    zero, one = (reading(clip=2.0, sigma=1.0, rounds=4, relation=r) for r in ("zero-out", "replace-one"))
+    assert (zero.total.mu, one.total.mu) == (4.0, 8.0)
+    exact = reading(clip=3.0, epsilon=1.0, rounds=1, formula="exact")
+    assert exact.round.epsilon(1e-5) == pytest.approx(1.0)
+    for bad in ({}, {"sigma": 0.0}, {"epsilon": -1.0}, {"sigma": 1.0, "relation": "any"}):
+        with pytest.raises(FieldError):
+            reading(clip=1.0, rounds=1, **bad)
+
+
+def test_the_least_noise_comes_first_and_heuristics_promise_nothing():
+    found = advise(**DIGITS)
+    assert [c.method for c in found[:4]] == ["record-sum", "record", "global", "fedre"]
+    verdicts = {c.method: c.verdict for c in found[:4]}
+    assert verdicts == {"record-sum": "possible", "record": "possible", "global": "hopeless", "fedre": "hopeless"}
+    assert all(c.guarantee is None and c.verdict == "no promise" for c in found[4:])
+    for choice in found[:4]:
+        assert choice.guarantee.epsilon(1e-5) == pytest.approx(4.0)
+
+
+def test_ratios_are_those_of_the_noise_on_a_rounds_mean():
+    by_name = {c.method: c for c in advise(**DIGITS)}
+    z = least_noise(4.0, 1e-5, 60)
+    assert by_name["global"].noise_to_signal == pytest.approx(z * math.sqrt(650) / 10)
+    assert by_name["record-sum"].noise_to_signal == pytest.approx(z * math.sqrt(650 * 10 / 9) / 1440)
+    assert by_name["record"].noise_to_signal == pytest.approx(z * math.sqrt(650 * 10) / 1440)
+
+
+def test_four_hospitals_have_no_client_level_promise_with_a_large_model():
+    found = advise(clients=4, examples=1024, dimension=6_517_476, rounds=20, epsilon=8.0, unit="client")
+    assert {c.verdict for c in found if c.guarantee} == {"hopeless"}
+
+
+def test_unit_and_trust_narrow_the_choice():
+    assert {c.unit for c in advise(**DIGITS, unit="record")} == {"record"}
+    assert {c.trust for c in advise(**DIGITS, trust="local")} == {"local"}
+    assert [c.method for c in advise(**{**DIGITS, "clients": 1}, unit="record")] == ["record"]  # no sum of one silo
+    with pytest.raises(FieldError, match="unit"):
+        advise(**DIGITS, unit="person")
+
+
+@pytest.mark.parametrize("method", ["record", "record-sum", "global"])
+def test_the_lines_make_a_method_with_the_promise(method):
+    import tomllib
+
+    from fedveil.methods import build
+
+    choice = next(c for c in advise(**DIGITS) if c.method == method)
+    values = tomllib.loads("\n".join(choice.lines))
+    built = build(values.pop("method"), **values)
+    spent = built.client.noisy_steps.deviation if built.noisy else built.server.noise_multiplier
+    expected = choice.noise_multiplier / (3.0 if method == "record-sum" else 1.0)
+    assert spent == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_command_advises_and_reads(tmp_path):
+    from typer.testing import CliRunner
+
+    from fedveil.cli import app
+
+    def said(*arguments):
+        result = CliRunner().invoke(app, ["advise", *map(str, arguments)])
+        return result.exit_code, " ".join(result.output.split())
+
+    code, text = said("--clip", 1, "--sigma", 2.4, "--rounds", 20, "--epsilon", 10)
+    assert code == 0
+    assert "9.166" in text
+    assert "2.236" in text
+    file = tmp_path / "mine.toml"
+    file.write_text("[advise]\nclients = 10\nexamples = 144\ndimension = 650\nrounds = 60\nepsilon = 4.0\n")
+    code, text = said(file)
+    assert code == 0
+    assert text.index("record-sum") < text.index("hopeless")
+    assert said("--clients", 3)[0] != 0
+    file.write_text("[advise]\nsilos = 10\n")
+    assert said(file)[0] != 0

@@ -1,0 +1,77 @@
+"""IFCA finds the clusters that group privacy looks for in noise; the index is the only thing beside FedAvg."""
+
+import torch
+from torch import nn
+
+from fedveil.accounting import Release
+from fedveil.engines import Federation
+from fedveil.layout import Layout
+from fedveil.learning import ClientData, LocalTraining
+from fedveil.methods import Broadcast, Method, Plain, PublicFacts, ServerFacts, build
+
+TRUE = torch.tensor([[5.0, 6.0], [4.0, -4.5]])
+
+
+def lines(n=12, examples=20):
+    g = torch.Generator().manual_seed(0)
+    clients = []
+    for i in range(n):
+        x = torch.randn(examples, 2, generator=g)
+        clients.append(ClientData(x, x @ TRUE[i % 2] + torch.rand(examples, generator=g)))
+    return clients
+
+
+def test_clients_report_their_cluster_and_models_become_personal():
+    starts = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
+    fed = Federation(
+        model=nn.Linear(2, 1, bias=False),
+        clients=lines(),
+        method=build("ifca", hypotheses=2),
+        local=LocalTraining(loss="mse", lr=0.1, batch_size=20),
+        initial=starts,
+    )
+    history = fed.run(30)
+    assert torch.allclose(history.models, TRUE, atol=0.2)
+    assert history.guarantee.status == "none"
+    figures = history.rounds[-1].round.report
+    assert (figures["cluster_0"], figures["cluster_1"]) == (6, 6)
+
+
+def test_group_privacy_without_noise_and_one_hypothesis_is_fedavg():
+    arguments = {"clients": lines(), "local": LocalTraining(loss="mse", lr=0.1, batch_size=20), "seed": 3}
+    silent = build("group", noise_multiplier=0.0, hypotheses=1)
+    runs = [
+        Federation(model=nn.Linear(2, 1, bias=False), method=method, initial=torch.ones(1, 2), **arguments).run(5)
+        for method in (build("vanilla"), silent, build("ifca", hypotheses=1))
+    ]
+    for other in runs[1:]:
+        assert torch.allclose(runs[0].models, other.models, atol=1e-6)
+
+
+def test_group_privacy_with_one_hypothesis_is_fedavg_with_the_same_noise():
+    arguments = {"clients": lines(), "local": LocalTraining(loss="mse", lr=0.1, batch_size=20), "seed": 3}
+    method = build("group", noise_multiplier=2.0, hypotheses=1)
+    averaged = Method("group", method.client, Plain())
+    a, b = (
+        Federation(model=nn.Linear(2, 1, bias=False), method=m, initial=torch.ones(1, 2), **arguments).run(5)
+        for m in (method, averaged)
+    )
+    assert torch.allclose(a.models, b.models, atol=1e-5)
+    assert float((a.models - torch.ones(1, 2)).norm()) > 0.1
+
+
+def test_an_index_that_is_none_is_left_out():
+    server = build("ifca", hypotheses=2).server
+    starts = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
+    layout = Layout.from_shapes({"w": (2,)})
+    facts = ServerFacts(
+        broadcast=Broadcast(models=starts, public=PublicFacts(round=1, rounds=1, cohort=4, dimension=2)),
+        layout=layout,
+        partitions=(0, 1, 2, 3),
+    )
+    sent = [(0.0, [2.0, 2.0]), (0.5, [9.0, 9.0]), (float("nan"), [9.0, 9.0]), (7.0, [9.0, 9.0])]
+    replies = [
+        (Release("model", torch.tensor(m)), Release("index", torch.tensor(i, dtype=torch.float64))) for i, m in sent
+    ]
+    combined = server.combine(replies, facts, server.init(2, torch.float32), None)
+    assert combined.models.tolist() == [[2.0, 2.0], [1.0, 1.0]]

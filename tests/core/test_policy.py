@@ -1,0 +1,112 @@
+"""What a node's policy allows: by cost, one kind at a time, and nothing that it does not name."""
+
+import math
+
+import pytest
+
+from fedveil.accounting import Guarantee, Limits, Policy, Spend, nothing
+from fedveil.errors import FieldError
+
+
+def spend(unit="client", status="formal", trust="local", charge=None, **cost):
+    public = True if unit == "record" else None
+    guarantee = Guarantee(
+        unit=unit, relation="replace-one", trust=trust, status=status, scope="round", public_size=public, **cost
+    )
+    return Spend(guarantee=guarantee, mechanism="gaussian", charge=charge)
+
+
+MU, RECORD = spend(mu=1.0), spend("record", mu=1.0)
+LEAK = spend("parameter vector", epsilon_per_distance=2.0, hypotheses_apart=0.5)
+HEURISTIC = spend(status="heuristic")
+LOCAL = {"method": "m", "trust": "local", "deployable": True}
+
+
+def refused(policy, quoted, past=(), **changes):
+    return policy.refusal(**{**LOCAL, **changes}, quoted=quoted, past=past) is not None
+
+
+def test_a_kind_that_is_not_named_is_refused():
+    named = {
+        "mu": (Policy(total=Limits(mu=9.0)), MU),
+        "record": (Policy(total=Limits(record_mu=9.0)), RECORD),
+        "leakage": (Policy(total=Limits(leakage=9.0), distance=1.0, hypotheses_apart=1.0), LEAK),
+        "heuristic": (Policy(total=Limits(participations=9)), HEURISTIC),
+    }
+    for mine, (policy, _) in named.items():
+        for other, (_, quoted) in named.items():
+            assert refused(policy, quoted) == (mine != other)
+    everything = Limits(mu=9.0, record_mu=9.0, leakage=9.0, participations=9)
+    for quoted in (nothing("local"), spend(rho=0.1)):  # what no limit can name
+        assert refused(Policy(total=everything, distance=1.0, hypotheses_apart=1.0), quoted)
+
+
+def test_a_total_composes_its_own_kind_alone():
+    policy = Policy(
+        total=Limits(mu=2.0, record_mu=1.0, leakage=6.0, participations=7), distance=1.0, hypotheses_apart=1
+    )
+    past = [MU, RECORD, LEAK, LEAK]
+    assert not refused(policy, MU, past)
+    assert not refused(policy, LEAK, past)
+    assert refused(policy, RECORD, past)
+    assert not refused(policy, MU, [*past, MU, MU])  # sqrt(4) is 2
+    assert refused(policy, MU, [MU] * 4)
+    assert refused(policy, LEAK, [LEAK] * 3)
+    assert refused(policy, HEURISTIC, [HEURISTIC] * 7)
+    assert refused(policy, MU, [HEURISTIC] * 7)  # participations of every kind
+
+
+def test_what_a_round_really_cost_is_what_counts():
+    cheap = spend(mu=5.0, charge=0.1)
+    policy = Policy(total=Limits(mu=1.0))
+    assert not refused(policy, cheap, [cheap] * 99)
+    assert refused(policy, cheap, [cheap] * 100)
+
+
+def test_one_release_may_be_capped_too():
+    assert not refused(Policy(release=Limits(mu=1.0), total=Limits(mu=9.0)), MU)
+    assert refused(Policy(release=Limits(mu=0.99), total=Limits(mu=9.0)), MU)
+    leaks = {"total": Limits(leakage=99.0), "hypotheses_apart": 1.0}
+    assert not refused(Policy(release=Limits(leakage=2.0), distance=1.0, **leaks), LEAK)
+    assert refused(Policy(release=Limits(leakage=2.0), distance=1.1, **leaks), LEAK)
+
+
+def test_trust_methods_source_and_hypotheses():
+    limits = {"total": Limits(mu=9.0, leakage=99.0, participations=9), "distance": 1.0}
+    assert refused(Policy(**limits), nothing("central"), trust="central")
+    assert not refused(Policy(trust=["central"], **limits), nothing("central"), trust="central", deployable=False)
+    assert refused(Policy(methods=["other"], **limits), MU)
+    assert not refused(Policy(methods=["m"], **limits), MU)
+    assert refused(Policy(**limits), MU, deployable=False)
+    assert not refused(Policy(secure_source=False, **limits), MU, deployable=False)
+    assert refused(Policy(**limits), LEAK)
+    assert refused(Policy(hypotheses_apart=0.49, **limits), LEAK)
+    assert not refused(Policy(hypotheses_apart=0.5, **limits), LEAK)
+
+
+def test_under_central_trust_a_policy_only_allows_or_refuses():
+    policy = Policy(trust=["central"], total=Limits(participations=2))
+    central = {"trust": "central", "quoted": nothing("central")}
+    assert [refused(policy, past=[nothing("central")] * n, **central) for n in (0, 1, 2)] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"trsut": ["local"]}, "trust"),
+        ({"trust": "local"}, "list of names"),
+        ({"trust": ["both"]}, "policy.trust"),
+        ({"total": {"mu": 0.0}}, "mu"),
+        ({"total": {"mu": math.nan}}, "mu"),
+        ({"total": {"epsilon": 1.0}}, "total.epsilon"),
+        ({"total": 3}, "policy.total"),
+        ({"total": {"leakage": 1.0}}, "distance"),
+        ({"release": {"participations": 1}}, "participations"),
+        ({"secure_source": "no"}, "secure_source"),
+        ({"deadline": 0}, "deadline"),
+        ({"hypotheses_apart": -1}, "hypotheses_apart"),
+    ],
+)
+def test_a_policy_that_cannot_be_meant_is_refused(values, field):
+    with pytest.raises(FieldError, match=field):
+        Policy.from_dict(values)

@@ -1,0 +1,388 @@
+"""Record-level privacy in the silos: what is promised, sized and refused, through the parties and the engine."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from core_kit import assert_deviation
+from torch import nn
+
+from fedveil.accounting import Gaussian, Ledger, ParticipationFilter, Poisson, Release, StepFilter, epsilon
+from fedveil.aggregation import FedAvg, FedAvgM, FedMedian, Krum
+from fedveil.attacks import bound
+from fedveil.engines import Federation
+from fedveil.engines.client import ClientParty
+from fedveil.errors import FieldError, NoReplyError
+from fedveil.gdp import epsilon_of_mu, mu_of_epsilon
+from fedveil.layout import Layout
+from fedveil.learning import ClientData, LocalTraining, PrivateTrainer
+from fedveil.mechanisms import ReproducibleSource, SecureSource
+from fedveil.methods import (
+    Broadcast,
+    ClientFacts,
+    Method,
+    Plain,
+    PublicFacts,
+    RecordDP,
+    RecordShares,
+    Refusal,
+    ServerFacts,
+    TrustedSum,
+    build,
+)
+
+DELTA = 1e-5
+
+
+def silos(n=4, examples=6, d=8):
+    generator = torch.Generator().manual_seed(3)
+    made = []
+    for _ in range(n):
+        x = torch.rand(examples, d, generator=generator)
+        made.append(ClientData(x, (x.sum(1) > d / 2).long()))
+    return made
+
+
+def federation(method, clients=None, *, rule=None, rounds=3, **values):
+    base = {"examples": 6, "rounds": rounds, "clip": 0.5}
+    if "noise_multiplier" not in values:
+        base["epsilon"] = 4.0
+    if method == "record-sum":
+        base["silos"] = 4
+    built = build(method, rule or FedAvgM(), **{**base, **values})
+    torch.manual_seed(0)
+    return Federation(
+        model=nn.Linear(8, 2), clients=clients or silos(), method=built, local=LocalTraining(lr=0.5), seed=1
+    )
+
+
+def opened(round_=1, cohort=4, rounds=3, d=18):
+    public = PublicFacts(round=round_, rounds=rounds, cohort=cohort, dimension=d)
+    return Broadcast(models=torch.zeros(1, d), public=public)
+
+
+@pytest.mark.parametrize("method", ["record", "record-sum"])
+@pytest.mark.parametrize("relation", ["zero-out", "add/remove", "replace-one"])
+def test_a_run_spends_what_it_planned(method, relation):
+    history = federation(method, relation=relation).run(3)
+    assert set(history.guarantees) == {"0", "1", "2", "3"}  # each silo has a ledger of its own
+    for guarantee in history.guarantees.values():
+        assert guarantee.unit == "record"
+        assert guarantee.relation == relation
+        assert guarantee.trust == ("local" if method == "record" else "trusted sum")
+        assert guarantee.public_size == (relation != "add/remove")
+        assert guarantee.epsilon(DELTA) == pytest.approx(4.0)
+        assert guarantee.status == "conditional"
+
+
+def test_sampled_steps_are_composed_by_their_loss_distribution():
+    fed = federation("record", noise_multiplier=1.1, rate=0.5, steps=2)
+    history = fed.run(3)
+    assert history.guarantee.events == ((Poisson(0.5, Gaussian(1.1)), 6),)
+    assert history.guarantee.epsilon(DELTA) == pytest.approx(epsilon([(Poisson(0.5, Gaussian(1.1)), 6)], DELTA))
+
+
+def test_local_steps_cost_what_they_are():
+    one = build("record", examples=6, noise_multiplier=2.0).client
+    four = build("record", examples=6, noise_multiplier=2.0, steps=4).client
+    assert one.quote(opened(), one.init()).guarantee.mu == 0.5
+    assert four.quote(opened(), four.init()).guarantee.mu == 1.0
+
+
+@pytest.mark.parametrize(("n", "t"), [(4, 1), (10, 1), (10, 3), (2, 1)])
+def test_any_n_minus_t_shares_make_up_the_noise(n, t):
+    method = RecordShares(examples=6, clip=0.5, noise_multiplier=2.0, silos=n, tolerated=t)
+    share = method.noisy_steps.deviation
+    assert share * math.sqrt(n - t) == pytest.approx(2.0 * 0.5)
+    assert method.quote(opened(cohort=n), method.init()).guarantee.mu == pytest.approx(
+        0.5
+    )  # of the sum, not of a share
+
+
+def test_shares_sized_without_a_curious_silo_would_promise_too_much():
+    """Issue 15: four silos share the noise of epsilon 4 evenly; one that subtracts its own share is left with 4.72."""
+    mu = mu_of_epsilon(4, DELTA)
+    assert epsilon_of_mu(mu / math.sqrt(3 / 4), DELTA) == pytest.approx(4.72, abs=0.01)
+    with pytest.raises(FieldError, match="tolerated"):
+        RecordShares(examples=6, noise_multiplier=1.0, silos=4, tolerated=0)
+    with pytest.raises(FieldError, match="tolerated"):
+        RecordShares(examples=6, noise_multiplier=1.0, silos=4, tolerated=4)
+
+
+def test_a_sum_of_many_local_steps_is_refused():
+    with pytest.raises(FieldError, match="steps"):
+        build("record-sum", examples=6, noise_multiplier=1.0, silos=4, steps=2)
+
+
+def test_shares_that_are_not_summed_each_step_promise_too_much():
+    """Issue 15: 20 local steps at ten silos turn a claimed mu of 4.47 into 11.7, in a linear example.
+
+    One silo's loss is flat: its record moves every step by C, and every share it adds stays. The others' losses are
+    steep: each step forgets the ones before (learning rate times curvature is 1), so only their last share is left.
+    """
+    steps, n, z = 20, 10, 1.0
+    kept = np.array([1.0] + [0.0] * (n - 1))  # what is left of a silo's model after one more step
+    shift, variance = np.zeros(n), np.zeros(n)
+    for _ in range(steps):
+        shift = kept * shift + np.array([1.0] + [0.0] * (n - 1))
+        variance = kept**2 * variance + z**2 / n
+    assert math.sqrt(steps) / z == pytest.approx(4.47, abs=0.01)  # claimed, as if every step were summed
+    assert shift.sum() / math.sqrt(variance.sum()) == pytest.approx(11.7, abs=0.05)
+
+
+def test_a_sum_wants_rules_that_read_nothing_but_the_sum():
+    for rule in (FedMedian(), Krum(), FedAvg(weighting="examples")):
+        with pytest.raises(FieldError, match=r"aggregator|weighting"):
+            build("record-sum", rule, examples=6, noise_multiplier=1.0, silos=4)
+    build("record", FedMedian(), examples=6, noise_multiplier=1.0)  # without trust, any rule is post-processing
+
+
+def test_noise_on_a_sum_is_what_the_shares_promise():
+    clients = [ClientData(torch.zeros(6, 3000), torch.zeros(6, dtype=torch.int64)) for _ in range(4)]
+    method = build("record-sum", FedAvg(), examples=6, noise_multiplier=2.0, clip=1e-6, silos=4, tolerated=2)
+    fed = Federation(model=nn.Linear(3000, 2), clients=clients, method=method, local=LocalTraining(lr=6.0), seed=1)
+    before = fed.models.clone()
+    fed.run(1)
+    summed = (fed.models - before) * 4  # lr over the denominator is 1
+    assert_deviation(summed.double().numpy(), 2.0 * 1e-6 * math.sqrt(4 / 2))
+
+
+def test_a_dropped_silo_releases_nothing_unless_it_was_planned_for():
+    def half(tolerated):
+        fed = federation("record-sum", tolerated=tolerated)
+        fed._parties[3] = ClientParty(
+            fed.method, fed.layout, Ledger("run", "3"), fed.source, budget=_Never(), store=lambda line: None
+        )
+        return fed
+
+    fed = half(1)
+    before = fed.models.clone()
+    with pytest.raises(NoReplyError, match="1 of 4 silos dropped out"):
+        fed.run(3)
+    assert torch.equal(fed.models, before)
+    assert half(2).run(3).guarantee.epsilon(DELTA) == pytest.approx(4.0)
+
+
+class _Never(ParticipationFilter):
+    def __init__(self):
+        super().__init__(1)
+
+    def admit_spend(self, spend):
+        return False
+
+
+@pytest.mark.parametrize("change", [{"clip": 1.0}, {"noise_multiplier": 3.0}, {"examples": 7}, {"tolerated": 2}])
+def test_silos_that_disagree_release_nothing(change):
+    base = (
+        {"examples": 6, "noise_multiplier": 2.0, "clip": 0.5, "silos": 2}
+        if "tolerated" not in change
+        else {"examples": 6, "noise_multiplier": 2.0, "clip": 0.5, "silos": 3}
+    )
+    replies = []
+    for values in (base, {**base, **change}):
+        client = RecordShares(**values)
+        facts = ClientFacts(broadcast=opened(cohort=2), layout=None, noised=client.noisy_steps)
+        model = Release("model", torch.zeros(18))
+        replies.append(client.protect((model,), facts, client.init(), ReproducibleSource(0)).releases)
+    server = ServerFacts(broadcast=opened(cohort=2), layout=None, partitions=(0, 1))
+    with pytest.raises(FieldError, match="silo 1"):
+        TrustedSum().combine(replies, server, TrustedSum().init(18, torch.float32), ReproducibleSource(0))
+
+
+def test_shares_for_another_number_of_silos_are_declined():
+    client = RecordShares(examples=6, noise_multiplier=2.0, silos=5)
+    assert isinstance(client.quote(opened(cohort=4), client.init()), Refusal)
+    assert "5 silos" in federation("record-sum", silos=5).run(1).stopped
+
+
+def test_a_model_without_the_noise_does_not_leave():
+    client = RecordDP(examples=6, noise_multiplier=2.0)
+    other = RecordDP(examples=6, noise_multiplier=1.0)
+    for mark in (None, other.noisy_steps):
+        facts = ClientFacts(broadcast=opened(), layout=None, noised=mark)
+        with pytest.raises(FieldError, match="noised"):
+            client.protect((Release("model", torch.zeros(18)),), facts, client.init(), ReproducibleSource(0))
+
+
+def test_nothing_but_the_model_leaves_a_silo():
+    client = RecordDP(examples=6, noise_multiplier=2.0)
+    facts = ClientFacts(broadcast=opened(), layout=None, noised=client.noisy_steps)
+    given = (
+        Release("model", torch.zeros(18)),
+        Release("count", torch.tensor(6.0)),
+        Release("metric", torch.tensor(0.3), "train_loss"),
+    )
+    assert [r.kind for r in client.protect(given, facts, client.init(), ReproducibleSource(0)).releases] == ["model"]
+    assert client.protect(given[1:], facts, client.init(), ReproducibleSource(0)).releases == ()
+
+
+def test_no_more_than_the_planned_steps_are_admitted():
+    fed = federation("record", rounds=2)
+    history = fed.run(5)
+    assert len(history.rounds) == 2
+    assert "beyond" in history.stopped
+    assert history.guarantee.epsilon(DELTA) == pytest.approx(4.0)
+
+
+def test_a_server_that_repeats_a_round_gets_the_same_bits_and_a_new_one_meets_the_filter():
+    client = RecordDP(examples=6, epsilon=4.0, rounds=2)
+    layout = Layout.from_shapes({"w": (18,)})
+    filter_ = client.budget()
+    party = ClientParty(Method("record", client, Plain()), layout, Ledger("run", "0"), SecureSource(), budget=filter_)
+    facts = ClientFacts(broadcast=opened(), layout=layout, noised=client.noisy_steps)
+    assert party.admit(opened()) is None
+    first = party.release((Release("model", torch.randn(18)),), facts)
+    assert torch.equal(party.admit(opened())[0].value, first[0].value)
+    assert filter_.spent == 1
+    assert party.admit(opened(2)) is None
+    other = ClientParty(
+        Method("record", RecordDP(examples=6, noise_multiplier=client.multiplier), Plain()),
+        layout,
+        party.ledger,
+        SecureSource(),
+        budget=client.budget(),
+    )
+    assert isinstance(other.admit(opened(3)), Refusal)  # two of two steps are in the ledger, whoever asks
+
+
+def test_a_silo_that_fails_sends_noise_alone_and_a_sum_without_its_share_is_none():
+    class Choosy(nn.Linear):
+        def forward(self, x):
+            if x.shape[0] == 5:
+                raise RuntimeError("no memory")
+            return super().forward(x)
+
+    clients = [*silos(3), *silos(1, examples=5)]
+    built = build("record-sum", FedAvg(), examples=6, noise_multiplier=1.0, silos=4)
+    fed = Federation(model=Choosy(8, 2), clients=clients, method=built, local=LocalTraining(lr=0.5), seed=1)
+    record = next(fed.rounds(1))
+    assert record.round.used == (0, 1, 2, 3)
+    share = fed.party(3).kept or fed.party(3).ledger.entries
+    assert share
+    client = built.client
+    failed = ClientFacts(broadcast=opened(), layout=None, failed=True)
+    empty = client.protect((Release("model", torch.zeros(18)),), failed, client.init(), ReproducibleSource(0)).releases
+    facts = ClientFacts(broadcast=opened(), layout=None, noised=client.noisy_steps)
+    whole = client.protect((Release("model", torch.ones(18)),), facts, client.init(), ReproducibleSource(0)).releases
+    server = ServerFacts(broadcast=opened(), layout=None, partitions=(0, 1, 2, 3))
+    with pytest.raises(NoReplyError, match="1 of 4"):
+        TrustedSum().combine([whole] * 3 + [empty], server, TrustedSum().init(18, torch.float32), ReproducibleSource(0))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"examples": 0},
+        {"clip": 0.0},
+        {"rate": 0.0},
+        {"rate": 1.5},
+        {"steps": 0},
+        {"noise_multiplier": None},
+        {"epsilon": 1.0},
+        {"noise_multiplier": None, "epsilon": 1.0},
+        {"noise_multiplier": None, "epsilon": 1e-12, "delta": 1e-15, "rounds": 10},
+        {"relation": "nothing"},
+    ],
+)
+def test_bad_values_are_refused(values):
+    with pytest.raises(FieldError):
+        RecordDP(**{"examples": 6, "noise_multiplier": 1.0, **values})
+
+
+def test_odd_silos_are_served_or_refused_with_a_word():
+    one = [*silos(3), *silos(1, examples=1)]
+    assert federation("record", one).run(1).rounds  # one example is a silo like any other
+    with pytest.raises(FieldError, match="lot of 3"):
+        federation("record", one, rate=0.5, noise_multiplier=1.0)
+    federation("record", one, rate=0.5, noise_multiplier=1.0, relation="add/remove")
+    with pytest.raises(FieldError, match="BatchNorm1d"):
+        Federation(
+            model=nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)),
+            clients=silos(),
+            method=build("record", examples=6, noise_multiplier=1.0),
+            buffers="keep",
+        )
+
+
+def test_two_relations_of_one_run_stand_side_by_side_and_are_never_added():
+    from fedveil.accounting import total
+
+    record = federation("record").run(1).guarantee
+    method = build("global", FedAvg(), noise_multiplier=1.0)
+    client = Federation(model=nn.Linear(8, 2), clients=silos(), method=method, seed=1).run(1).guarantee
+    assert (record.unit, client.unit) == ("record", "client")
+    with pytest.raises(FieldError, match="unit"):
+        total([record, client])
+
+
+@pytest.mark.parametrize("method", ["record", "record-sum"])
+def test_a_resumed_silo_draws_the_same_bits_or_pays_again(method):
+    whole = federation(method)
+    whole.run(3)
+    again = federation(method)
+    again.run(3)
+    assert torch.equal(whole.models, again.models)
+    fed = federation(method)
+    fed.source = SecureSource()
+    fed._parties.clear()
+    first = fed.party(0).training_source(1)
+    assert not torch.equal(first.normal(4), fed.party(0).training_source(1).normal(4))
+
+
+# The game: one record more or less in one silo, the strongest adversary sees all silos' data but that record.
+RUNS = 1200
+
+
+def world(method, with_record, source, shares=0):
+    """Scores [RUNS]: what one silo's step releases along the record's direction, plus shares of other silos."""
+    model = nn.Linear(1, 1, bias=False).double()
+    nn.init.zeros_(model.weight)
+    x = torch.ones(3 + with_record, 1, dtype=torch.float64)
+    y = torch.tensor([0.0, 0.0, 0.0, 50.0][: 3 + with_record], dtype=torch.float64)
+    trainer = PrivateTrainer(model, Layout.from_module(model), LocalTraining(lr=1.0, loss="mse"), method.noisy_steps)
+    sources = [source.child(with_record, run) for run in range(RUNS)]
+    starts = torch.zeros(RUNS, 1, dtype=torch.float64)
+    found = trainer.train_noisily(starts, [ClientData(x, y)] * RUNS, [(0,)] * RUNS, sources)
+    share = method.noisy_steps.deviation / method.noisy_steps.denominator
+    others = source.child("others", with_record).normal(RUNS * max(shares, 1)).view(RUNS, -1).sum(1)
+    return np.array([float(f.model) for f in found]) + (share * others.numpy() if shares else 0.0)
+
+
+def played(method, shares=0):
+    source = ReproducibleSource(0)
+    return bound(world(method, 0, source, shares), world(method, 1, source, shares))
+
+
+def test_one_silos_release_keeps_its_promise():
+    method = RecordDP(examples=4, noise_multiplier=0.8, relation="add/remove", clip=0.3)
+    claimed = method.quote(opened(), method.init()).guarantee.mu
+    result = played(method)
+    assert 0.6 * claimed < result.mu_lower <= claimed == 1.25
+    half = RecordDP(examples=4, noise_multiplier=0.4, relation="add/remove", clip=0.3)
+    assert played(half).mu_lower > claimed  # the game would have found half of the noise
+
+
+def test_a_sum_keeps_its_promise_against_a_curious_silo_and_a_single_share_does_not():
+    method = RecordShares(examples=4, noise_multiplier=0.8, relation="add/remove", clip=0.3, silos=4)
+    claimed = method.quote(opened(), method.init()).guarantee.mu
+    sum_without_the_curious = played(method, shares=2)  # 4 silos: the record's own, two others, and the curious one
+    assert 0.6 * claimed < sum_without_the_curious.mu_lower <= claimed
+    assert played(method).mu_lower > claimed  # whoever sees a single share is trusted
+
+
+def test_a_sampled_release_keeps_its_promise():
+    method = RecordDP(examples=4, noise_multiplier=0.5, relation="add/remove", clip=0.3, rate=0.5)
+    guarantee = method.quote(opened(), method.init()).guarantee
+    source = ReproducibleSource(1)
+    first, second = (world(method, w, source) for w in (0, 1))
+    threshold = method.noisy_steps.deviation / method.noisy_steps.denominator * 2.326  # 1% false positives
+    alarms, hits = float((first > threshold).mean()), float((second > threshold).mean())
+    best = guarantee.meaning().power[0]
+    assert alarms < 0.02
+    assert best * 0.7 < hits < best * 1.3  # the trade-off curve is met, and not crossed
+
+
+def test_a_step_filter_is_the_default_of_an_engine():
+    assert isinstance(federation("record")._budgets(0), StepFilter)
+    assert federation("record", noise_multiplier=1.0, rounds=None)._budgets(0) is None

@@ -1,0 +1,94 @@
+"""Record-level privacy under Flower: the same bits as embedded, and a user's own training code behind the mod."""
+
+import pytest
+import torch
+from flower_cases import digits
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from torch import nn
+
+import fedveil as fv
+from fedveil.aggregation import FedAvgM
+from fedveil.errors import FieldError
+from fedveil.flower import (
+    FACTS,
+    FedVeilStrategy,
+    FlowerFederation,
+    privacy_mod,
+    read_broadcast,
+    run_in_process,
+    to_arrays,
+    training_source,
+    write_facts,
+)
+from fedveil.learning import ClientData, LocalTraining, PrivateTrainer
+from fedveil.methods import build
+
+pytestmark = pytest.mark.flower
+DELTA = 1e-5
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+
+def arguments(name):
+    clients = digits()
+    values = {"examples": clients[0].examples, "epsilon": 4.0, "rounds": 3, "clip": 0.5}
+    if name == "record-sum":
+        values["silos"] = len(clients)
+    method = build(name, FedAvgM(), **values)
+    return {"model": network(), "clients": clients, "method": method, "local": LocalTraining(lr=0.5), "seed": 1}
+
+
+@pytest.mark.parametrize("name", ["record", "record-sum"])
+def test_same_bits_and_ledgers_as_embedded(name):
+    embedded = fv.Federation(**arguments(name))
+    expected = embedded.run(3)
+    flower = FlowerFederation(shuffle=5, **arguments(name))
+    found = flower.run(3)
+    assert torch.equal(found.models, expected.models)
+    assert found.guarantees == expected.guarantees
+    assert found.guarantee.epsilon(DELTA) == pytest.approx(4.0)
+    assert not any(r.zeroed for r in found.rounds)
+
+
+def test_there_is_no_source_outside_a_private_round():
+    with pytest.raises(FieldError, match="source"):
+        training_source()
+
+
+def test_a_users_own_app_is_private_with_five_lines_and_refused_without_them():
+    client = ClientData(*(torch.cat([getattr(c, n) for c in digits()]) for n in ("x", "y")))
+    layout = fv.Layout.from_module(network())
+    method = build("record", FedAvgM(), examples=client.examples / 4, epsilon=8.0, rounds=5, clip=1.0)
+
+    def train(message, context, noisy):
+        mine = slice(context.node_config["partition-id"], None, 4)
+        trainer = PrivateTrainer(network(), layout, LocalTraining(lr=1.0), method.client.noisy_steps)
+        start, data = read_broadcast(message.content, layout).models, ClientData(client.x[mine], client.y[mine])
+        [trained] = trainer.train_noisily(start, [data], [(0,)], [training_source()])
+        facts = {FACTS: write_facts(noised=trained.noised)} if noisy else {}
+        content = {"arrays": to_arrays(layout, trained.model), "metrics": MetricRecord({"num-examples": 1}), **facts}
+        return Message(RecordDict(content), reply_to=message)
+
+    def ran(noisy):
+        app = ClientApp(mods=[privacy_mod(layout, method, ledger="run")])
+        app.train()(lambda message, context: train(message, context, noisy))
+        server = ServerApp()
+
+        @server.main()
+        def main(grid, context):
+            strategy = FedVeilStrategy(method, layout, rounds=5)
+            context.state["arrays"] = strategy.start(grid, ArrayRecord(network().state_dict())).arrays
+
+        run = run_in_process(server, app, num_partitions=4)
+        return torch.cat([v.reshape(-1) for v in run.state["arrays"].to_torch_state_dict().values()])
+
+    begun = torch.cat([v.reshape(-1) for v in network().state_dict().values()])
+    assert (ran(True) - begun).norm() > 0.5
+    torch.testing.assert_close(
+        ran(False), begun
+    )  # unmarked models stay where they are: the start leaves in their place

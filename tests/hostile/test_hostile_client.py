@@ -1,0 +1,181 @@
+"""Hostile clients against every server side: what they send is their own failure, and never the run's end."""
+
+import math
+
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from hostile_kit import LAYOUT, D
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from fedveil.accounting import Ledger, Release
+from fedveil.engines import ServerParty
+from fedveil.engines.flower.records import FAILED, REFUSED, write_mark
+from fedveil.flower import FedVeilStrategy, InProcessGrid, to_arrays
+from fedveil.mechanisms import ReproducibleSource
+from fedveil.methods import Broadcast, PublicFacts, build
+
+pytestmark = pytest.mark.flower
+SERVERS = {
+    "vanilla": build("vanilla"),
+    "global": build("global", noise_multiplier=0.01),
+    "global, printed": build("global", order="printed", noise_multiplier=0.01),
+    "metric": build("metric"),
+    "metric, printed": build("metric", order="printed"),
+    "group": build("group", hypotheses=2),
+    "fedre": build("fedre"),
+    "sga-ldp": build("sga-ldp"),
+}
+HONEST, MALICIOUS = (0, 1, 2, 3, 4), (5, 6)
+
+NUMBERS = [0.0, 1.0, -1.0, 1e19, 3e38, -3e38, 1e-45, math.nan, math.inf, -math.inf]
+vectors = st.one_of(
+    st.lists(st.sampled_from(NUMBERS), min_size=D, max_size=D), st.lists(st.sampled_from(NUMBERS), max_size=2 * D)
+)
+dtypes = st.sampled_from([torch.float32, torch.float32, torch.float64, torch.float16, torch.int64])
+numbers = st.sampled_from([*NUMBERS, 2.0**53, 2.0**53 + 2, -5.0, 1e300])
+texts = st.text(max_size=40).map(lambda t: t * 20) | st.sampled_from(["\x1b[2J\n\r\0", "x" * 10**5, "\u202egnp", ""])
+
+
+def tensor(values, dtype):
+    found = torch.tensor(values, dtype=torch.float64)
+    return (found.nan_to_num(0, 9, -9) if dtype == torch.int64 else found).to(dtype)
+
+
+def scorer(models):
+    return models.abs().sum(1, keepdim=True).expand(-1, 2).double().nan_to_num(1.0, 1.0, 1.0) + 1.0
+
+
+def honest(p, start):
+    return start + 0.1 * (p + 1) * torch.linspace(-1, 1, D)
+
+
+def check(log, texts_of):
+    assert set(HONEST) <= set(log.used)
+    for reason in texts_of:
+        assert reason.isprintable()
+        assert len(reason) <= 210
+
+
+# ---- the embedded engine's server
+
+kinds = st.sampled_from(["model", "model", "model", "update", "gradient", "count", "metric", "index"])
+release = st.builds(lambda kind, v, dtype, name: Release(kind, tensor(v, dtype), name), kinds, vectors, dtypes, texts)
+scalar = st.builds(lambda kind, v: Release(kind, tensor(v, torch.float64)), kinds, numbers)
+replies = st.lists(release | scalar, max_size=4).map(tuple)
+
+
+def embedded(name, sent, rounds=2):
+    method = SERVERS[name]
+    party = ServerParty(method, LAYOUT, Ledger("run", "server"), ReproducibleSource(0), scorer=scorer)
+    k = method.server.hypotheses
+    models = torch.stack([torch.full((D,), 0.1 * j) for j in range(k)])
+    for number in range(1, rounds + 1):
+        public = PublicFacts(round=number, rounds=rounds, cohort=7, dimension=D)
+        arrived = {p: (Release("model", honest(p, models[p % k])), Release("count", torch.tensor(5.0))) for p in HONEST}
+        broadcast = Broadcast(models=models, public=public)
+        opened, log = party.combine(broadcast, arrived | dict(zip(MALICIOUS, sent, strict=True)))
+        check(log, [*log.failed.values(), *log.invalid.values()])
+        assert opened.models.shape == models.shape
+        assert not opened.models.isnan().any()
+
+
+# ---- the Flower server
+
+
+def content(values, dtype, count, loss, mark, extra):
+    arrays = ArrayRecord({"a.weight": Array(tensor(values, dtype).numpy())})
+    if len(values) == D and dtype == torch.float32:
+        arrays = to_arrays(LAYOUT, tensor(values, dtype))
+    found = RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": count, "loss": loss})})
+    if mark is not None:
+        found["fedveil.reply"] = mark
+    if extra:
+        found[extra] = ConfigRecord({"chosen": 0})
+    return found
+
+
+marks = st.sampled_from(["right", "right", "none", "foreign", "other side", "no number", "empty"])
+extras = st.sampled_from(["", "", "fedveil.facts", "x"])
+flower_replies = st.one_of(
+    st.tuples(st.just("error"), st.sampled_from([0, 2, REFUSED, FAILED, 10**6]), texts),
+    st.tuples(
+        st.just("reply"), vectors, dtypes, numbers, numbers, marks, st.sampled_from(["", "", "fedveil.facts", "x"])
+    ),
+)
+
+
+class Hostile(InProcessGrid):
+    """Answers for the nodes itself: five honest clients, and two that send what they were given."""
+
+    def __init__(self, method, sent):
+        super().__init__({}, [{"partition-id": p} for p in (*HONEST, *MALICIOUS)])
+        self.method, self.sent = method, dict(zip(MALICIOUS, sent, strict=True))
+
+    def _ask(self, message):
+        partition = self._partitions[message.metadata.dst_node_id]
+        mark = write_mark(partition, self.method.client, True)
+        if "fedveil.hello" in message.content:
+            return Message(RecordDict({"fedveil.reply": mark}), reply_to=message)
+        if partition in HONEST:
+            start = torch.cat([torch.from_numpy(a.numpy()).reshape(-1) for a in message.content["arrays"].values()])
+            return Message(
+                content(honest(partition, start).tolist(), torch.float32, 5, 0.5, mark, ""), reply_to=message
+            )
+        kind, *what = self.sent[partition]
+        if kind == "error":
+            return Message(Error(*what), reply_to=message)
+        values, dtype, count, loss, how, extra = what
+        wrong = {
+            "right": mark,
+            "none": None,
+            "foreign": write_mark(0, self.method.client, True),
+            "other side": ConfigRecord({"partition-id": partition, "side": "Nobody", "trust": "local"}),
+            "no number": ConfigRecord({**mark, "partition-id": "five"}),
+            "empty": ConfigRecord(),
+        }
+        return Message(content(values, dtype, count, loss, wrong[how], extra), reply_to=message)
+
+
+def flower(name, sent, rounds=2):
+    method = SERVERS[name]
+    k = method.server.hypotheses
+    initial = torch.stack([torch.full((D,), 0.1 * j) for j in range(k)])
+    strategy = FedVeilStrategy(method, LAYOUT, rounds, initial=initial, clients=7, seed=0, scorer=scorer)
+    result = strategy.start(Hostile(method, sent), to_arrays(LAYOUT, initial[0]))
+    assert len(strategy.history) == rounds
+    for log in strategy.history:
+        check(log, [*log.failed.values(), *log.invalid.values(), *log.refused.values()])
+    assert not strategy.models.isnan().any()
+    for metrics in result.evaluate_metrics_clientapp.values():
+        assert all(math.isfinite(v) for v in metrics.values())
+
+
+OPTIONS = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None}
+
+
+@settings(max_examples=60, **OPTIONS)
+@given(st.sampled_from(sorted(SERVERS)), st.tuples(replies, replies))
+def test_no_client_ends_a_round_of_the_embedded_server(name, sent):
+    embedded(name, sent)
+
+
+@settings(max_examples=40, **OPTIONS)
+@given(st.sampled_from(sorted(SERVERS)), st.tuples(flower_replies, flower_replies))
+def test_no_client_ends_a_run_under_flower(name, sent):
+    flower(name, sent)
+
+
+@pytest.mark.slow
+@settings(max_examples=5_000, phases=[Phase.generate], **OPTIONS)
+@given(st.sampled_from(sorted(SERVERS)), st.tuples(replies, replies))
+def test_no_client_ends_a_round_in_five_thousand_cases(name, sent):
+    embedded(name, sent)
+
+
+@pytest.mark.slow
+@settings(max_examples=2_000, phases=[Phase.generate], **OPTIONS)
+@given(st.sampled_from(sorted(SERVERS)), st.tuples(flower_replies, flower_replies))
+def test_no_client_ends_a_run_in_two_thousand_cases(name, sent):
+    flower(name, sent)

@@ -1,0 +1,271 @@
+"""One-run audits: the bounds hold and have power; every promise holds; planted bugs break it."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import scipy
+import torch
+
+from fedveil.aggregation import CentredClipping, FedAdam, NormBounding
+from fedveil.attacks.membership import (
+    audit_methods,
+    audited,
+    client_canaries,
+    one_run,
+    orthogonal_records,
+    record_canaries,
+    server_canaries,
+)
+from fedveil.attacks.membership.canaries import coins
+from fedveil.attacks.membership.one_run import epsilon_bound_of_guesses, mu_bound
+from fedveil.errors import FieldError
+from fedveil.learning import ClientData
+from fedveil.mechanisms import ReproducibleSource
+from fedveil.methods import SGALDP, FedRE, GlobalDP, GroupPrivacy, RecordDP
+
+M = 1000
+
+
+class Scaled(ReproducibleSource):
+    """Half of the noise, say."""
+
+    def __init__(self, seed, factor, *, _key=()):
+        super().__init__(seed, _key=_key)
+        self.factor = factor
+
+    def child(self, *key):
+        return Scaled(self._seed, self.factor, _key=(*self._key, *key))
+
+    def normal(self, size, dtype=torch.float64):
+        return super().normal(size, dtype) * self.factor
+
+
+class Reused(ReproducibleSource):
+    """The same stream in every round: a child forgets its round."""
+
+    def child(self, *key):
+        kept = [part for part in key if not isinstance(part, int)]
+        party = key[0] if str(key[0]).isdigit() else kept[0]
+        return ReproducibleSource(self._seed, _key=(party, *kept))
+
+
+# ---- the bounds
+
+
+def test_the_bound_on_epsilon_by_hand():
+    # ten of ten right: (e^eps / (1 + e^eps))^10 < .05 up to eps = log(q / (1 - q)) with q = .05^(1/10)
+    q = 0.05**0.1
+    assert epsilon_bound_of_guesses(10, 10, 10, 0.0, 0.95) == pytest.approx(math.log(q / (1 - q)), abs=1e-3)
+    assert epsilon_bound_of_guesses(5, 10, 10, 0.0, 0.95) == 0
+    with_delta = epsilon_bound_of_guesses(10, 10, 10, 1e-3, 0.95)
+    assert 0 < with_delta < epsilon_bound_of_guesses(10, 10, 10, 0.0, 0.95)
+    # the delta term by its definition: 2 m delta max_i P[correct > B >= correct - i] / i
+    law = scipy.stats.binom(10, 1 / (1 + math.exp(-with_delta)))
+    worst = max(sum(law.pmf(9 - j) for j in range(i)) / i for i in range(1, 10))
+    assert law.sf(8) + 2 * 10 * 1e-3 * worst == pytest.approx(law.sf(8) + 0.02 * worst)
+    assert law.sf(9) + 2 * 10 * 1e-3 * max(
+        sum(law.pmf(9 - j) for j in range(i)) / i for i in range(1, 11)
+    ) == pytest.approx(0.05, abs=1e-3)
+
+
+@pytest.mark.parametrize("mu", [0.5, 2.0])
+def test_bounds_hold_in_19_of_20_runs_and_have_power(mu):
+    rng, over, found = np.random.default_rng(0), 0, []
+    for _ in range(60):
+        inside = rng.random(100) < 0.5
+        result = one_run(rng.normal(size=100) + mu * inside, inside, shares=(0.5,))
+        over += result.mu > mu
+        found.append(result.mu)
+    assert over <= 6  # 3 expected at most
+    inside = rng.random(4000) < 0.5
+    large = one_run(rng.normal(size=4000) + mu * inside, inside)
+    assert 0.45 * mu < large.mu < mu
+    assert large.mu > np.median(found)
+    assert large.mu < large.mu_ceiling
+
+
+def test_more_right_guesses_prove_more_and_none_prove_nothing():
+    bounds = [mu_bound(c, 100, 200, 0.95) for c in range(40, 101, 10)]
+    assert bounds == sorted(bounds)
+    assert bounds[0] == bounds[1] == 0
+    assert bounds[-1] > 1
+    rng = np.random.default_rng(0)
+    nothing = one_run(rng.normal(size=500), rng.random(500) < 0.5)
+    assert nothing.mu < 0.1
+    assert nothing.epsilon < 0.2
+
+
+def test_bad_scores_are_refused():
+    for scores, inside in (([1.0] * 5, [True] * 5), ([1.0] * 20, [True] * 19)):
+        with pytest.raises(FieldError, match="canaries"):
+            one_run(scores, inside)
+    with pytest.raises(FieldError, match="right guesses"):
+        mu_bound(5, 4, 10, 0.95)
+
+
+# ---- every promise of the house
+
+
+def test_no_promise_is_broken_and_heuristics_promise_nothing():
+    table = {v.setting: v for v in audit_methods(M)}
+    assert len(table) == 18
+    for name, verdict in table.items():
+        heuristic = "as published" in name
+        assert ("declared" in verdict.details) is not heuristic, name
+        if not heuristic:
+            assert verdict.details["broken"] == 0, name
+            assert verdict.point <= verdict.details["declared"], name
+            assert verdict.details["independent mu"] <= verdict.details.get("declared mu", np.inf)
+    assert table["global DP"].point > 0.4  # of 1: the audit has power
+    assert table["global DP"].details["independent mu"] > 0.7
+    assert table["static local DP"].point > 0.4
+    assert table["metric privacy, as published"].point > 1  # what the published calibration lets through
+
+
+# ---- planted bugs: the same audit, and the promise is broken
+
+CENTRAL = GlobalDP(noise_multiplier=1.0, clip=1.0)
+LOCAL = SGALDP(epsilon_min=5.0, epsilon_max=5.0, similarity="released")
+
+
+def broken(run, distance=None):
+    return audited("planted", run, distance).details["broken"] == 1
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_half_the_noise_is_found(seed):
+    run = server_canaries(CENTRAL, M, 10.0, seed=seed, source=Scaled(seed, 0.5))
+    assert run.guarantee.mu == pytest.approx(1)
+    assert broken(run)
+    assert not broken(server_canaries(CENTRAL, M, 10.0, seed=seed))
+    assert broken(client_canaries(LOCAL, M // 2, 10, 10.0, seed=seed, source=Scaled(seed, 0.5)))
+    assert not broken(client_canaries(LOCAL, M // 2, 10, 10.0, seed=seed))
+
+
+def served(side):
+    return server_canaries(side, M, 10.0, relation=side.relation, delta=1e-5)
+
+
+HALVED = {  # with the noise it declares, and with half of it; and the canaries' distance
+    "a client replaced": (served, [GlobalDP(noise_multiplier=z, clip=1.0, relation="replace-one") for z in (2, 1)]),
+    "FedAdam": (served, [GlobalDP(FedAdam(), noise_multiplier=z, clip=1.0) for z in (1, 0.5)]),
+    "norm bounding": (served, [GlobalDP(NormBounding(0.5), noise_multiplier=z, clip=1.0) for z in (1, 0.5)]),
+    "as printed": (served, [GlobalDP(noise_multiplier=z, clip=1.0, order="printed") for z in (1, 0.5)]),
+    "centred clipping": (served, [GlobalDP(CentredClipping(1.0, 1), noise_multiplier=z, clip=1.0) for z in (1, 0.5)]),
+    "group privacy": (
+        lambda side: client_canaries(side, M, 2, 0.5, delta=1e-5),
+        [GroupPrivacy(noise_multiplier=nu, radius=0.5) for nu in (5, 2.5)],
+    ),
+    "FedRE": (  # epsilon 11.8 has half the noise of epsilon 5
+        lambda side: client_canaries(side, M, 10, 10.0, delta=1e-5, layer_scores=(1.0,)),
+        [FedRE(epsilon=e, clip=1.0, scores="public") for e in (5.0, 11.8)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HALVED)
+def test_half_of_what_is_declared_is_found_in_every_method(name):
+    play, (declared, half) = HALVED[name]
+    distance = 1.0 if name == "group privacy" else None
+    honest = play(declared)
+    assert not broken(honest, distance)
+    assert broken(replace(play(half), guarantee=honest.guarantee), distance)
+
+
+@pytest.mark.parametrize("relation", ["zero-out", "add/remove"])
+def test_half_the_noise_on_records_is_found(relation):
+    side = RecordDP(examples=500, noise_multiplier=2.0, steps=2, relation=relation)
+    honest = orthogonal_records(side, M)
+    assert honest.guarantee.unit == "record"
+    assert honest.guarantee.mu == pytest.approx(math.sqrt(2) / 2)
+    assert not broken(honest)
+    assert broken(orthogonal_records(side, M, source=Scaled(0, 0.5)))
+
+
+def test_the_bound_that_needs_no_independence_finds_it_too():
+    run = server_canaries(CENTRAL, 4000, 10.0, source=Scaled(0, 0.5))
+    assert run.bound.mu > run.guarantee.mu
+
+
+def test_no_clipping_is_found(monkeypatch):
+    from fedveil.aggregation import Updates
+    from fedveil.methods import sga_ldp
+
+    monkeypatch.setattr(Updates, "clipped", lambda self, bound: self)
+    run = server_canaries(CENTRAL, M, 10.0)
+    assert run.bound.mu > run.guarantee.mu
+    monkeypatch.setattr(sga_ldp, "clip", lambda update, bound: update)
+    local = client_canaries(LOCAL, M, 10, 10.0)
+    assert local.bound.mu > local.guarantee.mu
+
+
+@pytest.mark.parametrize("play", ["server", "client"])
+def test_a_reused_stream_is_found(play):
+    def run(source):
+        if play == "server":
+            return server_canaries(CENTRAL, M, 10.0, rounds=2, contrast=True, source=source)
+        return client_canaries(LOCAL, M // 2, 4, 10.0, rounds=2, contrast=True, source=source)
+
+    assert not broken(run(ReproducibleSource(0)))
+    found = run(Reused(0))
+    assert broken(found)
+    assert found.bound.correct == found.bound.guesses  # the noise cancels
+
+
+def test_a_canary_that_is_out_sends_nothing_or_the_opposite():
+    quiet = Scaled(0, 0.0)
+    gone = server_canaries(CENTRAL, 20, 5.0, source=quiet)
+    assert torch.equal(gone.inside, coins(20, 0))
+    torch.testing.assert_close(gone.scores, gone.inside.double() / 20, rtol=1e-5, atol=1e-9)  # C / n, clipped
+    replaced = server_canaries(
+        GlobalDP(noise_multiplier=1.0, clip=1.0, relation="replace-one"), 20, 5.0, relation="replace-one", source=quiet
+    )
+    torch.testing.assert_close(replaced.scores, (2 * gone.inside.double() - 1) / 20, rtol=1e-5, atol=1e-9)
+    with pytest.raises(FieldError, match="relation"):
+        server_canaries(CENTRAL, 20, 5.0, relation="add/remove")
+
+
+def test_a_promise_over_distance_needs_the_canaries_distance():
+    run = client_canaries(GroupPrivacy(noise_multiplier=5.0, radius=0.5), 100, 2, 0.5)
+    with pytest.raises(FieldError, match="distance"):
+        audited("group privacy", run)
+    assert audited("group privacy", run, 1.0).details["declared"] == pytest.approx(2 / (5 * 0.5))
+
+
+def test_crafted_records_go_in_by_the_coin():
+    data = ClientData(torch.rand(30, 1, 4, 4), torch.randint(0, 3, (30,)))
+    mixed, canaries, inside = record_canaries(data, 40, 3)
+    assert mixed.examples == 30 + int(inside.sum())
+    assert torch.equal(mixed.x[30:], canaries.x[inside])
+    assert torch.equal(mixed.y[30:], canaries.y[inside])
+    assert 8 < int(inside.sum()) < 32
+    assert float(canaries.x.min()) >= float(data.x.min())
+
+
+def test_crafted_records_are_found_in_a_model_without_noise_and_not_under_dp():
+    from fedveil import Federation
+    from fedveil.attacks.membership import confidence
+    from fedveil.learning import LocalTraining, build_model
+
+    generator = torch.Generator().manual_seed(0)
+    clients = [
+        ClientData(torch.rand(10, 1, 8, 8, generator=generator), torch.randint(0, 2, (10,), generator=generator))
+        for _ in range(2)
+    ]
+    clients[0], canaries, inside = record_canaries(clients[0], 300, 2)
+
+    def proven(aggregator):
+        model = build_model("mlp", input_shape=(1, 8, 8), outputs=2, seed=0, hidden=(256,))
+        local = LocalTraining(epochs=30, batch_size=20, lr=0.3)
+        federation = Federation(model=model, clients=clients, local=local, method=aggregator)
+        guarantee = federation.run(8).guarantee
+        odds = confidence(federation.learner.model, federation.layout, federation.models, canaries.x, canaries.y)[0]
+        return one_run(odds.numpy(), inside.numpy()), guarantee
+
+    clear, _ = proven(None)
+    assert clear.mu > 0.5
+    noised, guarantee = proven(GlobalDP(noise_multiplier=1.0, clip=1.0))
+    assert noised.mu <= guarantee.mu  # a client's promise is one for each of its records
+    assert noised.mu < 0.3

@@ -1,0 +1,94 @@
+"""What studies say in a configuration: validation clients, where hypotheses begin, sensitive kinds, metrics by name."""
+
+import tomllib
+
+import pytest
+import torch
+
+from fedveil.config import ConfigError
+from fedveil.config import parse as checked
+from fedveil.errors import FieldError
+from fedveil.runs import run
+from fedveil.runs.prepare import prepare
+
+BASE = """
+name = "s"
+rounds = 40
+[data]
+name = "digits"
+clients = 8
+[model]
+name = "logistic"
+[local]
+lr = 20.0
+[privacy]
+method = "group"
+noise_multiplier = 3.0
+hypotheses = 2
+"""
+STOPPING = """
+[stopping]
+clients = 0.25
+patience = 2
+sample = 2
+losses = "public"
+"""
+
+
+def parse(text, **changes):
+    return checked(tomllib.loads(text) | changes)
+
+
+def test_validation_clients_never_train_and_end_the_run(tmp_path):
+    config = parse(BASE + STOPPING)
+    setup = prepare(config)
+    training, validating = setup.arguments["clients"], setup.arguments["validation_clients"]
+    assert (len(training), len(validating)) == (6, 2)
+    assert not {c.name for c in training} & {c.name for c in validating}
+    summary = run(config, tmp_path / "a")
+    assert summary.values["rounds"] < 40
+    assert "stopped early" in summary.stopped
+    losses = [row["validation"] for row in summary.rows]
+    assert summary.values["best"] == {"validation": min(losses), "round": losses.index(min(losses)) + 1}
+    assert len(losses) == losses.index(min(losses)) + 3
+    assert summary.values["participations"] == {str(len(losses)): 6}
+    assert summary.values["guarantees"]["validation clients"]["status"] == "none"
+    assert parse((tmp_path / "a" / "config.toml").read_text()).fingerprint() == config.fingerprint()
+    assert config.fingerprint() != parse(BASE).fingerprint()
+
+
+def test_hypotheses_begin_where_the_configuration_says():
+    own = prepare(parse(BASE)).arguments["initial"]
+    normal = prepare(parse(BASE.replace('"logistic"', '"logistic"\nstart = "normal"'))).arguments["initial"]
+    assert normal.shape == own.shape
+    assert abs(float(normal.std()) - 1) < 0.05
+    assert abs(float(normal.mean())) < 0.1
+    assert float((normal[0] * normal[1]).mean()) < 0.1
+    other = prepare(parse(BASE.replace('"logistic"', '"logistic"\nstart = "normal"'), seed=1)).arguments["initial"]
+    assert not torch.equal(normal, other)
+
+
+def test_metrics_by_name():
+    summary = run(parse(BASE.replace("rounds = 40", 'rounds = 1\nmetrics = ["balanced_accuracy", "loss"]')))
+    assert set(summary.rows[0]["metrics"]) >= {"balanced_accuracy", "loss"}
+    assert "accuracy" not in summary.rows[0]["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (STOPPING.replace("0.25", "1.5"), r"stopping\.clients"),
+        (STOPPING.replace("patience = 2", "patience = 0"), r"stopping\.patience"),
+        (STOPPING.replace("patience", "patients"), r"patience"),
+        ("[scoring]\nimages = 0\n", r"scoring\.images"),
+        ('[scoring]\ndraw = "often"\n', r"scoring\.draw"),
+    ],
+)
+def test_refusals(text, message):
+    with pytest.raises((ConfigError, FieldError), match=message):
+        parse(BASE + text)
+
+
+def test_a_set_that_knows_no_sensitive_pixels():
+    with pytest.raises(FieldError, match="does not say"):
+        prepare(parse(BASE.replace('name = "digits"', 'name = "digits"\nsensitive = [["total"]]')))

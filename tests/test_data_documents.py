@@ -1,0 +1,118 @@
+"""Pages with masks: folders of images and masks, DocTamper's files, and groups that are never split."""
+
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedveil.data import federate, load
+from fedveil.data.sets import DataSet
+from fedveil.errors import FedVeilError, FieldError
+from fedveil.learning import build_model
+
+
+def page_and_mask(i, height=50, width=70):
+    page = np.full((height, width), 200 + i, dtype=np.uint8)
+    mask = np.zeros((height, width), dtype=np.uint8)
+    page[10:20, 30:45], mask[10:20, 30:45] = 20, 255
+    return page, mask
+
+
+def encoded(pixels):
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
+    return stream.getvalue()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for i in range(5):
+        page, mask = page_and_mask(i)
+        for part, pixels in (("images", page), ("masks", mask)):
+            (tmp_path / part).mkdir(exist_ok=True)
+            (tmp_path / part / f"page{i}.png").write_bytes(encoded(pixels))
+    return tmp_path
+
+
+def test_patches_of_a_folder(folder):
+    data = load("documents", path=folder, tile=32, tiles=4)
+    assert (data.x.shape, data.y.shape, data.classes, data.task) == ((20, 1, 32, 32), (20, 32, 32), 2, "segmentation")
+    assert data.group.tolist() == [i for i in range(5) for _ in range(4)]
+    assert data.y[::2].flatten(1).any(1).all()  # every second patch shows what was tampered with
+    assert torch.equal(data.y == 1, data.x[:, 0] < 0.2)
+    assert torch.equal(load("documents", path=folder, tile=32).x, data.x)
+    assert len(load("documents", path=folder, tile=32, documents=2).x) == 8
+
+
+def test_doctampers_own_files(folder, tmp_path):
+    lmdb = pytest.importorskip("lmdb")
+    for half in ("train", "test"):
+        with lmdb.open(str(tmp_path / half), map_size=1 << 22) as store, store.begin(write=True) as transaction:
+            transaction.put(b"num-samples", b"5")
+            for i in range(5):
+                page, mask = page_and_mask(i)
+                transaction.put(b"image-%09d" % i, encoded(page))
+                transaction.put(b"label-%09d" % i, encoded(mask))
+    stored = load("documents", path=tmp_path, tile=32)
+    assert torch.equal(stored.x, load("documents", path=folder / "train", tile=32).x)
+    assert torch.equal(stored.x, stored.test_x)
+    (folder / "test" / "data.mdb").unlink()
+    (folder / "test" / "lock.mdb").unlink()
+    with pytest.raises(FieldError, match="images and masks"):
+        load("documents", path=tmp_path, tile=32)
+
+
+def test_refusals(folder):
+    with pytest.raises(FieldError, match=r"page0\.png has: 50 x 70"):
+        load("documents", path=folder, tile=64)
+    with pytest.raises(FieldError, match="documents"):
+        load("documents", path=folder, documents=6)
+    (folder / "masks" / "page3.png").write_bytes(encoded(page_and_mask(3, width=71)[1]))
+    with pytest.raises(FedVeilError, match=r"page3\.png"):
+        load("documents", path=folder, tile=32)
+    (folder / "masks" / "page3.png").unlink()
+    with pytest.raises(FieldError, match=r"masks/page3\.png is missing"):
+        load("documents", path=folder, tile=32)
+
+
+@pytest.mark.parametrize("scheme", ["iid", "quantity", "natural"])
+def test_groups_are_never_split(scheme):
+    group = torch.tensor([2, 0, 2, 1, 1, 0, 3, 4, 4, 5] * 3)
+    x = torch.stack([group.float(), torch.arange(30.0)], 1)
+    y = torch.zeros(30, 4, 4, dtype=torch.int64)
+    data = DataSet(
+        name="d",
+        x=x,
+        y=y,
+        classes=2,
+        group=group,
+        owner=(group > 2).long() if scheme == "natural" else None,
+        owners=("a", "b"),
+    )
+    options = {"quantity": {"alpha": 1.0}}.get(scheme, {})
+    clients = federate(data, clients="natural" if scheme == "natural" else 2, scheme=scheme, seed=1, **options)
+    parts = [part[:, 0].unique().tolist() for c in clients for part in (c.x, c.test_x)]
+    assert sorted(g for part in parts for g in part) == [0, 1, 2, 3, 4, 5]
+    rows = torch.cat([part[:, 1] for c in clients for part in (c.x, c.test_x)])
+    assert sorted(rows.tolist()) == list(range(30))
+    if scheme == "iid":
+        labelled = replace(data, y=torch.zeros(30, dtype=torch.int64))
+        with pytest.raises(FieldError, match="groups"):
+            federate(labelled, clients=2, scheme="counts", seed=1, counts=[[1], [1]])
+
+
+def test_unet_scores_every_pixel():
+    model = build_model("unet", input_shape=(1, 16, 24), outputs=2, seed=0, widths=[4, 8], activation="gelu")
+    x = torch.rand(3, 1, 16, 24, generator=torch.Generator().manual_seed(0))
+    scores = model(x)
+    assert scores.shape == (3, 2, 16, 24)
+    moved = x.clone()
+    moved[1, 0, 3, 5] += 1
+    changed = (model(moved) - scores).abs().amax((1, 2, 3)) > 0
+    assert changed.tolist() == [False, True, False]  # no statistics across images
+    for shape, options in (((1, 15, 24), {}), ((1, 16, 24), {"widths": [3]}), ((16,), {})):
+        with pytest.raises(FieldError):
+            build_model("unet", input_shape=shape, outputs=2, seed=0, **options)

@@ -1,0 +1,218 @@
+"""FedRE on forged receipts: parameters and regions of each client's own, and what a file alone can run."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedveil.config import ConfigError, load, parse
+from fedveil.config.options import options_of
+from fedveil.config.sections import Data, Setting
+from fedveil.config.variants import configure
+from fedveil.data import SOURCES
+from fedveil.errors import FieldError
+from fedveil.grid import Store
+from fedveil.learning import score_maps, score_models
+from fedveil.papers.reproduction import Choices, Reproduction
+from fedveil.papers.study import find
+from fedveil.report.score_figure import score_figure
+from fedveil.runs.deal import deal_out
+from fedveil.runs.prepare import prepare
+from fedveil.runs.runner import run
+
+STUDY = find("fedre")
+TINY = {
+    "name": "receipts",
+    "rounds": 1,
+    "data": {
+        "name": "sroie",
+        "tile": 32,
+        "tiles": 2,
+        "test_receipts": 1,
+        "clients": 3,
+        "holdout": 0.0,
+        "sensitive": [["total"], ["date", "company"]],
+        "public_examples": 2,
+    },
+    "model": {"name": "unet", "widths": [4, 8], "activation": "softplus", "mean": 0.8, "deviation": 0.3},
+    "local": {"batch_size": 4, "lr": 0.01, "loss": "dice"},
+    "scoring": {"method": "estimate", "images": 1, "probes": 2},
+    "privacy": {"method": "fedre", "epsilon": 1000.0},
+    "metrics": ["iou"],
+}
+
+
+def tiny(privacy=(), **changes):
+    return parse({**TINY, **changes, "privacy": {**TINY["privacy"], **dict(privacy)}})
+
+
+def own(*entries):
+    return {"clients": [dict(entry) for entry in entries]}
+
+
+def test_clients_have_the_parameters_that_the_file_gives_them(receipts, tmp_path):
+    config = tiny(own({"partitions": [0, 2], "epsilon": 10, "delta": 1e-6}))
+    sides = prepare(config).arguments["client_sides"]
+    assert {p: (s.epsilon, s.delta, s.clip) for p, s in sides.items()} == {0: (10, 1e-6, 0.2), 2: (10, 1e-6, 0.2)}
+    written = tmp_path / "again.toml"
+    written.write_text(config.to_toml(), encoding="utf-8")
+    assert load(written) == config
+    assert load(written).fingerprint() == config.fingerprint() != tiny().fingerprint()
+    assert tiny().fingerprint() == tiny({"clients": []}).fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("entry", "field"),
+    [
+        ({"partitions": [3], "epsilon": 10.0}, "partition"),
+        ({"partitions": [-1], "epsilon": 10.0}, "partition"),
+        ({"partitions": [], "epsilon": 10.0}, "privacy.clients"),
+        ({"epsilon": 10.0}, "privacy.clients"),
+        ({"partitions": [0], "epsilom": 10.0}, r"privacy.clients\[0\].epsilom"),
+        ({"partitions": [0], "normalised": False}, r"privacy.clients\[0\].normalised"),
+        ({"partitions": [0], "epsilon": -1.0}, r"privacy.clients\[0\].epsilon"),
+        ({"partitions": [0], "epsilon": "ten"}, r"privacy.clients\[0\].epsilon"),
+        ({"partitions": [0, 0], "epsilon": 1.0}, r"privacy.clients\[0\].partitions"),
+        ({"partitions": [0], "scores": "public"}, "privacy.clients"),
+    ],
+)
+def test_parameters_of_clients_that_do_not_fit_are_refused(entry, field):
+    with pytest.raises(ConfigError, match=field):
+        tiny(own(entry))
+
+
+def test_noise_inside_training_is_the_same_for_all():
+    with pytest.raises(ConfigError, match="noises inside training"):
+        parse(
+            {
+                **TINY,
+                "data": {"name": "breast-cancer", "clients": 3},
+                "model": {"name": "logistic"},
+                "local": {},
+                "metrics": [],
+                "privacy": {
+                    "method": "record",
+                    "examples": 100,
+                    "noise_multiplier": 1.0,
+                    **own({"partitions": [0], "clip": 2.0}),
+                },
+            }
+        )
+
+
+def test_figures_of_noise_are_of_each_clients_own_parameters(receipts):
+    alike = run(tiny())
+    others = run(tiny(own({"partitions": [0, 1, 2], "clip": 0.4})))  # all clients: the common clip is nobody's
+    assert others.noise("sigma") == pytest.approx(2 * alike.noise("sigma"), rel=1e-6)
+    assert others.noise("noise_to_clip") == pytest.approx(alike.noise("noise_to_clip"), rel=1e-6)
+
+
+def test_public_examples_are_whole_receipts_with_their_regions(receipts):
+    dealt = deal_out(tiny().data, seed=0)
+    assert len(dealt.public.x) == 2
+    assert dealt.public.masks.flatten(1).any(1).all()
+    kept = torch.cat([client.x for client in dealt.clients])
+    assert len(kept) == 2 * 4
+    assert not any(torch.equal(x, other) for x in dealt.public.x for other in kept)
+
+
+def test_uniform_noise_needs_neither_regions_nor_public_examples(receipts):
+    data = {**TINY["data"], "sensitive": [], "public_examples": 0}
+    summary = run(tiny({"split": "uniform", "weighting": "equal", "noise_to_clip": 0.1}, data=data))
+    assert summary.noise("noise_to_clip") == pytest.approx(0.1)
+    assert 0 <= summary.values["metrics"].get("iou", 0) <= 1
+    with pytest.raises(ConfigError, match=r"data\.region"):
+        tiny({"split": "uniform"}, data=data)
+    whole = {"scoring": {"pixels": "all"}}
+    with pytest.raises(ConfigError, match=r"data\.public_examples"):
+        tiny(data=data, **whole)
+    tiny(data={**data, "public_examples": 2}, **whole)
+
+
+def test_layers_are_scored_on_all_pixels_where_that_is_asked_for(receipts):
+    client = deal_out(tiny().data, seed=0).public
+    whole = replace(client, masks=torch.ones_like(client.masks))
+    found = {}
+    for pixels in ("marked", "all"):
+        learner = prepare(tiny(scoring={**TINY["scoring"], "pixels": pixels})).learner
+        start = learner.layout.read(learner.model)[None]
+        found[pixels] = [learner.public_scores(start, data) for data in (client, whole)]
+    assert torch.equal(found["all"][0], found["all"][1])
+    assert torch.equal(found["all"][0], found["marked"][1])
+    assert not torch.equal(found["all"][0], found["marked"][0])
+
+
+def test_no_option_of_a_source_is_hidden_by_a_key_of_data():
+    for name, source in SOURCES.items():
+        assert not set(options_of(source.load)) & set(Data.model_fields), name
+
+
+def test_published_figures_stand_where_the_study_measures():
+    told = STUDY.described
+    labels = {row.label for row in told.rows.values()}
+    for table, row, setting, figure in STUDY.published:
+        if table in told.tables:
+            assert row in labels
+            assert setting in {*told.settings, "blur-lus"}
+            assert figure in {name for part in told.tables[table].parts for name in part.figures}
+        else:
+            assert table in ("2", "1-doctamper", "2-doctamper", "3-doctamper")
+
+
+def test_printed_iou_and_f_at_budget_50_are_not_of_the_same_pixels():
+    def gap(row, setting):
+        iou, f = (STUDY.published["1", row, setting, figure].value for figure in ("iou", "f"))
+        return iou - f / (2 - f)  # 0 where both are pooled
+
+    assert abs(gap("no privacy", "central")) < 0.001
+    assert abs(gap("eps 10", "fedre")) < 0.01
+    assert gap("eps 50", "fedre") == pytest.approx(0.094, abs=0.001)
+
+
+@pytest.mark.parametrize("setting", ["central", "inverse", "public", "one"])
+def test_settings_of_the_study_run_on_made_receipts(receipts, setting):
+    data = {"tile": 32, "tiles": 1, "test_receipts": 1, "public_examples": 1, "clients": 2}
+    small = {f"data.{key}": value for key, value in data.items()} | {"rounds": 1, "model.widths": [4, 8]}
+    scoring = {"scoring.images": 1, "scoring.probes": 1}
+    values = load("fedre-receipts", [f"{key}={value}" for key, value in {**small, **scoring}.items()]).to_dict()
+    told = STUDY.described.settings[setting]
+    for key, value in told.set.items():
+        section, _, name = key.partition(".")
+        values[section] = {**values.get(section, {}), name: value}
+    config = configure(parse(values), setting, Setting.model_validate(dict(told.privacy)))
+    summary = run(config)
+    assert summary.values["replies"]["used"] == config.data.number
+    assert 0 <= summary.values["test_metrics"]["positive_iou"] <= 1
+    proven = summary.values["guarantees"]
+    assert ("epsilon" in str(proven)) == (setting == "public"), proven
+
+
+@pytest.mark.slow
+@pytest.mark.data
+@pytest.mark.skipif(not SOURCES["sroie"].available, reason="the receipts are not here")
+def test_a_tiny_table_of_the_real_receipts(tmp_path):
+    choices = Choices(scale="tiny", seeds=1)
+    reproduction = Reproduction(STUDY, choices)
+    cells = [reproduction.cell("receipts", "eps-50", name, 0, keys={"rounds": 1}) for name in ("uniform", "fedre")]
+    finished = Store(tmp_path).run(cells)
+    for cell in cells:
+        outcome = finished.outcomes[cell.key]
+        assert outcome.summary.noise("noise_to_clip") > 100  # as the paper's own equations have it
+        assert 0 <= outcome.summary.values["test_metrics"]["positive_iou"] < 0.3
+
+
+def test_maps_of_layer_scores_are_drawn_with_the_score_of_the_region(receipts, tmp_path):
+    setup = prepare(tiny())
+    public, learner = setup.dealt.public, setup.learner
+    vector, layers = learner.layout.read(learner.model), list(learner.layout.groups("module"))
+    x, y, region = public.x[:1], public.y[:1], public.masks[0]
+    maps = score_maps(learner.model, learner.layout, "dice", vector, x, y, probes=2)
+    figure = score_figure(x[0], maps, layers, region)
+    scores = score_models(learner.model, learner.layout, "dice", vector[None], x, y, region, "estimate", probes=2)[0]
+    titles = [axis.get_title() for axis in figure.axes if axis.get_title()]
+    assert titles == ["image", *(f"{n}\nS = {s:.1e}" for n, s in zip(layers, scores.tolist(), strict=True))]
+    assert torch.equal(torch.from_numpy(figure.axes[1].images[0].get_array().data), maps[0])
+    figure.savefig(tmp_path / "maps.png")
+    for wrong in ({"maps": maps[:-1]}, {"region": region & False}, {"image": x}):
+        with pytest.raises(FieldError, match=next(iter(wrong))):
+            score_figure(**{"image": x[0], "maps": maps, "layers": layers, "region": region, **wrong})

@@ -1,0 +1,112 @@
+"""A second study is cheap: a TOML, a CSV and under 60 lines of Python run through the whole frame."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import toy
+from fedveil.cli import app
+from fedveil.errors import FieldError
+from fedveil.grid import Store
+from fedveil.papers import Choices, Reproduction, Selection, Study, register, study
+from fedveil.papers.described import Described
+from fedveil.registry import Registry
+from papers_kit import Told
+
+FOLDER = Path(toy.__file__).parent
+CELLS = 3  # the two rows share the run without noise, which knows no clip
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    monkeypatch.setattr(study, "STUDIES", Registry("STUDY", {}))
+    register(toy.study)
+
+
+def call(*arguments):
+    result = CliRunner().invoke(app, ["reproduce", *arguments], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_the_whole_way(tmp_path):
+    assert len((FOLDER / "__init__.py").read_text().splitlines()) < 60
+    assert "Does a smaller clip cost accuracy?" in call("--list")
+    assert "C = .1" in call("toy", "--list")
+    out = ["--out", str(tmp_path)]
+    assert f"{CELLS} runs, 0 finished" in call("toy", "--table", "1", "--dry-run", *out)
+    shown = call("toy", "--seeds", "3", *out)
+    assert "0.700 ±0.020" in shown  # as printed
+    assert "the length is that of the first hypothesis" in shown
+    folder = tmp_path / "small"
+    assert {path.name for path in folder.iterdir()} == {
+        *("table-1.json", "table-2.json", "tables.md", "figure-1.png", "cells.json")
+    }
+    rows = json.loads((folder / "table-1.json").read_text())["rows"]
+    assert [(row["row"], row["setting"], len(row["values"])) for row in rows] == [
+        (row, setting, 3) for row in ("C = 1", "C = .1") for setting in ("vanilla", "global")
+    ]
+    claims = (tmp_path / "claims.md").read_text().splitlines()
+    [noise, learns] = (
+        next(line.split(" | ") for line in claims if f"| {c.name} (" in line) for c in toy.study.described.claims
+    )
+    assert noise[2] == "+0.125"  # (.9 - .7 + .8 - .75) / 2
+    assert "3 seeds" in noise[4]
+    assert (learns[2], learns[5]) == ("above .5", "**holds**")
+
+
+def test_interrupted_it_goes_on_and_another_scale_and_reading_are_other_runs(tmp_path):
+    asked = Reproduction(toy.study, Choices(workers=1))
+    cells = asked.cells(Selection.of(asked))
+    with pytest.raises(KeyboardInterrupt):
+        Store(tmp_path).run(cells, Told(rounds=3))
+    assert [Store(tmp_path).state(cell) for cell in cells][:3] == ["done", "begun", "to run"]
+    told = Told()
+    assert len(Store(tmp_path).run(cells, told, jobs=1).outcomes) == len(cells) == 2 * CELLS
+    assert len(told.started) == len(cells) - 1
+    for choices in (Choices(scale="paper"), Choices(readings=("quiet",))):
+        other = Reproduction(toy.study, choices)
+        states = {cell.label: Store(tmp_path).state(cell) for cell in other.cells(Selection.of(other, ["1"]))}
+        begun_anew = [label for label, state in states.items() if state == "to run"]
+        assert len(begun_anew) == (CELLS if choices.scale else CELLS - 1)  # the run without noise is the same
+    assert "in tables.md" not in call("toy", "--scale", "paper", "--table", "1", "--out", str(tmp_path))
+    assert {path.name for path in tmp_path.iterdir()} >= {"paper", "cells", "claims.md"}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("[rows.wide]", "[row.wide]"), "row"),
+        (('figures = { accuracy = "final accuracy" }', 'figure = "x"'), "tables.1.parts"),
+        (('scenarios = ["digits"]\nprobe', 'scenarios = "digits"\nprobe'), "scenarios"),
+        (("[scenarios]", "[scenarios"), "study.toml"),
+    ],
+)
+def test_a_mistake_in_the_toml_is_named(change, said):
+    text = (FOLDER / "study.toml").read_text()
+    assert change[0] in text
+    with pytest.raises(FieldError, match=said):
+        Described.read(text.replace(*change), "toy")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (('"final accuracy"', '"finale accuracy"'), "did you mean 'final'"),
+        (('probe = "length"', 'probe = "lenght"'), "did you mean 'length'"),
+        (('scenarios = ["digits"]', 'scenarios = ["digit"]'), "did you mean 'digits'"),
+        (('expect = "above half"', 'expect = "above hall"'), "did you mean 'above half'"),
+        (('first = "vanilla"', 'first = "vanila"'), "did you mean 'vanilla'"),
+        (('row = "wide"', 'row = "wise"'), "accepted: narrow, wide"),
+    ],
+)
+def test_a_name_that_does_not_exist_is_named(change, said):
+    text = (FOLDER / "study.toml").read_text().replace("[readings.quiet]", '[readings.quiet]\nrow = "wide"')
+    assert change[0] in text
+    broken = Study("toy", Described.read(text.replace(*change), "toy"), toy.study.published)
+    for kind in ("measures", "curves", "probes", "judges"):
+        getattr(broken, kind).update(getattr(toy.study, kind))
+    with pytest.raises(FieldError, match=said):
+        broken.check()

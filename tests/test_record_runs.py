@@ -1,0 +1,82 @@
+"""Record-level privacy through configurations: the demo's preset, what is filled in, and what is refused."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedveil.config import load
+from fedveil.config.variants import configure, variants_of
+from fedveil.data.patches import LENGTH, learn_patches
+from fedveil.errors import FieldError
+from fedveil.report.tables import meanings_of
+from fedveil.runs import run
+from fedveil.runs.deal import deal_out
+from fedveil.runs.prepare import prepare
+
+
+def settings(name, *changes):
+    config = load(name, list(changes))
+    return {v.label: configure(config, v.label, v.setting) for v in variants_of(config)}
+
+
+def test_the_demo_promises_what_it_says_within_a_little_of_no_privacy():
+    found = {label: run(config) for label, config in settings("digits-record").items()}
+    accuracy = {label: s.averaged("accuracy") for label, s in found.items()}
+    promises = {label: next(iter(s.values["guarantees"].values())) for label, s in found.items()}
+    for label, unit in (("trusted sum", "record"), ("no trust", "record"), ("client-level", "client")):
+        name = next(x for x in found if label in x)
+        assert promises[name]["unit"] == unit
+        assert promises[name]["epsilon"] == pytest.approx(4.0, abs=0.002)
+        assert promises[name]["meaning"]["accuracy"] == pytest.approx(0.678, abs=1e-3)
+    assert "epsilon" not in promises["metric privacy"]
+    assert accuracy["record-level, trusted sum"] > accuracy["no privacy"] - 0.04  # .021 over ten seeds
+    assert accuracy["record-level, no trust"] > 0.8
+    assert accuracy["client-level"] < 0.5
+    assert promises["record-level, trusted sum"]["epsilon_of_10_records"] == pytest.approx(81.4, abs=0.1)
+    assert len(meanings_of(list(found.values()))) == 3
+
+
+def test_rounds_and_silos_are_filled_in_from_the_run():
+    config = settings("digits-record", "rounds=30")["record-level, trusted sum"]
+    assert config.privacy.options["rounds"] == 30
+    assert config.privacy.options["silos"] == 10
+    again = type(config).model_validate(config.to_dict())
+    assert again.privacy == config.privacy
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ("local.epochs=2", "epochs"),
+        ("privacy.steps=2", "privacy.steps"),
+        ("privacy.tolerated=10", "privacy.tolerated"),
+        ("privacy.examples=0", "privacy.examples"),
+        ("aggregator.name=fedmedian", "aggregator"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_with_the_key(change, field):
+    with pytest.raises(ValueError, match=field):
+        prepare(settings("digits-record", change)["record-level, trusted sum"])
+
+
+def test_columns_that_silos_scale_by_their_own_rows_are_refused(monkeypatch):
+    config = settings("digits-record")["record-level, trusted sum"]
+    dealt = deal_out(config.data, 0)
+    scaled = replace(dealt, dataset=replace(dealt.dataset, local_columns=(0,)))
+    monkeypatch.setattr("fedveil.runs.prepare.deal_out", lambda *_: scaled)
+    with pytest.raises(FieldError, match="public constants"):
+        prepare(config)
+
+
+def test_patch_features_see_nothing_but_public_images_and_have_one_length():
+    images = torch.rand(12, 1, 14, 14, generator=torch.Generator().manual_seed(0))
+    learned = learn_patches(images[:6], 5, seed=0)
+    features = learned.features(images)
+    assert features.shape == (12, 20)
+    torch.testing.assert_close(features.norm(dim=1), torch.full((12,), LENGTH))
+    torch.testing.assert_close(learned.features(images[7:8]), features[7:8], rtol=1e-4, atol=1e-4)  # each by itself
+    again = learn_patches(images[:6], 5, seed=0)
+    assert torch.equal(again.centres, learned.centres)
+    with pytest.raises(FieldError, match="patches"):
+        learn_patches(images[:, :, :8, :8], 5, seed=0)

@@ -1,0 +1,123 @@
+"""The SGA-LDP study: what it took from the paper, its probe by hand, and that it runs on the real blood cells."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+from torch.nn import functional as F
+
+from fedveil.config import load, parse
+from fedveil.data import SOURCES
+from fedveil.grid import Cell, Store
+from fedveil.papers import Choices, Reproduction
+from fedveil.papers.study import find
+from fedveil.runs import run
+from fedveil.runs.prepare import prepare
+
+STUDY = find("sga-ldp")
+ROW = STUDY.label("flip")
+
+
+def test_the_papers_tables_agree_with_its_table_v():
+    found = {(table, setting, figure): p for (table, _, setting, figure), p in STUDY.published.items()}
+    assert {row for _, row, _, _ in STUDY.published} == {ROW}
+    for (table, setting, figure), published in found.items():
+        assert published == found["V", setting, figure], (table, setting, figure)
+    for figure in ("accuracy", "F1", "membership AUC"):  # no defence is best and leaks most, SGA-LDP lies between
+        assert (
+            found["V", "static", figure].value < found["V", "sga", figure].value < found["V", "vanilla", figure].value
+        )
+
+
+def test_every_printed_figure_has_a_place_in_a_table():
+    study = Reproduction(STUDY, Choices())
+    placed = {
+        (t, m.row, m.setting, m.figure) for t in study.tables for m in study.measurements(t) if m.published is not None
+    }
+    assert placed == set(STUDY.published)
+
+
+def test_settings_differ_in_the_rule_alone():
+    study = Reproduction(STUDY, Choices(scale="paper"))
+    config = {name: study.cell("blood", "flip", name, 0).config for name in STUDY.settings}
+    assert config["vanilla"].privacy.method == "vanilla"
+    static, printed = config["static"].privacy.build(None).client, config["sga"].privacy.build(None).client
+    assert static.static
+    assert not printed.static
+    assert (printed.epsilon_min, printed.epsilon_max, printed.clip, printed.similarity) == (1, 5, 1, "update")
+    assert config["released"].privacy.build(None).client.similarity == "released"
+    for name, one in config.items():
+        assert (one.rounds, one.local.epochs, one.local.batch_size, one.data.alpha) == (100, 5, 32, 0.1), name
+        assert one.malicious.share == 0.2, name
+    clean = study.cell("blood", "clean", "sga", 0).config
+    assert not clean.malicious.acting
+    assert clean.malicious.who(30, 0) == config["sga"].malicious.who(30, 0)
+
+
+def tiny(**privacy):
+    values = {
+        "name": "tiny",
+        "rounds": 2,
+        "data": {"name": "digits", "clients": 5, "partition": "dirichlet", "alpha": 0.5},
+        "model": {"name": "logistic"},
+        "malicious": {"behaviour": "label-flip", "source": 3, "target": 8, "share": 0.4},
+    }
+    return parse({**values, "privacy": privacy})
+
+
+def test_the_noise_is_its_mean_power_over_clients():
+    powers, sigma = {}, 0.0
+    static = {"method": "sga-ldp", "epsilon_min": 2.0, "epsilon_max": 2.0}
+    for name, privacy in (("vanilla", {"method": "vanilla"}), ("static", static), ("sga", {"method": "sga-ldp"})):
+        summary = run(tiny(**privacy), probes=[STUDY.probes["watch"](tiny())])
+        powers[name] = [row["figures"]["noise power"] for row in summary.rows]
+        sigma = summary.noise("sigma") if name == "static" else sigma
+    assert powers["vanilla"] == [0, 0]
+    assert powers["static"] == pytest.approx([sigma**2] * 2)
+    assert powers["sga"][1] <= powers["sga"][0]  # nobody has a reference in the first round: the least budget
+    watch, scales = STUDY.probes["watch"](tiny()), {0: (1.0,), 1: (3.0,), 2: ()}
+    seen = SimpleNamespace(models=torch.zeros(1, 1), record=SimpleNamespace(client_scales=scales))
+    assert watch(seen) == {"noise power": 5.0}
+
+
+def test_membership_is_the_auc_of_the_last_models_loss():
+    watch, setup = STUDY.probes["watch"](tiny()), prepare(tiny())
+    watch.begin(setup)
+    model = torch.randn(650, generator=torch.Generator().manual_seed(0))
+    for models in (torch.zeros(1, 650), model[None]):
+        watch(SimpleNamespace(models=models, record=SimpleNamespace(client_scales={})))
+    [found] = type(watch).conclude([watch])
+    linear = setup.learner.layout.unflatten(model)
+    weight, bias = linear["dense.weight"], linear["dense.bias"]
+    parts = [[(c.x, c.y) for c in setup.dealt.clients], [(c.test_x, c.test_y) for c in setup.dealt.clients]]
+    losses = [
+        torch.cat(
+            [F.cross_entropy(x.flatten(1).double() @ weight.T.double() + bias, y, reduction="none") for x, y in p]
+        )
+        for p in parts
+    ]
+    member = torch.cat([torch.ones(len(losses[0])), torch.zeros(len(losses[1]))])
+    assert found["membership"] == pytest.approx(roc_auc_score(member, -torch.cat(losses)), abs=1e-6)
+
+
+@pytest.mark.data
+@pytest.mark.skipif(not SOURCES["bloodmnist"].available, reason="the blood cells are not here")
+def test_a_short_run_on_blood_cells(tmp_path):
+    small = ["rounds=2", "data.patches=4", "data.public_examples=200", "local.epochs=1"]
+    config = load("sga-ldp-blood", small)
+    cell = Cell("short", config, (STUDY.probes["watch"](config),))
+    outcome = Store(tmp_path).run([cell]).outcomes[cell.key]
+    found = outcome.summary.values["malicious"]
+    assert (found["number"], found["measured_on"]) == (6, "test half")
+    assert found["relabelled"] > 0
+    assert outcome.summary.values["test_metrics"]["examples"] == 3_421 - 200
+    for measure, argument in (("poisoning", "success"), ("poisoning", "recall"), ("membership loss", "")):
+        assert 0 <= STUDY.measures[measure]([outcome], argument).value <= 1
+    sigma = outcome.summary.noise("sigma", "first")
+    assert STUDY.measures["noise"]([outcome], "").value <= sigma * (1 + 1e-9)
+    assert math.isfinite(sigma)
+    assert STUDY.measures["poisoning"]([outcome], "accuracy").value == pytest.approx(
+        STUDY.measures["test"]([outcome], "accuracy").value
+    )
