@@ -97,6 +97,16 @@ def test_a_process_that_was_killed_while_nobody_waited_is_told_too(study, tmp_pa
             going.next()
 
 
+def test_a_pool_that_breaks_while_a_process_is_begun_is_told_too(study, tmp_path, monkeypatch):
+    def closed(*_):
+        raise OSError("handle is closed")
+
+    with Jobs(partial(run_in_process, tmp_path), 1, cells_of(study, "5")) as going:
+        monkeypatch.setattr(going._pool, "submit", closed)
+        with pytest.raises(FedVeilError, match="was killed, perhaps for want of memory"):
+            going.next()
+
+
 ORPHANS = """
 import os, sys, time
 from functools import partial

@@ -51,10 +51,13 @@ class Jobs:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        begun = set(multiprocessing.active_children()) - self._others
         if kind is not None:  # what they have done is on disk: nobody waits for the end of a run that was interrupted
-            for process in set(multiprocessing.active_children()) - self._others:
+            for process in begun:
                 process.terminate()
         self._pool.shutdown(cancel_futures=True)
+        for process in begun:  # a pool that broke does not wait for a process it had only just begun
+            process.join()
 
     @property
     def cells(self) -> list[Cell]:
@@ -74,19 +77,25 @@ class Jobs:
         FedVeilError
             What a run refused, or that a process was killed.
         """
-        try:
-            for cell in self._ready():  # no more than processes: what waits in a pool is begun even at its end
+        for cell in self._ready():  # no more than processes: what waits in a pool is begun even at its end
+            try:
                 self._going[self._pool.submit(self._work, cell)] = cell
-                self._waiting.remove(cell)
-            if not self._going:
-                return None
-            done, _ = wait(self._going, patience, FIRST_COMPLETED)
+            except (BrokenProcessPool, OSError):  # OSError: the pool broke, or memory ended, while a process was begun
+                raise self._killed() from None
+            self._waiting.remove(cell)
+        if not self._going:
+            return None
+        done, _ = wait(self._going, patience, FIRST_COMPLETED)
+        try:
             return [Ended(self._going.pop(future), *future.result()) for future in done]
         except BrokenProcessPool:
-            raise FedVeilError(
-                "a process that ran one of several runs was killed, perhaps for want of memory; finished rounds are "
-                f"kept. Run the same command again, with fewer than --jobs {self._count}"
-            ) from None
+            raise self._killed() from None
+
+    def _killed(self) -> FedVeilError:
+        return FedVeilError(
+            "a process that ran one of several runs was killed, perhaps for want of memory; finished rounds are "
+            f"kept. Run the same command again, with fewer than --jobs {self._count}"
+        )
 
     def _ready(self) -> list[Cell]:
         unfinished = {cell.key for cell in (*self._waiting, *self._going.values())}
