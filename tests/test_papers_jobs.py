@@ -22,6 +22,9 @@ from papers_kit import Told, run_all, tiny_study
 
 TESTS = Path(__file__).resolve().parent
 
+# When a signal arrives is up to the system: a test that fails is run again, and the report shows it.
+pytestmark = pytest.mark.flaky(reruns=2)
+
 
 def rounds(done):
     """What every run found, without what the clock says."""

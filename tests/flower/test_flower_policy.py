@@ -3,7 +3,7 @@
 import json
 import multiprocessing
 import os
-import time
+import threading
 
 import pytest
 import torch
@@ -112,19 +112,19 @@ def test_a_policy_that_cannot_be_read_lets_nothing_out(tmp_path, text, words):
 
 
 def test_training_beyond_the_deadline_is_a_zero_update():
-    def slow(message, context):
-        time.sleep(1.5)
+    told, over = [], threading.Event()
+
+    def endless(message, context):
+        over.wait()
         return plain(message, context)
 
-    told = []
-    policy = Policy(total=Limits(participations=2), deadline=0.1)
+    policy = Policy(total=Limits(participations=2), deadline=0.5)
     mod = privacy_mod(LAYOUT, GROUP, policy=policy, ledger="run", tell=lambda *what: told.append(what))
-    began = time.monotonic()
-    reply = mod(ask(), node(), slow)
-    assert time.monotonic() - began < 1.4
+    try:
+        reply = mod(ask(), node(), endless)
+    finally:
+        over.set()
     assert torch.isfinite(model_in(reply)).all()
-    assert len(told) == 1
-    assert not mod(ask(), node(), plain).has_error()
     assert len(told) == 1
 
 
