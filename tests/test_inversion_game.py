@@ -10,6 +10,7 @@ from fedveil.attacks.inversion import (
     SERVER,
     SPEAR,
     Analytic,
+    Reconstruction,
     RunningStatistics,
     compare_inversion,
     invert,
@@ -23,6 +24,7 @@ from fedveil.errors import FieldError
 from fedveil.learning import ClientData, LocalTraining
 from fedveil.methods import GroupPrivacy, Method, Plain, build
 from fedveil.report.inversion_figure import draw_inversion
+from fedveil.report.inversion_table import inversion_table
 from inversion_kit import digits, model
 from inversion_kit import release as release_of
 
@@ -46,7 +48,7 @@ def play(name, options, **more):
     clients = [ClientData(X[i : i + 1], Y[i : i + 1], X[100:140], Y[100:140]) for i in range(CLIENTS)]
     values = {"model": lambda: model("mlp", X, hidden=(32,), activation="tanh"), "clients": clients}
     values |= {"region": (0, 0, 4, 4), "public_data": clients[0], "local": LocalTraining(batch_size=1, lr=0.1)}
-    return play_round(Federation(**values, method=build(name, **options), **more), reference=X[200:240])
+    return play_round(Federation(**{**values, **more}, method=build(name, **options)), reference=X[200:240])
 
 
 def judged(name, options, attack):
@@ -135,6 +137,29 @@ def test_attacks_are_compared_each_beside_itself_without_a_defence(tmp_path):
         draw_inversion(found, "running-statistics", tmp_path / "none.png")
     with pytest.raises(FieldError, match="settings"):
         compare_inversion({"none": settings["none"], "few": settings["loud"][:2]}, [Analytic()], undefended="none")
+
+
+def test_what_clients_mark_as_sensitive_is_judged_apart():
+    masks = torch.zeros(1, 8, 8, dtype=torch.bool)
+    masks[:, :, :4] = True
+    marked = [ClientData(X[i : i + 1], Y[i : i + 1], X[100:140], Y[100:140], masks=masks) for i in range(CLIENTS - 1)]
+    bare = ClientData(X[5:6], Y[5:6], X[100:140], Y[100:140], masks=torch.zeros_like(masks))  # has no region
+    settings = {"none": play("vanilla", {}, clients=[*marked, bare])}
+    found = compare_inversion(settings, [Analytic()], undefended="none")
+    details = found.verdicts[0].details
+    assert details["region_mse"] < 1e-8
+    assert details["rest_ssim"] > 0.99
+    guess = scores(
+        X[:1],
+        Y[:1],
+        Reconstruction(torch.cat([X[:1, ..., :4], 0 * X[:1, ..., 4:]], -1), Y[:1], 0.0),
+        data_range=1.0,
+        others=X[100:140],
+        mask=masks,
+    )
+    assert guess["region_mse"] == 0
+    assert guess["rest_mse"] == pytest.approx(float(X[0, 0, :, 4:].square().mean()))
+    assert {"region MSE", "rest MSE"} <= set(inversion_table(found).header)
 
 
 @pytest.mark.data

@@ -1,5 +1,6 @@
 """Metrics of reconstructions: by hand, against scikit-image, and the verdict drawn from them."""
 
+import numpy as np
 import pytest
 import torch
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
@@ -46,10 +47,25 @@ def test_region_and_rest_by_hand():
     b[0, :, 0, 0], b[0, :, 1, 1] = 1.0, 2.0
     mask = torch.zeros(1, 2, 2, dtype=torch.bool)
     mask[0, 0, 0] = True
-    inside, outside = m.region_and_rest(a, b, mask)
-    assert (float(inside), float(outside)) == (1.0, pytest.approx(4 / 3))
+    found = m.region_and_rest(a, b, mask, data_range=2.0)
+    assert (float(found["region_mse"]), float(found["rest_mse"])) == (1.0, pytest.approx(4 / 3))
+    assert float(found["region_psnr"]) == pytest.approx(10 * np.log10(4.0))
+    assert "region_ssim" not in found  # smaller than a window
     with pytest.raises(FieldError, match="mask"):
-        m.region_and_rest(a, b, torch.zeros_like(mask))
+        m.region_and_rest(a, b, torch.zeros_like(mask), data_range=2.0)
+
+
+def test_similarity_of_a_region_is_that_of_the_windows_centred_in_it():
+    a = pictures(3, 0)
+    b = (a + 0.2 * torch.randn(a.shape, generator=torch.Generator().manual_seed(1))).clamp(0, 1)
+    mask = torch.zeros(3, 16, 12, dtype=torch.bool)
+    mask[:, 4:9, 2:7] = True
+    found = m.region_and_rest(a, b, mask, data_range=1.0)
+    for i in range(3):
+        _, each = structural_similarity(a[i].numpy(), b[i].numpy(), data_range=1.0, channel_axis=0, full=True)
+        each, inside = each.mean(0)[3:-3, 3:-3], mask[i].numpy()[3:-3, 3:-3]
+        assert float(found["region_ssim"][i]) == pytest.approx(each[inside].mean(), abs=1e-12)
+        assert float(found["rest_ssim"][i]) == pytest.approx(each[~inside].mean(), abs=1e-12)
 
 
 def test_labels_are_compared_as_multisets():

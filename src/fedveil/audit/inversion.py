@@ -8,7 +8,7 @@ scale. The last client is not attacked: its images are the server's reference.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
@@ -144,7 +144,10 @@ class InversionGame:
     def _clients(self, setup: Setup) -> list[ClientData]:
         """All clients, each with a few images to train on, the others held out."""
         few = self.images
-        return [ClientData(c.x[:few], c.y[:few], *_rest(c, few)) for c in setup.dealt.clients]
+        return [
+            replace(ClientData(c.x[:few], c.y[:few], *_rest(c, few)), masks=None if c.masks is None else c.masks[:few])
+            for c in setup.dealt.clients
+        ]
 
     @staticmethod
     def _pixels(setup: Setup) -> tuple[float, float]:

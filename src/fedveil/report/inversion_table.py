@@ -11,6 +11,7 @@ HEADER = ("attack", "setting", "MSE (95%)", "PSNR", "SSIM", "success", "identifi
 def inversion_table(found: Inverted) -> Table:
     """One row an attack and setting; every setting's mean image and the undefended attack stand beside it."""
     rows = []
+    masked = [n for n in ("region_mse", "rest_mse") if any(n in v.details for v in found.verdicts)]
     for v in found.verdicts:
         d = v.details
         rows.append(
@@ -22,6 +23,7 @@ def inversion_table(found: Inverted) -> Table:
                 f"{d['ssim']:.2f}" if "ssim" in d else NOTHING,
                 *(f"{d[name]:.2f}" for name in ("success", "identified", "labels")),
                 f"{d['mean_image']:.1e}",
+                *(f"{d[name]:.1e}" if name in d else NOTHING for name in masked),
                 "yes" if v.valid else "no",
             )
         )
@@ -32,4 +34,5 @@ def inversion_table(found: Inverted) -> Table:
         "mean image: MSE of a guess that saw no release; valid: the attack works where there is no defence.",
         *dict.fromkeys(note for v in found.verdicts for note in v.notes),
     ]
-    return Table(HEADER, rows, numbers=HEADER[2:9], notes=notes)
+    header = (*HEADER[:-1], *(name.replace("_mse", " MSE") for name in masked), HEADER[-1])
+    return Table(header, rows, numbers=header[2:-1], notes=notes)

@@ -123,6 +123,7 @@ def _run(
                 found,
                 data_range=release.known.data_range,
                 others=release.others,
+                mask=release.mask,
                 perceptual=perceptual,
             )
         )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedveil.accounting import Spend, model_of
 from fedveil.attacks.inversion.knowledge import ServerKnowledge
+from fedveil.attacks.inversion.metrics import two_sided
 from fedveil.attacks.observation import Received
 from fedveil.errors import NoReplyError
 from fedveil.layout import Layout
@@ -41,6 +42,11 @@ class Release:
     def others(self) -> Tensor:
         """Images of the client that it did not train on."""
         return self.data.x[:0] if self.data.test_x is None else self.data.test_x
+
+    @property
+    def mask(self) -> Tensor | None:
+        """The client's sensitive pixels [n, H, W], if every image has some, and others."""
+        return self.data.masks if self.data.masks is not None and two_sided(self.data.masks) else None
 
 
 def play_round(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import log10
+from statistics import fmean
 from typing import Any
 
 import scipy.optimize
@@ -42,6 +43,11 @@ def ssim(original: Tensor, reconstruction: Tensor, *, data_range: float, window:
     FieldError
         For images smaller than the window.
     """
+    return _similarity(original, reconstruction, data_range, window).flatten(1).mean(1)
+
+
+def _similarity(original: Tensor, reconstruction: Tensor, data_range: float, window: int) -> Tensor:
+    """Structural similarity of each window, float64 [n, c, H - window + 1, W - window + 1]."""
     _check(original, reconstruction)
     if original.dim() != 4 or min(original.shape[2:]) < window or window % 2 == 0:
         raise FieldError("window", window, f"must be odd and fit into images [n, c, H, W], not {tuple(original.shape)}")
@@ -56,8 +62,7 @@ def ssim(original: Tensor, reconstruction: Tensor, *, data_range: float, window:
         (mean(x * y) - mx * my) * unbiased for x, y, mx, my in ((a, a, ma, ma), (b, b, mb, mb), (a, b, ma, mb))
     )
     c1, c2 = ((k * require_positive("data_range", data_range)) ** 2 for k in (0.01, 0.03))
-    found = (2 * ma * mb + c1) * (2 * both + c2) / ((ma**2 + mb**2 + c1) * (va + vb + c2))
-    return found.flatten(1).mean(1)
+    return (2 * ma * mb + c1) * (2 * both + c2) / ((ma**2 + mb**2 + c1) * (va + vb + c2))
 
 
 def matched(originals: Tensor, reconstructions: Tensor) -> Tensor:
@@ -90,8 +95,24 @@ def labels_recovered(truth: Tensor, found: Tensor) -> float:
     return float(torch.minimum(*counts).sum()) / len(truth)
 
 
-def region_and_rest(original: Tensor, reconstruction: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean squared error inside and outside of a mask [n, H, W] (true: sensitive), float64 [n] each.
+def region_and_rest(
+    original: Tensor, reconstruction: Tensor, mask: Tensor, *, data_range: float, window: int = 7
+) -> dict[str, Tensor]:
+    """Figures inside and outside of a mask, ``region_mse``, ``rest_mse``, ``region_psnr``, ...; each float64 [n].
+
+    ``ssim`` is the mean over windows whose centre lies on that side. It is left out for images smaller than the window,
+    and where an image has no such window.
+
+    Parameters
+    ----------
+    original, reconstruction : Tensor
+        [n, ..., H, W].
+    mask : Tensor
+        bool [n, H, W], true: sensitive.
+    data_range : float
+        Largest difference of two pixels.
+    window : int
+        Of `ssim`.
 
     Raises
     ------
@@ -101,15 +122,28 @@ def region_and_rest(original: Tensor, reconstruction: Tensor, mask: Tensor) -> t
     _check(original, reconstruction)
     if mask.dtype != torch.bool or mask.shape != (len(original), *original.shape[-2:]):
         raise FieldError("mask", (tuple(mask.shape), mask.dtype), f"must be bool [n, H, W] of {tuple(original.shape)}")
+    if not two_sided(mask):
+        raise FieldError("mask", "empty", "must leave pixels on both sides of every image")
     squares = (original.to(torch.float64) - reconstruction.to(torch.float64)).square()
-    squares = squares.flatten(1, -3).mean(1) if squares.dim() > 3 else squares
-    sides = []
-    for side in (mask, ~mask):
-        count = side.flatten(1).sum(1)
-        if not bool(count.all()):
-            raise FieldError("mask", "empty", "must leave pixels on both sides of every image")
-        sides.append((squares * side).flatten(1).sum(1) / count)
-    return sides[0], sides[1]
+    maps = {"mse": squares.flatten(1, -3).mean(1) if squares.dim() > 3 else squares}
+    sides = {"mse": mask}
+    edge = window // 2
+    inner = mask[:, edge : mask.shape[1] - edge, edge : mask.shape[2] - edge]
+    if original.dim() == 4 and min(original.shape[2:]) >= window and two_sided(inner):
+        maps["ssim"], sides["ssim"] = _similarity(original, reconstruction, data_range, window).mean(1), inner
+    found = {}
+    for name, values in maps.items():
+        for where, side in (("region", sides[name]), ("rest", ~sides[name])):
+            found[f"{where}_{name}"] = (values * side).flatten(1).sum(1) / side.flatten(1).sum(1)
+    for where in ("region", "rest"):
+        found[f"{where}_psnr"] = 10 * torch.log10(data_range**2 / found[f"{where}_mse"].clamp_min(1e-30))
+    return found
+
+
+def two_sided(mask: Tensor) -> bool:
+    """Whether a mask [n, H, W] has pixels inside and outside in every image."""
+    flat = mask.flatten(1)
+    return bool((flat.any(1) & ~flat.all(1)).all())
 
 
 def scores(
@@ -136,7 +170,7 @@ def scores(
     others : Tensor
         [m, ...], the client's other images, for `identified`; their mean is the guess ``mean_image``.
     mask : Tensor, optional
-        [n, H, W], for the error of a region and of the rest.
+        [n, H, W], for the figures of a region and of the rest.
     perceptual : callable, optional
         ``(originals, reconstructions) -> [n]``, such as LPIPS with weights of your own; none comes with FedVeil.
     seed : int
@@ -146,7 +180,8 @@ def scores(
     -------
     dict
         ``mse``, ``psnr`` (of the mean error), ``ssim`` (images of at least 7x7), ``success``, ``identified``,
-        ``labels``, ``mean_image``, ``random_image`` (errors); ``region``, ``rest``, ``perceptual`` where asked for.
+        ``labels``, ``mean_image``, ``random_image`` (errors); ``perceptual`` and those of `region_and_rest` where asked
+        for.
     """
     images = found.images[matched(originals, found.images)]
     error = mse(originals, images)
@@ -164,7 +199,7 @@ def scores(
     if originals.dim() == 4 and min(originals.shape[2:]) >= 7:
         result["ssim"] = ssim(originals, images, data_range=data_range)
     if mask is not None:
-        result["region"], result["rest"] = region_and_rest(originals, images, mask)
+        result |= region_and_rest(originals, images, mask, data_range=data_range)
     if perceptual is not None:
         result["perceptual"] = perceptual(originals, images)
     means = {name: float(value.mean()) for name, value in result.items()}
@@ -173,8 +208,9 @@ def scores(
 
 
 def mean_scores(units: list[Mapping[str, float]]) -> dict[str, float]:
-    """Means over releases."""
-    return {name: sum(u[name] for u in units) / len(units) for name in units[0]}
+    """Means over the releases that have the figure (a release without a mask has none of a region)."""
+    names = dict.fromkeys(name for unit in units for name in unit)
+    return {name: fmean(unit[name] for unit in units if name in unit) for name in names}
 
 
 def _check(original: Tensor, reconstruction: Tensor) -> None:
