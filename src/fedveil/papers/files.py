@@ -80,7 +80,7 @@ class Pages:
         return path
 
     def together(self) -> list[Path]:
-        """Write ``tables.md``, ``cells.json`` and ``claims.md``; returns the paths."""
+        """Write ``tables.md``, ``cells.json`` and, where the study has claims, ``claims.md``; returns the paths."""
         study = self._whole()
         finished = self._finished(study, Selection(tuple(study.tables), tuple(study.figures)))
         outcomes = sorted(finished.values(), key=lambda o: o.cell.folder)
@@ -88,11 +88,13 @@ class Pages:
         data = ", ".join(sorted({str(o.summary.values["data"]["name"]) for o in outcomes}))
         head = provenance(data, seeds)
         cells = dumps({"provenance": head, "cells": [_line(o) for o in outcomes]})
-        return [
+        written = [
             self._write(self.folder / TABLES, tables_page(self.folder, study.study)),
             self._write(self.folder / CELLS, cells),
-            self._write(self.root / CLAIMS, claims_page(self.root, study.study)),
         ]
+        if study.study.described.claims or study.study.audit_claims:
+            written.append(self._write(self.root / CLAIMS, claims_page(self.root, study.study)))
+        return written
 
     def _with(self, *paths: Path) -> Reproduction:
         study = self._asked

@@ -189,14 +189,15 @@ class Divergence:
         return (*registry(), DISAGREEMENT)
 
     @cached_property
-    def _examples(self) -> Examples:
+    def examples(self) -> Examples:
+        """On which models may disagree."""
         return test_half(self.full)
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
         """Of the models that the clients sent."""
         sent = [r.value for replies in seen.received.values() for r in replies if r.kind == "model"]
         federation = seen.federation
-        return divergences(torch.stack(sent), federation.layout, federation.learner.model, self._examples.x)
+        return divergences(torch.stack(sent), federation.layout, federation.learner.model, self.examples.x)
 
 
 study.probe("distances")(Divergence)
