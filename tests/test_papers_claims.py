@@ -335,6 +335,17 @@ def test_what_is_said_of_the_distance_is_judged_round_by_round(tmp_path):
     assert finding(tmp_path, "Each round has a privacy guarantee").verdict == CONTRADICTED
 
 
+def test_a_defence_that_learned_nothing_protects_nobody(tmp_path):
+    cells = {("FedAvg", "vanilla"): VANILLA, ("FedAvg", "metric"): [0.5, 0.51, 0.49], ("FedAvg", "global"): GLOBAL}
+    write(tmp_path, "5", "accuracy", cells)
+    below = {"first": "metric", "second": "vanilla", "expect": "below"}
+    for useful, why in ((False, ""), (True, UNLEARNED)):
+        [evidence] = read_evidence(tmp_path, METRIC)
+        asked = claim(FIRST).model_copy(update={**below, "useful": useful})
+        [row] = [row for row in judge(asked, evidence).rows if row.column == "FedAvg"]
+        assert row.why == why
+
+
 def test_what_is_written_is_what_is_judged(patterns, tmp_path):
     study = tiny_study(patterns, seeds=2)
     done = run_all(study, tmp_path, ["5"])

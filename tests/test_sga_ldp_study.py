@@ -69,11 +69,13 @@ def tiny(**privacy):
 
 def test_the_noise_is_its_mean_power_over_clients():
     powers, sigma = {}, 0.0
+    labels = [int(n) for n in torch.bincount(SOURCES["digits"].load().y)]
     static = {"method": "sga-ldp", "epsilon_min": 2.0, "epsilon_max": 2.0}
     for name, privacy in (("vanilla", {"method": "vanilla"}), ("static", static), ("sga", {"method": "sga-ldp"})):
         summary = run(tiny(**privacy), probes=[STUDY.probes["watch"](tiny())])
         powers[name] = [row["figures"]["noise power"] for row in summary.rows]
         sigma = summary.noise("sigma") if name == "static" else sigma
+        assert summary.values["data"]["largest_class"] == max(labels) / sum(labels)
     assert powers["vanilla"] == [0, 0]
     assert powers["static"] == pytest.approx([sigma**2] * 2)
     assert powers["sga"][1] <= powers["sga"][0]  # nobody has a reference in the first round: the least budget

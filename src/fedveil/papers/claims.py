@@ -294,7 +294,7 @@ def _compared(claim: ClaimOf, evidence: Evidence, table: str, figure: str, row: 
     ours, other = (evidence.at(table, row, setting, figure) for setting in settings)
     place = claim.learned.get(table)
     where, name = place.partition(" ")[::2] if place else (table, "accuracy")
-    accuracies = [evidence.at(where, row, setting, name) for setting in settings]
+    accuracies = [evidence.at(where, row, setting, name) for setting in (settings[:1] if claim.useful else settings)]
     tables, figures = ({places[i] for places in claim.figures} for i in (0, 1))
     label = ", ".join([*([f"table {table}"] if len(tables) > 1 else []), *([figure] if len(figures) > 1 else [])])
     found = compared(label, ours, other, decide, accuracies)

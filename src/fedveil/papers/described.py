@@ -176,6 +176,8 @@ class ClaimOf(_Table):
         What counts as no difference; for "alike" and levels, how far is alike.
     learned : pairs
         Table and figure of the accuracy that says whether anything was learned.
+    useful : bool
+        Whether `first` itself has to have learned: what says nothing protects everything.
     paper : str
         The paper's figure, where no printed difference says it.
     seeds : int
@@ -199,6 +201,7 @@ class ClaimOf(_Table):
     second: str = ""
     margin: float = 0.02
     learned: Mapping[str, str] = {}
+    useful: bool = False
     paper: str = ""
     seeds: int = 3
     pooled: bool = True

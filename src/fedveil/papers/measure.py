@@ -11,7 +11,7 @@ from typing import Any
 from scipy.special import stdtrit
 
 from fedveil.grid import Cell, Outcome
-from fedveil.runs.summary import LAST
+from fedveil.runs.summary import LAST, Summary
 
 CONFIDENCE = 0.95
 Place = tuple[str, str, str, str]
@@ -115,7 +115,7 @@ class Result:
     noise : dict of str to float
         sigma, distance and noise_to_clip of the first cell, mean over rounds and repetitions.
     chance : float or None
-        Accuracy of always saying the largest class, over the clients' examples, where class counts are known.
+        Accuracy of always saying the largest class, over the clients' examples: the highest of the repetitions.
     guarantee : str
         Of the first finished cell.
     cells : tuple of str
@@ -200,19 +200,16 @@ def measured(one: Measurement, finished: Mapping[str, Outcome]) -> Result:
         missing=tuple(dict.fromkeys(cell.label for cell in absent)),
         undefined=len(whole) - len(counted),
         noise=noise,
-        chance=_chance(whole[0].cells[0]) if whole else None,
+        chance=_chance(firsts),
         guarantee=str(firsts[0].values["guarantee"]) if firsts else "",
         cells=tuple(dict.fromkeys(o.folder.name if o.folder else o.cell.folder for o in outcomes)),
         numerics=tuple(sorted({str(o.summary.values.get("numerics", 1)) for o in outcomes})),
     )
 
 
-def _chance(cell: Cell) -> float | None:
-    counts = cell.config.data.counts
-    if not counts:
-        return None
-    classes = [float(sum(column)) for column in zip(*counts, strict=True)]
-    return max(classes) / sum(classes)
+def _chance(summaries: Sequence[Summary]) -> float | None:
+    known = [s.values["data"].get("largest_class") for s in summaries]
+    return max((share for share in known if share is not None), default=None)
 
 
 def _summed_up(

@@ -48,6 +48,12 @@ class Dealt:
         """What each client holds."""
         return holdings(self.clients, self.dataset)
 
+    @property
+    def largest_class(self) -> float | None:
+        """Accuracy of always saying the largest class, over all that the clients hold; None without classes."""
+        totals = [sum(column) for column in zip(*(one.counts for one in self.holdings()), strict=True)]
+        return max(totals) / sum(totals) if totals else None
+
     def warnings(self) -> list[str]:
         """Clients that are empty, hold one example, or lack a class: a line each kind."""
         return warnings_of(self.holdings(), self.dataset)

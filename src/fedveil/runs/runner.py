@@ -195,6 +195,7 @@ def summary_of(
             "note": dataset.note,
             "licence": dataset.licence,
             "digest": data_digest(config.data),
+            "largest_class": setup.dealt.largest_class,
             "warnings": list(setup.warnings),
         },
         "derived_from": config.privacy.options.get("derived_from", ""),
