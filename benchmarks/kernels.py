@@ -24,7 +24,7 @@ from threadpoolctl import threadpool_limits
 from fedveil.aggregation import FedAvg, FedMedian, Krum, TrimmedMean, cluster_means
 from fedveil.calibration import max_pairwise_distance
 from fedveil.layout import Layout
-from fedveil.mechanisms import Gaussian, SecureSource
+from fedveil.mechanisms import GaussianNoise, SecureSource
 from fedveil.runs.provenance import provenance
 
 OUT = Path(__file__).resolve().parent.parent / "results" / "bench" / "kernels.json"
@@ -151,7 +151,7 @@ def noise() -> list[Case]:
         Case(
             f"secure noise into a float32 model, d 6400000, {threads} thread(s)",
             "model + np.random.normal",
-            lambda s=source: Gaussian(0.01).add_to(model.clone(), source=s).numpy(),
+            lambda s=source: GaussianNoise(0.01).add_to(model.clone(), source=s).numpy(),
             lambda: model.numpy() + np.random.normal(0, 0.01, len(model)).astype(np.float32),  # noqa: NPY002
             apart,
         )

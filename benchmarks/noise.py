@@ -14,7 +14,7 @@ from statistics import median
 import numpy as np
 import torch
 
-from fedveil.mechanisms import DiscreteGaussian, ReproducibleSource, SecureSource
+from fedveil.mechanisms import DiscreteGaussianNoise, ReproducibleSource, SecureSource
 from fedveil.runs.provenance import provenance
 
 OUT = Path(__file__).resolve().parent.parent / "results" / "bench" / "noise.json"
@@ -34,7 +34,7 @@ def main() -> None:
         "secure source, float32, two threads": lambda: two.normal(SIZE, torch.float32),
         "secure source, float64": lambda: secure.normal(SIZE, torch.float64),
         "secure source, float64, two threads": lambda: two.normal(SIZE, torch.float64),
-        "discrete Gaussian, secure, a tenth of the draws": lambda: DiscreteGaussian(1024).sample(
+        "discrete Gaussian, secure, a tenth of the draws": lambda: DiscreteGaussianNoise(1024).sample(
             SIZE // 10, source=secure
         ),
     }

@@ -23,10 +23,10 @@ from fedveil.attacks.poisoning import (
     Match,
     MinMax,
     NoiseAttack,
-    Outcome,
+    Poisoned,
     PullReference,
     Scaling,
-    Selection,
+    SelectionProbe,
     SignFlip,
     alie,
     flip,
@@ -232,15 +232,15 @@ def test_rates_by_hand():
 
 
 def test_a_verdict_gives_the_clean_rate_recall_and_accuracy():
-    runs = [Outcome(s, 1 - s, 0.8, 50) for s in (0.5, 0.6, 0.7)]
-    clean = [Outcome(0.1, 0.9, 0.9, 50)] * 3
-    verdict = success_rate("label flip", "median", runs, clean, [Outcome(0.9, 0.1, 0.8, 50)])
+    runs = [Poisoned(s, 1 - s, 0.8, 50) for s in (0.5, 0.6, 0.7)]
+    clean = [Poisoned(0.1, 0.9, 0.9, 50)] * 3
+    verdict = success_rate("label flip", "median", runs, clean, [Poisoned(0.9, 0.1, 0.8, 50)])
     assert verdict.point == pytest.approx(0.6)
     assert verdict.high - verdict.point == pytest.approx(4.3027 * 0.1 / math.sqrt(3), rel=1e-4)
     assert verdict.details["gain"] == pytest.approx(0.5)
     assert verdict.details["source recall"] == pytest.approx(0.4)
     assert (verdict.n, verdict.replication, verdict.valid) == (3, "one run", True)
-    single = success_rate("label flip", "median", runs[:1], clean[:1], [Outcome(0.15, 0.1, 0.8, 50)])
+    single = success_rate("label flip", "median", runs[:1], clean[:1], [Poisoned(0.15, 0.1, 0.8, 50)])
     assert (single.low, single.high) == pytest.approx((0.3553, 0.6447), abs=1e-3)  # Clopper and Pearson, 25 of 50
     assert single.valid is False
 
@@ -306,7 +306,7 @@ def test_the_worst_attack_beats_the_mean_and_not_robust_rules(arena):
 
 def test_the_worst_attack_is_chosen_on_validation_and_told_on_test():
     def ended(accuracy):
-        return Outcome(1 - accuracy, accuracy, accuracy, 9)
+        return Poisoned(1 - accuracy, accuracy, accuracy, 9)
 
     matches = [
         Match(rule="mean", attack=name, seed=0, targeted=False, validation=ended(v), test=ended(t))
@@ -430,9 +430,9 @@ def test_on_blood_cells_a_robust_rule_outlives_its_worst_attack_and_the_mean_doe
 
 
 def test_the_probe_counts_whom_a_rule_left_out(arena):
-    probe = Selection(Krum(malicious=2), arena.malicious, rare=(0,))
+    probe = SelectionProbe(Krum(malicious=2), arena.malicious, rare=(0,))
     federation = Federation(model=arena.model, clients=arena.clients, method=Krum(malicious=2), probes=[probe])
     figures = federation.run(1).rounds[0].figures
     assert set(figures) == {"honest_rejected", "rare_rejected", "malicious_share"}
     assert figures["honest_rejected"] in (pytest.approx(7 / 8), 1.0)
-    assert Selection(FedMedian(), (), ()).figures == ()
+    assert SelectionProbe(FedMedian(), (), ()).figures == ()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedveil.errors import FieldError
-from fedveil.mechanisms import DiscreteGaussian, ReproducibleSource, SecureSource, to_grid
+from fedveil.mechanisms import DiscreteGaussianNoise, ReproducibleSource, SecureSource, to_grid
 from fedveil.mechanisms import discrete as module
 
 DRAWS = 30_000
@@ -35,7 +35,7 @@ def fit_p(drawn, sigma):
 
 @pytest.mark.parametrize("sigma", [1, 2, 7])
 def test_every_integer_has_its_probability(sigma):
-    drawn = DiscreteGaussian(sigma).sample(DRAWS, source=ReproducibleSource(sigma))
+    drawn = DiscreteGaussianNoise(sigma).sample(DRAWS, source=ReproducibleSource(sigma))
     assert drawn.dtype == torch.int64
     assert fit_p(drawn.numpy(), sigma) > PLAUSIBLE
     assert fit_p(drawn.numpy(), sigma + 1) < IMPOSSIBLE
@@ -51,7 +51,7 @@ def test_a_rounded_normal_is_another_distribution():
 
 @pytest.mark.parametrize("source", [ReproducibleSource(0), SecureSource()], ids=["reproducible", "secure"])
 def test_the_widest_noise_has_its_deviation_and_shape(source):
-    drawn = DiscreteGaussian(2048).sample(DRAWS, source=source).double().numpy()
+    drawn = DiscreteGaussianNoise(2048).sample(DRAWS, source=source).double().numpy()
     assert variance_p(drawn, 2048) > 1e-6
     assert variance_p(drawn, 2048 * 1.05) < IMPOSSIBLE
     assert variance_p(drawn, 2048 / 1.05) < IMPOSSIBLE
@@ -72,9 +72,9 @@ def test_whole_numbers_below_a_bound_are_uniform(bound):
 @pytest.mark.parametrize("sigma", [0, -1, 1.5, 2049, float("nan"), True, None])
 def test_bad_parameters_are_refused(sigma):
     with pytest.raises(FieldError, match="sigma"):
-        DiscreteGaussian(sigma)
+        DiscreteGaussianNoise(sigma)
     with pytest.raises(FieldError, match="size"):
-        DiscreteGaussian(2).sample(0, source=ReproducibleSource(0))
+        DiscreteGaussianNoise(2).sample(0, source=ReproducibleSource(0))
 
 
 # ---- the grid

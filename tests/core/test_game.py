@@ -14,7 +14,7 @@ from core_kit import ScaledSource
 from fedveil.attacks import bound
 from fedveil.audit.guarantees import cases as all_cases
 from fedveil.errors import HeuristicError
-from fedveil.mechanisms import DiscreteGaussian, ReproducibleSource
+from fedveil.mechanisms import DiscreteGaussianNoise, ReproducibleSource
 
 DIMENSIONS = (1, 11, 1000)
 QUICK = (
@@ -98,7 +98,7 @@ def test_without_noise_every_claim_is_beaten(d, name, monkeypatch):
             ledger.entries[0].spend.guarantee.epsilon(1e-5)
         return
     nothing = lambda self, size, *, source: torch.zeros(size, dtype=torch.int64)  # noqa: E731
-    monkeypatch.setattr(DiscreteGaussian, "sample", nothing)
+    monkeypatch.setattr(DiscreteGaussianNoise, "sample", nothing)
     first, second = scores(case, Silent(0), 1)
     # every run is the same: what 2,000 of them would show
     result = bound(np.full(4000, first[0]), np.full(4000, second[0]))

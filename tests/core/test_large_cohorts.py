@@ -19,7 +19,7 @@ from fedveil.aggregation.base import rounding
 from fedveil.attacks import bound
 from fedveil.audit.guarantees import worlds as game_cases
 from fedveil.clipping import clip
-from fedveil.mechanisms import Gaussian, ReproducibleSource
+from fedveil.mechanisms import GaussianNoise, ReproducibleSource
 from fedveil.methods import GlobalDP
 
 MEANS = ("fedavg", "fedavgm", "fedopt", "fedadam", "norm-bounding")
@@ -133,7 +133,7 @@ def test_noise_is_added_in_float64_before_anything_is_rounded(order):
     side = GlobalDP(noise_multiplier=1.0, clip=1.0, order=order)
     replies = [(Release("model", row),) for row in rows]
     found = side.combine(replies, server_facts(theta, n), side.init(d, theta.dtype), ReproducibleSource(7)).models[0]
-    noise = Gaussian(1 / n).sample(d, source=ReproducibleSource(7))
+    noise = GaussianNoise(1 / n).sample(d, source=ReproducibleSource(7))
     assert torch.equal(found, (rows.double().mean(0) + noise).float())
 
 

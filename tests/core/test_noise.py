@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedveil.errors import FieldError
-from fedveil.mechanisms import EuclideanLaplace, Gaussian, ReproducibleSource, SecureSource, keyed_seed
+from fedveil.mechanisms import EuclideanLaplaceNoise, GaussianNoise, ReproducibleSource, SecureSource, keyed_seed
 from fedveil.mechanisms import noise as noise_module
 from fedveil.mechanisms import secure as secure_module
 
@@ -39,7 +39,7 @@ def threshold(make):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_gaussian_has_its_deviation_within_two_percent(make, dtype):
     sigma = 2.5
-    noise = Gaussian(sigma).sample(DRAWS, source=make(), dtype=dtype)
+    noise = GaussianNoise(sigma).sample(DRAWS, source=make(), dtype=dtype)
     assert noise.dtype == dtype
     assert variance_p(noise, sigma) > threshold(make)
     # the deviation of the estimated deviation is .16%, so 2% is twelve of them
@@ -52,7 +52,7 @@ def test_gaussian_has_its_deviation_within_two_percent(make, dtype):
 
 @pytest.mark.parametrize("make", sources())
 def test_gaussian_is_normal_and_uncorrelated(make):
-    noise = Gaussian(0.3).sample(DRAWS, source=make()).numpy()
+    noise = GaussianNoise(0.3).sample(DRAWS, source=make()).numpy()
     assert stats.kstest(noise, stats.norm(scale=0.3).cdf).pvalue > threshold(make)
     assert stats.kstest(noise, stats.norm(scale=0.31).cdf).pvalue < IMPOSSIBLE
     for lag in (1, 2, DRAWS // 2):  # the halves of a Box-Muller draw lie half a length apart
@@ -79,7 +79,7 @@ def test_gamma(shape):
 @pytest.mark.parametrize("make", sources())
 @pytest.mark.parametrize(("n", "epsilon"), [(1, 2.0), (3, 0.5), (40, 7.0)])
 def test_laplace_radius_and_direction(make, n, epsilon):
-    mechanism, source = EuclideanLaplace(epsilon), make()
+    mechanism, source = EuclideanLaplaceNoise(epsilon), make()
     noise = torch.stack([mechanism.sample(n, source=source) for _ in range(3000)]).numpy()
     radius = np.linalg.norm(noise, axis=1)
     law = lambda e: stats.gamma(n, scale=1 / e).cdf  # noqa: E731
@@ -100,26 +100,26 @@ def test_laplace_radius_and_direction(make, n, epsilon):
 
 def test_laplace_in_one_dimension_is_laplace():
     source = ReproducibleSource(5)
-    noise = [float(EuclideanLaplace(2.0).sample(1, source=source)[0]) for _ in range(3000)]
+    noise = [float(EuclideanLaplaceNoise(2.0).sample(1, source=source)[0]) for _ in range(3000)]
     assert stats.kstest(noise, stats.laplace(scale=0.5).cdf).pvalue > PLAUSIBLE
     assert stats.kstest(noise, stats.laplace(scale=0.75).cdf).pvalue < IMPOSSIBLE
 
 
 def test_laplace_in_high_dimension_has_the_expected_length():
     # E[radius] = n / epsilon, with relative deviation 1 / sqrt(n) = .1% here
-    noise = EuclideanLaplace(4.0).sample(1_000_000, source=ReproducibleSource(0), dtype=torch.float32)
+    noise = EuclideanLaplaceNoise(4.0).sample(1_000_000, source=ReproducibleSource(0), dtype=torch.float32)
     assert float(noise.double().norm()) == pytest.approx(250_000, rel=0.005)
 
 
 @pytest.mark.parametrize("scale", [0, -1.0, float("nan"), float("inf"), "1", None, True])
 def test_bad_scales_are_refused(scale):
     with pytest.raises(FieldError, match="sigma"):
-        Gaussian(scale)
+        GaussianNoise(scale)
     with pytest.raises(FieldError, match="epsilon"):
-        EuclideanLaplace(scale)
+        EuclideanLaplaceNoise(scale)
 
 
-@pytest.mark.parametrize("mechanism", [Gaussian(1.0), EuclideanLaplace(1.0)])
+@pytest.mark.parametrize("mechanism", [GaussianNoise(1.0), EuclideanLaplaceNoise(1.0)])
 def test_a_source_and_a_size_are_needed(mechanism):
     for size in (0, -1, 2.5, True):
         with pytest.raises(FieldError, match="size"):
@@ -235,8 +235,8 @@ def test_streams_of_a_large_study_do_not_collide():
 def test_noise_in_place_has_the_bits_of_noise_at_once(monkeypatch, dtype):
     monkeypatch.setattr(noise_module, "_BLOCK", 7)  # odd: a float32 draw may end in the middle of a word
     vector = torch.randn(100, dtype=dtype)
-    expected = vector + Gaussian(2.5).sample(100, source=ReproducibleSource(1), dtype=dtype)
-    result = Gaussian(2.5).add_to(vector, source=ReproducibleSource(1))
+    expected = vector + GaussianNoise(2.5).sample(100, source=ReproducibleSource(1), dtype=dtype)
+    result = GaussianNoise(2.5).add_to(vector, source=ReproducibleSource(1))
     assert result is vector
     assert torch.equal(vector, expected)
 
@@ -244,7 +244,7 @@ def test_noise_in_place_has_the_bits_of_noise_at_once(monkeypatch, dtype):
 @pytest.mark.parametrize("make", sources())
 def test_noise_in_place_has_its_deviation(monkeypatch, make):
     monkeypatch.setattr(noise_module, "_BLOCK", DRAWS // 8)
-    noise = Gaussian(2.5).add_to(torch.full((DRAWS,), 10.0, dtype=torch.float64), source=make()) - 10
+    noise = GaussianNoise(2.5).add_to(torch.full((DRAWS,), 10.0, dtype=torch.float64), source=make()) - 10
     assert variance_p(noise, 2.5) > threshold(make)
     assert variance_p(noise, 0.98 * 2.5) < IMPOSSIBLE
     assert variance_p(noise, 1.02 * 2.5) < IMPOSSIBLE
@@ -254,12 +254,12 @@ def test_noise_in_place_has_its_deviation(monkeypatch, make):
 def test_noise_in_place_holds_no_second_vector():
     vector = torch.zeros(4 << 20)
     tracemalloc.start()  # follows numpy, which both sources draw with
-    Gaussian(1.0).add_to(vector, source=SecureSource())
+    GaussianNoise(1.0).add_to(vector, source=SecureSource())
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < vector.nbytes / 2
     with pytest.raises(FieldError, match="source"):
-        Gaussian(1.0).add_to(vector, source=None)
+        GaussianNoise(1.0).add_to(vector, source=None)
 
 
 # ---- the keystream

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil.layout import Layout
-from fedveil.mechanisms import EuclideanLaplace, ReproducibleSource, SecureSource
+from fedveil.mechanisms import EuclideanLaplaceNoise, ReproducibleSource, SecureSource
 from fedveil.mechanisms.noise import euclidean_laplace_rows
 from fedveil.mechanisms.source import _philox
 from fedveil.methods import Broadcast, ClientFacts, GroupPrivacy, PublicFacts
@@ -53,7 +53,7 @@ def test_noise_by_rows_needs_scales():
     sources = [ReproducibleSource(i) for i in range(2)]
     drawn = euclidean_laplace_rows(torch.tensor([2.0, 3.0], dtype=torch.float64), 5, sources, torch.float64)
     for i, epsilon in enumerate((2.0, 3.0)):
-        assert torch.equal(drawn[i], EuclideanLaplace(epsilon).sample(5, source=ReproducibleSource(i)))
+        assert torch.equal(drawn[i], EuclideanLaplaceNoise(epsilon).sample(5, source=ReproducibleSource(i)))
     with pytest.raises(ValueError, match="epsilon"):
         euclidean_laplace_rows(torch.tensor([2.0, 0.0], dtype=torch.float64), 5, sources, torch.float64)
 

@@ -9,7 +9,7 @@ from flower_cases import CLIENTS, METHODS, arguments, observe
 from fedveil.clipping import clip
 from fedveil.engines import ClientParty
 from fedveil.flower import FlowerFederation, from_arrays
-from fedveil.mechanisms import EuclideanLaplace, Gaussian, gaussian_sigma
+from fedveil.mechanisms import EuclideanLaplaceNoise, GaussianNoise, gaussian_sigma
 
 pytestmark = pytest.mark.flower
 LOCAL = [name for name, m in METHODS.items() if m.client.trust == "local"]
@@ -77,7 +77,7 @@ def test_each_client_sends_noise_of_the_claimed_scale(name):
 @pytest.mark.parametrize("name", LOCAL)
 @pytest.mark.parametrize("factor", [0.0, 0.5, 2.0])
 def test_planted_noise_of_the_wrong_scale_is_caught(name, factor, monkeypatch):
-    for mechanism in (Gaussian, EuclideanLaplace):
+    for mechanism in (GaussianNoise, EuclideanLaplaceNoise):
         right = mechanism.sample
         monkeypatch.setattr(mechanism, "sample", lambda self, *a, right=right, **k: factor * right(self, *a, **k))
     with pytest.raises(AssertionError):
@@ -150,7 +150,7 @@ def test_the_server_adds_noise_of_the_claimed_scale(name):
 @pytest.mark.parametrize("name", NOISED)
 @pytest.mark.parametrize("factor", [0.0, 0.5, 2.0])
 def test_planted_server_noise_of_the_wrong_scale_is_caught(name, factor, monkeypatch):
-    right = Gaussian.sample
-    monkeypatch.setattr(Gaussian, "sample", lambda self, *a, **k: factor * right(self, *a, **k))
+    right = GaussianNoise.sample
+    monkeypatch.setattr(GaussianNoise, "sample", lambda self, *a, **k: factor * right(self, *a, **k))
     with pytest.raises(AssertionError):
         check_server(name)

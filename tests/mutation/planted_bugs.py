@@ -32,17 +32,17 @@ def _bug(name, file, old, new, *tests):
     return Bug(name, file, old, new, tests)
 
 
-_NOISED = "noise = Gaussian(sigma)"
+_NOISED = "noise = GaussianNoise(sigma)"
 _CLIPPED = "clipped = updates.lengths, updates.clipped(bound)"
 _FIRST = "noise.add_to(reduced, source=source)"
 _PRINTED = "noise.add_to(model, source=source)"
 _ORDER = 'first = self.order == "formal" or self.aggregator.identity_step'
-_GROUP = "noise = EuclideanLaplace(epsilon).sample(len(model)"
+_GROUP = "noise = EuclideanLaplaceNoise(epsilon).sample(len(model)"
 _GROUP_OUT = 'Protected((Release("model", model + noise),), self._spend((epsilon,)'
-_FEDRE = "update[s] += Gaussian(deviation).sample("
+_FEDRE = "update[s] += GaussianNoise(deviation).sample("
 _FEDRE_CLIP = "update = clip(model - facts.start, bounds, facts.layout)"
 _FEDRE_OUT = 'Protected((Release("model", facts.start + update),), self._spend(deviations'
-_SGA = "update = update + Gaussian(sigma).sample("
+_SGA = "update = update + GaussianNoise(sigma).sample("
 _SGA_CLIP = "update = clip(model - facts.start, self.clip)"
 _SGA_OUT = '(Release("model", released),), spend'
 _KEY = "key = (self.ledger.party, round_, purpose, attempt)"
@@ -579,8 +579,8 @@ BUGS = (
     _bug(
         "half the noise, discrete",
         _METHODS["central"],
-        "DiscreteGaussian(STEPS).sample(",
-        "DiscreteGaussian(STEPS // 2).sample(",
+        "DiscreteGaussianNoise(STEPS).sample(",
+        "DiscreteGaussianNoise(STEPS // 2).sample(",
         CENTRAL,
     ),
     _bug(
@@ -983,8 +983,8 @@ BUGS = (
     _bug(
         "record: variance taken for deviation",
         "learning/private.py",
-        "Gaussian(noisy.deviation)",
-        "Gaussian(noisy.deviation**2)",
+        "GaussianNoise(noisy.deviation)",
+        "GaussianNoise(noisy.deviation**2)",
         f"{PRIVATE}::test_noise_has_the_deviation_that_is_promised",
         f"{RECORD}::test_one_silos_release_keeps_its_promise",
     ),

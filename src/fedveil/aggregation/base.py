@@ -97,6 +97,11 @@ class Aggregator(ABC):
         return self
 
     @property
+    def by_examples(self) -> bool:
+        """Whether weights follow the example counts that clients send."""
+        return False
+
+    @property
     def least(self) -> int:
         """The fewest updates on which the rule works; where fewer arrive, engines count absent clients as zeros."""
         return 1
@@ -180,6 +185,11 @@ class WeightedMean(Aggregator):
             require_count("max_examples", self.max_examples)
             if self.weighting == "uniform":
                 raise FieldError("max_examples", self.max_examples, 'is for weighting="examples"; leave it out')
+
+    @property
+    def by_examples(self) -> bool:
+        """As `weighting` says."""
+        return self.weighting == "examples"
 
     def weights(self, counts: Tensor | None, n: int) -> Tensor:
         """Uniform, or proportional to the counts."""

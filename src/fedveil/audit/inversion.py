@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
-from fedveil.attacks.inversion import INVERSIONS, Inversion, Inverted, Release, compare_inversion, play_round
+from fedveil.attacks.inversion import INVERSIONS, Captured, Inversion, Inverted, compare_inversion, play_round
 from fedveil.audit.game import GAMES, Judgement, Refused
 from fedveil.audit.participation import Planned, settings_of
 from fedveil.config import Config
@@ -132,7 +132,7 @@ class InversionGame:
             notes.append(f"fails without a defence, and says nothing about one: {', '.join(invalid)}")
         return InversionAudit(found.verdicts, refused, values, notes, found, self._pixels(plain))
 
-    def _releases(self, setup: Setup, method: Method | None = None) -> list[Release]:
+    def _releases(self, setup: Setup, method: Method | None = None) -> list[Captured]:
         arguments = {**setup.arguments, "clients": self._clients(setup), "clients_per_round": None}
         execution = Execution(learner=arguments.pop("learner"))
         if method is not None:

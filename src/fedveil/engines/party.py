@@ -210,7 +210,7 @@ class ServerParty(Party):
         invalid: dict[int, str] = {}
         usable: dict[int, Releases] = {}
         rule = self.method.server.rule
-        counted = getattr(rule, "weighting", "uniform") == "examples"
+        counted = rule is not None and rule.by_examples
         for partition in sorted(replies):
             try:
                 check_reply(replies[partition], self.layout.size, broadcast.models.dtype, counted)

@@ -9,16 +9,42 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
 from fedveil.engines.history import RoundRecord
+from fedveil.engines.party import ServerParty
 from fedveil.errors import FieldError
+from fedveil.layout import Layout
+from fedveil.learning import ClientData
+from fedveil.learning.learner import Learner
+from fedveil.mechanisms import Source
 from fedveil.methods import Broadcast, Releases
 
-if TYPE_CHECKING:
-    from fedveil.engines.local import Federation
+
+class Watched(Protocol):
+    """What a probe finds of the federation that is run, under every engine."""
+
+    @property
+    def clients(self) -> Sequence[ClientData]:
+        """By partition."""
+
+    @property
+    def learner(self) -> Learner:
+        """With the model, and how clients train."""
+
+    @property
+    def layout(self) -> Layout:
+        """Of the model's vector."""
+
+    @property
+    def server(self) -> ServerParty:
+        """With its state, and its public tutor."""
+
+    @property
+    def source(self) -> Source:
+        """Randomness of the noise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,8 +53,8 @@ class Seen:
 
     Attributes
     ----------
-    federation : Federation
-        After the round; its model, layout, clients and learner.
+    federation : Watched
+        After the round; its clients, learner (with the model), layout and server.
     broadcast : Broadcast
         What opened the round: the hypotheses [k, d] and the public facts.
     received : mapping of int to Releases
@@ -39,7 +65,7 @@ class Seen:
         The round's figures, those of probes left out.
     """
 
-    federation: Federation
+    federation: Watched
     broadcast: Broadcast
     received: Mapping[int, Releases]
     models: Tensor

@@ -15,7 +15,7 @@ from fedveil.layout import Layout
 from fedveil.learning.clients import ClientData
 from fedveil.learning.losses import losses_of
 from fedveil.learning.stacked import Stack, compile_stack
-from fedveil.learning.stacked.block import Block, dropout_masks
+from fedveil.learning.stacked.block import ClientBlock, dropout_masks
 from fedveil.learning.stacked.compile import NotStackable
 from fedveil.learning.stacked.schedule import schedule
 from fedveil.learning.streams import Key, stream
@@ -135,7 +135,7 @@ class BatchedTrainer:
         y = _joined([c.y for c in clients]).to(device)
         with torch.no_grad():
             values = models.to(device)
-            block = Block(
+            block = ClientBlock(
                 stack,
                 values,
                 optimiser=local.optimizer,

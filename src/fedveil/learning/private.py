@@ -17,7 +17,7 @@ from fedveil.learning.per_example import PerExample
 from fedveil.learning.streams import Key, stream
 from fedveil.learning.training import LocalTraining, SequentialTrainer, Trained, check_request
 from fedveil.learning.validation import require_apart, require_unmixed
-from fedveil.mechanisms import Gaussian, Source
+from fedveil.mechanisms import GaussianNoise, Source
 from fedveil.methods.contract import NoisySteps
 
 _LOG = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class PrivateTrainer(SequentialTrainer):
                 found, losses = sums.clipped_sum(*self._batch(client, rows), noisy.clip)
                 total += found.cpu()
                 seen, examples = seen + float(losses.sum()), examples + len(rows)
-            total += Gaussian(noisy.deviation).sample(self.layout.size, source=noise, dtype=self.layout.dtype)
+            total += GaussianNoise(noisy.deviation).sample(self.layout.size, source=noise, dtype=self.layout.dtype)
             self._write((total / noisy.denominator).to(self.layout.dtype))  # rounded with its noise
             for p, anchor in zip(self._parameters, anchors, strict=False):
                 assert p.grad is not None

@@ -1,14 +1,14 @@
 """Draw noise: mechanisms and the sources of their randomness."""
 
-from fedveil.mechanisms.discrete import DiscreteGaussian, to_grid
-from fedveil.mechanisms.noise import EuclideanLaplace, Gaussian, gaussian_sigma
+from fedveil.mechanisms.discrete import DiscreteGaussianNoise, to_grid
+from fedveil.mechanisms.noise import EuclideanLaplaceNoise, GaussianNoise, gaussian_sigma
 from fedveil.mechanisms.secure import SecureSource
 from fedveil.mechanisms.source import NoSource, ReproducibleSource, Source, keyed_seed
 
 __all__ = [
-    "DiscreteGaussian",
-    "EuclideanLaplace",
-    "Gaussian",
+    "DiscreteGaussianNoise",
+    "EuclideanLaplaceNoise",
+    "GaussianNoise",
     "NoSource",
     "ReproducibleSource",
     "SecureSource",

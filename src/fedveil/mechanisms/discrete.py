@@ -22,7 +22,7 @@ Integers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
-class DiscreteGaussian:
+class DiscreteGaussianNoise:
     """Discrete Gaussian noise with parameter sigma on the integers.
 
     Parameters

@@ -35,7 +35,7 @@ def gaussian_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> fl
 
 
 @dataclass(frozen=True)
-class Gaussian:
+class GaussianNoise:
     """Independent normal noise on every coordinate.
 
     Parameters
@@ -67,7 +67,7 @@ class Gaussian:
 
 
 @dataclass(frozen=True)
-class EuclideanLaplace:
+class EuclideanLaplaceNoise:
     """n-dimensional Laplace noise: density proportional to exp(-epsilon * ||x||_2).
 
     The radius is Gamma(n, 1/epsilon), the direction uniform on the sphere; E[radius] = n / epsilon and each coordinate
@@ -94,7 +94,7 @@ class EuclideanLaplace:
 
 
 def euclidean_laplace_rows(epsilons: Tensor, size: int, sources: Sequence[Source], dtype: torch.dtype) -> Tensor:
-    """Noise [n, size] of n parties, each row as `EuclideanLaplace` draws it from that party's source, to the bit.
+    """Noise [n, size] of n parties, each row as `EuclideanLaplaceNoise` draws it from that party's source, to the bit.
 
     Parameters
     ----------

@@ -15,7 +15,7 @@ from fedveil.accounting.events import FACTOR
 from fedveil.aggregation import Aggregator, FedAvg, Updates, WeightedMean, padded, require_rule
 from fedveil.clipping import QuantileClip
 from fedveil.errors import FieldError, require_choice, require_noise, require_positive
-from fedveil.mechanisms import DiscreteGaussian, Gaussian, Source, to_grid
+from fedveil.mechanisms import DiscreteGaussianNoise, GaussianNoise, Source, to_grid
 from fedveil.methods.contract import Combined, Releases, ServerFacts, models_of, stack_counts
 
 Order = Literal["formal", "printed"]
@@ -168,7 +168,7 @@ class CentralNoise(ABC):
             reduced = _integer_mean(clipped.stack, bound, sigma, cohort, source)
             model, inner = self.aggregator.step(theta, reduced, state.rule)
         else:
-            noise = Gaussian(sigma)
+            noise = GaussianNoise(sigma)
             rule = self.aggregator.for_round(state.rule, source, facts.public_update)
             size = cohort if self.order == "formal" else max(len(updates), min(rule.least, cohort))
             reduced = clipped.reduce(rule, weights, size)
@@ -239,12 +239,12 @@ class CentralNoise(ABC):
         else:
             sensitivity = self.aggregator.sensitivity(bound, weights, self.relation)
             conditions += ("who replies with a usable model does not depend on private data",)
-            if getattr(self.aggregator, "weighting", "uniform") == "examples":
+            if self.aggregator.by_examples:
                 conditions += ("example counts are public",)
         if sensitivity is None:
             return self._heuristic("the aggregation rule has no sensitivity", sigma)
         slope = self.aggregator.lipschitz(weights)
-        if self.order == "formal" and getattr(self.aggregator, "weighting", "uniform") == "examples":
+        if self.order == "formal" and self.aggregator.by_examples:
             slope = None  # a private count moves the release even where the update stays
         guarantee = Guarantee(
             unit="client",
@@ -288,6 +288,6 @@ def _with_bit(spend: Spend, adaptive: QuantileClip) -> Spend:
 def _integer_mean(clipped: Tensor, bound: float, sigma: float, cohort: int, source: Source) -> Tensor:
     """Noised mean over a planned cohort, summed in integers on a grid of sigma * cohort / STEPS."""
     grid = sigma * cohort / STEPS
-    noise = DiscreteGaussian(STEPS).sample(clipped.shape[1], source=source)
+    noise = DiscreteGaussianNoise(STEPS).sample(clipped.shape[1], source=source)
     steps = to_grid(clipped, bound, grid).sum(0) + noise
     return (steps.to(torch.float64) * (grid / cohort)).to(clipped.dtype)

@@ -312,7 +312,7 @@ class Method:
     def __post_init__(self) -> None:
         """Refuse weights that would need what local trust keeps on the client."""
         rule = self.server.rule
-        if self.client.trust != "central" and getattr(rule, "weighting", "uniform") == "examples":
+        if self.client.trust != "central" and rule is not None and rule.by_examples:
             raise FieldError(
                 "weighting", "examples", f'counts stay on the client under {self.client.trust} trust: use "uniform"'
             )

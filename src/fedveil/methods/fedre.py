@@ -23,7 +23,7 @@ from fedveil.clipping import clip
 from fedveil.errors import FieldError, require_choice, require_delta, require_positive
 from fedveil.gdp import mu_of_epsilon
 from fedveil.layout import Layout
-from fedveil.mechanisms import Gaussian, Source
+from fedveil.mechanisms import GaussianNoise, Source
 from fedveil.methods.contract import (
     LIVENESS,
     Broadcast,
@@ -126,7 +126,7 @@ class FedRE:
             deviations = tuple(factor * deviation for deviation in deviations)
         for slices, deviation in zip(groups.values(), deviations, strict=True):
             for s in slices:
-                update[s] += Gaussian(deviation).sample(s.stop - s.start, source=source, dtype=update.dtype)
+                update[s] += GaussianNoise(deviation).sample(s.stop - s.start, source=source, dtype=update.dtype)
         return Protected((Release("model", facts.start + update),), self._spend(deviations, rounds), state)
 
     def _scores(self, facts: ClientFacts, layers: list[str]) -> list[float]:

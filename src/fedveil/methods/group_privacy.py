@@ -25,7 +25,7 @@ from fedveil.calibration import NeighbourhoodLaplace
 from fedveil.clipping import norms
 from fedveil.errors import require_count, require_non_negative, require_positive
 from fedveil.layout import Layout
-from fedveil.mechanisms import EuclideanLaplace, Source
+from fedveil.mechanisms import EuclideanLaplaceNoise, Source
 from fedveil.mechanisms.noise import euclidean_laplace_rows
 from fedveil.methods.contract import (
     LIVENESS,
@@ -106,7 +106,7 @@ class GroupPrivacy:
             epsilon = NeighbourhoodLaplace(self.noise_multiplier).epsilon(step)
         else:
             epsilon = self._public_epsilon(self.fallback_radius if self.radius is None else self.radius, len(model))
-        noise = EuclideanLaplace(epsilon).sample(len(model), source=source, dtype=model.dtype)
+        noise = EuclideanLaplaceNoise(epsilon).sample(len(model), source=source, dtype=model.dtype)
         return Protected((Release("model", model + noise),), self._spend((epsilon,), facts.broadcast), state)
 
     def protect_each(

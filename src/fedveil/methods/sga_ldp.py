@@ -19,7 +19,7 @@ from fedveil.clipping import clip
 from fedveil.errors import require_choice
 from fedveil.gdp import mu_of_epsilon
 from fedveil.layout import Layout
-from fedveil.mechanisms import Gaussian, Source
+from fedveil.mechanisms import GaussianNoise, Source
 from fedveil.methods.contract import LIVENESS, Broadcast, ClientFacts, Protected, Releases, held_to, noise_figures
 
 
@@ -101,7 +101,7 @@ class SGALDP:
         else:
             epsilon = calibrator.epsilon(update, None if facts.failed else _reference(facts.broadcast, state))
             sigma = calibrator.sigma(epsilon)
-        update = update + Gaussian(sigma).sample(len(update), source=source, dtype=update.dtype)
+        update = update + GaussianNoise(sigma).sample(len(update), source=source, dtype=update.dtype)
         released = facts.start + update
         spend = self._spend((sigma,), epsilon)
         return Protected(

@@ -8,13 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedveil.errors import damaged
 from fedveil.papers.measure import Place, Result, from_json, interval_of
-
-if TYPE_CHECKING:
-    from fedveil.papers.study import Study
+from fedveil.papers.paper import Paper
 
 SEEDS, DRAWS, ONE_RUN = "seeds", "noise draws on one training", "one run"
 WRITTEN_AGAIN = "restore it, or delete it and ask for this table again with --no-run: finished runs are kept"
@@ -53,7 +51,7 @@ class Evidence:
 
     Attributes
     ----------
-    study : Study
+    study : Paper
         Which.
     scale : str
         Of it.
@@ -65,7 +63,7 @@ class Evidence:
         Round by round.
     """
 
-    study: Study
+    study: Paper
     scale: str
     readings: tuple[str, ...] = ()
     results: Mapping[Place, Result] = field(default_factory=dict)
@@ -170,7 +168,7 @@ def mean_of(differences: Sequence[Difference]) -> Difference | None:
     return difference([fmean(one[seed] for one in by_seed) for seed in common], SEEDS, common)
 
 
-def read_evidence(folder: Path, study: Study) -> list[Evidence]:
+def read_evidence(folder: Path, study: Paper) -> list[Evidence]:
     """The table files and cells of a study below a folder, together by scale and reading.
 
     Raises
@@ -195,7 +193,7 @@ def read_evidence(folder: Path, study: Study) -> list[Evidence]:
     return list(found.values())
 
 
-def _runs(path: Path, study: Study) -> tuple[RunSeries, ...]:
+def _runs(path: Path, study: Paper) -> tuple[RunSeries, ...]:
     """The runs of cells.json; none where there is no such file."""
     if not path.is_file():
         return ()

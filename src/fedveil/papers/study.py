@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module, resources
 from importlib.metadata import entry_points
@@ -14,9 +13,10 @@ from fedveil.engines.probe import Probe
 from fedveil.errors import FieldError, require_choice
 from fedveil.grid import Outcome
 from fedveil.papers.audited import AuditClaim
-from fedveil.papers.claims import JUDGES, Judge
+from fedveil.papers.claims import JUDGES
 from fedveil.papers.described import Described, Part, ScaleOf
 from fedveil.papers.measure import Place, Published, Value
+from fedveil.papers.paper import Paper, read_published
 from fedveil.papers.standard import CURVES, MEASURES
 from fedveil.registry import Registry
 from fedveil.report.plots import Curve
@@ -28,7 +28,7 @@ Change = Callable[[dict[str, Any]], None]
 Adjust = Callable[[dict[str, Any], ScaleOf, frozenset[str]], None]
 
 
-class Study:
+class Study(Paper):
     """A paper's experiments.
 
     Parameters
@@ -58,10 +58,9 @@ class Study:
     """
 
     def __init__(self, name: str, described: Described, published: Mapping[Place, Published]) -> None:
-        self.name, self.described, self.published = name, described, published
+        super().__init__(name, described, published, JUDGES)
         self.measures: Registry[Measure] = Registry(f"{name}, measure", MEASURES)
         self.curves: Registry[Draw] = Registry(f"{name}, curve", CURVES)
-        self.judges: Registry[Judge] = Registry(f"{name}, judge", JUDGES)
         self.probes: Registry[Callable[[Config], Probe]] = Registry(f"{name}, probe", {})
         self.changes: Registry[Change] = Registry(f"{name}, change", {})
         self.measure, self.curve, self.judge = self.measures.register, self.curves.register, self.judges.register
@@ -154,20 +153,6 @@ class Study:
             for name in names_:
                 require_choice(f"{where}.{field}", name, known)
 
-    def label(self, row: str) -> str:
-        """A row's name in the tables."""
-        return self.described.rows[row].label
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Labels of the paper's own rows."""
-        return tuple(row.label for row in self.described.rows.values() if not row.extra)
-
-    @property
-    def settings(self) -> Mapping[str, str]:
-        """Labels of the settings by name."""
-        return {name: setting.label for name, setting in self.described.settings.items()}
-
 
 STUDIES: Registry[Study] = Registry("STUDY", {})
 """Studies that are neither a folder of `fedveil.papers` nor an entry point ``fedveil.studies``."""
@@ -200,16 +185,6 @@ def find(name: str) -> Study:
         if entry.name == name:
             return _checked(name, entry.load())
     return _checked(name, import_module(f"fedveil.papers.{name.replace('-', '_')}").study)
-
-
-def read_published(file: Traversable) -> dict[Place, Published]:
-    """The printed figures, by (table, row, setting, figure)."""
-    found = {}
-    for line in csv.DictReader(file.read_text(encoding="utf-8").splitlines()):
-        place = (line["table"], line["row"], line["setting"], line["figure"])
-        numbers = {k: float(line[k]) for k in ("deviation", "low", "high") if line.get(k)}
-        found[place] = Published(float(line["value"]), **numbers)
-    return found
 
 
 def _checked(name: str, found: Any) -> Study:

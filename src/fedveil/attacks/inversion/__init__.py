@@ -7,7 +7,7 @@ from fedveil.attacks.inversion.analytic import Analytic
 from fedveil.attacks.inversion.compare import Inverted, compare_inversion
 from fedveil.attacks.inversion.cosine import Cosine
 from fedveil.attacks.inversion.dlg import DLG, IDLG
-from fedveil.attacks.inversion.game import Release, noise_of, play_round
+from fedveil.attacks.inversion.game import Captured, noise_of, play_round
 from fedveil.attacks.inversion.judge import judge_inversion
 from fedveil.attacks.inversion.knowledge import SERVER, Inversion, Reconstruction, ServerKnowledge, invert
 from fedveil.attacks.inversion.labels import recover_labels
@@ -30,13 +30,13 @@ __all__ = [
     "SERVER",
     "SPEAR",
     "Analytic",
+    "Captured",
     "Cosine",
     "EstimatedStatistics",
     "Inversion",
     "Inverted",
     "LocalSteps",
     "Reconstruction",
-    "Release",
     "RunningStatistics",
     "SeeThrough",
     "ServerKnowledge",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedveil.attacks.inversion.game import Release
+from fedveil.attacks.inversion.game import Captured
 from fedveil.attacks.inversion.judge import judge_inversion
 from fedveil.attacks.inversion.knowledge import SERVER, Inversion, invert
 from fedveil.attacks.inversion.metrics import Perceptual, matched, scores
@@ -40,7 +40,7 @@ class Inverted:
 
 
 def compare_inversion(
-    settings: Mapping[str, Sequence[Release]],
+    settings: Mapping[str, Sequence[Captured]],
     attacks: Sequence[Inversion],
     *,
     undefended: str,
@@ -53,7 +53,7 @@ def compare_inversion(
 
     Parameters
     ----------
-    settings : mapping of str to sequence of Release
+    settings : mapping of str to sequence of Captured
         Releases of the same clients, in the same order, under each setting.
     attacks : sequence of Inversion
         Which; one that cannot use the releases is named in `refused`.
@@ -109,7 +109,7 @@ def compare_inversion(
 
 
 def _run(
-    attack: Inversion, releases: Sequence[Release], threat: ThreatModel, perceptual: Perceptual | None
+    attack: Inversion, releases: Sequence[Captured], threat: ThreatModel, perceptual: Perceptual | None
 ) -> tuple[list[dict[str, float]], Tensor]:
     """Scores of each release, and all reconstructions in the order of the originals."""
     units, images = [], []

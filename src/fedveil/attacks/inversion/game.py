@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Release:
+class Captured:
     """What the server received from one client, what it knows, and the truth to judge by.
 
     Attributes
@@ -51,7 +51,7 @@ class Release:
 
 def play_round(
     federation: Federation, *, reference: Tensor | None = None, pixels: tuple[float, float] = (0.0, 1.0)
-) -> list[Release]:
+) -> list[Captured]:
     """Let one round's cohort train and protect, and hand over what the server receives.
 
     The round is not combined: play on a federation made for this, whose ledgers are of no other use. The server is
@@ -94,7 +94,7 @@ def play_round(
             **_defence(federation, partition),
         )
         received = Received(asked.broadcast.public.round, partition, asked.broadcast.models, model)
-        result.append(Release(received, known, data))
+        result.append(Captured(received, known, data))
     return result
 
 

@@ -3,7 +3,7 @@
 from fedveil.attacks.poisoning.alie import ALIE, alie
 from fedveil.attacks.poisoning.backdoor import Backdoor, stamp
 from fedveil.attacks.poisoning.free_rider import FreeRider
-from fedveil.attacks.poisoning.goal import Goal, Outcome, measure, success_rate
+from fedveil.attacks.poisoning.goal import Goal, Poisoned, measure, success_rate
 from fedveil.attacks.poisoning.informed import furthest
 from fedveil.attacks.poisoning.ipm import IPM, ipm
 from fedveil.attacks.poisoning.labels import LabelFlip, flip
@@ -12,7 +12,7 @@ from fedveil.attacks.poisoning.min_max import MinMax, min_max
 from fedveil.attacks.poisoning.noise import NoiseAttack
 from fedveil.attacks.poisoning.registry import BEHAVIOURS
 from fedveil.attacks.poisoning.scaling import Scaling, goal_of
-from fedveil.attacks.poisoning.selection import Selection, rare_clients
+from fedveil.attacks.poisoning.selection import SelectionProbe, rare_clients
 from fedveil.attacks.poisoning.sign_flip import SignFlip
 from fedveil.attacks.poisoning.tournament import Arena, HeatCell, Match, Worst, heat_map, play, rules_against, worst
 
@@ -30,10 +30,10 @@ __all__ = [
     "Match",
     "MinMax",
     "NoiseAttack",
-    "Outcome",
+    "Poisoned",
     "PullReference",
     "Scaling",
-    "Selection",
+    "SelectionProbe",
     "SignFlip",
     "Worst",
     "alie",

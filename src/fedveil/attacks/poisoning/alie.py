@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import scipy
 from torch import Tensor
 
-from fedveil.attacks.poisoning.informed import Informed, check_honest, furthest
+from fedveil.attacks.poisoning.informed import InformedUpdate, check_honest, furthest
 from fedveil.errors import require_count
 
 
@@ -40,7 +40,7 @@ def alie(honest: Tensor, malicious: int, z: float | None = None) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ALIE(Informed):
+class ALIE(InformedUpdate):
     """A little is enough; `z` as in `alie`, or the strongest against `rule`."""
 
     z: float | None = None

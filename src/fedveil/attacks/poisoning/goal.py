@@ -40,7 +40,7 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Poisoned:
     """How one poisoned (or clean) run ended; all are rates in [0, 1].
 
     Attributes
@@ -69,24 +69,24 @@ class Outcome:
 
 def measure(
     model: nn.Module, layout: Layout, vector: Tensor, x: Tensor, y: Tensor, goal: Goal | None = None
-) -> Outcome:
+) -> Poisoned:
     """Measure a model [d] on test data x, y [N]; without a goal any error is a success."""
     said = predict(model, layout, vector, x).argmax(1)
     accuracy = float((said == y).double().mean())
     if goal is None:
-        return Outcome(1 - accuracy, accuracy, accuracy, len(y))
+        return Poisoned(1 - accuracy, accuracy, accuracy, len(y))
     taken = predict(model, layout, vector, goal.x).argmax(1)
     recall = float((taken == goal.y).double().mean())
     success = 1 - recall if goal.target is None else float((taken == goal.target).double().mean())
-    return Outcome(success, recall, accuracy, len(goal.x))
+    return Poisoned(success, recall, accuracy, len(goal.x))
 
 
 def success_rate(
     attack: str,
     setting: str,
-    runs: Sequence[Outcome],
-    clean: Sequence[Outcome],
-    undefended: Sequence[Outcome] | None = None,
+    runs: Sequence[Poisoned],
+    clean: Sequence[Poisoned],
+    undefended: Sequence[Poisoned] | None = None,
 ) -> Verdict:
     """The attack's success rate over runs, beside the same rate where nobody attacks.
 
@@ -94,11 +94,11 @@ def success_rate(
     ----------
     attack, setting : str
         For reports.
-    runs : sequence of Outcome
+    runs : sequence of Poisoned
         Of poisoned runs, one a seed.
-    clean : sequence of Outcome
+    clean : sequence of Poisoned
         The same runs with honest clients only, measured on the same goal.
-    undefended : sequence of Outcome, optional
+    undefended : sequence of Poisoned, optional
         Poisoned runs under the plain mean.
 
     Returns
@@ -145,8 +145,8 @@ def success_rate(
     )
 
 
-def with_shares(outcome: Outcome, figures: Sequence[Mapping[str, float]]) -> Outcome:
-    """An outcome with the figures of `Selection`, averaged over rounds."""
+def with_shares(outcome: Poisoned, figures: Sequence[Mapping[str, float]]) -> Poisoned:
+    """An outcome with the figures of `SelectionProbe`, averaged over rounds."""
     found: dict[str, Any] = {name: _mean([f[name] for f in figures]) for name in (figures[0] if figures else ())}
     return replace(outcome, **found)
 

@@ -56,7 +56,7 @@ def check_honest(honest: Tensor) -> None:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Informed(Behaviour):
+class InformedUpdate(Behaviour):
     """A malicious client that knows the honest updates: all of them send the same vector, worked out once a round.
 
     Give all of them the same instance. With fewer than two honest updates it sends what it trained.

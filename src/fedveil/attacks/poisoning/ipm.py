@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedveil.attacks.poisoning.informed import Informed, furthest
+from fedveil.attacks.poisoning.informed import InformedUpdate, furthest
 
 
 def ipm(honest: Tensor, factor: float = 1.0) -> Tensor:
@@ -22,7 +22,7 @@ def ipm(honest: Tensor, factor: float = 1.0) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class IPM(Informed):
+class IPM(InformedUpdate):
     """Inner product manipulation; `factor` as in `ipm`, or the strongest against `rule`."""
 
     factor: float | None = None

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedveil.attacks.poisoning.informed import Informed, check_honest
+from fedveil.attacks.poisoning.informed import InformedUpdate, check_honest
 from fedveil.errors import require_choice
 
 
@@ -48,7 +48,7 @@ def min_max(honest: Tensor, direction: str = "mean") -> Tensor:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class MinMax(Informed):
+class MinMax(InformedUpdate):
     """MinMax along `direction`; it looks at no rule."""
 
     direction: str = "mean"

@@ -33,7 +33,7 @@ def rare_clients(clients: Sequence[ClientData], among: Collection[int], classes:
     return sorted(found[: max(1, len(found) // 4)])
 
 
-class Selection:
+class SelectionProbe:
     """A probe: shares of honest clients, and of rare ones, that the rule left out, and what malicious clients made up.
 
     A client is left out where its share in the result is 0. The rule is asked again about what arrived; where it draws

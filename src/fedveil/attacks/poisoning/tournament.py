@@ -13,9 +13,9 @@ import numpy as np
 from torch import Tensor, nn
 
 from fedveil.aggregation import Aggregator, FedAvg
-from fedveil.attacks.poisoning.goal import Goal, Outcome, measure, with_shares
+from fedveil.attacks.poisoning.goal import Goal, Poisoned, measure, with_shares
 from fedveil.attacks.poisoning.scaling import goal_of
-from fedveil.attacks.poisoning.selection import Selection, rare_clients
+from fedveil.attacks.poisoning.selection import SelectionProbe, rare_clients
 from fedveil.engines.behaviour import Behaviour
 from fedveil.engines.local import Federation
 from fedveil.errors import FieldError
@@ -75,7 +75,7 @@ class Arena:
         """One run, and the rule's choices in each of its rounds; without a behaviour all clients are honest."""
         foul = list(self.malicious)
         honest = [p for p in range(len(self.clients)) if p not in foul]
-        probe = Selection(rule, foul if behaviour else (), rare_clients(self.clients, honest, self.classes))
+        probe = SelectionProbe(rule, foul if behaviour else (), rare_clients(self.clients, honest, self.classes))
         federation = Federation(
             model=self.model,
             clients=self.clients,
@@ -98,8 +98,8 @@ class Match:
     attack: str
     seed: int
     targeted: bool
-    validation: Outcome
-    test: Outcome
+    validation: Poisoned
+    test: Poisoned
 
 
 def play(arena: Arena, rules: Mapping[str, Aggregator], attacks: Attacks, seeds: Sequence[int]) -> list[Match]:
@@ -147,7 +147,7 @@ class _Measured:
             rule=rule, attack=attack, seed=seed, targeted=goals[1] is not None, validation=validation, test=test
         )
 
-    def _outcome(self, examples: Examples, goal: Goal | None) -> Outcome:
+    def _outcome(self, examples: Examples, goal: Goal | None) -> Poisoned:
         made = self.federation
         return measure(made.learner.model, made.layout, made.models[0], *examples, goal)
 

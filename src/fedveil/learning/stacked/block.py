@@ -16,7 +16,7 @@ from fedveil.learning.stacked.stage import Weights
 Changed = Callable[[Tensor, int], Tensor]  # (gradients [m, d] or [m, b, d], step) -> gradients [m, d]
 
 
-class Block:
+class ClientBlock:
     """Parameters, gradients and views of a block.
 
     Parameters

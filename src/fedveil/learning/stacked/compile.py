@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning.stacked import stage as make
-from fedveil.learning.stacked.layers import Convolution, Dense, Embedding, Norm, Pool
+from fedveil.learning.stacked.layers import Convolution, Dense, Embedding, Norm, Pooling
 from fedveil.learning.stacked.stack import Stack
 from fedveil.learning.stacked.stage import Dropout, Flatten, Pointwise, Stage
 
@@ -113,7 +113,7 @@ def _arranged(stages: list[Stage]) -> list[Stage]:
     result = list(stages)
     for i in range(len(result) - 1):
         one, two = result[i], result[i + 1]
-        if isinstance(one, Pointwise) and one.overwrite is not None and isinstance(two, Pool) and two.kind == "max":
+        if isinstance(one, Pointwise) and one.overwrite is not None and isinstance(two, Pooling) and two.kind == "max":
             result[i], result[i + 1] = two, one
     for one, two in pairwise(result):
         if isinstance(two, Pointwise):
@@ -170,7 +170,7 @@ def _max_pool(
 ) -> Stage:
     if return_indices:
         raise NotStackable("a pooling layer returns indices")
-    return Pool("max", _pair(kernel_size), _pair(stride or kernel_size), _pair(padding), _pair(dilation), ceil_mode)
+    return Pooling("max", _pair(kernel_size), _pair(stride or kernel_size), _pair(padding), _pair(dilation), ceil_mode)
 
 
 def _avg_pool(
@@ -181,7 +181,7 @@ def _avg_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Stage:
-    return Pool(
+    return Pooling(
         "average",
         _pair(kernel_size),
         _pair(stride or kernel_size),
@@ -196,7 +196,7 @@ def _adaptive(output_size: Any) -> Stage:
     sizes = _pair(output_size)
     if None in sizes:
         raise NotStackable("an adaptive pooling layer keeps an axis")
-    return Pool("adaptive", sizes)
+    return Pooling("adaptive", sizes)
 
 
 def _flatten(start_dim: int = 0, end_dim: int = -1) -> Stage:

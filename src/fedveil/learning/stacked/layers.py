@@ -102,7 +102,7 @@ class Convolution(Stage):
         return None if weights.first else _part(back, n)
 
 
-class Pool(Stage):
+class Pooling(Stage):
     """Max or average pooling over the last two axes; see `torch.nn.MaxPool2d` and `torch.nn.AvgPool2d`."""
 
     free_output = True
