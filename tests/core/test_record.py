@@ -11,7 +11,7 @@ from torch import nn
 from fedveil.accounting import Gaussian, Ledger, ParticipationFilter, Poisson, Release, StepFilter, epsilon
 from fedveil.aggregation import FedAvg, FedAvgM, FedMedian, Krum
 from fedveil.attacks import bound
-from fedveil.engines import Federation
+from fedveil.engines import Federation, ServerParty
 from fedveil.engines.client import ClientParty
 from fedveil.errors import FieldError, NoReplyError
 from fedveil.gdp import epsilon_of_mu, mu_of_epsilon
@@ -27,8 +27,6 @@ from fedveil.methods import (
     RecordDP,
     RecordShares,
     Refusal,
-    ServerFacts,
-    TrustedSum,
     build,
 )
 
@@ -55,6 +53,12 @@ def federation(method, clients=None, *, rule=None, rounds=3, **values):
     return Federation(
         model=nn.Linear(8, 2), clients=clients or silos(), method=built, local=LocalTraining(lr=0.5), seed=1
     )
+
+
+def idle_of(client, d=18):
+    """What a silo of d parameters answers when it fails."""
+    model = nn.Linear(d, 1, bias=False)
+    return PrivateTrainer(model, Layout.from_module(model), LocalTraining(), client.noisy_steps).idle
 
 
 def opened(round_=1, cohort=4, rounds=3, d=18):
@@ -152,7 +156,12 @@ def test_a_dropped_silo_releases_nothing_unless_it_was_planned_for():
     def half(tolerated):
         fed = federation("record-sum", tolerated=tolerated)
         fed._parties[3] = ClientParty(
-            fed.method, fed.layout, Ledger("run", "3"), fed.source, budget=_Never(), store=lambda line: None
+            fed.method,
+            fed.layout,
+            Ledger("run", "3"),
+            fed.source,
+            budget=_Never(),
+            idle=fed.learner.private_trainer.idle,
         )
         return fed
 
@@ -172,22 +181,31 @@ class _Never(ParticipationFilter):
         return False
 
 
-@pytest.mark.parametrize("change", [{"clip": 1.0}, {"noise_multiplier": 3.0}, {"examples": 7}, {"tolerated": 2}])
-def test_silos_that_disagree_release_nothing(change):
-    base = (
-        {"examples": 6, "noise_multiplier": 2.0, "clip": 0.5, "silos": 2}
-        if "tolerated" not in change
-        else {"examples": 6, "noise_multiplier": 2.0, "clip": 0.5, "silos": 3}
-    )
-    replies = []
-    for values in (base, {**base, **change}):
-        client = RecordShares(**values)
-        facts = ClientFacts(broadcast=opened(cohort=2), layout=None, noised=client.noisy_steps)
-        model = Release("model", torch.zeros(18))
-        replies.append(client.protect((model,), facts, client.init(), ReproducibleSource(0)).releases)
-    server = ServerFacts(broadcast=opened(cohort=2), layout=None, partitions=(0, 1))
-    with pytest.raises(FieldError, match="silo 1"):
-        TrustedSum().combine(replies, server, TrustedSum().init(18, torch.float32), ReproducibleSource(0))
+def share(value=0.0, **values):
+    """What a silo sends that was trained on these terms."""
+    client = RecordShares(**{"examples": 6, "noise_multiplier": 2.0, "clip": 0.5, "silos": 3, **values})
+    facts = ClientFacts(broadcast=opened(cohort=3), layout=None, noised=client.noisy_steps)
+    model = Release("model", torch.full((18,), value))
+    return client.protect((model,), facts, client.init(), ReproducibleSource(0)).releases
+
+
+@pytest.mark.parametrize("change", [{"clip": 1.0}, {"noise_multiplier": 3.0}, {"examples": 7}, {"tolerated": 1}, None])
+def test_a_silo_on_other_terms_is_left_out_and_the_others_go_on(change):
+    """It counts as one that dropped out, whichever silo it is; the run ends only where that is one too many."""
+    other = share(9.0)[:1] if change is None else share(9.0, **{"tolerated": 2, **change})
+    for tolerated in (2, 1):
+        method = build("record-sum", FedAvg(), examples=6, noise_multiplier=2.0, clip=0.5, silos=3, tolerated=tolerated)
+        layout = Layout.from_shapes({"w": (18,)})
+        server = ServerParty(method, layout, Ledger("run", "server"), ReproducibleSource(0))
+        replies = {p: share(1.0, tolerated=tolerated) for p in (1, 2)} | {0: other}
+        if tolerated == 2:
+            released, log = server.combine(opened(cohort=3), replies)
+            assert log.used == (1, 2)
+            assert set(log.invalid) == {0}
+            torch.testing.assert_close(released.models, torch.ones(1, 18))
+        elif change != {"tolerated": 1}:
+            with pytest.raises(NoReplyError, match="1 of 3"):
+                server.combine(opened(cohort=3), replies)
 
 
 def test_shares_for_another_number_of_silos_are_declined():
@@ -229,7 +247,8 @@ def test_a_server_that_repeats_a_round_gets_the_same_bits_and_a_new_one_meets_th
     client = RecordDP(examples=6, epsilon=4.0, rounds=2)
     layout = Layout.from_shapes({"w": (18,)})
     filter_ = client.budget()
-    party = ClientParty(Method("record", client, Plain()), layout, Ledger("run", "0"), SecureSource(), budget=filter_)
+    made = Method("record", client, Plain())
+    party = ClientParty(made, layout, Ledger("run", "0"), SecureSource(), budget=filter_, idle=idle_of(client))
     facts = ClientFacts(broadcast=opened(), layout=layout, noised=client.noisy_steps)
     assert party.admit(opened()) is None
     first = party.release((Release("model", torch.randn(18)),), facts)
@@ -242,32 +261,58 @@ def test_a_server_that_repeats_a_round_gets_the_same_bits_and_a_new_one_meets_th
         party.ledger,
         SecureSource(),
         budget=client.budget(),
+        idle=idle_of(client),
     )
     assert isinstance(other.admit(opened(3)), Refusal)  # two of two steps are in the ledger, whoever asks
 
 
-def test_a_silo_that_fails_sends_noise_alone_and_a_sum_without_its_share_is_none():
-    class Choosy(nn.Linear):
-        def forward(self, x):
-            if x.shape[0] == 5:
-                raise RuntimeError("no memory")
-            return super().forward(x)
+@pytest.mark.parametrize("method", ["record", "record-sum"])
+def test_a_silo_that_fails_answers_with_the_noise_of_its_training(method):
+    """Whatever fails, and wherever: what is sent is what a silo without examples sends, its whole share included."""
+    silo = ClientData(torch.zeros(6, 3000), torch.zeros(6, dtype=torch.int64))
+    values = {"silos": 4} if method == "record-sum" else {}
+    built = build(method, FedAvg(), examples=6, noise_multiplier=2.0, clip=0.5, **values)
+    fed = Federation(model=nn.Linear(3000, 2), clients=[silo] * 4, method=built, local=LocalTraining(lr=6.0), seed=1)
+    asked = fed.ask(1)
+    sent = fed.collect(asked, [RuntimeError("no memory")] * 4)
+    assert set(sent.zeroed) == set(sent.replies) == {0, 1, 2, 3}
+    updates = torch.stack([sent.replies[p][0].value - fed.models[0] for p in range(4)])  # lr over the denominator is 1
+    for update in updates:
+        assert_deviation(update.double().numpy(), built.client.noisy_steps.deviation)
+    assert_deviation(updates.double().sum(0).numpy(), 2 * built.client.noisy_steps.deviation)
+    for reply in sent.replies.values():
+        assert {r.name for r in reply[1:]} == ({r.name for r in share()[1:]} if values else set())
+    with pytest.raises(FieldError, match="trainer"):  # said before data are touched
+        ClientParty(built, fed.layout, Ledger("run", "9"), fed.source).admit(asked.broadcast)
 
-    clients = [*silos(3), *silos(1, examples=5)]
-    built = build("record-sum", FedAvg(), examples=6, noise_multiplier=1.0, silos=4)
-    fed = Federation(model=Choosy(8, 2), clients=clients, method=built, local=LocalTraining(lr=0.5), seed=1)
-    record = next(fed.rounds(1))
-    assert record.round.used == (0, 1, 2, 3)
-    share = fed.party(3).kept or fed.party(3).ledger.entries
-    assert share
-    client = built.client
-    failed = ClientFacts(broadcast=opened(), layout=None, failed=True)
-    empty = client.protect((Release("model", torch.zeros(18)),), failed, client.init(), ReproducibleSource(0)).releases
-    facts = ClientFacts(broadcast=opened(), layout=None, noised=client.noisy_steps)
-    whole = client.protect((Release("model", torch.ones(18)),), facts, client.init(), ReproducibleSource(0)).releases
-    server = ServerFacts(broadcast=opened(), layout=None, partitions=(0, 1, 2, 3))
-    with pytest.raises(NoReplyError, match="1 of 4"):
-        TrustedSum().combine([whole] * 3 + [empty], server, TrustedSum().init(18, torch.float32), ReproducibleSource(0))
+
+def test_a_step_whose_examples_all_fail_takes_nothing_from_the_other_steps():
+    """One record with a bad label, alone in a sampled step, used to take away what the silo's other steps had added."""
+    model = nn.Linear(1, 2, bias=False).double()
+    method = RecordDP(examples=4, noise_multiplier=1e-3, rate=0.3, steps=40, relation="add/remove", clip=1.0)
+    trainer = PrivateTrainer(model, Layout.from_module(model), LocalTraining(lr=0.01), method.noisy_steps)
+    x, y = torch.ones(2, 1, dtype=torch.float64), torch.tensor([1, 7])  # there are classes 0 and 1
+    start, moved = torch.zeros(1, 2, dtype=torch.float64), []
+    for n in (1, 2):
+        [found] = trainer.train_noisily(start, [ClientData(x[:n], y[:n])], [(0,)], [Fixed(0)])
+        moved.append(found.model)
+        assert found.failure is None
+    assert (moved[0] - moved[1]).abs().max() < 1e-12 < 1e-2 < moved[0].abs().max()
+
+
+class Fixed(ReproducibleSource):
+    """Draws of lots that are the same for an example, however many there are."""
+
+    def __init__(self, seed, _key=()):
+        super().__init__(seed, _key=_key)
+        self.drawn = 0
+
+    def child(self, *key):
+        return Fixed(self._seed, _key=(*self._key, *key))
+
+    def uniform(self, size):
+        self.drawn += 1
+        return ReproducibleSource(self._seed + self.drawn).uniform(2)[:size]
 
 
 @pytest.mark.parametrize(

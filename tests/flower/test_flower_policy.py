@@ -10,11 +10,13 @@ import torch
 from flower_cases import METHODS
 from flwr.app import Context, Message, RecordDict
 from test_flower_mod import GROUP, LAYOUT, D, ask, model_in, plain, trained
+from torch import nn
 
 from fedveil.accounting import Limits, ParticipationFilter, Policy
 from fedveil.engines.lifetime import LifetimeLedger
 from fedveil.errors import FieldError, LedgerError
 from fedveil.flower import FACTS, FAILED, REFUSED, begin_ledger, from_arrays, privacy_mod, write_facts
+from fedveil.learning import LocalTraining, PrivateTrainer
 from fedveil.methods import build
 
 pytestmark = [pytest.mark.flower, pytest.mark.usefixtures("runtime")]
@@ -264,7 +266,9 @@ def test_one_process_at_a_time(folder):
     ],
 )
 def test_a_total_that_was_promised_holds_over_all_runs_without_a_policy(folder, method, rounds):
-    mod, spent = privacy_mod(LAYOUT, method, ledger=folder), 0
+    net = nn.Sequential(nn.Linear(10, 20))
+    trainer = method.noisy and PrivateTrainer(net, LAYOUT, LocalTraining(), method.noisy.noisy_steps)
+    mod, spent = privacy_mod(LAYOUT, method, ledger=folder, trainer=trainer), 0
     for run in range(8):
         message = ask()
         message.content["fedveil.public"]["layer_scores"] = [1.0]

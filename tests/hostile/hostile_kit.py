@@ -18,17 +18,27 @@ from fedveil.engines.flower.memory import Memory
 from fedveil.engines.flower.records import CONFIG, HELLO, PUBLIC, write_broadcast
 from fedveil.engines.history import Asked
 from fedveil.engines.lifetime import LifetimeLedger
-from fedveil.flower import FACTS, begin_ledger, privacy_mod, read_broadcast, to_arrays, write_facts
+from fedveil.flower import FACTS, begin_ledger, privacy_mod, read_broadcast, to_arrays, training_source, write_facts
 from fedveil.layout import Layout
-from fedveil.learning import ClientData, LocalTraining, Trained
+from fedveil.learning import ClientData, LocalTraining, PrivateTrainer, Trained
 from fedveil.learning.learner import Learned, Learner, Task
 from fedveil.mechanisms import ReproducibleSource
 from fedveil.methods import Broadcast, PublicFacts, Refusal, build
 
 
-def module():
+class Two(nn.Module):
     """Two layers of three parameters."""
-    return nn.ModuleDict({name: nn.Linear(3, 1, bias=False) for name in "ab"})
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = (nn.Linear(3, 1, bias=False) for _ in range(2))
+
+    def forward(self, x):
+        return self.a(x[:, :3]) + self.b(x[:, 3:])
+
+
+def module():
+    return Two()
 
 
 LAYOUT = Layout.from_module(module())
@@ -43,17 +53,26 @@ METHODS = {
     "sga-ldp": build("sga-ldp", clip=CLIP),
     "sga-ldp, released": build("sga-ldp", similarity="released", clip=CLIP),
     "sga-ldp, static": build("sga-ldp", epsilon_min=1.0, epsilon_max=1.0, clip=CLIP),
+    "record": build("record", examples=2, noise_multiplier=2.0, rounds=6, relation="add/remove", clip=CLIP),
+    "record-sum": build("record-sum", examples=2, noise_multiplier=2.0, relation="add/remove", clip=CLIP, silos=2),
 }
-# proven, with a sensitivity: of two clipped updates, of all layers together
-FARTHEST = {"fedre, public scores": 2 * CLIP * 2**0.5, "sga-ldp, released": 2 * CLIP, "sga-ldp, static": 2 * CLIP}
+# proven, with a sensitivity: of two clipped updates, of all layers together, of one record in a step at rate .1
+FARTHEST = {
+    "fedre, public scores": 2 * CLIP * 2**0.5,
+    "sga-ldp, released": 2 * CLIP,
+    "sga-ldp, static": 2 * CLIP,
+    "record": 0.1 * CLIP / 2,
+    "record-sum": 0.1 * CLIP / 2,
+}
 BUDGETS = {
     "none": {},
     "participations": {"budget": lambda p: ParticipationFilter(3)},
     "leakage": {"budget": lambda p: LeakageFilter(5.0)},
     "policy": {
         "policy": Policy(
+            trust=("local", "trusted sum"),
             release=Limits(mu=2.0),
-            total=Limits(mu=3.0, leakage=40.0, participations=4),
+            total=Limits(mu=3.0, record_mu=1.0, leakage=40.0, participations=4),
             distance=1.0,
             hypotheses_apart=10.0,
         )
@@ -75,6 +94,19 @@ class Deployed(ReproducibleSource):
 
     def child(self, *key):
         return Deployed(self._seed, _key=(*self._key, *key))
+
+
+def trainer_of(method):
+    """What trains with the noise inside, if the method wants that."""
+    noisy = METHODS[method].noisy
+    local = LocalTraining(lr=0.1, loss="mse")
+    return None if noisy is None else PrivateTrainer(module(), LAYOUT, local, noisy.noisy_steps)
+
+
+def fit_noisily(trainer, models, x, source, key):
+    """What `fit` does, with the noise inside; code outside the trainer has run before."""
+    [found] = trainer.train_noisily(models, [ClientData(x, torch.ones(len(x), 1))], [key], [source])
+    return found
 
 
 class Died(BaseException):
@@ -154,6 +186,7 @@ class FlowerNode:
             METHODS[method],
             source=Deployed(0),
             ledger=self.folder or "run",
+            trainer=trainer_of(method),
             tell=self._tell,
             **BUDGETS[budget],
         )
@@ -204,7 +237,11 @@ class FlowerNode:
             return Message(RecordDict({"metrics": MetricRecord({"loss": float(self.x.sum())})}), reply_to=message)
         models = read_broadcast(message.content, LAYOUT).models
         model, chosen, loss, scored = fit(models, self.x, self.raises, self.dies)
-        content = RecordDict({"arrays": to_arrays(LAYOUT, model), FACTS: write_facts(chosen, scored)})
+        noised, private = None, trainer_of(self.name)
+        if private is not None:
+            found = fit_noisily(private, models, self.x, training_source(), (0,))
+            model, noised = found.model, found.noised
+        content = RecordDict({"arrays": to_arrays(LAYOUT, model), FACTS: write_facts(chosen, scored, noised)})
         content["metrics"] = MetricRecord({"num-examples": len(self.x), "train_loss": loss})
         return Message(content, reply_to=message)
 
@@ -235,19 +272,21 @@ class _Learner(Learner):
     """Trains on the node's data, whatever the engine hands it."""
 
     def __init__(self, node):
-        super().__init__(module(), LAYOUT, LocalTraining())
+        super().__init__(module(), LAYOUT, LocalTraining(), trainer=trainer_of(node.name))
         self.node = node
 
-    def learn(self, models, clients, keys, needs=frozenset()):
-        return [self._one(models, key) for key in keys]
+    def learn(self, models, clients, keys, needs=frozenset(), sources=()):
+        return [self._one(models, key, source) for key, source in zip(keys, sources or (None,), strict=True)]
 
-    def _one(self, models, key):
+    def _one(self, models, key, source):
         node = self.node
         node.trained.append((node.run, key[1]))
         try:
             model, chosen, loss, scored = fit(models, node.x, node.raises, node.dies)
         except Exception as error:
             return error
+        if self.private_trainer is not None:
+            return Learned(fit_noisily(self.private_trainer, models, node.x, source, key))
         return Learned(Trained(model, len(node.x), loss), chosen, scored)
 
 
@@ -297,8 +336,10 @@ class EmbeddedNode:
             verdict = self.federation.party(0).admit(broadcast)
             if isinstance(verdict, Refusal):
                 return ("refused", verdict.reason), None
-            task = Task(broadcast.models, [None], [(0, broadcast.public.round, 0)])
-            learned = self.federation.learner.learn(task.models, task.clients, task.keys) if verdict is None else []
+            number, noisy = broadcast.public.round, self.federation.method.noisy
+            sources = [self.federation.party(0).training_source(number)] if noisy else []
+            task = Task(broadcast.models, [None], [(0, number, 0)], sources=sources)
+            learned = self._learn(task) if verdict is None else []
             answered = {} if verdict is None else {0: verdict}
             collected = self.federation.collect(Asked(broadcast, [0][: len(learned)], task, {}, 0.0, answered), learned)
         except Died:
@@ -311,6 +352,9 @@ class EmbeddedNode:
         self.failed = bool(collected.zeroed)
         released = collected.replies[0]
         return [(r.kind, r.name, r.value.dtype, tuple(r.value.shape)) for r in released], released[0].value
+
+    def _learn(self, task):
+        return self.federation.learner.learn(task.models, task.clients, task.keys, task.needs, task.sources)
 
     def spent(self):
         return [_charged(e) for e in self.federation.party(0).ledger.entries]

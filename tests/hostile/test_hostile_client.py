@@ -26,6 +26,8 @@ SERVERS = {
     "group": build("group", hypotheses=2),
     "fedre": build("fedre"),
     "sga-ldp": build("sga-ldp"),
+    "record": build("record", examples=5, noise_multiplier=1.0),
+    "record-sum": build("record-sum", examples=5, noise_multiplier=1.0, silos=7, tolerated=3),
 }
 HONEST, MALICIOUS = (0, 1, 2, 3, 4), (5, 6)
 
@@ -45,6 +47,11 @@ def tensor(values, dtype):
 
 def scorer(models):
     return models.abs().sum(1, keepdim=True).expand(-1, 2).double().nan_to_num(1.0, 1.0, 1.0) + 1.0
+
+
+def terms(method):
+    """What a silo of a trusted sum sends beside its model."""
+    return method.client._terms() if method.noisy else ()
 
 
 def honest(p, start):
@@ -73,7 +80,8 @@ def embedded(name, sent, rounds=2):
     models = torch.stack([torch.full((D,), 0.1 * j) for j in range(k)])
     for number in range(1, rounds + 1):
         public = PublicFacts(round=number, rounds=rounds, cohort=7, dimension=D)
-        arrived = {p: (Release("model", honest(p, models[p % k])), Release("count", torch.tensor(5.0))) for p in HONEST}
+        count = Release("count", torch.tensor(5.0))
+        arrived = {p: (Release("model", honest(p, models[p % k])), count, *terms(method)) for p in HONEST}
         broadcast = Broadcast(models=models, public=public)
         opened, log = party.combine(broadcast, arrived | dict(zip(MALICIOUS, sent, strict=True)))
         check(log, [*log.failed.values(), *log.invalid.values()])
@@ -120,9 +128,9 @@ class Hostile(InProcessGrid):
             return Message(RecordDict({"fedveil.reply": mark}), reply_to=message)
         if partition in HONEST:
             start = torch.cat([torch.from_numpy(a.numpy()).reshape(-1) for a in message.content["arrays"].values()])
-            return Message(
-                content(honest(partition, start).tolist(), torch.float32, 5, 0.5, mark, ""), reply_to=message
-            )
+            reply = content(honest(partition, start).tolist(), torch.float32, 5, 0.5, mark, "")
+            reply["metrics"].update({r.name: float(r.value) for r in terms(self.method)})
+            return Message(reply, reply_to=message)
         kind, *what = self.sent[partition]
         if kind == "error":
             return Message(Error(*what), reply_to=message)

@@ -1028,9 +1028,30 @@ BUGS = (
     _bug(
         "record: a sum goes out without a share",
         "methods/record.py",
-        '        if gone > int(first["tolerated"]) - 1:\n',
+        "        if gone > tolerated - 1:\n",
         "        if False:\n",
         f"{RECORD}::test_a_dropped_silo_releases_nothing_unless_it_was_planned_for",
+    ),
+    _bug(
+        "record: a silo that fails sends the model it was sent",
+        "engines/client.py",
+        "            model, noised = idle.model, idle.noised\n",
+        "            noised = idle.noised\n",
+        f"{RECORD}::test_a_silo_that_fails_answers_with_the_noise_of_its_training",
+    ),
+    _bug(
+        "record: a step whose examples all fail undoes the others",
+        "learning/private.py",
+        "                failure = error\n",
+        "                raise\n",
+        f"{RECORD}::test_a_step_whose_examples_all_fail_takes_nothing_from_the_other_steps",
+    ),
+    _bug(
+        "record: shares on other terms are added",
+        "engines/party.py",
+        "                    self.method.noisy.require_terms(replies[partition])\n",
+        "                    pass\n",
+        f"{RECORD}::test_a_silo_on_other_terms_is_left_out_and_the_others_go_on",
     ),
     _bug(
         "validation: a loss is not cut",

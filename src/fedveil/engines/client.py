@@ -11,12 +11,17 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 from fedveil.accounting import OPEN, Entry, Ledger, Policy, Release, Spend, SpendFilter, digest
 from fedveil.engines.party import Party, Store, forget
 from fedveil.errors import BudgetError, FieldError, LedgerError
 from fedveil.layout import Layout
+from fedveil.learning.training import Trained
 from fedveil.mechanisms import NoSource, ReproducibleSource, Source
 from fedveil.methods import Broadcast, ClientFacts, Method, Protected, PublicFacts, Refusal, Releases
+
+Idle = Callable[[Tensor, Source], Trained]  # start [d], noise -> what training without data gives
 
 PROTECT = "protect"
 ZERO = "zero"  # keys the stream of zero updates: noise that a failed attempt has drawn is not used again
@@ -50,6 +55,8 @@ class ClientParty(Party):
         What left last, and in which round: it is handed over again if that round is asked for again.
     store : callable
         Makes a ledger line durable.
+    idle : callable, optional
+        `PrivateTrainer.idle`, for methods whose noise goes inside training: what a failed client answers.
 
     Attributes
     ----------
@@ -71,8 +78,10 @@ class ClientParty(Party):
         state: Any = None,
         kept: tuple[int, Releases] = (0, ()),
         store: Store = forget,
+        idle: Idle | None = None,
     ) -> None:
         super().__init__(ledger, source, budget, store)
+        self._idle = idle
         self.method, self.layout, self.policy, self.kept = method, layout, policy, kept
         self.failure: Exception | None = None
         self._local = method.client.trust != "central"
@@ -264,8 +273,14 @@ class ClientParty(Party):
         return protected
 
     def _zero(self, broadcast: Broadcast, source: Source) -> Protected:
-        facts = ClientFacts(broadcast=broadcast, layout=self.layout, failed=True)
-        return self._protect((Release("model", broadcast.models[0]),), facts, source)
+        model, noised = broadcast.models[0], None
+        if self.method.noisy is not None:
+            if self._idle is None:
+                raise FieldError("trainer", None, "is needed: a silo that fails answers with the noise of its training")
+            idle = self._idle(model, source)
+            model, noised = idle.model, idle.noised
+        facts = ClientFacts(broadcast=broadcast, layout=self.layout, failed=True, noised=noised)
+        return self._protect((Release("model", model),), facts, source)
 
     def _entry(self, public: PublicFacts, attempt: int, what: Protected | Spend) -> Entry:
         """The line of a release, or, given its cost alone, of the intent to make one."""

@@ -40,7 +40,6 @@ from fedveil.learning import (
     ClientData,
     Figures,
     LocalTraining,
-    PrivateTrainer,
     choose_each,
     evaluate_clients,
     make_trainer,
@@ -162,8 +161,8 @@ class Federation:
             self.learner = Learner(module, self.layout, local, region=region, trainer=trainer)
         else:
             self.learner = execution.learner
-        if isinstance(self.learner.trainer, PrivateTrainer):
-            self.learner.trainer.check_sizes(self.clients)
+        if self.learner.private_trainer is not None:
+            self.learner.private_trainer.check_sizes(self.clients)
         sampled = clients_per_round is not None and clients_per_round < len(self.clients)
         if sampled and self.method.server.relation == "add/remove":
             raise FieldError("relation", "add/remove", "a sampled cohort changes with its members: use zero-out")
@@ -401,6 +400,7 @@ class Federation:
         """The party of one client; made when it is first needed."""
         if partition not in self._parties:
             ledger, store = self._ledgers(str(partition))
+            trainer = self.learner.private_trainer
             self._parties[partition] = ClientParty(
                 self.method_of(partition),
                 self.layout,
@@ -410,6 +410,7 @@ class Federation:
                 policy=self.policy,
                 state=self._client_states.pop(partition, None),
                 store=store,
+                idle=None if trainer is None else trainer.idle,
             )
         return self._parties[partition]
 

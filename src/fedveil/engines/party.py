@@ -214,6 +214,8 @@ class ServerParty(Party):
         for partition in sorted(replies):
             try:
                 check_reply(replies[partition], self.layout.size, broadcast.models.dtype, counted)
+                if self.method.noisy is not None:
+                    self.method.noisy.require_terms(replies[partition])
                 usable[partition] = replies[partition]
             except ReplyError as error:
                 invalid[partition] = cleaned(error)

@@ -147,6 +147,11 @@ class Learner:
         self.region, self.scoring = region, scoring or Scoring()
         self.trainer = trainer or make_trainer(model, layout, local, hook=hook, device=device)
 
+    @property
+    def private_trainer(self) -> PrivateTrainer | None:
+        """The trainer, if it adds noise itself."""
+        return self.trainer if isinstance(self.trainer, PrivateTrainer) else None
+
     def learn(
         self,
         models: Tensor,

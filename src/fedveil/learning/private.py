@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -75,10 +74,16 @@ class PrivateTrainer(SequentialTrainer):
         for start, client, key, source in zip(starts, clients, keys, sources, strict=True):
             try:
                 results.append(self._noisy(start, client, key, source))
-            except Exception as error:  # the noise goes out all the same: silence, or its lack in a sum, would tell
-                _LOG.error("a silo's training failed: it answers with noise alone", exc_info=error)
-                results.append(replace(self._noisy(start, _without_examples(client), key, source), failure=error))
+            except Exception as error:
+                results.append(error)
         return results
+
+    def idle(self, start: Tensor, source: Source) -> Trained:
+        """What a silo without examples would answer to a start [d]: the noise of all steps, and nothing else."""
+        nobody = ClientData(torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64))
+        # with a module of its own: training that took too long may still be busy with the other
+        own = PrivateTrainer(self._model, self.layout, self.local, self.noisy, str(self._device))
+        return own._noisy(start, nobody, (), source)
 
     def train(self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]) -> list[Trained | Exception]:
         """Refuse: noise needs sources."""
@@ -103,21 +108,24 @@ class PrivateTrainer(SequentialTrainer):
         anchors = [p.detach().clone() for p in self._parameters] if self.local.prox else []
         lots, noise = source.child("lots"), source.child("noise")
         seen, examples = 0.0, 0
+        failure: Exception | None = None
         for _ in range(noisy.steps):
             rows = torch.arange(n) if noisy.rate == 1 else (lots.uniform(n) < noisy.rate).nonzero()[:, 0]
             total = torch.zeros(self.layout.size, dtype=torch.float64)
-            if len(rows):
-                found, losses = sums.clipped_sum(*self._batch(client, rows), noisy.clip)
-                total += found.cpu()
-                seen, examples = seen + float(losses.sum()), examples + len(rows)
+            try:
+                if len(rows):
+                    found, losses = sums.clipped_sum(*self._batch(client, rows), noisy.clip)
+                    total += found.cpu()
+                    seen, examples = seen + float(losses.sum()), examples + len(rows)
+            except Exception as error:  # of all its examples: each counts as zero, and other steps stay as they are
+                failure = error
             total += GaussianNoise(noisy.deviation).sample(self.layout.size, source=noise, dtype=self.layout.dtype)
             self._write((total / noisy.denominator).to(self.layout.dtype))  # rounded with its noise
             for p, anchor in zip(self._parameters, anchors, strict=False):
                 assert p.grad is not None
                 p.grad.add_(p.detach() - anchor, alpha=self.local.prox)
             optimizer.step()
-        return Trained(self.layout.read(self._model).cpu(), n, seen / max(examples, 1), noisy)
-
-
-def _without_examples(client: ClientData) -> ClientData:
-    return ClientData(client.x[:0], client.y[:0])
+        if failure is not None:
+            _LOG.error("the examples of a step failed, and count as zero", exc_info=failure)
+        model, failed = self.layout.read(self._model).cpu(), None if examples else failure
+        return Trained(model, n, seen / max(examples, 1), noisy, failed)

@@ -128,8 +128,8 @@ class ClientFacts:
     layer_scores : mapping of str to float, optional
         S_l of each layer on the client's sensitive regions.
     failed : bool
-        Training left nothing that could be protected: the model is the start, and a scale that would follow private
-        values is the method's declared public fallback.
+        Training left nothing that could be protected: the model is the start (or, where the noise goes inside training,
+        noise alone), and a scale that would follow private values is the method's declared public fallback.
     noised : NoisySteps, optional
         The noise with which the client was trained, where its trainer added some.
     """
@@ -250,6 +250,9 @@ class NoisyClientSide(ClientSide, Protocol):
 
     def budget(self) -> SpendFilter | None:
         """A filter that holds a client to the steps planned; None without a plan."""
+
+    def require_terms(self, releases: Releases) -> None:
+        """Refuse, on the server, a reply whose noise cannot be part of what is promised about all (`ReplyError`)."""
 
 
 @runtime_checkable

@@ -44,6 +44,7 @@ from fedveil.aggregation import NoState, WeightedMean
 from fedveil.errors import (
     FieldError,
     NoReplyError,
+    ReplyError,
     require_choice,
     require_count,
     require_delta,
@@ -65,8 +66,8 @@ from fedveil.methods.contract import (
 )
 from fedveil.methods.plain import Plain
 
-FAILED = "failed"  # a share without noise: its silo counts as dropped out
-NO_FAILURE = "whether a silo's training fails does not depend on one record"
+NO_FAILURE = "whether a silo fails outside its noisy steps does not depend on one record"
+TERMS = ("clip", "deviation", "denominator", "rate", "silos", "tolerated")
 SUM_IS_TRUSTED = "whoever receives single shares is trusted to hand on their sum alone"
 
 
@@ -200,15 +201,10 @@ class RecordDP:
         return self._spend()
 
     def protect(self, releases: Releases, facts: ClientFacts, state: NoState, source: Source) -> Protected:
-        """Pass on a model that was trained with this method's noise; everything else stays on the client.
-
-        A silo that failed answers with the model it received: that tells no more than that it failed.
-        """
+        """Pass on a model that was trained with this method's noise; everything else stays on the client."""
         model = model_of(releases)
         if model is None:
             return Protected((), nothing("local"), state)
-        if facts.failed:
-            return Protected((Release("model", facts.start), *self._terms(failed=True)), self._spend(), state)
         if facts.noised != self.noisy_steps:
             accepted = (
                 "the model was not trained with this method's noise: train it with fedveil.learning.PrivateTrainer"
@@ -216,7 +212,10 @@ class RecordDP:
             raise FieldError("noised", facts.noised, accepted)
         return Protected((Release("model", model), *self._terms()), self._spend(), state)
 
-    def _terms(self, failed: bool = False) -> Releases:
+    def require_terms(self, releases: Releases) -> None:
+        """Admit any reply: a silo's noise is its own affair."""
+
+    def _terms(self) -> Releases:
         return ()
 
     def _conditions(self) -> tuple[str, ...]:
@@ -282,19 +281,24 @@ class RecordShares(RecordDP):
             return Refusal(f"shares are sized for {self.silos} silos, the server plans {broadcast.public.cohort}")
         return super().quote(broadcast, state)
 
-    def _terms(self, failed: bool = False) -> Releases:
+    def require_terms(self, releases: Releases) -> None:
+        """Refuse a share that was made on other terms than these: it counts as a silo that dropped out.
+
+        Raises
+        ------
+        ReplyError
+            Naming the first term that differs or is missing.
+        """
+        given = {r.name: float(r.value) for r in releases if r.kind == "metric"}
+        for term in self._terms():
+            if given.get(term.name) != float(term.value):
+                accepted = f"must be the same in every silo of a sum: {float(term.value):g}"
+                raise ReplyError(f"{term.name} = {given.get(term.name)} {accepted}")
+
+    def _terms(self) -> Releases:
         """What all silos of a sum have to agree on, all of it public."""
-        steps = self.noisy_steps
-        terms = {
-            "clip": steps.clip,
-            "deviation": steps.deviation,
-            "denominator": steps.denominator,
-            "rate": steps.rate,
-            "silos": self.silos,
-            "tolerated": self.tolerated,
-            FAILED: failed,
-        }
-        return tuple(Release("metric", torch.tensor(float(v), dtype=torch.float64), k) for k, v in terms.items())
+        known = {**vars(self.noisy_steps), **vars(self)}
+        return tuple(Release("metric", torch.tensor(float(known[k]), dtype=torch.float64), k) for k in TERMS)
 
     def _conditions(self) -> tuple[str, ...]:
         some = f"at most {self.tolerated} of {self.silos} silos drop out, lie about their noise or pool what they know"
@@ -305,8 +309,9 @@ class RecordShares(RecordDP):
 class TrustedSum(Plain):
     """Server side of `RecordShares`: the mean of all shares, and then any optimiser.
 
-    Nothing is released if a rule is not linear in the shares, if silos disagree on clip, noise or denominator, or if so
-    many dropped out that one curious silo more would leave too little noise.
+    The server leaves out a share that was made on other terms (`RecordShares.require_terms`). Nothing is released if a
+    rule is not linear in the shares, or if so many silos are missing that one curious silo more would leave too little
+    noise.
     """
 
     def __post_init__(self) -> None:
@@ -319,21 +324,15 @@ class TrustedSum(Plain):
             raise FieldError("aggregator", type(rule).__name__, accepted)
 
     def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: Any, source: Source) -> Combined:
-        """Check that the shares belong together, and average them."""
-        found = [{r.name: float(r.value) for r in releases if r.kind == "metric"} for releases in replies]
-        first = found[0]
-        kept = [i for i, terms in enumerate(found) if not terms.get(FAILED)]
-        for partition, terms in zip(facts.partitions, found, strict=True):
-            for name in ("clip", "deviation", "denominator", "rate", "silos", "tolerated"):
-                if name not in terms or terms[name] != first.get(name):
-                    accepted = (
-                        f"must be the same in every silo of a sum, {first.get(name)} in silo {facts.partitions[0]}"
-                    )
-                    raise FieldError(f"silo {partition}: {name}", terms.get(name), accepted)
-        gone = int(first["silos"]) - len(kept)
-        if gone > int(first["tolerated"]) - 1:
+        """Check that the noise is whole, and average the shares."""
+        found = [{r.name: float(r.value) for r in releases if r.name in TERMS} for releases in replies]
+        if any(set(terms) != set(TERMS) or terms != found[0] for terms in found):
+            raise ReplyError("shares of one sum are made on the same terms")
+        silos, tolerated = (int(found[0][name]) for name in ("silos", "tolerated"))
+        gone = silos - len(replies)
+        if gone > tolerated - 1:
             raise NoReplyError(
-                f"{gone} of {int(first['silos'])} silos dropped out, and the shares tolerate {int(first['tolerated'])} "
-                "together with one curious silo: nothing is released. Raise tolerated, or run without that silo"
+                f"{gone} of {silos} silos dropped out, and the shares tolerate {tolerated} together with one curious "
+                "silo: nothing is released. Raise tolerated, or run without that silo"
             )
-        return super().combine([replies[i] for i in kept], facts, state, source)
+        return super().combine(replies, facts, state, source)

@@ -70,7 +70,7 @@ def learner_client_app(
         if behaviour.omniscient or behaviour.bypass:
             accepted = "needs the embedded engine: under Flower a client sees no other's update, and the mod protects"
             raise FieldError(f"behaviours[{partition}]", type(behaviour).__name__, accepted)
-    app = ClientApp(mods=[privacy_mod(layout, method, **options)])
+    app = ClientApp(mods=[privacy_mod(layout, method, trainer=learner.private_trainer, **options)])
 
     def data(context: Context) -> tuple[int, ClientData]:
         partition = partition_of(context)

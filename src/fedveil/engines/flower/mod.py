@@ -38,6 +38,7 @@ from fedveil.engines.lifetime import LifetimeLedger
 from fedveil.engines.party import Store
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.layout import Layout
+from fedveil.learning import PrivateTrainer
 from fedveil.mechanisms import Source
 from fedveil.methods import Broadcast, ClientFacts, Method, PublicFacts, Refusal, Releases
 
@@ -63,6 +64,7 @@ def privacy_mod(
     ledger: str | Path | None = None,
     ledgers: Callable[[str], tuple[Ledger, Store]] | None = None,
     run: str | None = None,
+    trainer: PrivateTrainer | None = None,
     tell: Callable[[int, int, Exception], None] = _log_failure,
 ) -> Mod:
     """Build the mod; put it first in ``ClientApp(mods=[...])``, so that all other code runs inside it.
@@ -96,6 +98,9 @@ def privacy_mod(
         ``party -> (Ledger, Store)``: keeps the ledgers elsewhere.
     run : str, optional
         Names the run in the ledger. Default: Flower's run id.
+    trainer : PrivateTrainer, optional
+        Needed for methods whose noise goes inside training, and made like the one that training code uses: a client
+        that fails answers with this one's noise.
     tell : callable, optional
         ``(partition, round, error)``: told why a client answered with a zero update. Default: the node's log.
 
@@ -130,10 +135,10 @@ def privacy_mod(
         if kind == MessageType.EVALUATE:
             if side.trust != "central":
                 return Message(write_reply((), layout, settings.partition, side), reply_to=message)
-            with _opened(context, settings, layout, run, ledgers) as (_, party), _private():
+            with _opened(context, settings, layout, run, ledgers, trainer) as (_, party), _private():
                 content = _report(_called(call_next, message, context), layout, broadcast, party)
             return Message(content, reply_to=message)
-        with _opened(context, settings, layout, run, ledgers) as (memory, party):
+        with _opened(context, settings, layout, run, ledgers, trainer) as (memory, party):
             verdict = _disagree(broadcast.public, settings.rounds) or party.admit(broadcast)
             if isinstance(verdict, Refusal):
                 return Message(Error(REFUSED, verdict.reason), reply_to=message)
@@ -228,6 +233,7 @@ def _opened(
     layout: Layout,
     run: str | None,
     ledgers: Callable[[str], tuple[Ledger, Store]] | None,
+    trainer: PrivateTrainer | None,
 ) -> Iterator[tuple[Memory, ClientParty]]:
     """The client with its ledger, which no other process can use meanwhile."""
     memory, name = Memory(context), run or str(context.run_id)
@@ -253,6 +259,7 @@ def _opened(
                 state=memory.load(method.client.init()),
                 kept=memory.kept(),
                 store=store,
+                idle=None if trainer is None else trainer.idle,
             ),
         )
 
