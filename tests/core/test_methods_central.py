@@ -15,7 +15,7 @@ from fedveil.calibration import max_pairwise_distance
 from fedveil.clipping import QuantileClip, clip
 from fedveil.errors import FieldError, HeuristicError
 from fedveil.layout import Layout
-from fedveil.mechanisms import ReproducibleSource
+from fedveil.mechanisms import MECHANISMS, ReproducibleSource
 from fedveil.methods import GlobalDP, MetricPrivacy, Plain, build
 
 DELTA = 1e-5
@@ -541,3 +541,21 @@ def test_global_dp_without_a_noise_that_somebody_chose_is_refused_with_how_to_pl
     for make in (GlobalDP, lambda: build(*["global"])):
         with pytest.raises(FieldError, match=r"noise_multiplier = 'missing': .*fedveil plan --epsilon"):
             make()
+
+
+def test_a_mechanism_of_the_user_s_is_drawn_and_proves_nothing(monkeypatch):
+    class Uniform:
+        def __init__(self, sigma):
+            self.sigma = sigma
+
+        def add_to(self, vector, *, source):
+            return vector.add_(self.sigma)
+
+    monkeypatch.setitem(MECHANISMS, "uniform", Uniform)
+    side = GlobalDP(noise_multiplier=Z, clip=C, order="printed", noise="uniform")
+    found = combine(side, THETA, UPDATES)
+    assert found.models.tolist() == [near([10.9 + 2.5, 1.2 + 2.5])]
+    assert found.spend.guarantee.status == "heuristic"
+    assert found.spend.mechanism == "uniform"
+    with pytest.raises(FieldError, match="noise"):
+        GlobalDP(noise_multiplier=1.0, noise="unifrom")

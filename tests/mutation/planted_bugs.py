@@ -32,7 +32,7 @@ def _bug(name, file, old, new, *tests):
     return Bug(name, file, old, new, tests)
 
 
-_NOISED = "noise = GaussianNoise(sigma)"
+_NOISED = "noise = MECHANISMS[self.noise](sigma)"
 _CLIPPED = "clipped = updates.lengths, updates.clipped(bound)"
 _FIRST = "noise.add_to(reduced, source=source)"
 _PRINTED = "noise.add_to(model, source=source)"

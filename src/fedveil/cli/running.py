@@ -46,15 +46,15 @@ def run(
 
         spec = load(config, assign or [], engine=engine, device=device, seed=seed)
 
+        from fedveil.grid import Cell, Store
         from fedveil.report.progress import progress_for
         from fedveil.report.tables import run_table
-        from fedveil.runs import run as play
 
         folder = out or folder_of(config, spec.name)
         going.folder, going.command = folder, f"fedveil run {shlex.quote(str(folder))} --resume"
         console = console_for()
         quiet(spec.engine)
-        summary = play(spec, folder, resume=resume, progress=progress_for(console))
+        summary = Store(None).run_in(folder, Cell("", spec), progress_for(console), resume=resume).summary
         console.print(run_table(summary))
         console.print(f"written to {folder}", markup=False, highlight=False, soft_wrap=True)
         stop_early([summary.stopped])

@@ -170,7 +170,37 @@ class Store:
             make_folder(path)
         shared = config.rounds == 1 or config.pretraining is not None  # else what begins alike is a small part of a run
         memo = self.folder / BEGUN if self.folder is not None and shared else None
-        summary = run(config, path, resume=begun, progress=progress, setting=cell.label, memo=memo, probes=cell.probes)
+        return self._play(cell, config, path, begun, progress, memo)
+
+    def run_in(self, folder: Path, cell: Cell, progress: Progress, *, resume: bool = False) -> Outcome:
+        """Run a cell in a folder of the user's own, which is as one of the store's.
+
+        Parameters
+        ----------
+        folder : Path
+            New or empty; with `resume`, that of a run with the same configuration.
+        cell : Cell
+            Without others whose sigma it takes.
+
+        Raises
+        ------
+        FieldError
+            If the folder holds something else.
+        NoReplyError
+            If a round has no usable reply.
+        """
+        return self._play(cell, cell.config, folder, resume, progress)
+
+    def _play(
+        self,
+        cell: Cell,
+        config: Config,
+        path: Path | None,
+        resume: bool,
+        progress: Progress,
+        memo: Path | None = None,
+    ) -> Outcome:
+        summary = run(config, path, resume=resume, progress=progress, setting=cell.label, memo=memo, probes=cell.probes)
         self._kept[cell.key] = Outcome(cell, summary, path)
         return self._kept[cell.key]
 

@@ -1,14 +1,16 @@
 """Draw noise: mechanisms and the sources of their randomness."""
 
 from fedveil.mechanisms.discrete import DiscreteGaussianNoise, to_grid
-from fedveil.mechanisms.noise import EuclideanLaplaceNoise, GaussianNoise, gaussian_sigma
+from fedveil.mechanisms.noise import MECHANISMS, EuclideanLaplaceNoise, GaussianNoise, Mechanism, gaussian_sigma
 from fedveil.mechanisms.secure import SecureSource
 from fedveil.mechanisms.source import NoSource, ReproducibleSource, Source, keyed_seed
 
 __all__ = [
+    "MECHANISMS",
     "DiscreteGaussianNoise",
     "EuclideanLaplaceNoise",
     "GaussianNoise",
+    "Mechanism",
     "NoSource",
     "ReproducibleSource",
     "SecureSource",

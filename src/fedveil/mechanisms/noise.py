@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from fedveil.errors import FieldError, require_delta, require_positive
 from fedveil.gdp import mu_of_epsilon
 from fedveil.mechanisms.source import Source
+from fedveil.registry import Registry
 
 _BLOCK = 1 << 20  # draws at a time where noise is added in place
 
@@ -64,6 +66,17 @@ class GaussianNoise:
             part = vector[start : start + _BLOCK]
             part += self.sample(len(part), source=source, dtype=vector.dtype)
         return vector
+
+
+class Mechanism(Protocol):
+    """Adds noise to what the server releases; made with the deviation sigma per coordinate."""
+
+    def add_to(self, vector: Tensor, *, source: Source) -> Tensor:
+        """Add noise to a vector [d] in place; returns the vector."""
+
+
+MECHANISMS: Registry[Callable[[float], Mechanism]] = Registry("privacy.noise", {"gaussian": GaussianNoise})
+"""What ``GlobalDP(noise="...")`` may name; one that joins by its decorator has no proof, so its runs are heuristics."""
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,13 @@ from fedveil.accounting.events import FACTOR
 from fedveil.aggregation import Aggregator, FedAvg, Updates, WeightedMean, padded, require_rule
 from fedveil.clipping import QuantileClip
 from fedveil.errors import FieldError, require_choice, require_noise, require_positive
-from fedveil.mechanisms import DiscreteGaussianNoise, GaussianNoise, Source, to_grid
+from fedveil.mechanisms import MECHANISMS, DiscreteGaussianNoise, Source, to_grid
 from fedveil.methods.contract import Combined, Releases, ServerFacts, models_of, stack_counts
 
 Order = Literal["formal", "printed"]
 
 STEPS = 1024  # deviation of discrete noise on its grid
+PROVEN = {"gaussian": "gaussian", "discrete": "discrete gaussian"}  # mechanisms whose cost is known
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ class CentralNoise(ABC):
         A rule without an optimiser gives the same model either way.
     relation : {"zero-out", "add/remove", "replace-one"}
         Which cohorts are neighbours, for the guarantee.
-    noise : {"gaussian", "discrete"}
+    noise : str
+        ``"gaussian"``, ``"discrete"``, or a name of `fedveil.mechanisms.MECHANISMS` (one of yours is a heuristic).
         Discrete: updates are rounded to a grid and summed in integers with discrete Gaussian noise, so that floating
         point has nothing to leak. For uniform means in the formal order; the cost is stated in concentrated DP.
     """
@@ -84,7 +86,7 @@ class CentralNoise(ABC):
     order: Order = field(default="formal", kw_only=True)
     step_from: Literal["released", "own"] = field(default="released", kw_only=True)
     relation: Relation = field(default="zero-out", kw_only=True)
-    noise: Literal["gaussian", "discrete"] = field(default="gaussian", kw_only=True)
+    noise: str = field(default="gaussian", kw_only=True)
 
     hypotheses: ClassVar[int] = 1
 
@@ -99,7 +101,7 @@ class CentralNoise(ABC):
         if self.step_from == "own" and self.order == "formal":
             raise FieldError("step_from", "own", 'needs order="printed": formal noise goes before the step')
         require_choice("relation", self.relation, FACTOR)
-        require_choice("noise", self.noise, ("gaussian", "discrete"))
+        require_choice("noise", self.noise, (*MECHANISMS, "discrete"))
         if self.noise == "discrete" and not (
             self.order == "formal"
             and isinstance(self.aggregator, WeightedMean)
@@ -168,7 +170,7 @@ class CentralNoise(ABC):
             reduced = _integer_mean(clipped.stack, bound, sigma, cohort, source)
             model, inner = self.aggregator.step(theta, reduced, state.rule)
         else:
-            noise = GaussianNoise(sigma)
+            noise = MECHANISMS[self.noise](sigma)
             rule = self.aggregator.for_round(state.rule, source, facts.public_update)
             size = cohort if self.order == "formal" else max(len(updates), min(rule.least, cohort))
             reduced = clipped.reduce(rule, weights, size)
@@ -227,6 +229,8 @@ class CentralNoise(ABC):
         self, sigma: float, bound: float, weights: Tensor, cohort: int, conditions: tuple[str, ...] = ()
     ) -> Spend:
         """The cost of noise whose scale is public: what the sensitivity of what ran proves, or a heuristic."""
+        if self.noise not in PROVEN:
+            return self._heuristic(f"nothing is proven of {self.noise!r} noise", sigma)
         if self.order == "formal":
             sensitivity: float | None = self._sensitivity(bound, cohort, self.relation)
             weights = torch.full((cohort,), 1 / cohort, dtype=torch.float64)  # the bound; a count's share is private
@@ -257,14 +261,13 @@ class CentralNoise(ABC):
             rho=(sensitivity / sigma) ** 2 / 2 if self.noise == "discrete" else None,
             conditions=conditions,
         )
-        mechanism = "gaussian" if self.noise == "gaussian" else "discrete gaussian"
-        return Spend(guarantee=guarantee, mechanism=mechanism, scale=(sigma,), sensitivity=sensitivity)
+        return Spend(guarantee=guarantee, mechanism=PROVEN[self.noise], scale=(sigma,), sensitivity=sensitivity)
 
     def _heuristic(self, reason: str, sigma: float) -> Spend:
         guarantee = Guarantee(
             unit="client", relation=self.relation, trust="central", status="heuristic", scope="round", reason=reason
         )
-        return Spend(guarantee=guarantee, mechanism="gaussian", scale=(sigma,))
+        return Spend(guarantee=guarantee, mechanism=PROVEN.get(self.noise, self.noise), scale=(sigma,))
 
 
 def _check_weights(weights: Tensor, kept: bool, rule: str) -> None:
