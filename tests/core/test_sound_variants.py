@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
+from engine_kit import federation
 
-from fedveil.accounting import Filter, Release, total
+from fedveil.accounting import Filter, Guarantee, Release, euclidean_laplace_epsilon, total
 from fedveil.clipping import QuantileClip
 from fedveil.errors import FieldError, HeuristicError
 from fedveil.gdp import epsilon_of_mu, mu_of_epsilon
@@ -23,8 +26,10 @@ from fedveil.methods import (
     MetricPrivacy,
     PublicFacts,
     ServerFacts,
+    build,
 )
 from fedveil.methods.sga_ldp import LastBroadcast
+from fedveil.runs.summary import guarantees_of
 
 LAYOUT = Layout.from_shapes({"a.weight": (4,), "b.weight": (2,)}, torch.float64)
 SOURCE = ReproducibleSource(0)
@@ -99,9 +104,64 @@ def test_group_privacy_with_a_public_radius_is_d_private() -> None:
     protected = protect(GroupPrivacy(noise_multiplier=2.0, radius=0.5), 0 * SHORT)  # a zero step is no special case
     guarantee = protected.spend.guarantee
     assert guarantee.epsilon_per_distance == 6 / (2.0 * 0.5)
-    assert guarantee.epsilon_at(0.5, 1e-5) == pytest.approx(3.0)  # n / nu at the radius
+    assert guarantee.epsilon_at(0.5, 0.0) == pytest.approx(3.0)  # n / nu at the radius
+    assert guarantee.epsilon_at(0.5, 1e-5) < 3.0
     with pytest.raises(HeuristicError):
         guarantee.epsilon(1e-5)  # d-privacy has no epsilon without a distance
+
+
+def test_rounds_of_laplace_noise_are_composed_by_their_loss() -> None:
+    one = protect(GroupPrivacy(noise_multiplier=2.0, radius=0.5), SHORT).spend.guarantee
+    all_ = total([one] * 20)
+    assert all_.epsilon_at(0.1, 0.0) == pytest.approx(20 * 0.1 * 6)
+    exact = euclidean_laplace_epsilon(6, 6.0, 0.1, 1e-5, rounds=20)
+    assert exact < 0.6 * 20 * 0.1 * 6
+    assert all_.epsilon_at(0.1, 1e-5) == pytest.approx(exact, rel=1e-3)
+    assert Guarantee.from_dict(json.loads(json.dumps(all_.to_dict()))) == all_
+    assert replace(all_, events_per_distance=()).epsilon_at(0.1, 1e-5) == all_.epsilon_at(0.1, 0.0)
+
+
+def test_gaussian_noise_with_a_public_radius_has_a_mu_for_every_distance() -> None:
+    side = GroupPrivacy(noise_multiplier=2.0, radius=0.5, distribution="gaussian")
+    spend = protect(side, SHORT).spend
+    (sigma,), one = spend.scale, spend.guarantee
+    drawn = [protect_from(side, SHORT, i).releases[0].value - SHORT for i in range(3000)]
+    assert float(torch.stack(drawn).norm(dim=1).mean()) == pytest.approx(1.0, rel=0.03)  # nu times the radius
+    assert float(torch.stack(drawn).std()) == pytest.approx(sigma, rel=0.03)
+    all_ = total([one] * 9)
+    assert all_.epsilon_at(0.3, 1e-5) == pytest.approx(epsilon_of_mu(3 * 0.3 / sigma, 1e-5))
+    assert Guarantee.from_dict(all_.to_dict()) == all_
+    with pytest.raises(HeuristicError):
+        all_.epsilon(1e-5)
+    with pytest.raises(FieldError, match="guarantees"):
+        total([one, protect(GroupPrivacy(noise_multiplier=2.0, radius=0.5), SHORT).spend.guarantee])
+    with pytest.raises(FieldError, match="radius"):
+        GroupPrivacy(distribution="gaussian")
+
+
+def protect_from(side, update, seed):
+    of = broadcast()
+    facts = ClientFacts(broadcast=of, layout=LAYOUT)
+    model = (Release("model", of.models[0] + update),)
+    return side.protect(model, facts, side.init(), ReproducibleSource(seed))
+
+
+@pytest.mark.parametrize("distribution", ["laplace", "gaussian"])
+def test_a_summary_has_the_curves_of_worst_and_median_client_and_how_all_are_spread(distribution, monkeypatch) -> None:
+    monkeypatch.setattr("fedveil.runs.summary.REACH", (0.5, 1.0))
+    method = build("group", noise_multiplier=2.0, radius=0.5, distribution=distribution)
+    made = federation("group", n=5, method=method, clients_per_round=2)
+    made.run(4)
+    books = {str(p): made.party(p).ledger for p in range(5)}
+    worst, told = guarantees_of(method, books, 1e-5)
+    curves = {party: told[f"{party} client"]["curve"] for party in ("worst", "median")}
+    for curve in curves.values():
+        assert curve["epsilon"] == sorted(curve["epsilon"])
+    assert all(w >= m for w, m in zip(curves["worst"]["epsilon"], curves["median"]["epsilon"], strict=True))
+    spread = told["worst client"]["over clients"]
+    assert sum(spread["clients"]) == sum(bool(book.entries) for book in books.values())
+    assert spread["epsilon"][-1] == pytest.approx(worst.epsilon_at(spread["distance"], 1e-5))
+    assert spread["epsilon"][-1] in curves["worst"]["epsilon"]
 
 
 def test_fedre_splits_mu_by_public_scores() -> None:

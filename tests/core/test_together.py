@@ -21,10 +21,11 @@ from fedveil.methods import Broadcast, ClientFacts, GroupPrivacy, PublicFacts
     d=st.integers(1, 1024),
     kind=st.sampled_from([torch.float32, torch.float64]),
     radius=st.sampled_from([None, 0.5]),
+    distribution=st.sampled_from(["laplace", "gaussian"]),
     seed=st.integers(0, 1000),
 )
 @settings(deadline=None, max_examples=60)
-def test_each_row_is_what_its_client_would_send_alone(n, d, kind, radius, seed):
+def test_each_row_is_what_its_client_would_send_alone(n, d, kind, radius, distribution, seed):
     g = torch.Generator().manual_seed(seed)
     starts, models = torch.randn(3, d, generator=g, dtype=kind), torch.randn(n, d, generator=g, dtype=kind)
     models[0] = starts[0]  # did not move
@@ -32,7 +33,8 @@ def test_each_row_is_what_its_client_would_send_alone(n, d, kind, radius, seed):
     broadcast = Broadcast(models=starts, public=PublicFacts(round=1, rounds=2, cohort=n, dimension=d))
     layout = Layout.from_shapes({"w": (d,)}, dtype=kind)
     facts = [ClientFacts(broadcast=broadcast, layout=layout, chosen=i % 3) for i in range(n)]
-    side, source = GroupPrivacy(noise_multiplier=0.7, radius=radius), ReproducibleSource(seed)
+    kinds = {"radius": radius, "distribution": distribution if radius else "laplace"}
+    side, source = GroupPrivacy(noise_multiplier=0.7, **kinds), ReproducibleSource(seed)
     states = [side.init()] * n
     together = side.protect_each(models, facts, states, [source.child(i) for i in range(n)])
     assert together[:2] == [None, None]

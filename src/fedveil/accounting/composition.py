@@ -35,7 +35,7 @@ from fedveil.gdp import compose_mu, delta_of_mu, epsilon_of_mu
 # small noise multiplier, whose losses are large, would take all memory.
 _INTERVAL = 1e-4
 _FIRST, _POINTS = 2_000, 1_000_000  # of the widest single loss in a first look, and of the composed one
-_SLOW: dict[type[Event], int] = {EuclideanLaplace: 4_000, Mixture: 10_000}  # kinds whose points take long, and how many
+_SLOW: dict[type[Event], int] = {EuclideanLaplace: 1_000, Mixture: 10_000}  # kinds whose points take long, and how many
 _RARE = 1e-9
 _CURVE = 1000  # points of delta(epsilon)
 _OVERFLOW = 650.0, 1e5  # losses of Laplace kinds, and of Gaussian kinds or in all, for which e^loss or the grid breaks

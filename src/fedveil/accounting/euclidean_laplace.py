@@ -9,6 +9,7 @@ delta(e) = P(L > e) - exp(e) P(L < -e).
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,7 @@ def euclidean_laplace_epsilon(dimension: int, epsilon: float, distance: float, d
     return float(scipy.optimize.brentq(lambda e: float(_delta(n, s, np.array([e]))[0]) - delta, 0.0, s, xtol=1e-12))
 
 
+@lru_cache(maxsize=8)
 def discretised(dimension: int, shift: float, interval: float) -> Any:
     """The loss as a pessimistic dp-accounting distribution on a grid of the given interval."""
     try:

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedveil.accounting.events import (
     FACTOR,
+    EuclideanLaplace,
     Event,
     Gaussian,
     Relation,
@@ -38,7 +39,13 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 _SHARED = ("unit", "relation", "trust", "group", "public_size")  # by all guarantees of one total
 
 # not written where they say nothing
-_OPTIONAL: dict[str, Any] = {"events": [], "group": 1, "public_size": None, "hypotheses_apart": None}
+_OPTIONAL: dict[str, Any] = {
+    "events": [],
+    "group": 1,
+    "public_size": None,
+    "hypotheses_apart": None,
+    "events_per_distance": [],
+}
 
 VACUOUS = 20.0  # an epsilon above this is printed, and flagged: it excludes nothing in practice
 
@@ -65,12 +72,16 @@ class Guarantee:
         Gaussian-DP parameter; only for formal and conditional guarantees under a relation.
     mu_per_distance : float, optional
         The curve behind `mu`: if a client's clipped update moves by a Euclidean distance D (in a total: in every
-        round, given the same past), the release is (mu_per_distance * D)-GDP.
+        round, given the same past), the release is (mu_per_distance * D)-GDP. Without a `mu`: Gaussian noise under a
+        metric, which bounds no two vectors but those at most D apart.
     rho : float, optional
         Zero-concentrated DP parameter (discrete Gaussian noise).
     epsilon_per_distance : float, optional
         d-privacy: log-ratios are at most this times the Euclidean distance between the two vectors (in a total: the
         largest of any round).
+    events_per_distance : tuple of (EuclideanLaplace, count)
+        The releases behind `epsilon_per_distance` as two vectors one unit of distance apart see them: `epsilon_at`
+        composes them exactly.
     events : tuple of (event, count)
         Composed by PLD: the releases whose joint privacy-loss distribution is the promise (see
         `fedveil.accounting.events`), for what has no single parameter, such as subsampled Gaussian steps.
@@ -96,6 +107,7 @@ class Guarantee:
     mu_per_distance: float | None = None
     rho: float | None = None
     epsilon_per_distance: float | None = None
+    events_per_distance: Events = ()
     events: Events = ()
     group: int = 1
     public_size: bool | None = None
@@ -107,19 +119,23 @@ class Guarantee:
         """Refuse a guarantee that contradicts itself."""
         for name, choices in _CHOICES.items():
             require_choice(name, getattr(self, name), choices)
-        numbers = [v for v in (self.mu, self.rho, self.epsilon_per_distance) if v is not None]
+        over_metric = self.mu_per_distance if self.mu is None else None
+        numbers = [v for v in (self.mu, over_metric, self.rho, self.epsilon_per_distance) if v is not None]
         for value in numbers:
             require_non_negative("guarantee", value)
         if self.hypotheses_apart is not None:
             require_non_negative("hypotheses_apart", self.hypotheses_apart)
-        if self.mu_per_distance is not None and (self.mu is None or not self.mu_per_distance >= 0):
-            raise FieldError("mu_per_distance", self.mu_per_distance, "goes with a mu and is at least 0")
+        if self.mu_per_distance is not None and not self.mu_per_distance >= 0:
+            raise FieldError("mu_per_distance", self.mu_per_distance, "must be at least 0")
+        if self.events_per_distance and self.epsilon_per_distance is None:
+            raise FieldError("events_per_distance", self.events_per_distance, "go with epsilon_per_distance")
         require_count("group", self.group)
         given = len(numbers) + bool(self.events)
         if self.status in ("heuristic", "none") and given:
             raise FieldError("status", self.status, "carries no privacy parameter: nothing is proven")
         if self.status in ("formal", "conditional") and given != 1:
-            raise FieldError("status", self.status, "needs exactly one of mu, rho, epsilon_per_distance and events")
+            accepted = "needs exactly one of mu, mu_per_distance alone, rho, epsilon_per_distance and events"
+            raise FieldError("status", self.status, accepted)
         if (self.public_size is not None) != (self.unit == "record"):
             raise FieldError("public_size", self.public_size, "is stated for records, and only for them")
         if (self.status == "conditional") != bool(self.conditions):
@@ -131,6 +147,19 @@ class Guarantee:
         return self.status in ("formal", "conditional")
 
     @property
+    def by_distance(self) -> bool:
+        """Whether it is a promise over a distance alone (d-privacy), without an epsilon for any two vectors."""
+        return self.mu is None and (self.epsilon_per_distance is not None or self.mu_per_distance is not None)
+
+    @property
+    def slope(self) -> float:
+        """About the mu that a unit of distance costs, for `by_distance`; exact for Gaussian noise."""
+        if self.mu_per_distance is not None:
+            return self.mu_per_distance
+        behind = ((e, c) for e, c in self.events_per_distance if isinstance(e, EuclideanLaplace))
+        return math.sqrt(math.fsum(c * e.shift**2 / e.dimension for e, c in behind)) or self.epsilon_per_distance or 0.0
+
+    @property
     def cost(self) -> float:
         """The one parameter, to rank guarantees of one kind by; 0 where nothing is proven.
 
@@ -139,7 +168,8 @@ class Guarantee:
         """
         if self.events:
             return math.sqrt(math.fsum(count * size_of(event) ** 2 for event, count in self.events))
-        return next((v for v in (self.mu, self.rho, self.epsilon_per_distance) if v is not None), 0.0)
+        kinds = (self.mu, self.rho, self.epsilon_per_distance, self.mu_per_distance)
+        return next((v for v in kinds if v is not None), 0.0)
 
     def epsilon(self, delta: float) -> float:
         """Epsilon at a delta.
@@ -159,13 +189,14 @@ class Guarantee:
 
             return epsilon(self.events, delta, self.relation)
         if self.mu is None:
-            raise HeuristicError("a d-private release has no epsilon without a distance; see epsilon_per_distance")
+            raise HeuristicError("a d-private release has no epsilon without a distance; see epsilon_at")
         return epsilon_of_mu(self.mu, delta)
 
     def epsilon_at(self, distance: float, delta: float) -> float:
         """Epsilon between two runs whose one difference is a client's protected vector, by at most a distance a round.
 
-        The vector is its clipped update; under d-privacy, the model that it noises.
+        The vector is its clipped update; under d-privacy, the model that it noises. Releases of Laplace noise are
+        composed by their loss distribution, which needs dp-accounting; at delta 0 they add up.
 
         Raises
         ------
@@ -174,7 +205,14 @@ class Guarantee:
         """
         distance = require_non_negative("distance", distance)
         if self.proven and self.epsilon_per_distance is not None:
-            return self.epsilon_per_distance * distance
+            pure = self.epsilon_per_distance * distance
+            if not (delta and pure and self.events_per_distance):
+                return pure
+            from fedveil.accounting.composition import epsilon
+
+            behind = ((e, c) for e, c in self.events_per_distance if isinstance(e, EuclideanLaplace))
+            apart = [(EuclideanLaplace(e.dimension, e.shift * distance), c) for e, c in behind]
+            return min(pure, epsilon(apart, delta))
         if not self.proven or self.mu_per_distance is None:
             raise HeuristicError(f"a release of status {self.status!r} has no curve over distance: {self.reason}")
         return epsilon_of_mu(self.mu_per_distance * distance, delta)
@@ -232,12 +270,13 @@ class Guarantee:
         where = f"{unit}, {self.trust}, {self.scope}{sizes}"
         if self.status == "heuristic":
             return f"heuristic ({where})"
-        if self.epsilon_per_distance is not None:
-            apart, choice = self.hypotheses_apart, ""
+        if self.by_distance:
+            each, apart, choice = self.cost, self.hypotheses_apart, ""
+            kind = "mu" if self.epsilon_per_distance is None else "eps"
             if apart is not None:
-                choice = f"; the choice among hypotheses {apart:.3g} apart: "
-                choice += f"eps={rounded_up(self.epsilon_per_distance * apart, 3)}"
-            return f"{self.status} {rounded_up(self.epsilon_per_distance, 3)}-d-private ({where}){choice}"
+                choice = f"; the choice among hypotheses {apart:.3g} apart: {kind}={rounded_up(each * apart, 3)}"
+            promise = f"{rounded_up(each, 3)}-d-private" if kind == "eps" else f"mu={rounded_up(each, 3)} per distance"
+            return f"{self.status} {promise} ({where}){choice}"
         if delta is None:
             known = f"mu={rounded_up(self.mu)}" if self.mu is not None else f"rho={rounded_up(self.rho or 0.0)}"
             parameter = "composed by PLD" if self.events else known
@@ -248,14 +287,15 @@ class Guarantee:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        values = {**vars(self), "conditions": list(self.conditions), "events": events_to_list(self.events)}
+        values = {**vars(self), "conditions": list(self.conditions)}
+        values |= {name: events_to_list(values[name]) for name in ("events", "events_per_distance")}
         return {k: v for k, v in values.items() if k not in _OPTIONAL or v != _OPTIONAL[k]}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Guarantee:
         """Inverse of `to_dict`."""
-        events = events_from_list(values.get("events", []))
-        return cls(**{**values, "conditions": tuple(values["conditions"]), "events": events})
+        events = {name: events_from_list(values.get(name, [])) for name in ("events", "events_per_distance")}
+        return cls(**{**values, "conditions": tuple(values["conditions"]), **events})
 
 
 def unprotected(trust: Trust = "central") -> Guarantee:
@@ -270,8 +310,8 @@ def total(guarantees: Iterable[Guarantee]) -> Guarantee:
     ----------
     guarantees : iterable of Guarantee
         Per-round guarantees of one party, of one unit, relation and trust. Mu composes exactly; events are counted and
-        composed by PLD, with mu as Gaussian events; d-privacy adds up; one release without a proof makes the total one
-        without a proof.
+        composed by PLD, with mu as Gaussian events; d-privacy adds up, and keeps the releases behind it for
+        `epsilon_at`; one release without a proof makes the total one without a proof.
 
     Raises
     ------
@@ -298,6 +338,9 @@ def total(guarantees: Iterable[Guarantee]) -> Guarantee:
         slopes = [p.mu_per_distance for p in parts if p.mu_per_distance is not None]
         slope = compose_mu(slopes) if len(slopes) == len(parts) else None
         return replace(first, scope="total", status=proven, mu=mu, mu_per_distance=slope, conditions=conditions)
+    if all(p.by_distance and p.mu_per_distance is not None for p in parts):
+        slope = compose_mu(p.mu_per_distance or 0.0 for p in parts)
+        return replace(first, scope="total", status=proven, mu_per_distance=slope, conditions=conditions)
     if any(p.events for p in parts) and all(p.events or p.mu is not None for p in parts):
         pairs: list[tuple[Event, int]] = [pair for p in parts for pair in p.events]
         pairs += [(Gaussian(FACTOR[p.relation] / p.mu), 1) for p in parts if p.mu]
@@ -305,13 +348,22 @@ def total(guarantees: Iterable[Guarantee]) -> Guarantee:
         return replace(
             first, scope="total", status=proven, mu=None, mu_per_distance=None, events=events, conditions=conditions
         )
-    if all(p.epsilon_per_distance is None and not p.events for p in parts):  # mu-GDP is (mu^2 / 2)-zCDP
+    if all(not p.by_distance and not p.events for p in parts):  # mu-GDP is (mu^2 / 2)-zCDP
         rho = math.fsum(p.rho if p.rho is not None else (p.mu or 0.0) ** 2 / 2 for p in parts)
         return replace(
             first, scope="total", status=proven, mu=None, mu_per_distance=None, rho=rho, conditions=conditions
         )
     if all(p.epsilon_per_distance is not None for p in parts):
         added = math.fsum(p.epsilon_per_distance or 0.0 for p in parts)
-        return replace(first, scope="total", status=proven, epsilon_per_distance=added, conditions=conditions)
+        whole = all(p.events_per_distance for p in parts)
+        behind = tuple(grouped(pair for p in parts for pair in p.events_per_distance).items()) if whole else ()
+        return replace(
+            first,
+            scope="total",
+            status=proven,
+            epsilon_per_distance=added,
+            events_per_distance=behind,
+            conditions=conditions,
+        )
     kinds = [p.describe() for p in parts]
     raise FieldError("guarantees", kinds, "rho or d-privacy and the others do not compose into one number")

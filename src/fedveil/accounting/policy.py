@@ -168,8 +168,8 @@ def _kind(spend: Spend) -> str:
     promise = spend.guarantee
     if promise.status == "heuristic":
         return "participations"
-    if promise.epsilon_per_distance is not None:
-        return "leakage"
+    if promise.by_distance:
+        return "leakage" if promise.epsilon_per_distance is not None else "mu over distance"
     if promise.mu is not None:
         return {"client": "mu", "record": "record_mu"}.get(promise.unit, f"mu of a {promise.unit}")
     return "rho" if promise.rho is not None else "unprotected"

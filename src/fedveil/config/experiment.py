@@ -161,7 +161,7 @@ class Config(Section):
         if budget.epsilon is not None:
             central = method.client.trust == "central" and method.server.may_be_proven
             proven = local.guarantee.proven if local else central
-            if not proven or (local and local.guarantee.epsilon_per_distance is not None):
+            if not proven or (local and local.guarantee.by_distance):
                 accepted = f"{name!r} as it is set has no epsilon to hold it to"
                 raise FieldError("privacy.budget.epsilon", budget.epsilon, accepted)
         if budget.leakage_cap is not None and (local is None or local.leakage is None):

@@ -14,18 +14,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import median
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from fedveil.accounting import Guarantee, Relation, Release, Spend, SpendFilter, Trust, model_of, nothing
+from fedveil.accounting import Guarantee, Relation, Release, Spend, SpendFilter, Trust, events, model_of, nothing
 from fedveil.aggregation import NoState, cluster_means
 from fedveil.calibration import NeighbourhoodLaplace
 from fedveil.clipping import norms
-from fedveil.errors import require_count, require_non_negative, require_positive
+from fedveil.errors import FieldError, require_choice, require_count, require_non_negative, require_positive
 from fedveil.layout import Layout
-from fedveil.mechanisms import EuclideanLaplaceNoise, Source
+from fedveil.mechanisms import EuclideanLaplaceNoise, GaussianNoise, Source
 from fedveil.mechanisms.noise import euclidean_laplace_rows
 from fedveil.methods.contract import (
     LIVENESS,
@@ -56,11 +56,15 @@ class GroupPrivacy:
         release is epsilon-d-private.
     fallback_radius : float
         Public radius in place of the private length where there is none: for a client that failed, or did not move.
+    distribution : {"laplace", "gaussian"}
+        Of the noise. Gaussian noise of the same expected length nu * r takes a public radius; two models D apart are
+        then (D / sigma)-GDP apart, in any dimension.
     """
 
     noise_multiplier: float = 5.0
     radius: float | None = None
     fallback_radius: float = 1.0
+    distribution: Literal["laplace", "gaussian"] = "laplace"
 
     trust: ClassVar[Trust] = "local"
     most_models: ClassVar[int | None] = None
@@ -73,6 +77,8 @@ class GroupPrivacy:
         require_positive("fallback_radius", self.fallback_radius)
         if self.radius is not None:
             require_positive("radius", self.radius)
+        elif require_choice("distribution", self.distribution, ("laplace", "gaussian")) == "gaussian":
+            raise FieldError("radius", None, "Gaussian noise takes a public radius")
 
     def init(self) -> NoState:
         """Nothing to remember."""
@@ -80,6 +86,8 @@ class GroupPrivacy:
 
     def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:
         """Sigma of the median client; without a public radius the ratio to the step is fixed, nu."""
+        if self.distribution == "gaussian":
+            return {"sigma": median(scale[0] for scale in scales)}
         figures = {"sigma": median(math.sqrt(layout.size + 1) / scale[0] for scale in scales)}
         if self.radius:
             return figures
@@ -102,6 +110,10 @@ class GroupPrivacy:
             return Protected((Release("model", model),), self._spend((), facts.broadcast), state)
         norms(model)  # refuses NaN, infinity, and numbers so large that no noise would be felt
         step = model - facts.start
+        if self.distribution == "gaussian":
+            spend = self._spend((), facts.broadcast)
+            noise = GaussianNoise(spend.scale[0]).sample(len(model), source=source, dtype=model.dtype)
+            return Protected((Release("model", model + noise),), spend, state)
         if self.radius is None and not facts.failed and bool(step.any()):
             epsilon = NeighbourhoodLaplace(self.noise_multiplier).epsilon(step)
         else:
@@ -127,8 +139,12 @@ class GroupPrivacy:
         rows = usable.tolist()
         if not rows:
             return [None] * len(facts)
-        noise = euclidean_laplace_rows(epsilons[usable], size, [sources[i] for i in rows], models.dtype)
-        common = self._spend((), broadcast)
+        common, used = self._spend((), broadcast), [sources[i] for i in rows]
+        if self.distribution == "gaussian":
+            drawn = GaussianNoise(common.scale[0])
+            noise = torch.stack([drawn.sample(size, source=source, dtype=models.dtype) for source in used])
+        else:
+            noise = euclidean_laplace_rows(epsilons[usable], size, used, models.dtype)
         protected: list[Protected | None] = [None] * len(facts)
         for i, model, epsilon in zip(rows, models[usable] + noise, epsilons[usable].tolist(), strict=True):
             spend = common if self.radius is not None else replace(common, scale=(epsilon,))
@@ -149,15 +165,19 @@ class GroupPrivacy:
 @lru_cache(maxsize=256)
 def _spend_of(side: GroupPrivacy, dimension: int, apart: float | None) -> Spend:
     """What a participation costs, without the private scale; the same for every client of a round."""
-    leakage = NeighbourhoodLaplace(side.noise_multiplier).leakage(dimension)
-    promise: dict[str, Any] = {
-        "status": "heuristic",
-        "reason": "epsilon depends on the length of the client's private step",
-    }
+    leakage: float | None = NeighbourhoodLaplace(side.noise_multiplier).leakage(dimension)
+    promise: dict[str, Any] = {"status": "heuristic", "reason": PRIVATE_SCALE}
     scale: tuple[float, ...] = ()
+    mechanism = "euclidean-laplace"
     if side.radius is not None:
-        scale = (dimension / (side.noise_multiplier * side.radius),)
-        promise = {"status": "conditional", "epsilon_per_distance": scale[0], "conditions": (LIVENESS,)}
+        epsilon = dimension / (side.noise_multiplier * side.radius)
+        seen = ((events.EuclideanLaplace(dimension, epsilon), 1),)
+        promise = {"epsilon_per_distance": epsilon, "events_per_distance": seen}
+        scale = (epsilon,)
+        if side.distribution == "gaussian":
+            sigma = side.noise_multiplier * side.radius / mean_length(dimension)
+            promise, scale, leakage, mechanism = {"mu_per_distance": 1 / sigma}, (sigma,), None, "gaussian"
+        promise |= {"status": "conditional", "conditions": (LIVENESS,)}
     guarantee = Guarantee(
         unit="parameter vector",
         relation="replace-one",
@@ -166,7 +186,12 @@ def _spend_of(side: GroupPrivacy, dimension: int, apart: float | None) -> Spend:
         hypotheses_apart=apart,
         **promise,
     )
-    return Spend(guarantee=guarantee, mechanism="euclidean-laplace", scale=scale, leakage=leakage)
+    return Spend(guarantee=guarantee, mechanism=mechanism, scale=scale, leakage=leakage)
+
+
+def mean_length(dimension: int) -> float:
+    """Expected Euclidean length of a standard normal vector."""
+    return math.sqrt(2) * math.exp(math.lgamma((dimension + 1) / 2) - math.lgamma(dimension / 2))
 
 
 @dataclass(frozen=True, kw_only=True)

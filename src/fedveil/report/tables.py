@@ -166,6 +166,10 @@ def run_table(summary: Summary) -> Table:
         leakage = guarantee.get("leakage")
         extra = "" if leakage is None else f"; leakage {rounded_up(leakage)} (sum of n / nu, no guarantee)"
         rows.append((f"guarantee, {party}", f"{guarantee['text']}{extra}"))
+        if curve := guarantee.get("curve"):
+            pairs = zip(curve["epsilon"], curve["distance"], strict=True)
+            points = ", ".join(f"{rounded_up(e, 3)} at {d:.3g}" for e, d in pairs)
+            rows.append(("", f"eps over the distance of every round, delta={curve['delta']:g}: {points}"))
     worst = next(iter(values["guarantees"].values()))
     if worst.get("reason"):
         rows.append(("", f"heuristic because {worst['reason']}"))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
@@ -16,17 +17,18 @@ import torch
 
 import fedveil
 from fedveil.accounting import VACUOUS, Guarantee, Ledger, unprotected
+from fedveil.config.folders import way_out
 from fedveil.engines import Federation, RoundRecord
 from fedveil.engines.history import SERVER, total_of
 from fedveil.engines.stopping import VALIDATORS, worst_of
 from fedveil.errors import damaged
-from fedveil.config.folders import way_out
 from fedveil.layout import Layout
-from fedveil.methods import ClientSide, FedRE, GroupPrivacy, Method, RecordDP
+from fedveil.methods import ClientSide, Method
 
 METRICS = "metrics.jsonl"
 NUMERICS = 3  # raised by any change of a default or of arithmetic: runs of two versions are not the same run
 LAST = 5  # rounds that the averaged figures cover
+REACH = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)  # mu of the worst client at the distances of its curve, or about
 FIGURES = ("accuracy", "f1", "precision", "auc", "loss", "rmse")
 REPRODUCIBLE = "reproducible, not for deployment"
 Row = dict[str, Any]
@@ -123,7 +125,9 @@ def row_of(record: RoundRecord, federation: Federation) -> Row:
         "round": log.number,
         "metrics": dict(record.metrics or {}),
         "clients": spread,
-        "noise": noise_of(federation.method, federation.layout, log.report, record.client_scales, federation.client_sides),
+        "noise": noise_of(
+            federation.method, federation.layout, log.report, record.client_scales, federation.client_sides
+        ),
         "server": dict(log.report),
         "published": dict(record.published),
         **({"figures": dict(record.figures)} if record.figures else {}),
@@ -145,8 +149,9 @@ def noise_of(
 ) -> dict[str, float]:
     """The noise of one round: on the server's model (central trust), or of the median client (local trust).
 
-    `scales` and `sides`, the client sides of those who have one of their own, are by partition. `signal_to_noise` is the length of the clipped median update over the noise's expected length; what it is under
-    local trust, the method says.
+    `scales` and `sides`, the client sides of those who have one of their own, are by partition. `signal_to_noise` is
+    the length of the clipped median update over the noise's expected length; what it is under local trust, the method
+    says.
     """
     d, client = layout.size, method.client
     if client.trust == "central":
@@ -183,13 +188,27 @@ def noise_over_rounds(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
 def guarantee_values(guarantee: Guarantee, delta: float) -> dict[str, Any]:
     """A guarantee for JSON; epsilon and delta are there only where an epsilon is proven."""
     values = {k: v for k, v in guarantee.to_dict().items() if v not in (None, "", [])}
-    if guarantee.proven and guarantee.epsilon_per_distance is None:
+    if guarantee.proven and not guarantee.by_distance:
         epsilon = guarantee.epsilon(delta)
         values |= {"epsilon": epsilon, "delta": delta, "vacuous": epsilon > VACUOUS}
         values |= {"meaning": guarantee.meaning().to_dict()}
         if guarantee.unit == "record":
             values |= {"epsilon_of_10_records": guarantee.of_group(10).epsilon(delta)}
     return {"text": guarantee.describe(delta), **values}
+
+
+def curve_values(guarantee: Guarantee, distances: Sequence[float], delta: float) -> dict[str, Any]:
+    """Epsilon of a promise over a distance, at several distances that bound every round; for JSON."""
+    return {"distance": list(distances), "epsilon": [guarantee.epsilon_at(d, delta) for d in distances], "delta": delta}
+
+
+def over_clients(guarantees: Iterable[Guarantee], distance: float, delta: float) -> dict[str, Any]:
+    """How many clients have which epsilon at one distance, ascending; for JSON."""
+    counts: dict[tuple[Any, ...], list[Guarantee]] = {}
+    for g in guarantees:
+        counts.setdefault((g.mu_per_distance, g.epsilon_per_distance, g.events_per_distance), []).append(g)
+    found = sorted((same[0].epsilon_at(distance, delta), len(same)) for same in counts.values())
+    return {"distance": distance, "epsilon": [e for e, _ in found], "clients": [n for _, n in found], "delta": delta}
 
 
 def guarantees_of(method: Method, books: Mapping[str, Ledger], delta: float) -> tuple[Guarantee, dict[str, Any]]:
@@ -207,12 +226,19 @@ def guarantees_of(method: Method, books: Mapping[str, Ledger], delta: float) -> 
     cost = {p: (not g.proven, g.cost, len(books[p].entries)) for p, g in clients.items()}
     order = sorted(clients, key=lambda p: (cost[p], p))
     values: dict[str, Any] = {}
+    worst = clients[order[-1]]
+    composed = all(g.by_distance for g in clients.values()) and find_spec("dp_accounting") is not None
+    apart = [length / worst.slope for length in REACH] if composed else []
     for name, party in (("worst client", order[-1]), ("median client", order[(len(order) - 1) // 2])):
         spends = [e.spend for e in books[party].entries]
         leakage = [s.leakage for s in spends if s.leakage is not None]
-        extra = {"leakage": math.fsum(leakage)} if leakage else {}
+        extra: dict[str, Any] = {"leakage": math.fsum(leakage)} if leakage else {}
+        if composed:
+            extra["curve"] = curve_values(clients[party], apart, delta)
         values[name] = {**guarantee_values(clients[party], delta), "participations": len(spends), **extra}
-    return clients[order[-1]], {**values, **beside}
+    if composed:
+        values["worst client"]["over clients"] = over_clients(clients.values(), 1 / worst.slope, delta)
+    return worst, {**values, **beside}
 
 
 def participations_of(federation: Federation, books: Mapping[str, Ledger]) -> dict[str, int]:

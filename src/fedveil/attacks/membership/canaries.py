@@ -283,10 +283,10 @@ def audited(setting: str, run: CanaryRun, distance: float | None = None) -> Verd
     notes = [f"{bound.correct} of {bound.guesses} guesses right"]
     if promise.proven:
         declared = promise.mu
-        if declared is None and promise.epsilon_per_distance is not None:
+        if promise.by_distance:
             if distance is None:
                 raise FieldError("distance", None, "the promise is a curve over distance: give the canaries' own")
-            declared = promise.epsilon_per_distance * distance
+            declared = promise.cost * distance
         declared = promise.epsilon(bound.delta) if declared is None else declared
         broken = point > declared or (promise.mu is not None and independent.mu_lower > declared)
         details |= {"declared": declared, "broken": float(broken)}

@@ -341,7 +341,11 @@ def local(name: str, worlds: tuple[World, World], score: Score, distance: float 
     if guarantee.mu is not None:
         claim = f"mu = {rounded_up(guarantee.mu, 3)} ({guarantee.relation}, client, local, round)"
         return Duel(name, worlds, score, claimed_mu=guarantee.mu, claim=claim)
-    epsilon = guarantee.epsilon_at(distance, 1e-5)
+    if guarantee.mu_per_distance is not None:
+        mu = guarantee.mu_per_distance * distance
+        claim = f"mu = {rounded_up(mu, 3)} (parameter vector, local, round)"
+        return Duel(name, worlds, score, claimed_mu=mu, claim=claim)
+    epsilon = guarantee.epsilon_at(distance, 0.0)
     claim = f"epsilon = {rounded_up(epsilon, 3)} at delta 0 (parameter vector, local, round)"
     return Duel(name, worlds, score, claimed_epsilon=epsilon, claim=claim)
 
