@@ -19,7 +19,17 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedveil.accounting import Guarantee, Relation, Release, Spend, SpendFilter, Trust, events, model_of, nothing
+from fedveil.accounting import (
+    EuclideanLaplace,
+    Guarantee,
+    Relation,
+    Release,
+    Spend,
+    SpendFilter,
+    Trust,
+    model_of,
+    nothing,
+)
 from fedveil.aggregation import NoState, cluster_means
 from fedveil.calibration import NeighbourhoodLaplace
 from fedveil.clipping import norms
@@ -171,7 +181,7 @@ def _spend_of(side: GroupPrivacy, dimension: int, apart: float | None) -> Spend:
     mechanism = "euclidean-laplace"
     if side.radius is not None:
         epsilon = dimension / (side.noise_multiplier * side.radius)
-        seen = ((events.EuclideanLaplace(dimension, epsilon), 1),)
+        seen = ((EuclideanLaplace(dimension, epsilon), 1),)
         promise = {"epsilon_per_distance": epsilon, "events_per_distance": seen}
         scale = (epsilon,)
         if side.distribution == "gaussian":
