@@ -100,6 +100,7 @@ def test_a_mistake_in_the_toml_is_named(change, said):
         (('expect = "above half"', 'expect = "above hall"'), "did you mean 'above half'"),
         (('first = "vanilla"', 'first = "vanila"'), "did you mean 'vanilla'"),
         (('row = "wide"', 'row = "wise"'), "accepted: narrow, wide"),
+        (("[scales.small]", '[changes]\n"a change" = { rounds = 1 }\n[scales.small]'), "part of a run's name"),
     ],
 )
 def test_a_name_that_does_not_exist_is_named(change, said):
@@ -110,3 +111,9 @@ def test_a_name_that_does_not_exist_is_named(change, said):
         getattr(broken, kind).update(getattr(toy.study, kind))
     with pytest.raises(FieldError, match=said):
         broken.check()
+
+
+def test_what_a_measure_asks_for_and_no_run_has_is_named(monkeypatch):
+    monkeypatch.setitem(toy.study.measures, "best client", lambda outcomes, argument: outcomes["best"])
+    with pytest.raises(FieldError, match=r"best client.*'best'"):
+        toy.study.function("measures", "best client")({})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module, resources
 from importlib.metadata import entry_points
@@ -106,7 +107,15 @@ class Study(Paper):
         found = [name for name in known if text == name or text.startswith(f"{name} ")]
         name = max(found, key=len, default=text.split(" ")[0])
         function = known.choose(name)
-        return lambda outcomes: function(outcomes, text[len(name) + 1 :])
+
+        def measured(outcomes: Sequence[Outcome]) -> Any:
+            try:
+                return function(outcomes, text[len(name) + 1 :])
+            except LookupError as error:
+                missing = f"asks a run for {error}, which it has not; see a line of its metrics.jsonl"
+                raise FieldError(known.field, text, missing) from error
+
+        return measured
 
     def check(self) -> Study:
         """Refuse a study.toml that names what does not exist; returns the study.
@@ -117,6 +126,10 @@ class Study(Paper):
             Naming the place, and what exists.
         """
         told = self.described
+        for change in (*told.changes, *self.changes):
+            if not re.fullmatch(r"[A-Za-z0-9._-]+", change):  # it ends the name of a configuration
+                accepted = "is part of a run's name: letters, digits, dots, dashes and underscores only"
+                raise FieldError(f"{self.name}, changes", change, accepted)
         for kind, contents in (("tables", told.tables), ("figures", told.figures)):
             for name, content in contents.items():
                 for part in content.parts:
