@@ -188,6 +188,7 @@ class ServerParty(Party):
         replies: Mapping[int, Releases],
         failed: Mapping[int, str] | None = None,
         refused: Mapping[int, str] | None = None,
+        least: int = 1,
     ) -> tuple[Broadcast, Round]:
         """Drop unusable replies, combine the rest, commit, and open the next round.
 
@@ -199,11 +200,13 @@ class ServerParty(Party):
             By partition, in any order.
         failed, refused : mapping of int to str, optional
             Partitions without a reply, with reasons.
+        least : int
+            Usable replies that a round needs.
 
         Raises
         ------
         NoReplyError
-            If no reply can be used.
+            If fewer replies can be used.
         BudgetError
             If the server's budget does not allow the release; nothing was handed over.
         """
@@ -227,6 +230,10 @@ class ServerParty(Party):
             reasons = {**failed, **invalid, **refused}
             few = dict(list(reasons.items())[:10])
             raise NoReplyError(f"round {public.round}: no usable reply from {len(reasons)} clients; {few}")
+        if len(usable) < least:
+            lost = dict(list({**failed, **invalid, **refused}.items())[:10])
+            usable_replies = f"{len(usable)} usable {'reply' if len(usable) == 1 else 'replies'}"
+            raise NoReplyError(f"round {public.round}: {usable_replies}, and min_clients is {least}; {lost}")
         releases = list(usable.values())
         scores = None
         if self.scorer is not None and "public_scores" in self.method.server.needs:

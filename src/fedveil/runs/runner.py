@@ -130,7 +130,7 @@ def run(
             rows = folder.rows
 
         def on_round(record: RoundRecord) -> None:
-            row = row_of(record, federation)
+            row = row_of(record, federation.method, federation.layout, federation.client_sides)
             if folder is None:
                 rows.append(row)
             else:

@@ -111,7 +111,7 @@ def parse_row(line: str) -> Row:
     return row
 
 
-def row_of(record: RoundRecord, federation: Federation) -> Row:
+def row_of(record: RoundRecord, method: Method, layout: Layout, sides: Mapping[int, ClientSide]) -> Row:
     """One line of metrics.jsonl."""
     log = record.round
     every = record.client_metrics
@@ -125,9 +125,7 @@ def row_of(record: RoundRecord, federation: Federation) -> Row:
         "round": log.number,
         "metrics": dict(record.metrics or {}),
         "clients": spread,
-        "noise": noise_of(
-            federation.method, federation.layout, log.report, record.client_scales, federation.client_sides
-        ),
+        "noise": noise_of(method, layout, log.report, record.client_scales, sides),
         "server": dict(log.report),
         "published": dict(record.published),
         **({"figures": dict(record.figures)} if record.figures else {}),

@@ -51,7 +51,8 @@ def run_together(
         rows: list[list[Row]] = [[] for _ in configs]
         for played in lockstep.rounds(configs[0].rounds):
             for i, one in played.items():
-                rows[i].append(row_of(one.record, federations[i]))
+                its = federations[i]
+                rows[i].append(row_of(one.record, its.method, its.layout, its.client_sides))
             for first in list(played)[:1]:
                 advance(rows[first][-1])
         seconds = (perf_counter() - began) / len(configs)

@@ -1,5 +1,6 @@
 """The second engine: the same parties behind Flower's messages."""
 
+from fedveil.engines.flower.accountant import ExactAccountant
 from fedveil.engines.flower.app import FlowerFederation, learner_client_app
 from fedveil.engines.flower.grid import InProcessGrid, run_in_process
 from fedveil.engines.flower.mod import privacy_mod, training_source
@@ -21,6 +22,7 @@ __all__ = [
     "FACTS",
     "FAILED",
     "REFUSED",
+    "ExactAccountant",
     "FedVeilStrategy",
     "FlowerFederation",
     "InProcessGrid",

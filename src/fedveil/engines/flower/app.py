@@ -231,6 +231,7 @@ class FlowerFederation(Federation):
             evaluate=False,
             done=self.round,
             on_round=on_round,
+            min_clients=1,
         )
         server = ServerApp()
 
@@ -245,6 +246,8 @@ class FlowerFederation(Federation):
         finally:
             _LOG.setLevel(level)
             self._collect()
+        if strategy.stopped:
+            raise BudgetError(strategy.stopped)
 
     def _memory(self, partition: int) -> Memory:
         return Memory(self.grid().contexts[partition])

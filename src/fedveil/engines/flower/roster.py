@@ -63,7 +63,7 @@ class Roster:
         reasons = self._greet(grid, new, timeout) if new else []
         for reason in reasons:
             _LOG.warning("a node did not answer the greeting and takes no part in this round: %s", reason)
-        if not self.nodes:
+        if not self.nodes and not self.partitions:
             raise UnprotectedError(
                 "no client answered the greeting: put fedveil.flower.privacy_mod(...) first in ClientApp(mods=[...]), "
                 f"and see what the clients say: {reasons[:10]}"

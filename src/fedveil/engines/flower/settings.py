@@ -14,7 +14,7 @@ from fedveil.accounting import LeakageFilter, ParticipationFilter, Policy, Spend
 from fedveil.aggregation import Aggregator
 from fedveil.errors import FieldError, require_count
 from fedveil.mechanisms import ReproducibleSource, SecureSource, Source
-from fedveil.methods import Method, build
+from fedveil.methods import METHODS, Method, build
 
 PREFIX = "privacy."
 OWN = ("participations", "leakage_cap", "ledger", "dataset", "policy")  # no server may as much as propose these
@@ -46,13 +46,39 @@ class Settings:
     rounds: int | None
 
 
-def privacy_keys(context: Context) -> dict[str, Any]:
-    """The ``privacy.`` keys of a run; those of the node's own configuration come before the run's."""
-    return _keys(context.run_config) | _keys(context.node_config)
+def privacy_keys(context: Context, method: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The ``privacy.`` keys of the run and of the node's own configuration, which comes before the run's.
+
+    A method's own table, ``privacy.<method>.<parameter>``, counts if that method is used; other methods' are left out,
+    so that one key, ``privacy.method``, switches between them.
+
+    Parameters
+    ----------
+    context : Context
+        Of the ServerApp or ClientApp.
+    method : Method, optional
+        What code says, which comes first.
+    """
+    run, own = _keys(context.run_config), _keys(context.node_config)
+    name = method.name if isinstance(method, Method) else own.get("method", run.get("method"))
+    return _of_method(run, name), _of_method(own, name)
 
 
 def _keys(config: Mapping[str, Any]) -> dict[str, Any]:
     return {_plain(k.removeprefix(PREFIX)): v for k, v in config.items() if k.startswith(PREFIX)}
+
+
+def _of_method(keys: Mapping[str, Any], method: Any) -> dict[str, Any]:
+    tables = {_plain(name): name for name in METHODS}
+    found = {key: value for key, value in keys.items() if key.partition(".")[0] not in tables}
+    for key, value in keys.items():
+        table, _, inner = key.partition(".")
+        if tables.get(table) == method and method is not None:
+            name = _plain(inner)
+            if name in found:
+                raise FieldError(f"{PREFIX}{method}.{inner}", value, f"is also given as {PREFIX}{inner}: give it once")
+            found[name] = value
+    return found
 
 
 def method_from(context: Context, aggregator: Aggregator | None = None) -> Method:
@@ -61,8 +87,8 @@ def method_from(context: Context, aggregator: Aggregator | None = None) -> Metho
     Parameters
     ----------
     context : Context
-        Of the ServerApp or ClientApp: ``privacy.method`` and ``privacy.<parameter>`` of its run_config, with
-        ``privacy.clip.<layer>`` for one value a layer.
+        Of the ServerApp or ClientApp: ``privacy.method`` and ``privacy.<method>.<parameter>`` of its run_config, or
+        ``privacy.<parameter>`` whatever the method, with ``.<layer>`` behind it for one value a layer.
     aggregator : Aggregator, optional
         The server's rule.
 
@@ -71,7 +97,8 @@ def method_from(context: Context, aggregator: Aggregator | None = None) -> Metho
     FieldError
         For an unknown method or key.
     """
-    keys = privacy_keys(context)
+    run, own = privacy_keys(context)
+    keys = run | own
     if "method" not in keys:
         raise FieldError("privacy.method", None, "name a method in run_config, or give the method object itself")
     values: dict[str, Any] = {}
@@ -127,10 +154,10 @@ def read_settings(
     What protects a client comes from its node: from code, or from the node's configuration. What the run's
     configuration says is the server's proposal, and only a policy can accept one.
     """
-    own, partition = _keys(context.node_config), partition_of(context)
+    (run, own), partition = privacy_keys(context, method), partition_of(context)
     policy = read_policy(_once("policy", policy, own))
-    _require_proposals(_keys(context.run_config), own, policy)
-    keys = privacy_keys(context)
+    _require_proposals(run, own, policy)
+    keys = run | own
     if method is not None:
         for key, value in keys.items():
             if key not in OTHERS or key in ("method", "seed"):
@@ -152,7 +179,7 @@ def read_settings(
     if limit is None and policy is None and chosen.noisy is not None:
         limit = chosen.noisy.budget()  # what is planned is all that leaves, whoever begins the runs
     recorded = chosen.client.trust != "central" or limit is not None or policy is not None
-    ledger = _once("ledger", ledger, keys)
+    ledger = keys.get("ledger", RUN) if ledger == RUN else _once("ledger", ledger, keys)
     if ledger is None and source.deployable and recorded:
         fix = (
             "name the folder of the node's lifetime ledger, which outlives this run: in the node's configuration or "

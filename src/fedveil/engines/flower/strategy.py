@@ -6,7 +6,8 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from logging import getLogger
 from math import isfinite
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -14,8 +15,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
-from fedveil.accounting import Ledger, SpendFilter, count_of
+from fedveil.accounting import Guarantee, Ledger, SpendFilter, count_of
 from fedveil.engines.assembly import draw_cohort
+from fedveil.engines.flower.account import Account
 from fedveil.engines.flower.records import (
     REFUSED,
     from_arrays,
@@ -27,12 +29,26 @@ from fedveil.engines.flower.records import (
 from fedveil.engines.flower.roster import Roster
 from fedveil.engines.history import SERVER
 from fedveil.engines.party import Round, Scorer, ServerParty, Store
-from fedveil.errors import FedVeilError, FieldError, ReplyError, cleaned, require_count
+from fedveil.errors import (
+    BudgetError,
+    FedVeilError,
+    FieldError,
+    NoReplyError,
+    ReplyError,
+    cleaned,
+    require_count,
+    require_delta,
+)
 from fedveil.layout import Layout
-from fedveil.mechanisms import ReproducibleSource, SecureSource, Source
+from fedveil.mechanisms import ReproducibleSource, SecureSource, Source, keyed_seed
 from fedveil.methods import Broadcast, Method, Releases, check_figures
 
+if TYPE_CHECKING:
+    from fedveil.runs.deployed import ServerFolder
+
 _LOG = getLogger("flwr")
+NODE_UNAVAILABLE = 5  # Flower's code
+Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 class FedVeilStrategy(Strategy):
@@ -47,7 +63,8 @@ class FedVeilStrategy(Strategy):
     rounds : int
         Rounds planned, known to every client.
     initial : Tensor, optional
-        [k, d], the first hypotheses. Needed for k > 1; otherwise the arrays given to `start` are used.
+        [k, d], the first hypotheses. Default: the arrays given to `start`, and for k > 1 beside them copies whose
+        entries are shuffled within each array, which is as good a start if the arrays are freshly initialised.
     clients : int, optional
         Clients of the federation, partitions 0, 1, ...; the first round waits for them. Default: whoever is
         connected when it begins.
@@ -73,9 +90,18 @@ class FedVeilStrategy(Strategy):
         Called with each finished `Round`.
     patience : float
         Seconds to wait for clients in the first round.
+    min_clients : int
+        Usable replies without which a round is not combined and the run ends: the mean of one is its model.
+    out : path, optional
+        A new folder for the server's ledger, one line a round, the model and a summary. Takes the place of `ledger`
+        and `store`.
+    delta : float
+        At which the log states an epsilon, unless the budget names its own.
 
     Attributes
     ----------
+    stopped : str
+        Why the run ended before its last round, or "".
     models : Tensor
         [k, d], the last released hypotheses; `start` returns the first one as arrays.
     history : list of Round
@@ -106,27 +132,49 @@ class FedVeilStrategy(Strategy):
         done: int = 0,
         on_round: Callable[[Round], None] | None = None,
         patience: float = 600.0,
+        min_clients: int = 2,
+        out: str | Path | None = None,
+        delta: float = 1e-5,
     ) -> None:
         self.method, self.layout, self.rounds = method, layout, require_count("rounds", rounds)
-        if initial is None and method.server.hypotheses > 1:
-            raise FieldError("initial", None, f"{method.server.hypotheses} hypotheses need [k, d] first models")
         if initial is not None and initial.shape != (method.server.hypotheses, layout.size):
             wanted = (method.server.hypotheses, layout.size)
             raise FieldError("initial", tuple(initial.shape), f"must be [k, d] = {wanted}")
         self._initial, self._size = initial, clients_per_round and require_count("clients_per_round", clients_per_round)
         self._seed = secrets.randbits(62) if seed is None else seed
         source = source or (SecureSource() if seed is None else ReproducibleSource(seed))
+        self._folder: ServerFolder | None = None
+        if out is not None:
+            if ledger is not None or server is not None:
+                raise FieldError("out", str(out), "keeps the server's ledger: leave ledger, store and server out")
+            from fedveil.runs.deployed import ServerFolder
+
+            self._folder = ServerFolder(Path(out), method, layout, self.rounds, durable=source.deployable)
+            ledger, store = self._folder.ledger()
         ledger = ledger or Ledger("flower", SERVER)
         self.server = server or ServerParty(method, layout, ledger, source, budget=budget, store=store, scorer=scorer)
         self.done, self.evaluate, self._on_round = done, evaluate, on_round
+        self._account = Account(self.server, self.rounds, require_delta("delta", delta))
+        self._least, self.stopped = require_count("min_clients", min_clients), ""
         self._roster = Roster(method.client, clients, patience)
         self._timeout = 3600.0
         self._asked: dict[int, int] = {}  # partition of each node that was asked in this round
+        self._sent: list[Message] = []  # Flower gives them their ids when it sends them
+        self._result = Result()
         self._absent: dict[int, str] = {}
         self.models = torch.zeros(0, layout.size) if initial is None else initial
         self.broadcast: Broadcast | None = None
         self.history: list[Round] = []
         self.received: dict[int, Releases] = {}
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What the rounds so far promise together.
+
+        Under central trust the trusted server's total. Under local trust that of a client that took part in all of
+        them, by its own quotes: what each one really spent stands in its own ledger.
+        """
+        return self._account.guarantee
 
     def start(
         self,
@@ -136,9 +184,12 @@ class FedVeilStrategy(Strategy):
         timeout: float = 3600,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        evaluate_fn: Evaluate | None = None,
     ) -> Result:
         """Run all planned rounds, as ``Strategy.start`` does; `num_rounds` may be left out.
+
+        A budget that is used up after the first round ends the run as if it had been planned so: the result holds the
+        last model, `stopped` says why.
 
         Raises
         ------
@@ -153,14 +204,54 @@ class FedVeilStrategy(Strategy):
             raise FieldError("start", len(self.history), "this strategy has run: build another one")
         self._timeout = timeout
         left = self.rounds - self.done
-        return super().start(grid, initial_arrays, left, timeout, train_config, evaluate_config, evaluate_fn)
+        try:
+            result = super().start(
+                grid, initial_arrays, left, timeout, train_config, evaluate_config, self._kept(evaluate_fn)
+            )
+        except (BudgetError, NoReplyError) as error:
+            self.stopped = str(error)
+            if not self.history:
+                raise
+            self._end()
+            if isinstance(error, NoReplyError):
+                raise
+            self._result.arrays = to_arrays(self.layout, self.models[0])
+            return self._result
+        self._end()
+        return result
+
+    def _kept(self, evaluate_fn: Evaluate | None) -> Evaluate | None:
+        """The same function, whose figures are kept for the result of a run that a budget ends."""
+        if evaluate_fn is None:
+            return None
+
+        def call(number: int, arrays: ArrayRecord) -> MetricRecord | None:
+            found = evaluate_fn(number, arrays)
+            if found is not None:
+                self._result.evaluate_metrics_serverapp[number] = found
+            return found
+
+        return call
+
+    def _end(self) -> None:
+        """Tell what the run came to."""
+        if self.stopped:
+            _LOG.warning("FedVeil ended the run early: %s", self.stopped)
+        for partition, why in self._account.always_failed().items():
+            _LOG.warning("client %d failed in every round in which it was asked: %s", partition, why)
+        _LOG.info("FedVeil: %d of %d rounds; %s", self.done + len(self.history), self.rounds, self._account.spent())
+        if self._folder is not None:
+            self._folder.finish(self.models, self._account, self.stopped, len(self._roster.partitions))
+            _LOG.info("written to %s", self._folder.path)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Greet new nodes, draw the cohort, broadcast."""
         if self.broadcast is None and self._initial is None:
-            self.models = from_arrays(self.layout, arrays)[None]
+            self.models = _several(
+                from_arrays(self.layout, arrays), self.layout, self.method.server.hypotheses, self._seed
+            )
         self._roster.meet(grid, self._timeout)
         number, everybody = self.done + server_round, self._roster.partitions
         size = self._size or len(everybody)
@@ -170,8 +261,10 @@ class FedVeilStrategy(Strategy):
         self.broadcast = self.server.open(self.models, number, self.rounds, size)
         self._asked = {self._roster.nodes[p]: p for p in cohort if p in self._roster.nodes}
         self._absent = {p: "is not connected" for p in cohort if p not in self._roster.nodes}
+        self._account.opened(self.broadcast)
         content = write_broadcast(self.broadcast, self.layout, config)
-        return [Message(content, node, MessageType.TRAIN) for node in self._asked]
+        self._sent = [Message(content, node, MessageType.TRAIN) for node in self._asked]
+        return self._sent
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -181,27 +274,34 @@ class FedVeilStrategy(Strategy):
             raise FedVeilError("aggregate_train was called before configure_train")
         released, failed, refused = self._sort(replies)
         self.received, broadcast = released, self.broadcast
-        opened, log = self.server.combine(broadcast, released, {**self._absent, **failed}, refused)
+        opened, log = self.server.combine(broadcast, released, {**self._absent, **failed}, refused, self._least)
         self.models = opened.models
         self.history.append(log)
         metrics = _mean({p: released[p] for p in log.used})
         counts = {"used": len(log.used), "failed": len(log.failed), "invalid": len(log.invalid)}
         report: dict[str, Any] = {**metrics, **log.report, **counts, "refused": len(log.refused)}
+        for partition, why in {**log.failed, **log.invalid, **log.refused}.items():
+            _LOG.warning("client %d: %s", partition, why)
+        _LOG.info("FedVeil: %s", self._account.closed(log))
+        if self._folder is not None:
+            self._folder.finish_round(log, metrics)
         if self._on_round is not None:
             self._on_round(log)
-        return to_arrays(self.layout, self.models[0]), MetricRecord(report)
+        self._result.train_metrics_clientapp[server_round] = MetricRecord(report)
+        return to_arrays(self.layout, self.models[0]), self._result.train_metrics_clientapp[server_round]
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Ask everybody who is connected; nobody under local trust."""
-        self._asked = {}
+        self._asked, self._sent = {}, []
         if not self.evaluate or self.method.client.trust != "central" or self.broadcast is None:
             return []
         broadcast = Broadcast(models=self.models, public=self.broadcast.public)
         self._asked = {node: partition for partition, node in sorted(self._roster.nodes.items())}
         content = write_broadcast(broadcast, self.layout, config)
-        return [Message(content, node, MessageType.EVALUATE) for node in self._asked]
+        self._sent = [Message(content, node, MessageType.EVALUATE) for node in self._asked]
+        return self._sent
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Mean of the clients' metrics, weighted by their counts; None under local trust."""
@@ -216,7 +316,10 @@ class FedVeilStrategy(Strategy):
                 del released[partition]
         for partition, reason in failed.items():
             _LOG.info("client %s did not evaluate: %s", partition, reason)
-        return MetricRecord(dict(_mean(released))) if released else None
+        if not released:
+            return None
+        self._result.evaluate_metrics_clientapp[server_round] = MetricRecord(dict(_mean(released)))
+        return self._result.evaluate_metrics_clientapp[server_round]
 
     def summary(self) -> None:
         """Log what will run, and what it is worth."""
@@ -233,8 +336,16 @@ class FedVeilStrategy(Strategy):
         failed: dict[int, str] = {}
         refused: dict[int, str] = {}
         silent = set(self._asked.values())
+        told = {m.metadata.message_id: self._asked[m.metadata.dst_node_id] for m in self._sent if m.metadata.message_id}
         for reply in replies:
             partition = self._asked.get(reply.metadata.src_node_id)
+            if partition is None and reply.has_error():  # Flower's server answers for nodes that it lost
+                partition = told.get(reply.metadata.reply_to_message_id)
+                if partition is not None and partition in silent:
+                    gone = reply.error.code == NODE_UNAVAILABLE
+                    failed[partition] = "is gone: node unavailable" if gone else cleaned(reply.error.reason)
+                    silent.discard(partition)
+                    continue
             if partition is None:
                 _LOG.warning("a reply of node %d, which was not asked, is ignored", reply.metadata.src_node_id)
             elif partition not in silent:
@@ -267,3 +378,20 @@ def _mean(replies: Mapping[int, Releases]) -> dict[str, float]:
                 total, weights = sums.get(release.name, (0.0, 0.0))
                 sums[release.name] = (total + weight * float(release.value), weights + weight)
     return {name: total / weights for name, (total, weights) in sums.items() if weights > 0}
+
+
+def _several(start: Tensor, layout: Layout, k: int, seed: int) -> Tensor:
+    """First hypotheses [k, d]: the start [d], then the same with the entries of each array shuffled."""
+    found = [start]
+    for j in range(1, k):
+        generator = torch.Generator().manual_seed(keyed_seed("hypothesis", seed, j))
+        views = layout.views(start)
+        found.append(
+            layout.flatten(
+                {
+                    n: v.reshape(-1)[torch.randperm(v.numel(), generator=generator)].reshape(v.shape)
+                    for n, v in views.items()
+                }
+            )
+        )
+    return torch.stack(found)

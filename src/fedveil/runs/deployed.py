@@ -1,0 +1,135 @@
+"""What the server of a Flower app leaves behind: ledger, one line a round, model, summary."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from logging import getLogger
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Protocol
+
+from safetensors.torch import save
+from torch import Tensor
+
+from fedveil.accounting import Guarantee, Ledger
+from fedveil.config.folders import refuse_used
+from fedveil.engines import RoundRecord
+from fedveil.engines.history import SERVER
+from fedveil.engines.party import Round, Store
+from fedveil.layout import Layout
+from fedveil.methods import Method
+from fedveil.runs.ledgers import LedgerFiles, append, make_folder, write_atomic
+from fedveil.runs.lock import FolderLock
+from fedveil.runs.summary import (
+    METRICS,
+    NUMERICS,
+    REPRODUCIBLE,
+    Row,
+    guarantee_values,
+    last_rounds,
+    noise_over_rounds,
+    row_of,
+    versions,
+)
+
+_LOG = getLogger("flwr")
+
+
+class Spent(Protocol):
+    """What the server knows of the cost."""
+
+    delta: float
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """Of the rounds so far."""
+
+    def always_failed(self) -> dict[int, str]:
+        """Clients that failed whenever they were asked."""
+
+
+class ServerFolder:
+    """The folder of a server under Flower; `fedveil.runs.Summary.read` reads it like that of any run.
+
+    Parameters
+    ----------
+    path : Path
+        New or empty.
+    method, layout
+        Of the run.
+    rounds : int
+        Planned.
+    durable : bool
+        Have each ledger line on the disk before its release is handed over.
+
+    Raises
+    ------
+    FieldError
+        If the folder holds anything.
+    """
+
+    def __init__(self, path: Path, method: Method, layout: Layout, rounds: int, *, durable: bool) -> None:
+        refuse_used(path)
+        self.path, self._method, self._layout, self._planned = path, method, layout, rounds
+        self._durable, self._began, self._rows = durable, perf_counter(), list[Row]()
+        make_folder(path)
+        self._lock = FolderLock(path)
+        self._lock.take()
+        make_folder(path / "ledger")
+        self._ledgers = LedgerFiles(path / "ledger", uuid.uuid4().hex, durable=durable, message=_LOG.warning)
+
+    def ledger(self) -> tuple[Ledger, Store]:
+        """The server's."""
+        return self._ledgers.open(SERVER)
+
+    def finish_round(self, log: Round, metrics: Mapping[str, float]) -> None:
+        """Make a round durable."""
+        self._ledgers.flush()
+        record = RoundRecord(log, dict(metrics), [], {}, perf_counter() - self._began)
+        self._began = perf_counter()
+        self._rows.append(row_of(record, self._method, self._layout, {}))
+        append(self.path / METRICS, json.dumps(self._rows[-1]) + "\n")
+
+    def finish(self, models: Tensor, spent: Spent, stopped: str, clients: int) -> None:
+        """Write the last released model and the summary, and let go of the folder."""
+        self._ledgers.flush()
+        arrays = {
+            name if len(models) == 1 else f"hypothesis.{j}.{name}": value.detach().contiguous().clone()
+            for j, model in enumerate(models)
+            for name, value in self._layout.views(model).items()
+        }
+        write_atomic(self.path / "model.safetensors", save(arrays, metadata={"format": "pt"}))
+        summary = self._summary(spent, stopped, clients)
+        write_atomic(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+        self._lock.release()
+
+    def _summary(self, spent: Spent, stopped: str, clients: int) -> dict[str, Any]:
+        rows, trust = self._rows, self._method.client.trust
+        promise, party = spent.guarantee, SERVER if trust == "central" else "a client of every round, by its quotes"
+        return {
+            "setting": self._method.name,
+            "name": self.path.name,
+            "method": self._method.name,
+            "trust": trust,
+            "metrics": rows[-1]["metrics"] if rows else {},
+            "last_rounds": last_rounds(rows),
+            "test_metrics": {},
+            "guarantee": promise.describe(spent.delta),
+            "guarantees": {party: guarantee_values(promise, spent.delta)},
+            "noise": noise_over_rounds(rows),
+            "rounds": len(rows),
+            "rounds_planned": self._planned,
+            "stopped": stopped,
+            "replies": {"used": sum(row["replies"] for row in rows)}
+            | {kind: sum(len(row[kind]) for row in rows) for kind in ("failed", "invalid", "refused")},
+            "always_failed": {str(p): why for p, why in spent.always_failed().items()},
+            "clients": clients,
+            "dimension": self._layout.size,
+            "source": "secure" if self._durable else REPRODUCIBLE,
+            "engine": "flower",
+            "versions": versions(),
+            "numerics": NUMERICS,
+            "seconds": {"rounds": round(sum(row["seconds"] for row in rows), 3)},
+        }
