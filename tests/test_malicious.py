@@ -10,6 +10,7 @@ import torch
 from fedveil.attacks.poisoning import BEHAVIOURS, LabelFlip
 from fedveil.config import ConfigError, parse
 from fedveil.errors import FieldError
+from fedveil.report.tables import run_table
 from fedveil.runs import run
 from fedveil.runs.prepare import prepare
 
@@ -121,6 +122,23 @@ def test_a_poisoned_run_says_how_far_the_attack_got():
     plain = run(parse(BASE)).values
     assert "malicious" not in plain
     assert clean["accuracy"] == pytest.approx(plain["metrics"]["accuracy"])
+
+
+def test_a_run_says_whom_no_promise_holds_for():
+    """Clients that go around their method are in no ledger, and so are not the worst client."""
+    lying = {"behaviour": "lying-budget", "clip": 1.0, "of": {"behaviour": "sign-flip"}, "clients": [0, 2]}
+    honest = {"behaviour": "sign-flip", "clients": [0, 2]}
+    for malicious, method, unprotected in (
+        (lying, "sga-ldp", True),
+        (honest, "sga-ldp", False),
+        (lying, "global", False),
+    ):
+        privacy = {"method": method, **({"noise_multiplier": 1.0} if method == "global" else {})}
+        summary = run(config(malicious, privacy=privacy, rounds=1))
+        assert summary.values["malicious"]["unprotected"] == unprotected
+        texts = [text for name, text in run_table(summary).rows if name.startswith("nothing promised")]
+        assert len(texts) == unprotected
+        assert all("0, 2" in text for text in texts)
 
 
 def test_a_sign_flip_by_three_of_seven_costs_accuracy():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from decimal import ROUND_CEILING, Context
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 import scipy  # its parts load when they are first used; at once they would double the time of our import
 
@@ -139,3 +139,21 @@ def rounded_up(value: float, digits: int = 4) -> str:
     ('4.378', '2', '1e+05')
     """
     return f"{float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal_from_float(value)):.{digits}g}"
+
+
+def rounded_down(value: float, decimals: int = 2) -> str:
+    """What an attack has proven, as it is printed: never above what it is.
+
+    Parameters
+    ----------
+    value : float
+        A lower bound of an epsilon or mu.
+    decimals : int
+        Digits after the point.
+
+    Examples
+    --------
+    >>> rounded_down(1.239), rounded_down(2.0)
+    ('1.23', '2.00')
+    """
+    return f"{Decimal(value).quantize(Decimal(1).scaleb(-decimals), rounding=ROUND_FLOOR)}"

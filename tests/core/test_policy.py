@@ -1,10 +1,11 @@
 """What a node's policy allows: by cost, one kind at a time, and nothing that it does not name."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from fedveil.accounting import Guarantee, Limits, Policy, Spend, nothing
+from fedveil.accounting import Gaussian, Guarantee, Limits, Poisson, Policy, Spend, epsilon, nothing
 from fedveil.errors import FieldError
 
 
@@ -56,6 +57,33 @@ def test_a_total_composes_its_own_kind_alone():
     assert refused(policy, MU, [HEURISTIC] * 7)  # participations of every kind
 
 
+SAMPLED = spend("record", events=((Poisson(0.1, Gaussian(1.0)), 10),))
+
+
+def test_steps_of_record_level_are_held_to_an_epsilon_together():
+    both = Policy(total=Limits(record_epsilon=6.0))
+    assert refused(Policy(total=Limits(record_mu=9.0)), SAMPLED)  # a sampled step has no mu
+    assert not refused(both, SAMPLED)
+    assert not refused(both, RECORD)
+    past = [MU, LEAK, HEURISTIC, SAMPLED]
+    counted = epsilon([(Poisson(0.1, Gaussian(1.0)), 10), (Gaussian(2.0), 1)], 1e-5, "replace-one")
+    assert both.standing([SAMPLED, RECORD])["record_epsilon"] == (2, pytest.approx(counted), 6.0)
+    for room, holds in ((1.001, True), (0.999, False)):
+        assert refused(Policy(total=Limits(record_epsilon=counted * room)), RECORD, past) != holds
+    assert refused(Policy(release=Limits(record_epsilon=0.1), total=Limits(record_epsilon=6.0)), SAMPLED)
+    assert refused(Policy(total=Limits(record_epsilon=6.0, record_mu=0.9)), RECORD)  # whatever is named has to hold
+    other = replace(SAMPLED, guarantee=replace(SAMPLED.guarantee, relation="zero-out"))
+    assert refused(both, SAMPLED, [other])  # of another relation: no sum
+    assert math.isinf(both.standing([SAMPLED, other])["record_epsilon"][1])
+
+
+def test_a_relation_that_is_not_allowed_is_refused():
+    half = replace(RECORD, guarantee=replace(RECORD.guarantee, relation="zero-out"))
+    policy = Policy(total=Limits(record_mu=9.0), relations=["replace-one"])
+    assert refused(policy, half)
+    assert not refused(policy, RECORD)
+
+
 def test_what_a_round_really_cost_is_what_counts():
     cheap = spend(mu=5.0, charge=0.1)
     policy = Policy(total=Limits(mu=1.0))
@@ -104,6 +132,8 @@ def test_under_central_trust_a_policy_only_allows_or_refuses():
         ({"release": {"participations": 1}}, "participations"),
         ({"secure_source": "no"}, "secure_source"),
         ({"deadline": 0}, "deadline"),
+        ({"delta": 1.5}, "policy.delta"),
+        ({"relations": ["any"]}, "policy.relations"),
         ({"hypotheses_apart": -1}, "hypotheses_apart"),
     ],
 )

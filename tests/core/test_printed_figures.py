@@ -12,7 +12,7 @@ from fedveil.accounting import Filter, Guarantee, Spend, epsilon_of_mu, plan, to
 from fedveil.accounting.meaning import meaning_of_mu
 from fedveil.aggregation import FedAdam, FedAvg, FedOpt
 from fedveil.errors import FieldError
-from fedveil.gdp import rounded_up
+from fedveil.gdp import rounded_down, rounded_up
 from fedveil.methods import SGALDP, GlobalDP
 from fedveil.methods.publishing import Publishing
 from fedveil.report.planning import plan_table
@@ -33,6 +33,12 @@ def test_the_last_printed_digit_is_rounded_up(value, digits):
     assert float(printed) >= value
     assert float(printed) <= value * (1 + 10.0 ** (1 - digits)) * (1 + 1e-15)
     assert len(re.sub(r"e.*|[^0-9]", "", printed).lstrip("0").rstrip("0")) <= digits
+
+
+@given(st.floats(0, 1e6), st.integers(0, 5))
+def test_what_an_attack_has_proven_is_rounded_down(value, decimals):
+    printed = Decimal(rounded_down(value, decimals))
+    assert value - 10.0**-decimals <= printed <= Decimal(value)
 
 
 @pytest.mark.parametrize(

@@ -912,15 +912,15 @@ BUGS = (
     _bug(
         "a policy adds unlike kinds",
         "accounting/policy.py",
-        "if _kind(s) == kind",
-        "if True",
+        "*(s for s in spends if kind in kinds_of(s))",
+        "*spends",
         f"{CORE}policy.py",
     ),
     _bug(
         "a kind that is not named is free",
         "accounting/policy.py",
-        '            if limit is None and scope == "total":\n                return _unnamed(kind)\n',
-        "",
+        "        if not any(getattr(self.total, kind, None) is not None for kind in kinds):\n",
+        "        if False:\n",
         f"{CORE}policy.py",
     ),
     _bug(

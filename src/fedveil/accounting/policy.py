@@ -7,8 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from fedveil.accounting.events import FACTOR
+from fedveil.accounting.guarantee import total
 from fedveil.accounting.spend import Spend
-from fedveil.errors import FieldError, nearest, require_choice, require_count, require_non_negative, require_positive
+from fedveil.errors import (
+    FieldError,
+    nearest,
+    require_choice,
+    require_count,
+    require_delta,
+    require_non_negative,
+    require_positive,
+)
 from fedveil.gdp import compose_mu
 
 
@@ -21,7 +31,9 @@ class Limits:
     mu : float, optional
         Gaussian DP of the whole client.
     record_mu : float, optional
-        Gaussian DP of one record.
+        Gaussian DP of one record; sampled steps have none, and need `record_epsilon`.
+    record_epsilon : float, optional
+        Epsilon of one record at the policy's `delta`, of sampled and unsampled steps together.
     leakage : float, optional
         d-privacy: epsilon at the policy's `distance`.
     participations : int, optional
@@ -30,12 +42,13 @@ class Limits:
 
     mu: float | None = None
     record_mu: float | None = None
+    record_epsilon: float | None = None
     leakage: float | None = None
     participations: int | None = None
 
     def __post_init__(self) -> None:
         """Check all."""
-        for name in ("mu", "record_mu", "leakage"):
+        for name in ("mu", "record_mu", "record_epsilon", "leakage"):
             if getattr(self, name) is not None:
                 require_positive(name, getattr(self, name))
         if self.participations is not None:
@@ -59,6 +72,10 @@ class Policy:
         refused.
     distance : float, optional
         Between two parameter vectors, at which d-private leakage is counted; needed to allow any.
+    delta : float
+        At which `record_epsilon` is counted.
+    relations : sequence of {"zero-out", "add/remove", "replace-one"}, optional
+        Allowed relations: a cost under zero-out is half of that under replace-one. Default: all.
     hypotheses_apart : float
         The largest distance between hypotheses among which the client chooses. 0: it chooses among none.
     secure_source : bool
@@ -77,17 +94,22 @@ class Policy:
     release: Limits = field(default_factory=Limits)
     total: Limits = field(default_factory=Limits)
     distance: float | None = None
+    delta: float = 1e-5
+    relations: Sequence[str] | None = None
     hypotheses_apart: float = 0.0
     secure_source: bool = True
     deadline: float | None = None
 
     def __post_init__(self) -> None:
         """Check all."""
-        for name in ("trust", "methods"):
+        require_delta("policy.delta", self.delta)
+        for name in ("trust", "methods", "relations"):
             if isinstance(getattr(self, name), str):
                 raise FieldError(f"policy.{name}", getattr(self, name), "must be a list of names")
         for trust in self.trust:
             require_choice("policy.trust", trust, ("central", "local", "trusted sum"))
+        for relation in self.relations or ():
+            require_choice("policy.relations", relation, FACTOR)
         require_non_negative("policy.hypotheses_apart", self.hypotheses_apart)
         for name in ("distance", "deadline"):
             if getattr(self, name) is not None:
@@ -136,47 +158,74 @@ class Policy:
             return None
         if self.secure_source and not deployable:
             return "the node's policy asks for a secure source of noise"
+        relation = quoted.guarantee.relation
+        if self.relations is not None and relation not in self.relations:
+            return f"the node's policy allows promises under {list(self.relations)}, not under {relation}"
         apart = quoted.guarantee.hypotheses_apart or 0.0
         if apart > self.hypotheses_apart:
             limit = self.hypotheses_apart
             return f"the hypotheses are {apart:g} apart; the node's policy allows {limit:g}"
         return self._dear(quoted, past)
 
+    def standing(self, spends: Iterable[Spend]) -> dict[str, tuple[int, float, float | None]]:
+        """How many releases each kind of cost counts, what they cost together, and what `total` allows (or None).
+
+        The cost is infinite where promises of one kind have no sum, being of another relation or trust.
+        """
+        spends = list(spends)
+        found: dict[str, tuple[int, float, float | None]] = {}
+        for kind in dict.fromkeys([*(f.name for f in fields(Limits)), *(k for s in spends for k in kinds_of(s))]):
+            own = spends if kind == "participations" else [s for s in spends if kind in kinds_of(s)]
+            limit = getattr(self.total, kind, None)
+            if own or limit is not None:
+                try:
+                    cost = self._cost(kind, own)
+                except FieldError:
+                    cost = math.inf
+                found[kind] = (len(own), cost, limit)
+        return found
+
     def _dear(self, quoted: Spend, past: Sequence[Spend]) -> str | None:
-        kind = _kind(quoted)
-        if kind == "participations":
-            return None if self.total.participations is not None else _unnamed(kind)
+        kinds = kinds_of(quoted)
+        if not any(getattr(self.total, kind, None) is not None for kind in kinds):
+            return f"the node's policy names no total of {' or '.join(kinds)}, so it allows none"
         for scope, limits, spends in (("release", self.release, ()), ("total", self.total, past)):
-            limit = getattr(limits, kind, None)
-            if limit is None and scope == "total":
-                return _unnamed(kind)
-            if limit is None:
-                continue
-            cost = self._cost(kind, [*(s for s in spends if _kind(s) == kind), quoted])
-            if cost > limit * (1 + 1e-12):
-                return f"the node's policy allows {kind} = {limit:g} for each {scope}; this would make {cost:.6g}"
+            for kind in kinds:
+                limit = None if kind == "participations" else getattr(limits, kind, None)
+                if limit is None:
+                    continue
+                try:
+                    cost = self._cost(kind, [*(s for s in spends if kind in kinds_of(s)), quoted])
+                except FieldError:
+                    return (
+                        f"the node's policy counts {kind}, and the ledger holds promises of another relation or trust"
+                    )
+                if cost > limit * (1 + 1e-12):
+                    return f"the node's policy allows {kind} = {limit:g} for each {scope}; this would make {cost:.6g}"
         return None
 
     def _cost(self, kind: str, spends: Sequence[Spend]) -> float:
+        if kind == "participations":
+            return len(spends)
         if kind == "leakage":
             return math.fsum((s.guarantee.epsilon_per_distance or 0.0) * (self.distance or 0.0) for s in spends)
+        if kind == "record_epsilon":
+            return total(s.guarantee for s in spends).epsilon(self.delta) if spends else 0.0
         return compose_mu((s.guarantee.mu or 0.0) if s.charge is None else s.charge for s in spends)
 
 
-def _kind(spend: Spend) -> str:
-    """The kind of a spend's cost, by the name of its limit; a name that no limit has is always refused."""
+def kinds_of(spend: Spend) -> tuple[str, ...]:
+    """The kinds of cost that a spend has, by the names of their limits; a name that no limit has is always refused."""
     promise = spend.guarantee
     if promise.status == "heuristic":
-        return "participations"
+        return ("participations",)
     if promise.by_distance:
-        return "leakage" if promise.epsilon_per_distance is not None else "mu over distance"
+        return ("leakage" if promise.epsilon_per_distance is not None else "mu over distance",)
+    if promise.unit == "record" and (promise.mu is not None or promise.events):
+        return ("record_epsilon",) if promise.mu is None else ("record_mu", "record_epsilon")
     if promise.mu is not None:
-        return {"client": "mu", "record": "record_mu"}.get(promise.unit, f"mu of a {promise.unit}")
-    return "rho" if promise.rho is not None else "unprotected"
-
-
-def _unnamed(kind: str) -> str:
-    return f"the node's policy names no total of {kind}, so it allows none"
+        return ("mu" if promise.unit == "client" else f"mu of a {promise.unit}",)
+    return ("rho" if promise.rho is not None else "unprotected",)
 
 
 def _known(values: Any, owner: type[Any], name: str) -> dict[str, Any]:

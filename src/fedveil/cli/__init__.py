@@ -9,7 +9,7 @@ import typer
 import typer.core
 
 from fedveil import __version__
-from fedveil.cli import advise, audit, data, reproduce, running, verify
+from fedveil.cli import advise, audit, data, ledger, reproduce, running, verify
 
 typer.core.HAS_RICH = False  # with Rich at hand, plain help would read "\\[required]"
 
@@ -44,6 +44,7 @@ reproduce.register(app)
 audit.register(app)
 verify.register(app)
 app.add_typer(data.app, name="data")
+app.add_typer(ledger.app, name="ledger")
 
 
 def main() -> None:

@@ -55,7 +55,9 @@ def verify(
 
 def _cells(row: dict[str, Any]) -> list[str]:
     mark = {True: "yes", False: "**NO**", None: "no claim to hold"}[row["held"]]
-    found = f"{row['mu_lower']:.2f}"
+    from fedveil.gdp import rounded_down
+
+    found = rounded_down(row["mu_lower"])
     if row["claim"].startswith("epsilon"):
-        found += f" (epsilon {row['epsilon_lower_at_delta_0']:.2f})"
+        found += f" (epsilon {rounded_down(row['epsilon_lower_at_delta_0'])})"
     return [row["method"], str(row["dimension"]), row["claim"], found, mark]

@@ -1,20 +1,21 @@
-"""The lifetime ledger: what was ever released from one data set, over all runs, in one file.
+"""What a node keeps: its policy's file, and the lifetime ledger of what was ever released from one data set.
 
-A budget that starts over with every run is no budget where others start the runs. The file is begun by whoever answers
-for the data (`begin_ledger`), and a missing one is never made on the way: it would be a new budget. Its first line says
-who began it; each further line is one intent or release, on the disk before anything is handed over.
+A budget that starts over with every run is no budget where others start the runs. The ledger is begun by whoever
+answers for the data (`begin_ledger`), and a missing one is never made on the way: it would be a new budget. Its first
+line says who began it; each further line is one intent or release, on the disk before anything is handed over.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import tomllib
 from datetime import UTC, datetime
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from fedveil.accounting import Ledger
+from fedveil.accounting import Ledger, Policy
 from fedveil.errors import FieldError, LedgerError
 
 PATIENCE = 60.0  # seconds to wait for another process
@@ -124,19 +125,51 @@ class LifetimeLedger:
                 raise
 
     def _read(self) -> Ledger:
-        content = self.path.read_bytes()
-        whole, end, torn = content.rpartition(b"\n")
-        try:
-            head, *lines = whole.decode().split("\n")
-            if not end or json.loads(head)["dataset"] != self._dataset:
-                raise ValueError(f"its first line is not that of the ledger of data set {self._dataset!r}")
-        except (ValueError, KeyError, TypeError) as error:
-            raise LedgerError(f"{self.path} is no lifetime ledger: {error}") from error
-        ledger = Ledger.parse(self._run, self._dataset, lines, head)
+        ledger, lines, torn = read_ledger(self.path, self._run)
         self._lines = set(lines)
         if torn:  # this ledger, as its chain says; the line was never written whole, so its release never left
-            os.truncate(self.path, len(whole) + 1)
+            os.truncate(self.path, self.path.stat().st_size - torn)
         return ledger
+
+
+def read_ledger(path: Path, run: str = "") -> tuple[Ledger, list[str], int]:
+    """A lifetime ledger as it lies there, without a lock and without touching it.
+
+    Returns
+    -------
+    tuple
+        The ledger, seen from a run; its lines after the first; bytes of a line at the end that was never written whole.
+
+    Raises
+    ------
+    LedgerError
+        If the file is no lifetime ledger, or was edited.
+    """
+    whole, end, torn = path.read_bytes().rpartition(b"\n")
+    try:
+        head, *lines = whole.decode().split("\n")
+        if not end or json.loads(head)["dataset"] != path.stem:
+            raise ValueError(f"its first line is not that of the ledger of data set {path.stem!r}")
+    except (ValueError, KeyError, TypeError) as error:
+        raise LedgerError(f"{path} is no lifetime ledger: {error}") from error
+    return Ledger.parse(run, path.stem, lines, head), lines, len(torn)
+
+
+def read_policy(policy: Policy | str | Path | None) -> Policy | None:
+    """A policy, or the one that a TOML file holds.
+
+    Raises
+    ------
+    FieldError
+        If the file cannot be read, or says what no policy can.
+    """
+    if policy is None or isinstance(policy, Policy):
+        return policy
+    try:
+        values = tomllib.loads(Path(policy).read_text())
+    except (OSError, ValueError) as error:
+        raise FieldError("policy", Path(policy).name, f"cannot be read: {type(error).__name__}") from error
+    return Policy.from_dict(values)
 
 
 def _path(folder: str | Path, dataset: str | int) -> Path:

@@ -8,6 +8,7 @@ from typing import Any
 from fedveil.attacks.statistics import Estimate, epsilon_ceiling
 from fedveil.audit import Audit
 from fedveil.config.world import WORLDS
+from fedveil.gdp import rounded_down
 from fedveil.report.table import NOTHING, Table
 
 LITTLE = 0.5  # an epsilon: with runs that cannot even prove this much, that has to be said
@@ -30,7 +31,7 @@ def headline(found: Audit) -> Table | None:
         bound = found.values["together"].get(label)
         cells = [NOTHING if best is None else best.attack, f"{len(counted)} of {len(own)}"]
         cells += [NOTHING if r is None else in_words(r.auc) for r in (best, undefended)[: 1 + (label != plain)]]
-        cells.append(NOTHING if bound is None else f"{bound['lower']:.2f} of {bound['ceiling']:.2f}")
+        cells.append(NOTHING if bound is None else f"{rounded_down(bound['lower'])} of {bound['ceiling']:.2f}")
         rows.append([label, *cells])
     if not any(setting in labels for _, setting in every):
         return None

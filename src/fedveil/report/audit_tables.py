@@ -12,6 +12,7 @@ from fedveil.audit import Audit
 from fedveil.audit.printed import PLAYED
 from fedveil.audit.scoring import Scored, row_of
 from fedveil.config.world import IN_ITS_PLACE
+from fedveil.gdp import rounded_down
 from fedveil.report.audit_headline import in_words, incomparable
 from fedveil.report.table import NOTHING, Table
 
@@ -112,7 +113,9 @@ def paper_notes(found: Audit) -> list[str]:
 def _figures(verdict: Scored) -> list[str]:
     result = verdict.result
     gain = NOTHING if result.advantage is None else f"{result.advantage.point:.2f}"
-    bound = NOTHING if result.epsilon is None else f"{result.epsilon.lower:.2f} of {result.epsilon.ceiling:.2f}"
+    bound = (
+        NOTHING if result.epsilon is None else f"{rounded_down(result.epsilon.lower)} of {result.epsilon.ceiling:.2f}"
+    )
     return [in_words(result.auc), gain, bound]
 
 
@@ -128,7 +131,10 @@ def _about(about: dict[str, Any]) -> str:
 
 
 def _together(values: dict[str, Any]) -> str:
-    return ", ".join(f"{s} {b['lower']:.2f} of {b['ceiling']:.2f}" for s, b in values["together"].items()) or "nothing"
+    return (
+        ", ".join(f"{s} {rounded_down(b['lower'])} of {b['ceiling']:.2f}" for s, b in values["together"].items())
+        or "nothing"
+    )
 
 
 def _gain(found: Audit) -> str:

@@ -162,6 +162,11 @@ def run_table(summary: Summary) -> Table:
     fallen = fell_back(summary)
     if fallen:
         rows.append(("distance", fallen))
+    if values.get("malicious", {}).get("unprotected"):
+        who = ", ".join(map(str, values["malicious"]["clients"]))
+        rows.append(
+            ("nothing promised to", f"the malicious clients {who}: they go around the method, and are in no guarantee")
+        )
     for party, guarantee in values["guarantees"].items():
         leakage = guarantee.get("leakage")
         extra = "" if leakage is None else f"; leakage {rounded_up(leakage)} (sum of n / nu, no guarantee)"

@@ -58,7 +58,10 @@ class Poisoning:
         return dict.fromkeys(self.clients, self.behaviour) if self.acting else {}
 
     def values(self, federation: Federation) -> dict[str, Any]:
-        """For a run's summary: ``success``, ``recall`` and ``accuracy`` of the last model, where there is only one."""
+        """For a run's summary: ``success``, ``recall`` and ``accuracy`` of the last model, where there is only one.
+
+        ``unprotected`` says that they go around the method by which clients protect themselves: no promise is theirs.
+        """
         found: dict[str, Any] = {
             "behaviour": self.name,
             "acting": self.acting,
@@ -66,6 +69,7 @@ class Poisoning:
             "clients": list(self.clients),
             "examples": self.held,
             "relabelled": self.relabelled,
+            "unprotected": self.acting and self.behaviour.bypass and federation.method.client.trust != "central",
         }
         if self.x is None or self.y is None or len(federation.models) != 1:
             return found

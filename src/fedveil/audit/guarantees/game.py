@@ -9,6 +9,7 @@ import numpy as np
 
 from fedveil.attacks import GameResult, bound
 from fedveil.audit.guarantees.worlds import Duel, cases
+from fedveil.gdp import rounded_down
 from fedveil.mechanisms import ReproducibleSource
 
 DIMENSIONS = (1, 11, 1000)
@@ -55,8 +56,8 @@ def verify(runs: int, tell: Callable[[dict[str, Any]], None] = lambda row: None)
                     "method": case.name,
                     "dimension": d,
                     "claim": case.claim,
-                    "mu_lower": round(result.mu_lower, 3),
-                    "epsilon_lower_at_delta_0": round(result.epsilon_lower, 3),
+                    "mu_lower": float(rounded_down(result.mu_lower, 3)),
+                    "epsilon_lower_at_delta_0": float(rounded_down(result.epsilon_lower, 3)),
                     "ceiling_mu": round(result.ceiling, 2),
                     "held": held(case, result),
                 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from flwr.app import Context
 
 from fedveil.accounting import LeakageFilter, ParticipationFilter, Policy, SpendFilter
 from fedveil.aggregation import Aggregator
+from fedveil.engines.lifetime import read_policy
 from fedveil.errors import FieldError, require_count
 from fedveil.mechanisms import ReproducibleSource, SecureSource, Source
 from fedveil.methods import METHODS, Method, build
@@ -197,23 +197,6 @@ def read_settings(
         dataset=str(keys.get("dataset", partition)),
         rounds=None if rounds is None else require_count("rounds", rounds),
     )
-
-
-def read_policy(policy: Policy | str | Path | None) -> Policy | None:
-    """A policy, or the one that a TOML file holds.
-
-    Raises
-    ------
-    FieldError
-        If the file cannot be read, or says what no policy can.
-    """
-    if policy is None or isinstance(policy, Policy):
-        return policy
-    try:
-        values = tomllib.loads(Path(policy).read_text())
-    except (OSError, ValueError) as error:
-        raise FieldError("policy", Path(policy).name, f"cannot be read: {type(error).__name__}") from error
-    return Policy.from_dict(values)
 
 
 def _require_proposals(proposed: Mapping[str, Any], own: Mapping[str, Any], policy: Policy | None) -> None:

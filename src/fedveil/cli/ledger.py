@@ -1,0 +1,100 @@
+"""`fedveil ledger`: begin the lifetime ledger of a data set, and read what was spent from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedveil.cli.shared import console_for, told
+
+if TYPE_CHECKING:
+    from fedveil.accounting import Policy
+    from fedveil.accounting.ledger import Ledger
+    from fedveil.report.table import Table
+
+app = typer.Typer(help="The lifetime ledger of a data set: what was ever released from it.", no_args_is_help=True)
+File = Annotated[Path, typer.Argument(metavar="PATH", help="FOLDER/DATASET.jsonl; the file's name is the data set's.")]
+
+
+@app.command()
+def begin(
+    path: File,
+    by: Annotated[str, typer.Option("--by", metavar="WHO", help="Who begins it, and why; recorded in its first line.")],
+) -> None:
+    """Begin a ledger, once. A file that exists is refused: what was spent stays spent."""
+    with told():
+        from fedveil.engines.lifetime import begin_ledger
+        from fedveil.errors import FieldError
+
+        if path.suffix != ".jsonl":
+            raise FieldError("PATH", str(path), "must end in .jsonl")
+        typer.echo(f"begun: {begin_ledger(path.parent, path.stem, by)}")
+
+
+@app.command()
+def show(
+    path: File,
+    policy: Annotated[
+        Path | None, typer.Option("--policy", metavar="FILE", help="The node's policy: shows what it leaves.")
+    ] = None,
+    delta: Annotated[float, typer.Option("--delta", help="For record-level epsilon, without a policy.")] = 1e-5,
+) -> None:
+    """Check a ledger's chain; show its runs and what was spent, kind by kind. Nothing is written."""
+    with told():
+        from fedveil.accounting import Policy
+        from fedveil.engines.lifetime import read_ledger, read_policy
+
+        rule = read_policy(policy) or Policy(distance=1.0, delta=delta)
+        ledger, lines, _ = read_ledger(path)
+        console = console_for()
+        for table in (runs_of(ledger, lines), spent_of(ledger, rule)):
+            console.print(table)
+            for note in table.notes:
+                console.print(note, markup=False, highlight=False)
+
+
+def runs_of(ledger: Ledger, lines: list[str]) -> Table:
+    """A line a run."""
+    import json
+
+    from fedveil.accounting import OPEN
+    from fedveil.report.table import Table
+
+    head, latest = json.loads(ledger.head or "{}"), {}
+    for values in map(json.loads, lines):
+        if "budget" not in values:
+            latest[values["run"], values["round"], values["purpose"], values["attempt"]] = values
+    rows = []
+    for run in dict.fromkeys(key[0] for key in latest):
+        own = [values for key, values in latest.items() if key[0] == run]
+        unfinished = sum(values["digest"] == OPEN for values in own)
+        rounds = [values["round"] for values in own]
+        sources = ", ".join(sorted({values.get("source", "") or "not said" for values in own}))
+        rows.append((run, f"{min(rounds)} to {max(rounds)}", len(own), unfinished, sources))
+    title = f"data set {head['dataset']}, begun {head['begun']} by: {head['by']}"
+    numbers = ("releases", "begun, not closed")
+    return Table(("run", "rounds", *numbers, "source of noise"), rows, title, numbers)
+
+
+def spent_of(ledger: Ledger, policy: Policy) -> Table:
+    """A line a kind of cost; unlike kinds are not added."""
+    import math
+
+    from fedveil.gdp import rounded_down, rounded_up
+    from fedveil.report.table import NOTHING, Table
+
+    rows = []
+    for kind, (count, spent, limit) in policy.standing(e.spend for e in ledger.all_entries).items():
+        at = {"leakage": f" at distance {policy.distance or 0:g}", "record_epsilon": f" at delta {policy.delta:g}"}
+        left = NOTHING
+        if limit is not None and kind != "record_epsilon":
+            rest = math.sqrt(max(0.0, limit**2 - spent**2)) if kind.endswith("mu") else max(0.0, limit - spent)
+            left = rounded_down(rest, 0 if kind == "participations" else 4)
+        allowed = NOTHING if limit is None else f"{limit:g}"
+        shown = "of unlike promises: no sum" if math.isinf(spent) else rounded_up(spent, 6)
+        rows.append((f"{kind}{at.get(kind, '')}", count, shown, allowed, left))
+    numbers = ("releases", "spent", "allowed", "left")
+    notes = ["A release begun and not closed counts like any other. Left of a mu: what one more release may cost."]
+    return Table(("cost", *numbers), rows, "spent in all runs", numbers, notes=notes)

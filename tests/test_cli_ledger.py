@@ -1,0 +1,75 @@
+"""`fedveil ledger`: an operator begins the ledger of a data set, and reads what was spent from it."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from fedveil.accounting import OPEN, Entry, Guarantee, Limits, Policy, Spend
+from fedveil.cli import app
+from fedveil.cli.ledger import runs_of, spent_of
+from fedveil.engines.lifetime import LifetimeLedger, read_ledger
+
+MU = Guarantee(unit="client", relation="replace-one", trust="local", status="formal", scope="round", mu=0.6)
+LOOSE = Guarantee(
+    unit="client",
+    relation="replace-one",
+    trust="local",
+    status="heuristic",
+    scope="round",
+    reason="its scale follows data",
+)
+
+
+def called(*arguments):
+    return CliRunner().invoke(app, ["ledger", *map(str, arguments)])
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A ledger with two runs: two proven releases, one of them not closed, and a heuristic one."""
+    path = tmp_path / "ledgers" / "ward-7.jsonl"
+    assert called("begin", path, "--by", "the tests").exit_code == 0
+    for run, entries in (("one", [(1, MU, "a"), (2, MU, OPEN)]), ("two", [(1, LOOSE, "b")])):
+        with LifetimeLedger(path.parent, path.stem, run) as mine:
+            for round_, promise, digest in entries:
+                spend = Spend(guarantee=promise, mechanism="gaussian")
+                mine.store(mine.ledger.commit(Entry((round_, "protect"), 0, digest, spend, "secure", 5)))
+    return path
+
+
+def test_a_ledger_is_begun_once_and_says_by_whom(path):
+    head = json.loads(path.read_text().splitlines()[0])
+    assert (head["dataset"], head["by"]) == ("ward-7", "the tests")
+    assert path.stat().st_mode & 0o777 == 0o600
+    before = path.read_bytes()
+    assert called("begin", path, "--by", "somebody else").exit_code == 2
+    assert called("begin", path.with_suffix(".txt"), "--by", "me").exit_code == 2
+    assert called("begin", path.with_name("ward-8.jsonl")).exit_code == 2  # nobody begins it
+    assert path.read_bytes() == before
+
+
+def test_what_was_spent_is_shown_kind_by_kind(path):
+    ledger, lines, torn = read_ledger(path)
+    assert torn == 0
+    assert [row[:4] for row in runs_of(ledger, lines).rows] == [("one", "1 to 2", 2, 1), ("two", "1 to 1", 1, 0)]
+    policy = Policy(total=Limits(mu=1.0, participations=5))
+    rows = {row[0]: row[1:] for row in spent_of(ledger, policy).rows}
+    assert rows["mu"] == (2, "0.848529", "1", "0.5291")  # sqrt(2) 0.6, and sqrt(1 - 0.72)
+    assert rows["participations"] == (3, "3", "5", "2")
+    assert set(rows) == {"mu", "participations"}
+
+
+def test_show_writes_nothing_and_names_what_is_damaged(path, tmp_path):
+    with path.open("ab") as file:
+        file.write(b'{"torn')  # a line that was never written whole
+    before = path.read_bytes()
+    (tmp_path / "policy.toml").write_text("[total]\nmu = 1.0\n")
+    shown = called("show", path, "--policy", tmp_path / "policy.toml")
+    assert shown.exit_code == 0
+    assert "0.848529" in shown.output
+    assert path.read_bytes() == before
+    path.write_bytes(before.replace(b"0.6", b"0.1"))
+    assert called("show", path).exit_code == 2
+    assert called("show", tmp_path / "none.jsonl").exit_code == 2
+    assert called("show", path, "--policy", path).exit_code == 2
