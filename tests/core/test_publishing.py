@@ -123,7 +123,7 @@ def test_metrics_that_the_budget_does_not_hold_are_withheld():
 def test_under_local_trust_and_under_flower_nothing_is_published():
     with pytest.raises(FieldError, match=r"publish\.metrics = 'clear': under local trust no metric leaves a client"):
         federation("sga-ldp", publishing=Publishing(metrics="clear"))
-    flower = pytest.importorskip("fedveil.engines.flower")
+    flower = pytest.importorskip("fedveil.engines.flower.app")
     with pytest.raises(FieldError, match="under Flower clients are shown no metrics"):
         flower.FlowerFederation(
             model=tiny, clients=clients(), method=build("vanilla"), publishing=Publishing(metrics="clear")

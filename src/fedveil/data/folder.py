@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedveil.data.arrays import images
 from fedveil.data.labels import natural_clients
-from fedveil.data.pictures import MAX_PIXELS, MODES, SUFFIXES, Array, decode, size_of
+from fedveil.data.pictures import MAX_PIXELS, MODES, SUFFIXES, Stacking, size_of
 from fedveil.data.sets import DataSet, MissingDataError
 from fedveil.errors import FieldError, nearest, require_choice, require_count, require_positive
 
@@ -24,17 +23,6 @@ class _Item:
     file: Path
     label: str
     client: str
-
-
-@dataclass(frozen=True)
-class _Bounds:
-    mode: str
-    size: tuple[int, int] | None
-    max_pixels: int
-    max_bytes: float  # of one decoded image
-
-    def decode(self, item: _Item) -> Array:
-        return decode(str(item.file), item.file, mode=self.mode, size=self.size, max_pixels=self.max_pixels)
 
 
 def load_folder(
@@ -87,8 +75,9 @@ def load_folder(
         raise MissingDataError("data.path", str(root), "is no folder: give one that holds a folder a class")
     halves = [_items(half, layout == "clients", max_images, absent) for half in _halves(root)]
     names = _classes(root, [item for half in halves for item in half], classes, absent)
-    bounds = _Bounds(mode, wanted, max_pixels, limit / sum(map(len, halves)))
-    decoded = [_decode(root, half, bounds, halves[0][0]) for half in halves]
+    stacking, first = Stacking(mode, wanted, max_pixels, limit / sum(map(len, halves))), halves[0][0].file
+    like = (str(first.relative_to(root)), first)
+    decoded = [stacking.stack(((str(item.file), item.file) for item in half), len(half), like) for half in halves]
     labels = [torch.tensor([names.index(item.label) for item in half], dtype=torch.int64) for half in halves]
     test: tuple[Tensor | None, Tensor | None] = (None, None)
     if len(halves) > 1:
@@ -172,28 +161,6 @@ def _classes(root: Path, items: Sequence[_Item], declared: Sequence[str], absent
             accepted = f"has no image in {root}: {nearest(name, found)}; or list it in data.absent if it is meant"
             raise FieldError("data.classes", name, accepted)
     return list(declared)
-
-
-def _decode(root: Path, items: Sequence[_Item], bounds: _Bounds, reference: _Item) -> Array:
-    """All images of one half, [N, H, W] or [N, H, W, 3], all like `reference`."""
-    first = bounds.decode(reference)
-    if first.size * 4 > bounds.max_bytes:
-        accepted = "all images together take more memory than data.max_gib: raise it, or shrink them by data.size"
-        raise FieldError("data.path", str(root), accepted)
-    decoded = np.empty((len(items), *first.shape), dtype=first.dtype)
-    for i, item in enumerate(items):
-        one = bounds.decode(item)
-        if one.shape != first.shape or one.dtype != first.dtype:
-            fix = "data.size = [height, width]" if one.shape[:2] != first.shape[:2] else "data.mode = 'grey' or 'rgb'"
-            accepted = f"must be like {reference.file.relative_to(root)}, {_shape(first)}; {fix} makes them equal"
-            raise FieldError(str(item.file), _shape(one), accepted)
-        decoded[i] = one
-    return decoded
-
-
-def _shape(values: Array) -> str:
-    colour = "RGB" if values.ndim == 3 else "grey"
-    return f"{values.shape[0]} x {values.shape[1]} {colour}{' 16-bit' if values.dtype == np.float32 else ''}"
 
 
 def _folders(folder: Path) -> list[Path]:

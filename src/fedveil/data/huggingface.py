@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from fedveil.data.arrays import images
 from fedveil.data.frames import Classes, Columns, Rows, TableSpec, from_rows, labelled
-from fedveil.data.pictures import MAX_PIXELS, MODES, Array, decode, size_of
+from fedveil.data.pictures import MAX_PIXELS, MODES, Stacking, size_of
 from fedveil.data.sets import DataSet, MissingDataError
 from fedveil.errors import FieldError, nearest, require_choice, require_count, require_positive
 from fedveil.optional import optional
@@ -88,10 +86,15 @@ def load_huggingface(
     test = rows[1] if len(rows) > 1 else None
     if not pictures:
         return from_rows("huggingface", rows[0], test, spec, note)
-    bounds = _Bounds(mode, size_of(size), max_pixels, limit / sum(len(one) for one in splits.values()))
+    stacking = Stacking(mode, size_of(size), max_pixels, limit / sum(len(one) for one in splits.values()))
+    x = [_stacked(name, one, image_column or pictures[0], stacking) for name, one in splits.items()]
+    if x[-1].shape[1:] != x[0].shape[1:]:
+        accepted = f"must be like those of {split}, {tuple(x[0].shape[1:])}: set data.size or data.mode"
+        raise FieldError(test_split, tuple(x[-1].shape[1:]), accepted)
     return DataSet(
         name="huggingface",
-        **_images(splits, image_column or pictures[0], bounds),
+        x=x[0],
+        test_x=x[1] if len(x) > 1 else None,
         **labelled(rows[0], test, spec),
         note=note,
         licence="that of the set",
@@ -106,14 +109,6 @@ def _pictures(features: Mapping[str, Any], image_column: str) -> list[str]:
     elif len(pictures) > 1:
         raise FieldError("data.image_column", "missing", f"several columns hold images: {', '.join(pictures)}")
     return pictures
-
-
-@dataclass(frozen=True)
-class _Bounds:
-    mode: str
-    size: tuple[int, int] | None
-    max_pixels: int
-    max_bytes: float  # of one decoded image
 
 
 def _splits(root: Path, split: str, test_split: str, max_rows: int, limit: float) -> dict[str, Any]:
@@ -150,34 +145,17 @@ def _frame(name: str, split: Any, spec: TableSpec, pictures: Sequence[str]) -> R
     return Rows(name, frame)
 
 
-def _images(splits: Mapping[str, Any], column: str, bounds: _Bounds) -> dict[str, Any]:
-    """The images of the first split as x and, where there is a second, its own as test_x."""
-    x = {name: _decode(name, one, column, bounds) for name, one in splits.items()}
-    (first, reference), *others = x.items()
-    for name, values in others:
-        if values.shape[1:] != reference.shape[1:]:
-            accepted = f"must be like those of {first}, {tuple(reference.shape[1:])}: set data.size or data.mode"
-            raise FieldError(name, tuple(values.shape[1:]), accepted)
-    return dict(zip(("x", "test_x"), x.values(), strict=False))
+def _stacked(name: str, split: Any, column: str, stacking: Stacking) -> Tensor:
+    raw = split.cast_column(column, _library().Image(decode=False)).with_format(None).select_columns([column])
 
-
-def _decode(name: str, split: Any, column: str, bounds: _Bounds) -> Tensor:
-    raw = split.cast_column(column, _library().Image(decode=False)).with_format(None)
-    decoded: Array | None = None
-    for i, row in enumerate(raw.select_columns([column])):
+    def content(i: int, row: Mapping[str, Any]) -> tuple[str, bytes]:
         where, stored = f"{name}, row {i + 1}, column {column}", row[column] or {}
         if stored.get("bytes") is None:
             raise FieldError(where, stored.get("path"), "must hold the image itself: save_to_disk embeds what is there")
-        one = decode(where, stored["bytes"], mode=bounds.mode, size=bounds.size, max_pixels=bounds.max_pixels)
-        if decoded is None:
-            if one.size * 4 > bounds.max_bytes:
-                raise FieldError("data.max_gib", one.shape, "all images take more memory: raise it, or set data.size")
-            decoded = np.empty((len(split), *one.shape), dtype=one.dtype)
-        if one.shape != decoded.shape[1:] or one.dtype != decoded.dtype:
-            raise FieldError(where, one.shape, f"must be like row 1, {decoded.shape[1:]}: set data.size or data.mode")
-        decoded[i] = one
-    assert decoded is not None
-    return images(decoded, "last")
+        return where, stored["bytes"]
+
+    like = ("row 1", content(0, raw[0])[1])
+    return images(stacking.stack((content(i, row) for i, row in enumerate(raw)), len(split), like), "last")
 
 
 def _library() -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,6 +80,45 @@ def decode(
         raise FieldError(name, type(error).__name__, f"cannot be read as {kinds}: {error}") from error
 
 
+@dataclass(frozen=True)
+class Stacking:
+    """How the images of a set become one array: `mode`, `size` and `max_pixels` as for `decode`, and how many bytes.
+
+    Attributes
+    ----------
+    max_bytes : float
+        Of one decoded image, at 4 a number.
+    """
+
+    mode: str
+    size: tuple[int, int] | None
+    max_pixels: int
+    max_bytes: float
+
+    def stack(self, sources: Iterable[tuple[str, Path | bytes]], count: int, like: tuple[str, Path | bytes]) -> Array:
+        """Decode `count` images by name, [N, H, W] or [N, H, W, 3], all like the one named last.
+
+        Raises
+        ------
+        FieldError
+            Naming the image that is another, or the option where all take more memory than is allowed.
+        """
+        name, source = like
+        first = decode(name, source, mode=self.mode, size=self.size, max_pixels=self.max_pixels)
+        if first.size * 4 > self.max_bytes:
+            accepted = "all images together take more memory: raise it, or shrink them by data.size"
+            raise FieldError("data.max_gib", _shape(first), accepted)
+        found = np.empty((count, *first.shape), dtype=first.dtype)
+        for i, (own, content) in enumerate(sources):
+            one = decode(own, content, mode=self.mode, size=self.size, max_pixels=self.max_pixels)
+            if one.shape != first.shape or one.dtype != first.dtype:
+                apart = one.shape[:2] != first.shape[:2]
+                fix = "data.size = [height, width]" if apart else "data.mode = 'grey' or 'rgb'"
+                raise FieldError(own, _shape(one), f"must be like {name}, {_shape(first)}; {fix} makes them equal")
+            found[i] = one
+        return found
+
+
 def size_of(size: Sequence[int]) -> tuple[int, int] | None:
     """(height, width) from an option ``size``; None where it is empty."""
     if not size:
@@ -97,6 +137,11 @@ def pillow() -> Any:
         If it is not installed.
     """
     return optional("PIL.Image", "decoding images needs Pillow", '"fedveil[data]"')
+
+
+def _shape(values: Array) -> str:
+    colour = "RGB" if values.ndim == 3 else "grey"
+    return f"{values.shape[0]} x {values.shape[1]} {colour}{' 16-bit' if values.dtype == np.float32 else ''}"
 
 
 def _pixels(name: str, image: Image, mode: str, size: tuple[int, int] | None) -> Array:

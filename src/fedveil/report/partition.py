@@ -57,33 +57,25 @@ def write(found: Sequence[Holding], dataset: DataSet, folder: Path) -> list[Path
 
 
 def draw(found: Sequence[Holding], dataset: DataSet) -> Figure:
-    """A picture of the partition: a bubble for each client and class, or the whole where there are many clients."""
+    """Examples of each client, and below the shares of its classes or its targets; many clients by size, unnamed."""
     from matplotlib.figure import Figure
 
     many, classes = len(found) > MANY, dataset.classes
+    shown = sorted(found, key=lambda h: -(h.examples + h.held_out)) if many else found
     # a wide picture where every client has a place of its own
     width = 10.0 if many else min(16.0, max(6.5, 0.26 * len(found) + 2.5))
-    lower = 3.0 if many or not classes else min(9.0, max(1.8, 0.32 * classes + 0.9))
+    lower = min(9.0, max(1.8, 0.32 * classes + 0.9)) if classes else 3.0
     figure = Figure(figsize=(width, 2.4 + lower), layout="constrained")
-    top, bottom = figure.subplots(2, 1, sharex=not many, height_ratios=[1.9, lower])
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[1.9, lower])
     for axes in (top, bottom):
         axes.spines[["top", "right"]].set_visible(False)
-    if many:
-        ranked = sorted(found, key=lambda h: -(h.examples + h.held_out))
-        _ranked_sizes(top, ranked)
-        if classes:
-            _shares(bottom, ranked, dataset)
-        else:
-            top.set_xlabel("clients, the largest first")
-            _means(bottom, ranked)
-    else:
-        _bars(top, found)
-        if classes:
-            _bubbles(bottom, found, dataset)
-        else:
-            _targets(bottom, found)
-        names = [h.name if len(h.name) <= _LONGEST else f"{h.name[: _LONGEST - 1]}…" for h in found]
-        bottom.set_xticks(range(len(found)), names, rotation=90 if len("".join(names)) > 90 else 0)
+    _sizes(top, shown)
+    (_shares if classes else _targets)(bottom, shown, dataset)
+    bottom.set_xlim(-0.5, len(found) - 0.5)
+    bottom.set_xlabel("clients, the largest first" if many else "client")
+    if not many:
+        names = [h.name if len(h.name) <= _LONGEST else f"{h.name[: _LONGEST - 1]}…" for h in shown]
+        bottom.set_xticks(range(len(shown)), names, rotation=90 if len("".join(names)) > 90 else 0)
         bottom.tick_params(axis="x", labelsize=8)
     figure.suptitle(headline(found, dataset), fontsize=10)
     return figure
@@ -136,95 +128,34 @@ def _number(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.4g}"
 
 
-def _bars(axes: Axes, found: Sequence[Holding]) -> None:
-    places, sizes = range(len(found)), [h.examples for h in found]
-    axes.bar(places, sizes, color=_TRAIN, label="to train on")
-    axes.bar(places, [h.held_out for h in found], bottom=sizes, color=_KEPT, label="held out")
-    for place, h in enumerate(found):
-        if h.examples < 2:
-            label = "empty" if not h.examples else "one"
-            axes.annotate(
-                label,
-                (place, h.examples + h.held_out),
-                xytext=(0, 3),
-                textcoords="offset points",
-                rotation=90,
-                ha="center",
-                va="bottom",
-                fontsize=8,
-                color=_WARN,
-            )
-    axes.set_ylabel("examples")
-    axes.set_ylim(0, max(1, max(h.examples + h.held_out for h in found)) * 1.3)
-    axes.legend(loc="upper right", ncols=2, frameon=False, fontsize=8)
-    axes.grid(axis="y", color="#e5e5e5", linewidth=0.6)
-    axes.set_axisbelow(True)
-
-
-def _bubbles(axes: Axes, found: Sequence[Holding], dataset: DataSet) -> None:
-    """Area follows the number of examples (of a segmentation: the share of pixels); a cross where there is none."""
-    grid = _grid(found, dataset)
-    largest = float(grid.max()) or 1.0
-    place, level = np.meshgrid(np.arange(grid.shape[1]), np.arange(grid.shape[0]))
-    there = grid > 0
-    axes.scatter(place[there], level[there], s=4 + 150 * grid[there] / largest, color=_TRAIN, linewidths=0)
-    axes.scatter(place[~there], level[~there], s=12, marker="x", color=_WARN, linewidths=0.8)
-    axes.set_yticks(range(len(grid)), dataset.names())
-    axes.set_ylim(len(grid) - 0.4, -0.6)
-    axes.set_xlim(-0.7, grid.shape[1] - 0.3)
-    unit = "of the pixels" if dataset.task == "segmentation" else "examples"
-    most = f"{largest:.0%}" if dataset.task == "segmentation" else f"{largest:,.0f}"
-    axes.set_ylabel("class")
-    axes.set_xlabel(f"client (the largest bubble is {most} {unit}; a cross: none)")
-    axes.grid(color="#eeeeee", linewidth=0.6)
-    axes.set_axisbelow(True)
-
-
-def _targets(axes: Axes, found: Sequence[Holding]) -> None:
-    there = [(i, h.mean, h.deviation or 0.0) for i, h in enumerate(found) if h.mean is not None]
-    places, means, spread = (np.array(column) for column in zip(*there, strict=True))
-    axes.errorbar(places, means, yerr=spread, fmt="o", color=_TRAIN, markersize=4, capsize=2, elinewidth=1)
-    axes.set_ylabel("target: mean and\nstandard deviation")
-    axes.set_xlabel("client")
-    axes.set_xlim(-0.7, len(found) - 0.3)
-    axes.grid(axis="y", color="#e5e5e5", linewidth=0.6)
-
-
-def _ranked_sizes(axes: Axes, ranked: Sequence[Holding]) -> None:
-    places = np.arange(len(ranked) + 1)
-    train = [h.examples for h in ranked]
-    both = [h.examples + h.held_out for h in ranked]
+def _sizes(axes: Axes, shown: Sequence[Holding]) -> None:
+    places = np.arange(len(shown) + 1) - 0.5
+    both = [h.examples + h.held_out for h in shown]
     axes.stairs(both, places, fill=True, color=_KEPT, label="held out")
-    axes.stairs(train, places, fill=True, color=_TRAIN, label="to train on")
-    axes.set_xlim(0, len(ranked))
-    axes.set_ylim(0, max(1, max(both)) * 1.1)
+    axes.stairs([h.examples for h in shown], places, fill=True, color=_TRAIN, label="to train on")
+    few = [i for i, h in enumerate(shown) if h.examples < 2]
+    if few:
+        none = "at most one to train on"
+        axes.scatter(few, [both[i] for i in few], s=14, marker="x", color=_WARN, linewidths=0.8, label=none, zorder=3)
+    axes.set_ylim(0, max(1, max(both)) * 1.3)
     axes.set_ylabel("examples")
-    axes.legend(loc="upper right", frameon=False, fontsize=8)
+    axes.legend(loc="upper right", ncols=3, frameon=False, fontsize=8)
 
 
-def _shares(axes: Axes, ranked: Sequence[Holding], dataset: DataSet) -> None:
-    grid = _grid(ranked, dataset)
-    shares = grid / np.maximum(grid.sum(0), 1e-12)
+def _shares(axes: Axes, shown: Sequence[Holding], dataset: DataSet) -> None:
+    counts = np.array([h.counts for h in shown], dtype=np.float64).T
+    shares = counts / np.maximum(counts.sum(0), 1e-12)
     image = axes.imshow(shares, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0)
-    image.set_extent((0, shares.shape[1], len(shares) - 0.5, -0.5))
     if len(shares) <= 30:
         axes.set_yticks(range(len(shares)), dataset.names())
-    axes.set(ylabel="class", xlabel="clients, the largest first")
+    axes.set_ylabel("class")
     figure: Any = axes.figure
-    figure.colorbar(image, ax=axes, label="share of the client's " + _unit(dataset), pad=0.01)
+    unit = "pixels" if dataset.task == "segmentation" else "examples"
+    figure.colorbar(image, ax=axes, label=f"share of the client's {unit}", pad=0.01)
 
 
-def _means(axes: Axes, ranked: Sequence[Holding]) -> None:
-    values = [h.mean for h in ranked if h.mean is not None]
-    axes.hist(values, bins=40, color=_TRAIN)
-    axes.set(ylabel="clients", xlabel="mean of the client's targets")
-
-
-def _grid(found: Sequence[Holding], dataset: DataSet) -> np.ndarray[Any, Any]:
-    """[classes, clients]: examples, or shares of the pixels."""
-    grid = np.array([h.counts for h in found], dtype=np.float64).T
-    return grid / np.maximum(grid.sum(0), 1) if dataset.task == "segmentation" else grid
-
-
-def _unit(dataset: DataSet) -> str:
-    return "pixels" if dataset.task == "segmentation" else "examples"
+def _targets(axes: Axes, shown: Sequence[Holding], _dataset: DataSet) -> None:
+    there = [(i, h.mean, h.deviation or 0.0) for i, h in enumerate(shown) if h.mean is not None]
+    places, means, spread = (np.array(column) for column in zip(*there, strict=True))
+    axes.errorbar(places, means, yerr=spread, fmt=".", color=_TRAIN, ecolor=_KEPT, elinewidth=1)
+    axes.set_ylabel("target: mean and\nstandard deviation")

@@ -259,7 +259,7 @@ def flower_engine() -> type[Federation]:
         If Flower is not installed.
     """
     try:
-        from fedveil.engines.flower import FlowerFederation
+        from fedveil.engines.flower.app import FlowerFederation
     except ImportError as error:
         raise FedVeilError(f'the Flower engine needs Flower ({error}): pip install "fedveil[flower]"') from error
     return FlowerFederation
