@@ -235,3 +235,15 @@ def test_legends_are_as_wide_as_the_figure_and_no_wider():
         drawn(figure)
         assert inside(figure, figure.legends[0])
         assert axes.get_window_extent().height / figure.dpi > 1.8
+
+
+def test_a_map_has_a_square_for_every_place_and_none_for_what_is_not_finished():
+    def line(panel, label, *points):
+        return Line(panel, label, [Curve([x], [y]) for x, y in points])
+
+    lines = [line("a", "24", (30, 0.2), (30, 0.4)), line("a", "24", (100, 0.5)), line("a", "40", (100, 0.7))]
+    figure = drawn(draw_plot(Plot("map", "clients", "parameters", [*lines, line("b", "24")], heat=True)))
+    first, second = figure.axes
+    assert [text.get_text() for text in first.texts] == ["0.30", "0.50", "", "0.70"]
+    assert [text.get_text() for text in first.get_xticklabels()] == ["30", "100"]
+    assert not any(text.get_text() for text in second.texts)

@@ -8,7 +8,7 @@ import torch
 from fedveil.config import load
 from fedveil.config.variants import configure, variants_of
 from fedveil.data.patches import LENGTH, learn_patches
-from fedveil.errors import FieldError
+from fedveil.errors import FedVeilError, FieldError
 from fedveil.report.tables import meanings_of
 from fedveil.runs import run
 from fedveil.runs.deal import deal_out
@@ -80,3 +80,23 @@ def test_patch_features_see_nothing_but_public_images_and_have_one_length():
     assert torch.equal(again.centres, learned.centres)
     with pytest.raises(FieldError, match="patches"):
         learn_patches(images[:, :, :8, :8], 5, seed=0)
+
+
+def test_components_are_directions_of_the_public_features_or_of_nothing():
+    images = torch.rand(40, 1, 14, 14, generator=torch.Generator().manual_seed(0))
+    learned = learn_patches(images[:20], 5, seed=0)
+    public = learned.features(images[:20])
+    for how in ("public", "random"):
+        fewer = learned.projected(images[:20], 3, how, seed=0)
+        torch.testing.assert_close(fewer.directions.T @ fewer.directions, torch.eye(3), rtol=0, atol=1e-5)
+        found = fewer.features(images)
+        assert found.shape == (40, 3)
+        torch.testing.assert_close(found.norm(dim=1), torch.full((40,), LENGTH))
+        kept = (public @ fewer.directions).square().sum() / public.square().sum()
+        most = torch.linalg.svdvals(public)[:3].square().sum() / public.square().sum()
+        torch.testing.assert_close(kept, most) if how == "public" else None
+        assert how == "public" or kept < most
+    with pytest.raises(FieldError, match="there are 20 features"):
+        learned.projected(images[:20], 21, "public", seed=0)
+    with pytest.raises(FedVeilError, match=r"data\.components"):
+        load("digits-record", ["data.components=3"])

@@ -80,7 +80,8 @@ class OpenSection(Section):
 class Data(OpenSection):
     """``[data]``: a source of `fedveil.data` with its own options, and how it is dealt out to clients.
 
-    With `patches`, images become features of so many patches that are learned, without labels, on the public examples.
+    With `patches`, images become features of so many patches that are learned, without labels, on the public examples;
+    with `components` they are projected on so many directions, the public examples' principal ones or random ones.
     `region` (top, left, bottom, right) marks the privacy-sensitive pixels, `sensitive` names the kinds of them that a
     set knows (a list a client, in turn), and `public_examples` are set aside for the server, for FedRE and `patches`.
     `validation` is the share of the set's own test half that the server keeps to itself, stratified; final figures are
@@ -103,6 +104,8 @@ class Data(OpenSection):
     sensitive: Annotated[tuple[Annotated[tuple[str, ...], Field(strict=False)], ...], Field(strict=False)] = ()
     public_examples: int = 0
     patches: int | None = None
+    components: int | None = None
+    directions: Literal["public", "random"] = "public"
     validation: float | None = None
 
     @classmethod
@@ -122,6 +125,10 @@ class Data(OpenSection):
         if self.clients == NATURAL and self.partition != NATURAL:
             accepted = "natural clients are not dealt out: leave it out, or give a number of clients"
             raise FieldError("data.partition", self.partition, accepted)
+        if self.components is not None and self.patches is None:
+            raise FieldError(
+                "data.components", self.components, "are components of patches' features: set patches, too"
+            )
         return self
 
     @property

@@ -9,13 +9,15 @@ their own features.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from fedveil.errors import FieldError, require_count
+from fedveil.mechanisms import keyed_seed
 
 SIZE = 6  # pixels of a patch's edge
 LENGTH = 4.0  # of an image's features: a bias, whose input is 1, then takes a small share of a clipped gradient
@@ -36,6 +38,8 @@ class Patches:
         [k, p].
     shift, scale : Tensor
         [4k], mean and deviation of the public images' features.
+    directions : Tensor or None
+        [4k, m], on which features are projected.
     """
 
     mean: Tensor
@@ -43,11 +47,31 @@ class Patches:
     centres: Tensor
     shift: Tensor
     scale: Tensor
+    directions: Tensor | None = None
 
     def features(self, images: Tensor) -> Tensor:
-        """Features [N, 4k] of images [N, channels, height, width], each of length `LENGTH`, which bounds gradients."""
-        scaled = (self._pooled(images) - self.shift) / self.scale
-        return LENGTH * F.normalize(scaled, dim=1)
+        """Features [N, 4k or m] of images [N, channels, height, width], of length `LENGTH`, which bounds gradients."""
+        scaled = F.normalize((self._pooled(images) - self.shift) / self.scale, dim=1)
+        return LENGTH * (scaled if self.directions is None else F.normalize(scaled @ self.directions, dim=1))
+
+    def projected(self, images: Tensor, components: int, how: Literal["public", "random"], seed: int) -> Patches:
+        """The same with fewer features: the principal components of public images' features, or random directions.
+
+        Raises
+        ------
+        FieldError
+            If there are not so many features.
+        """
+        of = len(self.shift)
+        if require_count("components", components) > of:
+            raise FieldError("components", components, f"there are {of} features: 4 a patch")
+        if how == "random":
+            generator = torch.Generator().manual_seed(keyed_seed("directions", seed))
+            basis = torch.linalg.qr(torch.randn(of, components, generator=generator)).Q
+        else:
+            x = self.features(images)
+            basis = torch.linalg.svd(x.T @ x).U[:, :components]
+        return replace(self, directions=basis)
 
     def _pooled(self, images: Tensor) -> Tensor:
         found, lengths = [], self.centres.square().sum(1)

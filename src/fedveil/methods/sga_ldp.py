@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -21,6 +22,8 @@ from fedveil.gdp import mu_of_epsilon
 from fedveil.layout import Layout
 from fedveil.mechanisms import GaussianNoise, Source
 from fedveil.methods.contract import LIVENESS, Broadcast, ClientFacts, Protected, Releases, held_to, noise_figures
+
+_mu = lru_cache(maxsize=1024)(mu_of_epsilon)
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,8 @@ class SGALDP:
             epsilon = self._released_epsilon(facts.broadcast, state)
             sigma = 2 * calibrator.sigma(epsilon)  # any two inputs: a clipped update can move by 2C
         else:
-            epsilon = calibrator.epsilon(update, None if facts.failed else _reference(facts.broadcast, state))
+            known = None if facts.failed or self.static else _reference(facts.broadcast, state)
+            epsilon = calibrator.epsilon(update, known)
             sigma = calibrator.sigma(epsilon)
         update = update + GaussianNoise(sigma).sample(len(update), source=source, dtype=update.dtype)
         released = facts.start + update
@@ -112,6 +116,8 @@ class SGALDP:
         return AlignmentLDP(self.epsilon_min, self.epsilon_max, self.delta, self.clip)
 
     def _released_epsilon(self, broadcast: Broadcast, state: LastBroadcast) -> float:
+        if self.static or self.similarity == "update":
+            return self.epsilon_min
         reference = _reference(broadcast, state)
         if reference is None or state.model is None or state.released is None:
             return self.epsilon_min
@@ -125,15 +131,15 @@ class SGALDP:
                 trust="local",
                 status="conditional",
                 scope="round",
-                mu=mu_of_epsilon(self.epsilon_max, self.delta),
+                mu=_mu(self.epsilon_max, self.delta),
                 conditions=(LIVENESS,),
             )
-            charge = mu_of_epsilon(epsilon, self.delta)
+            charge = _mu(epsilon, self.delta)
             return Spend(
                 guarantee=guarantee, mechanism="gaussian", scale=scale, sensitivity=2 * self.clip, charge=charge
             )
         if self.static:
-            mu = 2 * mu_of_epsilon(self.epsilon_max, self.delta)  # any two inputs: calibrated to C, moved by 2C
+            mu = 2 * _mu(self.epsilon_max, self.delta)  # any two inputs: calibrated to C, moved by 2C
             proven = Guarantee(
                 unit="client",
                 relation="replace-one",

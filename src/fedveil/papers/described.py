@@ -142,11 +142,15 @@ class TableOf(_Table):
 
 
 class FigureOf(TableOf):
-    """``[figures.N]``: as a table, with curves for measures; `level`: table and figure whose printed values show."""
+    """``[figures.N]``: as a table, with curves for measures; `level`: table and figure whose printed values show.
+
+    With `heat` it is a map: a square for each x of a curve, in the row of the line's name.
+    """
 
     x: str
     y: str = ""
     diagonal: bool = False
+    heat: bool = False
     level: tuple[str, str] | None = None
 
 

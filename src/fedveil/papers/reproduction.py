@@ -188,18 +188,12 @@ class Reproduction:
 
     def plot(self, figure: str, finished: Mapping[str, Outcome]) -> Plot:
         """A figure of what is finished, by key of the cell."""
-        content = self.study.described.figures[figure]
-        lines = [
-            Line(
-                one.panel,
-                one.label,
-                [one.curve(outcomes) for outcomes in (r.outcomes(finished) for r in one.repetitions) if outcomes],
-                one.printed,
-            )
-            for one in self.lines(figure)
-        ]
+        content, lines = self.study.described.figures[figure], []
+        for one in self.lines(figure):
+            done = [outcomes for outcomes in (r.outcomes(finished) for r in one.repetitions) if outcomes]
+            lines.append(Line(one.panel, one.label, [one.curve(outcomes) for outcomes in done], one.printed))
         said = f"ticks at the right: what the paper's table {content.level[0]} has" if content.level else ""
-        return Plot(f"{figure}: {content.title}", content.x, content.y, lines, content.diagonal, said)
+        return Plot(f"{figure}: {content.title}", content.x, content.y, lines, content.diagonal, said, content.heat)
 
     def cells(self, selection: Selection) -> list[Cell]:
         """Every cell that a selection needs, once, in order."""

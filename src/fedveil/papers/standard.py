@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 from sklearn.metrics import roc_curve
@@ -60,6 +61,15 @@ def roc(outcomes: Sequence[Outcome], _argument: str) -> Curve:
     return Curve(RATES.tolist(), np.interp(RATES, false, true).tolist(), float(area))
 
 
+def at(outcomes: Sequence[Outcome], argument: str) -> Curve:
+    """``at KEY MEASURE``: one point, a measure of this module above the configuration's value of a dotted key."""
+    key, kind, figure = argument.split(" ", 2)
+    place: Any = outcomes[0].cell.config.to_dict()
+    for name in key.split("."):
+        place = place[name]
+    return Curve([float(place)], [MEASURES[kind](outcomes, figure).value])
+
+
 def series(outcome: Outcome, group: str, name: str) -> list[float]:
     """A figure of every round."""
     return [float(row[group][name]) for row in outcome.rows]
@@ -71,4 +81,4 @@ MEASURES: Mapping[str, Callable[[Sequence[Outcome], str], Value]] = {
     "test": tested,
     "change": change,
 }
-CURVES: Mapping[str, Callable[[Sequence[Outcome], str], Curve]] = {"rounds": rounds, "roc": roc}
+CURVES: Mapping[str, Callable[[Sequence[Outcome], str], Curve]] = {"rounds": rounds, "roc": roc, "at": at}

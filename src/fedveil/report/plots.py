@@ -52,7 +52,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure: its lines, panel by panel, and its words."""
+    """A figure: its lines, panel by panel, and its words; a `heat` map has a row of squares for each line's name."""
 
     title: str
     x: str
@@ -60,6 +60,7 @@ class Plot:
     lines: Sequence[Line]
     diagonal: bool = False
     printed: str = ""
+    heat: bool = False
 
 
 def draw_plot(plot: Plot) -> Figure | None:
@@ -73,11 +74,11 @@ def draw_plot(plot: Plot) -> Figure | None:
     curves = [line.curves if all(c.x for c in line.curves) else [] for line in plot.lines]
     if not any(curves):
         return None
+    if plot.heat:
+        return draw_heat(plot)
     panels = list(dict.fromkeys(line.panel for line in plot.lines))
     labels = list(dict.fromkeys(line.label for line in plot.lines))
-    columns = min(COLUMNS, len(panels))
-    padded = panels + ["."] * (-len(panels) % columns)
-    grid = [padded[i : i + columns] for i in range(0, len(padded), columns)]
+    columns, grid = _grid(panels, COLUMNS)
     width = PANEL * columns
     shown = {line.label for line, found in zip(plot.lines, curves, strict=True) if found}
     below = LEADING * SMALL / 72 * len(shown) if plot.diagonal else 0.0
@@ -94,6 +95,46 @@ def draw_plot(plot: Plot) -> Figure | None:
     notes = (plot.title, over_seeds([len(found) for found in curves if found], plot.x), plot.printed if ticks else "")
     figure.suptitle(wrapped("\n".join(filter(None, notes)), width, 10), fontsize=10)
     return figure
+
+
+def draw_heat(plot: Plot) -> Figure:
+    """Squares with the mean over the seeds; every panel has the same colours, and an empty square is not finished."""
+    panels, labels = (list(dict.fromkeys(getattr(line, name) for line in plot.lines)) for name in ("panel", "label"))
+    values: dict[tuple[str, str, float], list[float]] = {}
+    for line in plot.lines:
+        for curve in line.curves:
+            for x, y in zip(curve.x, curve.y, strict=True):
+                values.setdefault((line.panel, line.label, x), []).append(y)
+    places = sorted({x for _, _, x in values})
+    means = {place: fmean(found) for place, found in values.items()}
+    columns, grid = _grid(panels, 2 if len(panels) == 4 else COLUMNS)
+    width = (1.0 + 0.62 * max(len(places), 4)) * columns
+    figure, mosaic = new_figure(width, (0.9 + 0.42 * len(labels)) * len(grid) + 0.6, grid, [1.0] * columns)
+    low, high = min(means.values()), max(means.values())
+    for panel, axes in mosaic.items():
+        shown = [[means.get((panel, label, x), float("nan")) for x in places] for label in labels]
+        axes.imshow(shown, cmap="viridis", vmin=low, vmax=high, aspect="auto")
+        axes.grid(visible=False)
+        for i, squares in enumerate(shown):
+            for j, value in enumerate(squares):
+                text = f"{value:.2f}" if value == value else ""
+                colour = "w" if value < (low + high) / 2 else "k"
+                axes.text(j, i, text, ha="center", va="center", fontsize=8, color=colour)
+        axes.set_xticks(range(len(places)), [f"{x:g}" for x in places])
+        axes.set_yticks(range(len(labels)), labels, fontsize=8)
+        axes.set_xlabel(plot.x, fontsize=9)
+        axes.set_title(wrapped(panel, width / columns, 9), fontsize=9)
+    for row in grid:
+        mosaic[row[0]].set_ylabel(plot.y)
+    figure.suptitle(wrapped(f"{plot.title}\nmean of {max(map(len, values.values()))} seeds", width, 10), fontsize=10)
+    return figure
+
+
+def _grid(panels: Sequence[str], most: int) -> tuple[int, list[list[str]]]:
+    """Columns, and panels row by row."""
+    columns = min(most, len(panels))
+    padded = [*panels, *["."] * (-len(panels) % columns)]
+    return columns, [padded[i : i + columns] for i in range(0, len(padded), columns)]
 
 
 def _panel(axes: Axes, plot: Plot, lines: Sequence[tuple[Line, Sequence[Curve]]], labels: Sequence[str]) -> None:

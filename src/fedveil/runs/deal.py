@@ -104,7 +104,8 @@ def deal_out(spec: Data, seed: int) -> Dealt:
         if spec.patches is None:
             dataset, public, validation = _shared_out(spec, seed)
         else:
-            dataset, public, validation = _featured(spec.model_dump_json(), seed)
+            whole = spec.model_copy(update={"clients": 1, "partition": "iid", "alpha": None, "counts": None, "shards": None})
+            dataset, public, validation = _featured(whole.model_dump_json(), seed)
     clients = clients_of(dataset, spec, seed)
     if not any(client.examples for client in clients):
         raise FieldError("data.partition", spec.partition, "leaves no client an example to train on")
@@ -126,6 +127,8 @@ def _featured(spec_json: str, seed: int) -> tuple[DataSet, ClientData | None, Cl
     if public is None or spec.patches is None:
         raise FieldError("public_examples", 0, "patches are learned on public images: set some aside")
     learned = learn_patches(public.x, spec.patches, seed)
+    if spec.components is not None:
+        learned = learned.projected(public.x, spec.components, spec.directions, seed)
     x, rest = learned.features(dataset.x), None if dataset.test_x is None else learned.features(dataset.test_x)
     dataset = replace(dataset, x=x, test_x=rest, regions=None, region_names=())
     kept = [None if c is None else replace(c, x=learned.features(c.x), masks=None) for c in (public, validation)]
