@@ -1,6 +1,7 @@
 """Pages with masks: folders of images and masks, DocTamper's files, and groups that are never split."""
 
 import io
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from fedveil.data import federate, load
 from fedveil.data.sets import DataSet
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.learning import build_model
+from fedveil.learning.unet import _residuals
 
 
 def page_and_mask(i, height=50, width=70):
@@ -113,6 +115,26 @@ def test_unet_scores_every_pixel():
     moved[1, 0, 3, 5] += 1
     changed = (model(moved) - scores).abs().amax((1, 2, 3)) > 0
     assert changed.tolist() == [False, True, False]  # no statistics across images
-    for shape, options in (((1, 15, 24), {}), ((1, 16, 24), {"widths": [3]}), ((16,), {})):
+    folded = {"widths": [4, 8], "patch": 2}
+    assert build_model("unet", input_shape=(1, 16, 24), outputs=2, seed=0, **folded)(x).shape == (3, 2, 16, 24)
+    odd = [((1, 15, 24), {}), ((1, 16, 24), {"widths": [3]}), ((16,), {}), ((1, 16, 22), folded)]
+    for shape, options in odd:
         with pytest.raises(FieldError):
             build_model("unet", input_shape=shape, outputs=2, seed=0, **options)
+
+
+def test_unet_sees_residuals_of_the_image_beside_it():
+    # an impulse of 0.01 at (8, 8): each filter, scaled to -1 in its middle, gives its own values around it
+    x = torch.full((1, 2, 16, 16), 0.5)
+    x[0, 1, 8, 8] += 0.01
+    found = _residuals(x)
+    assert found.shape == (1, 8, 16, 16)
+    assert float(found[0, :4].abs().max()) < 1e-4  # nothing but light paper in the first channel
+    middle = -3 * math.tanh(20 * 0.01 / 3)
+    assert found[0, 4:, 8, 8].tolist() == pytest.approx([middle] * 4, rel=1e-3)
+    beside = [1 / 2, 0, 2 / 4, 8 / 12]  # one column to the right, over the middle
+    assert found[0, 4:, 8, 9].tolist() == pytest.approx([3 * math.tanh(20 * 0.01 * b / 3) for b in beside], abs=1e-4)
+    told = {"input_shape": (1, 16, 24), "outputs": 2, "seed": 0, "widths": [4, 8], "mean": 0.5}
+    plain, more = build_model("unet", **told), build_model("unet", **told, residuals=True)
+    assert more.down[0][0].weight.shape[1] == 5 * plain.down[0][0].weight.shape[1]
+    assert more(torch.rand(2, 1, 16, 24)).shape == (2, 2, 16, 24)

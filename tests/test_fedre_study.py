@@ -10,6 +10,7 @@ from fedveil.config.options import options_of
 from fedveil.config.sections import Data, Setting
 from fedveil.config.variants import configure
 from fedveil.data import SOURCES
+from fedveil.engines import Execution, Federation
 from fedveil.errors import FieldError
 from fedveil.grid import Store
 from fedveil.learning import score_maps, score_models
@@ -140,6 +141,21 @@ def test_layers_are_scored_on_all_pixels_where_that_is_asked_for(receipts):
     assert torch.equal(found["all"][0], found["all"][1])
     assert torch.equal(found["all"][0], found["marked"][1])
     assert not torch.equal(found["all"][0], found["marked"][0])
+
+
+def test_clients_use_their_scores_again_between_scorings(receipts):
+    def noise_of(every):
+        setup = prepare(tiny(rounds=3, scoring={**TINY["scoring"], "every": every}))
+        others = {name: value for name, value in setup.arguments.items() if name != "learner"}
+        federation = Federation(**others, execution=Execution(learner=setup.learner))
+        return [record.client_scales[0] for record in federation.rounds(3)]
+
+    often, seldom = noise_of(1), noise_of(2)
+    assert seldom[0] == seldom[1] == often[0]
+    assert len({often[0], often[1], seldom[2]}) == 3  # scored on another model
+    tiny(scoring={**TINY["scoring"], "every": 2}, clients_per_round=3)
+    with pytest.raises(ConfigError, match=r"scoring\.every"):
+        tiny(scoring={**TINY["scoring"], "every": 2}, clients_per_round=2)
 
 
 def test_no_option_of_a_source_is_hidden_by_a_key_of_data():

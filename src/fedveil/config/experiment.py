@@ -172,6 +172,9 @@ class Config(Section):
         if any(need.endswith("_scores") for need in needs) and not told:
             accepted = f"{name!r} needs [top, left, bottom, right] in pixels, or data.sensitive"
             raise FieldError("data.region", "missing", accepted)
+        if self.scoring.every > 1 and self.clients_per_round not in (None, self.data.planned):
+            accepted = "must be 1 where cohorts are drawn: a client that is new to the run has no scores to use again"
+            raise FieldError("scoring.every", self.scoring.every, accepted)
         if any(need.startswith("public_") for need in needs) and not self.data.public_examples:
             raise FieldError("data.public_examples", 0, f"the server of {name!r} needs some, e.g. 16")
 

@@ -78,6 +78,9 @@ class Scoring:
     ----------
     images : int
         How many it looks at; the paper takes ten of one format.
+    every : int
+        Rounds from one scoring to the next; in between a client uses its last scores. Above 1 everybody must take part
+        in every round.
     draw : {"fixed", "anew"}
         The first ones that mark something, or others in every round.
     method : {"exact", "estimate"}
@@ -96,9 +99,11 @@ class Scoring:
     probes: int = 32
     unmarked: str = "everything"
     pixels: str = "marked"
+    every: int = 1
 
     def __post_init__(self) -> None:
         """Check all."""
+        require_count("every", self.every)
         require_count("images", self.images)
         require_count("probes", self.probes)
         require_choice("draw", self.draw, ("fixed", "anew"))
@@ -200,12 +205,13 @@ class Learner:
     def _prepare(self, task: Task) -> list[tuple[int, dict[str, float] | None] | Exception]:
         """Each client's hypothesis, and its layers' scores where the method needs them."""
         chosen = choose_each(self.model, self.layout, task.models, task.clients, self.local.loss)
-        scored = "layer_scores" in task.needs
+        needed, every = "layer_scores" in task.needs, self.scoring.every
         prepared: list[tuple[int, dict[str, float] | None] | Exception] = []
         for client, key, found in zip(task.clients, task.keys, chosen, strict=True):
             try:
                 if isinstance(found, Exception):
                     raise found
+                scored = needed and (key[1] - 1) % every == 0
                 prepared.append((found, self._scores(task.models[found], client, key) if scored else None))
             except Exception as error:  # a client's failure is that client's alone
                 prepared.append(error)

@@ -38,6 +38,13 @@ from fedveil.methods.contract import (
 )
 
 
+@dataclass(frozen=True)
+class LastScores:
+    """What a client remembers: its last private layer scores, float64 [L], for rounds in which it scores none."""
+
+    scores: torch.Tensor | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class FedRE:
     """Client side of FedRE.
@@ -89,9 +96,9 @@ class FedRE:
         for bound in self.clip.values() if isinstance(self.clip, Mapping) else (self.clip,):
             require_positive("clip", bound)
 
-    def init(self) -> NoState:
-        """Nothing to remember."""
-        return NoState()
+    def init(self) -> LastScores:
+        """Nothing scored yet."""
+        return LastScores()
 
     def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:
         """Of the median client, against the length of all layers' clips."""
@@ -103,20 +110,21 @@ class FedRE:
         """On the total."""
         return held_to(epsilon, delta)
 
-    def quote(self, broadcast: Broadcast, state: NoState) -> Spend:
+    def quote(self, broadcast: Broadcast, state: LastScores) -> Spend:
         """A heuristic participation; with public scores the exact cost."""
         return self._spend((), broadcast.public.rounds)
 
-    def protect(self, releases: Releases, facts: ClientFacts, state: NoState, source: Source) -> Protected:
+    def protect(self, releases: Releases, facts: ClientFacts, state: LastScores, source: Source) -> Protected:
         """Clip and noise each layer of the update; everything else stays on the client.
 
-        A failed client splits the budget evenly where the split would follow its private scores.
+        A failed client splits the budget evenly where the split would follow its private scores. In a round without
+        new ones (`Scoring.every`) it uses its last ones.
         """
         model = model_of(releases)
         if model is None:
             return Protected((), nothing("local"), state)
         groups, rounds = facts.layout.groups("module"), facts.broadcast.public.rounds
-        scores = self._scores(facts, list(groups))
+        scores = self._scores(facts, list(groups), state)
         bounds = self.clip if isinstance(self.clip, Mapping) else dict.fromkeys(groups, self.clip)
         update = clip(model - facts.start, bounds, facts.layout)
         multipliers = self._multipliers(scores, rounds)
@@ -127,9 +135,10 @@ class FedRE:
         for slices, deviation in zip(groups.values(), deviations, strict=True):
             for s in slices:
                 update[s] += GaussianNoise(deviation).sample(s.stop - s.start, source=source, dtype=update.dtype)
-        return Protected((Release("model", facts.start + update),), self._spend(deviations, rounds), state)
+        own = state if facts.layer_scores is None else LastScores(torch.tensor(scores, dtype=torch.float64))
+        return Protected((Release("model", facts.start + update),), self._spend(deviations, rounds), own)
 
-    def _scores(self, facts: ClientFacts, layers: list[str]) -> list[float]:
+    def _scores(self, facts: ClientFacts, layers: list[str], state: LastScores) -> list[float]:
         if self.split == "uniform":
             return [1.0] * len(layers)
         if self.scores == "public":
@@ -139,6 +148,8 @@ class FedRE:
             return list(known)
         if facts.failed:
             return [1.0] * len(layers)
+        if facts.layer_scores is None and state.scores is not None and len(state.scores) == len(layers):
+            return [float(score) for score in state.scores]
         if facts.layer_scores is None or list(facts.layer_scores) != layers:
             found = None if facts.layer_scores is None else list(facts.layer_scores)
             raise FieldError("layer_scores", found, f"FedRE needs one score a layer, in this order: {layers}")
