@@ -222,6 +222,8 @@ def test_regression_and_labels_a_pixel() -> None:
             torch.randint(0, 3, (9, 4, 4), generator=g),
             "cross_entropy",
         ),
+        (stack(nn.Linear(3, 4)), torch.randn(9, 3, generator=g), torch.randint(0, 4, (9,), generator=g), "mse"),
+        (stack(nn.Linear(3, 4)), torch.randn(9, 3, generator=g), torch.randint(0, 4, (9,), generator=g), "rmse"),
     ]
     for model, x, y, loss in cases:
         model.double()

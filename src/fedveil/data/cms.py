@@ -28,6 +28,7 @@ class _Table:
     file: str
     service: str  # column whose first word is the code of a service
     charges: str
+    cases: str  # public number of treated cases; a file may lack it
     official: str
 
     @property
@@ -40,6 +41,7 @@ INPATIENT = _Table(
     "cms_inpatient_drg100_fy2011.csv.gz",
     "drg",
     "avg_covered_charges",
+    "total_discharges",
     "Medicare Provider Charge Data, Inpatient, fiscal year 2011 (100 most common DRGs), "
     "https://data.cms.gov (97k6-zzx3; 163,065 rows, public domain); the file needs the columns drg, "
     "provider_id, avg_covered_charges, avg_total_payments",
@@ -49,6 +51,7 @@ OUTPATIENT = _Table(
     "cms_outpatient_apc30_cy2011.csv.gz",
     "apc",
     "avg_submitted_charges",
+    "outpatient_services",
     "Medicare Provider Charge Data, Outpatient, calendar year 2011 (30 APCs), "
     "https://data.cms.gov (43,372 rows, public domain); the file needs the columns apc, "
     "provider_id, avg_submitted_charges, avg_total_payments",
@@ -107,7 +110,7 @@ def load_cms_outpatient(
 def _load(table: _Table, services: Sequence[str], target: str, unit: float) -> DataSet:
     require_choice("data.target", target, ("payments", "charges"))
     require_positive("data.unit", unit)
-    rows = _read(table.name, table.file, table.official, table.columns)
+    rows = _read(table.name, table.file, table.official, table.columns, table.cases)
     codes = rows[table.service].map({text: text.split()[0] for text in rows[table.service].unique()})
     known = sorted(codes.unique().tolist())
     chosen = list(services) or known
@@ -118,6 +121,10 @@ def _load(table: _Table, services: Sequence[str], target: str, unit: float) -> D
     rows = rows.sort_values(["provider_id", "code"], kind="stable")
     owner, owners = natural_clients("provider_id", rows["provider_id"].to_numpy(dtype=np.str_), len(rows))
     longitude, latitude = _places(table.name, owners)
+    attributes = {"longitude": torch.from_numpy(longitude), "latitude": torch.from_numpy(latitude)}
+    if table.cases in rows:
+        cases = np.bincount(owner.numpy(), weights=rows[table.cases].to_numpy(dtype=np.float64), minlength=len(owners))
+        attributes["cases"] = torch.from_numpy(cases)
     index = rows["code"].map({code: i for i, code in enumerate(chosen)}).to_numpy(dtype=np.float64)
     whose = owner.numpy()
     x = np.stack(
@@ -136,7 +143,7 @@ def _load(table: _Table, services: Sequence[str], target: str, unit: float) -> D
         y=torch.from_numpy(y.astype(np.float32)),
         owner=owner,
         owners=owners,
-        attributes={"longitude": torch.from_numpy(longitude), "latitude": torch.from_numpy(latitude)},
+        attributes=attributes,
         note=f"Target: {column}, in units of {unit:,g} dollars; {len(chosen)} services. Year 2011.",
         licence=LICENCE,
     )
@@ -153,11 +160,12 @@ def _places(name: str, owners: Sequence[str]) -> tuple[np.ndarray[Any, Any], np.
     return longitude, latitude
 
 
-def _read(name: str, file: str, official: str, columns: Sequence[str]) -> Any:
-    numeric = {c: "float64" for c in columns if c.startswith(("avg_", "zip_"))}
+def _read(name: str, file: str, official: str, columns: Sequence[str], cases: str = "") -> Any:
+    numeric = {c: "float64" for c in (*columns, cases) if c.startswith(("avg_", "zip_")) or c == cases}
     path, pd = locate(name, file, official), pandas_module()
     try:
-        rows = pd.read_csv(path, usecols=list(columns), dtype={**dict.fromkeys(columns, str), **numeric})
+        known = [*columns, cases] if cases in pd.read_csv(path, nrows=0) else list(columns)
+        rows = pd.read_csv(path, usecols=known, dtype={**dict.fromkeys(columns, str), **numeric})
     except (OSError, ValueError) as error:
         raise FieldError("data.name", name, f"its file {file} cannot be used ({error}); it needs {official}") from error
     missing = np.argwhere(rows.isna().to_numpy())

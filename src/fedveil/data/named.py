@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedveil.data.arrays import Array, images, read_npz, require_arrays
 from fedveil.data.files import find, locate
@@ -82,16 +83,11 @@ def load_mnist_by_writer(*, rotated: float = 0.0, rotation_seed: int = 0, scale:
     MissingDataError
         If the file is absent.
     """
-    if isinstance(rotated, bool) or not 0 <= rotated <= 1:
-        raise FieldError("data.rotated", rotated, "must be a probability, 0 to 1")
     arrays = read_npz(locate("mnist-by-writer", WRITERS_FILE, WRITERS_OFFICIAL))
     parts = ("train_images", "train_labels", "test_images", "test_labels")
     require_arrays("mnist-by-writer", arrays, [*parts, "train_writer", "test_writer"])
-    for half in ("train", "test") if rotated else ():
-        writers = arrays[f"{half}_writer"]
-        turned = [w for w in np.unique(writers).tolist() if _coin(rotation_seed, w) < rotated]
-        rows = np.isin(writers, turned)
-        arrays[f"{half}_images"][rows] = np.rot90(arrays[f"{half}_images"][rows], axes=(1, 2))
+    for half in ("train", "test") if rotated != 0 else ():
+        turned(arrays[f"{half}_images"], arrays[f"{half}_writer"], rotated, rotation_seed)
     found = _set("mnist-by-writer", arrays, parts, tuple(str(c) for c in range(10)), scale)
     owner, owners = natural_clients("train_writer", arrays["train_writer"], len(found.x))
     share = f" Images of a writer are turned by 90 degrees with probability {rotated:g}." if rotated else ""
@@ -140,6 +136,22 @@ def _set(name: str, arrays: dict[str, Array], parts: Sequence[str], names: tuple
     )
 
 
-def _coin(seed: int, writer: int) -> float:
+def turned(pictures: Array | Tensor, writers: Array, rotated: float, seed: int) -> None:
+    """Turn the images [n, ..., H, W] of some writers by 90 degrees counter-clockwise, in place.
+
+    Raises
+    ------
+    FieldError
+        If `rotated` is no probability.
+    """
+    if isinstance(rotated, bool) or not 0 <= rotated <= 1:
+        raise FieldError("data.rotated", rotated, "must be a probability, 0 to 1")
+    rows = np.isin(writers, [w for w in np.unique(writers).tolist() if _coin(seed, w) < rotated])
+    turn = np.rot90 if isinstance(pictures, np.ndarray) else torch.rot90
+    axes = "axes" if isinstance(pictures, np.ndarray) else "dims"
+    pictures[rows] = turn(pictures[rows], **{axes: (-2, -1)})
+
+
+def _coin(seed: int, writer: int | str) -> float:
     """Uniform on [0, 1), the same for a writer whatever else is in the file."""
     return keyed_seed("rotation", seed, writer) / (1 << 32)

@@ -18,6 +18,8 @@ from fedveil.data.documents import load_documents
 from fedveil.data.files import find
 from fedveil.data.folder import load_folder
 from fedveil.data.huggingface import load_huggingface
+from fedveil.data.leaf import load_leaf
+from fedveil.data.mixture import load_mixture
 from fedveil.data.named import load_bloodmnist, load_cifar10_subset, load_mnist_by_writer
 from fedveil.data.sets import DataSet
 from fedveil.data.sroie import load_sroie
@@ -125,6 +127,20 @@ SOURCES: Registry[SourceInfo] = Registry(
             "any",
             "yours",
             load_documents,
+        ),
+        "leaf": SourceInfo(
+            "your own files of LEAF's form, such as FEMNIST: JSON with the examples of every user",
+            "any",
+            "yours",
+            load_leaf,
+            natural=True,
+        ),
+        "mixture": SourceInfo(
+            "made-up users of two kinds, a line each (regression)",
+            "2,000 rows",
+            "none needed",
+            load_mixture,
+            natural=True,
         ),
         "alzheimer": SourceInfo(
             "Alzheimer MRI slices, 128x128 grey, 4 classes",

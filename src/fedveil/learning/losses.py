@@ -35,9 +35,20 @@ def cross_entropy(output: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
 
 
 def mse(output: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
-    """Squared error; an output [B, 1] fits targets [B]. The mean, or ("none") one a number."""
+    """Squared error; an output [B, 1] fits targets [B]. The mean, or ("none") one a number.
+
+    Against classes [B] it is that of the softmax of logits [B, classes] to the class's own corner (Brier's score over
+    the number of classes).
+    """
+    if of_classes(output, y, 1):
+        return F.mse_loss(output.softmax(1), F.one_hot(y, output.shape[1]).to(output.dtype), reduction=reduction)
     fitted = output.reshape(y.shape) if output.numel() == y.numel() else output
     return F.mse_loss(fitted, y.to(output.dtype), reduction=reduction)
+
+
+def of_classes(output: Tensor, y: Tensor, axes: int) -> bool:
+    """Whether targets, of so many axes, are classes of the outputs [..., classes], one of several."""
+    return not y.is_floating_point() and y.dim() == axes == output.dim() - 1 and output.shape[-1] > 1
 
 
 def rmse(output: Tensor, y: Tensor) -> Tensor:

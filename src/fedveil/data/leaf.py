@@ -1,0 +1,111 @@
+"""Data in the form of LEAF: JSON files of users, each with the examples of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from math import isqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedveil.data.arrays import Array
+from fedveil.data.labels import natural_clients
+from fedveil.data.sets import DataSet, MissingDataError
+from fedveil.errors import FieldError
+
+FEMNIST = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")  # FEMNIST's classes, in its order
+
+
+def load_leaf(path: str | Path, *, classes: int = 0, rotated: float = 0.0, rotation_seed: int = 0) -> DataSet:
+    """Load a LEAF benchmark such as FEMNIST; its users are the natural clients.
+
+    Parameters
+    ----------
+    path : str or Path
+        Holds ``train`` and, where there is one, ``test``, or the files themselves: ``*.json`` as LEAF writes them, with
+        ``users`` and ``user_data`` (of each user ``x``, a list of numbers or flattened square images, and ``y``).
+        Examples of ``test`` go to the server.
+    classes : int
+        How many there are; by default 62 for FEMNIST's 28x28 images, and otherwise the largest label plus one.
+    rotated, rotation_seed
+        As for `load_mnist_by_writer`: whose images are turned by 90 degrees counter-clockwise.
+
+    Raises
+    ------
+    FieldError
+        Naming the file and user that cannot be used.
+    MissingDataError
+        If there is no such file.
+    """
+    from fedveil.data.named import turned
+
+    root = Path(path).expanduser()
+    train = _read(root / "train" if (root / "train").is_dir() else root)
+    test = _read(root / "test") if (root / "test").is_dir() else {}
+    parts = [_joined(half) for half in (train, test) if half]
+    whose = np.concatenate([np.repeat(user, len(y)) for user, (_, y) in train.items()])
+    owner, owners = natural_clients("users", whose, len(whose))
+    x = parts[0][0]
+    count = classes or (len(FEMNIST) if x.shape[1:] == (1, 28, 28) else int(max(y.max() for _, y in parts)) + 1)
+    for _, y in parts:
+        if int(y.max()) >= count or int(y.min()) < 0:
+            raise FieldError("data.classes", count, f"labels go from {int(y.min())} to {int(y.max())}")
+    if rotated != 0:
+        for (images, _), half in zip(parts, (train, test), strict=False):
+            users = np.concatenate([np.repeat(user, len(y)) for user, (_, y) in half.items()])
+            turned(images, users, rotated, rotation_seed)
+    second: tuple[Tensor, Tensor] | tuple[None, None] = parts[1] if len(parts) > 1 else (None, None)
+    names = FEMNIST if count == len(FEMNIST) else tuple(str(c) for c in range(count))
+    note = f"{len(owners)} users of {root.name}, as LEAF splits them."
+    return DataSet(
+        name="leaf",
+        x=x,
+        y=parts[0][1],
+        test_x=second[0],
+        test_y=second[1],
+        classes=count,
+        class_names=names,
+        owner=owner,
+        owners=owners,
+        note=note,
+        licence="yours",
+    )
+
+
+def _read(folder: Path) -> dict[str, tuple[Array, Array]]:
+    """Examples of every user of a folder's files."""
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        raise MissingDataError("data.path", str(folder), "holds no .json file; make them with LEAF's preprocess.sh")
+    found: dict[str, tuple[Array, Array]] = {}
+    for file in files:
+        try:
+            content = json.loads(file.read_bytes())
+            users, held = content["users"], content["user_data"]
+            for user in users:
+                if user in found:
+                    raise ValueError(f"user {user!r} stands in two files")
+                found[str(user)] = _examples(held[user])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise FieldError(str(file), type(error).__name__, f"is no file of LEAF's form: {error}") from error
+    return found
+
+
+def _examples(held: Mapping[str, Any]) -> tuple[Array, Array]:
+    x, y = np.asarray(held["x"], dtype=np.float32), np.asarray(held["y"])
+    if x.ndim != 2 or len(x) != len(y) or not len(x) or y.dtype.kind not in "iu":
+        raise ValueError(f"x {x.shape} and y {y.dtype} {y.shape} are not a row and a class each")
+    return x, y.astype(np.int64)
+
+
+def _joined(half: Mapping[str, tuple[Array, Array]]) -> tuple[Tensor, Tensor]:
+    """All rows; those of square pictures of at least 8x8 as images [n, 1, side, side]."""
+    x = np.concatenate([x for x, _ in half.values()])
+    side = isqrt(x.shape[1])
+    if side * side == x.shape[1] and side >= 8:
+        x = x.reshape(len(x), 1, side, side)
+    return torch.from_numpy(x), torch.from_numpy(np.concatenate([y for _, y in half.values()]))
