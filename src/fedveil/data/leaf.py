@@ -57,7 +57,7 @@ def load_leaf(path: str | Path, *, classes: int = 0, rotated: float = 0.0, rotat
     if rotated != 0:
         for (images, _), half in zip(parts, (train, test), strict=False):
             users = np.concatenate([np.repeat(user, len(y)) for user, (_, y) in half.items()])
-            turned(images, users, rotated, rotation_seed)
+            turned(images.numpy(), users, rotated, rotation_seed)
     second: tuple[Tensor, Tensor] | tuple[None, None] = parts[1] if len(parts) > 1 else (None, None)
     names = FEMNIST if count == len(FEMNIST) else tuple(str(c) for c in range(count))
     note = f"{len(owners)} users of {root.name}, as LEAF splits them."

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedveil.data.arrays import Array, images, read_npz, require_arrays
 from fedveil.data.files import find, locate
@@ -136,7 +135,7 @@ def _set(name: str, arrays: dict[str, Array], parts: Sequence[str], names: tuple
     )
 
 
-def turned(pictures: Array | Tensor, writers: Array, rotated: float, seed: int) -> None:
+def turned(pictures: Array, writers: Array, rotated: float, seed: int) -> None:
     """Turn the images [n, ..., H, W] of some writers by 90 degrees counter-clockwise, in place.
 
     Raises
@@ -147,9 +146,7 @@ def turned(pictures: Array | Tensor, writers: Array, rotated: float, seed: int) 
     if isinstance(rotated, bool) or not 0 <= rotated <= 1:
         raise FieldError("data.rotated", rotated, "must be a probability, 0 to 1")
     rows = np.isin(writers, [w for w in np.unique(writers).tolist() if _coin(seed, w) < rotated])
-    turn = np.rot90 if isinstance(pictures, np.ndarray) else torch.rot90
-    axes = "axes" if isinstance(pictures, np.ndarray) else "dims"
-    pictures[rows] = turn(pictures[rows], **{axes: (-2, -1)})
+    pictures[rows] = np.rot90(pictures[rows], axes=(-2, -1))
 
 
 def _coin(seed: int, writer: int | str) -> float:
