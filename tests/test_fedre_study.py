@@ -14,7 +14,7 @@ from fedveil.engines import Execution, Federation
 from fedveil.errors import FieldError
 from fedveil.grid import Store
 from fedveil.learning import score_maps, score_models
-from fedveil.papers.reproduction import Choices, Reproduction
+from fedveil.papers import Choices, Reproduction
 from fedveil.papers.study import find
 from fedveil.report.score_figure import score_figure
 from fedveil.runs.deal import deal_out

@@ -17,12 +17,47 @@ from fedveil.accounting import Release
 from fedveil.aggregation import AGGREGATORS, Bucketing, CentredClipping, FedAvg, FedMedian, TrimmedMean
 from fedveil.aggregation.base import rounding
 from fedveil.attacks import bound
-from fedveil.audit.guarantees import worlds as game_cases
+from fedveil.audit.guarantees.worlds import Duel, layout, opened
 from fedveil.clipping import clip
+from fedveil.gdp import rounded_up
 from fedveil.mechanisms import GaussianNoise, ReproducibleSource
-from fedveil.methods import GlobalDP
+from fedveil.methods import GlobalDP, ServerFacts
 
 MEANS = ("fedavg", "fedavgm", "fedopt", "fedadam", "norm-bounding")
+
+
+def straddling(n):
+    """Updates [n, 1] (float32, C = 1) by which one client moves a float32 mean furthest, the first client's being 0.
+
+    Half of the others bring the sum to just below a power of two, where the first client's update would carry it
+    beyond. There the spacing of floats doubles: the others then move the sum up and down by about one spacing, which
+    leaves it where it is below, and rounds it up every time above. Sums grow apart by one spacing with each client.
+    """
+    edge, weight = torch.tensor(0.5), torch.tensor(1 / n)
+    unit = float(edge) * 2.0**-24
+    rows, total = torch.zeros(n), torch.zeros(())
+    for i in range(1, n // 2 + 16):
+        rows[i] = min(1.0, float((edge - 4 * unit - total) / weight))
+        total.add_(rows[i], alpha=float(weight))
+    rest = torch.arange(n - n // 2 - 16)
+    rows[n // 2 + 16 :] = torch.where(rest % 2 == 0, 1.05 * unit * n, -0.95 * unit * n)
+    return rows[:, None]
+
+
+def crowd(n):
+    """The mean of many clients, of whom all but one are the adversary's: whether that one stays away, or moves by C."""
+    side, absent = GlobalDP(noise_multiplier=1.0, clip=1.0), straddling(n)
+    facts = ServerFacts(broadcast=opened(1, n, dtype=torch.float32), layout=layout(1), partitions=tuple(range(n)))
+    others = [(Release("model", row),) for row in absent[1:]]
+
+    def world(first):
+        replies = [(Release("model", torch.tensor([first])),), *others]
+        return lambda source: side.combine(replies, facts, side.init(1, torch.float32), source)
+
+    worlds = (world(0.0), world(1.0))
+    mu = worlds[0](ReproducibleSource(0)).spend.guarantee.mu
+    claim = f"mu = {rounded_up(mu, 3)} (zero-out, client, central, round)"
+    return Duel(f"global DP, FedAvg, {n:,} clients", worlds, lambda seen: float(seen.models[0, 0]), mu, claim=claim)
 
 
 def uniform(n):
@@ -31,7 +66,7 @@ def uniform(n):
 
 def worlds(n):
     """The two cohorts: the first client stays away, or moves by C = 1."""
-    absent = game_cases.straddling(n)
+    absent = straddling(n)
     present = absent.clone()
     present[0] = 1.0
     return absent, present
@@ -82,7 +117,7 @@ def test_other_rules_with_a_sensitivity_keep_it_among_many(rule):
     n, d, generator = 6_000, 3, torch.Generator().manual_seed(0)
     rule = rule.for_round(rule.init(d, torch.float32), ReproducibleSource(0))
     rows = clip(torch.randn(n, d, generator=generator) + 0.3, 1.0)
-    rows[:, 0] = game_cases.straddling(n)[:, 0] / 2
+    rows[:, 0] = straddling(n)[:, 0] / 2
     stated = rule.sensitivity(1.0, uniform(n), "zero-out")
     for changed in (0, n // 2, n - 1):
         without = rows.clone()
@@ -141,7 +176,7 @@ def test_noise_is_added_in_float64_before_anything_is_rounded(order):
 
 
 def played(n, runs):
-    case = game_cases.crowd(n)
+    case = crowd(n)
     source = ReproducibleSource(0)
     first, second = (
         np.array([case.score(world(source.child(w, r))) for r in range(runs)]) for w, world in enumerate(case.worlds)

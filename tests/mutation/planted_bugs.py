@@ -699,7 +699,7 @@ BUGS = (
     ),
     _bug(
         "absurd counts are believed",
-        "methods/contract.py",
+        "methods/replies.py",
         "not 0 <= count <= LARGEST_COUNT",
         "not 0 <= count < float('inf')",
         PARTIES,

@@ -9,15 +9,12 @@ from time import perf_counter
 from typing import Any
 from warnings import warn
 
-import torch
 from torch import Tensor, nn
 
-from fedveil.accounting import Ledger, Policy, Release, SpendFilter, digest, model_of, unprotected
+from fedveil.accounting import Ledger, Policy, Release, SpendFilter, digest, unprotected
 from fedveil.engines.assembly import (
     Privacy,
     as_client,
-    client_facts,
-    client_releases,
     client_sides_of,
     draw_cohort,
     initial_broadcast,
@@ -27,12 +24,13 @@ from fedveil.engines.assembly import (
     resolve_method,
     with_proximal_term,
 )
-from fedveil.engines.behaviour import Behaviour, crafted, honest_updates
+from fedveil.engines.behaviour import Behaviour
 from fedveil.engines.client import ClientParty
 from fedveil.engines.execution import Execution
 from fedveil.engines.history import SERVER, Asked, Best, Collected, History, RoundRecord, publishable, total_of
 from fedveil.engines.party import COMBINE, ServerParty
 from fedveil.engines.probe import Probe, Seen, probed
+from fedveil.engines.replying import Replying
 from fedveil.engines.stopping import EarlyStopping, Validators, worst_of
 from fedveil.errors import BudgetError, FieldError, LedgerError, require_count
 from fedveil.layout import Layout
@@ -47,8 +45,7 @@ from fedveil.learning import (
 from fedveil.learning.learner import Learned, Learner, Task
 from fedveil.learning.metrics import metric_names, task_of
 from fedveil.mechanisms import ReproducibleSource, Source
-from fedveil.methods import Broadcast, ClientSide, Method, Protected, Publishing, Refusal, Releases
-from fedveil.methods.contract import CohortSide
+from fedveil.methods import ClientSide, Method, Publishing, Refusal, Releases
 
 
 class Federation:
@@ -174,6 +171,7 @@ class Federation:
         self._ledgers = cache(make)  # one ledger a party, for as long as the federation lives
         self._budgets = client_budgets or (lambda partition: noisy.budget() if noisy else None)
         self._parties: dict[int, ClientParty] = {}
+        self._replying = Replying(self.method, self.layout, self.behaviours, self.client_sides, self.party)
         self._client_states: dict[int, Any] = {}
         public = None if public_data is None else as_client(public_data, "public_data")
         scorer = None if public is None else (lambda models: self.learner.public_scores(models, public))
@@ -256,7 +254,7 @@ class Federation:
         answered: dict[int, Releases] = {}
         admitted = []
         for partition in self.cohort(public.round):
-            verdict = None if self._bypasses(partition) else self.party(partition).admit(broadcast)
+            verdict = None if self._replying.bypasses(partition) else self.party(partition).admit(broadcast)
             if verdict is None:
                 admitted.append(partition)
             elif isinstance(verdict, Refusal):
@@ -264,95 +262,14 @@ class Federation:
             else:
                 answered[partition] = verdict
         keys = [(self.seed, public.round, partition) for partition in admitted]
-        data = [self._training_data(partition, public.round) for partition in admitted]
+        data = [self._replying.training_data(self.clients[p], p, public.round) for p in admitted]
         sources = [self.party(p).training_source(public.round) for p in admitted] if self.method.noisy else []
         task = Task(broadcast.models, data, keys, self.method.client.needs, sources)
         return Asked(broadcast, admitted, task, refused, began, answered)
 
     def collect(self, asked: Asked, learned: Sequence[Learned | Exception]) -> Collected:
         """Let the clients that trained (in the order of `asked.partitions`) protect what they send."""
-        collected = Collected(dict(asked.answered), {}, {}, {})
-        outcomes = dict(zip(asked.partitions, learned, strict=True))
-        fellows = [p for p in asked.partitions if p in self.behaviours]
-        together = self._protected_together(asked.broadcast, outcomes)
-        for partition in asked.partitions:
-            if partition not in self.behaviours:
-                self._reply(partition, outcomes[partition], asked.broadcast, collected, together.get(partition))
-        others = None
-        if any(self.behaviours[p].omniscient for p in fellows):
-            trained = {p: o for p, o in outcomes.items() if isinstance(o, Learned) and p not in self.behaviours}
-            sent = {p: m for p, r in collected.replies.items() if (m := model_of(r)) is not None}
-            others = honest_updates(asked.broadcast, trained, sent)
-        for partition in fellows:
-            outcome, behaviour = outcomes[partition], self.behaviours[partition]
-            try:
-                if isinstance(outcome, Learned):
-                    known = others if behaviour.omniscient else None
-                    model = crafted(behaviour, partition, asked.broadcast, outcome, fellows, known)
-                    outcome = replace(outcome, trained=replace(outcome.trained, model=model))
-            except Exception as error:  # a fault of the attack's is a failed client like any other
-                outcome = error
-            self._reply(partition, outcome, asked.broadcast, collected)
-        return collected
-
-    def _protected_together(
-        self, broadcast: Broadcast, outcomes: Mapping[int, Learned | Exception]
-    ) -> dict[int, Protected]:
-        """What methods that offer it protect for many clients in one computation, with each client's own stream."""
-        side = self.method.client
-        if not isinstance(side, CohortSide):
-            return {}
-        alone = {*self.behaviours, *self.client_sides}
-        trained = {p: o for p, o in outcomes.items() if isinstance(o, Learned) and p not in alone}
-        if len(trained) < 2:
-            return {}
-        parties = [self.party(p) for p in trained]
-        found = side.protect_each(
-            torch.stack([o.trained.model for o in trained.values()]),
-            [client_facts(broadcast, self.layout, o) for o in trained.values()],
-            [party.state for party in parties],
-            [party.stream(broadcast.public.round) for party in parties],
-        )
-        return {p: protected for p, protected in zip(trained, found, strict=True) if protected is not None}
-
-    def _reply(
-        self,
-        partition: int,
-        outcome: Learned | Exception,
-        broadcast: Broadcast,
-        collected: Collected,
-        protected: Protected | None = None,
-    ) -> None:
-        """Add one client's reply, or why there is none."""
-        party, bypass = self.party(partition), self._bypasses(partition)
-        local = self.method.client.trust != "central"
-        try:
-            if isinstance(outcome, Exception):
-                if bypass:
-                    raise outcome
-                collected.replies[partition] = party.fail(broadcast, outcome)
-            elif bypass:  # no other release is expected of a client under local trust
-                collected.replies[partition] = client_releases(outcome)[: 1 if local else None]
-                return
-            else:
-                facts = client_facts(broadcast, self.layout, outcome)
-                trained = client_releases(outcome) if protected is None else ()
-                collected.replies[partition] = party.release(trained, facts, protected)
-            if local:
-                collected.scales[partition] = party.ledger.entries[-1].spend.scale
-            own = outcome.trained.failure if isinstance(outcome, Learned) else None
-            failure = party.failure or own
-            if failure is not None:
-                collected.zeroed[partition] = f"{type(failure).__name__}: {failure}"
-        except Exception as error:  # one client's failure must not end the round
-            collected.failed[partition] = f"{type(error).__name__}: {error}"
-
-    def _bypasses(self, partition: int) -> bool:
-        return partition in self.behaviours and self.behaviours[partition].bypass
-
-    def _training_data(self, partition: int, round_: int) -> ClientData:
-        behaviour, data = self.behaviours.get(partition), self.clients[partition]
-        return data if behaviour is None else behaviour.data(data, partition, round_)
+        return self._replying.collect(asked, learned)
 
     def close(self, asked: Asked, collected: Collected) -> RoundRecord:
         """Combine, measure, publish: the end of a round.

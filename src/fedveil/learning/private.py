@@ -17,7 +17,7 @@ from fedveil.learning.streams import Key, stream
 from fedveil.learning.training import LocalTraining, SequentialTrainer, Trained, check_request
 from fedveil.learning.validation import require_apart, require_unmixed
 from fedveil.mechanisms import GaussianNoise, Source
-from fedveil.methods.contract import NoisySteps
+from fedveil.methods.facts import NoisySteps
 
 _LOG = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from fedveil.learning.private import PrivateTrainer
 from fedveil.learning.stacked import NotStackable
 from fedveil.learning.training import Hook, LocalTraining
 from fedveil.learning.workers import WorkerTrainer
-from fedveil.methods.contract import NoisySteps
+from fedveil.methods.facts import NoisySteps
 
 _LOG = logging.getLogger(__name__)
 TRAINERS = ("auto", "batched", "sequential")

@@ -23,7 +23,7 @@ from fedveil.learning.dropout import with_keyed_dropout
 from fedveil.learning.losses import LOSSES, as_input, fast_format, loss_of, losses_of
 from fedveil.learning.streams import Key, epoch_orders, stream
 from fedveil.mechanisms.source import keyed_seed
-from fedveil.methods.contract import NoisySteps
+from fedveil.methods.facts import NoisySteps
 
 
 @dataclass(frozen=True, kw_only=True)

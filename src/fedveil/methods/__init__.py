@@ -7,24 +7,17 @@ from typing import Any
 
 from fedveil.aggregation import Aggregator
 from fedveil.errors import FieldError, nearest
-from fedveil.methods.contract import (
+from fedveil.methods.contract import ClientSide, Method, ServerSide
+from fedveil.methods.facts import (
     Broadcast,
     ClientFacts,
-    ClientSide,
     Combined,
-    Method,
     NoisySteps,
     Protected,
     PublicFacts,
     Refusal,
     Releases,
     ServerFacts,
-    ServerSide,
-    check_figures,
-    check_reply,
-    models_of,
-    stack_counts,
-    stack_models,
 )
 from fedveil.methods.fedre import FedRE, PerturbationAware
 from fedveil.methods.global_dp import GlobalDP
@@ -34,6 +27,7 @@ from fedveil.methods.metric_privacy import MetricPrivacy
 from fedveil.methods.plain import Plain, TrustedServer
 from fedveil.methods.publishing import Publishing
 from fedveil.methods.record import RecordDP, RecordShares, TrustedSum
+from fedveil.methods.replies import check_figures, check_reply, models_of, stack_counts, stack_models
 from fedveil.methods.sga_ldp import SGALDP
 from fedveil.registry import Registry
 

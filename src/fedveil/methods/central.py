@@ -16,7 +16,8 @@ from fedveil.aggregation import Aggregator, FedAvg, Updates, WeightedMean, padde
 from fedveil.clipping import QuantileClip
 from fedveil.errors import FieldError, require_choice, require_noise, require_positive
 from fedveil.mechanisms import MECHANISMS, DiscreteGaussianNoise, Source, to_grid
-from fedveil.methods.contract import Combined, Releases, ServerFacts, models_of, stack_counts
+from fedveil.methods.facts import Combined, Releases, ServerFacts
+from fedveil.methods.replies import models_of, stack_counts
 
 Order = Literal["formal", "printed"]
 

@@ -24,18 +24,9 @@ from fedveil.errors import FieldError, require_choice, require_delta, require_po
 from fedveil.gdp import mu_of_epsilon
 from fedveil.layout import Layout
 from fedveil.mechanisms import GaussianNoise, Source
-from fedveil.methods.contract import (
-    LIVENESS,
-    Broadcast,
-    ClientFacts,
-    Combined,
-    Protected,
-    Releases,
-    ServerFacts,
-    held_to,
-    noise_figures,
-    stack_models,
-)
+from fedveil.methods.contract import LIVENESS, held_to, noise_figures
+from fedveil.methods.facts import Broadcast, ClientFacts, Combined, Protected, Releases, ServerFacts
+from fedveil.methods.replies import stack_models
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from fedveil.accounting import Spend
 from fedveil.aggregation import Updates
 from fedveil.errors import FieldError
 from fedveil.methods.central import CentralNoise, CentralState
-from fedveil.methods.contract import ServerFacts
+from fedveil.methods.facts import ServerFacts
 
 
 @dataclass(frozen=True)

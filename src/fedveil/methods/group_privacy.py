@@ -37,17 +37,9 @@ from fedveil.errors import FieldError, require_choice, require_count, require_no
 from fedveil.layout import Layout
 from fedveil.mechanisms import EuclideanLaplaceNoise, GaussianNoise, Source
 from fedveil.mechanisms.noise import euclidean_laplace_rows
-from fedveil.methods.contract import (
-    LIVENESS,
-    Broadcast,
-    ClientFacts,
-    Combined,
-    Protected,
-    Releases,
-    ServerFacts,
-    held_to,
-    stack_models,
-)
+from fedveil.methods.contract import LIVENESS, held_to
+from fedveil.methods.facts import Broadcast, ClientFacts, Combined, Protected, Releases, ServerFacts
+from fedveil.methods.replies import stack_models
 
 PRIVATE_SCALE = "epsilon depends on the length of the client's private step"
 SMALL = 1024  # parameters up to which a cohort is protected together: longer sums are taken in blocks of another size

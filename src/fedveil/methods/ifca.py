@@ -18,8 +18,9 @@ from fedveil.accounting import Relation, Release, nothing
 from fedveil.aggregation import NoState
 from fedveil.errors import require_count
 from fedveil.mechanisms import Source
-from fedveil.methods.contract import ClientFacts, Combined, Protected, Releases, ServerFacts, stack_models
+from fedveil.methods.facts import ClientFacts, Combined, Protected, Releases, ServerFacts
 from fedveil.methods.plain import TrustedServer
+from fedveil.methods.replies import stack_models
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from fedveil.calibration.distance import Direction
 from fedveil.errors import FieldError, require_choice, require_positive
 from fedveil.layout import Grouping
 from fedveil.methods.central import CentralNoise, CentralState
-from fedveil.methods.contract import ServerFacts
+from fedveil.methods.facts import ServerFacts
 
 OUTLIER = 10.0  # an update longer than this many medians is left out of the distance
 

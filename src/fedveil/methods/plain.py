@@ -12,16 +12,8 @@ from fedveil.accounting import Relation, Spend, SpendFilter, Trust, nothing
 from fedveil.aggregation import Aggregator, FedAvg, NoState, Updates, require_rule
 from fedveil.layout import Layout
 from fedveil.mechanisms import Source
-from fedveil.methods.contract import (
-    Broadcast,
-    ClientFacts,
-    Combined,
-    Protected,
-    Releases,
-    ServerFacts,
-    models_of,
-    stack_counts,
-)
+from fedveil.methods.facts import Broadcast, ClientFacts, Combined, Protected, Releases, ServerFacts
+from fedveil.methods.replies import models_of, stack_counts
 
 
 @dataclass(frozen=True)

@@ -53,8 +53,8 @@ from fedveil.errors import (
 )
 from fedveil.layout import Layout
 from fedveil.mechanisms import Source
-from fedveil.methods.contract import (
-    LIVENESS,
+from fedveil.methods.contract import LIVENESS
+from fedveil.methods.facts import (
     Broadcast,
     ClientFacts,
     Combined,

@@ -21,7 +21,8 @@ from fedveil.errors import require_choice
 from fedveil.gdp import mu_of_epsilon
 from fedveil.layout import Layout
 from fedveil.mechanisms import GaussianNoise, Source
-from fedveil.methods.contract import LIVENESS, Broadcast, ClientFacts, Protected, Releases, held_to, noise_figures
+from fedveil.methods.contract import LIVENESS, held_to, noise_figures
+from fedveil.methods.facts import Broadcast, ClientFacts, Protected, Releases
 
 _mu = lru_cache(maxsize=1024)(mu_of_epsilon)
 

@@ -27,7 +27,7 @@ def audits(m: int, seed: int = 0) -> dict[str, Callable[[], tuple[CanaryRun, flo
     def local(
         side: SGALDP | FedRE | GroupPrivacy, dimension: int = 10, length: float = LENGTH, distance: float | None = None
     ) -> Callable[[], tuple[CanaryRun, float | None]]:
-        scores = (1.0,) if isinstance(side, FedRE) else None
+        scores = (1.0,) if "public_layer_scores" in side.needs else None
         return lambda: (
             client_canaries(side, m, dimension, length, delta=DELTA, seed=seed, layer_scores=scores),
             distance,

@@ -8,11 +8,18 @@ from typing import Any
 import numpy as np
 
 from fedveil.attacks import GameResult, bound
-from fedveil.audit.guarantees.worlds import Duel, cases
+from fedveil.audit.guarantees.clients import cases_of_clients
+from fedveil.audit.guarantees.server import cases_of_server
+from fedveil.audit.guarantees.worlds import Duel
 from fedveil.gdp import rounded_down
 from fedveil.mechanisms import ReproducibleSource
 
 DIMENSIONS = (1, 11, 1000)
+
+
+def cases(d: int) -> list[Duel]:
+    """Every method at dimension d."""
+    return [*cases_of_server(d), *cases_of_clients(d)]
 
 
 def play(case: Duel, d: int, runs: int) -> GameResult:

@@ -1,0 +1,133 @@
+"""What a cohort sends: each client's release after its protection, and what malicious ones make of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from fedveil.accounting import model_of
+from fedveil.engines.assembly import client_facts, client_releases
+from fedveil.engines.behaviour import Behaviour, crafted, honest_updates
+from fedveil.engines.client import ClientParty
+from fedveil.engines.history import Asked, Collected
+from fedveil.layout import Layout
+from fedveil.learning import ClientData
+from fedveil.learning.learner import Learned
+from fedveil.methods import Broadcast, ClientSide, Method, Protected
+
+
+class Replying:
+    """The clients' half of a round in one process.
+
+    Parameters
+    ----------
+    method : Method
+        Of the federation.
+    layout : Layout
+        Of the model's vector.
+    behaviours : mapping of int to Behaviour
+        Malicious clients, by partition.
+    sides : mapping of int to ClientSide
+        Of clients with parameters of their own, by partition.
+    party : callable
+        ``partition -> ClientParty``.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        layout: Layout,
+        behaviours: Mapping[int, Behaviour],
+        sides: Mapping[int, ClientSide],
+        party: Callable[[int], ClientParty],
+    ) -> None:
+        self._method, self._layout, self.behaviours, self._sides, self._party = method, layout, behaviours, sides, party
+
+    def collect(self, asked: Asked, learned: Sequence[Learned | Exception]) -> Collected:
+        """Let the clients that trained (in the order of `asked.partitions`) protect what they send."""
+        collected = Collected(dict(asked.answered), {}, {}, {})
+        outcomes = dict(zip(asked.partitions, learned, strict=True))
+        fellows = [p for p in asked.partitions if p in self.behaviours]
+        together = self._protected_together(asked.broadcast, outcomes)
+        for partition in asked.partitions:
+            if partition not in self.behaviours:
+                self._reply(partition, outcomes[partition], asked.broadcast, collected, together.get(partition))
+        others = None
+        if any(self.behaviours[p].omniscient for p in fellows):
+            trained = {p: o for p, o in outcomes.items() if isinstance(o, Learned) and p not in self.behaviours}
+            sent = {p: m for p, r in collected.replies.items() if (m := model_of(r)) is not None}
+            others = honest_updates(asked.broadcast, trained, sent)
+        for partition in fellows:
+            outcome, behaviour = outcomes[partition], self.behaviours[partition]
+            try:
+                if isinstance(outcome, Learned):
+                    known = others if behaviour.omniscient else None
+                    model = crafted(behaviour, partition, asked.broadcast, outcome, fellows, known)
+                    outcome = replace(outcome, trained=replace(outcome.trained, model=model))
+            except Exception as error:  # a fault of the attack's is a failed client like any other
+                outcome = error
+            self._reply(partition, outcome, asked.broadcast, collected)
+        return collected
+
+    def _protected_together(
+        self, broadcast: Broadcast, outcomes: Mapping[int, Learned | Exception]
+    ) -> dict[int, Protected]:
+        """What methods that offer it protect for many clients in one computation, with each client's own stream."""
+        side = self._method.together
+        if side is None:
+            return {}
+        alone = {*self.behaviours, *self._sides}
+        trained = {p: o for p, o in outcomes.items() if isinstance(o, Learned) and p not in alone}
+        if len(trained) < 2:
+            return {}
+        parties = [self._party(p) for p in trained]
+        found = side.protect_each(
+            torch.stack([o.trained.model for o in trained.values()]),
+            [client_facts(broadcast, self._layout, o) for o in trained.values()],
+            [party.state for party in parties],
+            [party.stream(broadcast.public.round) for party in parties],
+        )
+        return {p: protected for p, protected in zip(trained, found, strict=True) if protected is not None}
+
+    def _reply(
+        self,
+        partition: int,
+        outcome: Learned | Exception,
+        broadcast: Broadcast,
+        collected: Collected,
+        protected: Protected | None = None,
+    ) -> None:
+        """Add one client's reply, or why there is none."""
+        party, bypass = self._party(partition), self.bypasses(partition)
+        local = self._method.client.trust != "central"
+        try:
+            if isinstance(outcome, Exception):
+                if bypass:
+                    raise outcome
+                collected.replies[partition] = party.fail(broadcast, outcome)
+            elif bypass:  # no other release is expected of a client under local trust
+                collected.replies[partition] = client_releases(outcome)[: 1 if local else None]
+                return
+            else:
+                facts = client_facts(broadcast, self._layout, outcome)
+                trained = client_releases(outcome) if protected is None else ()
+                collected.replies[partition] = party.release(trained, facts, protected)
+            if local:
+                collected.scales[partition] = party.ledger.entries[-1].spend.scale
+            own = outcome.trained.failure if isinstance(outcome, Learned) else None
+            failure = party.failure or own
+            if failure is not None:
+                collected.zeroed[partition] = f"{type(failure).__name__}: {failure}"
+        except Exception as error:  # one client's failure must not end the round
+            collected.failed[partition] = f"{type(error).__name__}: {error}"
+
+    def bypasses(self, partition: int) -> bool:
+        """Whether a malicious client skips its own protection."""
+        return partition in self.behaviours and self.behaviours[partition].bypass
+
+    def training_data(self, data: ClientData, partition: int, round_: int) -> ClientData:
+        """What a client trains on: its own data, or what its behaviour makes of them."""
+        behaviour = self.behaviours.get(partition)
+        return data if behaviour is None else behaviour.data(data, partition, round_)
