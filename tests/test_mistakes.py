@@ -180,3 +180,25 @@ def test_a_run_without_privacy_and_a_run_of_one_client_are_said(own):
     warned = fv.runs.run(fv.config.load("own.toml", ["data.clients=1"]), own / "run").values["data"]["warnings"]
     assert any("[privacy]" in line for line in warned)
     assert any("one client" in line for line in warned)
+
+
+@pytest.mark.parametrize(("wrong", "meant"), [("modle", "model"), ("privacy", "policy"), ("client", "clients")])
+def test_a_misspelt_argument_is_refused_with_the_one_that_was_meant(wrong, meant):
+    with pytest.raises(fv.FieldError, match=f"{wrong}.*{meant}"):
+        fv.Federation(**{"model": nn.Linear(6, 2), "clients": DEALT, wrong: None})
+
+
+def test_a_method_put_in_place_of_a_presets_leaves_out_what_it_does_not_have():
+    put = ["privacy.method=sga-ldp", "rounds=1"]
+    config = fv.config.load("digits-record", put)
+    assert config.privacy.method == "sga-ldp"
+    assert not config.compare.settings
+    with pytest.raises(fv.FedVeilError, match="epsilon_min"):  # what was assigned beside it stays, and is refused
+        fv.config.load("digits-record", [*put, "privacy.examples=3"])
+    assert fv.config.load("digits-compare", ["privacy.method=group"]).aggregator is None
+
+
+def test_arrays_that_nobody_uses_are_named(tmp_path):
+    arrays = {"train_images": np.zeros((4, 8, 8)), "train_labels": np.arange(4) % 2, "val_images": np.zeros((2, 8, 8))}
+    np.savez(tmp_path / "a.npz", **arrays)
+    assert "val_images" in fv.data.load("npz", path=tmp_path / "a.npz").note

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from fedveil.layout import Layout
     from fedveil.learning import ClientData, LocalTraining
     from fedveil.methods import SGALDP, FedRE, GlobalDP, GroupPrivacy, Method, MetricPrivacy, RecordDP, build
+    from fedveil.own import compare
 
 __version__ = "0.1.0"
 
@@ -77,6 +78,7 @@ _OWNERS = {
     "fedveil.errors": "FedVeilError FieldError",
     "fedveil.layout": "Layout",
     "fedveil.learning": "ClientData LocalTraining",
+    "fedveil.own": "compare",
     "fedveil.methods": "FedRE GlobalDP GroupPrivacy Method MetricPrivacy RecordDP SGALDP build",
 }
 _OWNER = {name: owner for owner, names in _OWNERS.items() for name in names.split()}
@@ -122,6 +124,7 @@ __all__ = [
     "build",
     "calibration",
     "clipping",
+    "compare",
     "config",
     "data",
     "grid",

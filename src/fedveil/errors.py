@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
-from typing import Any
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _MOST_WORKERS = 1024
 
@@ -99,6 +104,22 @@ def nearest(word: str, known: Iterable[str]) -> str:
     close = longer or get_close_matches(word, names, n=1, cutoff=0.6)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"{hint}accepted: {', '.join(names)}"
+
+
+def suggesting(function: Callable[P, R]) -> Callable[P, R]:
+    """Refuse a keyword that a function does not have with the one that was probably meant."""
+    known = signature(function).parameters
+    open_ended = any(p.kind is Parameter.VAR_KEYWORD for p in known.values())
+
+    @wraps(function)
+    def call(*arguments: P.args, **named: P.kwargs) -> R:
+        for name, value in named.items() if not open_ended else ():
+            if name not in known:
+                accepted = nearest(name, [other for other in known if other != "self"])
+                raise FieldError(name, type(value).__name__, f"is no argument; {accepted}")
+        return function(*arguments, **named)
+
+    return call
 
 
 def require_positive(field: str, value: Any) -> float:

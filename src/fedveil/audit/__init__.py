@@ -1,5 +1,9 @@
 """Audits: games that are played over cells, and what they say of an attack."""
 
+import sys
+from types import ModuleType
+from typing import Any
+
 from fedveil.audit.game import GAMES, Game, Judgement, play
 from fedveil.audit.inversion import InversionGame
 from fedveil.audit.membership import MembershipGame
@@ -16,3 +20,14 @@ __all__ = [
     "audit",
     "play",
 ]
+
+
+class _Callable(ModuleType):
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """``fv.audit(...)``: see `fedveil.own.audit`."""
+        from fedveil.own import audit
+
+        return audit(*arguments, **options)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import resources
 from itertools import takewhile
 from pathlib import Path
@@ -56,9 +56,31 @@ def load(where: str | Path, assignments: Sequence[str] = (), **overrides: Any) -
         if folder is None:
             raise FieldError("CONFIG", origin, f"is no valid TOML: {error}") from error
         raise damaged("CONFIG", origin, error, way_out(folder)) from error
+    before = values.get("privacy", {}).get("method")
     for assignment in assignments:
         assign(values, assignment)
+    if before not in (None, method := values.get("privacy", {}).get("method")):
+        _switch(values, str(method), {assignment.partition("=")[0].strip() for assignment in assignments})
     return parse({**values, **{key: value for key, value in overrides.items() if value is not None}})
+
+
+def _switch(values: dict[str, Any], method: str, assigned: Collection[str]) -> None:
+    """Leave out what a method put in place of the file's does not have: its keys, its rule, and the file's comparison.
+
+    Keys that were assigned stay, so that one that does not fit is refused.
+    """
+    from fedveil.methods import METHODS, parameters
+
+    if method not in METHODS:
+        return
+    kept = {"method", "budget", *parameters(method)}
+    table = values["privacy"]
+    values["privacy"] = {
+        k: v for k, v in table.items() if k in kept or any(a.startswith(f"privacy.{k}") for a in assigned)
+    }
+    for name, fits in (("aggregator", "aggregator" in kept), ("compare", False)):
+        if not fits and not any(a.startswith(name) for a in assigned):
+            values.pop(name, None)
 
 
 def parse(values: Mapping[str, Any]) -> Config:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,9 +101,14 @@ def load_npz(
         class_names=names if len(names) == number else (),
         owner=owner,
         owners=owners,
-        note=f"From the file {file.name}.",
+        note=f"From the file {file.name}.{_unused(arrays, {*keys, 'class_names', client_array})}",
         licence="that of the file",
     )
+
+
+def _unused(arrays: Collection[str], used: Collection[str | None]) -> str:
+    rest = ", ".join(sorted(set(arrays) - set(used)))
+    return f" Not used of it: {rest}." if rest else ""
 
 
 def read_npz(file: Path, max_gib: float = 4.0) -> dict[str, Array]:

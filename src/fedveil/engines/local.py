@@ -32,7 +32,7 @@ from fedveil.engines.party import COMBINE, ServerParty
 from fedveil.engines.probe import Probe, Seen, probed
 from fedveil.engines.replying import Replying
 from fedveil.engines.stopping import EarlyStopping, Validators, worst_of
-from fedveil.errors import BudgetError, FieldError, LedgerError, require_count
+from fedveil.errors import BudgetError, FieldError, LedgerError, require_count, suggesting
 from fedveil.layout import Layout
 from fedveil.learning import (
     ClientData,
@@ -103,6 +103,7 @@ class Federation:
         How it is carried out: trainer, threads, where ledgers are kept.
     """
 
+    @suggesting
     def __init__(
         self,
         *,
@@ -345,12 +346,15 @@ class Federation:
         indices = [c for c in chosen if isinstance(c, int)]
         return evaluate_clients(model, self.layout, self.models, self.clients, indices, self.metrics)
 
-    def history(self, records: Sequence[RoundRecord], stopped: str = "") -> History:
-        """What the run has left so far."""
+    def books(self) -> dict[str, Ledger]:
+        """The ledger of every party, by name."""
         named = [SERVER, *(str(p) for p in range(len(self.clients)))]
         books = {str(p): party.ledger for p, party in self._parties.items()} | {SERVER: self.server.ledger}
-        books = {name: books[name] if name in books else self._ledgers(name)[0] for name in named}
-        spent = {n: total_of(book) for n, book in books.items() if book.entries}
+        return {name: books[name] if name in books else self._ledgers(name)[0] for name in named}
+
+    def history(self, records: Sequence[RoundRecord], stopped: str = "") -> History:
+        """What the run has left so far."""
+        spent = {n: total_of(book) for n, book in self.books().items() if book.entries}
         if self.method.client.trust == "central":
             guarantees = {SERVER: spent.get(SERVER, unprotected())}
             worst = guarantees[SERVER]

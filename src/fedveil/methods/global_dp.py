@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from fedveil.accounting import Spend
+from fedveil.accounting import Spend, plan
 from fedveil.aggregation import Updates
+from fedveil.clipping import QuantileClip
 from fedveil.errors import FieldError
 from fedveil.methods.central import CentralNoise, CentralState
 from fedveil.methods.facts import ServerFacts
@@ -24,21 +25,44 @@ class GlobalDP(CentralNoise):
     Parameters
     ----------
     noise_multiplier : float
-        z, needed: `fedveil.accounting.plan` gives it for a budget, as does ``fedveil plan``.
+        z; left out, it follows from the three below.
+    epsilon, delta, rounds : float, float, int, optional
+        A total over so many rounds, to which z is calibrated: ``GlobalDP(epsilon=8, delta=1e-5, rounds=20)``. In the
+        formal order, with Gaussian noise and a fixed C.
     derived_from : str
         Private runs that the noise multiplier was computed from, if so. It then depends on private data itself, and no
         epsilon of this mechanism covers the release: its status is heuristic, in the ledger as in every table.
     """
 
     noise_multiplier: float = field(default=0.0, kw_only=True)
+    epsilon: float | None = field(default=None, kw_only=True)
+    delta: float = field(default=1e-5, kw_only=True)
+    rounds: int | None = field(default=None, kw_only=True)
     derived_from: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, and a noise that nobody chose."""
-        if self.noise_multiplier == 0:
-            plan = "plan it: fedveil plan --epsilon E --delta D --rounds R gives the one of a budget"
-            raise FieldError("noise_multiplier", "missing", plan)
+        if self.epsilon is not None:
+            object.__setattr__(self, "noise_multiplier", self._calibrated(self.epsilon))
+        elif self.noise_multiplier == 0:
+            plan_it = "plan it: fedveil plan --epsilon E --delta D --rounds R gives the one of a budget"
+            raise FieldError(
+                "noise_multiplier", "missing", f"{plan_it}; or write GlobalDP(epsilon=8, delta=1e-5, rounds=20)"
+            )
         super().__post_init__()
+
+    def _calibrated(self, epsilon: float) -> float:
+        """The least z that keeps the total."""
+        if self.rounds is None:
+            raise FieldError("rounds", None, "is needed beside epsilon, which is a total over all rounds")
+        if self.order != "formal" or self.noise != "gaussian" or isinstance(self.clip, QuantileClip):
+            raise FieldError(
+                "epsilon", epsilon, "needs the formal order, Gaussian noise and a fixed C; plan z yourself"
+            )
+        z = plan(epsilon=epsilon, delta=self.delta, rounds=self.rounds, relation=self.relation).noise_multiplier
+        if self.noise_multiplier not in (0, z):
+            raise FieldError("noise_multiplier", self.noise_multiplier, f"epsilon {epsilon:g} asks for {z:g}: give one")
+        return z
 
     @property
     def may_be_proven(self) -> bool:

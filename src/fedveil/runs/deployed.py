@@ -22,17 +22,7 @@ from fedveil.layout import Layout
 from fedveil.methods import Method
 from fedveil.runs.ledgers import LedgerFiles, append, make_folder, write_atomic
 from fedveil.runs.lock import FolderLock
-from fedveil.runs.summary import (
-    METRICS,
-    NUMERICS,
-    REPRODUCIBLE,
-    Row,
-    guarantee_values,
-    last_rounds,
-    noise_over_rounds,
-    row_of,
-    versions,
-)
+from fedveil.runs.summary import METRICS, REPRODUCIBLE, Row, core_of, guarantee_values, row_of
 
 _LOG = getLogger("flwr")
 
@@ -106,30 +96,16 @@ class ServerFolder:
         self._lock.release()
 
     def _summary(self, spent: Spent, stopped: str, clients: int) -> dict[str, Any]:
-        rows, trust = self._rows, self._method.client.trust
-        promise, party = spent.guarantee, SERVER if trust == "central" else "a client of every round, by its quotes"
+        promise, central = spent.guarantee, self._method.client.trust == "central"
+        party = SERVER if central else "a client of every round, by its quotes"
         return {
-            "setting": self._method.name,
+            **core_of(self._method.name, self._method, self._layout, self._rows, promise, spent.delta),
             "name": self.path.name,
-            "method": self._method.name,
-            "trust": trust,
-            "metrics": rows[-1]["metrics"] if rows else {},
-            "last_rounds": last_rounds(rows),
-            "test_metrics": {},
-            "guarantee": promise.describe(spent.delta),
             "guarantees": {party: guarantee_values(promise, spent.delta)},
-            "noise": noise_over_rounds(rows),
-            "rounds": len(rows),
             "rounds_planned": self._planned,
             "stopped": stopped,
-            "replies": {"used": sum(row["replies"] for row in rows)}
-            | {kind: sum(len(row[kind]) for row in rows) for kind in ("failed", "invalid", "refused")},
             "always_failed": {str(p): why for p, why in spent.always_failed().items()},
             "clients": clients,
-            "dimension": self._layout.size,
             "source": "secure" if self._durable else REPRODUCIBLE,
             "engine": "flower",
-            "versions": versions(),
-            "numerics": NUMERICS,
-            "seconds": {"rounds": round(sum(row["seconds"] for row in rows), 3)},
         }

@@ -20,16 +20,13 @@ from fedveil.runs.folder import UNNOISED, RunFolder, new_run_id
 from fedveil.runs.judging import begin, conclude
 from fedveil.runs.prepare import Setup, prepare, resolve_device
 from fedveil.runs.summary import (
-    NUMERICS,
     REPRODUCIBLE,
     Row,
     Summary,
+    core_of,
     guarantees_of,
-    last_rounds,
-    noise_over_rounds,
     participations_of,
     row_of,
-    versions,
 )
 from fedveil.learning import evaluate
 
@@ -163,32 +160,23 @@ def summary_of(
     """What summary.json holds of a run that is over."""
     config = setup.config
     guarantee, parties = guarantees_of(federation.method, ledgers.books, config.privacy.budget.delta)
-    final = rows[-1]["metrics"] if rows else {}
     dataset = setup.dataset
-    counted = {kind: sum(len(row[kind]) for row in rows) for kind in ("failed", "invalid", "refused")}
+    core = core_of(label, federation.method, federation.layout, rows, guarantee, config.privacy.budget.delta)
     return {
-        "setting": label,
+        **core,
         "name": config.name,
         "method": config.privacy.method,
-        "trust": federation.method.client.trust,
         "aggregator": config.aggregator.name if config.aggregator else "",
         "task": "classification" if dataset.classes else "regression",
-        "metrics": final,
-        "last_rounds": last_rounds(rows),
         "test_metrics": _test_metrics(setup, federation),
-        "guarantee": guarantee.describe(config.privacy.budget.delta),
         "guarantees": parties,
         "participations": participations_of(federation, ledgers.books),
-        "noise": noise_over_rounds(rows),
         "private": dict(UNNOISED),
         "published_metrics": {"mode": config.publish.metrics, "text": config.publish.describe()},
-        "rounds": len(rows),
         "rounds_planned": config.rounds,
         "stopped": stopped,
         **best_of(federation),
-        "replies": {"used": sum(row["replies"] for row in rows), **counted},
         "clients": len(federation.clients),
-        "dimension": federation.layout.size,
         **({} if setup.poisoning is None else {"malicious": setup.poisoning.values(federation)}),
         "data": {
             "name": dataset.name,
@@ -205,12 +193,7 @@ def summary_of(
         "device": config.device,
         "workers": config.workers,
         **({"concluded": concluded} if concluded else {}),
-        "versions": versions(),
-        "numerics": NUMERICS,
-        "seconds": {
-            "rounds": round(sum(row["seconds"] for row in rows), 3),
-            "this_call": round(seconds, 3),
-        },
+        "seconds": {**core["seconds"], "this_call": round(seconds, 3)},
     }
 
 

@@ -247,6 +247,29 @@ def participations_of(federation: Federation, books: Mapping[str, Ledger]) -> di
     return {str(count): made.count(count) for count in sorted(set(made))}
 
 
+def core_of(
+    label: str, method: Method, layout: Layout, rows: Sequence[Row], guarantee: Guarantee, delta: float
+) -> dict[str, Any]:
+    """What every summary holds, whoever ran the rounds."""
+    counted = {kind: sum(len(row[kind]) for row in rows) for kind in ("failed", "invalid", "refused")}
+    return {
+        "setting": label,
+        "method": method.name,
+        "trust": method.client.trust,
+        "metrics": rows[-1]["metrics"] if rows else {},
+        "last_rounds": last_rounds(rows),
+        "test_metrics": {},
+        "guarantee": guarantee.describe(delta),
+        "noise": noise_over_rounds(rows),
+        "rounds": len(rows),
+        "replies": {"used": sum(row["replies"] for row in rows), **counted},
+        "dimension": layout.size,
+        "versions": versions(),
+        "numerics": NUMERICS,
+        "seconds": {"rounds": round(sum(row["seconds"] for row in rows), 3)},
+    }
+
+
 def versions() -> dict[str, str]:
     """What ran."""
     return {

@@ -1,0 +1,318 @@
+"""Comparisons and audits of a federation of one's own: a function makes it, for the clients, method and seed given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedveil.attacks.observation import Knowledge, Observation, ThreatModel
+from fedveil.attacks.participation import (
+    CalibratedLoss,
+    LikelihoodRatio,
+    Loss,
+    Participation,
+    SequentialEvidence,
+    judge,
+)
+from fedveil.attacks.statistics import CONFIDENCE, EpsilonBound, joint_bound
+from fedveil.audit.participation import REHEARSALS, Audit
+from fedveil.audit.participation import audit as audit_config
+from fedveil.config import Config
+from fedveil.engines import Federation
+from fedveil.engines.assembly import Privacy, as_client
+from fedveil.errors import FieldError, require_count, require_delta
+from fedveil.gdp import rounded_down
+from fedveil.grid.comparison import compare as compare_settings
+from fedveil.learning import ClientData
+from fedveil.learning.metrics import task_of
+from fedveil.methods.publishing import Publishing
+from fedveil.runs.summary import REPRODUCIBLE, Row, Summary, core_of, guarantees_of, row_of
+
+Clients = Sequence[Any]
+Make = Callable[[Clients, Privacy | None, int], Federation]
+
+
+def compare(
+    what: Make | Config,
+    clients: Clients | None = None,
+    settings: Mapping[str, Privacy | None] | None = None,
+    *,
+    rounds: int | None = None,
+    seeds: int = 1,
+    delta: float = 1e-5,
+    out: str | Path | None = None,
+) -> Compared:
+    """Compare privacy settings side by side.
+
+    Parameters
+    ----------
+    what : callable or Config
+        ``make(clients, method, seed) -> Federation``, or a configuration with ``[compare]``, which needs no more.
+    clients : sequence
+        As for `Federation`; handed to `make`.
+    settings : mapping of str to method
+        By label, what `Federation` takes as its method; None: no privacy.
+    rounds : int
+        Of each run.
+    seeds : int
+        Repetitions under seeds 0, 1, ... (of a configuration: its own seed and those that follow).
+    delta : float
+        At which an epsilon is stated.
+    out : path, optional
+        Of a configuration: where its runs are kept.
+
+    Returns
+    -------
+    Compared
+        Printed, it is the table of ``fedveil compare``.
+    """
+    if isinstance(what, Config):
+        return Compared(tuple(compare_settings(what, out, seeds=seeds)))
+    for name, value in (("clients", clients), ("settings", settings), ("rounds", rounds)):
+        if not value:
+            raise FieldError(name, value, "is needed beside a function: compare(make, clients, settings, rounds=10)")
+    if out is not None:
+        raise FieldError("out", str(out), "is for configurations; what a function makes has no file to run it again by")
+    planned, delta = require_count("rounds", rounds), require_delta("delta", delta)
+    return Compared(
+        tuple(
+            _played(make_one(what, clients or (), method, seed), label, planned, seed, delta)
+            for label, method in (settings or {}).items()
+            for seed in range(require_count("seeds", seeds))
+        )
+    )
+
+
+@dataclass(frozen=True)
+class Compared(Sequence[Summary]):
+    """Finished runs, setting by setting, seed by seed.
+
+    Attributes
+    ----------
+    summaries : tuple of Summary
+        The runs.
+    """
+
+    summaries: tuple[Summary, ...]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.summaries[index]
+
+    def __len__(self) -> int:
+        return len(self.summaries)
+
+    def __str__(self) -> str:
+        """The table, and what has to be said beside it."""
+        from rich.console import Console
+
+        from fedveil.report.tables import comparison_notes, comparison_tables
+
+        console = Console(width=180, no_color=True)
+        with console.capture() as text:
+            for table in comparison_tables(self.summaries, console.width):
+                console.print(table)
+            for note in comparison_notes(self.summaries):
+                console.print(note, markup=False, highlight=False)
+        return text.get()
+
+
+def make_one(make: Make, clients: Clients, method: Privacy | None, seed: int) -> Federation:
+    """Call a user's function, and refuse what it must not return."""
+    found = make(clients, method, seed)
+    if not isinstance(found, Federation):
+        accepted = "must return a Federation: lambda clients, method, seed: fv.Federation(..., clients=clients, ...)"
+        raise FieldError("make", type(found).__name__, accepted)
+    return found
+
+
+def _played(federation: Federation, label: str, rounds: int, seed: int, delta: float) -> Summary:
+    """One run, summed up as a run of a configuration would be."""
+    rows: list[Row] = []
+    its = federation
+    history = its.run(rounds, lambda record: rows.append(row_of(record, its.method, its.layout, its.client_sides)))
+    guarantee, parties = guarantees_of(its.method, its.books(), delta)
+    secure = its.source.deployable
+    return Summary(
+        {
+            **core_of(label, its.method, its.layout, rows, guarantee, delta),
+            "task": "classification" if task_of(its.clients[0].y) == "classes" else "regression",
+            "guarantees": parties,
+            "rounds_planned": rounds,
+            "stopped": history.stopped,
+            "clients": len(its.clients),
+            "published_metrics": {"text": Publishing().describe()},
+            "derived_from": "",
+            "data": {"name": "your clients", "note": ""},
+            "seed": seed,
+            "source": "secure" if secure else REPRODUCIBLE,
+        },
+        rows,
+    )
+
+
+def audit(
+    what: Make | Config,
+    clients: Clients | None = None,
+    method: Privacy | None = None,
+    *,
+    rounds: int | None = None,
+    replicates: int = 10,
+    target: int = -1,
+    instead: Any = None,
+    reference: Any = None,
+    delta: float = 1e-5,
+    **options: Any,
+) -> OwnAudit | Audit:
+    """Measure how well whoever receives every model tells whether one client takes part, with and without `method`.
+
+    The world without the target is the guarantee's: a client without examples (zero-out), or with those of `instead`
+    (replace-one). Rehearsals, half as many as the runs and at least 8, fix thresholds and weights.
+
+    Parameters
+    ----------
+    what : callable or Config
+        ``make(clients, method, seed) -> Federation``, or a configuration: `options` are then those of
+        `fedveil.audit.ParticipationGame`.
+    clients : sequence
+        As for `Federation`.
+    method : optional
+        What protects the clients. The same attacks are run against the federation without it too.
+    rounds : int
+        Of each run.
+    replicates : int
+        Runs in each world.
+    target : int
+        Who is asked about; the attacker holds its training examples.
+    instead : client, optional
+        Takes the target's place; its examples have to be alike.
+    reference : client, optional
+        Examples on which nobody trains, for the calibrated attacks. Default: the other clients' held-out ones.
+    delta : float
+        Of the epsilons.
+    """
+    if isinstance(what, Config):
+        return audit_config(what, replicates=replicates, **options)
+    for name, value in (("clients", clients), ("rounds", rounds)):
+        if not value:
+            raise FieldError(name, value, "is needed beside a function: audit(make, clients, method, rounds=10)")
+    if options:
+        raise FieldError(next(iter(options)), options[next(iter(options))], "is for configurations alone")
+    held = [as_client(c, f"clients[{i}]") for i, c in enumerate(clients or ())]
+    where = range(len(held))[target]
+    shadow, others = held[where], [*held[:where], *held[where + 1 :]]
+    known = _held_out(others) if reference is None else as_client(reference, "reference")
+    stand_in = ClientData(shadow.x[:0], shadow.y[:0]) if instead is None else as_client(instead, "instead")
+    worlds = {True: held, False: [*held[:where], stand_in, *held[where + 1 :]]}
+    relation = "zero-out" if instead is None else "replace-one"
+    runs, planned = require_count("replicates", replicates, least=4), require_count("rounds", rounds)
+    found, promised, joint = list[Participation](), "", EpsilonBound(0.0, 0.0, delta, CONFIDENCE)
+    for label, protects in {"no defence": None, "with the method": method}.items():
+        if label == "no defence" or method is not None:
+            traces, promised = _traces(what, worlds, protects, planned, runs, shadow, known, delta)
+            verdicts, joint = _judged(traces, label, delta, relation)
+            found += verdicts
+    return OwnAudit(tuple(found), where, relation, promised, joint)
+
+
+@dataclass(frozen=True)
+class OwnAudit:
+    """What attacks on participation reached.
+
+    Attributes
+    ----------
+    verdicts : tuple of Participation
+        Without the method first.
+    target : int
+        The client in question.
+    relation : str
+        Between the two worlds.
+    promised : str
+        The method's guarantee.
+    measured : EpsilonBound
+        What all attacks against the method prove together.
+    """
+
+    verdicts: tuple[Participation, ...]
+    target: int
+    relation: str
+    promised: str
+    measured: EpsilonBound
+
+    def __str__(self) -> str:
+        """A line an attack, then what was promised beside what was measured."""
+        lines = [
+            f"{v.setting}, {v.attack}: AUC {v.point:.3f} ({v.low:.2f}-{v.high:.2f}) over {v.n} runs"
+            for v in self.verdicts
+        ]
+        measured = f"epsilon >= {rounded_down(self.measured.lower)} of at most {self.measured.ceiling:.2f} provable"
+        lines.append(f"promised: {self.promised}; measured: {measured} ({self.relation}, 95%)")
+        return "\n".join(lines)
+
+
+def _traces(
+    make: Make,
+    worlds: Mapping[bool, Clients],
+    method: Privacy | None,
+    rounds: int,
+    runs: int,
+    shadow: ClientData,
+    reference: ClientData | None,
+    delta: float,
+) -> tuple[dict[tuple[str, bool], dict[str, Tensor]], str]:
+    """Scores [runs, R] of each attack, by phase and world, and the guarantee of a run."""
+    scores: dict[tuple[str, bool], dict[str, list[Tensor]]] = {}
+    promised = ""
+    for phase, first, count in (("rehearsal", 0, max(REHEARSALS, runs // 2)), ("run", 10**6, runs)):
+        for inside, clients in worlds.items():
+            own = scores.setdefault((phase, inside), {})
+            for seed in range(first, first + count):
+                federation = make_one(make, clients, method, 2 * seed + inside)
+                broadcasts = [federation.models.clone()]
+                history = federation.run(rounds, lambda _: broadcasts.append(federation.models.clone()))  # noqa: B023
+                promised = history.guarantee.describe(delta)
+                for name, trace in _scores(federation, torch.stack(broadcasts), shadow, reference).items():
+                    own.setdefault(name, []).append(trace)
+    least = min(len(t) for own in scores.values() for ts in own.values() for t in ts)
+    cut = {key: {n: torch.stack([t[:least] for t in ts]) for n, ts in own.items()} for key, own in scores.items()}
+    return cut, promised
+
+
+def _scores(
+    federation: Federation, models: Tensor, shadow: ClientData, reference: ClientData | None
+) -> dict[str, Tensor]:
+    """One score a round of the attacks that need nothing but models and examples."""
+    learner, outsider = federation.learner, None if reference is None else models[0, 0]
+    known = Knowledge(learner.model, federation.layout, learner.local.loss, shadow, reference, outsider)
+    threat = ThreatModel("semi-honest client", frozenset({"models", "shadow", "reference"}))
+    kinds: list[type[Loss | CalibratedLoss]] = [Loss] if reference is None else [Loss, CalibratedLoss]
+    return {kind.name: kind(known, threat).run(Observation(models, len(federation.clients))) for kind in kinds}
+
+
+def _judged(
+    traces: Mapping[tuple[str, bool], Mapping[str, Tensor]], setting: str, delta: float, relation: str
+) -> tuple[list[Participation], EpsilonBound]:
+    found, scores = [], []
+    places = [(phase, inside) for phase in ("rehearsal", "run") for inside in (True, False)]
+    about: dict[str, Any] = {"delta": delta, "relation": relation, "threat": "semi-honest client"}
+    for name in traces["run", True]:
+        last = [Loss.evidence(traces[place][name])[:, -1].numpy() for place in places]
+        found.append(judge(name, setting, last[2], last[3], rehearsed=(last[0], last[1]), **about))
+        scores.append((last[2], last[3], float(found[-1].threshold or 0.0)))
+    if CalibratedLoss.name in traces["run", True]:
+        stacked = [LikelihoodRatio.stacked(traces[place]) for place in places]
+        model = SequentialEvidence.fit(stacked[0], stacked[1], steady=LikelihoodRatio.steady)
+        last = [model.weigh(s)[:, -1].numpy() for s in stacked[2:]]
+        found.append(judge(LikelihoodRatio.name, setting, last[0], last[1], threshold=0.0, **about))
+        scores.append((last[0], last[1], 0.0))
+    return found, joint_bound(scores, delta=delta)
+
+
+def _held_out(clients: Sequence[ClientData]) -> ClientData | None:
+    """What the given clients hold out, together."""
+    parts = [(c.test_x, c.test_y) for c in clients if c.test_x is not None and c.test_y is not None]
+    return ClientData(torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])) if parts else None
