@@ -8,6 +8,7 @@ averaged over the region's pixels and then over the images. A layer is a module:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -76,7 +77,7 @@ def layer_scores(
     layout = Layout.from_module(module, buffers="keep")
     own = dict(module.named_parameters())
     parameters = {name: own[name].detach() for name in layout.names}
-    values = _score(module, parameters, layout, loss, x, y, region, method, probes, seed)
+    values = _Answers(module, layout, loss, method, probes, seed).score(parameters, x, y, region)
     return dict(zip(layout.groups("module"), values.tolist(), strict=True))
 
 
@@ -108,7 +109,8 @@ def score_models(
     layout.check(models, "models")
     if models.dim() != 2:
         raise FieldError("models", tuple(models.shape), f"must be [n, {layout.size}]")
-    rows = [_score(module, layout.unflatten(v), layout, loss, x, y, region, method, probes, seed) for v in models]
+    answers = _Answers(module, layout, loss, method, probes, seed)
+    rows = [answers.score(layout.unflatten(v), x, y, region) for v in models]
     return torch.stack(rows) if rows else torch.zeros(0, len(layout.groups("module")), dtype=torch.float64)
 
 
@@ -137,8 +139,7 @@ def score_maps(
         [L, H, W], float64, mean over the images. The score of a region is the mean of its pixels.
     """
     everything = torch.ones(len(x), *x.shape[2:], dtype=torch.bool)
-    maps = _maps(module, layout.unflatten(vector), layout, loss, x, y, everything, method, probes, seed)
-    return maps.mean(0)
+    return _Answers(module, layout, loss, method, probes, seed).maps(layout.unflatten(vector), x, y, everything).mean(0)
 
 
 def region_mask(region: Region, height: int, width: int) -> Tensor:
@@ -175,56 +176,45 @@ def region_masks(region: Region, count: int, height: int, width: int) -> Tensor:
     return region_mask(region, height, width).expand(count, -1, -1)
 
 
-def _score(
-    module: nn.Module,
-    parameters: Parameters,
-    layout: Layout,
-    loss: str | Loss,
-    x: Tensor,
-    y: Tensor,
-    region: Region,
-    method: str,
-    probes: int,
-    seed: int,
-) -> Tensor:
-    if x.dim() != 4 or not len(x) or len(x) != len(y):
-        raise FieldError("x", (tuple(x.shape), len(y)), "must be [B, C, H, W] with B at least 1, and y as long")
-    masks = region_masks(region, len(x), x.shape[2], x.shape[3])
-    maps = _maps(module, parameters, layout, loss, x, y, masks, method, probes, seed)
-    return torch.stack([image[:, mask].mean(1) for image, mask in zip(maps, masks, strict=True)]).mean(0)
+@dataclass(frozen=True, eq=False)
+class _Answers:
+    """How a module's gradient answers to pixels, by one method."""
 
+    module: nn.Module
+    layout: Layout
+    loss: str | Loss
+    method: str
+    probes: int
+    seed: int
 
-def _maps(
-    module: nn.Module,
-    parameters: Parameters,
-    layout: Layout,
-    loss: str | Loss,
-    x: Tensor,
-    y: Tensor,
-    masks: Tensor,
-    method: str,
-    probes: int,
-    seed: int,
-) -> Tensor:
-    """[B, L, H, W], the norm of each layer's J at each pixel of the masks; elsewhere it may be 0."""
-    require_choice("method", method, ("exact", "estimate"))
-    require_count("probes", probes)
-    function = loss_of(loss)
-    some = next(iter(parameters.values()))
-    x, y = x.detach().to(some.device, some.dtype), y.to(some.device)
-    layers: dict[str, list[str]] = {}
-    for block in layout.blocks:
-        layers.setdefault(block.module, []).append(block.name)
+    def score(self, parameters: Parameters, x: Tensor, y: Tensor, region: Region) -> Tensor:
+        """Score every layer, [L]."""
+        if x.dim() != 4 or not len(x) or len(x) != len(y):
+            raise FieldError("x", (tuple(x.shape), len(y)), "must be [B, C, H, W] with B at least 1, and y as long")
+        masks = region_masks(region, len(x), x.shape[2], x.shape[3])
+        maps = self.maps(parameters, x, y, masks)
+        return torch.stack([image[:, mask].mean(1) for image, mask in zip(maps, masks, strict=True)]).mean(0)
 
-    def total(weights: Mapping[str, Tensor], images: Tensor, labels: Tensor) -> Tensor:
-        outputs = torch.func.functional_call(module, dict(weights), (images,))
-        return torch.stack([function(outputs[i : i + 1], labels[i : i + 1]) for i in range(len(images))]).sum()
+    def maps(self, parameters: Parameters, x: Tensor, y: Tensor, masks: Tensor) -> Tensor:
+        """[B, L, H, W], the norm of each layer's J at each pixel of the masks; elsewhere it may be 0."""
+        require_choice("method", self.method, ("exact", "estimate"))
+        require_count("probes", self.probes)
+        function = loss_of(self.loss)
+        some = next(iter(parameters.values()))
+        x, y = x.detach().to(some.device, some.dtype), y.to(some.device)
+        layers: dict[str, list[str]] = {}
+        for block in self.layout.blocks:
+            layers.setdefault(block.module, []).append(block.name)
 
-    with evaluating(module):
-        if method == "exact":
-            rows = [_exact(total, parameters, layers, x[i : i + 1], y[i : i + 1], masks[i]) for i in range(len(x))]
-            return torch.stack(rows)
-        return _estimate(total, parameters, layers, x, y, probes, seed)
+        def total(weights: Mapping[str, Tensor], images: Tensor, labels: Tensor) -> Tensor:
+            outputs = torch.func.functional_call(self.module, dict(weights), (images,))
+            return torch.stack([function(outputs[i : i + 1], labels[i : i + 1]) for i in range(len(images))]).sum()
+
+        with evaluating(self.module):
+            if self.method == "exact":
+                rows = [_exact(total, parameters, layers, x[i : i + 1], y[i : i + 1], masks[i]) for i in range(len(x))]
+                return torch.stack(rows)
+            return _estimate(total, parameters, layers, x, y, self.probes, self.seed)
 
 
 def _exact(
