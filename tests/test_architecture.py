@@ -49,3 +49,13 @@ def test_a_public_class_has_a_name_of_its_own():
     classes = (node.name for tree in TREES.values() for node in tree.body if isinstance(node, ast.ClassDef))
     twice = {name for name, count in Counter(classes).items() if count > 1 and not name.startswith("_")}
     assert not twice
+
+
+def test_nobody_above_the_methods_looks_into_one():
+    for name, tree in TREES.items():
+        if name.split(".")[1:2] == ["methods"]:
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
+                looked_into = ast.unparse(node.args[0]).split(".")[-1]
+                assert looked_into not in {"server", "client", "method", "side"}, f"{name}, line {node.lineno}"

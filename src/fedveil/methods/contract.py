@@ -146,6 +146,11 @@ class Method:
         return cast(NoisyClientSide, self.client) if "noisy_steps" in self.client.needs else None
 
     @property
+    def client_clip(self) -> Any:
+        """What the client side cuts updates to: one length, one a layer, or None where it cuts nothing."""
+        return getattr(self.client, "clip", None)
+
+    @property
     def together(self) -> CohortSide | None:
         """The client side, if it protects many clients in one computation."""
         return self.client if isinstance(self.client, CohortSide) else None

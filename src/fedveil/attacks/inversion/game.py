@@ -109,7 +109,7 @@ def _defence(federation: Federation, partition: int) -> dict[str, Any]:
         return {"local": training, "example_clip": noisy.clip, "noise": deviation}
     entries = federation.party(partition).ledger.entries
     noise = noise_of(entries[-1].spend, layout) if entries and method.client.trust == "local" else 0.0
-    return {"local": local, "clip": getattr(method.client, "clip", None), "noise": noise}
+    return {"local": local, "clip": method.client_clip, "noise": noise}
 
 
 def noise_of(spend: Spend, layout: Layout) -> float | dict[str, float]:

@@ -27,6 +27,7 @@ from fedveil.methods import (
     ServerSide,
     TrustedServer,
 )
+from fedveil.methods.central import CentralState
 
 
 def cases_of_server(d: int) -> list[Duel]:
@@ -65,7 +66,9 @@ def served(
             if measured is not None:
                 told = server.publish(number, ("loss", "accuracy"), measured, torch.ones(n))
                 metrics += [float(r.value) for r in told]
-        return Sight(tuple(models), getattr(server.state, "clip", 0.0), server, tuple(metrics))
+        return Sight(
+            tuple(models), server.state.clip if isinstance(server.state, CentralState) else 0.0, server, tuple(metrics)
+        )
 
     return run
 
