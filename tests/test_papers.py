@@ -16,8 +16,9 @@ from fedveil.grid import Store
 from fedveil.learning import build_model
 from fedveil.papers import Choices, Reproduction, Selection, find, names
 from fedveil.papers.files import Pages
-from fedveil.papers.measure import from_json, interval_of, measured
+from fedveil.papers.measure import measured
 from fedveil.papers.metric_privacy.measures import noise_factor
+from fedveil.papers.result import from_json, interval_of
 from fedveil.papers.tables import result_notes
 from fedveil.report.plots import draw_plot
 from fedveil.runs.prepare import prepare

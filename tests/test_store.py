@@ -74,7 +74,8 @@ def test_the_digest_is_of_the_examples():
 def defaults():
     """Every default that a configuration can fall back on, by the section it stands in."""
     from fedveil.aggregation import AGGREGATORS
-    from fedveil.config.sections import Budget, Data, Privacy
+    from fedveil.config.privacy import Budget, Privacy
+    from fedveil.config.sections import Data
     from fedveil.data import SOURCES
     from fedveil.learning import MODELS
     from fedveil.methods import METHODS, parameters

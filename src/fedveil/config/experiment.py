@@ -13,9 +13,11 @@ import torch
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from fedveil.accounting import Spend
+from fedveil.config.base import Section
 from fedveil.config.malicious import Malicious
 from fedveil.config.options import check_options, fields_of, options_of
-from fedveil.config.sections import Comparison, Data, Model, Pretraining, Privacy, Randomness, Rule, Section, Stopping
+from fedveil.config.privacy import Privacy, Rule
+from fedveil.config.sections import Comparison, Data, Model, Pretraining, Randomness, Stopping
 from fedveil.config.toml import dumps
 from fedveil.config.world import World
 from fedveil.engines.assembly import client_sides_of

@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 
 from fedveil.aggregation import Aggregator
 from fedveil.attacks.poisoning import BEHAVIOURS
+from fedveil.config.base import OpenSection
 from fedveil.config.options import Option, fields_of, options_of
-from fedveil.config.sections import OpenSection
 from fedveil.engines.behaviour import Behaviour
 from fedveil.errors import FieldError, nearest
 from fedveil.mechanisms import keyed_seed

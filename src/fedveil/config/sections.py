@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from fedveil.aggregation import AGGREGATORS, NNM, Aggregator, Bucketing
-from fedveil.config.options import Option, check_options, fields_of, options_of, with_tables
+from fedveil.config.base import OpenSection, Section
+from fedveil.config.options import Option, fields_of, options_of
 from fedveil.data import NATURAL, SOURCES
 from fedveil.engines.stopping import EarlyStopping
-from fedveil.errors import FieldError, require_choice, require_count, require_delta, require_positive
+from fedveil.errors import FieldError, require_choice
 from fedveil.learning.models import factory_of
 from fedveil.mechanisms import ReproducibleSource, SecureSource, Source
-from fedveil.methods import METHODS, ClientSide, Method, build, parameters
 from fedveil.methods.validating import Validation
 
 
@@ -27,54 +25,6 @@ def _clients(value: Any) -> Any:
 
 Clients = Annotated[int | Literal["natural"], BeforeValidator(_clients)]
 Rows = Annotated[tuple[Annotated[tuple[int, ...], Field(strict=False)], ...], Field(strict=False)]
-
-
-class Section(BaseModel):
-    """A table of the file: frozen, and without unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True)
-
-    def differing(self) -> dict[str, Any]:
-        """Plain values of the keys that are not at their defaults."""
-        own, found = self.model_dump(), {}
-        for name, info in type(self).model_fields.items():
-            value, default = getattr(self, name), info.get_default(call_default_factory=True)
-            if value is not None and value != default:
-                found[name] = value.differing() if isinstance(value, Section) else own[name]
-        return found
-
-
-class OpenSection(Section):
-    """A table whose other keys belong to what it names; they end up in `options`, defaults filled in."""
-
-    options: dict[str, Any] = Field(default_factory=dict)
-
-    section: ClassVar[str]
-    chooser: ClassVar[str] = "name"
-
-    @classmethod
-    def accepted(cls, name: str) -> Mapping[str, Option]:
-        """The keys of what is named."""
-        raise NotImplementedError
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fold(cls, values: Any) -> Any:
-        if not isinstance(values, Mapping):
-            return values
-        given = {**values.get("options", {}), **{k: v for k, v in values.items() if k not in cls.model_fields}}
-        own = {k: v for k, v in values.items() if k in cls.model_fields and k != "options"}
-        name = own.get(cls.chooser, cls.model_fields[cls.chooser].default)
-        if not isinstance(name, str):
-            return own
-        beside = [field for field in cls.model_fields if field != "options"]
-        return {**own, "options": check_options(cls.section, repr(name), given, cls.accepted(name), beside)}
-
-    def differing(self) -> dict[str, Any]:
-        name = str(getattr(self, self.chooser))
-        defaults = {key: option.default for key, option in self.accepted(name).items()}
-        options = {key: value for key, value in self.options.items() if value != defaults[key]}
-        return {**super().differing(), self.chooser: name, "options": options}
 
 
 class Data(OpenSection):
@@ -174,126 +124,6 @@ class Model(OpenSection):
         if ":" not in str(values["module"]):
             raise FieldError("model.module", values["module"], 'must look like "package.module:Net"')
         return {("name" if k == "module" else k): v for k, v in values.items()}
-
-
-class Rule(OpenSection):
-    """``[aggregator]``: a rule of `fedveil.aggregation` with its own fields, and what comes before it.
-
-    `nnm` mixes updates with their nearest neighbours, for so many malicious clients; `buckets` takes means of so many.
-    """
-
-    section: ClassVar[str] = "aggregator"
-
-    name: str = "fedavg"
-    nnm: int | None = None
-    buckets: int | None = None
-
-    @classmethod
-    def accepted(cls, name: str) -> Mapping[str, Option]:
-        return options_of(AGGREGATORS[require_choice("aggregator.name", name, AGGREGATORS)])
-
-    def build(self) -> Aggregator:
-        """The rule itself."""
-        with fields_of("aggregator"):
-            rule = AGGREGATORS[self.name](**self.options)
-        with fields_of("aggregator", malicious="aggregator.nnm", size="aggregator.buckets"):
-            if self.nnm is not None:
-                rule = NNM(rule, malicious=self.nnm)
-            return rule if self.buckets is None else Bucketing(rule, size=self.buckets)
-
-
-class Budget(Section):
-    """``[privacy.budget]``: what stops a party, and the delta of every printed epsilon.
-
-    `epsilon` (with `delta`) stops whoever adds the noise: the trusted server, or each client under local trust.
-    `participations` and `leakage_cap` stop each client.
-    """
-
-    delta: float = 1e-5
-    epsilon: float | None = None
-    participations: int | None = None
-    leakage_cap: float | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Budget:
-        with fields_of("privacy.budget"):
-            require_delta("delta", self.delta)
-            for name in ("epsilon", "leakage_cap"):
-                if getattr(self, name) is not None:
-                    require_positive(name, getattr(self, name))
-            if self.participations is not None:
-                require_count("participations", self.participations)
-        return self
-
-
-class Own(BaseModel):
-    """One of ``[[privacy.clients]]``: the partitions of some clients, and the parameters that are their own."""
-
-    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
-
-    partitions: Annotated[tuple[int, ...], Field(strict=False, min_length=1)]
-
-
-class Privacy(OpenSection):
-    """``[privacy]``: a method of `fedveil.methods` with its parameters.
-
-    ``[[privacy.clients]]`` gives the clients of some `partitions` other parameters of the method's client side.
-    """
-
-    section: ClassVar[str] = "privacy"
-    chooser: ClassVar[str] = "method"
-
-    method: str = "vanilla"
-    budget: Budget = Field(default_factory=Budget)
-    clients: Annotated[tuple[Own, ...], Field(strict=False)] = ()
-
-    @classmethod
-    def accepted(cls, name: str) -> Mapping[str, Option]:
-        owners = parameters(name)
-        sides = {side: options_of(side, without=("aggregator",)) for side in owners.values()}
-        return {key: sides[side][key] for key, side in owners.items() if key != "aggregator"}
-
-    @property
-    def trust(self) -> str:
-        """Whether the method trusts the server ("central") or not ("local")."""
-        return str(METHODS[self.method].client.trust)
-
-    def build(self, rule: Rule | None) -> Method:
-        """Both sides of the method, around a rule for those that take one."""
-        aggregator = rule.build() if rule else None
-        elsewhere = {key: f"aggregator.{key}" for key in (Rule.accepted(rule.name) if rule else ())}
-        own = {key: f"privacy.{key}" for key in self.options}
-        with fields_of("privacy", **{**elsewhere, **own, "aggregator": "aggregator.name"}):
-            return build(self.method, aggregator, **with_tables(self.accepted(self.method), self.options))
-
-    def client_sides(self, common: ClientSide) -> dict[int, ClientSide]:
-        """The client sides of those who have parameters of their own, by partition.
-
-        Parameters
-        ----------
-        common : ClientSide
-            Everybody else's.
-
-        Raises
-        ------
-        FieldError, ConfigError
-            For a key that is none of the client side's, a refused value, or a partition that is named twice.
-        """
-        owners, every = parameters(self.method), self.accepted(self.method)
-        accepted = {key: option for key, option in every.items() if owners[key] is METHODS[self.method].client}
-        found: dict[int, ClientSide] = {}
-        for i, own in enumerate(self.clients):
-            where = f"privacy.clients[{i}]"
-            given = own.model_extra or {}
-            values = check_options(where, f"the client side of {self.method!r}", given, accepted)
-            values = with_tables(accepted, {key: values[key] for key in given})
-            with fields_of(where, **{key: f"{where}.{key}" for key in accepted}):
-                side = replace(common, **values)  # type: ignore[type-var]
-            for partition in own.partitions:
-                if partition in found:
-                    raise FieldError(f"{where}.partitions", partition, "stands there twice")
-                found[partition] = side
-        return found
 
 
 class Pretraining(Section):

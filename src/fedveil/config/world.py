@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from fedveil.config.sections import Section
+from fedveil.config.base import Section
 from fedveil.errors import FieldError, nearest, require_count
 
 # The world without the target, and the neighbouring relation that it stands for.

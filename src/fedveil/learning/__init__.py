@@ -1,11 +1,12 @@
 """Train and measure: models, local training, choice of a hypothesis, layer scores, evaluation."""
 
+from fedveil.learning.answers import METRICS, Answers, Figures, metric
 from fedveil.learning.batched import BatchedTrainer
 from fedveil.learning.choosing import choose, choose_each, client_losses
 from fedveil.learning.clients import ClientData
 from fedveil.learning.evaluation import evaluate, evaluate_clients
 from fedveil.learning.losses import LOSSES, predict
-from fedveil.learning.metrics import METRICS, Answers, Figures, metric, metrics
+from fedveil.learning.metrics import metrics
 from fedveil.learning.models import MODELS, build_model, initial_models
 from fedveil.learning.private import PrivateTrainer
 from fedveil.learning.scores import layer_scores, region_mask, score_maps, score_models

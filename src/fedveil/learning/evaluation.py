@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
+from fedveil.learning.answers import Figures
 from fedveil.learning.clients import ClientData
 from fedveil.learning.losses import predict
-from fedveil.learning.metrics import Figures, metrics, metrics_of_groups
+from fedveil.learning.metrics import metrics, metrics_of_groups
 
 
 def evaluate(

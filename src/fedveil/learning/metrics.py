@@ -11,162 +11,21 @@ The unit that is counted is a label: one an example, or one a pixel where a mode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedveil.errors import FieldError, nearest, require_choice
+from fedveil.errors import FieldError, nearest
+from fedveil.learning.answers import METRICS, Answers, Figures, Floats, Task, _over, metric
 from fedveil.learning.losses import losses_of
 
-Figures = dict[str, float]  # by name, with "examples"; a figure that does not exist for the task or the data is absent
-Task = Literal["classes", "values"]
-Floats = NDArray[np.float64]
-TASKS: tuple[Task, ...] = ("classes", "values")
 DEFAULT: dict[Task, tuple[str, ...]] = {
     "classes": ("loss", "accuracy", "f1", "precision", "auc"),
     "values": ("loss", "rmse"),
 }
-
-
-@dataclass(frozen=True, eq=False)
-class Answers:
-    """A model's answers beside the truth, in n groups.
-
-    Attributes
-    ----------
-    task : {"classes", "values"}
-        Whether labels are classes or numbers.
-    outputs : ndarray
-        float64: logits [M, C] of M labels, or values [M].
-    labels : ndarray
-        [M], int64 classes or float64 targets.
-    losses : ndarray
-        [M], float64: cross-entropy (nats) or squared error of each label.
-    group : ndarray
-        [M] int64, whose label it is, ascending.
-    counts : ndarray
-        [n], labels of each group; at least one.
-    """
-
-    task: Task
-    outputs: Floats
-    labels: NDArray[Any]
-    losses: Floats
-    group: NDArray[np.int64]
-    counts: NDArray[np.int64]
-
-    def mean(self, values: NDArray[Any]) -> Floats:
-        """Mean of values [M] over each group, [n]."""
-        return np.bincount(self.group, values, len(self.counts)) / self.counts
-
-    @cached_property
-    def predicted(self) -> NDArray[np.int64]:
-        """[M], the class with the largest logit."""
-        found: NDArray[np.int64] = np.argmax(self.outputs, axis=1)
-        return found
-
-    @cached_property
-    def table(self) -> tuple[Floats, Floats, Floats]:
-        """Of each group and class, [n, C] each: labels found, labels there are, and labels named by the model."""
-        shape = (len(self.counts), self.outputs.shape[1])
-        size = shape[0] * shape[1]
-        base = self.group * shape[1]
-        hits, ones = (self.predicted == self.labels).astype(np.float64), np.ones(len(self.labels))
-        columns = ((self.labels, hits), (self.labels, ones), (self.predicted, ones))
-        right, wanted, given = (np.bincount(base + c, w, size).astype(float).reshape(shape) for c, w in columns)
-        return right, wanted, given
-
-    @cached_property
-    def probabilities(self) -> Floats:
-        """[M, C]."""
-        return torch.from_numpy(self.outputs).softmax(1).numpy()
-
-    def macro(self, shares: Floats, counted: NDArray[np.bool_]) -> Floats:
-        """Mean of shares [n, C] over the classes that are counted [n, C]; NaN without one."""
-        return _over(np.where(counted, shares, 0.0).sum(1), counted.sum(1))
-
-    def positive(self, shares: Floats) -> Floats:
-        """Of shares [n, 2], that of class 1; NaN where there are not two classes."""
-        return shares[:, 1] if shares.shape[1] == 2 else np.full(len(shares), np.nan)
-
-    def ranked(self, scores: Floats, truth: NDArray[np.bool_], group: NDArray[np.int64]) -> Floats:
-        """Of each group, the probability that a true entry scores above a false one; ties count half. NaN if undefined.
-
-        Parameters
-        ----------
-        scores, truth, group : ndarray
-            [K] each.
-        """
-        n = len(self.counts)
-        order = np.lexsort((scores, group))
-        scores, truth, group = scores[order], truth[order], group[order]
-        first = np.flatnonzero(np.r_[True, (np.diff(scores) != 0) | (np.diff(group) != 0)])
-        ties = np.diff(np.r_[first, len(scores)])
-        ranks = np.repeat(first + (ties + 1) / 2, ties)  # from 1, over all groups
-        total, true = np.bincount(group, minlength=n), np.bincount(group, truth, n)
-        before = np.cumsum(total) - total
-        won = np.bincount(group, ranks * truth, n) - before * true - true * (true + 1) / 2
-        return _over(won, true * (total - true))
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A registered metric.
-
-    Attributes
-    ----------
-    name : str
-        The function's.
-    tasks : tuple of str
-        Where it exists.
-    better : {"higher", "lower"}
-        Which values are better.
-    function : callable
-        Answers -> figures [n]; NaN where a group has none.
-    """
-
-    name: str
-    tasks: tuple[Task, ...]
-    better: str
-    function: Callable[[Answers], Floats]
-
-
-METRICS: dict[str, Metric] = {}
-
-
-def metric(
-    *, task: Task | None = "classes", better: str = "higher"
-) -> Callable[[Callable[[Answers], Floats]], Callable[[Answers], Floats]]:
-    """Register a function as a metric under its own name.
-
-    Parameters
-    ----------
-    task : {"classes", "values"} or None
-        Where it exists; None for both.
-    better : {"higher", "lower"}
-        Which values are better.
-
-    Raises
-    ------
-    FieldError
-        If the name is taken.
-    """
-    require_choice("better", better, ("higher", "lower"))
-
-    def register(function: Callable[[Answers], Floats]) -> Callable[[Answers], Floats]:
-        name = function.__name__
-        if name in METRICS or name == "examples":
-            raise FieldError("metric", name, "this name is taken")
-        METRICS[name] = Metric(name, TASKS if task is None else (task,), better, function)
-        return function
-
-    return register
 
 
 @metric(task=None, better="lower")
@@ -368,12 +227,6 @@ def _finite(answers: Answers) -> NDArray[np.bool_]:
     """Groups all of whose logits are finite."""
     odd = ~np.isfinite(answers.outputs).all(axis=1, keepdims=True).reshape(-1)
     return np.equal(answers.mean(odd), 0.0)
-
-
-def _over(part: NDArray[Any], whole: NDArray[Any]) -> Floats:
-    """Quotients, NaN where there is nothing to divide by."""
-    result: Floats = np.divide(part, whole, out=np.full(np.shape(whole), np.nan), where=np.asarray(whole) > 0)
-    return result
 
 
 def _known(task: Task) -> str:

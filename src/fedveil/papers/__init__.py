@@ -1,7 +1,7 @@
 """Studies of papers: tables and figures from runs that are done once, and claims judged on the files alone."""
 
-from fedveil.papers.measure import Published, Value
 from fedveil.papers.reproduction import Reproduction, Selection
+from fedveil.papers.result import Published, Value
 from fedveil.papers.runs import Choices
 from fedveil.papers.study import Study, find, names, register
 from fedveil.report.plots import Curve

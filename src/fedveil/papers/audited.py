@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from fedveil.attacks.statistics import Estimate, auc_interval, wins
 from fedveil.errors import damaged
-from fedveil.papers.claims import Finding, Row
 from fedveil.papers.evidence import Difference, difference
+from fedveil.papers.finding import Finding, Row
 
 RESAMPLES = 2000
 Scores = tuple[NDArray[np.float64], NDArray[np.float64]]

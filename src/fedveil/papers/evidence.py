@@ -11,8 +11,8 @@ from statistics import fmean
 from typing import Any
 
 from fedveil.errors import damaged
-from fedveil.papers.measure import Place, Result, from_json, interval_of
 from fedveil.papers.paper import Paper
+from fedveil.papers.result import Place, Result, from_json, interval_of
 
 SEEDS, DRAWS, ONE_RUN = "seeds", "noise draws on one training", "one run"
 WRITTEN_AGAIN = "restore it, or delete it and ask for this table again with --no-run: finished runs are kept"

@@ -16,9 +16,10 @@ from typing import Any
 from fedveil.errors import damaged
 from fedveil.grid import Outcome, Store
 from fedveil.papers.evidence import WRITTEN_AGAIN
-from fedveil.papers.measure import Result, from_json, measured, to_json
+from fedveil.papers.measure import measured
 from fedveil.papers.page import claims_page
 from fedveil.papers.reproduction import Reproduction, Selection
+from fedveil.papers.result import Result, from_json, to_json
 from fedveil.papers.study import Study
 from fedveil.papers.tables import result_table
 from fedveil.report.plots import draw_plot

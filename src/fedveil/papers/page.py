@@ -8,19 +8,10 @@ from pathlib import Path
 from statistics import fmean
 
 from fedveil.papers.audited import Audited, read_audits
-from fedveil.papers.claims import (
-    CANNOT_TELL,
-    CONTRADICTED,
-    HOLDS,
-    NO_DIFFERENCE,
-    RULES,
-    UNTESTED,
-    Finding,
-    Row,
-    best_of,
-)
+from fedveil.papers.claims import best_of
 from fedveil.papers.described import ClaimOf
 from fedveil.papers.evidence import Evidence, read_evidence
+from fedveil.papers.finding import CANNOT_TELL, CONTRADICTED, HOLDS, NO_DIFFERENCE, RULES, UNTESTED, Finding, Row
 from fedveil.papers.study import Study
 from fedveil.papers.tables import FIRST
 from fedveil.report.table import NOTHING, Table

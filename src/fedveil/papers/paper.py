@@ -8,7 +8,7 @@ from importlib.resources.abc import Traversable
 from typing import Any
 
 from fedveil.papers.described import Described
-from fedveil.papers.measure import Place, Published
+from fedveil.papers.result import Place, Published
 from fedveil.registry import Registry
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from sklearn.metrics import roc_curve
 
 from fedveil.grid import Outcome
-from fedveil.papers.measure import Value
 from fedveil.papers.models import outputs, test_half
+from fedveil.papers.result import Value
 from fedveil.report.plots import Curve
 
 CLIMB = 4  # the first of so many parts of a run: everything climbs there

@@ -16,8 +16,8 @@ from fedveil.grid import Outcome
 from fedveil.papers.audited import AuditClaim
 from fedveil.papers.claims import JUDGES
 from fedveil.papers.described import Described, Part, ScaleOf
-from fedveil.papers.measure import Place, Published, Value
 from fedveil.papers.paper import Paper, read_published
+from fedveil.papers.result import Place, Published, Value
 from fedveil.papers.standard import CURVES, MEASURES
 from fedveil.registry import Registry
 from fedveil.report.plots import Curve

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from fedveil.grid import Cell, Store
-from fedveil.papers.measure import Published, Result
+from fedveil.papers.result import Published, Result
 from fedveil.papers.study import Study
 from fedveil.report.table import NOTHING, Table
 

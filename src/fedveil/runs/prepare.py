@@ -26,7 +26,7 @@ from fedveil.config.options import fields_of
 from fedveil.runs.poisoning import Poisoning, poisoning_of
 from fedveil.runs.pretraining import first_model, pretraining_of
 from fedveil.runs.world import Shares, share_out
-from fedveil.config.sections import Budget
+from fedveil.config.privacy import Budget
 from fedveil.layout import Layout
 from fedveil.learning import (
     LocalTraining,

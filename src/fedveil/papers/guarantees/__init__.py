@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from fedveil.grid import Outcome
-from fedveil.papers.measure import Value
+from fedveil.papers.result import Value
 from fedveil.papers.study import Study
 
 study = Study.of(__name__)

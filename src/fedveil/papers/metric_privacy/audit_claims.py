@@ -8,7 +8,8 @@ from functools import partial
 from fedveil.attacks import NoiseSize
 from fedveil.config.variants import EQUAL_SIGMA
 from fedveil.papers.audited import AuditClaim, Audited
-from fedveil.papers.claims import CANNOT_TELL, HOLDS, Row, decided, untested, verdict_of, within
+from fedveil.papers.claims import decided, untested, verdict_of, within
+from fedveil.papers.finding import CANNOT_TELL, HOLDS, Row
 from fedveil.papers.metric_privacy.measures import study
 
 MARGIN = 0.02  # of accuracy or AUC: what counts as no difference

@@ -9,24 +9,10 @@ from statistics import stdev
 
 import scipy
 
-from fedveil.papers.claims import (
-    CANNOT_TELL,
-    CONTRADICTED,
-    HOLDS,
-    UNTESTED,
-    Decide,
-    Row,
-    alike,
-    compared,
-    differing,
-    levelled,
-    means,
-    rows_of,
-    strongest,
-    verdict_of,
-)
+from fedveil.papers.claims import alike, compared, differing, levelled, means, rows_of, strongest, verdict_of
 from fedveil.papers.described import ClaimOf
 from fedveil.papers.evidence import Evidence, RunSeries
+from fedveil.papers.finding import CANNOT_TELL, CONTRADICTED, HOLDS, UNTESTED, Decide, Row
 from fedveil.papers.metric_privacy.measures import rank_correlation, study
 
 SPREAD = 0.028  # the paper: "<= 0.028 across all strategies and approaches", over five runs

@@ -35,8 +35,8 @@ from fedveil.learning import evaluate, predict
 from fedveil.learning.losses import cross_entropy
 from fedveil.mechanisms import keyed_seed
 from fedveil.papers.described import ScaleOf
-from fedveil.papers.measure import Value
 from fedveil.papers.models import Examples, outputs, test_half
+from fedveil.papers.result import Value
 from fedveil.papers.standard import final
 from fedveil.papers.study import Study
 from fedveil.report.plots import Curve

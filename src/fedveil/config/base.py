@@ -1,0 +1,58 @@
+"""What every table of a configuration is: frozen, without unknown keys, its options those of what it names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from fedveil.config.options import Option, check_options
+
+
+class Section(BaseModel):
+    """A table of the file: frozen, and without unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True)
+
+    def differing(self) -> dict[str, Any]:
+        """Plain values of the keys that are not at their defaults."""
+        own, found = self.model_dump(), {}
+        for name, info in type(self).model_fields.items():
+            value, default = getattr(self, name), info.get_default(call_default_factory=True)
+            if value is not None and value != default:
+                found[name] = value.differing() if isinstance(value, Section) else own[name]
+        return found
+
+
+class OpenSection(Section):
+    """A table whose other keys belong to what it names; they end up in `options`, defaults filled in."""
+
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    section: ClassVar[str]
+    chooser: ClassVar[str] = "name"
+
+    @classmethod
+    def accepted(cls, name: str) -> Mapping[str, Option]:
+        """The keys of what is named."""
+        raise NotImplementedError
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fold(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        given = {**values.get("options", {}), **{k: v for k, v in values.items() if k not in cls.model_fields}}
+        own = {k: v for k, v in values.items() if k in cls.model_fields and k != "options"}
+        name = own.get(cls.chooser, cls.model_fields[cls.chooser].default)
+        if not isinstance(name, str):
+            return own
+        beside = [field for field in cls.model_fields if field != "options"]
+        return {**own, "options": check_options(cls.section, repr(name), given, cls.accepted(name), beside)}
+
+    def differing(self) -> dict[str, Any]:
+        name = str(getattr(self, self.chooser))
+        defaults = {key: option.default for key, option in self.accepted(name).items()}
+        options = {key: value for key, value in self.options.items() if value != defaults[key]}
+        return {**super().differing(), self.chooser: name, "options": options}
