@@ -1,5 +1,6 @@
 """The command line: exit codes, one clear line on stderr, plain lines when piped, speed of --help."""
 
+import csv
 import json
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from typer.testing import CliRunner
 
 import fedveil
 from fedveil.cli import app
+from fedveil.config import load, presets
+from fedveil.runs import Summary
 from fedveil.runs import runner as runner_module
 
 TINY = """
@@ -186,10 +189,10 @@ def test_clients_that_all_decline_have_exit_code_3(here):
 def test_an_interruption_has_exit_code_130_and_says_how_to_go_on(here, monkeypatch):
     real = runner_module.row_of
 
-    def interrupting(record, federation):
+    def interrupting(record, *its):
         if record.round.number == 3:
             raise KeyboardInterrupt
-        return real(record, federation)
+        return real(record, *its)
 
     with monkeypatch.context() as patch:
         patch.setattr(runner_module, "row_of", interrupting)
@@ -326,3 +329,53 @@ def test_verify_says_when_so_few_runs_test_nothing(here, monkeypatch):
     assert "--runs" in call("verify", "--runs", "8").stdout
     monkeypatch.setattr("fedveil.audit.guarantees.verify", lambda runs, show: [{**row, "mu_lower": 0.5}])
     assert "--runs" not in call("verify", "--runs", "8").stdout
+
+
+def test_tables_are_lines_of_json_and_quiet_prints_nothing(tmp_path):
+    result = CliRunner().invoke(app, ["--json", "presets"])
+    assert {row["preset"] for row in json.loads(result.stdout)} == set(presets())
+    short = ["digits-compare", "--set", "rounds=2", "--out"]
+    result = CliRunner().invoke(app, ["--json", "run", *short, str(tmp_path / "a")])
+    assert json.loads(result.stdout)["replies"].startswith("20 used")
+    result = CliRunner().invoke(app, ["-q", "run", *short, str(tmp_path / "b")])
+    assert (result.exit_code, result.output) == (0, "")
+    rows = list(csv.DictReader((tmp_path / "b" / "metrics.csv").open()))
+    assert [row["round"] for row in rows] == ["1", "2"]
+    assert float(rows[-1]["accuracy"]) == Summary.read(tmp_path / "b").rows[-1]["metrics"]["accuracy"]
+
+
+def test_a_plan_is_read_from_a_configuration_and_options_come_first():
+    plan = lambda *more: json.loads(CliRunner().invoke(app, ["--json", "plan", "digits-compare", *more]).stdout)  # noqa: E731
+    config = load("digits-compare")
+    assert plan()["assumes"].startswith(f"{config.data.clients} clients")
+    z = fedveil.accounting.plan(epsilon=8, delta=config.privacy.budget.delta, rounds=config.rounds).noise_multiplier
+    assert plan("--epsilon", "8")["noise multiplier"].startswith(f"{z:.4g}"[:4])
+    result = CliRunner().invoke(app, ["plan", "digits-sga-ldp"])
+    assert result.exit_code == 2
+    assert "advise" in result.output
+
+
+def test_pipes_break_no_row():
+    text = CliRunner().invoke(app, ["reproduce", "--list"]).stdout
+    assert all(title in text for title in ("Group privacy for personalised federated learning: Laplace noise on each",))
+
+
+def test_what_is_finished_is_shown_when_a_comparison_is_interrupted(tmp_path, monkeypatch):
+    from fedveil import grid
+
+    short = ["compare", "digits-compare", "--set", "rounds=1", "--out", str(tmp_path / "c")]
+    assert CliRunner().invoke(app, short).exit_code == 0
+
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(grid, "compare", interrupted)
+    result = CliRunner().invoke(app, [*short, "--resume"])
+    assert result.exit_code == 130
+    assert all(s.label in result.output for s in load("digits-compare").compare.settings)
+
+
+def test_listing_the_studies_needs_no_torch():
+    code = "import sys; from fedveil.cli import app; app(['reproduce', '--list'], standalone_mode=False)"
+    run = subprocess.run([sys.executable, "-c", f"{code}; assert 'torch' not in sys.modules"], capture_output=True)
+    assert run.returncode == 0, run.stderr.decode()[-500:]

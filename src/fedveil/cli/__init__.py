@@ -9,7 +9,7 @@ import typer
 import typer.core
 
 from fedveil import __version__
-from fedveil.cli import advise, audit, data, ledger, reproduce, running, verify
+from fedveil.cli import advise, audit, data, ledger, reproduce, running, shared, verify
 
 typer.core.HAS_RICH = False  # with Rich at hand, plain help would read "\\[required]"
 
@@ -17,7 +17,6 @@ app = typer.Typer(
     name="fedveil",
     help="Privacy-preserving federated learning with calibrated noise, and a truthful account of what it bought.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -34,8 +33,10 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print refusals alone; files tell the rest.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Each table as a line of JSON, the rest on stderr.")] = False,
 ) -> None:
-    pass
+    shared.OUTPUT.quiet, shared.OUTPUT.json = quiet, json
 
 
 running.register(app)

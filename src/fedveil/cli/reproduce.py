@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from fedveil.grid import Finished
     from fedveil.papers.files import Pages
     from fedveil.papers.reproduction import Reproduction, Selection
+    from fedveil.report.table import Table
 
 
 def register(app: typer.Typer) -> None:
@@ -68,6 +70,9 @@ def reproduce(
 ) -> None:
     """Reproduce a paper's tables and figures. Finished runs are kept: the same command goes on where it stopped."""
     with told() as going:
+        if list_ and study is None:
+            console_for().print(_listed())
+            return
         from fedveil.errors import require_count
         from fedveil.grid import Store
         from fedveil.papers import Choices, Reproduction, Selection, find, names
@@ -113,6 +118,27 @@ def reproduce(
             _show(console, asked, selection, Pages(into or store.folder, asked, store), done)
         if done.failed:
             fail(f"{len(done.failed)} of {len(cells)} runs ended without a model; see above", NO_REPLY)
+
+
+def _listed() -> Table:
+    """Every study, from the packaged files; a study of somebody else's package has to be loaded."""
+    from importlib import resources
+    from importlib.metadata import entry_points
+
+    from fedveil.report.table import Table
+
+    if entry_points(group="fedveil.studies"):
+        from fedveil.papers import find, names
+        from fedveil.papers.tables import studies_table
+
+        return studies_table({name: find(name) for name in names()})
+    rows = []
+    for place in resources.files("fedveil").joinpath("papers").iterdir():
+        file = place / "study.toml"
+        if file.is_file():
+            described = tomllib.loads(file.read_text(encoding="utf-8"))
+            rows.append((place.name.replace("_", "-"), described["title"], described["source"]))
+    return Table(("study", "what it is", "source"), sorted(rows), wraps=("what it is", "source"))
 
 
 def _show(console: Console, asked: Reproduction, selection: Selection, pages: Pages, done: Finished) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -94,7 +94,12 @@ def compare(
         console = console_for()
         quiet(spec.engine)
         check_audit(spec, audit)
-        found = grid.compare(spec, folder, seeds=seeds, resume=resume, progress=progress_for(console))
+        try:
+            found = grid.compare(spec, folder, seeds=seeds, resume=resume, progress=progress_for(console))
+        except KeyboardInterrupt:
+            if finished := grid.finished_of(spec, folder, seeds):
+                console.print(*comparison_tables(finished, console.width))
+            raise
         if audit:
             attack_settings(spec, folder, audit, progress_for(console))
         found = with_attacks(found, folder)
@@ -109,13 +114,17 @@ def compare(
 
 
 def plan(
-    delta: Annotated[float, typer.Option("--delta", help="Failure probability of the total.")],
+    config: Annotated[
+        str | None, typer.Argument(metavar="[CONFIG]", help="A TOML file, run folder or preset with central noise.")
+    ] = None,
+    delta: Annotated[float | None, typer.Option("--delta", help="Failure probability of the total.")] = None,
     rounds: Annotated[
         int | None, typer.Option("--rounds", help="Rounds; left out with --epsilon and --noise-multiplier: the most.")
     ] = None,
     clients: Annotated[
-        int, typer.Option("--clients", help="Clients n of the cohort, all in every round; 0: as many as it takes.")
-    ] = 1,
+        int | None,
+        typer.Option("--clients", help="Clients n of each round (default: 1); 0: as many as it takes."),
+    ] = None,
     epsilon: Annotated[float | None, typer.Option("--epsilon", help="Target for the total: gives the noise.")] = None,
     noise_multiplier: Annotated[float | None, typer.Option("--noise-multiplier", help="z: gives epsilon.")] = None,
     clip: Annotated[
@@ -125,25 +134,49 @@ def plan(
         float | None, typer.Option("--update-norm", help="Typical length of an update before clipping.")
     ] = None,
     dimension: Annotated[int | None, typer.Option("--dimension", help="Parameters of the model.")] = None,
-    relation: Annotated[RelationName, typer.Option("--relation", help="Neighbours.")] = RelationName.ZERO_OUT,
+    relation: Annotated[RelationName | None, typer.Option("--relation", help="Neighbours; default: zero-out.")] = None,
 ) -> None:
-    """Plan central noise: the noise for a budget or the budget of a noise, and the signal-to-noise ratio to expect."""
+    """Plan central noise: the noise for a budget or the budget of a noise, and the signal-to-noise ratio to expect.
+
+    Of a configuration rounds, clients, clip, noise (or epsilon) and relation are taken; options come before them.
+    """
     with told():
         from fedveil.accounting import plan as make
+        from fedveil.errors import FieldError
         from fedveil.report.planning import plan_table
 
-        found = make(
-            epsilon=epsilon,
-            delta=delta,
-            rounds=rounds,
-            clients=clients or None,
-            clip=clip,
-            update_norm=update_norm,
-            dimension=dimension,
-            noise_multiplier=noise_multiplier,
-            relation=relation.value,
-        )
+        values = {} if config is None else _planned(config)
+        if epsilon is not None:  # what is asked for takes the place of what follows from it
+            values.pop("noise_multiplier", None)
+        given: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "rounds": rounds, "clients": clients, "clip": clip}
+        given |= {"update_norm": update_norm, "dimension": dimension, "noise_multiplier": noise_multiplier}
+        given |= {"relation": None if relation is None else relation.value}
+        values |= {name: value for name, value in given.items() if value is not None}
+        if "delta" not in values:
+            raise FieldError("--delta", "missing", "the failure probability of the total, e.g. 1e-5")
+        found = make(**{**values, "clients": values.get("clients", 1) or None})
         console_for().print(plan_table(found))
+
+
+def _planned(config: str) -> dict[str, Any]:
+    """What a configuration says of central noise."""
+    from fedveil.config import load
+    from fedveil.errors import FieldError
+    from fedveil.methods import GlobalDP
+    from fedveil.runs.deal import deal_out
+
+    spec = load(config)
+    server = spec.privacy.build(spec.aggregator).server
+    if not isinstance(server, GlobalDP) or server.public_clip is None:
+        raise FieldError("privacy.method", spec.privacy.method, "only 'global' is planned so; see fedveil advise")
+    return {
+        "delta": spec.privacy.budget.delta,
+        "rounds": spec.rounds,
+        "clients": spec.clients_per_round or len(deal_out(spec.data, spec.seed).clients),
+        "clip": server.public_clip,
+        "noise_multiplier": server.noise_multiplier,
+        "relation": server.relation,
+    }
 
 
 def presets() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -107,12 +109,43 @@ def stop_early(reasons: list[str]) -> None:
         fail(f"stopped early: {found[0]}", STOPPED)
 
 
+@dataclass
+class Output:
+    """How commands answer: ``fedveil -q ...``, ``fedveil --json ...``."""
+
+    quiet: bool = False
+    json: bool = False
+
+
+OUTPUT = Output()
+PIPE = 1000  # columns where nobody reads line by line: words and rows stay whole
+
+
 def console_for() -> Console:
-    """The terminal, or a wide page when output goes elsewhere."""
+    """The terminal, or a page as wide as it takes when output goes elsewhere; silent, or one for JSON, if asked for."""
     from rich.console import Console
 
-    found = Console()
-    return found if found.is_terminal else Console(width=max(found.width, 180))
+    if OUTPUT.json:
+        return _json_console()
+    found = Console(quiet=OUTPUT.quiet)
+    return found if found.is_terminal else Console(width=max(found.width, PIPE), quiet=OUTPUT.quiet)
+
+
+def _json_console() -> Console:
+    """Prints tables as one line of JSON each on standard output, and everything else on standard error."""
+    from rich.console import Console
+
+    from fedveil.report.table import Table
+
+    class JsonConsole(Console):
+        def print(self, *things: Any, **options: Any) -> None:
+            for thing in things:
+                if isinstance(thing, Table):
+                    sys.stdout.write(json.dumps(thing.values()) + "\n")
+                else:
+                    super().print(thing, **options)
+
+    return JsonConsole(stderr=True, width=PIPE, quiet=OUTPUT.quiet)
 
 
 def folder_of(config: str, name: str) -> Path:

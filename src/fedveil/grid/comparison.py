@@ -13,6 +13,7 @@ from fedveil.config.folders import CELLS, COMPARISON, CONFIG, refuse_used, requi
 from fedveil.config.variants import Variant, configure, variants_of
 from fedveil.errors import FieldError, NoReplyError, require_count
 from fedveil.grid.cell import Cell
+from fedveil.grid.outcome import Finished
 from fedveil.grid.store import Store
 from fedveil.runs import Progress, Summary
 from fedveil.runs.ledgers import make_folder, write_atomic
@@ -76,14 +77,27 @@ def compare(
     finished = Store(path).run([cell for _, cell in planned], progress)
     for why in finished.failed.values():
         raise NoReplyError(why)
-    summaries = []
-    for variant, cell in planned:
-        summary = finished.outcomes[cell.key].summary
-        place = {"setting": variant.label, "base": variant.base, "swept": dict(variant.swept)}
-        summaries.append(Summary({**summary.values, **place}, summary.rows))
+    summaries = _placed(planned, finished)
     if path is not None:
         write(path, [summary.values for summary in summaries])
     return summaries
+
+
+def finished_of(config: Config, folder: Path, seeds: int = 1) -> list[Summary]:
+    """The runs of a comparison that are finished in a folder; nothing is run."""
+    planned = cells_of(config, seeds)
+    return _placed(planned, Store(folder).collect([cell for _, cell in planned]))
+
+
+def _placed(planned: list[tuple[Variant, Cell]], finished: Finished) -> list[Summary]:
+    """Summaries under the settings' labels."""
+    found = []
+    for variant, cell in planned:
+        if cell.key in finished.outcomes:
+            summary = finished.outcomes[cell.key].summary
+            place = {"setting": variant.label, "base": variant.base, "swept": dict(variant.swept)}
+            found.append(Summary({**summary.values, **place}, summary.rows))
+    return found
 
 
 def write(folder: Path, values: list[Mapping[str, Any]]) -> None:

@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -78,6 +78,12 @@ class Table:
         lines = [f"## {self.title}", ""] if self.title else []
         lines += [f"| {' | '.join(map(str, cells))} |" for cells in (self.header, rule, *self.rows)]
         return [*lines, "", *(f"* {note}" for note in self.notes), *([""] if self.notes else [])]
+
+    def values(self) -> Any:
+        """For JSON: a mapping of facts, or one mapping a row."""
+        if not any(self.header):
+            return {str(name): str(text) for name, text in self.rows if name}
+        return [dict(zip(self.header, map(str, row), strict=True)) for row in self.rows]
 
     def csv(self) -> str:
         """Header and rows."""

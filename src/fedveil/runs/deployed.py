@@ -22,7 +22,7 @@ from fedveil.layout import Layout
 from fedveil.methods import Method
 from fedveil.runs.ledgers import LedgerFiles, append, make_folder, write_atomic
 from fedveil.runs.lock import FolderLock
-from fedveil.runs.summary import METRICS, REPRODUCIBLE, Row, core_of, guarantee_values, row_of
+from fedveil.runs.summary import METRICS, METRICS_CSV, REPRODUCIBLE, Row, core_of, guarantee_values, row_of, rows_csv
 
 _LOG = getLogger("flwr")
 
@@ -92,6 +92,7 @@ class ServerFolder:
         }
         write_atomic(self.path / "model.safetensors", save(arrays, metadata={"format": "pt"}))
         summary = self._summary(spent, stopped, clients)
+        write_atomic(self.path / METRICS_CSV, rows_csv(self._rows))
         write_atomic(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
         self._lock.release()
 

@@ -19,7 +19,7 @@ from fedveil.config.folders import CONFIG, RUN, RUN_ID, refuse_used, require_beg
 from fedveil.runs.ledgers import LedgerFiles, Ledgers, append, make_folder, write_atomic
 from fedveil.config.loading import load
 from fedveil.runs.lock import FolderLock
-from fedveil.runs.summary import METRICS, Row, parse_row
+from fedveil.runs.summary import METRICS, METRICS_CSV, Row, parse_row, rows_csv
 
 
 def new_run_id(config: Config) -> str:
@@ -30,6 +30,7 @@ def new_run_id(config: Config) -> str:
 # What carries no noise, whatever the run promises of its models: the experimenter's view, not to be handed on.
 UNNOISED = {
     "metrics.jsonl": "private: accuracies, losses, norms, texts of failures, each client's own noise",
+    "metrics.csv": "private: as metrics.jsonl",
     "summary.json": "private: its metrics, last_rounds, test_metrics and noise are measured without noise",
     "checkpoint": "private: the state of every client",
     "ledger": "private where a heuristic's scale follows a client's own values",
@@ -127,6 +128,7 @@ class RunFolder:
             for name, value in named.items()
         }
         write_atomic(self.path / "model.safetensors", save(arrays, metadata={"format": "pt"}))
+        write_atomic(self.path / METRICS_CSV, rows_csv(self.rows))
         write_atomic(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
 
     def _reopen(self) -> None:

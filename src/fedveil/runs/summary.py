@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 import platform
@@ -26,6 +28,7 @@ from fedveil.layout import Layout
 from fedveil.methods import ClientSide, Method
 
 METRICS = "metrics.jsonl"
+METRICS_CSV = "metrics.csv"
 NUMERICS = 3  # raised by any change of a default or of arithmetic: runs of two versions are not the same run
 LAST = 5  # rounds that the averaged figures cover
 REACH = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)  # mu of the worst client at the distances of its curve, or about
@@ -136,6 +139,19 @@ def row_of(record: RoundRecord, method: Method, layout: Layout, sides: Mapping[i
         "refused": {str(k): v for k, v in log.refused.items()},
         "seconds": round(record.seconds, 4),
     }
+
+
+def rows_csv(rows: Sequence[Row]) -> bytes:
+    """The rounds' metrics, noise and replies as a table, for other programs."""
+    flat = [
+        {"round": row["round"], **row["metrics"], **row["noise"], "replies": row["replies"], "seconds": row["seconds"]}
+        for row in rows
+    ]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return text.getvalue().encode()
 
 
 def noise_of(
