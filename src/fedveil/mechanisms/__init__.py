@@ -1,7 +1,7 @@
 """Draw noise: mechanisms and the sources of their randomness."""
 
 from fedveil.mechanisms.discrete import DiscreteGaussianNoise, to_grid
-from fedveil.mechanisms.noise import MECHANISMS, EuclideanLaplaceNoise, GaussianNoise, Mechanism, gaussian_sigma
+from fedveil.mechanisms.noise import MECHANISMS, EuclideanLaplaceNoise, GaussianNoise, Mechanism, gaussian_sigma, noised
 from fedveil.mechanisms.secure import SecureSource
 from fedveil.mechanisms.source import NoSource, ReproducibleSource, Source, keyed_seed
 
@@ -17,5 +17,6 @@ __all__ = [
     "Source",
     "gaussian_sigma",
     "keyed_seed",
+    "noised",
     "to_grid",
 ]

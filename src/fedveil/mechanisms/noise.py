@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -60,11 +61,13 @@ class GaussianNoise:
         """Add noise to a vector [d] in place, a block at a time; returns the vector.
 
         A block is drawn, added and forgotten, so that no second [d] is needed. A reproducible source adds the bits that
-        `sample` would have drawn at once.
+        `sample` would have drawn at once; what a deployable one has been added to is rounded to a grid, see `noised`.
         """
         for start in range(0, _at_least_one(vector.numel()), _BLOCK):
             part = vector[start : start + _BLOCK]
             part += self.sample(len(part), source=source, dtype=vector.dtype)
+            if source.deployable:
+                _on_grid(part, self.sigma)
         return vector
 
 
@@ -104,6 +107,33 @@ class EuclideanLaplaceNoise:
         direction = _drawn(source).normal(_at_least_one(size))
         radius = source.gamma(size) / self.epsilon
         return direction.mul_(radius / direction.norm()).to(dtype)
+
+    def add_to(self, vector: Tensor, *, source: Source) -> Tensor:
+        """Add noise to a vector [d] in place; returns it, on a grid where the source is deployable, see `noised`."""
+        vector += self.sample(len(vector), source=source, dtype=vector.dtype)
+        return _on_grid(vector, math.sqrt(len(vector) + 1) / self.epsilon) if source.deployable else vector
+
+
+def noised(
+    vector: Tensor, noise: GaussianNoise | EuclideanLaplaceNoise, source: Source, dtype: torch.dtype | None = None
+) -> Tensor:
+    """A vector [d] with noise, as it may leave; of the vector's type.
+
+    With a deployable source both are added in float64, and their sum is rounded to a grid that depends on the noise's
+    scale alone. Otherwise the low bits of small sums would tell which vector it was: noise in floating point has gaps,
+    and they lie elsewhere for another vector (Mironov 2012). What float64 leaves of that is a loss of about
+    2^-31 a coordinate: it shifts the edges of a cell by that share of its width. With a reproducible source the noise is drawn in `dtype` (default: the vector's), and
+    a seed keeps its bits.
+    """
+    if not source.deployable:
+        return vector + noise.sample(len(vector), source=source, dtype=dtype or vector.dtype)
+    return noise.add_to(vector.to(torch.float64, copy=True), source=source).to(vector.dtype)
+
+
+def _on_grid(vector: Tensor, scale: float) -> Tensor:
+    """Round a vector in place to multiples of the power of two that lies 20 to 21 binary digits below a scale."""
+    grid = 2.0 ** (math.floor(math.log2(scale)) - 20)
+    return vector.div_(grid).round_().mul_(grid)
 
 
 def euclidean_laplace_rows(epsilons: Tensor, size: int, sources: Sequence[Source], dtype: torch.dtype) -> Tensor:

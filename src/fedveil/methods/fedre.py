@@ -23,7 +23,7 @@ from fedveil.clipping import clip
 from fedveil.errors import FieldError, require_choice, require_delta, require_positive
 from fedveil.gdp import mu_of_epsilon
 from fedveil.layout import Layout
-from fedveil.mechanisms import GaussianNoise, Source
+from fedveil.mechanisms import GaussianNoise, Source, noised
 from fedveil.methods.contract import LIVENESS, held_to, noise_figures
 from fedveil.methods.facts import Broadcast, ClientFacts, Combined, Protected, Releases, ServerFacts
 from fedveil.methods.replies import stack_models
@@ -125,7 +125,7 @@ class FedRE:
             deviations = tuple(factor * deviation for deviation in deviations)
         for slices, deviation in zip(groups.values(), deviations, strict=True):
             for s in slices:
-                update[s] += GaussianNoise(deviation).sample(s.stop - s.start, source=source, dtype=update.dtype)
+                update[s] = noised(update[s], GaussianNoise(deviation), source)
         own = state if facts.layer_scores is None else LastScores(torch.tensor(scores, dtype=torch.float64))
         return Protected((Release("model", facts.start + update),), self._spend(deviations, rounds), own)
 

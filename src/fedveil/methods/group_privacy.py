@@ -35,7 +35,7 @@ from fedveil.calibration import NeighbourhoodLaplace
 from fedveil.clipping import norms
 from fedveil.errors import FieldError, require_choice, require_count, require_non_negative, require_positive
 from fedveil.layout import Layout
-from fedveil.mechanisms import EuclideanLaplaceNoise, GaussianNoise, Source
+from fedveil.mechanisms import EuclideanLaplaceNoise, GaussianNoise, Source, noised
 from fedveil.mechanisms.noise import euclidean_laplace_rows
 from fedveil.methods.contract import LIVENESS, held_to
 from fedveil.methods.facts import Broadcast, ClientFacts, Combined, Protected, Releases, ServerFacts
@@ -114,21 +114,20 @@ class GroupPrivacy:
         step = model - facts.start
         if self.distribution == "gaussian":
             spend = self._spend((), facts.broadcast)
-            noise = GaussianNoise(spend.scale[0]).sample(len(model), source=source, dtype=model.dtype)
-            return Protected((Release("model", model + noise),), spend, state)
+            return Protected((Release("model", noised(model, GaussianNoise(spend.scale[0]), source)),), spend, state)
         if self.radius is None and not facts.failed and bool(step.any()):
             epsilon = NeighbourhoodLaplace(self.noise_multiplier).epsilon(step)
         else:
             epsilon = self._public_epsilon(self.fallback_radius if self.radius is None else self.radius, len(model))
-        noise = EuclideanLaplaceNoise(epsilon).sample(len(model), source=source, dtype=model.dtype)
-        return Protected((Release("model", model + noise),), self._spend((epsilon,), facts.broadcast), state)
+        released = noised(model, EuclideanLaplaceNoise(epsilon), source)
+        return Protected((Release("model", released),), self._spend((epsilon,), facts.broadcast), state)
 
     def protect_each(
         self, models: Tensor, facts: Sequence[ClientFacts], states: Sequence[NoState], sources: Sequence[Source]
     ) -> list[Protected | None]:
         """`protect` for trained clients of small models, to the bit; None for one that has to be protected alone."""
         size, broadcast = models.shape[1], facts[0].broadcast
-        if self.noise_multiplier == 0 or size > SMALL:
+        if self.noise_multiplier == 0 or size > SMALL or sources[0].deployable:
             return [None] * len(facts)
         lengths = torch.linalg.vector_norm(models, dim=1, dtype=torch.float64)
         starts = broadcast.models[torch.tensor([f.chosen for f in facts])]

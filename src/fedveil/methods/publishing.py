@@ -22,7 +22,7 @@ from torch import Tensor
 from fedveil.accounting import Guarantee, Relation, Release, Spend
 from fedveil.accounting.events import FACTOR
 from fedveil.errors import FieldError, require_choice, require_noise, require_positive
-from fedveil.mechanisms import GaussianNoise, Source
+from fedveil.mechanisms import GaussianNoise, Source, noised
 
 Mode = Literal["off", "noised", "clear"]
 MODES: tuple[Mode, ...] = ("off", "noised", "clear")
@@ -91,8 +91,7 @@ class Publishing:
         cut = torch.where(figures.isnan(), ranges / 2, figures.clamp(min=torch.zeros_like(ranges), max=ranges))
         moved = math.sqrt(m) / (2 * n)  # zero-out sensitivity of the scaled mean
         sigma = self.noise_multiplier * moved
-        noise = GaussianNoise(sigma).sample(m, source=source)
-        mean = 0.5 + (cut / ranges - 0.5).mean(0) + noise
+        mean = noised(0.5 + (cut / ranges - 0.5).mean(0), GaussianNoise(sigma), source)
         factor = FACTOR[relation]
         conditions = ("the number of clients stays the same whoever belongs",) if relation == "add/remove" else ()
         guarantee = Guarantee(

@@ -20,7 +20,7 @@ from fedveil.clipping import clip
 from fedveil.errors import require_choice
 from fedveil.gdp import mu_of_epsilon
 from fedveil.layout import Layout
-from fedveil.mechanisms import GaussianNoise, Source
+from fedveil.mechanisms import GaussianNoise, Source, noised
 from fedveil.methods.contract import LIVENESS, held_to, noise_figures
 from fedveil.methods.facts import Broadcast, ClientFacts, Protected, Releases
 
@@ -106,7 +106,7 @@ class SGALDP:
             known = None if facts.failed or self.static else _reference(facts.broadcast, state)
             epsilon = calibrator.epsilon(update, known)
             sigma = calibrator.sigma(epsilon)
-        update = update + GaussianNoise(sigma).sample(len(update), source=source, dtype=update.dtype)
+        update = noised(update, GaussianNoise(sigma), source)
         released = facts.start + update
         spend = self._spend((sigma,), epsilon)
         return Protected(

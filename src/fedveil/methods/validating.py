@@ -18,7 +18,7 @@ import torch
 
 from fedveil.accounting import Guarantee, Release, Spend, Trust, nothing
 from fedveil.errors import require_choice, require_count, require_positive
-from fedveil.mechanisms import GaussianNoise, Source
+from fedveil.mechanisms import GaussianNoise, Source, noised
 from fedveil.methods.publishing import Publishing
 
 ANSWERS = "whether and when a validation client answers does not depend on its data"
@@ -67,7 +67,7 @@ class Validation:
             return (Release("metric", torch.tensor(loss, dtype=torch.float64), "validation_loss"),), nothing(trust)
         sigma = self.noise_multiplier * self.loss_range
         cut = min(max(loss, 0.0), self.loss_range) if isfinite(loss) else self.loss_range
-        value = cut + GaussianNoise(sigma).sample(1, source=source)[0]
+        value = noised(torch.tensor([cut], dtype=torch.float64), GaussianNoise(sigma), source)[0]
         guarantee = Guarantee(
             unit="client",
             relation="replace-one",
