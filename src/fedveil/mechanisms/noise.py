@@ -122,8 +122,8 @@ def noised(
     With a deployable source both are added in float64, and their sum is rounded to a grid that depends on the noise's
     scale alone. Otherwise the low bits of small sums would tell which vector it was: noise in floating point has gaps,
     and they lie elsewhere for another vector (Mironov 2012). What float64 leaves of that is a loss of about
-    2^-31 a coordinate: it shifts the edges of a cell by that share of its width. With a reproducible source the noise is drawn in `dtype` (default: the vector's), and
-    a seed keeps its bits.
+    2^-31 a coordinate: it shifts the edges of a cell by that share of its width. With a reproducible source the noise
+    is drawn in `dtype` (default: the vector's), and a seed keeps its bits.
     """
     if not source.deployable:
         return vector + noise.sample(len(vector), source=source, dtype=dtype or vector.dtype)
