@@ -1,0 +1,26 @@
+"""docs/configuration.md is what the schema says, and explains every key."""
+
+import re
+from pathlib import Path
+
+from fedveil.aggregation import AGGREGATORS
+from fedveil.config import Config
+from fedveil.config.reference import pages
+from fedveil.data import SOURCES
+from fedveil.learning.models import MODELS
+from fedveil.methods import METHODS
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
+
+
+def test_the_page_is_the_schemas():
+    assert PAGE.read_text() == pages(), "python -m fedveil.config.reference > docs/configuration.md"
+
+
+def test_every_key_has_a_meaning_and_everything_that_can_be_named_is_there():
+    text = pages()
+    assert not re.findall(r"^\| `\w+` .*\|\s*\|$", text, re.MULTILINE)
+    for names in (SOURCES, MODELS, METHODS, AGGREGATORS):
+        assert all(f"`{name}`" in text for name in names)
+    for section in Config.model_fields:
+        assert f"`{section}`" in text or f"[{section}]" in text
