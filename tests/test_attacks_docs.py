@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from fedveil import audit as audits
 from fedveil.attacks import ATTACKS
 from fedveil.attacks.statistics import epsilon_ceiling
-from fedveil.audit.participation import NAMES, settings_of
+from fedveil.audit.participation import NAMES
+from fedveil.audit.settings import settings_of
 from fedveil.cli import app
 from fedveil.config.variants import EQUAL_SIGMA
 from fedveil.config.world import SHADOWS, WORLDS

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from fedveil.audit import ParticipationGame
-from fedveil.audit.participation import settings_of
 from fedveil.audit.replicates import Case, never_drawn
+from fedveil.audit.settings import settings_of
 from fedveil.config import load
 from fedveil.config.world import IN_ITS_PLACE, SHADOWS, WORLDS, World
 from fedveil.errors import FieldError

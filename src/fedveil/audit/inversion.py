@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedveil.attacks.inversion import INVERSIONS, Captured, Inversion, Inverted, compare_inversion, play_round
 from fedveil.audit.game import GAMES, Judgement, Refused
-from fedveil.audit.participation import Planned, settings_of
+from fedveil.audit.settings import Planned, settings_of
 from fedveil.config import Config
 from fedveil.engines import Execution, Federation
 from fedveil.errors import FieldError, nearest, require_count

@@ -28,7 +28,7 @@ from fedveil.attacks.membership import (
 )
 from fedveil.attacks.statistics import auc
 from fedveil.audit.game import GAMES, Judgement, Refused
-from fedveil.audit.participation import Planned, settings_of
+from fedveil.audit.settings import Planned, settings_of
 from fedveil.config import Config
 from fedveil.engines.probe import Seen
 from fedveil.errors import FedVeilError, FieldError, nearest, require_count

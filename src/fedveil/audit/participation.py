@@ -21,19 +21,17 @@ from fedveil.audit.game import GAMES, Judgement, play
 from fedveil.audit.printed import cells_of, judge_printed
 from fedveil.audit.replicates import HONEST, MALICIOUS, Case, Replicate, never_drawn
 from fedveil.audit.scoring import Judged, judge_all
+from fedveil.audit.settings import Planned, settings_of
 from fedveil.audit.view import ParticipationView, threat_of
 from fedveil.config import Config
-from fedveil.config.sections import Comparison, Randomness, Setting
-from fedveil.config.variants import configure, variants_of
 from fedveil.config.world import WORLDS, World
 from fedveil.errors import FieldError, nearest, require_count
 from fedveil.grid import Cell, Finished
 from fedveil.runs import Progress
 from fedveil.runs.deal import Dealt, deal_out
-from fedveil.runs.prepare import Setup, prepare, resolve_device
+from fedveil.runs.prepare import Setup, prepare
 from fedveil.runs.world import share_out
 
-VANILLA = "vanilla"
 PRINTED = (SINGLE_SHOT, MULTI_ROUND)
 NAMES = (*ATTACKS, *PRINTED)
 LEAST, REHEARSALS = 4, 8  # runs in each world; rehearsals are half as many as runs, and at least so many
@@ -58,15 +56,6 @@ class Audit(Judgement):
     settings: tuple[str, ...] = ()
     single_shots: list[SingleShot] = field(default_factory=list)
     multi_rounds: list[Participation] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Planned:
-    """One setting: its label, its configuration, and the setting whose average sigma it takes, or ""."""
-
-    label: str
-    config: Config
-    matches: str = ""
 
 
 @GAMES.register("participation")
@@ -271,23 +260,6 @@ class ParticipationGame:
         verdicts = [*(v.result for v in judged.verdicts), *rounds]
         notes = _afterthoughts(list(done.values()))
         return Audit(verdicts, judged.refused, values, notes, judged, labels, shots, rounds)
-
-
-def settings_of(config: Config, compare: bool) -> list[Planned]:
-    """The undefended federation, then the one of ``[privacy]``, or each of ``[compare]``."""
-    fixed = {"compare": Comparison(), "engine": "local", "device": resolve_device(config.device)}
-    fixed["source"] = Randomness()
-    single = config.model_copy(update=fixed)
-    found = [Planned(config.privacy.method, single)]
-    if compare:
-        found = []
-        for variant in variants_of(config):
-            one = configure(config, variant.label, variant.setting).model_copy(update=fixed)
-            found.append(Planned(variant.label, one, variant.setting.match_sigma_of))
-    plain = [p for p in found if p.config.privacy.method == VANILLA]
-    if not plain:
-        plain = [Planned(VANILLA, configure(single, VANILLA, Setting.model_validate({"method": VANILLA})))]
-    return [*plain, *(p for p in found if p not in plain)]
 
 
 def audit(config: Config, out: str | Path | None = None, *, progress: Progress | None = None, **options: Any) -> Audit:

@@ -17,7 +17,7 @@ from fedveil.accounting import OPEN, Entry, Ledger, Policy, Release, Spend, Spen
 from fedveil.engines.party import Party, Store, forget
 from fedveil.errors import BudgetError, FieldError, LedgerError
 from fedveil.layout import Layout
-from fedveil.learning.training import Trained
+from fedveil.learning.local import Trained
 from fedveil.mechanisms import NoSource, ReproducibleSource, Source
 from fedveil.methods import Broadcast, ClientFacts, Method, Protected, PublicFacts, Refusal, Releases
 

@@ -34,14 +34,7 @@ from fedveil.engines.replying import Replying
 from fedveil.engines.stopping import EarlyStopping, Validators, worst_of
 from fedveil.errors import BudgetError, FieldError, LedgerError, require_count, suggesting
 from fedveil.layout import Layout
-from fedveil.learning import (
-    ClientData,
-    Figures,
-    LocalTraining,
-    choose_each,
-    evaluate_clients,
-    make_trainer,
-)
+from fedveil.learning import ClientData, Figures, LocalTraining, choose_each, evaluate_clients, make_trainer
 from fedveil.learning.learner import Learned, Learner, Task
 from fedveil.learning.metrics import metric_names, task_of
 from fedveil.mechanisms import ReproducibleSource, Source

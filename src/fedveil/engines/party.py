@@ -16,16 +16,7 @@ from fedveil.accounting import Entry, Ledger, Release, Spend, SpendFilter, diges
 from fedveil.errors import BudgetError, FieldError, LedgerError, NoReplyError, ReplyError, cleaned
 from fedveil.layout import Layout
 from fedveil.mechanisms import Source
-from fedveil.methods import (
-    Broadcast,
-    Combined,
-    Method,
-    PublicFacts,
-    Releases,
-    ServerFacts,
-    check_reply,
-    stack_models,
-)
+from fedveil.methods import Broadcast, Combined, Method, PublicFacts, Releases, ServerFacts, check_reply, stack_models
 from fedveil.methods.publishing import Publishing
 from fedveil.methods.validating import Validation
 

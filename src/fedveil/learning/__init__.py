@@ -5,13 +5,14 @@ from fedveil.learning.batched import BatchedTrainer
 from fedveil.learning.choosing import choose, choose_each, client_losses
 from fedveil.learning.clients import ClientData
 from fedveil.learning.evaluation import evaluate, evaluate_clients
+from fedveil.learning.local import LocalTraining, StepInfo, Trained
 from fedveil.learning.losses import LOSSES, predict
 from fedveil.learning.metrics import metrics
 from fedveil.learning.models import MODELS, build_model, initial_models
 from fedveil.learning.private import PrivateTrainer
 from fedveil.learning.scores import layer_scores, region_mask, score_maps, score_models
 from fedveil.learning.trainers import TRAINERS, make_trainer
-from fedveil.learning.training import LocalTraining, SequentialTrainer, StepInfo, Trained
+from fedveil.learning.training import SequentialTrainer
 from fedveil.learning.validation import Offence, mend, offences
 from fedveil.learning.workers import WorkerTrainer
 

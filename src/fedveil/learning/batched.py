@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedveil.errors import require_choice, require_count, require_workers
 from fedveil.layout import Layout
 from fedveil.learning.clients import ClientData
+from fedveil.learning.local import LocalTraining, StepInfo, Trained
 from fedveil.learning.losses import losses_of
 from fedveil.learning.stacked import Stack, compile_stack
 from fedveil.learning.stacked.block import ClientBlock, dropout_masks
@@ -20,15 +21,7 @@ from fedveil.learning.stacked.compile import NotStackable
 from fedveil.learning.stacked.schedule import schedule
 from fedveil.learning.streams import Key, stream
 from fedveil.learning.threads import Threads
-from fedveil.learning.training import (
-    Hook,
-    LocalTraining,
-    SequentialTrainer,
-    StepInfo,
-    Trained,
-    check_hook,
-    check_request,
-)
+from fedveil.learning.training import Hook, SequentialTrainer, check_hook, check_request
 
 _LOG = logging.getLogger(__name__)
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}

@@ -13,11 +13,12 @@ from fedveil.errors import FieldError, require_choice, require_count
 from fedveil.layout import Layout
 from fedveil.learning.choosing import choose_each
 from fedveil.learning.clients import ClientData
+from fedveil.learning.local import LocalTraining, Trained
 from fedveil.learning.private import PrivateTrainer
 from fedveil.learning.scores import Region, score_models
 from fedveil.learning.streams import Key, stream
 from fedveil.learning.trainers import make_trainer
-from fedveil.learning.training import Hook, LocalTraining, Trained
+from fedveil.learning.training import Hook
 from fedveil.mechanisms import Source
 
 

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from fedveil.errors import FieldError, require_choice
 from fedveil.layout import Layout
 from fedveil.learning.clients import ClientData
+from fedveil.learning.local import LocalTraining, Trained
 from fedveil.learning.losses import loss_of
 from fedveil.learning.per_example import PerExample
 from fedveil.learning.streams import Key, stream
-from fedveil.learning.training import LocalTraining, SequentialTrainer, Trained, check_request
+from fedveil.learning.training import SequentialTrainer, check_request
 from fedveil.learning.validation import require_apart, require_unmixed
 from fedveil.mechanisms import GaussianNoise, Source, noised
 from fedveil.methods.facts import NoisySteps

@@ -9,9 +9,10 @@ from torch import nn
 from fedveil.errors import require_choice
 from fedveil.layout import Layout
 from fedveil.learning.batched import BatchedTrainer
+from fedveil.learning.local import LocalTraining
 from fedveil.learning.private import PrivateTrainer
 from fedveil.learning.stacked import NotStackable
-from fedveil.learning.training import Hook, LocalTraining
+from fedveil.learning.training import Hook
 from fedveil.learning.workers import WorkerTrainer
 from fedveil.methods.facts import NoisySteps
 

@@ -5,110 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from fedveil.errors import (
-    FieldError,
-    require_choice,
-    require_count,
-    require_non_negative,
-    require_positive,
-)
+from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning.clients import ClientData
 from fedveil.learning.dropout import with_keyed_dropout
-from fedveil.learning.losses import LOSSES, as_input, fast_format, loss_of, losses_of
+from fedveil.learning.local import LocalTraining, StepInfo, Trained
+from fedveil.learning.losses import as_input, fast_format, loss_of, losses_of
 from fedveil.learning.streams import Key, epoch_orders, stream
 from fedveil.mechanisms.source import keyed_seed
-from fedveil.methods.facts import NoisySteps
-
-
-@dataclass(frozen=True, kw_only=True)
-class LocalTraining:
-    """What a client does with the model it receives.
-
-    Parameters
-    ----------
-    epochs : int
-        Passes over the client's examples.
-    batch_size : int
-        Examples a step; the last batch of an epoch may be shorter and is kept.
-    lr : float
-        Learning rate.
-    optimizer : {"sgd", "adam"}
-        Its state is fresh in every round.
-    momentum : float
-        Of SGD, at least 0 and below 1.
-    prox : float
-        The mu of FedProx: every step adds mu (w - start) to the gradient. 0 is FedAvg.
-    loss : {"cross_entropy", "mse", "rmse", "dice"}
-        Mean over the batch; rmse is the root of the batch's mean squared error.
-
-    Raises
-    ------
-    FieldError
-        For any other value.
-    """
-
-    epochs: int = 1
-    batch_size: int = 32
-    lr: float = 0.1
-    optimizer: str = "sgd"
-    momentum: float = 0.0
-    prox: float = 0.0
-    loss: str = "cross_entropy"
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be run."""
-        require_count("epochs", self.epochs)
-        require_count("batch_size", self.batch_size)
-        require_positive("lr", self.lr)
-        require_choice("optimizer", self.optimizer, ("sgd", "adam"))
-        require_choice("loss", self.loss, LOSSES)
-        require_non_negative("prox", self.prox)
-        if require_non_negative("momentum", self.momentum) >= 1:
-            raise FieldError("momentum", self.momentum, "must be at least 0 and below 1")
-        if self.momentum and self.optimizer != "sgd":
-            raise FieldError("momentum", self.momentum, f"is SGD's; {self.optimizer} has none: set it to 0")
-
-
-@dataclass(frozen=True, eq=False)
-class Trained:
-    """What local training gives; nothing of it leaves a client before `protect`.
-
-    Attributes
-    ----------
-    model : Tensor
-        [d], the client's parameters after training, on the CPU.
-    examples : int
-        Examples trained on.
-    loss : float
-        Mean training loss over the last epoch, as seen while training (0 for a client without examples).
-    noised : NoisySteps, optional
-        The noise inside `model`, where the trainer added some.
-    failure : Exception, optional
-        Why `model` holds noise alone; for the client's own log.
-    """
-
-    model: Tensor
-    examples: int
-    loss: float
-    noised: NoisySteps | None = None
-    failure: Exception | None = None
-
-
-@dataclass(frozen=True)
-class StepInfo:
-    """Where in the training a gradient comes from: the client's key, epoch and step from 0, examples of the batch."""
-
-    key: Key
-    epoch: int
-    step: int
-    examples: int
-
 
 Hook = Callable[[Tensor, StepInfo], Tensor]
 

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from fedveil.errors import require_workers
 from fedveil.layout import Layout
 from fedveil.learning.clients import ClientData
+from fedveil.learning.local import LocalTraining, Trained
 from fedveil.learning.streams import Key
 from fedveil.learning.threads import Threads
-from fedveil.learning.training import Hook, LocalTraining, SequentialTrainer, Trained, check_request
+from fedveil.learning.training import Hook, SequentialTrainer, check_request
 
 _LOG = logging.getLogger(__name__)
 # Modules of torch.nn that draw from the global generator, which threads would share (dropout is keyed).

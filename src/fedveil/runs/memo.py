@@ -17,7 +17,7 @@ from fedveil.runs.ledgers import make_folder, write_atomic
 from fedveil.learning import ClientData
 from fedveil.learning.learner import Trainer
 from fedveil.learning.streams import Key
-from fedveil.learning.training import Trained
+from fedveil.learning.local import Trained
 
 LAST = 1  # the last round worth keeping: later ones start from models that the noise has told apart
 

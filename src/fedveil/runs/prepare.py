@@ -28,14 +28,7 @@ from fedveil.runs.pretraining import first_model, pretraining_of
 from fedveil.runs.world import Shares, share_out
 from fedveil.config.privacy import Budget
 from fedveil.layout import Layout
-from fedveil.learning import (
-    LocalTraining,
-    PrivateTrainer,
-    SequentialTrainer,
-    build_model,
-    initial_models,
-    make_trainer,
-)
+from fedveil.learning import LocalTraining, PrivateTrainer, SequentialTrainer, build_model, initial_models, make_trainer
 from fedveil.learning.learner import Learner, Trainer
 from fedveil.mechanisms import keyed_seed
 from fedveil.methods import ClientSide, Method, RecordDP

@@ -19,15 +19,7 @@ from fedveil.runs.deal import data_digest
 from fedveil.runs.folder import UNNOISED, RunFolder, new_run_id
 from fedveil.runs.judging import begin, conclude
 from fedveil.runs.prepare import Setup, prepare, resolve_device
-from fedveil.runs.summary import (
-    REPRODUCIBLE,
-    Row,
-    Summary,
-    core_of,
-    guarantees_of,
-    participations_of,
-    row_of,
-)
+from fedveil.runs.summary import REPRODUCIBLE, Row, Summary, core_of, guarantees_of, participations_of, row_of
 from fedveil.learning import evaluate
 
 

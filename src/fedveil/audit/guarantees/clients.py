@@ -13,17 +13,7 @@ from fedveil.audit.guarantees.worlds import ROUND, Duel, Score, Sight, World, la
 from fedveil.engines import ClientParty
 from fedveil.gdp import rounded_up
 from fedveil.mechanisms import ReproducibleSource, Source
-from fedveil.methods import (
-    SGALDP,
-    Broadcast,
-    ClientFacts,
-    ClientSide,
-    FedRE,
-    GroupPrivacy,
-    Method,
-    Plain,
-    Refusal,
-)
+from fedveil.methods import SGALDP, Broadcast, ClientFacts, ClientSide, FedRE, GroupPrivacy, Method, Plain, Refusal
 from fedveil.methods.sga_ldp import LastBroadcast
 
 

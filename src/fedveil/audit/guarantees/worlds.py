@@ -16,10 +16,7 @@ from torch import Tensor
 from fedveil.engines import ClientParty, ServerParty
 from fedveil.layout import Layout
 from fedveil.mechanisms import Source
-from fedveil.methods import (
-    Broadcast,
-    PublicFacts,
-)
+from fedveil.methods import Broadcast, PublicFacts
 
 ROUND, ROUNDS = 2, 10
 

@@ -18,14 +18,7 @@ from torch import Tensor
 from fedveil.accounting import Guarantee, Ledger, SpendFilter, count_of
 from fedveil.engines.assembly import draw_cohort
 from fedveil.engines.flower.account import Account
-from fedveil.engines.flower.records import (
-    REFUSED,
-    from_arrays,
-    read_mark,
-    read_releases,
-    to_arrays,
-    write_broadcast,
-)
+from fedveil.engines.flower.records import REFUSED, from_arrays, read_mark, read_releases, to_arrays, write_broadcast
 from fedveil.engines.flower.roster import Roster
 from fedveil.engines.history import SERVER
 from fedveil.engines.party import Round, Scorer, ServerParty, Store
