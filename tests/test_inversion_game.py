@@ -87,7 +87,8 @@ def test_the_server_knows_clipping_and_the_size_of_the_noise(name):
         assert float(release.received.update.double().square().sum() / told.square().sum()) == pytest.approx(
             1, abs=0.15
         )
-        assert known.clip == {"fedre": 0.2, "sga-ldp": 0.5}.get(name)
+        layers = dict.fromkeys(known.layout.groups("module"), 0.2)  # each layer to 0.2, not the update
+        assert known.clip == {"fedre": layers, "sga-ldp": 0.5}.get(name)
         assert known.example_clip == (1.0 if name == "record" else None)
 
 

@@ -137,6 +137,9 @@ def _half(
         own = receipts[i]
         rng = np.random.default_rng(keyed_seed("tamper", seed, i))
         fitting = [box for box in own.boxes if box.height <= tile and box.width <= tile]
+        if not fitting:
+            least = min((max(box.height, box.width) for box in own.boxes), default=0)
+            raise FieldError("data.tile", tile, f"no text of receipt {i} fits into it: use at least {least}")
         targets = [fitting[int(j)] for j in rng.permutation(len(fitting))]
         for k in range(tiles):
             other = receipts[half[(place + int(rng.integers(1, max(len(half), 2)))) % len(half)]]

@@ -72,7 +72,11 @@ class Pages:
     def figure(self, figure: str) -> Path | None:
         """Draw ``figure-<number>.png``; returns the path, or None where nothing is finished."""
         study = self._whole()
-        drawn = draw_plot(study.plot(figure, self._finished(study, Selection((), (figure,)))))
+        picture = study.study.pictures.get(figure)
+        if picture is None:
+            drawn = draw_plot(study.plot(figure, self._finished(study, Selection((), (figure,)))))
+        else:
+            drawn = picture(study)
         if drawn is None:
             return None
         path = self.folder / f"figure-{figure}.png"

@@ -77,6 +77,8 @@ class Reproduction(Runs):
 
     def lines(self, figure: str) -> list[PlannedLine]:
         """What a figure is made of."""
+        if figure in self.study.pictures:
+            return []
         content, found = self.study.described.figures[figure], []
         for place in self._places(content):
             panel, label = self._filled(place.part.panel, place), self._filled(place.part.line, place)
@@ -178,7 +180,7 @@ class Selection:
             ("--table", tables, told.tables, study.tables),
             ("--figure", figures, told.figures, study.figures),
         ):
-            by_name = {_plain(name): name for name in every}
+            by_name = {_plain(name): name for name in (*every, *own)}
             chosen = dict.fromkeys(by_name.get(_plain(name), name) for name in names)
             for name in chosen:
                 if name not in own:

@@ -107,6 +107,7 @@ class Runs:
             {name: content.title for name, content in every.items() if self._fits(content)}
             for every in (told.tables, told.figures)
         )
+        self.figures |= {name: (drawn.__doc__ or name).split("\n")[0] for name, drawn in study.pictures.items()}
         self._device = resolve_device(choices.device)
         self._cells: dict[Hashable, Cell] = {}
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module, resources
 from importlib.metadata import entry_points
 from importlib.resources.abc import Traversable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedveil.config import Config
 from fedveil.engines.probe import Probe
@@ -22,11 +22,15 @@ from fedveil.papers.standard import CURVES, MEASURES
 from fedveil.registry import Registry
 from fedveil.report.plots import Curve
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 ENTRY_POINTS = "fedveil.studies"
 Measure = Callable[[Sequence[Outcome], str], Value]
 Draw = Callable[[Sequence[Outcome], str], Curve]
 Change = Callable[[dict[str, Any]], None]
 Adjust = Callable[[dict[str, Any], ScaleOf, frozenset[str]], None]
+Picture = Callable[[Any], "Figure"]  # of a Reproduction
 
 
 class Study(Paper):
@@ -50,9 +54,12 @@ class Study(Paper):
         Registers ``configuration of the scenario -> Probe``, which measures more after each round.
     change : decorator
         Registers a change of a configuration's values that dotted keys cannot say; it works on them in place.
+    picture : decorator
+        ``@study.picture("4")`` registers ``reproduction -> matplotlib Figure``, the figure 4, which is no plot of runs;
+        its docstring is the title.
     judge : decorator
         Registers ``(claim, evidence) -> rows`` for claims that no standard judge can test.
-    measures, curves, probes, changes, judges : Registry
+    measures, curves, probes, changes, pictures, judges : Registry
         What is registered.
     audit_claims : list of AuditClaim
         Claims that are tested on audits, not on tables.
@@ -65,7 +72,8 @@ class Study(Paper):
         self.probes: Registry[Callable[[Config], Probe]] = Registry(f"{name}, probe", {})
         self.changes: Registry[Change] = Registry(f"{name}, change", {})
         self.measure, self.curve, self.judge = self.measures.register, self.curves.register, self.judges.register
-        self.probe, self.change = self.probes.register, self.changes.register
+        self.pictures: Registry[Picture] = Registry("--figure", {})
+        self.probe, self.change, self.picture = self.probes.register, self.changes.register, self.pictures.register
         self.adjusted: list[Adjust] = []
         self.audit_claims: list[AuditClaim] = []
 

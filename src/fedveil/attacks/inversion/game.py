@@ -109,7 +109,10 @@ def _defence(federation: Federation, partition: int) -> dict[str, Any]:
         return {"local": training, "example_clip": noisy.clip, "noise": deviation}
     entries = federation.party(partition).ledger.entries
     noise = noise_of(entries[-1].spend, layout) if entries and method.client.trust == "local" else 0.0
-    return {"local": local, "clip": method.client_clip, "noise": noise}
+    clip = method.client_clip
+    if isinstance(noise, dict) and isinstance(clip, float):  # who noises layer by layer clips so, each to this norm
+        clip = dict.fromkeys(noise, clip)
+    return {"local": local, "clip": clip, "noise": noise}
 
 
 def noise_of(spend: Spend, layout: Layout) -> float | dict[str, float]:

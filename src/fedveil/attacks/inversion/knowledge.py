@@ -41,7 +41,7 @@ class ServerKnowledge:
     examples : int
         Examples N the client trained on.
     labels : Tensor, optional
-        [N], int64, where they are known (capability ``labels``).
+        int64 [N], or [N, H, W] where there is a class a pixel, if they are known (capability ``labels``).
     clip : float or mapping of str to float, optional
         Public norm to which the client cuts its update, or one a layer.
     example_clip : float, optional
@@ -78,11 +78,12 @@ class ServerKnowledge:
             raise FieldError("local.optimizer", self.local.optimizer, "only SGD without momentum can be simulated")
         if self.local.loss != "cross_entropy":
             raise FieldError("local.loss", self.local.loss, "inversion is of classifiers: cross_entropy")
+        pixels = (self.examples, *self.shape[1:])
         if self.labels is not None and (
-            tuple(self.labels.shape) != (self.examples,) or self.labels.dtype != torch.int64
+            tuple(self.labels.shape) not in ((self.examples,), pixels) or self.labels.dtype != torch.int64
         ):
             given = (tuple(self.labels.shape), self.labels.dtype)
-            raise FieldError("labels", given, f"must be int64 [{self.examples}]")
+            raise FieldError("labels", given, f"must be int64 [{self.examples}] or, a class a pixel, {list(pixels)}")
         for name in ("clip", "noise"):
             value, check = getattr(self, name), require_positive if name == "clip" else require_non_negative
             for each in value.values() if isinstance(value, Mapping) else () if value is None else (value,):

@@ -2,6 +2,22 @@
 
 from __future__ import annotations
 
-from fedveil.papers import Study
+from collections.abc import Sequence
+from statistics import fmean
+
+from fedveil.grid import Outcome
+from fedveil.papers import Study, Value
+from fedveil.papers.fedre import pictures
+from fedveil.papers.fedre.defence import RegionInversion
 
 study = Study.of(__name__)
+study.probe("inversion")(RegionInversion)
+study.picture("2")(pictures.maps)
+study.picture("4")(pictures.recovered)
+
+
+@study.measure("probed")
+def probed(outcomes: Sequence[Outcome], name: str) -> Value:
+    """``probed FIGURE``: mean over the rounds of a probe's figure, or of one that the server reports."""
+    rows = outcomes[0].rows
+    return Value(fmean(float((row["figures"] if name in row["figures"] else row["server"])[name]) for row in rows))
