@@ -8,6 +8,7 @@ import torch
 from fedveil.config import load
 from fedveil.config.variants import configure, variants_of
 from fedveil.data.patches import LENGTH, learn_patches
+from fedveil.data.rings import RingFeatures, learn_rings
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.report.tables import meanings_of
 from fedveil.runs import run
@@ -100,3 +101,30 @@ def test_components_are_directions_of_the_public_features_or_of_nothing():
         learned.projected(images[:20], 21, "public", seed=0)
     with pytest.raises(FedVeilError, match=r"data\.components"):
         load("digits-record", ["data.components=3"])
+
+
+def test_ring_features_do_not_change_when_an_image_is_turned_or_mirrored():
+    images = torch.rand(40, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+    learned = learn_rings(images[:30], 3, [1, 3], 8, seed=0)
+    features = learned.features(images)
+    assert features.shape == (40, 8)
+    torch.testing.assert_close(features.norm(dim=1), torch.full((40,), LENGTH))
+    for turned in (images.flip(3), images.rot90(2, (2, 3))):
+        one = RingFeatures((1,), learned.learned[:1], learned.shift[:12], learned.scale[:12], torch.eye(12))
+        torch.testing.assert_close(one.features(turned), one.features(images), rtol=1e-4, atol=1e-4)
+
+
+def test_ring_features_are_whitened_on_the_public_images_alone():
+    images = torch.rand(200, 1, 10, 10, generator=torch.Generator().manual_seed(1)) * torch.linspace(0.2, 1, 10)
+    learned = learn_rings(images, 4, [1], 6, seed=0)
+    again = learn_rings(images.clone(), 4, [1], 6, seed=0)
+    assert torch.equal(learned.directions, again.directions)
+    found = learned.features(images)
+    torch.testing.assert_close(learned.features(images[7:8]), found[7:8], rtol=1e-4, atol=1e-4)  # each by itself
+    assert learned.features(images[:0]).shape == (0, 6)
+
+
+@pytest.mark.parametrize(("sizes", "components", "field"), [((9,), 4, "patch_sizes"), ((1,), 40, "components")])
+def test_ring_features_refuse_images_too_small_or_too_few(sizes, components, field):
+    with pytest.raises(FieldError, match=field):
+        learn_rings(torch.rand(30, 1, 12, 12), 16, sizes, components, seed=0)

@@ -103,3 +103,42 @@ def test_the_command_advises_and_reads(tmp_path):
     assert said("--clients", 3)[0] != 0
     file.write_text("[advise]\nsilos = 10\n")
     assert said(file)[0] != 0
+
+
+def test_the_command_reads_an_experiments_file(tmp_path):
+    from typer.testing import CliRunner
+
+    from fedveil.cli import app
+    from fedveil.config import load
+
+    def said(name, *arguments):
+        file = tmp_path / f"{name}.toml"
+        file.write_text(load(name).to_toml())
+        result = CliRunner().invoke(app, ["advise", str(file), "--examples", "144", "--dimension", "650", *arguments])
+        assert result.exit_code == 0, result.output
+        return " ".join(result.output.split())
+
+    record = said("digits-record")
+    assert "eps=4 " in record
+    assert record.index("record-sum") < record.index("hopeless")
+    assert "hopeless" not in said("digits-sga-ldp")  # no promise of its own: nothing to reach
+    assert "hopeless" in said("digits-sga-ldp", "--epsilon", "2")
+
+
+@pytest.mark.parametrize(
+    ("preset", "unit", "mu"),
+    [
+        ("digits-record", "record", 1 / least_noise(4.0, 1e-5, 1)),
+        ("digits-compare", "client", math.sqrt(15) / 1.2),  # the mean of 10 clipped updates, noise z C / 10
+        ("metric-privacy-homogeneous", "client", None),
+        ("digits-group", "parameter vector", None),
+    ],
+)
+def test_what_an_experiment_promises_follows_from_its_configuration_alone(preset, unit, mu):
+    from fedveil.config import load
+    from fedveil.runs.promised import promised
+
+    found = promised(load(preset))
+    assert (found.unit, found.scope) == (unit, "total")
+    if mu is not None:
+        assert found.mu == pytest.approx(mu, rel=1e-6)

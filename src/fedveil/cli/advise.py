@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedveil.cli.shared import console_for, told
 from fedveil.errors import FieldError, nearest
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 
 def advise(
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="[TOML]", help="A file with the tables [advise] and [existing], keys as the options."),
+        typer.Argument(
+            metavar="[TOML]",
+            help="An experiment's file, or one with the tables [advise] and [existing], keys as the options.",
+        ),
     ] = None,
     clients: Annotated[int | None, typer.Option("--clients", help="Clients of every round.")] = None,
     examples: Annotated[int | None, typer.Option("--examples", help="Training examples of a client.")] = None,
@@ -36,7 +42,7 @@ def advise(
         float | None, typer.Option("--sensitivity", help="Existing: what sigma is computed with, if not the clip.")
     ] = None,
 ) -> None:
-    """Say what is possible and what is hopeless for a federation, or (with --clip) what existing noise promises."""
+    """Say what is possible and what is hopeless for a federation, or what an existing configuration really promises."""
     with told():
         from fedveil.accounting import advise as choices
         from fedveil.accounting import reading
@@ -48,12 +54,41 @@ def advise(
         target |= {"unit": unit, "trust": trust}
         existing = {**base, "clip": clip, "sigma": sigma, "sensitivity": sensitivity}
         tables = {} if file is None else tomllib.loads(file.read_text(encoding="utf-8"))
+        if file is not None and not tables.keys() & {"advise", "existing"}:
+            _experiment(file, target, console)
+            return
         if "existing" in tables or clip is not None:
             found = _called(reading, existing, tables.get("existing", {}))
             for line in found.describe():
                 console.print(line, markup=False, highlight=False)
         if "advise" in tables or clip is None:
             console.print(advice_table(_called(choices, target, tables.get("advise", {})), delta))
+
+
+def _experiment(file: Path, target: Mapping[str, Any], console: Console) -> None:
+    """Say what an experiment's configuration promises, and rank what else reaches its epsilon or the one asked for."""
+    from fedveil.accounting.guarantee import VACUOUS
+    from fedveil.config import load
+    from fedveil.report.planning import advice_table
+    from fedveil.runs.promised import choices, promised
+
+    config = load(file)
+    delta, found = config.privacy.budget.delta, promised(config)
+    lines = [f"{config.privacy.method}, {config.rounds} rounds: {found.describe(delta)}"]
+    proven = found.proven and found.epsilon_per_distance is None
+    if proven:
+        lines.append(found.meaning().describe())
+        if found.epsilon(delta) > VACUOUS:
+            lines.append("vacuous: it excludes nothing in practice")
+    lines += [f"it holds if {condition}" for condition in found.conditions]
+    for line in lines:
+        console.print(line, markup=False, highlight=False)
+    own = float(f"{found.epsilon(delta):.6g}") if proven else None
+    epsilon = target["epsilon"] or (own if own is not None and own <= VACUOUS else None)
+    if epsilon is None:
+        console.print("--epsilon 4, say, ranks what reaches that total for this federation")
+        return
+    console.print(advice_table(choices(config, epsilon, target["examples"], target["dimension"]), delta))
 
 
 def _called(function: Callable[..., Any], options: dict[str, Any], table: dict[str, Any]) -> Any:

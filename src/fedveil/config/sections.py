@@ -32,6 +32,7 @@ class Data(OpenSection):
 
     With `patches`, images become features of so many patches that are learned, without labels, on the public examples;
     with `components` they are projected on so many directions, the public examples' principal ones or random ones.
+    with `patch_sizes` too, small patches of each size are averaged over rings and whitened to 128 `components`.
     `region` (top, left, bottom, right) marks the privacy-sensitive pixels, `sensitive` names the kinds of them that a
     set knows (a list a client, in turn), and `public_examples` are set aside for the server, for FedRE and `patches`.
     `validation` is the share of the set's own test half that the server keeps to itself, stratified; final figures are
@@ -56,6 +57,7 @@ class Data(OpenSection):
     patches: int | None = None
     components: int | None = None
     directions: Literal["public", "random"] = "public"
+    patch_sizes: Annotated[tuple[int, ...], Field(strict=False)] = ()
     validation: float | None = None
 
     @classmethod
@@ -79,6 +81,9 @@ class Data(OpenSection):
             raise FieldError(
                 "data.components", self.components, "are components of patches' features: set patches, too"
             )
+        if self.patch_sizes and (self.patches is None or self.directions != "public"):
+            accepted = "are sizes of patches whose public components are features: set patches, and leave out directions"
+            raise FieldError("data.patch_sizes", self.patch_sizes, accepted)
         return self
 
     @property

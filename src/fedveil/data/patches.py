@@ -21,7 +21,7 @@ from fedveil.mechanisms import keyed_seed
 
 SIZE = 6  # pixels of a patch's edge
 LENGTH = 4.0  # of an image's features: a bias, whose input is 1, then takes a small share of a clipped gradient
-_SAMPLED, _AT_ONCE = 40_000, 128
+SAMPLED, AT_ONCE = 40_000, 128
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,13 +74,11 @@ class Patches:
         return replace(self, directions=basis)
 
     def _pooled(self, images: Tensor) -> Tensor:
-        found, lengths = [], self.centres.square().sum(1)
-        rows = images.shape[2] - SIZE + 1
-        for part in torch.split(images, _AT_ONCE):
-            z = (_normal(F.unfold(part, SIZE).transpose(1, 2)) - self.mean) @ self.whiten
-            apart = (z.square().sum(2, keepdim=True) - 2 * z @ self.centres.T + lengths).clamp_(min=0).sqrt_()
-            nearer = F.relu(apart.mean(2, keepdim=True) - apart).transpose(1, 2)
-            maps = nearer.reshape(len(part), len(self.centres), rows, -1)
+        found, rows = [], images.shape[2] - SIZE + 1
+        for part in torch.split(images, AT_ONCE):
+            windows = _normal(F.unfold(part, SIZE).transpose(1, 2))
+            near = nearer((windows - self.mean) @ self.whiten, self.centres).transpose(1, 2)
+            maps = near.reshape(len(part), len(self.centres), rows, -1)
             found.append(F.adaptive_avg_pool2d(maps, 2).flatten(1))
         return torch.cat(found)
 
@@ -96,23 +94,36 @@ def learn_patches(images: Tensor, count: int, seed: int) -> Patches:
     count = require_count("patches", count)
     if images.dim() != 4 or min(images.shape[2:]) < 2 * SIZE:
         raise FieldError("patches", tuple(images.shape[1:]), f"needs images of at least {2 * SIZE} x {2 * SIZE} pixels")
-    from sklearn.cluster import MiniBatchKMeans
-
     generator = torch.Generator().manual_seed(seed)
     height, width = (s - SIZE + 1 for s in images.shape[2:])
-    drawn = torch.randint(len(images) * height * width, (_SAMPLED,), generator=generator)
+    drawn = torch.randint(len(images) * height * width, (SAMPLED,), generator=generator)
     image, place = drawn // (height * width), drawn % (height * width)
     rows, columns = place // width, place % width
     windows = images.unfold(2, SIZE, 1).unfold(3, SIZE, 1)
     some = _normal(windows[image, :, rows, columns].flatten(1))
-    mean = some.mean(0)
-    values, vectors = torch.linalg.eigh((some - mean).T @ (some - mean) / len(some))
-    whiten = vectors @ torch.diag((values + 0.1).rsqrt()) @ vectors.T
-    means = MiniBatchKMeans(count, n_init=1, random_state=seed, batch_size=4096).fit(((some - mean) @ whiten).numpy())
-    centres = torch.from_numpy(means.cluster_centers_).to(images.dtype)
+    mean, whiten, centres = dictionary(some, count, 0.1, seed)
     bare = Patches(mean, whiten, centres, torch.zeros(4 * count), torch.ones(4 * count))
     pooled = bare._pooled(images)
     return Patches(mean, whiten, centres, pooled.mean(0), pooled.std(0) + 1e-6)
+
+
+def dictionary(windows: Tensor, count: int, least: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean [p], whitening [p, p] and `count` centres of public windows [N, p]; `least` is added to their variances."""
+    from sklearn.cluster import MiniBatchKMeans
+
+    mean = windows.mean(0)
+    values, vectors = torch.linalg.eigh((windows - mean).T @ (windows - mean) / len(windows))
+    whiten = vectors @ torch.diag((values + least).rsqrt()) @ vectors.T
+    white = ((windows - mean) @ whiten).numpy()
+    means = MiniBatchKMeans(count, n_init=1, random_state=seed, batch_size=4096).fit(white)
+    return mean, whiten, torch.from_numpy(means.cluster_centers_).to(windows.dtype)
+
+
+def nearer(windows: Tensor, centres: Tensor) -> Tensor:
+    """How much nearer than average each whitened window [..., N, p] is to each centre, at least 0: [..., N, k]."""
+    lengths = centres.square().sum(1)
+    apart = (windows.square().sum(2, keepdim=True) - 2 * windows @ centres.T + lengths).clamp_(min=0).sqrt_()
+    return F.relu(apart.mean(2, keepdim=True) - apart)
 
 
 def _normal(patches: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ from torch import nn
 
 from fedveil.data import DataSet, Holding, federate, holdings, load, own_scale, warnings_of
 from fedveil.data.partition import SCHEMES
-from fedveil.data.patches import learn_patches
+from fedveil.data.patches import Patches, learn_patches
+from fedveil.data.rings import RingFeatures, learn_rings
 from fedveil.errors import FieldError
 from fedveil.config.options import fields_of
 from fedveil.runs.pretraining import keep_validation
@@ -126,9 +127,13 @@ def _featured(spec_json: str, seed: int) -> tuple[DataSet, ClientData | None, Cl
     dataset, public, validation = _shared_out(spec, seed)
     if public is None or spec.patches is None:
         raise FieldError("public_examples", 0, "patches are learned on public images: set some aside")
-    learned = learn_patches(public.x, spec.patches, seed)
-    if spec.components is not None:
-        learned = learned.projected(public.x, spec.components, spec.directions, seed)
+    learned: Patches | RingFeatures
+    if spec.patch_sizes:
+        learned = learn_rings(public.x, spec.patches, spec.patch_sizes, spec.components or 128, seed)
+    else:
+        learned = learn_patches(public.x, spec.patches, seed)
+        if spec.components is not None:
+            learned = learned.projected(public.x, spec.components, spec.directions, seed)
     x, rest = learned.features(dataset.x), None if dataset.test_x is None else learned.features(dataset.test_x)
     dataset = replace(dataset, x=x, test_x=rest, regions=None, region_names=())
     kept = [None if c is None else replace(c, x=learned.features(c.x), masks=None) for c in (public, validation)]

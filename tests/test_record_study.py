@@ -1,0 +1,41 @@
+"""The study of record-level privacy: which runs it makes, and that its lines over epsilon are those of its tables."""
+
+import pytest
+
+from fedveil.accounting.steps import StepFilter, step_event
+from fedveil.papers.record_level import study
+from fedveil.papers.reproduction import Choices, Reproduction
+
+LEVELS = {8.0, 4.0, 2.0, 1.0, 0.5}
+
+
+@pytest.fixture(scope="module")
+def planned():
+    return Reproduction(study, Choices(seed=1, seeds=1))
+
+
+def cells(measurements):
+    return [cell for m in measurements for one in m.repetitions for cell in one.cells]
+
+
+@pytest.mark.parametrize("table", ["blood", "alzheimer", "breast"])
+def test_every_level_is_run_under_both_trust_models_and_once_without_privacy(planned, table):
+    found = {
+        (c.config.privacy.method, c.config.privacy.options.get("epsilon")) for c in cells(planned.measurements(table))
+    }
+    assert found == {("vanilla", None)} | {(m, e) for m in ("record", "record-sum") for e in LEVELS}
+
+
+def test_a_line_over_epsilon_needs_no_run_of_its_own(planned):
+    tables = {c.key for name in ("blood", "alzheimer") for c in cells(planned.measurements(name))}
+    assert {c.key for c in cells(planned.lines("epsilon"))} == tables
+
+
+def test_the_totals_planned_are_the_levels_whatever_the_rounds_chosen(planned):
+    for cell in cells(planned.measurements("breast")):
+        options = cell.config.privacy.options
+        if cell.config.privacy.method != "vanilla":
+            assert options["rounds"] == cell.config.rounds
+            side = cell.config.privacy.build(cell.config.aggregator).client
+            event = step_event(side.multiplier, side.rate)
+            assert StepFilter.within(event, options["epsilon"] + 1e-6, 1e-5, "zero-out").steps == cell.config.rounds
