@@ -82,7 +82,9 @@ class Data(OpenSection):
                 "data.components", self.components, "are components of patches' features: set patches, too"
             )
         if self.patch_sizes and (self.patches is None or self.directions != "public"):
-            accepted = "are sizes of patches whose public components are features: set patches, and leave out directions"
+            accepted = (
+                "are sizes of patches whose public components are features: set patches, and leave out directions"
+            )
             raise FieldError("data.patch_sizes", self.patch_sizes, accepted)
         return self
 

@@ -12,7 +12,7 @@ from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.mechanisms import ReproducibleSource
 from fedveil.methods import Broadcast, Method, PublicFacts
-from fedveil.methods.contract import Refusal, ServerFacts
+from fedveil.methods.facts import Refusal, ServerFacts
 from fedveil.runs.prepare import prepare
 
 

@@ -9,9 +9,8 @@ from importlib import resources
 from typing import Any
 
 from fedveil.grid import Outcome
-from fedveil.papers import Study, Value
+from fedveil.papers import Curve, Study, Value
 from fedveil.papers.described import ScaleOf
-from fedveil.report.plots import Curve
 from fedveil.runs.deal import deal_out
 
 study = Study.of(__name__)
