@@ -58,6 +58,7 @@ MEANING = {
     "data.public_examples": "examples set aside for the server; at least 0",
     "data.patches": "number of learned patches whose features replace images",
     "data.components": "directions on which the patches' features are projected",
+    "data.patch_sizes": "edges in pixels of patches that are averaged over rings, e.g. `[1, 3]`",
     "data.directions": "of those: principal directions of the public examples, or random ones",
     "data.validation": "share of the set's own test half that the server keeps, between 0 and 1",
     "model.name": 'a model of the list below, or one of yours: `module = "package.module:Net"`',

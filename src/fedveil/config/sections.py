@@ -31,7 +31,7 @@ class Data(OpenSection):
     """``[data]``: a source of `fedveil.data` with its own options, and how it is dealt out to clients.
 
     With `patches`, images become features of so many patches that are learned, without labels, on the public examples;
-    with `components` they are projected on so many directions, the public examples' principal ones or random ones.
+    with `components` they are projected on so many directions, the public examples' principal ones or random ones;
     with `patch_sizes` too, small patches of each size are averaged over rings and whitened to 128 `components`.
     `region` (top, left, bottom, right) marks the privacy-sensitive pixels, `sensitive` names the kinds of them that a
     set knows (a list a client, in turn), and `public_examples` are set aside for the server, for FedRE and `patches`.
