@@ -119,20 +119,6 @@ def roc(inside: ArrayLike, outside: ArrayLike) -> tuple[Floats, Floats]:
     return np.concatenate([[0.0], false]), np.concatenate([[0.0], true])
 
 
-def roc_band(
-    inside: ArrayLike, outside: ArrayLike, grid: ArrayLike, *, seed: int = 0, resamples: int = 1000
-) -> tuple[Floats, Floats]:
-    """Pointwise 95% band of the ROC curve over resampled runs, at false positive rates `grid`."""
-    first, second = _scores("inside", inside), _scores("outside", outside)
-    rng, at = np.random.default_rng(seed), np.asarray(grid, dtype=np.float64)
-    curves = []
-    for _ in range(resamples):
-        false, true = roc(rng.choice(first, len(first)), rng.choice(second, len(second)))
-        curves.append(np.interp(at, false, true))
-    low, high = np.quantile(np.stack(curves), [0.025, 0.975], axis=0)
-    return low, high
-
-
 def best_threshold(inside: ArrayLike, outside: ArrayLike) -> float:
     """The threshold (a score at or above it says IN) of the least sum of error rates, for runs that are not judged.
 
