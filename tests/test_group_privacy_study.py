@@ -1,10 +1,14 @@
 """The group-privacy study: what it counts as leakage, and that it runs on the real hospitals."""
 
+import math
+
 import pytest
 
+from fedveil.accounting import epsilon_of_mu, euclidean_laplace_epsilon
 from fedveil.config import load
 from fedveil.data import SOURCES
 from fedveil.grid import Cell, Store
+from fedveil.methods.group_privacy import mean_length
 from fedveil.papers.study import find
 
 STUDY = find("group-privacy")
@@ -13,10 +17,34 @@ STUDY = find("group-privacy")
 def test_published_medians_are_the_participations_that_they_count():
     # n / nu a participation: every printed median of table 1, averaged over 10 runs, is a multiple of 11 / nu / 10
     for (table, row, _, figure), published in STUDY.published.items():
-        assert table == "1"
+        if table != "1":
+            continue
         each = 11 / float(row.removeprefix("nu = "))
         steps = published.value / each * (20 if figure == "median" else 10)
         assert steps == pytest.approx(round(steps), abs=20 * 0.06 / each)
+
+
+def test_synthetic_hypotheses_and_leakages_are_followed_by_kind(tmp_path):
+    keys = ["rounds=12", "clients_per_round=40", "data.users=80", "privacy.noise_multiplier=0.5", "local.lr=0.4"]
+    config = load("group-privacy-synthetic", keys)
+    cell = Cell("made", config, probes=(STUDY.probes["optima"](config),))
+    outcome = Store(tmp_path).run([cell]).outcomes[cell.key]
+    assert outcome.series("distance 0")[-1] < outcome.series("distance 0")[0] / 2
+    assert outcome.series("most 0") == outcome.series("most 1") == list(range(1, 13))  # everybody, every round
+    assert STUDY.curves["leaked"]([outcome], "0").y[-1] == 12 * 2 / 0.5
+    assert 1 <= STUDY.measures["used"]([outcome], "").value <= 2
+
+
+def test_noises_are_compared_at_one_composed_guarantee():
+    made = {}
+    for name in ("laplace", "gaussian"):
+        values = {"rounds": 20, "data": {"features": 10}, "privacy": {"radius": 0.5}}
+        STUDY.changes[name](values)
+        made[name] = values["privacy"]
+    sigma = made["gaussian"]["noise_multiplier"] * 0.5 / mean_length(10)
+    assert epsilon_of_mu(math.sqrt(20) * 0.5 / sigma, 1e-5) == pytest.approx(8.0)
+    epsilon = 10 / (made["laplace"]["noise_multiplier"] * 0.5)
+    assert euclidean_laplace_epsilon(10, epsilon, 0.5, 1e-5, 20) == pytest.approx(8.0, rel=2e-3)
 
 
 @pytest.mark.data
@@ -33,5 +61,8 @@ def test_a_short_run_on_the_hospitals(tmp_path):
     assert most == pytest.approx(11 / 3 * max(map(int, made)))
     assert STUDY.measures["leakage"]([outcome], "median").value == 0
     assert 0.05 < STUDY.measures["settled"]([outcome], "validation").value < 20
+    errors = {name: STUDY.measures["hospital"]([outcome], name).value for name in ("median", "worst", "small", "large")}
+    assert 0 < errors["median"] < errors["worst"]
+    assert errors["small"] != errors["large"]
     share = STUDY.curves["share leaked"]([outcome], "")
     assert share.y[-1] == 1

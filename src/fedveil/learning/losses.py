@@ -37,11 +37,10 @@ def cross_entropy(output: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
 def mse(output: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
     """Squared error; an output [B, 1] fits targets [B]. The mean, or ("none") one a number.
 
-    Against classes [B] it is that of the softmax of logits [B, classes] to the class's own corner (Brier's score over
-    the number of classes).
+    Against classes [B] it is that of outputs [B, classes] to 1 for the class and 0 for the others.
     """
     if of_classes(output, y, 1):
-        return F.mse_loss(output.softmax(1), F.one_hot(y, output.shape[1]).to(output.dtype), reduction=reduction)
+        y = F.one_hot(y, output.shape[1])
     fitted = output.reshape(y.shape) if output.numel() == y.numel() else output
     return F.mse_loss(fitted, y.to(output.dtype), reduction=reduction)
 

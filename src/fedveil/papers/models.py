@@ -1,22 +1,27 @@
-"""The last model of a finished cell, measured once more."""
+"""The last models of a finished cell, measured once more."""
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedveil.config import Config
+from fedveil.config import Config, parse
 from fedveil.config.folders import way_out
 from fedveil.config.sections import Data
 from fedveil.errors import FieldError, damaged
 from fedveil.grid import Outcome
 from fedveil.layout import Layout
-from fedveil.learning import build_model, predict
+from fedveil.learning import ClientData, build_model, predict
+from fedveil.learning.choosing import choose_each
 from fedveil.runs.deal import deal_out
+from fedveil.runs.prepare import Setup, prepare
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,19 +46,83 @@ def outputs(outcome: Outcome, examples: Examples) -> Tensor:
     FieldError
         If the model's file is damaged, or the run left none.
     """
-    if outcome.folder is None:
-        raise FieldError("--out", None, "this measure looks at models, which only runs in a folder leave")
-    config, path = outcome.cell.config, outcome.folder / "model.safetensors"
+    config = outcome.cell.config
     shape = tuple(examples.x.shape[1:])
     module = build_model(
         config.model.name, input_shape=shape, outputs=examples.classes, seed=config.seed, **config.model.options
     )
+    [only] = _states(outcome, module)
+    return predict(module, Layout.from_module(module), only, examples.x)
+
+
+@dataclass(frozen=True, eq=False)
+class Validated:
+    """The last models on the validation clients, each of which uses the one that fits it best.
+
+    Attributes
+    ----------
+    clients : sequence of ClientData
+        They never trained.
+    models : Tensor
+        [k, d].
+    chosen : sequence of int
+        One a client.
+    outputs : sequence of Tensor
+        Of the chosen model on each client's examples.
+    """
+
+    clients: Sequence[ClientData]
+    models: Tensor
+    chosen: Sequence[int]
+    outputs: Sequence[Tensor]
+
+
+def validated(outcome: Outcome) -> Validated:
+    """Measure the cell's last models on its validation clients.
+
+    Raises
+    ------
+    FieldError
+        If the run left no models, or had no validation clients.
+    """
+    setup = _prepared(outcome.cell.config.model_copy(update={"name": "validated"}).to_toml())
+    clients: Sequence[ClientData] = setup.arguments.get("validation_clients", ())
+    if not clients:
+        raise FieldError("stopping", None, "this measure looks at validation clients, and the run has none")
+    module, layout = setup.learner.model, setup.learner.layout
+    models = torch.stack(_states(outcome, module))
+    found = choose_each(module, layout, models, clients, setup.config.local.loss)
+    chosen = [index if isinstance(index, int) else 0 for index in found]
+    outputs: dict[int, Tensor] = {}
+    for j, model in enumerate(models):
+        own = [i for i, c in enumerate(chosen) if c == j]
+        if own:
+            together = predict(module, layout, model, torch.cat([clients[i].x for i in own]))
+            outputs |= zip(own, torch.split(together, [clients[i].examples for i in own]), strict=True)
+    return Validated(clients, models, chosen, [outputs[i] for i in range(len(clients))])
+
+
+def _states(outcome: Outcome, module: nn.Module) -> list[Tensor]:
+    """The last models [d], hypothesis by hypothesis."""
+    if outcome.folder is None:
+        raise FieldError("--out", None, "this measure looks at models, which only runs in a folder leave")
+    path, layout = outcome.folder / "model.safetensors", Layout.from_module(module)
     try:
-        module.load_state_dict(load_file(path))
-    except (OSError, SafetensorError, RuntimeError) as error:
+        arrays = load_file(path)
+        k = 1 + max((int(n.split(".")[1]) for n in arrays if n.startswith("hypothesis.")), default=-1)
+        parts = [f"hypothesis.{j}." for j in range(k)] or [""]
+        found = []
+        for part in parts:
+            module.load_state_dict({n.removeprefix(part): v for n, v in arrays.items() if n.startswith(part)})
+            found.append(layout.read(module))
+    except (OSError, SafetensorError, RuntimeError, ValueError) as error:
         raise damaged("model", path, error, way_out(outcome.folder)) from error
-    layout = Layout.from_module(module)
-    return predict(module, layout, layout.read(module), examples.x)
+    return found
+
+
+@lru_cache(maxsize=1)
+def _prepared(text: str) -> Setup:
+    return prepare(parse(tomllib.loads(text)))
 
 
 @lru_cache(maxsize=4)

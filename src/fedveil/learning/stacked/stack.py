@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fedveil.layout import Layout
 from fedveil.learning.losses import RMSE_FLOOR, of_classes
@@ -95,11 +96,7 @@ def _cross_entropy(logits: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Te
 
 def _mse(output: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     if of_classes(output, y, 2):
-        chances = output.softmax(2)
-        rest = chances.scatter_add(2, y.unsqueeze(2), torch.full_like(y.unsqueeze(2), -1, dtype=chances.dtype))
-        slope = (2 / rest.shape[2]) * rest
-        back = chances * (slope - (chances * slope).sum(2, keepdim=True))
-        return rest.square().mean(2), _scaled(back, scale)
+        y = F.one_hot(y, output.shape[2])
     rest = output.reshape(y.shape) - y.to(output.dtype)
     losses = rest.square().reshape(*scale.shape, -1).mean(2)
     return losses, _scaled((2 / max(rest[0, 0].numel(), 1)) * rest, scale).reshape(output.shape)
