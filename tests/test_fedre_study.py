@@ -1,10 +1,13 @@
 """FedRE on forged receipts: parameters and regions of each client's own, and what a file alone can run."""
 
+import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from fedveil.accounting import Release
 from fedveil.attacks.inversion import DLG
 from fedveil.config import ConfigError, load, parse
 from fedveil.config.options import options_of
@@ -16,7 +19,7 @@ from fedveil.errors import FieldError
 from fedveil.grid import Store
 from fedveil.learning import score_maps, score_models
 from fedveil.papers import Choices, Reproduction
-from fedveil.papers.fedre import defence
+from fedveil.papers.fedre import defence, weights
 from fedveil.papers.reproduction import Selection
 from fedveil.papers.study import find
 from fedveil.report.score_figure import score_figure
@@ -265,3 +268,27 @@ def test_pictures_are_figures_of_the_study():
     assert reproduction.cells(Selection.of(reproduction, figures=["4"])) == []
     with pytest.raises(FieldError, match="--figure"):
         Selection.of(reproduction, figures=["44"])
+
+
+def seen_with(*received, **federation):
+    releases = {p: (Release("model", model),) for p, model in enumerate(received)}
+    given = SimpleNamespace(**federation)
+    return SimpleNamespace(received=releases, federation=given, record=SimpleNamespace(seconds=1.0))
+
+
+def test_a_model_of_zeros_gets_the_weight_of_the_least_scores():
+    # scores ln 3 and 0 in both layers: weights 1/4 and 3/4; with zeros in place of the first both weigh 1/2
+    server = SimpleNamespace(scorer=lambda models: models[:, :2])
+    seen = seen_with(torch.full((3,), math.log(3)), torch.zeros(3), server=server)
+    figures = weights.ServerWeights(tiny())(seen)
+    assert figures["largest"] == pytest.approx(1.5)
+    assert figures["crafted"] == pytest.approx(1.0)
+    assert figures["scoring"] > 0
+    with pytest.raises(FieldError, match="public_examples"):
+        weights.ServerWeights(tiny())(seen_with(torch.ones(3), server=SimpleNamespace(scorer=None)))
+
+
+def test_few_images_are_compared_with_many_only_where_enough_are_marked():
+    client = SimpleNamespace(masks=None)
+    with pytest.raises(FieldError, match="sensitive"):
+        weights.FewImages(tiny())(seen_with(clients=[client]))

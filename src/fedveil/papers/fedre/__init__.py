@@ -9,9 +9,12 @@ from fedveil.grid import Outcome
 from fedveil.papers import Study, Value
 from fedveil.papers.fedre import pictures
 from fedveil.papers.fedre.defence import RegionInversion
+from fedveil.papers.fedre.weights import FewImages, ServerWeights
 
 study = Study.of(__name__)
 study.probe("inversion")(RegionInversion)
+study.probe("weights")(ServerWeights)
+study.probe("images")(FewImages)
 study.picture("2")(pictures.maps)
 study.picture("4")(pictures.recovered)
 
