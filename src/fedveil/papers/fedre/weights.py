@@ -23,7 +23,7 @@ ALL = 40  # images that stand for all of a client
 class ServerWeights:
     """The server's weights of a round, and those if one client had sent zeros, whose scores are the least there are.
 
-    ServerWeights are multiples of the mean's, 1 / K, in the mean over layers: `largest` of any client, `crafted` of the one
+    Weights are multiples of the mean's, 1 / K, in the mean over layers: `largest` of any client, `crafted` of the one
     that sends zeros. `scoring` is the time that scoring K models takes, over the round's.
     """
 
