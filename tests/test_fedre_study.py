@@ -9,11 +9,13 @@ import torch
 
 from fedveil.accounting import Release
 from fedveil.attacks.inversion import DLG
+from fedveil.calibration import LayerSensitivity
 from fedveil.config import ConfigError, load, parse
 from fedveil.config.options import options_of
 from fedveil.config.sections import Data, Setting
 from fedveil.config.variants import configure
 from fedveil.data import SOURCES
+from fedveil.data.tamper import Box
 from fedveil.engines import Execution, Federation
 from fedveil.errors import FieldError
 from fedveil.grid import Store
@@ -121,6 +123,30 @@ def test_public_examples_are_whole_receipts_with_their_regions(receipts):
     kept = torch.cat([client.x for client in dealt.clients])
     assert len(kept) == 2 * 4
     assert not any(torch.equal(x, other) for x in dealt.public.x for other in kept)
+
+
+def test_public_examples_without_a_class_are_refused(receipts, monkeypatch):
+    def without_forgeries(*given, **named):
+        dealt = deal_out(*given, **named)
+        return replace(dealt, public=replace(dealt.public, y=torch.zeros_like(dealt.public.y)))
+
+    monkeypatch.setattr("fedveil.runs.prepare.deal_out", without_forgeries)
+    with pytest.raises(FieldError, match="public_examples"):
+        prepare(tiny())
+    prepare(tiny({"split": "uniform", "weighting": "equal"}))  # whose server scores nothing
+
+
+@pytest.mark.parametrize("scores", [{"first": 0.0, "second": math.inf}, {"first": 0.0, "second": 0.0}])
+def test_scores_that_split_nothing_are_refused(scores):
+    with pytest.raises(FieldError, match="scores"):
+        LayerSensitivity(50.0, 1e-5, 1.0, 1).split(list(scores.values()))
+
+
+def test_a_tile_in_which_no_text_fits_is_refused_with_the_least_that_would_do(receipts, monkeypatch):
+    wide = [Box(0, 0, 10, 50)]
+    monkeypatch.setattr("fedveil.data.sroie.boxes_of", lambda *_: wide)
+    with pytest.raises(FieldError, match="at least 50"):
+        SOURCES["sroie"].load(tile=32, tiles=1, test_receipts=1)
 
 
 def test_uniform_noise_needs_neither_regions_nor_public_examples(receipts):

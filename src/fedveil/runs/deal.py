@@ -188,6 +188,11 @@ def check_fit(dealt: Dealt, method: Method, loss: str, model: str, module: nn.Mo
     if dataset.task == "regression" and loss == "cross_entropy":
         raise FieldError("local.loss", loss, f"{dataset.name!r} has targets, no classes: use 'mse' or 'rmse'; where they are classes, store them as integers")
     if dataset.task == "segmentation":
+        if dealt.public is not None and "public_scores" in method.server.needs:
+            lacking = torch.bincount(dealt.public.y.flatten(), minlength=dataset.classes).eq(0).nonzero().flatten()
+            if len(lacking):
+                accepted = f"show no pixel of class {int(lacking[0])}, which clients' layers are scored with: take more"
+                raise FieldError("data.public_examples", dealt.public.examples, accepted)
         some = next(module.parameters())
         with evaluating(module), torch.no_grad():
             shape = tuple(module(dataset.x[:1].to(some.device, some.dtype)).shape[1:])
