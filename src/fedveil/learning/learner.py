@@ -229,8 +229,9 @@ class Learner:
     def _score(self, models: Tensor, data: ClientData, key: Key | None) -> Tensor:
         """Scores [n, L] on a few images with their sensitive pixels."""
         masks, region, how = data.masks, self.region, self.scoring
+        images = data.x if data.x.dim() > 2 else data.x[:, None, None]  # features are a row of pixels
         if how.pixels == "all":
-            masks = torch.ones(len(data.x), *data.x.shape[2:], dtype=torch.bool)
+            masks = torch.ones(len(images), *images.shape[2:], dtype=torch.bool)
         if masks is None and region is None:
             accepted = "the method scores layers on a region: give (top, left, bottom, right), or data with masks"
             raise FieldError("region", None, accepted)
@@ -238,13 +239,13 @@ class Learner:
         if not len(rows) and how.unmarked == "refuse":
             raise FieldError("masks", "empty", "the client marks nothing as sensitive: mark something, or allow that")
         if not len(rows):
-            masks, rows = data.x.new_ones(len(data.x), *data.x.shape[2:], dtype=torch.bool), torch.arange(len(data.x))
+            masks, rows = images.new_ones(len(images), *images.shape[2:], dtype=torch.bool), torch.arange(len(images))
         if how.draw == "anew" and key is not None:
             rows = rows[torch.randperm(len(rows), generator=stream(key, "scored images"))]
         rows = rows[: how.images].sort().values
         where = region if masks is None else masks[rows]
         assert where is not None
-        x, y, loss = data.x[rows], data.y[rows], self.local.loss
+        x, y, loss = images[rows], data.y[rows], self.local.loss
         return score_models(self.model, self.layout, loss, models, x, y, where, how.method, probes=how.probes)
 
 

@@ -43,6 +43,11 @@ def change(outcomes: Sequence[Outcome], figure: str) -> Value:
     return Value(fmean(abs(b - a) for a, b in pairwise(settled)) if len(settled) > 1 else math.nan)
 
 
+def poisoning(outcomes: Sequence[Outcome], figure: str) -> Value:
+    """``poisoning success``, ``recall`` or ``accuracy``; in a run in which nobody acts, success is the clean rate."""
+    return Value(float(outcomes[0].summary.values["malicious"][figure]))
+
+
 def rounds(outcomes: Sequence[Outcome], argument: str) -> Curve:
     """``rounds GROUP NAME``: of every round; the group is "metrics", "noise", "figures" (of probes) or "server"."""
     group, _, name = argument.partition(" ")
@@ -80,5 +85,6 @@ MEASURES: Mapping[str, Callable[[Sequence[Outcome], str], Value]] = {
     "final": final,
     "test": tested,
     "change": change,
+    "poisoning": poisoning,
 }
 CURVES: Mapping[str, Callable[[Sequence[Outcome], str], Curve]] = {"rounds": rounds, "roc": roc, "at": at}

@@ -1,6 +1,6 @@
 """The study of the SGA-LDP paper (Beyat et al. 2025): similarity-guided adaptive local DP among malicious clients.
 
-The measures that it adds: how far the attack got (`fedveil.runs.poisoning`), the loss-threshold membership inference of
+The measures that it adds: the loss-threshold membership inference of
 the paper's table IV, and the noise that clients added, by its mean power over clients and rounds.
 """
 
@@ -67,12 +67,6 @@ class Watch:
             for a, b in ((x, y), (other_x, other_y))
         )
         return {"membership": auc(inside, outside)}
-
-
-@study.measure("poisoning")
-def poisoning(outcomes: Sequence[Outcome], figure: str) -> Value:
-    """``poisoning success``, ``recall`` or ``accuracy``; in a run in which nobody acts, success is the clean rate."""
-    return Value(float(outcomes[0].summary.values["malicious"][figure]))
 
 
 @study.measure("membership loss")
