@@ -447,7 +447,7 @@ needs_results = pytest.mark.skipif(
 )
 
 
-PAGES = [("metric-privacy", RESULTS), ("guarantees", RESULTS.parent / "guarantees")]
+PAGES = [(name, RESULTS.parent / name) for name in ("metric-privacy", "guarantees", "sga-ldp")]
 
 
 @needs_results
