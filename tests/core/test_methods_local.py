@@ -302,6 +302,25 @@ def test_fedre_with_a_uniform_split_by_hand():
     assert protected.spend.guarantee.mu == pytest.approx(mu)
 
 
+def test_fedre_split_by_size_is_the_shortest_noise_at_the_same_guarantee():
+    layout = Layout.from_module(torch.nn.Sequential(torch.nn.Linear(15, 3), torch.nn.Linear(3, 400)))
+    bounds, sizes = (torch.tensor(v, dtype=torch.float64) for v in ([0.5, 2.0], [48.0, 1600.0]))
+    side = FedRE(epsilon=40.0, delta=DELTA, clip={"0": 0.5, "1": 2.0}, scores="public", split="size")
+    start, mu, length, promised = torch.zeros(layout.size), mu_of_epsilon(40.0, DELTA), {}, {}
+    for split in ("size", "uniform"):
+        own = replace(side, split=split)
+        spend = protect(own, start, start, layout=layout, scores=None, public_scores=None, rounds=1).spend
+        scale = torch.tensor(spend.scale, dtype=torch.float64)
+        assert float((2 * bounds / scale).norm()) == pytest.approx(mu)
+        length[split], promised[split] = float((sizes * scale**2).sum().sqrt()), spend.guarantee
+    assert promised["size"] == promised["uniform"]
+    # the least of all by Cauchy and Schwarz: 2 sum C_l sqrt(n_l) / mu
+    assert length["size"] == pytest.approx(float(2 * (bounds * sizes.sqrt()).sum() / mu))
+    assert length["size"] < length["uniform"]
+    with pytest.raises(FieldError, match="split"):
+        FedRE(split="size")
+
+
 @pytest.mark.parametrize("changes", [{}, {"scores": "public"}, {"split": "uniform"}])
 def test_fedre_noise_of_a_given_power(changes):
     own = FedRE(clip={"a": 0.5, "b": 2.0}, **changes)

@@ -50,9 +50,11 @@ class FedRE:
         Where the split comes from: the client's own sensitive regions (the paper), or the server's public data. With
         public scores the variant is sound: mu instead of epsilon is split by 1/S_l, sensitivity is 2 C_l (any two
         inputs), and (epsilon, delta) is the composed total of all rounds.
-    split : {"scores", "uniform"}
+    split : {"scores", "uniform", "size"}
         "uniform" gives every layer the same share, and no scores are computed: the baseline that the paper calls
-        LDP-Fed, in the same two calibrations, that of the paper ("private") and the sound one ("public").
+        LDP-Fed, in the same two calibrations, that of the paper ("private") and the sound one ("public"). "size" (with
+        public scores, which it does not need) is the split whose noise is shortest at the sound guarantee: it makes
+        sum n_l sigma_l^2 least where sum (2 C_l / sigma_l)^2 is given, with n_l parameters a layer.
     noise_to_clip : float, optional
         Scales each round's noise so that its expected length is this many times that of all clips together, in place
         of epsilon and delta: for comparisons at equal noise power. Heuristic.
@@ -62,7 +64,7 @@ class FedRE:
     delta: float = 1e-5
     clip: float | Mapping[str, float] = 0.2
     scores: Literal["private", "public"] = "private"
-    split: Literal["scores", "uniform"] = "scores"
+    split: Literal["scores", "uniform", "size"] = "scores"
     noise_to_clip: float | None = None
 
     trust: ClassVar[Trust] = "local"
@@ -72,7 +74,7 @@ class FedRE:
     @property
     def needs(self) -> frozenset[str]:
         """Private or public layer scores, or none."""
-        if self.split == "uniform":
+        if self.split != "scores":
             return frozenset()
         return frozenset({"layer_scores" if self.scores == "private" else "public_layer_scores"})
 
@@ -81,7 +83,10 @@ class FedRE:
         require_positive("epsilon", self.epsilon)
         require_delta("delta", self.delta)
         require_choice("scores", self.scores, ("private", "public"))
-        require_choice("split", self.split, ("scores", "uniform"))
+        require_choice("split", self.split, ("scores", "uniform", "size"))
+        if self.split == "size" and self.scores != "public":
+            accepted = "is the shortest noise at the sound guarantee alone: set scores to 'public'"
+            raise FieldError("split", self.split, accepted)
         if self.noise_to_clip is not None:
             require_positive("noise_to_clip", self.noise_to_clip)
         for bound in self.clip.values() if isinstance(self.clip, Mapping) else (self.clip,):
@@ -132,6 +137,12 @@ class FedRE:
     def _scores(self, facts: ClientFacts, layers: list[str], state: LastScores) -> list[float]:
         if self.split == "uniform":
             return [1.0] * len(layers)
+        if self.split == "size":  # shares of mu grow with sqrt(C_l) and the fourth root of n_l
+            sizes = {
+                name: sum(s.stop - s.start for s in slices) for name, slices in facts.layout.groups("module").items()
+            }
+            bounds = self.clip if isinstance(self.clip, Mapping) else dict.fromkeys(layers, self.clip)
+            return [bounds[name] ** -0.5 * sizes[name] ** -0.25 for name in layers]
         if self.scores == "public":
             known = facts.broadcast.public.layer_scores
             if known is None or len(known) != len(layers):
