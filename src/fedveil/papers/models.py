@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,16 +11,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedveil.config import Config, parse
+from fedveil.config import Config
 from fedveil.config.folders import way_out
 from fedveil.config.sections import Data
+from fedveil.data import DataSet
 from fedveil.errors import FieldError, damaged
 from fedveil.grid import Outcome
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, build_model, predict
 from fedveil.learning.choosing import choose_each
-from fedveil.runs.deal import deal_out
-from fedveil.runs.prepare import Setup, prepare
+from fedveil.runs.deal import deal_out, split_clients
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +60,8 @@ class Validated:
 
     Attributes
     ----------
+    dataset : DataSet
+        Theirs.
     clients : sequence of ClientData
         They never trained.
     models : Tensor
@@ -71,6 +72,7 @@ class Validated:
         Of the chosen model on each client's examples.
     """
 
+    dataset: DataSet
     clients: Sequence[ClientData]
     models: Tensor
     chosen: Sequence[int]
@@ -85,13 +87,17 @@ def validated(outcome: Outcome) -> Validated:
     FieldError
         If the run left no models, or had no validation clients.
     """
-    setup = _prepared(outcome.cell.config.model_copy(update={"name": "validated"}).to_toml())
-    clients: Sequence[ClientData] = setup.arguments.get("validation_clients", ())
-    if not clients:
+    config = outcome.cell.config
+    if config.stopping is None:
         raise FieldError("stopping", None, "this measure looks at validation clients, and the run has none")
-    module, layout = setup.learner.model, setup.learner.layout
+    dataset, clients = _validators(config.data.model_dump_json(), config.stopping.clients, config.seed)
+    shape, outputs_ = dataset.input_shape, dataset.outputs
+    module = build_model(
+        config.model.name, input_shape=shape, outputs=outputs_, seed=config.seed, **config.model.options
+    )
+    layout = Layout.from_module(module)
     models = torch.stack(_states(outcome, module))
-    found = choose_each(module, layout, models, clients, setup.config.local.loss)
+    found = choose_each(module, layout, models, clients, config.local.loss)
     chosen = [index if isinstance(index, int) else 0 for index in found]
     outputs: dict[int, Tensor] = {}
     for j, model in enumerate(models):
@@ -99,7 +105,7 @@ def validated(outcome: Outcome) -> Validated:
         if own:
             together = predict(module, layout, model, torch.cat([clients[i].x for i in own]))
             outputs |= zip(own, torch.split(together, [clients[i].examples for i in own]), strict=True)
-    return Validated(clients, models, chosen, [outputs[i] for i in range(len(clients))])
+    return Validated(dataset, clients, models, chosen, [outputs[i] for i in range(len(clients))])
 
 
 def _states(outcome: Outcome, module: nn.Module) -> list[Tensor]:
@@ -120,9 +126,10 @@ def _states(outcome: Outcome, module: nn.Module) -> list[Tensor]:
     return found
 
 
-@lru_cache(maxsize=1)
-def _prepared(text: str) -> Setup:
-    return prepare(parse(tomllib.loads(text)))
+@lru_cache(maxsize=8)
+def _validators(text: str, share: float, seed: int) -> tuple[DataSet, list[ClientData]]:
+    dealt = deal_out(Data.model_validate_json(text), seed)
+    return dealt.dataset, split_clients(dealt.clients, share, seed)[1]
 
 
 @lru_cache(maxsize=4)

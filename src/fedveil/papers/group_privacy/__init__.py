@@ -27,7 +27,6 @@ from fedveil.methods.group_privacy import mean_length
 from fedveil.papers import Study, Value
 from fedveil.papers.models import validated
 from fedveil.report.plots import Curve
-from fedveil.runs.deal import deal_out
 from fedveil.runs.prepare import Setup
 
 study = Study.of(__name__)
@@ -102,9 +101,10 @@ def hospital(outcomes: Sequence[Outcome], which: str) -> Value:
 
     Their median and 90% quantile, and the medians of the tenth that treats the fewest cases and of that with the most.
     """
-    found, dataset = validated(outcomes[0]), deal_out(outcomes[0].cell.config.data, 0).dataset
+    found = validated(outcomes[0])
     pairs = zip(found.outputs, found.clients, strict=True)
     errors = np.array([float((o.reshape(-1) - c.y).square().mean().sqrt()) for o, c in pairs])
+    dataset = found.dataset
     cases = dict(zip(dataset.owners, dataset.attributes["cases"].tolist(), strict=True))
     order = np.argsort([cases[c.name] for c in found.clients], kind="stable")
     tenth = max(1, len(order) // 10)
