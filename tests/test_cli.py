@@ -216,7 +216,7 @@ def test_an_edited_ledger_is_one_line_too(here):
 def test_compare_end_to_end(here):
     result = call("compare", "tiny.toml", "--set", "compare.equal_sigma=true", "--out", "demo")
     assert result.exit_code == 0, result.output
-    for word in ("accuracy", "F1", "sigma", "noise/clip", "guarantee", "seconds", "vanilla", "global", "heuristic"):
+    for word in ("accuracy", "AUC", "sigma", "noise/clip", "guarantee", "seconds", "vanilla", "global", "heuristic"):
         assert word in result.stdout
     assert "metric privacy" in result.stdout
     assert "global (equal sigma)" in result.stdout

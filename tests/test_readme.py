@@ -24,10 +24,19 @@ def test_the_ten_lines_run(capsys):
     assert "total" in printed
 
 
+def test_settings_are_compared_and_attacked_as_the_block_says(capsys):
+    scope: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[:2]:
+        exec(compile(block, "README.md", "exec"), scope)
+    printed = capsys.readouterr().out
+    assert all(label in printed for label in scope["settings"])
+    assert "promised: formal eps=8" in printed
+
+
 @pytest.mark.flower
 def test_the_flower_block_runs_as_it_stands_and_learns():
     pytest.importorskip("flwr")
-    block = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[1]
+    block = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[2]
     scope: dict[str, Any] = {}
     exec(compile(block, "README.md", "exec"), scope)
     model, x, y = scope["network"](), scope["x"], scope["y"]

@@ -231,3 +231,15 @@ def test_curves_say_which_line_is_which_swept_value(central):
     assert keys == [line.get_alpha() for line in figure.axes[0].lines[1:3]]
     assert keys[0] < keys[1] == 1
     assert len(figures.curves(central).legends) == 1
+
+
+def test_two_classes_show_what_accuracy_hides_and_a_model_of_one_class_is_named(central):
+    [table] = comparison_tables(central, 200)
+    assert list(table.header)[1:6] == ["accuracy", "AUC", "balanced", "sens.", "spec."]
+    guess = table.rows[-1]
+    assert guess[:4] == ["majority class", f"{central[0].values['majority']:.3f}", "0.500", "0.500"]
+    assert 0.5 < central[0].values["majority"] < 1
+    assert not any("names one class" in note for note in comparison_notes(central))
+    stuck = {**central[0].values, "metrics": {**central[0].values["metrics"], "sensitivity": 0.0}}
+    notes = comparison_notes([Summary(stuck, central[0].rows), *central[1:]])
+    assert any("names one class" in note and central[0].setting in note for note in notes)

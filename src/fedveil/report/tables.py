@@ -11,6 +11,14 @@ from fedveil.gdp import rounded_up
 from fedveil.report.table import NOTHING, Table
 from fedveil.runs.summary import LAST, Summary
 
+OF_TWO = ("accuracy", "macro_auc", "balanced_accuracy", "sensitivity", "specificity")
+SHORT = {
+    "f1": "F1",
+    "macro_auc": "AUC",
+    "balanced_accuracy": "balanced",
+    "sensitivity": "sens.",
+    "specificity": "spec.",
+}
 WIDE = 130  # columns of a terminal that holds the whole table
 
 
@@ -35,34 +43,63 @@ def comparison_tables(summaries: Sequence[Summary], width: int) -> list[Table]:
 
     On a narrow terminal the guarantees have a table of their own.
     """
-    figures = ("accuracy", "f1") if summaries[0].values["task"] == "classification" else ("rmse", "loss")
+    figures = figures_of(summaries)
     seeds = max(len(runs) for runs in grouped(summaries).values())
     over = f"mean over {seeds} seeds" if seeds > 1 else "one seed"
     deviation = "seeds" if seeds > 1 else "these rounds"
     covered = min(LAST, int(summaries[0].values["rounds"]))
     title = f"{figures[0]}: mean of the last {covered} rounds, {over}, ± standard deviation over {deviation}"
     attacked = any(s.values.get("audited") for s in summaries)
-    numbers = [*("F1" if f == "f1" else f for f in figures), "sigma", "d", "noise/clip", *["attack AUC"] * attacked]
+    tested = next((f for f in ("macro_auc", *figures) if all(f in s.values["test_metrics"] for s in summaries)), "")
+    numbers = [*(SHORT.get(f, f) for f in figures), *[f"test {SHORT.get(tested, tested)}"] * bool(tested)]
+    numbers += ["sigma", "d", "noise/clip", *["attack AUC"] * attacked]
     rows = []
     for label, runs in grouped(summaries).items():
-        cells = [_averaged(runs, figure) for figure in figures]
+        cells = [_averaged(runs, figure, spread=figure == figures[0] or figures != OF_TWO) for figure in figures]
+        cells += [f"{fmean(r.values['test_metrics'][tested] for r in runs):.3f}"] if tested else []
         cells += [_noise(runs, figure) for figure in ("sigma", "distance", "noise_to_clip")]
         cells += [_attacked(runs[0])] if attacked else []
         seconds = f"{fmean(float(r.values['seconds']['rounds']) for r in runs):.1f}"
         rows.append([label, *cells, seconds, _guarantee(runs)])
+    if majority := [s.values["majority"] for s in summaries if "majority" in s.values]:
+        guessed = {"accuracy": fmean(majority), "macro_auc": 0.5, "balanced_accuracy": 0.5}
+        cells = [f"{guessed[f]:.3f}" if f in guessed else NOTHING for f in figures]
+        rows.append(["majority class", *cells, *[NOTHING] * (len(numbers) - len(cells) + 1), NOTHING])
     header = ["setting", *numbers, "seconds", "guarantee"]
     whole = Table(header, rows, title, [*numbers, "seconds"], ["guarantee"])
-    parts = [("setting", *numbers), ("setting", "seconds", "guarantee")]
+    first = numbers.index("sigma") if figures == OF_TWO else len(numbers)
+    parts = [("setting", *numbers[:first]), ("setting", *numbers[first:], "seconds", "guarantee")]
     return [whole] if width >= WIDE else [whole.only(*names) for names in parts]
+
+
+def figures_of(summaries: Sequence[Summary]) -> tuple[str, ...]:
+    """What a comparison is judged by: of two classes, what accuracy hides where one is rare, if it was measured."""
+    if summaries[0].values["task"] != "classification":
+        return ("rmse", "loss")
+    if all(name in s.values["last_rounds"] for s in summaries for name in OF_TWO):
+        return OF_TWO
+    return ("accuracy", "f1")
+
+
+def one_class(summary: Summary) -> bool:
+    """Whether the last model of two classes names one of them alone."""
+    last = summary.values["metrics"]
+    return summary.values.get("classes") == 2 and 0.0 in (last.get("sensitivity"), last.get("specificity"))
 
 
 def comparison_notes(summaries: Sequence[Summary]) -> list[str]:
     """What has to be said beside the table."""
     first = summaries[0].values
+    of_two = (
+        "balanced, sens., spec.: balanced accuracy, sensitivity, specificity. "
+        if figures_of(summaries) == OF_TWO
+        else ""
+    )
     notes = [
         f"{first['data']['name']}, {first['clients']} clients, {first['rounds']} rounds, {first['dimension']:,} "
-        "parameters; measured on the clients' held-out examples, pooled. sigma: standard deviation of the noise per "
-        "coordinate, mean over the rounds; d: distance of the clients' models; noise/clip: sigma sqrt(parameters) / C.",
+        f"parameters; measured on the clients' held-out examples, pooled. {of_two}sigma: standard deviation of the "
+        "noise per coordinate, mean over the rounds; d: distance of the clients' models; "
+        "noise/clip: sigma sqrt(parameters) / C.",
         f"Noise source: {first['source']}.",
     ]
     found = (c for s in summaries for g in s.values["guarantees"].values() for c in g.get("conditions", []))
@@ -97,6 +134,9 @@ def comparison_notes(summaries: Sequence[Summary]) -> list[str]:
     elif any(s.values.get("audited") for s in summaries):
         notes.append("attack AUC: no attack evidently works here, with or without a defence; more runs would tell.")
     notes += [f"{s.setting}: malicious: {malicious_text(m)}" for s in summaries if (m := s.values.get("malicious"))]
+    if alone := [s.setting for s in summaries if one_class(s)]:
+        named = ", ".join(dict.fromkeys(alone))
+        notes.append(f"{named}: the model names one class, whatever it is shown; its accuracy is that class's share.")
     if first["data"]["note"]:
         notes.append(str(first["data"]["note"]))
     notes += first["data"].get("warnings", [])
@@ -190,12 +230,12 @@ def run_table(summary: Summary) -> Table:
     return Table.facts(rows)
 
 
-def _averaged(runs: Sequence[Summary], figure: str) -> str:
+def _averaged(runs: Sequence[Summary], figure: str, spread: bool = True) -> str:
     values = [v for v in (r.averaged(figure) for r in runs) if v is not None]
     if not values:
         return NOTHING
     deviation = stdev(values) if len(values) > 1 else runs[0].values["last_rounds"][figure]["deviation"]
-    return f"{fmean(values):.3f} ±{deviation:.3f}"
+    return f"{fmean(values):.3f} ±{deviation:.3f}" if spread else f"{fmean(values):.3f}"
 
 
 def _noise(runs: Sequence[Summary], figure: str) -> str:

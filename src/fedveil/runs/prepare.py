@@ -30,8 +30,13 @@ from fedveil.config.privacy import Budget
 from fedveil.layout import Layout
 from fedveil.learning import LocalTraining, PrivateTrainer, SequentialTrainer, build_model, initial_models, make_trainer
 from fedveil.learning.learner import Learner, Trainer
+from fedveil.learning.metrics import DEFAULT
 from fedveil.mechanisms import keyed_seed
 from fedveil.methods import ClientSide, Method, RecordDP
+
+
+# What accuracy hides where one of two classes is rare is measured unless metrics are named.
+TWO_CLASSES = (*DEFAULT["classes"], "macro_auc", "balanced_accuracy", "sensitivity", "specificity")
 
 
 @dataclass(frozen=True)
@@ -130,7 +135,7 @@ def prepare(config: Config, memo: Path | None = None, like: Setup | None = None)
         "seed": config.seed,
         "clients_per_round": size if size is None or shares is None else min(size, len(clients)),
         "public_data": dealt.public,
-        "metrics": config.metrics or None,
+        "metrics": config.metrics or (TWO_CLASSES if dealt.dataset.classes == 2 else None),
     }
     if config.stopping is not None:
         training, validating = split_clients(clients, config.stopping.clients, base)

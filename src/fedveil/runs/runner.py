@@ -19,7 +19,16 @@ from fedveil.runs.deal import data_digest
 from fedveil.runs.folder import UNNOISED, RunFolder, new_run_id
 from fedveil.runs.judging import begin, conclude
 from fedveil.runs.prepare import Setup, prepare, resolve_device
-from fedveil.runs.summary import REPRODUCIBLE, Row, Summary, core_of, guarantees_of, participations_of, row_of
+from fedveil.runs.summary import (
+    REPRODUCIBLE,
+    Row,
+    Summary,
+    core_of,
+    guarantees_of,
+    majority_of,
+    participations_of,
+    row_of,
+)
 from fedveil.learning import evaluate
 
 
@@ -161,6 +170,7 @@ def summary_of(
         "aggregator": config.aggregator.name if config.aggregator else "",
         "task": "classification" if dataset.classes else "regression",
         "test_metrics": _test_metrics(setup, federation),
+        **majority_of(federation.clients, dataset.classes),
         "guarantees": parties,
         "participations": participations_of(federation, ledgers.books),
         "private": dict(UNNOISED),

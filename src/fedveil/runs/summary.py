@@ -25,6 +25,7 @@ from fedveil.engines.history import SERVER, total_of
 from fedveil.engines.stopping import VALIDATORS, worst_of
 from fedveil.errors import damaged
 from fedveil.layout import Layout
+from fedveil.learning import ClientData
 from fedveil.methods import ClientSide, Method
 
 METRICS = "metrics.jsonl"
@@ -32,7 +33,7 @@ METRICS_CSV = "metrics.csv"
 NUMERICS = 3  # raised by any change of a default or of arithmetic: runs of two versions are not the same run
 LAST = 5  # rounds that the averaged figures cover
 REACH = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)  # mu of the worst client at the distances of its curve, or about
-FIGURES = ("accuracy", "f1", "precision", "auc", "loss", "rmse")
+FIGURES = ("accuracy", "f1", "precision", "auc", "loss", "rmse", "macro_auc", "balanced_accuracy", "sensitivity", "specificity")
 REPRODUCIBLE = "reproducible, not for deployment"
 Row = dict[str, Any]
 
@@ -139,6 +140,14 @@ def row_of(record: RoundRecord, method: Method, layout: Layout, sides: Mapping[i
         "refused": {str(k): v for k, v in log.refused.items()},
         "seconds": round(record.seconds, 4),
     }
+
+
+def majority_of(clients: Sequence[ClientData], classes: int) -> dict[str, Any]:
+    """The number of classes, and the accuracy of naming the most frequent one, on what the clients hold out."""
+    held = [c.test_y.reshape(-1) for c in clients if c.test_y is not None and len(c.test_y)]
+    if not classes or not held:
+        return {}
+    return {"classes": classes, "majority": float(torch.cat(held).bincount().max()) / sum(map(len, held))}
 
 
 def rows_csv(rows: Sequence[Row]) -> bytes:
