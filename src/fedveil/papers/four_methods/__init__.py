@@ -74,7 +74,7 @@ def member_area(scores: Tensor, client: ClientData) -> float:
 
 
 @study.probe("watch")
-class Watch:
+class AttackedRun:
     """Plays both adversaries; see the module."""
 
     name = "four-methods"
@@ -149,7 +149,7 @@ class Watch:
 @study.measure("attack")
 def attack(outcomes: Sequence[Outcome], figure: str) -> Value:
     """``attack participation``, ``attack membership`` (areas) or ``attack recognised`` (a share)."""
-    return Value(float(outcomes[0].summary.values["concluded"][Watch.name][figure]))
+    return Value(float(outcomes[0].summary.values["concluded"][AttackedRun.name][figure]))
 
 
 @study.measure("model noise")
