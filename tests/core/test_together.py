@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil.layout import Layout
-from fedveil.mechanisms import EuclideanLaplaceNoise, ReproducibleSource, SecureSource
+from fedveil.mechanisms import EuclideanLaplaceNoise, ReproducibleSource
 from fedveil.mechanisms.noise import euclidean_laplace_rows
 from fedveil.mechanisms.source import _philox
 from fedveil.methods import Broadcast, ClientFacts, GroupPrivacy, PublicFacts
@@ -82,7 +82,7 @@ def test_a_cohort_is_protected_in_one_computation_but_for_those_who_differ(monke
     each, protect = GroupPrivacy.protect_each, GroupPrivacy.protect
     monkeypatch.setattr(GroupPrivacy, "protect_each", lambda self, *a: sizes.append(len(a[0])) or each(self, *a))
     monkeypatch.setattr(GroupPrivacy, "protect", lambda self, *a: alone.append(self) or protect(self, *a))
-    made = federation("group", n=5, source=SecureSource())
+    made = federation("group", n=5)
     made.client_sides[2] = own = replace(made.method.client, noise_multiplier=9.0)
     made.run(2)
     assert sizes == [4, 4]
