@@ -1,10 +1,14 @@
-"""An epoch on clipped gradients of single examples beside a plain epoch and opacus: ratios of minimums, one thread.
+"""A step on clipped gradients of single examples beside a plain step and opacus: ratios of minimums, one thread.
 
 python benchmarks/per_example.py
+
+The figures go to results/bench/per_example.json.
 """
 
+import json
 import time
 import warnings
+from pathlib import Path
 
 import torch
 from opacus import GradSampleModule
@@ -14,6 +18,9 @@ from fedveil.layout import Layout
 from fedveil.learning import build_model
 from fedveil.learning.losses import LOSSES, cross_entropy
 from fedveil.learning.per_example import PerExample
+from fedveil.runs.provenance import provenance
+
+OUT = Path(__file__).resolve().parent.parent / "results" / "bench" / "per_example.json"
 
 CASES = {
     "linear head, 64 -> 10": ("logistic", (64,), 10, 144, {}),
@@ -52,7 +59,7 @@ def measure(name, shape, classes, batch, options):
     def ours():
         total, _ = sums.clipped_sum(x, y, 1.0)
         for p, block in zip(model.parameters(), layout.blocks, strict=True):
-            p.grad = total[block.start : block.stop].view(block.shape) / batch
+            p.grad = (total[block.start : block.stop].view(block.shape) / batch).to(p.dtype)
         optimizer.step()
 
     wrapped = GradSampleModule(build_model(name, input_shape=shape, outputs=classes, seed=0, **options))
@@ -73,13 +80,20 @@ def measure(name, shape, classes, batch, options):
 
 
 def main():
-    """Print one row a case."""
+    """Print one row a case, and keep them."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     print("| model | plain, ms | ours / plain | opacus / plain |\n|---|---:|---:|---:|")
+    rows = []
     for title, case in CASES.items():
         plain, ours, opacus = measure(*case)
         print(f"| {title}, batch {case[3]} | {1e3 * plain:.2f} | {ours / plain:.2f} | {opacus / plain:.2f} |")
+        figures = {"plain_ms": 1e3 * plain, "ours_over_plain": ours / plain, "opacus_over_plain": opacus / plain}
+        rows.append({"case": title, "batch": case[3], **{k: round(v, 3) for k, v in figures.items()}})
+    OUT.write_text(
+        json.dumps({"provenance": provenance("none", [0], "python benchmarks/per_example.py"), "rows": rows}, indent=1)
+        + "\n"
+    )
 
 
 if __name__ == "__main__":
