@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tomllib
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -127,7 +128,8 @@ def _listed() -> Table:
 
     from fedveil.report.table import Table
 
-    if entry_points(group="fedveil.studies"):
+    loaded = sys.modules.get("fedveil.papers.study")
+    if entry_points(group="fedveil.studies") or (loaded and loaded.STUDIES):
         from fedveil.papers import find, names
         from fedveil.papers.tables import studies_table
 
