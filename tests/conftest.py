@@ -18,6 +18,21 @@ def _seeds():
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _registries():
+    """What a test registers is gone after it."""
+    from fedveil.aggregation import AGGREGATORS
+    from fedveil.data import SOURCES
+    from fedveil.learning.models import MODELS
+    from fedveil.methods import METHODS
+
+    before = [(registry, dict(registry)) for registry in (AGGREGATORS, SOURCES, MODELS, METHODS)]
+    yield
+    for registry, known in before:
+        registry.clear()
+        registry.update(known)
+
+
 @pytest.fixture(scope="session")
 def patterns(tmp_path_factory):
     """A small data set of four kinds of pattern, for studies."""
