@@ -135,6 +135,11 @@ class ParticipationGame:
         """The undefended federation, then the one of ``[privacy]``, or each of ``[compare]``."""
         return settings_of(self.config, self.compare)
 
+    @property
+    def rehearsals(self) -> int:
+        """Rehearsed runs in each world."""
+        return max(REHEARSALS, self.replicates // 2)
+
     @cached_property
     def cases(self) -> list[Case]:
         """Every run: of each setting, with honest and crafted updates as needed, rehearsed and evaluated."""
@@ -142,7 +147,7 @@ class ParticipationGame:
         matched = bool(attacks) and any(p.matches for p in self.settings)
         kinds = [HONEST] * (matched or any(name != Active.name for name in attacks))
         kinds += [MALICIOUS] * (Active.name in attacks)
-        counts = {"rehearsal": max(REHEARSALS, self.replicates // 2), "run": self.replicates}
+        counts = {"rehearsal": self.rehearsals, "run": self.replicates}
         return [
             Case(planned.label, kind, phase, inside, index)
             for planned in self.settings
@@ -156,8 +161,8 @@ class ParticipationGame:
     def of_case(self) -> dict[Case, Cell]:
         """The cell of every run.
 
-        A setting that matches the sigma of another takes the average of that one's first rehearsals, which every audit
-        plays, with the target: metric privacy's sigma depends on who takes part.
+        A setting that matches the sigma of another takes the average of that one's rehearsals with the target: metric
+        privacy's sigma depends on who takes part.
         """
         planned, found = {p.label: p for p in self.settings}, dict[Case, Cell]()
         for case in self.cases:
@@ -174,7 +179,7 @@ class ParticipationGame:
     @cache  # noqa: B019 - the game lives as long as its cells
     def _sources(self, label: str) -> tuple[Cell, ...]:
         config = next(p.config for p in self.settings if p.label == label)
-        cases = [Case(label, HONEST, "rehearsal", True, i) for i in range(REHEARSALS)]
+        cases = [Case(label, HONEST, "rehearsal", True, i) for i in range(self.rehearsals)]
         return tuple(self._cell(case, config) for case in cases)
 
     @cached_property
@@ -239,14 +244,14 @@ class ParticipationGame:
         judged = judge_all(done, labels, attacks, self.world, delta, self.config.publish.metrics)
         shots, rounds, refused = judge_printed(self.printed, finished)
         judged.refused.extend(refused)
-        runs, rehearsals = ({c.index for c in self.cases if c.phase == phase} for phase in ("run", "rehearsal"))
+        runs, rehearsed = ({c.index for c in self.cases if c.phase == phase} for phase in ("run", "rehearsal"))
         values = {
             "name": self.config.name,
             **self.roles.roles(),
             "relation": WORLDS[self.world],
             "unit": RUN,
             "replicates": len(runs),
-            "rehearsals": len(rehearsals),
+            "rehearsals": len(rehearsed),
             "delta": delta,
             "epsilon_ceiling": epsilon_ceiling(len(runs), delta) if runs else None,
             "published_metrics": {"mode": self.config.publish.metrics, "text": self.config.publish.describe()},
