@@ -237,7 +237,7 @@ def test_the_command_prints_what_was_found_and_what_it_means(tmp_path, monkeypat
         "sequential test for errors of 5%",
         "not for inference",
         "paper-single-shot",
-        "written to runs/digits-cia-audit: audit.json, audit.png, evidence.png",
+        "written to runs/digits-cia-audit: audit.json, audit.md, audit.png, evidence.png",
     ):
         assert words in " ".join(result.output.split()), words
     assert result.output.index("attacks that work") < result.output.index("vanilla: guarantee none")

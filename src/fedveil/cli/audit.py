@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -186,14 +187,17 @@ def _show(found: Audit, folder: Path, console: Console) -> None:
 
     judged = found.judged.verdicts or found.judged.refused
     first = headline(found)
-    for table in [first, *(audit_tables(found) if judged else []), paper_table(found)]:
-        if table is not None:
-            console.print(table)
-            console.print()
-    for note in [*(first.notes if first else []), *(audit_notes(found) if judged else []), *paper_notes(found)]:
+    tables = [t for t in (first, *(audit_tables(found) if judged else []), paper_table(found)) if t is not None]
+    notes = [*(first.notes if first else []), *(audit_notes(found) if judged else []), *paper_notes(found)]
+    for table in tables:
+        console.print(table)
+        console.print()
+    for note in notes:
         console.print(note, markup=False, highlight=False)
+    pages = [line for table in tables for line in replace(table, notes=()).markdown()]
+    (folder / "audit.md").write_text("\n".join([*pages, *(f"* {note}" for note in notes), ""]), encoding="utf-8")
     drawn = [draw_audit(found, folder / "audit.png"), draw_evidence(found, folder / "evidence.png")]
-    names = ", ".join([RESULT, *(file.name for file in drawn if file is not None)])
+    names = ", ".join([RESULT, "audit.md", *(file.name for file in drawn if file is not None)])
     seconds = f"{found.values['seconds']:.0f} s"
     console.print(f"written to {folder}: {names} ({seconds})", markup=False, highlight=False, soft_wrap=True)
 
