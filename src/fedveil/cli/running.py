@@ -162,12 +162,11 @@ def _planned(config: str) -> dict[str, Any]:
     """What a configuration says of central noise."""
     from fedveil.config import load
     from fedveil.errors import FieldError
-    from fedveil.methods import GlobalDP
     from fedveil.runs.deal import deal_out
 
     spec = load(config)
-    server = spec.privacy.build(spec.aggregator).server
-    if not isinstance(server, GlobalDP) or server.public_clip is None:
+    server: Any = spec.privacy.build(spec.aggregator).server
+    if spec.privacy.method != "global" or server.public_clip is None:
         raise FieldError("privacy.method", spec.privacy.method, "only 'global' is planned so; see fedveil advise")
     return {
         "delta": spec.privacy.budget.delta,
