@@ -117,23 +117,30 @@ def hospital(outcomes: Sequence[Outcome], which: str) -> Value:
     return Value(float(values[which]))
 
 
-def _curve(outcome: Outcome, which: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = outcome.summary.values["guarantees"][f"{which} client"]["curve"]
+def _promised(outcome: Outcome, which: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = outcome.summary.values["guarantees"][f"{which} client"]
     return found
 
 
 @study.measure("epsilon")
-def composed(outcomes: Sequence[Outcome], which: str) -> Value:
-    """``epsilon worst | median``: composed over all rounds, at the public radius, delta as configured."""
+def composed(outcomes: Sequence[Outcome], argument: str) -> Value:
+    """``epsilon worst | median [DISTANCE]``: composed over all rounds, delta as configured.
+
+    Between models a distance apart in every round, by default the public radius; for any two under local DP.
+    """
     [outcome] = outcomes
-    radius, curve = float(outcome.cell.config.privacy.options["radius"]), _curve(outcome, which)
-    return Value(float(np.exp(np.interp(np.log(radius), np.log(curve["distance"]), np.log(curve["epsilon"])))))
+    which, _, given = argument.partition(" ")
+    promised = _promised(outcome, which)
+    if "epsilon" in promised:
+        return Value(float(promised["epsilon"]))
+    distance, curve = float(given or outcome.cell.config.privacy.options["radius"]), promised["curve"]
+    return Value(float(np.exp(np.interp(np.log(distance), np.log(curve["distance"]), np.log(curve["epsilon"])))))
 
 
 @study.curve("epsilon")
 def over_distance(outcomes: Sequence[Outcome], which: str) -> Curve:
     """The composed epsilon over the distance that bounds every round."""
-    curve = _curve(outcomes[0], which)
+    curve = _promised(outcomes[0], which)["curve"]
     return Curve(curve["distance"], curve["epsilon"])
 
 
