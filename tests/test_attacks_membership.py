@@ -301,7 +301,7 @@ def test_non_members_with_the_members_classes():
 @pytest.fixture(scope="module", params=[100.0, 0.1], ids=["even", "uneven"])
 def seen(request):
     """What a server received of six clients on digits, and the records in question."""
-    from fedveil.data.partition import partition
+    from fedveil.data.dealing import partition
     from fedveil.data.sources import load_digits
 
     digits = load_digits()

@@ -390,9 +390,9 @@ def test_honest_clients_rejected_under_local_noise_are_counted(arena):
 
 @pytest.mark.data
 def test_on_blood_cells_a_robust_rule_outlives_its_worst_attack_and_the_mean_does_not():
+    from fedveil.data.dealing import partition
+    from fedveil.data.files import MissingDataError
     from fedveil.data.named import load_bloodmnist
-    from fedveil.data.partition import partition
-    from fedveil.data.sets import MissingDataError
 
     try:
         cells = load_bloodmnist(split="val", scale="standard")

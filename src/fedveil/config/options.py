@@ -84,6 +84,7 @@ def options_of(owner: Callable[..., Any], without: Sequence[str] = ()) -> dict[s
 
 @cache
 def _options(owner: Callable[..., Any]) -> Mapping[str, Option]:
+    owner = inspect.unwrap(owner)
     hints = get_type_hints(owner)
     found = {}
     for name, parameter in inspect.signature(owner).parameters.items():

@@ -231,7 +231,9 @@ _SECTIONS: list[tuple[str, str, Any]] = [
 ]
 Named = dict[str, tuple[Any, Mapping[str, Option]]]
 _REGISTRIES: dict[str, list[tuple[str, Callable[[], Named]]]] = {
-    "data": [("data set", lambda: {name: (s.load, Data.accepted(name)) for name, s in SOURCES.items()})],
+    "data": [
+        ("data set", lambda: {name: (inspect.unwrap(s.load), Data.accepted(name)) for name, s in SOURCES.items()})
+    ],
     "model": [("model", lambda: {name: (make, Model.accepted(name)) for name, make in MODELS.items()})],
     "aggregator": [("rule", lambda: {name: (rule, Rule.accepted(name)) for name, rule in AGGREGATORS.items()})],
     "privacy": [("method", lambda: {n: ((s.client, s.server), Privacy.accepted(n)) for n, s in METHODS.items()})],

@@ -15,16 +15,11 @@ import torch
 from numpy.typing import NDArray
 
 from fedveil.data.arrays import images
-from fedveil.data.files import cache_folder, find, locate
+from fedveil.data.files import ALZHEIMER_FILE, ALZHEIMER_OFFICIAL, cache_folder, find, locate
 from fedveil.data.pictures import decode
 from fedveil.data.sets import DataSet
 from fedveil.errors import FieldError, require_choice, require_count
 
-FILE = "alzheimer_mri_128_jpeg.npz"
-OFFICIAL = (
-    "Alzheimer MRI, Hugging Face data set Falah/Alzheimer_MRI (6,400 images; the file holds them as one npz: jpeg "
-    "(uint8, all images one after another), offsets (6401), labels, class_names, split_kaggle, split_hf_counts)"
-)
 CLASS_NAMES = ("mild demented", "moderate demented", "non demented", "very mild demented")
 NOTE = (
     "Subjects are unknown: slices of one person may be on both sides of the split, so a high accuracy partly rewards "
@@ -83,22 +78,15 @@ def prepare_alzheimer(*, resolution: int = 128) -> Path:
     """Decode the images into the cache and return the path of the copy."""
     path = _cached(resolution)
     if _read(path) is None:
-        _write(path, _decode(locate("alzheimer", FILE, OFFICIAL), resolution))
+        _write(path, _decode(locate("alzheimer", ALZHEIMER_FILE, ALZHEIMER_OFFICIAL), resolution))
     return path
-
-
-def prepared_alzheimer() -> list[str]:
-    """The options of which there are decoded copies, which need the file no longer."""
-    copies = filter(zipfile.is_zipfile, cache_folder().glob("alzheimer-*.npz"))
-    found = {path.name.split("-")[1].removesuffix(".npz") for path in copies}
-    return [f"resolution={name}" for name in sorted((n for n in found if n.isdigit()), key=int)]
 
 
 def _stored(resolution: int) -> dict[str, NDArray[Any]]:
     path = _cached(resolution)
     arrays = _read(path)
     if arrays is None:
-        arrays = _decode(locate("alzheimer", FILE, OFFICIAL), resolution)
+        arrays = _decode(locate("alzheimer", ALZHEIMER_FILE, ALZHEIMER_OFFICIAL), resolution)
         with suppress(OSError):  # a cache that cannot be written only costs the time to decode again
             _write(path, arrays)
     return arrays
@@ -107,7 +95,7 @@ def _stored(resolution: int) -> dict[str, NDArray[Any]]:
 def _cached(resolution: int) -> Path:
     if require_count("data.resolution", resolution, least=8) > 128:
         raise FieldError("data.resolution", resolution, "must be at most 128, the size of the images")
-    source = find(FILE)
+    source = find(ALZHEIMER_FILE)
     mark = f"-{source.stat().st_size:x}" if source else ""  # another source file gets another copy
     folder = cache_folder()
     if not mark:

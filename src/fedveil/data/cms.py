@@ -9,14 +9,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedveil.data.files import locate
+from fedveil.data.files import (
+    CMS_LICENCE,
+    INPATIENT_FILE,
+    INPATIENT_OFFICIAL,
+    OUTPATIENT_FILE,
+    OUTPATIENT_OFFICIAL,
+    PROVIDERS_FILE,
+    locate,
+)
 from fedveil.data.frames import pandas_module
 from fedveil.data.labels import natural_clients
 from fedveil.data.sets import DataSet
 from fedveil.errors import FieldError, nearest, require_choice, require_positive
-
-PROVIDERS_FILE = "cms_providers_geo.csv.gz"
-LICENCE = "public domain (US government)"
 
 # Declared, public bounds of the places: all fifty states lie inside, so that scaling needs nobody's rows.
 LONGITUDE, LATITUDE = (-180.0, -60.0), (15.0, 75.0)
@@ -38,23 +43,19 @@ class _Table:
 
 INPATIENT = _Table(
     "cms-inpatient",
-    "cms_inpatient_drg100_fy2011.csv.gz",
+    INPATIENT_FILE,
     "drg",
     "avg_covered_charges",
     "total_discharges",
-    "Medicare Provider Charge Data, Inpatient, fiscal year 2011 (100 most common DRGs), "
-    "https://data.cms.gov (97k6-zzx3; 163,065 rows, public domain); the file needs the columns drg, "
-    "provider_id, avg_covered_charges, avg_total_payments",
+    INPATIENT_OFFICIAL,
 )
 OUTPATIENT = _Table(
     "cms-outpatient",
-    "cms_outpatient_apc30_cy2011.csv.gz",
+    OUTPATIENT_FILE,
     "apc",
     "avg_submitted_charges",
     "outpatient_services",
-    "Medicare Provider Charge Data, Outpatient, calendar year 2011 (30 APCs), "
-    "https://data.cms.gov (43,372 rows, public domain); the file needs the columns apc, "
-    "provider_id, avg_submitted_charges, avg_total_payments",
+    OUTPATIENT_OFFICIAL,
 )
 _PLACES = "the table of providers with their ZIP code's coordinates: columns provider_id, zip_lon, zip_lat"
 
@@ -145,7 +146,7 @@ def _load(table: _Table, services: Sequence[str], target: str, unit: float) -> D
         owners=owners,
         attributes=attributes,
         note=f"Target: {column}, in units of {unit:,g} dollars; {len(chosen)} services. Year 2011.",
-        licence=LICENCE,
+        licence=CMS_LICENCE,
     )
 
 

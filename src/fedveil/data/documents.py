@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from fedveil.data.arrays import images
+from fedveil.data.files import MissingDataError
 from fedveil.data.pictures import SUFFIXES, decode
-from fedveil.data.sets import DataSet, MissingDataError
+from fedveil.data.sets import DataSet
 from fedveil.errors import FieldError, require_count
 from fedveil.mechanisms.source import keyed_seed
 from fedveil.optional import optional

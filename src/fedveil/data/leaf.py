@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from fedveil.data.arrays import Array
+from fedveil.data.files import MissingDataError
 from fedveil.data.labels import natural_clients
-from fedveil.data.sets import DataSet, MissingDataError
+from fedveil.data.sets import DataSet
 from fedveil.errors import FieldError
 
 FEMNIST = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")  # FEMNIST's classes, in its order

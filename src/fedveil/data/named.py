@@ -9,26 +9,21 @@ import numpy as np
 import torch
 
 from fedveil.data.arrays import Array, images, read_npz, require_arrays
-from fedveil.data.files import find, locate
+from fedveil.data.files import (
+    BLOOD_FILE,
+    BLOOD_OFFICIAL,
+    CIFAR_FILE,
+    CIFAR_OFFICIAL,
+    REBUILT_BLOOD_FILE,
+    WRITERS_FILE,
+    WRITERS_OFFICIAL,
+    find,
+    locate,
+)
 from fedveil.data.labels import count_classes, natural_clients
 from fedveil.data.sets import DataSet
 from fedveil.errors import FieldError, require_choice
 from fedveil.mechanisms.source import keyed_seed
-
-BLOOD_FILE, REBUILT_BLOOD_FILE = "bloodmnist.npz", "bloodmnist_rebuilt_28.npz"
-WRITERS_FILE = "mnist_by_writer.npz"
-CIFAR_FILE = "cifar10_subset.npz"
-
-BLOOD_OFFICIAL = "MedMNIST v2, https://zenodo.org/records/10519652 (bloodmnist.npz, 35 MB, CC BY 4.0)"
-WRITERS_OFFICIAL = (
-    "the images of MNIST (CC BY-SA 3.0) with the writers that QMNIST's extended labels give them, "
-    "https://github.com/facebookresearch/qmnist (BSD-3-Clause); the file (12 MB) joins them as train_images, "
-    "train_labels, train_writer, test_images, test_labels, test_writer"
-)
-CIFAR_OFFICIAL = (
-    "CIFAR-10, https://www.cs.toronto.edu/~kriz/cifar.html (about 160 MB, states no licence); the file (37 MB) holds "
-    "train_images (10000, 32, 32, 3), its first batch, train_labels, test_images, test_labels, class_names"
-)
 
 # The names of the official set, in the order of its labels.
 BLOOD_CLASSES = ("basophil", "eosinophil", "erythroblast", "ig", "lymphocyte", "monocyte", "neutrophil", "platelet")

@@ -11,10 +11,6 @@ from torch import Tensor
 from fedveil.errors import FieldError, require_choice
 
 
-class MissingDataError(FieldError):
-    """A data set that is not on this machine; the message says where it is to be had."""
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DataSet:
     """Examples in memory, with what is known about them.

@@ -5,60 +5,39 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from fedveil.data import alzheimer, cms, named, sroie
-from fedveil.data.alzheimer import load_alzheimer, prepare_alzheimer, prepared_alzheimer
-from fedveil.data.arrays import images, load_npz
-from fedveil.data.cms import load_cms_inpatient, load_cms_outpatient
-from fedveil.data.documents import load_documents
+from fedveil.data import files
 from fedveil.data.files import find
-from fedveil.data.folder import load_folder
-from fedveil.data.huggingface import load_huggingface
-from fedveil.data.leaf import load_leaf
-from fedveil.data.mixture import load_mixture
-from fedveil.data.named import load_bloodmnist, load_cifar10_subset, load_mnist_by_writer
-from fedveil.data.sets import DataSet
-from fedveil.data.sroie import load_sroie
-from fedveil.data.table import load_table
 from fedveil.errors import FieldError, nearest, require_choice
 from fedveil.registry import Registry
 
-
-def load_digits() -> DataSet:
-    """The handwritten digits of scikit-learn, [1, 8, 8] scaled to [0, 1]."""
-    from sklearn import datasets
-
-    bunch = datasets.load_digits()
-    return DataSet(
-        name="digits",
-        x=images(bunch.images.astype("float32") / 16),
-        y=torch.from_numpy(bunch.target.astype("int64")),
-        classes=10,
-        class_names=tuple(str(c) for c in range(10)),
-        licence="CC BY 4.0 (UCI, optical recognition of handwritten digits)",
-    )
+if TYPE_CHECKING:
+    from fedveil.data.sets import DataSet
 
 
-def load_breast_cancer() -> DataSet:
-    """The breast cancer table of scikit-learn, 30 standardised columns."""
-    from sklearn import datasets
+class Later:
+    """A function of this room that is imported, and PyTorch with it, when it is called or its signature is read.
 
-    bunch = datasets.load_breast_cancer()
-    x = torch.from_numpy(bunch.data.astype("float64"))
-    return DataSet(
-        name="breast-cancer",
-        x=((x - x.mean(0)) / x.std(0)).to(torch.float32),
-        y=torch.from_numpy(bunch.target.astype("int64")),
-        classes=2,
-        class_names=tuple(str(n) for n in bunch.target_names),
-        note="Columns are standardised with means and deviations of the whole set, held-out rows included: a real "
-        "federation would have to agree on public constants.",
-        licence="CC BY 4.0 (UCI, breast cancer Wisconsin, diagnostic)",
-    )
+    Parameters
+    ----------
+    place : str
+        ``module:function``.
+    """
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        module, _, name = self._place.partition(":")
+        function: Callable[..., Any] = getattr(import_module(f"fedveil.data.{module}"), name)
+        return function
+
+    def __call__(self, **options: Any) -> Any:
+        return self.__wrapped__(**options)
 
 
 @dataclass(frozen=True)
@@ -116,93 +95,101 @@ class SourceInfo:
 SOURCES: Registry[SourceInfo] = Registry(
     "data.name",
     {
-        "digits": SourceInfo("handwritten digits, 8x8 grey, 10 classes", "1,797 images", "CC BY 4.0", load_digits),
-        "breast-cancer": SourceInfo("30 measurements of cells, 2 classes", "569 rows", "CC BY 4.0", load_breast_cancer),
-        "npz": SourceInfo("your own arrays: x_train and y_train in one npz file", "any", "yours", load_npz),
-        "folder": SourceInfo("your own images: a folder a class", "any", "yours", load_folder),
-        "table": SourceInfo("your own table: CSV or parquet", "any", "yours", load_table),
-        "huggingface": SourceInfo("a Hugging Face data set saved on disk", "any", "yours", load_huggingface),
+        "digits": SourceInfo(
+            "handwritten digits, 8x8 grey, 10 classes", "1,797 images", "CC BY 4.0", Later("bundled:load_digits")
+        ),
+        "breast-cancer": SourceInfo(
+            "30 measurements of cells, 2 classes", "569 rows", "CC BY 4.0", Later("bundled:load_breast_cancer")
+        ),
+        "npz": SourceInfo(
+            "your own arrays: x_train and y_train in one npz file", "any", "yours", Later("arrays:load_npz")
+        ),
+        "folder": SourceInfo("your own images: a folder a class", "any", "yours", Later("folder:load_folder")),
+        "table": SourceInfo("your own table: CSV or parquet", "any", "yours", Later("table:load_table")),
+        "huggingface": SourceInfo(
+            "a Hugging Face data set saved on disk", "any", "yours", Later("huggingface:load_huggingface")
+        ),
         "documents": SourceInfo(
             "your own pages with masks of what was tampered with (T-SROIE, DocTamper), a class a pixel",
             "any",
             "yours",
-            load_documents,
+            Later("documents:load_documents"),
         ),
         "leaf": SourceInfo(
             "your own files of LEAF's form, such as FEMNIST: JSON with the examples of every user",
             "any",
             "yours",
-            load_leaf,
+            Later("leaf:load_leaf"),
             natural=True,
         ),
         "mixture": SourceInfo(
             "made-up users of two kinds, a line each (regression)",
             "2,000 rows",
             "none needed",
-            load_mixture,
+            Later("mixture:load_mixture"),
             natural=True,
         ),
         "alzheimer": SourceInfo(
             "Alzheimer MRI slices, 128x128 grey, 4 classes",
             "6,400 images",
             "ODbL",
-            load_alzheimer,
-            prepare_alzheimer,
-            prepared_alzheimer,
-            files=((alzheimer.FILE,),),
-            official=alzheimer.OFFICIAL,
+            Later("alzheimer:load_alzheimer"),
+            Later("alzheimer:prepare_alzheimer"),
+            files.prepared_alzheimer,
+            files=((files.ALZHEIMER_FILE,),),
+            official=files.ALZHEIMER_OFFICIAL,
         ),
         "bloodmnist": SourceInfo(
             "blood cells, 28x28 colour, 8 classes",
             "17,092 images",
             "CC BY 4.0",
-            load_bloodmnist,
-            files=((named.BLOOD_FILE, named.REBUILT_BLOOD_FILE),),
-            official=named.BLOOD_OFFICIAL,
+            Later("named:load_bloodmnist"),
+            files=((files.BLOOD_FILE, files.REBUILT_BLOOD_FILE),),
+            official=files.BLOOD_OFFICIAL,
         ),
         "mnist-by-writer": SourceInfo(
             "MNIST digits with their 539 writers, 28x28 grey, 10 classes",
             "70,000 images",
             "CC BY-SA 3.0",
-            load_mnist_by_writer,
-            files=((named.WRITERS_FILE,),),
-            official=named.WRITERS_OFFICIAL,
+            Later("named:load_mnist_by_writer"),
+            files=((files.WRITERS_FILE,),),
+            official=files.WRITERS_OFFICIAL,
             natural=True,
         ),
         "cms-inpatient": SourceInfo(
             "payments to American hospitals by condition and place (regression)",
             "163,065 rows",
-            cms.LICENCE,
-            load_cms_inpatient,
-            files=((cms.INPATIENT.file,), (cms.PROVIDERS_FILE,)),
-            official=cms.INPATIENT.official,
+            files.CMS_LICENCE,
+            Later("cms:load_cms_inpatient"),
+            files=((files.INPATIENT_FILE,), (files.PROVIDERS_FILE,)),
+            official=files.INPATIENT_OFFICIAL,
             natural=True,
         ),
         "cms-outpatient": SourceInfo(
             "the same for outpatient services (regression)",
             "43,372 rows",
-            cms.LICENCE,
-            load_cms_outpatient,
-            files=((cms.OUTPATIENT.file,), (cms.PROVIDERS_FILE,)),
-            official=cms.OUTPATIENT.official,
+            files.CMS_LICENCE,
+            Later("cms:load_cms_outpatient"),
+            files=((files.OUTPATIENT_FILE,), (files.PROVIDERS_FILE,)),
+            official=files.OUTPATIENT_OFFICIAL,
             natural=True,
         ),
         "sroie": SourceInfo(
             "scanned receipts with forged words, a class a pixel",
             "200 receipts",
             "CC BY 4.0",
-            load_sroie,
-            files=((sroie.FILE,),),
-            official=sroie.OFFICIAL,
+            Later("sroie:load_sroie"),
+            files=((files.SROIE_FILE,),),
+            official=files.SROIE_OFFICIAL,
             natural=True,
         ),
         "cifar10-subset": SourceInfo(
             "photographs, 32x32 colour, 10 classes",
             "13,000 images",
             "none stated",
-            load_cifar10_subset,
-            files=((named.CIFAR_FILE,),),
-            official=named.CIFAR_OFFICIAL,
+            Later("named:load_cifar10_subset"),
+            files=((files.CIFAR_FILE,),),
+            official=files.CIFAR_OFFICIAL,
         ),
     },
 )

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedveil.data.arrays import Array, images, read_npz, require_arrays
-from fedveil.data.files import locate
+from fedveil.data.files import SROIE_FILE, SROIE_OFFICIAL, locate
 from fedveil.data.labels import natural_clients
 from fedveil.data.regions import SENSITIVE, region_bits, sensitive_boxes
 from fedveil.data.sets import DataSet
@@ -19,11 +19,6 @@ from fedveil.data.tamper import KINDS, Box, Page, boxes_of, tamper
 from fedveil.errors import FieldError, require_choice, require_count
 from fedveil.mechanisms.source import keyed_seed
 
-FILE = "sroie2019_200_gray768.npz"
-OFFICIAL = (
-    "ICDAR 2019 SROIE, task 1, https://rrc.cvc.uab.es/?ch=13 (CC BY 4.0); the file (22 MB) holds 200 grey receipts, at "
-    "most 768 pixels high: pixels, pixel_offsets, shapes, boxes, box_offsets, key_json"
-)
 NOTE = (
     "Forgeries are made by FedVeil's own seeded generator: T-SROIE and DocTamper, the FedRE paper's sets, are not to "
     "be had, and figures are not theirs."
@@ -79,7 +74,7 @@ def load_sroie(
         raise FieldError("data.kinds", list(kinds), f"must name at least one of {', '.join(KINDS)}")
     for kind in kinds:
         require_choice("data.kinds", kind, KINDS)
-    receipts, companies = _receipts(read_npz(locate("sroie", FILE, OFFICIAL)))
+    receipts, companies = _receipts(read_npz(locate("sroie", SROIE_FILE, SROIE_OFFICIAL)))
     if require_count("data.test_receipts", test_receipts, least=0) >= len(receipts) - 1:
         raise FieldError("data.test_receipts", test_receipts, f"must leave 2 of {len(receipts)} receipts to train on")
     order = np.random.default_rng(keyed_seed("receipts", tamper_seed)).permutation(len(receipts)).tolist()

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fedveil.data import DataSet, Holding, federate, holdings, load, own_scale, warnings_of
-from fedveil.data.partition import SCHEMES
+from fedveil.data.dealing import SCHEMES
 from fedveil.data.patches import Patches, learn_patches
 from fedveil.data.rings import RingFeatures, learn_rings
 from fedveil.errors import FieldError

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedveil.data import DataSet
-from fedveil.data.partition import holdout
+from fedveil.data.dealing import holdout
 from fedveil.errors import FieldError, require_positive
 from fedveil.learning import ClientData, LocalTraining
 from fedveil.learning.learner import Trainer

@@ -18,7 +18,7 @@ from fedveil.runs.pool import Pool, Proportions, proportions_of, strata_of
 from fedveil.config.world import DRAWN, World
 from fedveil.config.sections import Data
 from fedveil.data import DataSet
-from fedveil.data.partition import NATURAL
+from fedveil.data.dealing import NATURAL
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData
 from fedveil.mechanisms import keyed_seed
