@@ -15,7 +15,7 @@ from fedveil.audit.scoring import Judged, Scored, attack_of, row_of
 from fedveil.config import load
 from fedveil.grid import Store
 from fedveil.methods import Publishing
-from fedveil.report.audit_headline import fewest_runs, headline, incomparable
+from fedveil.report.audit_headline import compared, fewest_runs, headline
 
 DELTA, RELATION = 1e-5, "replace-one"
 SETTINGS = ("vanilla", "global")
@@ -130,11 +130,16 @@ def test_a_run_says_which_relation_its_epsilon_is_for(method, relation):
 
 def test_a_guarantee_for_another_relation_is_not_to_be_compared():
     def settings(played, **promised):
-        values = {"relation": played, "settings": {k: {"guarantee_relation": v} for k, v in promised.items()}}
-        return incomparable(Audit([], values=values, settings=tuple(promised)))
+        about = {k: {"guarantee": f"that of {k}", "guarantee_relation": v} for k, v in promised.items()}
+        proven = dict.fromkeys(promised, {"lower": 0.1, "ceiling": 2.03})
+        values = {"relation": played, "settings": about, "together": proven}
+        return compared(Audit([], values=values, settings=tuple(promised)))
 
-    assert settings("zero-out", vanilla="", one="zero-out") == []
-    [line] = settings("replace-one", vanilla="", one="zero-out", two="zero-out", three="replace-one")
+    [line] = settings("zero-out", vanilla="", one="zero-out")
+    assert "that of one" in line
+    assert "0.10 of 2.03" in line
+    beside, line = settings("replace-one", vanilla="", one="zero-out", two="zero-out", three="replace-one")
+    assert "that of three" in beside
     assert line == (
         "one, two: the guarantee is for zero-out, the measured epsilon for replace-one, so they cannot be compared; "
         "--out-world empty (and another --out) measures zero-out."
@@ -142,6 +147,22 @@ def test_a_guarantee_for_another_relation_is_not_to_be_compared():
     for promised, world in (("add/remove", "remove"), ("zero-out", "empty"), ("replace-one", "replace")):
         [line] = settings("no relation: both worlds are one", one=promised)
         assert f"--out-world {world} (and another" in line
+
+
+@pytest.mark.parametrize(
+    ("method", "world"),
+    [
+        ("method='global', noise_multiplier=1.0", "empty"),
+        ("method='global', noise_multiplier=1.0, relation='replace-one'", "replace"),
+        ("method='global', noise_multiplier=1.0, relation='add/remove', order='formal'", "remove"),
+        ("method='metric'", "replace"),
+        ("method='vanilla'", "replace"),
+    ],
+)
+def test_the_world_without_the_client_is_that_of_the_promise(method, world):
+    config = load("digits-cia", ["rounds=1", "compare={}", f"privacy={{{method}}}"])
+    assert ParticipationGame(config).roles.stand_in == world
+    assert ParticipationGame(config, world="twin").roles.stand_in == "twin"
 
 
 def test_rows_lead_back_to_their_attacks():

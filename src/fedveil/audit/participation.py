@@ -7,6 +7,7 @@ about the defence. Every run has its own data, first model, training order, coho
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -24,12 +25,13 @@ from fedveil.audit.scoring import Judged, judge_all
 from fedveil.audit.settings import Planned, settings_of
 from fedveil.audit.view import ParticipationView, threat_of
 from fedveil.config import Config
-from fedveil.config.world import WORLDS, World
+from fedveil.config.world import WORLDS, World, world_of
 from fedveil.errors import FieldError, nearest, require_count
 from fedveil.grid import Cell, Finished
 from fedveil.runs import Progress
 from fedveil.runs.deal import Dealt, deal_out
 from fedveil.runs.prepare import Setup, prepare
+from fedveil.runs.promised import promised
 from fedveil.runs.world import share_out
 
 PRINTED = (SINGLE_SHOT, MULTI_ROUND)
@@ -79,8 +81,9 @@ class ParticipationGame:
         Clients that pool what they sent, the attacker included; by default 2, where there are so many.
     shadow : {"clean", "noisy", "partial", "public"}
         What the adversary holds of the target's data.
-    world : {"replace", "twin", "remove", "empty", "itself"}
-        What stands in the target's place.
+    world : {"replace", "twin", "remove", "empty", "itself"}, optional
+        What stands in the target's place; by default what the first guarantee's relation stands for, and "replace"
+        where nothing is promised for a client.
     """
 
     config: Config
@@ -91,7 +94,7 @@ class ParticipationGame:
     attacker: int | None = None
     colluders: int | None = None
     shadow: str = "clean"
-    world: str = "replace"
+    world: str | None = None
 
     name: ClassVar[str] = "participation"
     together: ClassVar[bool] = True
@@ -128,7 +131,16 @@ class ParticipationGame:
     def roles(self) -> World:
         """Who attacks whom."""
         n, seed = len(self.dealt.clients), self.config.seed
-        return World.of(n, self.target, self.attacker, self.world, self.shadow, self.colluders, seed)
+        stand_in = self.world or next(map(world_of, filter(None, map(self._relation, self.settings))), "replace")
+        return World.of(n, self.target, self.attacker, stand_in, self.shadow, self.colluders, seed)
+
+    def _relation(self, planned: Planned) -> str:
+        """Of what a setting promises a client, or ""."""
+        n = planned.config.clients_per_round or len(self.dealt.clients)
+        with suppress(FieldError):
+            found = promised(planned.config.model_copy(update={"clients_per_round": n}))
+            return found.relation if found.proven and found.unit != "record" else ""
+        return ""
 
     @cached_property
     def settings(self) -> list[Planned]:
@@ -204,7 +216,7 @@ class ParticipationGame:
         setups = [self._setup(planned) for planned in self.settings]
         self._check_threats(setups[1:] or setups)
         own = [case for case in self.cases if case.setting == self.settings[-1].label]
-        every = last.data.partition in DRAWN or self.world == "twin"  # else one deal tells for all
+        every = last.data.partition in DRAWN or self.roles.stand_in == "twin"  # else one deal tells for all
         for seed in {case.seed(self.config.seed) for case in (own if every else own[:1])}:
             share_out(last.data, self.dealt, self.roles.model_copy(update={"inside": False}), seed)
         notes, inside = list(setups[-1].warnings), [case for case in own if case.inside]
@@ -241,14 +253,14 @@ class ParticipationGame:
         delta, labels = self.config.privacy.budget.delta, tuple(p.label for p in self.settings)
         done = {case: Replicate.of(case, finished.outcomes[cell.key]) for case, cell in self.of_case.items()}
         attacks = [name for name in self.chosen if name in ATTACKS]
-        judged = judge_all(done, labels, attacks, self.world, delta, self.config.publish.metrics)
+        judged = judge_all(done, labels, attacks, self.roles.stand_in, delta, self.config.publish.metrics)
         shots, rounds, refused = judge_printed(self.printed, finished)
         judged.refused.extend(refused)
         runs, rehearsed = ({c.index for c in self.cases if c.phase == phase} for phase in ("run", "rehearsal"))
         values = {
             "name": self.config.name,
             **self.roles.roles(),
-            "relation": WORLDS[self.world],
+            "relation": WORLDS[self.roles.stand_in],
             "unit": RUN,
             "replicates": len(runs),
             "rehearsals": len(rehearsed),

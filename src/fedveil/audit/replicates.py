@@ -67,7 +67,7 @@ class Replicate:
     sigma : float or None
         Of the server's noise, mean over rounds; None without such noise.
     relation : str
-        That the guarantee's epsilon is for; "" where it has none.
+        That the guarantee's epsilon is for; "" where it has none, or one for a record.
     """
 
     case: Case
@@ -95,7 +95,7 @@ class Replicate:
             missing=tuple(seen["missing"]),
             stopped=values["stopped"],
             sigma=outcome.summary.noise("sigma") if values["trust"] == "central" else None,
-            relation=server["relation"] if "epsilon" in server else "",
+            relation=server["relation"] if "epsilon" in server and server["unit"] != "record" else "",
         )
 
 

@@ -57,13 +57,14 @@ def audit(
         str, typer.Option("--shadow", metavar="KIND", help="What it holds: clean, noisy, partial or public.")
     ] = "clean",
     out_world: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--out-world",
             metavar="KIND",
-            help="In the target's place: replace (by anybody), twin (by one like it), remove, empty, itself (a check).",
+            help="In the target's place: replace (by anybody), twin (by one like it), remove, empty, itself (a check). "
+            "Default: what the guarantee's relation stands for.",
         ),
-    ] = "replace",
+    ] = None,
     images: Annotated[
         int, typer.Option("--images", metavar="N", help="For inversion: images that each attacked client trains on.")
     ] = 1,

@@ -17,6 +17,13 @@ WORLDS = {
     "empty": "zero-out",
     "itself": "no relation: both worlds are one",
 }
+
+
+def world_of(relation: str) -> str:
+    """What to play for a neighbouring relation; the first of the worlds that stand for it."""
+    return next(world for world, stands_for in WORLDS.items() if stands_for == relation)
+
+
 DRAWN = ("replace", "twin")  # worlds whose stand-in is another client
 IN_ITS_PLACE = {
     "replace": "another client of equal size, with everybody's mix of classes",

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedveil.attacks.statistics import Estimate, epsilon_ceiling
 from fedveil.audit import Audit
-from fedveil.config.world import WORLDS
+from fedveil.config.world import world_of
 from fedveil.gdp import rounded_down
 from fedveil.report.table import NOTHING, Table
 
@@ -46,16 +46,20 @@ def in_words(value: Estimate) -> str:
     return f"{value.point:.3f} ({value.low:.2f}-{value.high:.2f})"
 
 
-def incomparable(found: Audit) -> list[str]:
-    """One line where an epsilon is promised for another relation than the one that was played."""
+def compared(found: Audit) -> list[str]:
+    """What was promised beside what was proven; one line where an epsilon is promised for another relation."""
     values, played = found.values, found.values["relation"]
-    others: dict[str, list[str]] = {}
+    others, lines = dict[str, list[str]](), []
     for label, about in values["settings"].items():
+        bound = values["together"].get(label)
         if about["guarantee_relation"] not in ("", played):
             others.setdefault(about["guarantee_relation"], []).append(label)
-    return [
+        elif about["guarantee_relation"] and bound is not None:
+            proven = f"{rounded_down(bound['lower'])} of {bound['ceiling']:.2f} provable ({played}, 95%)"
+            lines.append(f"{label}: promised {about['guarantee']}; measured epsilon >= {proven}.")
+    return lines + [
         f"{', '.join(labels)}: the guarantee is for {promised}, the measured epsilon for {played}, so they cannot be "
-        f"compared; --out-world {_world_of(promised)} (and another --out) measures {promised}."
+        f"compared; --out-world {world_of(promised)} (and another --out) measures {promised}."
         for promised, labels in others.items()
     ]
 
@@ -75,8 +79,3 @@ def too_few(values: dict[str, Any]) -> list[str]:
         f"{runs} runs in each world are few: an epsilon of {ceiling:.2f} at most can be proven with one attack, and "
         f"'no' can mean too few runs. Runs in each world to prove more than an epsilon: {needed}."
     ]
-
-
-def _world_of(relation: str) -> str:
-    """What to play for a relation; the first of the worlds that stand for it."""
-    return next(world for world, stands_for in WORLDS.items() if stands_for == relation)
