@@ -171,10 +171,10 @@ def test_settings_are_planned_with_the_undefended_one_first():
     assert len(kinds) == 2  # one a setting: its runs are played side by side
 
 
-def test_a_matched_setting_takes_the_sigma_of_the_first_rehearsals_with_the_target():
+def test_a_matched_setting_takes_the_sigma_of_all_rehearsals_with_the_target():
     game = ParticipationGame(load("digits-cia"), True, ("loss",), 30)
     last = game.of_case[Case("global (equal sigma)", "honest", "run", False, 3)]
-    sources = [game.of_case[Case("metric privacy", "honest", "rehearsal", True, i)].key for i in range(8)]
+    sources = [game.of_case[Case("metric privacy", "honest", "rehearsal", True, i)].key for i in range(15)]
     assert [cell.key for cell in last.sources] == sources
 
 
