@@ -412,3 +412,52 @@ def test_an_example_that_raises_counts_as_zero_and_takes_no_other_with_it(name):
     assert len(losses) == 5
     with pytest.raises(Exception, match=r"."):
         sums.clipped_sum(x[[2, 5]], bad[[2, 5]], 0.3)
+
+
+@pytest.mark.parametrize("targets", ["classes", "numbers"])
+def test_a_squared_error_compares_no_output_with_the_target_of_another_example(targets):
+    """Two outputs and one target each: a pair of examples broadcasts, and one record then moved its partners too."""
+    model = nn.Linear(6, 2).double()
+    x, y = torch.ones(40, 6, dtype=torch.float64), torch.tensor([0, 1] * 20)
+    nn.init.zeros_(model.weight)
+    nn.init.constant_(model.bias, 0.5)
+    sums = PerExample(model, Layout.from_module(model), LOSSES["mse"])
+    if targets == "numbers":
+        with pytest.raises(FieldError, match="outputs"):
+            sums.clipped_sum(x, y.double(), 0.1)
+        return
+    whole, without = sums.clipped_sum(x, y, 0.1)[0], sums.clipped_sum(x[1:], y[1:], 0.1)[0]
+    assert float((whole - without).norm()) <= 0.1  # it was 0.41
+    torch.testing.assert_close(whole, by_hand(model, sums._layout, x, y, 0.1, LOSSES["mse"]), rtol=2e-6, atol=1e-9)
+
+
+class Sorted(nn.Module):
+    """Puts the examples of a batch in an order of its own on the way: its output is apart, the layers' rows are not."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(2, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        order = x.sum(1).argsort()
+        return self.b(torch.tanh(self.a(x[order]))[order.argsort()])
+
+
+def test_the_rows_of_layers_that_a_model_puts_in_another_order_are_not_mixed_up():
+    torch.manual_seed(0)
+    model = Sorted().double()
+    layout, (x, y) = Layout.from_module(model), batch((2,), 9, classes=2)
+    x = x.flip(0)
+    sums = PerExample(model, layout, cross_entropy)
+    torch.testing.assert_close(sums.clipped_sum(x, y, 0.3)[0], by_hand(model, layout, x, y, 0.3), rtol=2e-6, atol=1e-9)
+
+
+def test_a_model_that_mixes_examples_only_while_it_trains_is_refused_in_either_mode():
+    class Shy(Centred):
+        def forward(self, x):
+            return self.out(x - x.mean(0) if self.training else x)
+
+    x, y = batch((6,))
+    for model in (Shy(), Shy().eval()):
+        with pytest.raises(FieldError, match="other examples"):
+            trained(ClientData(x.float(), y), model, noisy())

@@ -38,10 +38,17 @@ def mse(output: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
     """Squared error; an output [B, 1] fits targets [B]. The mean, or ("none") one a number.
 
     Against classes [B] it is that of outputs [B, classes] to 1 for the class and 0 for the others.
+
+    Raises
+    ------
+    FieldError
+        If the shapes differ: broadcast, the outputs of one example would be compared with the targets of others.
     """
     if of_classes(output, y, 1):
         y = F.one_hot(y, output.shape[1])
     fitted = output.reshape(y.shape) if output.numel() == y.numel() else output
+    if fitted.shape != y.shape:
+        raise FieldError("y", tuple(y.shape), f"must be like the outputs, {tuple(output.shape)}")
     return F.mse_loss(fitted, y.to(output.dtype), reduction=reduction)
 
 

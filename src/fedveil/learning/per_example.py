@@ -115,9 +115,8 @@ class PerExample:
 
     def _by_layers(self, x: Tensor, y: Tensor, clip: float) -> tuple[Tensor, Tensor]:
         assert self._layers is not None
-        if not self._probed and len(x) > 1:  # of one example: elsewhere another axis may be as long as the batch
-            with torch.no_grad():
-                self._heard(x[:1])
+        if not self._probed:
+            self._require_rows_apart(x)
             self._probed = True
         taps, output = self._heard(x)
         losses = self._losses(output, y)
@@ -137,6 +136,18 @@ class PerExample:
                         return self._by_layers(x[kept], y[kept], clip)[0], losses.detach()
                 return torch.zeros_like(self._flat(parts)), losses.detach()
             return self._flat(parts), losses.detach()
+
+    def _require_rows_apart(self, x: Tensor) -> None:
+        """Try the model on one example, and on two made-up ones: whether each has a row of its own in every layer."""
+        with torch.no_grad():
+            self._heard(x[:1])  # elsewhere another axis may be as long as the batch
+        drawn = torch.rand((2, *x.shape[1:]), generator=torch.Generator().manual_seed(0))
+        pair = (drawn if x.is_floating_point() else drawn.round()).to(x.device, x.dtype)
+        for rows in (pair, pair.flip(0)):  # a model that sorts its examples leaves one of the two as it is
+            taps, output = self._heard(rows)
+            grads = torch.autograd.grad(output[0].sum(), [tap.outputs[0][0] for tap in taps.values()])
+            if any(bool(g[1:].any()) for g in grads):
+                raise NotApart  # clipped by the norm of others' rows
 
     def _heard(self, x: Tensor) -> tuple[dict[nn.Module, _Tap], Tensor]:
         """What each layer sees of a batch, and the model's output; only if every layer keeps the examples apart."""
@@ -159,7 +170,7 @@ class PerExample:
 
     def _losses(self, output: Tensor, y: Tensor) -> Tensor:
         if self._loss in (LOSSES["cross_entropy"], LOSSES["mse"]):  # the mean of equal shares of the examples
-            return _each(self._loss, output, y)
+            return self._loss(output, y, reduction="none").reshape(len(output), -1).mean(1)  # type: ignore[call-arg]
         return torch.stack([self._loss(output[i : i + 1], y[i : i + 1]) for i in range(len(output))])
 
     def _by_vmap(self, x: Tensor, y: Tensor, clip: float) -> tuple[Tensor, Tensor]:
@@ -226,15 +237,6 @@ def _weighted(rows: Tensor, weights: Tensor) -> Tensor:
 def _square(value: Tensor) -> Tensor:
     lengths: Tensor = torch.linalg.vector_norm(value.reshape(len(value), -1), dim=1, dtype=torch.float64)
     return lengths.square()
-
-
-def _each(loss: Loss, output: Tensor, y: Tensor) -> Tensor:
-    """Losses [B] of single examples, for the losses by name."""
-    if loss is LOSSES["mse"]:
-        target = y.to(output.dtype)
-        gaps = (output.reshape(y.shape) if output.numel() == y.numel() else output) - target
-        return gaps.square().reshape(len(output), -1).mean(1)
-    return F.cross_entropy(output, y, reduction="none").reshape(len(output), -1).mean(1)
 
 
 def _listen(tap: _Tap) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:

@@ -60,6 +60,7 @@ class PrivateTrainer(SequentialTrainer):
         require_choice("loss", local.loss, ("cross_entropy", "mse"))
         super().__init__(model, layout, local, device=device)
         self.noisy = noisy
+        self._sums = PerExample(self._model, layout, loss_of(local.loss))
         self._unchecked = True
 
     def train_noisily(
@@ -105,7 +106,7 @@ class PrivateTrainer(SequentialTrainer):
         self._reset(start)
         # a mask follows its example's place in the batch, which under add/remove tells who else is there
         stream((*key, int(source.child("dropout").bits(1))), "dropout", self._generator)
-        optimizer, sums = self._optimizer(), PerExample(self._model, self.layout, loss_of(self.local.loss))
+        optimizer = self._optimizer()
         anchors = [p.detach().clone() for p in self._parameters] if self.local.prox else []
         lots, noise = source.child("lots"), source.child("noise")
         seen, examples = 0.0, 0
@@ -115,7 +116,7 @@ class PrivateTrainer(SequentialTrainer):
             total = torch.zeros(self.layout.size, dtype=torch.float64)
             try:
                 if len(rows):
-                    found, losses = sums.clipped_sum(*self._batch(client, rows), noisy.clip)
+                    found, losses = self._sums.clipped_sum(*self._batch(client, rows), noisy.clip)
                     total += found.cpu()
                     seen, examples = seen + float(losses.sum()), examples + len(rows)
             except Exception as error:  # of all its examples: each counts as zero, and other steps stay as they are

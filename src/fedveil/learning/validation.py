@@ -112,7 +112,7 @@ def require_unmixed(model: nn.Module, x: Tensor) -> None:
     Parameters
     ----------
     model : torch.nn.Module
-        In training mode; its dropout is switched off for the check.
+        Looked at in training mode, but for its dropout.
     x : Tensor
         Examples whose shape and type are used, and not their values.
 
@@ -121,7 +121,7 @@ def require_unmixed(model: nn.Module, x: Tensor) -> None:
     FieldError
         If it mixes them.
     """
-    copy = deepcopy(model)
+    copy = deepcopy(model).train()
     for part in copy.modules():
         if "dropout" in type(part).__name__.lower():
             part.eval()
