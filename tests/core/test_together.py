@@ -13,7 +13,7 @@ from fedveil.layout import Layout
 from fedveil.mechanisms import EuclideanLaplaceNoise, ReproducibleSource
 from fedveil.mechanisms.noise import euclidean_laplace_rows
 from fedveil.mechanisms.source import _philox
-from fedveil.methods import Broadcast, ClientFacts, GroupPrivacy, PublicFacts
+from fedveil.methods import SGALDP, Broadcast, ClientFacts, GroupPrivacy, PublicFacts
 
 
 @given(
@@ -43,6 +43,37 @@ def test_each_row_is_what_its_client_would_send_alone(n, d, kind, radius, distri
         assert together[i] is not None
         assert torch.equal(together[i].releases[0].value, alone.releases[0].value)
         assert together[i].spend == alone.spend
+
+
+@given(
+    n=st.integers(2, 30),
+    d=st.integers(1, 1024),
+    kind=st.sampled_from([torch.float32, torch.float64]),
+    options=st.sampled_from([{}, {"epsilon_max": 1.0}, {"similarity": "released"}]),
+    seed=st.integers(0, 1000),
+)
+@settings(deadline=None, max_examples=40)
+def test_sga_ldp_is_the_same_together_and_alone_over_rounds(n, d, kind, options, seed):
+    g = torch.Generator().manual_seed(seed)
+    side, source = SGALDP(**{"epsilon_min": 1.0, "epsilon_max": 5.0, **options}), ReproducibleSource(seed)
+    layout = Layout.from_shapes({"w": (d,)}, dtype=kind)
+    states, alone = [side.init()] * n, [side.init()] * n
+    for round_ in (1, 2, 3):
+        models = torch.randn(n, d, generator=g, dtype=kind)
+        models[0] = float("nan")
+        start = torch.randn(1, d, generator=g, dtype=kind)
+        broadcast = Broadcast(models=start, public=PublicFacts(round=round_, rounds=3, cohort=n, dimension=d))
+        facts = [ClientFacts(broadcast=broadcast, layout=layout)] * n
+        together = side.protect_each(models, facts, states, [source.child(round_, i) for i in range(n)])
+        assert together[0] is None
+        asked = [i for i in range(1, n) if (i + round_) % 4]  # the others miss the round
+        for i in asked:
+            one = side.protect(release(models[i]), facts[i], alone[i], source.child(round_, i))
+            assert torch.equal(together[i].releases[0].value, one.releases[0].value)
+            assert together[i].spend == one.spend
+            assert torch.equal(together[i].state.released, one.state.released)
+            alone[i] = one.state
+        states = [together[i].state if i in asked else s for i, s in enumerate(states)]
 
 
 def release(model):

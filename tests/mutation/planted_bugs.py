@@ -395,8 +395,8 @@ BUGS = (
     _bug(
         "a negative cosine loosens",
         "calibration/alignment.py",
-        "aligned = max(0.0, cosine(update, reference))",
-        "aligned = abs(cosine(update, reference))",
+        "aligned = max(0.0, similarity)",
+        "aligned = abs(similarity)",
         SCALES,
         _SGA_TEST,
     ),
@@ -1081,6 +1081,13 @@ BUGS = (
         "budget = ParticipationFilter(rule.validation.releases) if capped else None",
         "budget = None",
         f"{CORE}stopping.py::test_asked_again_for_a_round_a_client_sends_the_same_or_pays_again_until_its_cap",
+    ),
+    _bug(
+        "sga-ldp: a cohort shares one stream",
+        _METHODS["sga"],
+        "sources[i].normal(size, dtype)",
+        "sources[rows[0]].child(0).normal(size, dtype)",
+        f"{CORE}together.py::test_sga_ldp_is_the_same_together_and_alone_over_rounds",
     ),
     _bug(
         "group: a cohort shares one stream",

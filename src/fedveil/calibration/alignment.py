@@ -24,6 +24,20 @@ def cosine(update: Tensor, reference: Tensor) -> float:
     return max(-1.0, min(1.0, float(a @ b)))
 
 
+def cosines(updates: Tensor, reference: Tensor) -> list[float]:
+    """`cosine` of each row [n, d] with a vector [d], to the bit for rows of at most 1,024 numbers."""
+    lengths, length = norms(updates), float(norms(reference))
+    if not length:
+        return [0.0] * len(updates)
+    size = updates.shape[1]
+    # rows begin at multiples of 64 bytes, as vectors of their own do: a dot product's order of sums depends on it
+    rows = torch.zeros(len(updates), -(-size // 8) * 8, dtype=torch.float64)
+    rows[:, :size] = updates.to(torch.float64) / lengths[:, None]
+    b = reference.to(torch.float64) / length
+    found = [float(row[:size] @ b) if own else 0.0 for row, own in zip(rows, lengths.tolist(), strict=True)]
+    return [max(-1.0, min(1.0, each)) for each in found]
+
+
 _sigma = lru_cache(maxsize=1024)(gaussian_sigma)
 
 
@@ -58,10 +72,12 @@ class AlignmentLDP:
 
     def epsilon(self, update: Tensor, reference: Tensor | None) -> float:
         """Budget for an update [d]; epsilon_min without a reference (None or zero)."""
-        if reference is None:
-            return self.epsilon_min
+        return self.epsilon_min if reference is None else self.epsilon_at(cosine(update, reference))
+
+    def epsilon_at(self, similarity: float) -> float:
+        """Budget at a cosine."""
         # the end points are returned as they are: min + (max - min) * 1 may round past max
-        aligned = max(0.0, cosine(update, reference))
+        aligned = max(0.0, similarity)
         return min(self.epsilon_max, self.epsilon_min + (self.epsilon_max - self.epsilon_min) * aligned)
 
     def sigma(self, epsilon: float) -> float:

@@ -15,7 +15,7 @@ from fedveil.engines.history import Asked, Collected
 from fedveil.layout import Layout
 from fedveil.learning import ClientData
 from fedveil.learning.learner import Learned
-from fedveil.methods import Broadcast, ClientSide, Method, Protected
+from fedveil.methods import Broadcast, ClientFacts, ClientSide, Method, Protected
 
 
 class Replying:
@@ -73,7 +73,7 @@ class Replying:
 
     def _protected_together(
         self, broadcast: Broadcast, outcomes: Mapping[int, Learned | Exception]
-    ) -> dict[int, Protected]:
+    ) -> dict[int, tuple[ClientFacts, Protected]]:
         """What methods that offer it protect for many clients in one computation, with each client's own stream."""
         side = self._method.together
         if side is None:
@@ -83,13 +83,16 @@ class Replying:
         if len(trained) < 2:
             return {}
         parties = [self._party(p) for p in trained]
+        facts = [client_facts(broadcast, self._layout, o) for o in trained.values()]
         found = side.protect_each(
             torch.stack([o.trained.model for o in trained.values()]),
-            [client_facts(broadcast, self._layout, o) for o in trained.values()],
+            facts,
             [party.state for party in parties],
             [party.stream(broadcast.public.round) for party in parties],
         )
-        return {p: protected for p, protected in zip(trained, found, strict=True) if protected is not None}
+        return {
+            p: (f, protected) for p, f, protected in zip(trained, facts, found, strict=True) if protected is not None
+        }
 
     def _reply(
         self,
@@ -97,7 +100,7 @@ class Replying:
         outcome: Learned | Exception,
         broadcast: Broadcast,
         collected: Collected,
-        protected: Protected | None = None,
+        together: tuple[ClientFacts, Protected] | None = None,
     ) -> None:
         """Add one client's reply, or why there is none."""
         party, bypass = self._party(partition), self.bypasses(partition)
@@ -110,10 +113,12 @@ class Replying:
             elif bypass:  # no other release is expected of a client under local trust
                 collected.replies[partition] = client_releases(outcome)[: 1 if local else None]
                 return
+            elif together is not None:
+                facts, protected = together
+                collected.replies[partition] = party.release((), facts, protected)
             else:
                 facts = client_facts(broadcast, self._layout, outcome)
-                trained = client_releases(outcome) if protected is None else ()
-                collected.replies[partition] = party.release(trained, facts, protected)
+                collected.replies[partition] = party.release(client_releases(outcome), facts)
             if local:
                 collected.scales[partition] = party.ledger.entries[-1].spend.scale
             own = outcome.trained.failure if isinstance(outcome, Learned) else None

@@ -37,12 +37,11 @@ from fedveil.errors import FieldError, require_choice, require_count, require_no
 from fedveil.layout import Layout
 from fedveil.mechanisms import EuclideanLaplaceNoise, GaussianNoise, Source, noised
 from fedveil.mechanisms.noise import euclidean_laplace_rows
-from fedveil.methods.contract import LIVENESS, held_to
+from fedveil.methods.contract import LIVENESS, SMALL, held_to
 from fedveil.methods.facts import Broadcast, ClientFacts, Combined, Protected, Releases, ServerFacts
 from fedveil.methods.replies import stack_models
 
 PRIVATE_SCALE = "epsilon depends on the length of the client's private step"
-SMALL = 1024  # parameters up to which a cohort is protected together: longer sums are taken in blocks of another size
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
-from fedveil.accounting import Relation, Release, nothing
+from fedveil.accounting import Release, nothing
 from fedveil.aggregation import NoState
-from fedveil.errors import require_count
 from fedveil.mechanisms import Source
 from fedveil.methods.facts import ClientFacts, Combined, Protected, Releases, ServerFacts
+from fedveil.methods.group_privacy import Clusters
 from fedveil.methods.plain import TrustedServer
 from fedveil.methods.replies import stack_models
 
@@ -34,28 +33,8 @@ class ReportsIndex(TrustedServer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportedClusters:
-    """Server side of IFCA: the mean of the models that report the same hypothesis.
-
-    Parameters
-    ----------
-    hypotheses : int
-        k.
-    """
-
-    hypotheses: int = 2
-
-    needs: ClassVar[frozenset[str]] = frozenset()
-    rule: ClassVar[None] = None
-    relation: ClassVar[Relation] = "zero-out"
-
-    def __post_init__(self) -> None:
-        """Check k."""
-        require_count("hypotheses", self.hypotheses)
-
-    def init(self, dimension: int, dtype: torch.dtype) -> NoState:
-        """Nothing to remember."""
-        return NoState()
+class ReportedClusters(Clusters):
+    """Server side of IFCA: the mean of the models that report the same hypothesis; see `Clusters`."""
 
     def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: NoState, source: Source) -> Combined:
         """Average each cluster; a hypothesis without members is carried over, a reply without an index left out."""

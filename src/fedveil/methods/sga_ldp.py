@@ -12,16 +12,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from fedveil.accounting import Guarantee, Release, Spend, SpendFilter, Trust, model_of, nothing
 from fedveil.calibration import AlignmentLDP
+from fedveil.calibration.alignment import cosines
 from fedveil.clipping import clip
-from fedveil.errors import require_choice
+from fedveil.errors import FieldError, require_choice
 from fedveil.gdp import mu_of_epsilon
 from fedveil.layout import Layout
 from fedveil.mechanisms import GaussianNoise, Source, noised
-from fedveil.methods.contract import LIVENESS, held_to, noise_figures
+from fedveil.methods.contract import LIVENESS, SMALL, held_to, noise_figures
 from fedveil.methods.facts import Broadcast, ClientFacts, Protected, Releases
 
 _mu = lru_cache(maxsize=1024)(mu_of_epsilon)
@@ -113,6 +115,46 @@ class SGALDP:
             (Release("model", released),), spend, LastBroadcast(now, facts.start.clone(), released.clone())
         )
 
+    def protect_each(
+        self, models: Tensor, facts: Sequence[ClientFacts], states: Sequence[LastBroadcast], sources: Sequence[Source]
+    ) -> list[Protected | None]:
+        """`protect` for trained clients of small models, to the bit; None for one that has to be protected alone."""
+        size, broadcast, dtype = models.shape[1], facts[0].broadcast, models.dtype
+        protected: list[Protected | None] = [None] * len(facts)
+        start = facts[0].start
+        lengths = torch.linalg.vector_norm(models - start, dim=1, dtype=torch.float64)
+        rows = lengths.isfinite().nonzero().reshape(-1).tolist()
+        if size > SMALL or sources[0].deployable or not rows:
+            return protected
+        updates = clip((models - start)[rows], self.clip, lengths=lengths[rows])
+        try:
+            epsilons = self._epsilons(updates, broadcast, [states[i] for i in rows])
+        except FieldError:  # of one client, which is found out where each is protected alone
+            return protected
+        times, calibrator = 2 if self.similarity == "released" else 1, self._calibrator()
+        sigmas = [times * calibrator.sigma(epsilon) for epsilon in epsilons]
+        noise = [sources[i].normal(size, dtype).mul_(sigma) for i, sigma in zip(rows, sigmas, strict=True)]
+        released, received = start + (updates + torch.stack(noise)), start.clone()
+        for i, model, sigma, epsilon in zip(rows, released, sigmas, epsilons, strict=True):
+            state = LastBroadcast(broadcast.public.round, received, model.clone())
+            protected[i] = Protected((Release("model", model),), self._spend((sigma,), epsilon), state)
+        return protected
+
+    def _epsilons(self, updates: Tensor, broadcast: Broadcast, states: Sequence[LastBroadcast]) -> list[float]:
+        """Budgets of clients with these clipped updates [n, d]; those that share a reference are taken together."""
+        found, calibrator = [self.epsilon_min] * len(states), self._calibrator()
+        alike: dict[int, tuple[Tensor, list[int]]] = {}
+        for i, state in enumerate([] if self.static else states):
+            if state.model is not None and state.round == broadcast.public.round - 1:
+                alike.setdefault(id(state.model), (state.model, []))[1].append(i)
+        for model, members in alike.values():
+            vectors = updates[members]
+            if self.similarity == "released":
+                vectors = torch.stack([s.released for i in members if (s := states[i]).released is not None]) - model
+            for i, similarity in zip(members, cosines(vectors, broadcast.models[0] - model), strict=True):
+                found[i] = calibrator.epsilon_at(similarity)
+        return found
+
     def _calibrator(self) -> AlignmentLDP:
         return AlignmentLDP(self.epsilon_min, self.epsilon_max, self.delta, self.clip)
 
@@ -125,33 +167,18 @@ class SGALDP:
         return self._calibrator().epsilon(state.released - state.model, reference)
 
     def _spend(self, scale: tuple[float, ...], epsilon: float) -> Spend:
-        if self.similarity == "released":
-            guarantee = Guarantee(
-                unit="client",
-                relation="replace-one",
-                trust="local",
-                status="conditional",
-                scope="round",
-                mu=_mu(self.epsilon_max, self.delta),
-                conditions=(LIVENESS,),
-            )
-            charge = _mu(epsilon, self.delta)
-            return Spend(
-                guarantee=guarantee, mechanism="gaussian", scale=scale, sensitivity=2 * self.clip, charge=charge
-            )
-        if self.static:
-            mu = 2 * _mu(self.epsilon_max, self.delta)  # any two inputs: calibrated to C, moved by 2C
-            proven = Guarantee(
-                unit="client",
-                relation="replace-one",
-                trust="local",
-                status="conditional",
-                scope="round",
-                mu=mu,
-                conditions=(LIVENESS,),
-            )
-            return Spend(guarantee=proven, mechanism="gaussian", scale=scale, sensitivity=2 * self.clip)
-        guarantee = Guarantee(
+        guarantee = _promise(self)
+        if not guarantee.proven:
+            return Spend(guarantee=guarantee, mechanism="gaussian", scale=scale)
+        charge = _mu(epsilon, self.delta) if self.similarity == "released" else None
+        return Spend(guarantee=guarantee, mechanism="gaussian", scale=scale, sensitivity=2 * self.clip, charge=charge)
+
+
+@lru_cache(maxsize=64)
+def _promise(side: SGALDP) -> Guarantee:
+    """Of a round, whatever is spent in it."""
+    if side.similarity == "update" and not side.static:
+        return Guarantee(
             unit="client",
             relation="zero-out",
             trust="local",
@@ -159,7 +186,16 @@ class SGALDP:
             scope="round",
             reason="the noise's size depends on the private update",
         )
-        return Spend(guarantee=guarantee, mechanism="gaussian", scale=scale)
+    mu = _mu(side.epsilon_max, side.delta)
+    return Guarantee(
+        unit="client",
+        relation="replace-one",
+        trust="local",
+        status="conditional",
+        scope="round",
+        mu=mu if side.similarity == "released" else 2 * mu,  # any two inputs: calibrated to C, moved by 2C
+        conditions=(LIVENESS,),
+    )
 
 
 def _reference(broadcast: Broadcast, state: LastBroadcast) -> Tensor | None:
