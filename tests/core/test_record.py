@@ -13,7 +13,7 @@ from fedveil.aggregation import FedAvg, FedAvgM, FedMedian, Krum
 from fedveil.attacks import bound
 from fedveil.engines import Federation, ServerParty
 from fedveil.engines.client import ClientParty
-from fedveil.errors import FieldError, NoReplyError
+from fedveil.errors import FieldError, NoReplyError, ReplyError
 from fedveil.gdp import epsilon_of_mu, mu_of_epsilon
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, PrivateTrainer
@@ -431,3 +431,32 @@ def test_a_sampled_release_keeps_its_promise():
 def test_a_step_filter_is_the_default_of_an_engine():
     assert isinstance(federation("record")._budgets(0), StepFilter)
     assert federation("record", noise_multiplier=1.0, rounds=None)._budgets(0) is None
+
+
+def test_a_silo_with_a_learning_rate_of_its_own_joins_no_sum():
+    """Issue 15: the noise of a share is scaled by it. One silo of ten at ten times the others' rate, z = 1: mu is 2.9."""
+    rates, n = np.array([10.0] + [1.0] * 8), 10  # one of the nine others is curious, and knows its own share
+    assert 10 / math.sqrt((rates**2).sum() / (n - 1)) == pytest.approx(2.89, abs=0.01)
+
+    model = nn.Linear(6, 3)
+    layout = Layout.from_module(model)
+    method = build("record-sum", FedAvg(), examples=6, noise_multiplier=2.0, silos=3)
+
+    def sent(partition, lr):
+        trainer = PrivateTrainer(model, layout, LocalTraining(lr=lr), method.client.noisy_steps)
+        source, broadcast = ReproducibleSource(partition), Broadcast(models=layout.read(model)[None], public=public)
+        idle = trainer.idle(broadcast.models[0], source)
+        facts = ClientFacts(broadcast=broadcast, layout=layout, noised=idle.noised)
+        return method.client.protect((Release("model", idle.model),), facts, method.client.init(), source).releases
+
+    public = PublicFacts(round=1, rounds=1, cohort=3, dimension=layout.size)
+    broadcast = Broadcast(models=layout.read(model)[None], public=public)
+    for rate, alike in ((0.5, True), (5.0, False)):
+        server = ServerParty(method, layout, Ledger("run", "server"), ReproducibleSource(0))
+        replies = {p: sent(p, rate if p == 2 else 0.5) for p in range(3)}
+        if alike:
+            server.combine(broadcast, replies)
+        else:
+            with pytest.raises(ReplyError, match="lr"):
+                server.combine(broadcast, replies)
+            assert not server.ledger.entries

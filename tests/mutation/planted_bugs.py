@@ -1021,7 +1021,7 @@ BUGS = (
     _bug(
         "record: a model without noise leaves",
         "methods/record.py",
-        "        if facts.noised != self.noisy_steps:\n",
+        "        if facts.noised is None or replace(facts.noised, lr=0.0) != self.noisy_steps:\n",
         "        if False:\n",
         f"{RECORD}::test_a_model_without_the_noise_does_not_leave",
     ),

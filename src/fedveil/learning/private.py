@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -59,7 +60,7 @@ class PrivateTrainer(SequentialTrainer):
             raise FieldError("optimizer", local.optimizer, accepted)
         require_choice("loss", local.loss, ("cross_entropy", "mse"))
         super().__init__(model, layout, local, device=device)
-        self.noisy = noisy
+        self.noisy = replace(noisy, lr=local.lr) if noisy.summed else noisy
         self._sums = PerExample(self._model, layout, loss_of(local.loss))
         self._unchecked = True
 

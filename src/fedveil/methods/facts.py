@@ -91,6 +91,8 @@ class NoisySteps:
         Whether a silo may be refused for its number of examples.
     summed : bool
         Whether the noise is enough only in a sum over silos: what comes after a step must then be linear.
+    lr : float
+        Learning rate of a summed step, by which its noise is scaled; filled in by the trainer. 0 where it is free.
     """
 
     steps: int
@@ -100,6 +102,7 @@ class NoisySteps:
     denominator: float
     public_size: bool = True
     summed: bool = False
+    lr: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

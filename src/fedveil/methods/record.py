@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -67,7 +67,7 @@ from fedveil.methods.facts import (
 from fedveil.methods.plain import Plain
 
 NO_FAILURE = "whether a silo fails outside its noisy steps does not depend on one record"
-TERMS = ("clip", "deviation", "denominator", "rate", "silos", "tolerated")
+TERMS = ("clip", "deviation", "denominator", "rate", "silos", "tolerated", "lr")
 SUM_IS_TRUSTED = "whoever receives single shares is trusted to hand on their sum alone"
 
 
@@ -205,17 +205,17 @@ class RecordDP:
         model = model_of(releases)
         if model is None:
             return Protected((), nothing("local"), state)
-        if facts.noised != self.noisy_steps:
+        if facts.noised is None or replace(facts.noised, lr=0.0) != self.noisy_steps:
             accepted = (
                 "the model was not trained with this method's noise: train it with fedveil.learning.PrivateTrainer"
             )
             raise FieldError("noised", facts.noised, accepted)
-        return Protected((Release("model", model), *self._terms()), self._spend(), state)
+        return Protected((Release("model", model), *self._terms(facts.noised)), self._spend(), state)
 
     def require_terms(self, releases: Releases) -> None:
         """Admit any reply: a silo's noise is its own affair."""
 
-    def _terms(self) -> Releases:
+    def _terms(self, noised: NoisySteps) -> Releases:
         return ()
 
     def _conditions(self) -> tuple[str, ...]:
@@ -290,14 +290,14 @@ class RecordShares(RecordDP):
             Naming the first term that differs or is missing.
         """
         given = {r.name: float(r.value) for r in releases if r.kind == "metric"}
-        for term in self._terms():
+        for term in self._terms(replace(self.noisy_steps, lr=given.get("lr", 0.0))):
             if given.get(term.name) != float(term.value):
                 accepted = f"must be the same in every silo of a sum: {float(term.value):g}"
                 raise ReplyError(f"{term.name} = {given.get(term.name)} {accepted}")
 
-    def _terms(self) -> Releases:
+    def _terms(self, noised: NoisySteps) -> Releases:
         """What all silos of a sum have to agree on, all of it public."""
-        known = {**vars(self.noisy_steps), **vars(self)}
+        known = {**vars(noised), **vars(self)}
         return tuple(Release("metric", torch.tensor(float(known[k]), dtype=torch.float64), k) for k in TERMS)
 
     def _conditions(self) -> tuple[str, ...]:
@@ -326,8 +326,10 @@ class TrustedSum(Plain):
     def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: Any, source: Source) -> Combined:
         """Check that the noise is whole, and average the shares."""
         found = [{r.name: float(r.value) for r in releases if r.name in TERMS} for releases in replies]
-        if any(set(terms) != set(TERMS) or terms != found[0] for terms in found):
-            raise ReplyError("shares of one sum are made on the same terms")
+        for name in TERMS:
+            values = {terms.get(name) for terms in found}
+            if len(values) > 1 or None in values:
+                raise ReplyError(f"{name} = {values} must be the same in all shares of one sum: nothing is released")
         silos, tolerated = (int(found[0][name]) for name in ("silos", "tolerated"))
         gone = silos - len(replies)
         if gone > tolerated - 1:

@@ -149,7 +149,7 @@ def read_facts(content: RecordDict, layout: Layout, broadcast: Broadcast) -> Cli
         marks = record["noised"]
         if not isinstance(marks, list) or len(marks) != len(fields(NoisySteps)):
             raise FieldError("noised", marks, "must be what write_facts makes of Trained.noised")
-        steps, rate, clip, deviation, denominator, public, summed = (float(v) for v in marks)
+        steps, rate, clip, deviation, denominator, public, summed, lr = (float(v) for v in marks)
         noised = NoisySteps(
             steps=int(steps),
             rate=rate,
@@ -158,6 +158,7 @@ def read_facts(content: RecordDict, layout: Layout, broadcast: Broadcast) -> Cli
             denominator=denominator,
             public_size=bool(public),
             summed=bool(summed),
+            lr=lr,
         )
     return ClientFacts(broadcast=broadcast, layout=layout, chosen=chosen, layer_scores=scores, noised=noised)
 
