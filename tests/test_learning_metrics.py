@@ -44,6 +44,7 @@ def expected(logits, y, labels):
             found["positive_precision"] = oracle.precision_score(y, predicted, zero_division=0)
             found["positive_f1"] = oracle.f1_score(y, predicted, zero_division=0)
             found["positive_iou"] = oracle.jaccard_score(y, predicted, zero_division=0)
+            found["image_iou"] = found["positive_iou"]  # where an image has one label
     return {"examples": len(y), **found}
 
 
@@ -77,6 +78,9 @@ def test_a_class_a_pixel_counts_pixels():
     assert [f["examples"] for f in found] == [2, 1]
     for f, part in zip(found, (slice(0, 40), slice(40, 60)), strict=True):
         wanted = expected(flat[part].double().numpy(), y.reshape(-1)[part].numpy(), [0, 1])
+        images = [slice(i, i + 20) for i in range(part.start, part.stop, 20)]
+        alone = [oracle.jaccard_score(y.reshape(-1)[i], flat[i].argmax(1)) for i in images]
+        wanted["image_iou"] = np.mean(alone)
         assert f == pytest.approx({**wanted, "examples": f["examples"]})
 
 

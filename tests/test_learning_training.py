@@ -9,9 +9,19 @@ from torch.nn import functional as F
 
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
-from fedveil.learning import ClientData, LocalTraining, SequentialTrainer, Trained, build_model, choose
+from fedveil.learning import (
+    ClientData,
+    LocalTraining,
+    SequentialTrainer,
+    Trained,
+    WorkerTrainer,
+    build_model,
+    choose,
+    make_trainer,
+)
 from fedveil.learning.dropout import KeyedDropout
 from fedveil.learning.losses import LOSSES, losses_of, predict
+from fedveil.methods.facts import NoisySteps
 
 
 def client(n=7, features=3, classes=4, seed=0, dtype=torch.float32):
@@ -52,6 +62,43 @@ def test_one_sgd_step_by_hand():
     assert result.model.tolist() == pytest.approx([2.6], abs=1e-12)
     assert result.examples == 1
     assert result.loss == pytest.approx(16.0)
+
+
+def test_a_proximal_term_with_slack_is_silent_nearby():
+    # as below, but after the first step w is 1.6 from its start: within a slack of 2 nothing pulls, beyond one of 1 all
+    start, told = torch.tensor([1.0], dtype=torch.float64), {"epochs": 2, "lr": 0.1, "loss": "mse", "prox": 0.5}
+    near, far = (run(Scale(), ONE, LocalTraining(**told, slack=s), start=start).model for s in (2.0, 1.0))
+    assert near.tolist() == pytest.approx([2.6 + 0.32], abs=1e-12)
+    assert far.tolist() == pytest.approx([2.6 + 0.32 - 0.08], abs=1e-12)
+
+
+def test_the_rate_falls_from_round_to_round():
+    start, local = torch.tensor([1.0], dtype=torch.float64), LocalTraining(lr=0.1, loss="mse", decay=0.5)
+    found = [run(Scale(), ONE, local, key=(0, r, 0), start=start).model.item() for r in (1, 2, 3)]
+    assert found == pytest.approx([1 + 1.6, 1 + 0.8, 1 + 0.4], abs=1e-12)
+
+
+def test_only_the_longest_part_of_an_update_is_kept():
+    model, local = linear(), {"lr": 0.5, "batch_size": 4}
+    start = Layout.from_module(model).read(model)
+    whole = run(model, client(), LocalTraining(**local)).model - start
+    kept = run(model, client(), LocalTraining(**local, keep=0.25)).model - start
+    assert int((kept != 0).sum()) == round(0.25 * len(whole))
+    assert float(whole[kept == 0].abs().max()) <= float(kept[kept != 0].abs().min())
+    assert torch.equal(kept[kept != 0], whole[kept != 0])
+
+
+@pytest.mark.parametrize(("name", "value"), [("slack", 1.0), ("keep", 0.5), ("decay", 0.5)])
+def test_only_one_client_after_another_follows_unusual_local_training(name, value):
+    model = linear()
+    layout = Layout.from_module(model)
+    assert isinstance(make_trainer(model, layout, LocalTraining(**{name: value})), WorkerTrainer)
+    noisy = NoisySteps(steps=1, rate=1.0, clip=1.0, deviation=1.0, denominator=7.0)
+    with pytest.raises(FieldError, match=name):
+        make_trainer(model, layout, LocalTraining(**{name: value}), noisy=noisy)
+    for wrong in (-1.0, 2.0) if name != "slack" else (-1.0, math.nan):
+        with pytest.raises(FieldError, match=name):
+            LocalTraining(**{name: wrong})
 
 
 def test_fedprox_term_by_hand():

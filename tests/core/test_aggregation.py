@@ -434,6 +434,13 @@ def test_huge_scores():
         perturbation_weights(scores, normalised=False)
 
 
+def test_a_model_without_a_finite_score_weighs_nothing():
+    scores = f64([math.log(3), 1.0], [0.0, math.inf], [math.nan, 1.0])
+    assert perturbation_weights(scores).tolist() == [pytest.approx(row) for row in ([0.25, 0.5], [0.75, 0], [0, 0.5])]
+    with pytest.raises(FieldError, match="finite"):
+        perturbation_weights(scores, normalised=False)
+
+
 @pytest.mark.parametrize("scores", [torch.ones(3), -torch.ones(2, 2), torch.full((2, 2), float("nan"))])
 def test_bad_public_scores_are_refused(scores):
     with pytest.raises(FieldError, match="public_scores"):

@@ -262,6 +262,16 @@ def test_fedre_clips_each_layer():
     assert protected.releases[0].value.tolist() == pytest.approx([10.3, 10.4, 11.2, 8.7], rel=1e-6)
 
 
+def test_fedre_gives_a_layer_without_a_score_everything_and_drowns_the_others():
+    spend = protect(FedRE(), START, STEP, scores={"a": 0.0, "b": 2.0}).spend
+    assert spend.scale[1] / spend.scale[0] == pytest.approx(1e12)
+    assert math.isfinite(spend.scale[1])
+    assert FedRE().noise([spend.scale], LAYOUT)["noise_to_clip"] > 1e12
+    for scores in ({"a": 0.0, "b": 0.0}, {"a": math.inf, "b": 1.0}, {"a": math.nan, "b": 1.0}):
+        with pytest.raises(FieldError, match="scores"):
+            protect(FedRE(), START, STEP, scores=scores)
+
+
 def test_fedre_with_public_scores_splits_mu_and_covers_any_two_inputs():
     # mu of epsilon 8 over 4 rounds; scores 1 and 3 share it as 3 : 1, so the squares are 9/10 and 1/10
     side = FedRE(epsilon=8.0, delta=DELTA, clip={"a": 0.5, "b": 2.0}, scores="public")
@@ -345,7 +355,7 @@ def test_fedre_asks_for_what_it_needs():
             FedRE(**{key: value})
     with pytest.raises(FieldError, match="weighting"):
         PerturbationAware(weighting="scored")
-    for clip_ in (0, {"a": -1.0}):
+    for clip_ in (0, {"a": -1.0}, {}):
         with pytest.raises(FieldError, match="clip"):
             FedRE(clip=clip_)
 

@@ -18,15 +18,17 @@ def perturbation_weights(scores: Tensor, normalised: bool = True) -> Tensor:
     normalised : bool
         True: proportional to 1/alpha with alpha = softmax over clients of S, normalised to sum to 1, which is exactly
         softmax(-S). False: the printed 1 / (K alpha), which sums to about K (the step is about K times too long).
+        Normalised, a model so extreme that its score is infinite or no number weighs 0.
 
     Returns
     -------
     Tensor
         [n, L] float64.
     """
-    if scores.dim() != 2 or not torch.isfinite(scores).all() or (scores < 0).any():
+    usable = torch.isfinite(scores)
+    if scores.dim() != 2 or (scores < 0).any() or not (usable.any(0) if normalised else usable).all():
         raise FieldError("public_scores", tuple(scores.shape), "must be finite, at least 0, and [n, L]")
-    s = scores.to(torch.float64)
+    s = torch.where(usable, scores.to(torch.float64), torch.inf)
     if normalised:
         return torch.softmax(-s, dim=0)
     weights = torch.exp(-torch.log_softmax(s, dim=0)) / len(s)

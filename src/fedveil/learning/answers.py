@@ -43,6 +43,8 @@ class Answers:
         [M] int64, whose label it is, ascending.
     counts : ndarray
         [n], labels of each group; at least one.
+    each : int
+        Labels of one example: more than one where a model names a class a pixel.
     """
 
     task: Task
@@ -51,6 +53,7 @@ class Answers:
     losses: Floats
     group: NDArray[np.int64]
     counts: NDArray[np.int64]
+    each: int = 1
 
     def mean(self, values: NDArray[Any]) -> Floats:
         """Mean of values [M] over each group, [n]."""

@@ -71,6 +71,8 @@ class BatchedTrainer:
         require_choice("precision", precision, ("full", "bfloat16"))
         if local.loss == "dice":
             raise NotStackable("the loss 'dice' has no batched form")
+        if local.unusual:
+            raise NotStackable(f"local training with '{local.unusual}' has no batched form")
         if per_example:
             losses_of(local.loss)
         self.layout, self.local, self.hook, self.per_example = layout, local, hook, per_example

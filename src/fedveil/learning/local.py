@@ -30,6 +30,12 @@ class LocalTraining:
         Of SGD, at least 0 and below 1.
     prox : float
         The mu of FedProx: every step adds mu (w - start) to the gradient. 0 is FedAvg.
+    slack : float
+        The distance from the start within which that term is silent: BLUR of Cheng et al. 2022 (arXiv 2203.03106).
+    keep : float
+        Share of the update's coordinates that are kept, the longest ones; the others become 0 (LUS, the same paper).
+    decay : float
+        The learning rate of round r is lr * decay^(r - 1).
     loss : {"cross_entropy", "mse", "rmse", "dice"}
         Mean over the batch; rmse is the root of the batch's mean squared error.
 
@@ -45,6 +51,9 @@ class LocalTraining:
     optimizer: str = "sgd"
     momentum: float = 0.0
     prox: float = 0.0
+    slack: float = 0.0
+    keep: float = 1.0
+    decay: float = 1.0
     loss: str = "cross_entropy"
 
     def __post_init__(self) -> None:
@@ -55,10 +64,20 @@ class LocalTraining:
         require_choice("optimizer", self.optimizer, ("sgd", "adam"))
         require_choice("loss", self.loss, LOSSES)
         require_non_negative("prox", self.prox)
+        require_non_negative("slack", self.slack)
+        for name in ("keep", "decay"):
+            if require_positive(name, getattr(self, name)) > 1:
+                raise FieldError(name, getattr(self, name), "must be above 0 and at most 1")
         if require_non_negative("momentum", self.momentum) >= 1:
             raise FieldError("momentum", self.momentum, "must be at least 0 and below 1")
         if self.momentum and self.optimizer != "sgd":
             raise FieldError("momentum", self.momentum, f"is SGD's; {self.optimizer} has none: set it to 0")
+
+    @property
+    def unusual(self) -> str:
+        """The first of `slack`, `keep` and `decay` that is set, which one client after another follows alone."""
+        usual = {"slack": 0.0, "keep": 1.0, "decay": 1.0}
+        return next((name for name, value in usual.items() if getattr(self, name) != value), "")
 
 
 @dataclass(frozen=True, eq=False)

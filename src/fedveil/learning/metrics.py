@@ -120,6 +120,18 @@ def positive_iou(answers: Answers) -> Floats:
 
 
 @metric()
+def image_iou(answers: Answers) -> Floats:
+    """Mean over images of the intersection over union of class 1 of two, where it is true or named at all."""
+    if answers.outputs.shape[1] != 2:
+        return np.full(len(answers.counts), np.nan)
+    named, true = (values.reshape(-1, answers.each) == 1 for values in (answers.predicted, answers.labels))
+    whole = (named | true).sum(1)
+    owner, n = answers.group[:: answers.each], len(answers.counts)
+    shares = (named & true).sum(1) / np.maximum(whole, 1)
+    return _over(np.bincount(owner, shares, n), np.bincount(owner, whole > 0, n))
+
+
+@metric()
 def auc(answers: Answers) -> Floats:
     """Area under the ROC curve, one class against the rest, micro average over all classes."""
     scores, classes = answers.probabilities, answers.outputs.shape[1]
@@ -217,10 +229,11 @@ def _answers(outputs: Tensor, y: Tensor, sizes: Sequence[int]) -> Answers:
     if task == "classes":
         outputs = outputs.movedim(1, -1).reshape(-1, outputs.shape[1])
     labels = y.reshape(-1).to(torch.float64 if task == "values" else torch.int64).numpy()
-    counts = np.asarray(sizes, np.int64) * (len(labels) // len(y))
+    each = len(labels) // len(y)
+    counts = np.asarray(sizes, np.int64) * each
     group = np.repeat(np.arange(len(counts)), counts)
     flat = outputs.numpy() if task == "classes" else outputs.reshape(-1).numpy()
-    return Answers(task, flat, labels, losses.reshape(-1).numpy(), group, counts)
+    return Answers(task, flat, labels, losses.reshape(-1).numpy(), group, counts, each)
 
 
 def _finite(answers: Answers) -> NDArray[np.bool_]:

@@ -59,6 +59,8 @@ class PrivateTrainer(SequentialTrainer):
             accepted = 'must be "sgd": a trusted sum promises nothing about the sum of steps that are not linear'
             raise FieldError("optimizer", local.optimizer, accepted)
         require_choice("loss", local.loss, ("cross_entropy", "mse"))
+        if local.unusual:
+            raise FieldError(local.unusual, getattr(local, local.unusual), "has no form with noise inside training")
         super().__init__(model, layout, local, device=device)
         self.noisy = replace(noisy, lr=local.lr) if noisy.summed else noisy
         self._sums = PerExample(self._model, layout, loss_of(local.loss))
@@ -107,7 +109,7 @@ class PrivateTrainer(SequentialTrainer):
         self._reset(start)
         # a mask follows its example's place in the batch, which under add/remove tells who else is there
         stream((*key, int(source.child("dropout").bits(1))), "dropout", self._generator)
-        optimizer = self._optimizer()
+        optimizer = self._optimizer(self.local.lr)
         anchors = [p.detach().clone() for p in self._parameters] if self.local.prox else []
         lots, noise = source.child("lots"), source.child("noise")
         seen, examples = 0.0, 0

@@ -119,7 +119,7 @@ class SequentialTrainer:
             return Trained(start.detach().clone(), 0, 0.0)
         self._reset(start)
         local, model, step, total = self.local, self._model, 0, 0.0
-        optimizer = self._optimizer()
+        optimizer = self._optimizer(local.lr * local.decay ** (key[1] - 1) if local.decay < 1 else local.lr)
         anchors = [p.detach().clone() for p in self._parameters] if local.prox else []
         orders = torch.from_numpy(epoch_orders([key], [client.examples], local.epochs)).view(local.epochs, -1)
         stream(key, "dropout", self._generator)
@@ -132,13 +132,20 @@ class SequentialTrainer:
                         self._before_step()
                     x, y = self._batch(client, rows)
                     loss = self._gradients(x, y, StepInfo(key, epoch, step, len(rows)))
-                    for p, anchor in zip(self._parameters, anchors, strict=False):
-                        p.grad = _gradient(p).add_(p.detach() - anchor, alpha=local.prox)
+                    if not local.slack or (self._moved(start) > local.slack):
+                        for p, anchor in zip(self._parameters, anchors, strict=False):
+                            p.grad = _gradient(p).add_(p.detach() - anchor, alpha=local.prox)
                     optimizer.step()
                     losses.append(loss.detach() * len(rows))
                     step += 1
                 total = float(torch.stack(losses).sum())
-        return Trained(self.layout.read(model).cpu(), client.examples, total / client.examples)
+        found = self.layout.read(model).cpu()
+        if local.keep < 1:
+            found = start + _longest(found - start, local.keep)
+        return Trained(found, client.examples, total / client.examples)
+
+    def _moved(self, start: Tensor) -> float:
+        return float((self.layout.read(self._model).cpu() - start).norm())
 
     def _gradients(self, x: Tensor, y: Tensor, info: StepInfo) -> Tensor:
         """Leave the gradient of a batch, after the hook, in the parameters, and return the mean loss."""
@@ -167,11 +174,11 @@ class SequentialTrainer:
         self._model.zero_grad()
         self._model.train()
 
-    def _optimizer(self) -> torch.optim.Optimizer:
+    def _optimizer(self, lr: float) -> torch.optim.Optimizer:
         local, fused = self.local, self._device.type in ("cpu", "cuda")
         if local.optimizer == "adam":
-            return torch.optim.Adam(self._parameters, lr=local.lr, fused=fused)
-        return torch.optim.SGD(self._parameters, lr=local.lr, momentum=local.momentum, fused=fused)
+            return torch.optim.Adam(self._parameters, lr=lr, fused=fused)
+        return torch.optim.SGD(self._parameters, lr=lr, momentum=local.momentum, fused=fused)
 
     def _batch(self, client: ClientData, rows: Tensor) -> tuple[Tensor, Tensor]:
         return as_input(client.x[rows], self._parameters[0]), client.y[rows].to(self._device)
@@ -183,6 +190,14 @@ class SequentialTrainer:
         for p, block in zip(self._parameters, self.layout.blocks, strict=True):
             grad = torch.empty_like(p)
             p.grad = grad.copy_(flat[block.start : block.stop].view(block.shape))
+
+
+def _longest(update: Tensor, share: float) -> Tensor:
+    """The update with all but this share of its coordinates, the longest ones, at 0."""
+    kept = torch.zeros_like(update)
+    places = update.abs().topk(max(1, round(share * len(update)))).indices
+    kept[places] = update[places]
+    return kept
 
 
 def check_request(layout: Layout, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]) -> None:

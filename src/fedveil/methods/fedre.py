@@ -89,6 +89,8 @@ class FedRE:
             raise FieldError("split", self.split, accepted)
         if self.noise_to_clip is not None:
             require_positive("noise_to_clip", self.noise_to_clip)
+        if self.clip == {}:
+            raise FieldError("clip", self.clip, "must have a bound for each layer, or be one number for all")
         for bound in self.clip.values() if isinstance(self.clip, Mapping) else (self.clip,):
             require_positive("clip", bound)
 

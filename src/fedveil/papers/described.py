@@ -52,12 +52,16 @@ class RowOf(_Table):
 
 
 class ScaleOf(_Table):
-    """``[scales.NAME]``: how large the experiments are; `present` sets only keys that a configuration has."""
+    """``[scales.NAME]``: how large the experiments are.
+
+    `present` sets only keys that a configuration has; `without` names changes that are not made at this scale.
+    """
 
     what: str
     also: str = ""
     set: Keys = {}
     present: Keys = {}
+    without: tuple[str, ...] = ()
     facts: Mapping[str, float] = {}
 
 

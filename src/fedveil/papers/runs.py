@@ -169,7 +169,7 @@ class Runs:
         values, parts = self._base(scenario, row, seed), [scenario, row]
         if draw:
             values["source"] = {"seed": 1000 * (seed + 1) + draw}
-        if change:
+        if change and change not in self.scale.without:
             parts.append(change)
             put(values, told.changes.get(change, {}))
             if change in self.study.changes:

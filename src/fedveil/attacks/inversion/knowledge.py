@@ -78,6 +78,8 @@ class ServerKnowledge:
             raise FieldError("local.optimizer", self.local.optimizer, "only SGD without momentum can be simulated")
         if self.local.loss != "cross_entropy":
             raise FieldError("local.loss", self.local.loss, "inversion is of classifiers: cross_entropy")
+        if name := self.local.unusual:
+            raise FieldError(f"local.{name}", getattr(self.local, name), "is not simulated: leave it out")
         pixels = (self.examples, *self.shape[1:])
         if self.labels is not None and (
             tuple(self.labels.shape) not in ((self.examples,), pixels) or self.labels.dtype != torch.int64
