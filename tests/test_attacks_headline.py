@@ -131,7 +131,7 @@ def test_a_run_says_which_relation_its_epsilon_is_for(method, relation):
 def test_a_guarantee_for_another_relation_is_not_to_be_compared():
     def settings(played, **promised):
         about = {k: {"guarantee": f"that of {k}", "guarantee_relation": v} for k, v in promised.items()}
-        proven = dict.fromkeys(promised, {"lower": 0.1, "ceiling": 2.03})
+        proven = {key: {"lower": 0.1, "ceiling": 2.03} for key in promised}
         values = {"relation": played, "settings": about, "together": proven}
         return compared(Audit([], values=values, settings=tuple(promised)))
 

@@ -355,6 +355,32 @@ def test_a_plan_is_read_from_a_configuration_and_options_come_first():
     assert "advise" in result.output
 
 
+def test_options_for_all_commands_stand_behind_a_command_too():
+    assert call("presets", "--json").stdout == call("--json", "presets").stdout
+    assert call("presets", "-q").output == ""
+    assert call("presets", "--", "--json").exit_code == 2  # an argument, which the command does not take
+
+
+def test_a_run_whose_epsilon_excludes_nothing_says_what_would_be_useful(here):
+    small = "privacy.noise_multiplier=0.1"
+    said = json.loads(call("run", "tiny.toml", "--json", "--set", small).stdout)["to be useful"]
+    assert "record-sum (record, trusted sum) possible" in said
+    assert "global (client, central) hard" in said
+    assert "vacuous; epsilon 8 in total: " in call("compare", "tiny.toml", "--set", small).stdout
+    strong = call("run", "tiny.toml", "--json", "--set", "privacy.noise_multiplier=5", "--out", "strong")
+    assert "to be useful" not in json.loads(strong.stdout)
+
+
+def test_advice_on_a_run_folder_or_preset():
+    assert "vacuous" in call("advise", "digits-cia").stdout
+    assert call("advise", "digits-ci").exit_code == 2
+
+
+def test_a_header_in_brackets_is_shown():
+    named = "--clients 3 --examples 9 --dimension 9 --rounds 1 --epsilon 1"
+    assert "in [privacy]" in call("advise", *named.split()).stdout
+
+
 def test_pipes_break_no_row():
     text = CliRunner().invoke(app, ["reproduce", "--list"]).stdout
     assert all(title in text for title in ("Group privacy for personalised federated learning: Laplace noise on each",))
@@ -375,7 +401,8 @@ def test_what_is_finished_is_shown_when_a_comparison_is_interrupted(tmp_path, mo
     assert all(s.label in result.output for s in load("digits-compare").compare.settings)
 
 
-def test_listing_the_studies_needs_no_torch():
-    code = "import sys; from fedveil.cli import app; app(['reproduce', '--list'], standalone_mode=False)"
+@pytest.mark.parametrize("command", [["reproduce", "--list"], ["data", "list"]])
+def test_listing_needs_no_torch(command):
+    code = f"import sys; from fedveil.cli import app; app({command}, standalone_mode=False)"
     run = subprocess.run([sys.executable, "-c", f"{code}; assert 'torch' not in sys.modules"], capture_output=True)
     assert run.returncode == 0, run.stderr.decode()[-500:]

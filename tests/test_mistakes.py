@@ -188,6 +188,26 @@ def test_a_misspelt_argument_is_refused_with_the_one_that_was_meant(wrong, meant
         fv.Federation(**{"model": nn.Linear(6, 2), "clients": DEALT, wrong: None})
 
 
+MISSPELT = {
+    "metric privacy": (fv.MetricPrivacy, "nois_multiplier", "noise_multiplier"),
+    "global DP": (fv.GlobalDP, "epsilom", "epsilon"),
+    "SGA-LDP": (fv.SGALDP, "epsilon_mim", "epsilon_min"),
+    "FedRE": (fv.FedRE, "cliping", "clip"),
+    "record level": (fv.RecordDP, "example", "examples"),
+    "group privacy": (fv.GroupPrivacy, "noise_multiplyer", "noise_multiplier"),
+    "a rule": (fv.TrimmedMean, "fractions", "fraction"),
+    "training": (fv.LocalTraining, "epoch", "epochs"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISSPELT)
+def test_a_misspelt_keyword_of_a_method_is_refused_with_the_one_that_was_meant(mistake):
+    what, wrong, meant = MISSPELT[mistake]
+    with pytest.raises(fv.FieldError, match=f"'{meant}'") as refused:
+        what(**{wrong: 1.0})
+    assert refused.value.field == wrong
+
+
 def test_a_method_put_in_place_of_a_presets_leaves_out_what_it_does_not_have():
     put = ["privacy.method=sga-ldp", "rounds=1"]
     config = fv.config.load("digits-record", put)

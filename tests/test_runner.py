@@ -1,5 +1,6 @@
 """Runs and their folders: resuming to the same bits, refusals, ledgers, summaries."""
 
+import csv
 import json
 import shutil
 
@@ -174,6 +175,10 @@ def ledger(interrupted, tmp_path):
 
 def resume(ledger, progress=None):
     return run(config(**METHODS["global with fedadam"]), ledger.parents[1], resume=True, progress=progress)
+
+
+def test_an_interrupted_run_leaves_its_rounds_as_a_table(interrupted):
+    assert [row["round"] for row in csv.DictReader((interrupted / "metrics.csv").open())] == ["1", "2"]
 
 
 def test_an_edited_ledger_is_refused(ledger):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, signature
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -108,18 +108,32 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def suggesting(function: Callable[P, R]) -> Callable[P, R]:
     """Refuse a keyword that a function does not have with the one that was probably meant."""
-    known = signature(function).parameters
-    open_ended = any(p.kind is Parameter.VAR_KEYWORD for p in known.values())
 
     @wraps(function)
     def call(*arguments: P.args, **named: P.kwargs) -> R:
-        for name, value in named.items() if not open_ended else ():
-            if name not in known:
-                accepted = nearest(name, [other for other in known if other != "self"])
-                raise FieldError(name, type(value).__name__, f"is no argument; {accepted}")
+        _refuse_unknown(function, named)
         return function(*arguments, **named)
 
     return call
+
+
+class Suggesting:
+    """Base of classes whose constructor refuses a misspelt keyword with the one that was probably meant."""
+
+    def __new__(cls, *_: Any, **named: Any) -> Self:
+        """Check the names alone."""
+        _refuse_unknown(cls.__init__, named)
+        return super().__new__(cls)
+
+
+def _refuse_unknown(function: Callable[..., Any], named: Mapping[str, Any]) -> None:
+    known = signature(function).parameters if named else {}
+    if any(p.kind is Parameter.VAR_KEYWORD for p in known.values()):
+        return
+    for name, value in named.items():
+        if name not in known:
+            accepted = nearest(name, [other for other in known if other != "self"])
+            raise FieldError(name, type(value).__name__, f"is no argument; {accepted}")
 
 
 def require_positive(field: str, value: Any) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -145,6 +146,7 @@ def _played(federation: Federation, label: str, rounds: int, seed: int, delta: f
             "rounds_planned": rounds,
             "stopped": history.stopped,
             "clients": len(its.clients),
+            "examples": int(median(c.examples for c in its.clients)),
             "published_metrics": {"text": Publishing().describe()},
             "derived_from": "",
             "data": {"name": "your clients", "note": ""},

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedveil.accounting import Relation
 from fedveil.clipping import blocks_of
-from fedveil.errors import FieldError, require_choice, require_count
+from fedveil.errors import FieldError, Suggesting, require_choice, require_count
 from fedveil.mechanisms import Source
 
 Weighting = Literal["uniform", "examples"]
@@ -40,7 +40,7 @@ def require_rule(field: str, value: Any) -> None:
         raise FieldError(field, value, "must be a rule, such as fedveil.FedAvg() or fedveil.FedMedian()")
 
 
-class Aggregator(ABC):
+class Aggregator(Suggesting, ABC):
     """A rule that turns the updates of a round into the next model.
 
     A rule is a frozen dataclass; its memory is an explicit state.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Annotated
 
+import click
 import typer
 import typer.core
 
@@ -13,8 +14,22 @@ from fedveil.cli import advise, audit, data, ledger, reproduce, running, shared,
 
 typer.core.HAS_RICH = False  # with Rich at hand, plain help would read "\\[required]"
 
+ANYWHERE = ("-q", "--quiet", "--json")
+
+
+class Commands(typer.core.TyperGroup):
+    """The commands; options that are for all of them may stand behind the command too."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put those options first; what follows ``--`` is left alone."""
+        end = args.index("--") if "--" in args else len(args)
+        first = sorted(args[:end], key=lambda a: a not in ANYWHERE)  # stable
+        return super().parse_args(ctx, [*first, *args[end:]])
+
+
 app = typer.Typer(
     name="fedveil",
+    cls=Commands,
     help="Privacy-preserving federated learning with calibrated noise, and a truthful account of what it bought.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
 
 def advise(
-    file: Annotated[
-        Path | None,
+    config: Annotated[
+        str | None,
         typer.Argument(
-            metavar="[TOML]",
-            help="An experiment's file, or one with the tables [advise] and [existing], keys as the options.",
+            metavar="[CONFIG]",
+            help="A TOML file, run folder or preset; or a file with the tables [advise] and [existing], keys as the "
+            "options.",
         ),
     ] = None,
     clients: Annotated[int | None, typer.Option("--clients", help="Clients of every round.")] = None,
@@ -53,9 +54,9 @@ def advise(
         target = {**base, "clients": clients, "examples": examples, "dimension": dimension}
         target |= {"unit": unit, "trust": trust}
         existing = {**base, "clip": clip, "sigma": sigma, "sensitivity": sensitivity}
-        tables = {} if file is None else tomllib.loads(file.read_text(encoding="utf-8"))
-        if file is not None and not tables.keys() & {"advise", "existing"}:
-            _experiment(file, target, console)
+        tables = _tables(config)
+        if config is not None and not tables.keys() & {"advise", "existing"}:
+            _experiment(config, target, console)
             return
         if "existing" in tables or clip is not None:
             found = _called(reading, existing, tables.get("existing", {}))
@@ -65,14 +66,24 @@ def advise(
             console.print(advice_table(_called(choices, target, tables.get("advise", {})), delta))
 
 
-def _experiment(file: Path, target: Mapping[str, Any], console: Console) -> None:
+def _tables(config: str | None) -> dict[str, Any]:
+    """What a file holds; nothing of a folder or preset, or of a file that the loader refuses."""
+    if config is None or not Path(config).is_file():
+        return {}
+    try:
+        return tomllib.loads(Path(config).read_text(encoding="utf-8"))
+    except ValueError:
+        return {}
+
+
+def _experiment(name: str, target: Mapping[str, Any], console: Console) -> None:
     """Say what an experiment's configuration promises, and rank what else reaches its epsilon or the one asked for."""
     from fedveil.accounting.guarantee import VACUOUS
     from fedveil.config import load
     from fedveil.report.planning import advice_table
     from fedveil.runs.promised import choices, promised
 
-    config = load(file)
+    config = load(name)
     delta, found = config.privacy.budget.delta, promised(config)
     lines = [f"{config.privacy.method}, {config.rounds} rounds: {found.describe(delta)}"]
     proven = found.proven and found.epsilon_per_distance is None

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedveil.errors import FieldError, require_choice, require_count, require_non_negative, require_positive
+from fedveil.errors import FieldError, Suggesting, require_choice, require_count, require_non_negative, require_positive
 from fedveil.learning.losses import LOSSES
 from fedveil.learning.streams import Key
 from fedveil.methods.facts import NoisySteps
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalTraining:
+class LocalTraining(Suggesting):
     """What a client does with the model it receives.
 
     Parameters

@@ -14,7 +14,7 @@ from fedveil.accounting import Guarantee, Relation, Spend, compose_mu
 from fedveil.accounting.events import FACTOR
 from fedveil.aggregation import Aggregator, FedAvg, Updates, WeightedMean, padded, require_rule
 from fedveil.clipping import QuantileClip
-from fedveil.errors import FieldError, require_choice, require_noise, require_positive
+from fedveil.errors import FieldError, Suggesting, require_choice, require_noise, require_positive
 from fedveil.mechanisms import MECHANISMS, DiscreteGaussianNoise, Source, to_grid
 from fedveil.methods.facts import Combined, Releases, ServerFacts
 from fedveil.methods.replies import models_of, stack_counts
@@ -51,7 +51,7 @@ class CentralState:
 
 
 @dataclass(frozen=True)
-class CentralNoise(ABC):
+class CentralNoise(Suggesting, ABC):
     """Clip every update, aggregate, add Gaussian noise.
 
     With ``order="formal"`` the noise goes between the rule's two halves: clients that did not reply count as zero

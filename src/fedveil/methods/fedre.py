@@ -20,7 +20,7 @@ from fedveil.accounting import Guarantee, Relation, Release, Spend, SpendFilter,
 from fedveil.aggregation import NoState, perturbation_weights
 from fedveil.calibration import LayerSensitivity
 from fedveil.clipping import clip
-from fedveil.errors import FieldError, require_choice, require_delta, require_positive
+from fedveil.errors import FieldError, Suggesting, require_choice, require_delta, require_positive
 from fedveil.gdp import mu_of_epsilon
 from fedveil.layout import Layout
 from fedveil.mechanisms import GaussianNoise, Source, noised
@@ -37,7 +37,7 @@ class LastScores:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedRE:
+class FedRE(Suggesting):
     """Client side of FedRE.
 
     Parameters

@@ -33,7 +33,7 @@ from fedveil.accounting import (
 from fedveil.aggregation import NoState, cluster_means
 from fedveil.calibration import NeighbourhoodLaplace
 from fedveil.clipping import norms
-from fedveil.errors import FieldError, require_choice, require_count, require_non_negative, require_positive
+from fedveil.errors import FieldError, Suggesting, require_choice, require_count, require_non_negative, require_positive
 from fedveil.layout import Layout
 from fedveil.mechanisms import EuclideanLaplaceNoise, GaussianNoise, Source, noised
 from fedveil.mechanisms.noise import euclidean_laplace_rows
@@ -45,7 +45,7 @@ PRIVATE_SCALE = "epsilon depends on the length of the client's private step"
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupPrivacy:
+class GroupPrivacy(Suggesting):
     """Client side of group privacy.
 
     Parameters

@@ -10,6 +10,7 @@ import torch
 
 from fedveil.accounting import Relation, Spend, SpendFilter, Trust, nothing
 from fedveil.aggregation import Aggregator, FedAvg, NoState, Updates, require_rule
+from fedveil.errors import Suggesting
 from fedveil.layout import Layout
 from fedveil.mechanisms import Source
 from fedveil.methods.facts import Broadcast, ClientFacts, Combined, Protected, Releases, ServerFacts
@@ -47,7 +48,7 @@ class TrustedServer:
 
 
 @dataclass(frozen=True)
-class Plain:
+class Plain(Suggesting):
     """Server side without noise: aggregate what arrives.
 
     Under local trust the replies carry no counts, so only uniform weights work.

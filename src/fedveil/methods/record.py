@@ -45,6 +45,7 @@ from fedveil.errors import (
     FieldError,
     NoReplyError,
     ReplyError,
+    Suggesting,
     require_choice,
     require_count,
     require_delta,
@@ -72,7 +73,7 @@ SUM_IS_TRUSTED = "whoever receives single shares is trusted to hand on their sum
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordDP:
+class RecordDP(Suggesting):
     """Client side of record-level privacy without trust in anybody.
 
     Parameters

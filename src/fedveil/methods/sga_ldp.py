@@ -19,7 +19,7 @@ from fedveil.accounting import Guarantee, Release, Spend, SpendFilter, Trust, mo
 from fedveil.calibration import AlignmentLDP
 from fedveil.calibration.alignment import cosines
 from fedveil.clipping import clip
-from fedveil.errors import FieldError, require_choice
+from fedveil.errors import FieldError, Suggesting, require_choice
 from fedveil.gdp import mu_of_epsilon
 from fedveil.layout import Layout
 from fedveil.mechanisms import GaussianNoise, Source, noised
@@ -39,7 +39,7 @@ class LastBroadcast:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SGALDP:
+class SGALDP(Suggesting):
     """Client side of SGA-LDP.
 
     The reference is the difference of the two latest broadcasts, so only a client that received both has one; in its

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from fedveil.accounting import Choice, Plan
+from fedveil.accounting import Choice, Plan, advise
 from fedveil.gdp import rounded_up
 from fedveil.report.table import NOTHING, Table
+
+USEFUL = 8.0  # a total epsilon that still excludes something
 
 
 def advice_table(choices: Sequence[Choice], delta: float) -> Table:
@@ -18,6 +21,30 @@ def advice_table(choices: Sequence[Choice], delta: float) -> Table:
         rows.append((c.verdict, c.method, ratio, promise, "\n".join(c.lines), c.evidence))
     header = ("verdict", "method", "noise/signal", "promise", "in [privacy]", "measured")
     return Table(header, rows, numbers=("noise/signal",), wraps=("promise", "measured"))
+
+
+def useful(values: Mapping[str, Any]) -> str:
+    """What would reach `USEFUL` for the federation of a run with a vacuous epsilon; an empty text for others."""
+    worst = next(iter(values["guarantees"].values()))
+    if not worst.get("vacuous"):
+        return ""
+    if "examples" not in values:
+        return f"fedveil advise --epsilon {USEFUL:g} --clients ... ranks what would promise something"
+    found = advise(
+        clients=max(1, round(sum(values["replies"].values()) / values["rounds"])),
+        examples=max(1, values["examples"]),
+        dimension=values["dimension"],
+        rounds=values["rounds_planned"],
+        epsilon=USEFUL,
+        delta=worst["delta"],
+        relation=worst["relation"],
+    )
+    parts = [
+        f"{c.method} ({c.unit}, {c.trust}) {c.verdict}, noise/signal {c.noise_to_signal:.2g}"
+        for c in found
+        if c.noise_to_signal is not None
+    ]
+    return f"epsilon {USEFUL:g} in total: {'; '.join(parts)}; fedveil advise CONFIG --epsilon {USEFUL:g} says how"
 
 
 def plan_table(plan: Plan) -> Table:

@@ -67,7 +67,7 @@ class Table:
         found.show_header = not listed
         for i, name in enumerate(self.header):
             keeps = i == 0 if listed else name not in self.wraps
-            found.add_column(name, no_wrap=keeps, justify="right" if name in self.numbers else "left")
+            found.add_column(Text(name), no_wrap=keeps, justify="right" if name in self.numbers else "left")
         for row in self.rows:
             found.add_row(*(Text(str(text)) for text in row))
         return found

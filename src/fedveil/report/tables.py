@@ -8,6 +8,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from fedveil.gdp import rounded_up
+from fedveil.report.planning import useful
 from fedveil.report.table import NOTHING, Table
 from fedveil.runs.summary import LAST, Summary
 
@@ -107,6 +108,10 @@ def comparison_notes(summaries: Sequence[Summary]) -> list[str]:
     if conditions:
         notes.append(f"conditional: it holds if {' and if '.join(conditions)}.")
     notes += meanings_of(summaries)
+    instead: dict[str, list[str]] = {}
+    for summary in summaries:
+        instead.setdefault(useful(summary.values), []).append(summary.setting)
+    notes += [f"{', '.join(dict.fromkeys(who))}: vacuous; {text}." for text, who in instead.items() if text]
     notes.append(f"Metrics that clients see after each round: {first['published_metrics']['text']}.")
     methods = {s.values["method"] for s in summaries}
     if "metric" in methods:
@@ -220,6 +225,8 @@ def run_table(summary: Summary) -> Table:
         rows.append(("", f"heuristic because {worst['reason']}"))
     for condition in worst.get("conditions", []):
         rows.append(("", f"if {condition}"))
+    if instead := useful(values):
+        rows.append(("to be useful", instead))
     rows.append(("published metrics", str(values["published_metrics"]["text"])))
     replies = values["replies"]
     rows.append(("replies", ", ".join(f"{count} {kind}" for kind, count in replies.items())))

@@ -81,6 +81,7 @@ class ServerFolder:
         self._began = perf_counter()
         self._rows.append(row_of(record, self._method, self._layout, {}))
         append(self.path / METRICS, json.dumps(self._rows[-1]) + "\n")
+        write_atomic(self.path / METRICS_CSV, rows_csv(self._rows))
 
     def finish(self, models: Tensor, spent: Spent, stopped: str, clients: int) -> None:
         """Write the last released model and the summary, and let go of the folder."""
@@ -92,7 +93,6 @@ class ServerFolder:
         }
         write_atomic(self.path / "model.safetensors", save(arrays, metadata={"format": "pt"}))
         summary = self._summary(spent, stopped, clients)
-        write_atomic(self.path / METRICS_CSV, rows_csv(self._rows))
         write_atomic(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
         self._lock.release()
 

@@ -118,6 +118,11 @@ class RunFolder:
         lines = self.ledgers.counts()
         Checkpoint.of(federation, self.run_id, self.config.fingerprint(), lines).write(self.path / "checkpoint")
 
+    def leave(self) -> None:
+        """Write what a run that ends, however it ends, leaves for other programs."""
+        if self.rows:
+            write_atomic(self.path / METRICS_CSV, rows_csv(self.rows))
+
     def finish(self, state_dicts: Sequence[Mapping[str, Tensor]], summary: Mapping[str, Any]) -> None:
         """Write the last released model and the summary."""
         self.ledgers.flush()
@@ -128,7 +133,6 @@ class RunFolder:
             for name, value in named.items()
         }
         write_atomic(self.path / "model.safetensors", save(arrays, metadata={"format": "pt"}))
-        write_atomic(self.path / METRICS_CSV, rows_csv(self.rows))
         write_atomic(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
 
     def _reopen(self) -> None:

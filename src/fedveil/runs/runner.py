@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -141,6 +142,8 @@ def run(
         finally:
             progress.end()
             ledgers.flush()
+            if folder is not None:
+                folder.leave()
         seconds = perf_counter() - began
         values = summary_of(setup, federation, history.stopped, ledgers, rows, label, seconds, conclude([own])[0])
         if folder is not None:
@@ -179,6 +182,7 @@ def summary_of(
         "stopped": stopped,
         **best_of(federation),
         "clients": len(federation.clients),
+        "examples": int(median(c.examples for c in federation.clients)),
         **({} if setup.poisoning is None else {"malicious": setup.poisoning.values(federation)}),
         "data": {
             "name": dataset.name,
