@@ -30,6 +30,16 @@ def test_other_methods_are_attacked_too(preset, setting):
     assert points["vanilla"] < 1e-8 < 1e-3 < points[setting]
 
 
+def test_what_is_sent_in_float64_is_read_exactly():
+    errors = []
+    for double in (False, True):
+        game = InversionGame(load("digits-sga-ldp"), attacks=("analytic",), replicates=1, double=double)
+        verdicts = {v.setting: v.point for v in game.judge(None).verdicts}
+        errors.append(verdicts["vanilla"])
+        assert verdicts["nu = 1"] > 1e-6
+    assert errors[1] < 1e-24 < 1e-18 < errors[0]
+
+
 def test_the_reading_of_a_trusted_server_is_said_to_be_no_breach():
     game = GAMES["inversion"].build(load("digits-cia"), False, {"attacks": ("analytic",), "replicates": 1})
     assert any("trusted" in note for note in game.check())

@@ -8,6 +8,7 @@ scale. The last client is not attacked: its images are the server's reference.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -22,6 +23,7 @@ from fedveil.engines import Execution, Federation
 from fedveil.errors import FieldError, nearest, require_count
 from fedveil.grid import Cell, Finished
 from fedveil.learning import ClientData
+from fedveil.learning.learner import Learner
 from fedveil.methods import GroupPrivacy, Method, Plain
 from fedveil.runs.prepare import Setup, prepare
 
@@ -55,6 +57,8 @@ class InversionGame:
         Clients that are attacked, at most; the last one is not.
     images : int
         That each of them trains on.
+    double : bool
+        Clients train and send float64, in which attacks that solve equations are exact.
     """
 
     config: Config
@@ -62,6 +66,7 @@ class InversionGame:
     attacks: tuple[str, ...] = ()
     replicates: int = 8
     images: int = 1
+    double: bool = False
 
     name: ClassVar[str] = "inversion"
     together: ClassVar[bool] = False
@@ -79,7 +84,8 @@ class InversionGame:
         return cls(config, compare, **options)
 
     def question(self) -> dict[str, Any]:
-        return {"attacks": list(self.chosen), "clients": self.replicates, "images": self.images, "noise": list(NOISE)}
+        asked = {"attacks": list(self.chosen), "clients": self.replicates, "images": self.images, "noise": list(NOISE)}
+        return {**asked, "precision": "float64"} if self.double else asked
 
     @property
     def chosen(self) -> tuple[str, ...]:
@@ -134,19 +140,26 @@ class InversionGame:
 
     def _releases(self, setup: Setup, method: Method | None = None) -> list[Captured]:
         arguments = {**setup.arguments, "clients": self._clients(setup), "clients_per_round": None}
-        execution = Execution(learner=arguments.pop("learner"))
+        learner: Learner = arguments.pop("learner")
+        execution = Execution(learner=learner)
         if method is not None:
             arguments |= {"method": method, "client_sides": {}}
+        if self.double:  # by a learner of its own, for layers of that type
+            arguments |= {"model": deepcopy(learner.model).double(), "initial": arguments["initial"].double()}
+            arguments |= {"local": learner.local, "region": learner.region}
+            execution = Execution()
         federation = Federation(**arguments, execution=execution)
-        found = play_round(federation, reference=setup.dealt.clients[-1].x, pixels=self._pixels(setup))
+        reference = setup.dealt.clients[-1].x
+        found = play_round(federation, reference=reference, pixels=self._pixels(setup))
         return found[:-1][: self.replicates]
 
     def _clients(self, setup: Setup) -> list[ClientData]:
         """All clients, each with a few images to train on, the others held out."""
         few = self.images
+        dealt = [replace(c, x=c.x.double()) if self.double else c for c in setup.dealt.clients]
         return [
             replace(ClientData(c.x[:few], c.y[:few], *_rest(c, few)), masks=None if c.masks is None else c.masks[:few])
-            for c in setup.dealt.clients
+            for c in dealt
         ]
 
     @staticmethod

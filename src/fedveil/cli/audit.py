@@ -68,6 +68,7 @@ def audit(
     images: Annotated[
         int, typer.Option("--images", metavar="N", help="For inversion: images that each attacked client trains on.")
     ] = 1,
+    double: Annotated[bool, typer.Option("--double", help="For inversion: clients train and send float64.")] = False,
     compare: Annotated[
         bool, typer.Option("--compare", help="Every setting of [compare], instead of the one of [privacy].")
     ] = False,
@@ -121,7 +122,7 @@ def audit(
             if other := set(attack or ()) - asked:
                 raise FieldError("--attack", sorted(other)[0], "is of another game than inversion: audit apart")
             names = tuple(name for name in attack or () if name != "inversion")
-            _invert(audits.InversionGame(spec, compare, names, replicates, images), folder, console)
+            _invert(audits.InversionGame(spec, compare, names, replicates, images, double), folder, console)
             return
         found = audits.audit(
             spec,
