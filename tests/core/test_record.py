@@ -434,7 +434,7 @@ def test_a_step_filter_is_the_default_of_an_engine():
 
 
 def test_a_silo_with_a_learning_rate_of_its_own_joins_no_sum():
-    """Issue 15: the noise of a share is scaled by it. One silo of ten at ten times the others' rate, z = 1: mu is 2.9."""
+    """Issue 15: the noise of a share is scaled by it. One silo of ten at ten times the others, z = 1: mu is 2.9."""
     rates, n = np.array([10.0] + [1.0] * 8), 10  # one of the nine others is curious, and knows its own share
     assert 10 / math.sqrt((rates**2).sum() / (n - 1)) == pytest.approx(2.89, abs=0.01)
 

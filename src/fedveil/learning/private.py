@@ -104,8 +104,18 @@ class PrivateTrainer(SequentialTrainer):
                 )
                 raise FieldError(f"examples of silo {i}", client.examples, accepted)
 
+    def _require_fine(self, start: Tensor) -> None:
+        """Refuse weights so coarse that a share's noise is rounded away in each silo, and one record's step is not."""
+        moved = self.noisy.lr * self.noisy.deviation / self.noisy.denominator
+        grid = torch.finfo(start.dtype).eps * (float(start.abs().max()) + self.noisy.lr * self.noisy.clip)
+        if moved < 2 * grid:
+            accepted = f"moves weights by noise of {moved:.2g}, which rounding to {grid:.2g} would undo: raise it, or "
+            raise FieldError("lr", self.noisy.lr, f"{accepted}train in float64, or use the method 'record'")
+
     def _noisy(self, start: Tensor, client: ClientData, key: Key, source: Source) -> Trained:
         noisy, n = self.noisy, client.examples
+        if noisy.summed:
+            self._require_fine(start)
         self._reset(start)
         # a mask follows its example's place in the batch, which under add/remove tells who else is there
         stream((*key, int(source.child("dropout").bits(1))), "dropout", self._generator)
