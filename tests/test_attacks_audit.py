@@ -15,7 +15,7 @@ from fedveil.config.folders import AUDIT
 from fedveil.config.sections import Data
 from fedveil.errors import FieldError
 from fedveil.grid import Store
-from fedveil.report.audit_tables import audit_notes
+from fedveil.report.audit_headline import compared
 from fedveil.runs.runner import Silent
 
 SMALL = (
@@ -61,7 +61,7 @@ def test_without_defence_the_attacks_win_clearly(hidden):
 
 def test_the_last_note_sets_the_promise_beside_what_was_measured_for_the_same_relation(hidden):
     assert hidden.values["settings"]["global"]["guarantee_relation"] == hidden.values["relation"] == "zero-out"
-    last = audit_notes(hidden)[-1]
+    [last] = compared(hidden)
     assert hidden.values["settings"]["global"]["guarantee"] in last
     assert f"{hidden.judged.together['global'].ceiling:.2f}" in last
 

@@ -390,3 +390,11 @@ def test_tables_of_other_rows_are_left_out():
 def test_the_paper_is_the_unit_of_the_noise():
     assert set(METRIC.described.scales) == {"small", "paper"}
     assert noise_factor(METRIC.described.scales["paper"]) == 1
+
+
+@pytest.mark.parametrize("name", names())
+def test_no_figure_has_more_than_six_panels(name):
+    study = find(name)
+    planned = Reproduction(study, Choices())
+    for figure in study.described.figures:
+        assert len({line.panel for line in planned.lines(figure)}) <= 6, figure

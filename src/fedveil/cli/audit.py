@@ -184,13 +184,14 @@ def _show(found: Audit, folder: Path, console: Console) -> None:
     """Print what was found, in tables and notes, and draw it."""
     from fedveil.audit.game import RESULT
     from fedveil.report.audit_figures import draw_audit, draw_evidence
-    from fedveil.report.audit_headline import headline
+    from fedveil.report.audit_headline import compared, headline
     from fedveil.report.audit_tables import audit_notes, audit_tables, paper_notes, paper_table
 
     judged = found.judged.verdicts or found.judged.refused
     first = headline(found)
     tables = [t for t in (first, *(audit_tables(found) if judged else []), paper_table(found)) if t is not None]
     notes = [*(first.notes if first else []), *(audit_notes(found) if judged else []), *paper_notes(found)]
+    notes += compared(found)
     for table in tables:
         console.print(table)
         console.print()

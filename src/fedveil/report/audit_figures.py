@@ -27,7 +27,8 @@ IN, OUT = "#D55E00", "#0072B2"
 PLAIN = "#777777"  # the federation without its defence
 DEFENDED = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#0072B2", "#D55E00")
 DASHES = ("-", "-.", ":")  # the next one where the colours begin again
-COLUMNS = 4  # of ROC panels, at most
+PANELS = 6  # of a figure, at most: the areas and five curves, or three pairs
+COLUMNS = 3  # of ROC panels, at most
 WIDTH = 11.0  # inches: of the evidence
 PANEL = 2.75  # inches: the width of a ROC panel among many
 NARROWEST = 7.0  # inches, for the areas above the ROC panels
@@ -63,9 +64,9 @@ def audit_figure(found: Audit) -> Figure | None:
     rows = by_attack(found)
     if not rows:
         return None
-    looks = _looks(found, rows)
-    lines = -(-len(rows) // COLUMNS)
-    columns = -(-len(rows) // lines)
+    looks, curved = _looks(found, rows), strongest(rows, found.settings[-1], PANELS - 1)
+    lines = -(-len(curved) // COLUMNS)
+    columns = -(-len(curved) // lines)
     width = max(NARROWEST, PANEL * columns)
     names = [wrapped(look.name, width - 1, 8) for look in looks.values()]
     abreast = columns_within(names, width, 8)
@@ -83,13 +84,14 @@ def audit_figure(found: Audit) -> Figure | None:
     _forest(forest, rows, looks)
     handles = list(labelled([forest]).values())
     above.legend(handles, names, loc="outside upper center", ncols=abreast, frameon=False, fontsize=8)
-    below.suptitle("ROC curves, with their areas; where some coincide, they are seen in turn", fontsize=8)
+    few = f" of the {len(curved)} strongest attacks" if len(curved) < len(rows) else ""
+    below.suptitle(f"ROC curves{few}, with their areas; where some coincide, they are seen in turn", fontsize=8)
     panels = below.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
-    for axes, (name, by) in zip(panels.flat, rows.items(), strict=False):
+    for axes, (name, by) in zip(panels.flat, curved.items(), strict=False):
         _curves(axes, name, by, looks)
-    for axes in panels.flat[len(rows) :]:
+    for axes in panels.flat[len(curved) :]:
         axes.set_visible(False)
-    for axes in panels.flat[max(0, len(rows) - columns) : len(rows)]:
+    for axes in panels.flat[max(0, len(curved) - columns) : len(curved)]:
         axes.set_xlabel("false positive rate", fontsize=8)
         axes.tick_params(labelbottom=True)
     for axes in panels[:, 0]:
@@ -102,13 +104,15 @@ def evidence_figure(found: Audit) -> Figure | None:
     from matplotlib.figure import Figure
 
     defended = found.settings[-1]
-    shown = {name: by[defended] for name, by in by_attack(found).items() if defended in by}
+    judged = {name: by for name, by in by_attack(found).items() if defended in by}
+    shown = {name: by[defended] for name, by in strongest(judged, defended, PANELS // 2).items()}
     if not shown:
         return None
     lines, abreast = -(-len(shown) // 2), min(2, len(shown))
     supposed = "; * supposes published metrics" if any(v.supposed for v in shown.values()) else ""
     title = (
-        f"{found.values['name']}, {defended}: does client {found.values['target']} take part? Left of each pair: "
+        f"{found.values['name']}, {defended}: does client {found.values['target']} take part? "
+        f"{f'The {len(shown)} strongest attacks. ' if len(shown) < len(judged) else ''}Left of each pair: "
         "what an attack says at the end of every run; right: its evidence after each round, median and 90% of the "
         f"runs{supposed}"
     )
@@ -124,6 +128,17 @@ def evidence_figure(found: Audit) -> Figure | None:
     legend_below(figure, labelled(list(panels.flat)))
     figure.suptitle(title, fontsize=10)
     return figure
+
+
+def strongest(rows: Rows, label: str, most: int) -> Rows:
+    """The attacks that reach most against a setting, in their own order; those on unpublished metrics last."""
+
+    def rank(name: str) -> tuple[bool, float]:
+        verdict = rows[name].get(label)
+        return (True, 0.0) if verdict is None else (verdict.supposed, -verdict.result.point)
+
+    ranked = sorted(rows, key=rank)
+    return {name: by for name, by in rows.items() if name in ranked[:most]}
 
 
 def _plain(axes: Axes) -> None:

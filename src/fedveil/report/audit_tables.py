@@ -13,7 +13,7 @@ from fedveil.audit.printed import PLAYED
 from fedveil.audit.scoring import Scored, row_of
 from fedveil.config.world import IN_ITS_PLACE
 from fedveil.gdp import rounded_down
-from fedveil.report.audit_headline import compared, in_words
+from fedveil.report.audit_headline import in_words
 from fedveil.report.table import NOTHING, Table
 
 CEILINGS = (20, 50, 100, 300, 1000)
@@ -86,7 +86,7 @@ def audit_notes(found: Audit) -> list[str]:
         kept = [n for n in verdict.result.notes if not n.startswith("no true positive rate")]
         notes += [f"{verdict.result.attack}, {verdict.result.setting}: {note}" for note in kept]
     rates = [n for v in found.judged.verdicts for n in v.result.notes if n.startswith("no true positive rate")]
-    return notes + rates[:1] + compared(found)
+    return notes + rates[:1]
 
 
 def paper_table(found: Audit) -> Table | None:
