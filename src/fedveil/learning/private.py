@@ -63,7 +63,6 @@ class PrivateTrainer(SequentialTrainer):
             raise FieldError(local.unusual, getattr(local, local.unusual), "has no form with noise inside training")
         super().__init__(model, layout, local, device=device)
         self.noisy = replace(noisy, lr=local.lr) if noisy.summed else noisy
-        self._sums = PerExample(self._model, layout, loss_of(local.loss))
         self._unchecked = True
 
     def train_noisily(
@@ -73,7 +72,7 @@ class PrivateTrainer(SequentialTrainer):
         check_request(self.layout, starts, clients, keys)
         some = next((c for c in clients if c.examples), None)
         if some is not None and self._unchecked:
-            require_unmixed(self._model, self._batch(some, torch.zeros(1, dtype=torch.int64))[0])
+            require_unmixed(self._model, self._batch(some, torch.zeros(1, dtype=torch.int64))[0], self.layout)
             self._unchecked = False
         results: list[Trained | Exception] = []
         for start, client, key, source in zip(starts, clients, keys, sources, strict=True):
@@ -120,6 +119,7 @@ class PrivateTrainer(SequentialTrainer):
         # a mask follows its example's place in the batch, which under add/remove tells who else is there
         stream((*key, int(source.child("dropout").bits(1))), "dropout", self._generator)
         optimizer = self._optimizer(self.local.lr)
+        sums = PerExample(self._model, self.layout, loss_of(self.local.loss))
         anchors = [p.detach().clone() for p in self._parameters] if self.local.prox else []
         lots, noise = source.child("lots"), source.child("noise")
         seen, examples = 0.0, 0
@@ -129,7 +129,7 @@ class PrivateTrainer(SequentialTrainer):
             total = torch.zeros(self.layout.size, dtype=torch.float64)
             try:
                 if len(rows):
-                    found, losses = self._sums.clipped_sum(*self._batch(client, rows), noisy.clip)
+                    found, losses = sums.clipped_sum(*self._batch(client, rows), noisy.clip)
                     total += found.cpu()
                     seen, examples = seen + float(losses.sum()), examples + len(rows)
             except Exception as error:  # of all its examples: each counts as zero, and other steps stay as they are

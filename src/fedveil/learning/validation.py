@@ -12,6 +12,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedveil.errors import FieldError
+from fedveil.layout import Layout
+from fedveil.learning.losses import LOSSES
+from fedveil.learning.per_example import PerExample
 
 
 @dataclass(frozen=True)
@@ -106,8 +109,8 @@ def require_apart(model: nn.Module) -> None:
         raise FieldError("model", type(model).__name__, accepted)
 
 
-def require_unmixed(model: nn.Module, x: Tensor) -> None:
-    """Refuse a model whose output for an example depends on the others of its batch, whatever its modules are called.
+def require_unmixed(model: nn.Module, x: Tensor, layout: Layout) -> None:
+    """Refuse a model that mixes the examples of a batch or puts them in another order, whatever its modules are called.
 
     Parameters
     ----------
@@ -115,6 +118,8 @@ def require_unmixed(model: nn.Module, x: Tensor) -> None:
         Looked at in training mode, but for its dropout.
     x : Tensor
         Examples whose shape and type are used, and not their values.
+    layout : Layout
+        Of the model.
 
     Raises
     ------
@@ -145,6 +150,11 @@ def require_unmixed(model: nn.Module, x: Tensor) -> None:
                 return
         if not torch.allclose(together, changed, rtol=1e-3, atol=1e-5, equal_nan=True):
             accepted = "its output for one example depends on the other examples of the batch: no clipping bounds that"
+            raise FieldError("model", type(model).__name__, accepted)
+        if not PerExample(copy, layout, LOSSES["cross_entropy"]).rows_apart(probe):
+            accepted = (
+                "its layers see the examples of a batch in another order, or mixed: each is clipped by others' norms"
+            )
             raise FieldError("model", type(model).__name__, accepted)
 
 
