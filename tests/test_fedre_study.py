@@ -19,7 +19,8 @@ from fedveil.data.tamper import Box
 from fedveil.engines import Execution, Federation
 from fedveil.errors import FieldError
 from fedveil.grid import Store
-from fedveil.learning import score_maps, score_models
+from fedveil.learning import build_model, score_maps, score_models
+from fedveil.learning.losses import dice
 from fedveil.papers import Choices, Reproduction
 from fedveil.papers.fedre import defence, weights
 from fedveil.papers.reproduction import Selection
@@ -203,7 +204,7 @@ def test_published_figures_stand_where_the_study_measures():
     for table, row, setting, figure in STUDY.published:
         if table in told.tables:
             assert row in labels
-            assert setting in {*told.settings, "blur-lus"}
+            assert setting in told.settings
             assert figure in {"lpips", *(name for part in told.tables[table].parts for name in part.figures)}
         else:
             assert table in ("1-doctamper", "2-doctamper", "3-doctamper")
@@ -219,7 +220,7 @@ def test_printed_iou_and_f_at_budget_50_are_not_of_the_same_pixels():
     assert gap("eps 50", "fedre") == pytest.approx(0.094, abs=0.001)
 
 
-@pytest.mark.parametrize("setting", ["central", "inverse", "public", "one"])
+@pytest.mark.parametrize("setting", ["central", "inverse", "public", "one", "blur-lus", "signal", "sound-frozen"])
 def test_settings_of_the_study_run_on_made_receipts(receipts, setting):
     data = {"tile": 32, "tiles": 1, "test_receipts": 1, "public_examples": 1, "clients": 2}
     small = {f"data.{key}": value for key, value in data.items()} | {"rounds": 1, "model.widths": [4, 8]}
@@ -229,12 +230,13 @@ def test_settings_of_the_study_run_on_made_receipts(receipts, setting):
     for key, value in told.set.items():
         section, _, name = key.partition(".")
         values[section] = {**values.get(section, {}), name: value}
-    config = configure(parse(values), setting, Setting.model_validate(dict(told.privacy)))
+    privacy = {**told.privacy, **({"rounds": 1} if "rounds" in told.privacy else {})}
+    config = configure(parse(values), setting, Setting.model_validate(privacy))
     summary = run(config)
     assert summary.values["replies"]["used"] == config.data.number
     assert 0 <= summary.values["test_metrics"]["positive_iou"] <= 1
     proven = summary.values["guarantees"]
-    assert ("epsilon" in str(proven)) == (setting == "public"), proven
+    assert ("epsilon" in str(proven)) == (setting in ("public", "blur-lus", "signal", "sound-frozen")), proven
 
 
 @pytest.mark.slow
@@ -280,12 +282,84 @@ def test_the_attack_measures_the_region_apart_from_the_rest(receipts, monkeypatc
     Federation(**given, execution=Execution(learner=setup.learner), probes=[probe]).run(1, seen.append)
     figures, tiles = seen[0].figures, probe.recovered
     assert set(figures) == set(defence.FIGURES)
+    assert 0 <= figures["legible"] <= 1
     assert 0 < len(tiles) <= 3
     errors = [float((t.found - t.original)[0, 0][t.mask[0]].square().mean()) for t in tiles]
     assert figures["region_mse"] == pytest.approx(sum(errors) / len(errors))
     unmarked = dict(given, clients=[replace(c, masks=None) for c in given["clients"]])
     with pytest.raises(FieldError, match="sensitive"):
         Federation(**unmarked, execution=Execution(learner=setup.learner), probes=[probe]).run(1)
+
+
+def test_text_is_legible_as_far_as_its_nearest_glyph_is_the_right_one():
+    x, mask = torch.ones(1, 1, 40, 35, dtype=torch.float64), torch.ones(1, 40, 35, dtype=torch.bool)
+    g = torch.Generator().manual_seed(0)
+    x[..., :20, :] = torch.rand(1, 1, 20, 35, generator=g, dtype=torch.float64)  # ten letters, then blank paper
+    x[..., :10, 28:] = x[..., :10, :7]  # the last one of the first line looks like the first one
+    right = defence.Recovered(x, mask, 0.5 * x + 0.2)
+    assert defence.legibility([right]) == {"legible": 1.0, "blind": 0.2}
+    wrong = defence.Recovered(x, mask, x.roll(7, 3))  # every letter in the place of its neighbour
+    assert defence.legibility([wrong])["legible"] == pytest.approx(0.1)  # at the first line's beginning its like stands
+    nothing = replace(right, mask=~mask)
+    assert defence.legibility([nothing]) == {"legible": 0.0, "blind": 0.0}
+
+
+def test_clients_put_noise_on_their_sensitive_pixels_alone(receipts):
+    plain, noisy = (deal_out(tiny(data={**TINY["data"], "pixel_noise": s}).data, seed=0) for s in (0.0, 0.4))
+    for before, after in zip(plain.clients, noisy.clients, strict=True):
+        moved = (after.x - before.x)[:, 0]
+        assert not moved[~before.masks].any()
+    moved = torch.cat([(b.x - a.x)[:, 0][a.masks] for a, b in zip(plain.clients, noisy.clients, strict=True)])
+    assert float(moved.std()) == pytest.approx(0.4, rel=4 / math.sqrt(2 * len(moved)))
+    assert torch.equal(plain.public.x, noisy.public.x)
+    for wrong in ({**TINY["data"], "pixel_noise": -1.0}, {"name": "digits", "clients": 3, "pixel_noise": 0.1}):
+        with pytest.raises(FieldError, match="pixel_noise"):
+            deal_out(Data.model_validate(wrong), seed=0)
+
+
+def test_frozen_levels_carry_no_noise_and_stay(receipts):
+    config = tiny(model={**TINY["model"], "frozen": 1}, rounds=1)
+    learner = prepare(config).learner
+    whole = prepare(tiny()).learner
+    names = set(whole.layout.names) - set(learner.layout.names)
+    assert names == {name for name in whole.layout.names if name.startswith("down.0.")}
+    summary = run(config)
+    assert summary.values["replies"]["used"] == 3
+    with pytest.raises(FieldError, match="frozen"):
+        prepare(tiny(model={**TINY["model"], "frozen": 3}))
+
+
+def test_a_budget_split_by_signal_grows_with_the_public_gradient(receipts):
+    learner = prepare(tiny(scoring={"method": "signal", "images": 2})).learner
+    public = deal_out(tiny().data, seed=0).public
+    start = learner.layout.read(learner.model)[None]
+    [scores] = learner.public_scores(start, public)
+    module = learner.model.eval()
+    module.zero_grad()
+    rows = public.masks.flatten(1).any(1).nonzero().reshape(-1)[:2].sort().values
+    dice(module(public.x[rows]), public.y[rows]).backward()
+    lengths = []
+    for slices in learner.layout.groups("module").values():
+        flat = torch.cat([dict(module.named_parameters())[n].grad.reshape(-1) for n in learner.layout.names])
+        lengths.append(torch.cat([flat[s] for s in slices]).norm())
+    assert scores.tolist() == pytest.approx((1 / torch.stack(lengths)).tolist(), rel=1e-4)
+    with pytest.raises(FieldError, match="method"):
+        score_maps(module, learner.layout, "dice", start[0], public.x[:1], public.y[:1], "signal")
+
+
+def test_sharpness_of_edges_is_a_detector_of_six_parameters(receipts):
+    summary = run(parse({**TINY, "privacy": {"method": "vanilla"}, "model": {"name": "sharpness"}, "scoring": {}}))
+    assert summary.values["replies"]["used"] == 3
+    net = build_model("sharpness", input_shape=(1, 32, 32), outputs=2, seed=0)
+    assert sum(p.numel() for p in net.parameters()) == 6
+    x = torch.full((1, 1, 32, 32), 0.5)
+    x[..., 16:] = 0.9  # one edge: only near it does anything differ from paper
+    scores = net(x)[0]
+    assert torch.allclose(scores[:, :, :8], scores[:, :1, :1])
+    assert not torch.allclose(scores[:, :, 15], scores[:, :, 0])
+    for wrong in ({"window": 4}, {"window": 33}):
+        with pytest.raises(FieldError):
+            build_model("sharpness", input_shape=(1, 32, 32), outputs=2, seed=0, **wrong)
 
 
 def test_pictures_are_figures_of_the_study():

@@ -34,7 +34,9 @@ class Data(OpenSection):
     with `components` they are projected on so many directions, the public examples' principal ones or random ones;
     with `patch_sizes` too, small patches of each size are averaged over rings and whitened to 128 `components`.
     `region` (top, left, bottom, right) marks the privacy-sensitive pixels, `sensitive` names the kinds of them that a
-    set knows (a list a client, in turn), and `public_examples` are set aside for the server, for FedRE and `patches`.
+    set knows (a list a client, in turn), `pixel_noise` is the deviation of Gaussian noise that clients put on those
+    pixels of what they train on (a baseline without a guarantee), and `public_examples` are set aside for the server,
+    for FedRE and `patches`.
     `validation` is the share of the set's own test half that the server keeps to itself, stratified; final figures are
     measured on the rest. ``clients = "natural"`` means all natural clients of the set (``partition = "natural"`` with a
     number draws so many), `min_size` the fewest examples of one. `alpha`, `shards` or `counts` of another partition are
@@ -53,6 +55,7 @@ class Data(OpenSection):
     holdout: float = 0.2
     region: Annotated[tuple[int, int, int, int], Field(strict=False)] | None = None
     sensitive: Annotated[tuple[Annotated[tuple[str, ...], Field(strict=False)], ...], Field(strict=False)] = ()
+    pixel_noise: float = 0.0
     public_examples: int = 0
     patches: int | None = None
     components: int | None = None

@@ -84,7 +84,7 @@ class Scoring:
         in every round.
     draw : {"fixed", "anew"}
         The first ones that mark something, or others in every round.
-    method : {"exact", "estimate"}
+    method : {"exact", "estimate", "signal"}
         As for `layer_scores`.
     probes : int
         Random directions of the estimate.
@@ -108,7 +108,7 @@ class Scoring:
         require_count("images", self.images)
         require_count("probes", self.probes)
         require_choice("draw", self.draw, ("fixed", "anew"))
-        require_choice("method", self.method, ("exact", "estimate"))
+        require_choice("method", self.method, ("exact", "estimate", "signal"))
         require_choice("unmarked", self.unmarked, ("everything", "refuse"))
         require_choice("pixels", self.pixels, ("marked", "all"))
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedveil.errors import FieldError, nearest, require_choice, require_count
 from fedveil.layout import Layout
-from fedveil.learning.unet import unet
+from fedveil.learning.unet import sharpness, unet
 from fedveil.mechanisms.source import keyed_seed
 from fedveil.registry import Registry
 
@@ -159,6 +159,7 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
         "regression": regression,
         "femnist_cnn": femnist_cnn,
         "unet": unet,
+        "sharpness": sharpness,
     },
 )
 

@@ -7,6 +7,7 @@ averaged over the region's pixels and then over the images. A layer is a module:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -55,10 +56,11 @@ def layer_scores(
     region : Tensor or tuple of int
         A bool mask [H, W], or (top, left, bottom, right) in pixels, the last two exclusive, the same for all images; or
         bool masks [B, H, W], one an image.
-    method : {"exact", "estimate"}
+    method : {"exact", "estimate", "signal"}
         ``"exact"``: one forward-over-reverse product a coordinate of the region. ``"estimate"``: random directions v
         in each layer's parameters, E[(v . J)_j^2] = ||J[:, j]||^2; all pixels at once. Its root is low by about
-        1 / (4 probes).
+        1 / (4 probes). ``"signal"``: no J at all, but the inverse length of the layer's gradient on these images, so
+        that a budget split by it grows with the signal; the region plays no part.
     probes : int
         Random directions of the estimate.
     seed : int
@@ -189,11 +191,26 @@ class _Answers:
 
     def score(self, parameters: Parameters, x: Tensor, y: Tensor, region: Region) -> Tensor:
         """Score every layer, [L]."""
+        if self.method == "signal":
+            return self._weakness(parameters, x, y)
         if x.dim() != 4 or not len(x) or len(x) != len(y):
             raise FieldError("x", (tuple(x.shape), len(y)), "must be [B, C, H, W] with B at least 1, and y as long")
         masks = region_masks(region, len(x), x.shape[2], x.shape[3])
         maps = self.maps(parameters, x, y, masks)
         return torch.stack([image[:, mask].mean(1) for image, mask in zip(maps, masks, strict=True)]).mean(0)
+
+    def _weakness(self, parameters: Parameters, x: Tensor, y: Tensor) -> Tensor:
+        """The inverse length of each layer's mean gradient, [L]."""
+        weights = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+        with evaluating(self.module), torch.enable_grad():
+            some = next(iter(weights.values()))
+            outputs = torch.func.functional_call(self.module, weights, (x.to(some.device, some.dtype),))
+            loss = loss_of(self.loss)(outputs, y.to(some.device))
+            found = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
+        lengths = {name: float(g.norm()) for name, g in zip(weights, found, strict=True)}
+        groups = [[b.name for b in self.layout.blocks if b.module == name] for name in self.layout.groups("module")]
+        layers = torch.tensor([math.hypot(*(lengths[name] for name in names)) for names in groups], dtype=torch.float64)
+        return 1 / layers.clamp_min(1e-12 * float(layers.max()) or 1.0)
 
     def maps(self, parameters: Parameters, x: Tensor, y: Tensor, masks: Tensor) -> Tensor:
         """[B, L, H, W], the norm of each layer's J at each pixel of the masks; elsewhere it may be 0."""

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d, pad, pixel_shuffle, pixel_unshuffle
+from torch.nn.functional import avg_pool2d, conv2d, pad, pixel_shuffle, pixel_unshuffle
 
 from fedveil.errors import FieldError, require_choice, require_count, require_non_negative, require_positive
 
@@ -92,8 +92,12 @@ def unet(
     deviation: float = 1.0,
     patch: int = 1,
     residuals: bool = False,
+    frozen: int = 0,
 ) -> nn.Module:
-    """A small U-Net for a class a pixel; height and width must be divisible by patch, and by 2 at each later level."""
+    """A small U-Net for a class a pixel; height and width must be divisible by patch, and by 2 at each later level.
+
+    The first `frozen` levels on the way down stay as they begin: fewer parameters carry noise.
+    """
     require_choice("activation", activation, _ACTIVATIONS)
     if not widths or any(require_count("widths", w) % 4 for w in widths):
         raise FieldError("widths", list(widths), "must be multiples of 4, one a level")
@@ -102,7 +106,35 @@ def unet(
         raise FieldError("input_shape", tuple(input_shape), f"must be (channels, height, width), multiples of {step}")
     require_non_negative("mean", mean)
     require_positive("deviation", deviation)
-    return UNet(input_shape[0], outputs, list(widths), activation, mean, deviation, patch, residuals)
+    if require_count("frozen", frozen, least=0) > len(widths):
+        raise FieldError("frozen", frozen, f"must be at most {len(widths)}, the number of levels")
+    net = UNet(input_shape[0], outputs, list(widths), activation, mean, deviation, patch, residuals)
+    net.down[:frozen].requires_grad_(False)
+    return net
+
+
+class Sharpness(nn.Module):
+    """A trivial detector of tampering: how sharp edges are within a window around a pixel, and nothing else."""
+
+    def __init__(self, classes: int, window: int) -> None:
+        super().__init__()
+        self.window, self.head = window, nn.Conv2d(2, classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images [B, C, H, W] to scores [B, classes, H, W]."""
+        edges = _residuals(x.mean(1, keepdim=True))[:, 2:3].abs()
+        mean = avg_pool2d(edges, self.window, 1, self.window // 2, count_include_pad=False)
+        scores: Tensor = self.head(torch.cat([mean, mean.sqrt()], 1))
+        return scores
+
+
+def sharpness(input_shape: Sequence[int], outputs: int, *, window: int = 9) -> nn.Module:
+    """A trivial detector of tampered pixels, from the sharpness of edges in an odd `window`; 6 parameters."""
+    if require_count("window", window) % 2 == 0:
+        raise FieldError("window", window, "must be odd")
+    if len(input_shape) != 3 or min(input_shape[1:]) < window:
+        raise FieldError("input_shape", tuple(input_shape), f"must be (channels, height, width), at least {window}")
+    return Sharpness(outputs, window)
 
 
 def _residuals(x: Tensor) -> Tensor:

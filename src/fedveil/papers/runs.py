@@ -179,6 +179,8 @@ class Runs:
         for adjust in self.study.adjusted:
             adjust(values, self.scale, self._flags)
         given = dict(told.settings[setting].privacy)
+        if given.get("rounds") == "all":  # of a total over the run, however long it is
+            given["rounds"] = values["rounds"]
         for name in self.choices.readings:
             given |= told.readings[name].settings.get(setting, {})
         matched = told.settings[setting].sigma_of

@@ -16,7 +16,7 @@ from fedveil.data import DataSet, Holding, federate, holdings, load, own_scale, 
 from fedveil.data.dealing import SCHEMES
 from fedveil.data.patches import Patches, learn_patches
 from fedveil.data.rings import RingFeatures, learn_rings
-from fedveil.errors import FieldError
+from fedveil.errors import FieldError, require_non_negative
 from fedveil.config.options import fields_of
 from fedveil.runs.pretraining import keep_validation
 from fedveil.config.sections import Data
@@ -151,7 +151,18 @@ def clients_of(dataset: DataSet, spec: Data, seed: int) -> list[ClientData]:
         extra["min_size"] = spec.min_size
     with fields_of("data", scheme="data.partition"):
         how: dict[str, Any] = {"scheme": spec.partition, "holdout": spec.holdout, "sensitive": spec.sensitive}
-        return federate(dataset, clients=spec.clients, seed=seed, **how, **extra)
+        dealt = federate(dataset, clients=spec.clients, seed=seed, **how, **extra)
+        if not require_non_negative("pixel_noise", spec.pixel_noise):
+            return dealt
+        return [_noised(client, spec.pixel_noise, keyed_seed("pixel noise", seed, i)) for i, client in enumerate(dealt)]
+
+
+def _noised(client: ClientData, deviation: float, seed: int) -> ClientData:
+    """With Gaussian noise on the sensitive pixels of what it trains on."""
+    if client.masks is None:
+        raise FieldError("pixel_noise", deviation, "falls on sensitive pixels, and the set knows of none")
+    drawn = torch.randn(client.x.shape, generator=torch.Generator().manual_seed(seed), dtype=client.x.dtype)
+    return replace(client, x=client.x + deviation * drawn * client.masks[:, None])
 
 
 def split_clients(clients: Sequence[ClientData], share: float, seed: int) -> tuple[list[ClientData], list[ClientData]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import unfold
 
 from fedveil.accounting import model_of
 from fedveil.attacks.inversion import DLG, ServerKnowledge, invert
@@ -23,7 +24,10 @@ ATTACK = DLG(steps=150, restarts=0)
 THREAT = ThreatModel(
     "server or eavesdropper that knows the forged pixels", frozenset({"client models", "training", "labels"})
 )
-FIGURES = tuple(f"{where}_{what}" for where in ("region", "rest") for what in ("mse", "ssim", "psnr"))
+MEASURED = tuple(f"{where}_{what}" for where in ("region", "rest") for what in ("mse", "ssim", "psnr"))
+FIGURES = (*MEASURED, "legible", "blind")
+GLYPH = (10, 7)  # rows and columns of a window, about one letter
+ALIKE = 0.8  # correlation of two windows that show the same letter
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +55,9 @@ class RegionInversion:
     @property
     def name(self) -> str:
         """With what decides the figures."""
-        return f"inversion of {self.images} tiles by DLG, {ATTACK.steps} evaluations, forged pixels known"
+        return (
+            f"inversion of {self.images} tiles by DLG, {ATTACK.steps} evaluations, forged pixels known, glyphs {GLYPH}"
+        )
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
         """Means over the tiles."""
@@ -60,7 +66,43 @@ class RegionInversion:
             raise FieldError("data.sensitive", None, "marks a part of no client's tile: more clients are needed")
         self.recovered = [_inverted(seen, p) for p in chosen]
         units = [region_and_rest(r.original, r.found, r.mask, data_range=1.0) for r in self.recovered]
-        return {name: fmean(float(unit[name]) for unit in units) for name in FIGURES}
+        means = {name: fmean(float(unit[name]) for unit in units) for name in MEASURED}
+        return {**means, **legibility(self.recovered)}
+
+
+def legibility(recovered: Sequence[Recovered]) -> dict[str, float]:
+    """How much of the sensitive text is read off a reconstruction by its nearest glyph.
+
+    Every window of `GLYPH`'s size that is sensitive and holds ink is compared, by correlation, with all such windows of
+    the originals: ``"legible"`` is the share whose nearest one shows what stands there, itself or another window that
+    looks the same; ``"blind"`` the share that naming the commonest one would reach. 0 without a window.
+    """
+    own, seen = [], []
+    for one in recovered:
+        inside = _windows(one.mask.to(torch.float64)[None]).mean(1) > 0.7
+        windows = _windows(one.original)
+        kept = inside & (windows.amax(1) - windows.amin(1) > 0.3)
+        own.append(_standardised(windows[kept]))
+        seen.append(_standardised(_windows(one.found)[kept]))
+    texts, found = torch.cat(own), torch.cat(seen)
+    if not len(texts):
+        return {"legible": 0.0, "blind": 0.0}
+    alike = (texts @ texts.T > ALIKE).to(torch.float64)
+    alike.fill_diagonal_(1.0)
+    nearest = (found @ texts.T).argmax(1)
+    return {"legible": float(alike[torch.arange(len(texts)), nearest].mean()), "blind": float(alike.mean(0).max())}
+
+
+def _windows(image: Tensor) -> Tensor:
+    """[1, 1, H, W] to [n, pixels], side by side."""
+    columns: Tensor = unfold(image, GLYPH, stride=GLYPH)
+    return columns.squeeze(0).T
+
+
+def _standardised(windows: Tensor) -> Tensor:
+    centred = windows - windows.mean(1, keepdim=True)
+    lengths: Tensor = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
+    return centred / lengths.clamp_min(1e-12)
 
 
 def _partly_sensitive(client: ClientData) -> bool:
