@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -13,15 +14,22 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from flwr.app import Context, RecordDict
 
 from fedveil.accounting import epsilon_of_mu
 from fedveil.errors import BudgetError
-from fedveil.flower import run_in_process
+from fedveil.flower import method_from, run_in_process
+from fedveil.methods import METHODS
 from fedveil.runs import Summary
 
 pytestmark = pytest.mark.flower
-APP = Path(__file__).resolve().parents[2] / "examples" / "flower-app"
+ROOT = Path(__file__).resolve().parents[2]
+APP = ROOT / "examples" / "flower-app"
 BIN = Path(sys.executable).parent
+
+
+def config_of(text):
+    return flat(tomllib.loads(text)["tool"]["flwr"]["app"]["config"])
 
 
 def flat(values, prefix=""):
@@ -37,7 +45,7 @@ def app(monkeypatch):
     monkeypatch.syspath_prepend(str(APP))
     from digits import client, server, task
 
-    config = flat(tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"])
+    config = config_of((APP / "pyproject.toml").read_text())
 
     def play(clients, **changes):
         values = config | {"clients": clients} | {k.replace("__", "."): v for k, v in changes.items()}
@@ -78,6 +86,16 @@ def test_a_spent_budget_ends_it_with_the_last_model(app, tmp_path):
 def test_a_method_that_the_policy_does_not_name_is_refused(app, tmp_path):
     with pytest.raises(BudgetError, match="policy"):
         app(3, rounds=1, privacy__method="ifca", out=str(tmp_path / "run"))
+
+
+REFERENCE = (ROOT / "docs" / "configuration.md").read_text()
+BLOCKS = [text for text in re.findall(r"```toml\n(.*?)```", REFERENCE, re.DOTALL) if "tool.flwr" in text]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_reference_shows_for_each_method_what_pyproject_needs(method):
+    [config] = [found for found in map(config_of, BLOCKS) if found["privacy.method"] == method]
+    assert method_from(Context(1, 1, {}, RecordDict(), config)).name == method
 
 
 # ---- Flower's own runtimes

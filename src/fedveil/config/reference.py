@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
+import tomli_w
+
 from fedveil.aggregation import AGGREGATORS
 from fedveil.attacks.poisoning import BEHAVIOURS
 from fedveil.config.base import Section
@@ -130,6 +132,13 @@ COMMON = {  # of models, rules and behaviours whose docstrings name them in a se
 }
 
 
+FLOWER = {  # what has no default that runs
+    "global": {"epsilon": 8.0, "rounds": 20},
+    "record": {"examples": 100, "epsilon": 8.0, "rounds": 20},
+    "record-sum": {"examples": 100, "epsilon": 8.0, "rounds": 20, "silos": 4},
+}
+
+
 def pages() -> str:
     """The whole reference, as Markdown."""
     lines = [HEAD]
@@ -142,7 +151,19 @@ def pages() -> str:
             for name, (told, options) in registry().items():
                 shown = _table(_of_owner(told, options)) if options else ["No keys of its own.", ""]
                 lines += [f"### {label} `{name}`", "", *shown]
+                lines += _for_flower(name, options) if label == "method" else []
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _for_flower(name: str, options: Mapping[str, Option]) -> list[str]:
+    """The tables of a Flower app's pyproject.toml that choose a method."""
+    given = FLOWER.get(name, {})
+    values = {k: o.default for k, o in options.items() if isinstance(o.default, bool | int | float | str)} | given
+    skip = {"noise_multiplier"} if "epsilon" in given else set()
+    own = {k.replace("_", "-"): v for k, v in values.items() if v != "" and k not in skip}
+    table = [f"[tool.flwr.app.config.privacy.{name}]", tomli_w.dumps(own).rstrip()] if own else []
+    block = ["```toml", "[tool.flwr.app.config.privacy]", f'method = "{name}"', *table, "```"]
+    return ["In a Flower app's `pyproject.toml`:", "", *block, ""]
 
 
 def _section(title: str, owner: Any, key: str, skip: tuple[str, ...] = ()) -> list[str]:

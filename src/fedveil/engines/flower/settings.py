@@ -14,7 +14,7 @@ from fedveil.aggregation import Aggregator
 from fedveil.engines.lifetime import read_policy
 from fedveil.errors import FieldError, require_count
 from fedveil.mechanisms import ReproducibleSource, SecureSource, Source
-from fedveil.methods import METHODS, Method, build
+from fedveil.methods import METHODS, Method, build, parameters
 
 PREFIX = "privacy."
 OWN = ("participations", "leakage_cap", "ledger", "dataset", "policy")  # no server may as much as propose these
@@ -108,7 +108,7 @@ def method_from(context: Context, aggregator: Aggregator | None = None) -> Metho
             raise FieldError("privacy.aggregator", value, "the rule is the server's: give it to FedVeilStrategy")
         if layer:
             values.setdefault(name, {})[layer] = value
-        elif name not in OTHERS:
+        elif name not in OTHERS or (name == "rounds" and "epsilon" in keys and name in parameters(str(keys["method"]))):
             values[name] = value
     return build(str(keys["method"]), aggregator, **values)
 
