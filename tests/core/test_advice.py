@@ -1,11 +1,16 @@
 """What is possible for a federation, and what an existing configuration really promises."""
 
 import math
+import tomllib
 
 import pytest
+import torch
 
-from fedveil.accounting import advise, epsilon_of_mu, least_noise, reading
+from fedveil.accounting import Release, advise, epsilon_of_mu, least_noise, reading, total
 from fedveil.errors import FieldError
+from fedveil.layout import Layout
+from fedveil.mechanisms import ReproducibleSource
+from fedveil.methods import Broadcast, PublicFacts, ServerFacts, build
 
 DIGITS = {"clients": 10, "examples": 144, "dimension": 650, "rounds": 60, "epsilon": 4.0}
 
@@ -142,3 +147,33 @@ def test_what_an_experiment_promises_follows_from_its_configuration_alone(preset
     assert (found.unit, found.scope) == (unit, "total")
     if mu is not None:
         assert found.mu == pytest.approx(mu, rel=1e-6)
+
+
+@pytest.mark.parametrize("relation", ["zero-out", "add/remove", "replace-one"])
+def test_the_lines_that_are_printed_keep_the_promise_that_is_printed(relation):
+    """As they stand: rounded, and under the relation that was asked for."""
+    for epsilon in (1.0, 4.0):
+        for choice in advise(clients=4, examples=100, dimension=10, rounds=7, epsilon=epsilon, relation=relation):
+            if choice.guarantee is None:
+                continue
+            values = tomllib.loads("\n".join(choice.lines))
+            method = build(values.pop("method"), **values)
+            public = PublicFacts(round=1, rounds=7, cohort=4, dimension=10, layer_scores=(1.0,))
+            opened = Broadcast(models=torch.zeros(1, 10), public=public)
+            if choice.trust == "central":
+                facts = ServerFacts(broadcast=opened, layout=Layout.from_shapes({"w": (10,)}), partitions=(0, 1, 2, 3))
+                replies = [(Release("model", torch.zeros(10)),)] * 4
+                state = method.server.init(10, torch.float32)
+                spend = method.server.combine(replies, facts, state, ReproducibleSource(0)).spend
+            else:
+                spend = method.client.quote(opened, method.client.init())
+            kept = total([spend.guarantee] * 7)
+            assert kept.relation == choice.guarantee.relation
+            assert epsilon * 0.999 < kept.epsilon(1e-5) <= epsilon * (1 + 1e-12)
+
+
+def test_a_deviation_that_is_said_to_be_enough_is_enough():
+    for epsilon in (0.3, 1.7, 6.0):
+        found = reading(clip=1.0, sigma=5.0, rounds=3, epsilon=epsilon)
+        said = next(line for line in found.describe() if "enough" in line)
+        assert epsilon_of_mu(math.sqrt(3) / float(said.split()[3]), 1e-5) <= epsilon

@@ -16,6 +16,7 @@ from fedveil.accounting.guarantee import VACUOUS, Guarantee, Trust, Unit
 from fedveil.accounting.planning import ENOUGH
 from fedveil.accounting.steps import least_noise
 from fedveil.errors import FieldError, require_choice, require_count, require_delta, require_positive
+from fedveil.gdp import rounded_up
 
 Verdict = Literal["possible", "hard", "hopeless", "no promise"]
 
@@ -126,9 +127,11 @@ def advise(
     root, total = math.sqrt(d), n * each
     target = f"epsilon = {float(epsilon)}", f"delta = {float(delta)}"
     sound = ('scores = "public"', *target)
-    planned = (*target, f"rounds = {rounds}", f"examples = {each}")
+    under = () if relation == "zero-out" else (f'relation = "{relation}"',)
+    planned = (*target, f"rounds = {rounds}", f"examples = {each}", *under)
+    noise = (f"noise_multiplier = {rounded_up(z, 6)}", *under)
     found = [
-        _choice("global", "client", "central", z, z * root / n, relation, rounds, (f"noise_multiplier = {z:.6g}",)),
+        _choice("global", "client", "central", z, z * root / n, relation, rounds, noise),
         _choice("fedre", "client", "local", twice, twice * root / math.sqrt(n), "replace-one", rounds, sound),
         _choice("record", "record", "local", z, z * root * math.sqrt(n) / total, relation, rounds, planned),
     ]
@@ -216,7 +219,7 @@ class Reading:
         if self.claimed is not None:
             kept = "holds" if epsilon <= self.claimed else "does not hold"
             said.append(f"the epsilon of {self.claimed:g} that it names {kept} in total")
-            said.append(f"a deviation of {self.least_sigma:.4g} would be enough for it")
+            said.append(f"a deviation of {rounded_up(self.least_sigma or 0.0)} would be enough for it")
         if epsilon > VACUOUS:
             said.append("vacuous: it excludes nothing in practice")
         return tuple(said)
