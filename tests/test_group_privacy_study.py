@@ -9,6 +9,11 @@ from fedveil.config import load
 from fedveil.data import SOURCES
 from fedveil.grid import Cell, Store
 from fedveil.methods.group_privacy import mean_length
+from fedveil.papers.claims import judge
+from fedveil.papers.described import ClaimOf
+from fedveil.papers.evidence import Evidence
+from fedveil.papers.group_privacy import figure_5
+from fedveil.papers.result import Result
 from fedveil.papers.study import find
 
 STUDY = find("group-privacy")
@@ -66,3 +71,48 @@ def test_a_short_run_on_the_hospitals(tmp_path):
     assert errors["small"] != errors["large"]
     share = STUDY.curves["share leaked"]([outcome], "")
     assert share.y[-1] == 1
+
+
+@pytest.mark.data
+@pytest.mark.skipif(not SOURCES["mnist-by-writer"].available, reason="the writers' digits are not here")
+def test_digits_are_inverted_beside_a_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(figure_5, "CASES", {"analytic": {"name": "mlp", "hidden": [16]}})
+    monkeypatch.setattr(figure_5, "WRITERS", 1)
+    keys = ["model.name=mlp", "model.hidden=[8]", "rounds=1", "data.clients=20", "clients_per_round=2"]
+    config = load("group-privacy-writers", [*keys, "stopping.sample=1"])
+    cell = Cell("made", config, probes=(STUDY.probes["inversion"](config),))
+    outcome = Store(tmp_path).run([cell]).outcomes[cell.key]
+    errors = [STUDY.measures["inverted"]([outcome], f"analytic mse {nu}").value for nu in ("0", "0.1", "3")]
+    assert errors[0] < 1e-8 < errors[1] < errors[2]
+    assert STUDY.measures["inverted"]([outcome], "analytic identified 0").value == 1
+
+
+def told(*figures):
+    """Evidence of (table, row, setting, figure, values by seed)."""
+    results = {}
+    for table, row, setting, figure, values in figures:
+        seeds = tuple(range(len(values)))
+        results[table, row, setting, figure] = Result(
+            row=row, setting=setting, figure=figure, values=tuple(values), seeds=seeds, draws=(0,) * len(values)
+        )
+    return Evidence(STUDY, "paper", results=results)
+
+
+@pytest.mark.parametrize(
+    ("expect", "row", "values", "verdict"),
+    [
+        ("as without noise", "nu = 3", (0.5, 0.51, 0.5), "holds"),
+        ("as without noise", "nu = 3", (0.8, 0.81, 0.8), "contradicted"),
+        ("below no noise", "nu = 3", (0.2, 0.21, 0.2), "holds"),
+        ("below no noise", "nu = 3", (0.8, 0.81, 0.8), "contradicted"),
+        ("above chance", "nu = 3", (0.8, 0.81, 0.8), "holds"),
+        ("identifies", "nu = 3", (0.8, 0.81, 0.8), "holds"),
+        ("identifies no more", "nu = 3", (0.8, 0.81, 0.8), "contradicted"),
+        ("found", "nu = 3", (0.8, 0.81, 0.8), "holds"),
+        ("as without noise", "nu = 3", (0.5, 0.51), "cannot tell"),
+    ],
+)
+def test_rows_are_judged_beside_no_noise_or_a_level(expect, row, values, verdict):
+    evidence = told(("t", "no noise", "h7", "f", (0.5, 0.5, 0.5)), ("t", row, "h7", "f", values))
+    claim = ClaimOf(name="c", says="", figures=(("t", "f"),), first="h7", expect=expect, only=(row,), pooled=False)
+    assert judge(claim, evidence).verdict == verdict

@@ -71,6 +71,7 @@ def rows_of(evidence: Evidence, claim: ClaimOf, table: str, figure: str, sign: i
         row
         for row in found
         if row not in left_out
+        and row in (claim.only or found)
         and (not shown or not sign or (_printed(evidence, claim, table, figure, row) or 0) * sign > 0)
     ]
 

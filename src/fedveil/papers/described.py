@@ -196,8 +196,8 @@ class ClaimOf(_Table):
         Whether the paper claims it; else it is a question of ours.
     note : str
         What has to be said beside the verdict.
-    without : tuple of str
-        Rows that are left out, but for the reading `unless`.
+    only, without : tuple of str
+        Rows that it is about (default: all), and rows that are left out, but for the reading `unless`.
     """
 
     name: str
@@ -215,6 +215,7 @@ class ClaimOf(_Table):
     pooled: bool = True
     asked: bool = True
     note: str = ""
+    only: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     unless: str = ""
 
