@@ -61,6 +61,13 @@ def test_what_cannot_be_kept_is_refused_with_the_key(change, field):
         prepare(settings("digits-record", change)["record-level, trusted sum"])
 
 
+def test_a_delta_that_gives_away_records_is_said_to():
+    """Of ten silos' 1,437 records, not of the ten silos."""
+    for delta, told in ((0.01, True), (1e-4, False)):
+        setup = prepare(settings("digits-record", f"privacy.budget.delta={delta}")["record-level, no trust"])
+        assert any("records whole" in warning for warning in setup.warnings) == told
+
+
 def test_columns_that_silos_scale_by_their_own_rows_are_refused(monkeypatch):
     config = settings("digits-record")["record-level, trusted sum"]
     dealt = deal_out(config.data, 0)

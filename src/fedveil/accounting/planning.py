@@ -110,11 +110,11 @@ def _counted(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
-def delta_warning(delta: float, units: int) -> tuple[str, ...]:
+def delta_warning(delta: float, units: int, unit: str = "client") -> tuple[str, ...]:
     """Say so if a delta allows giving one of the protected units away whole."""
-    if delta <= 1 / units:
+    if delta <= 1 / max(units, 1):
         return ()
-    return (f"delta {delta:g} is above 1/n: it allows giving away one of the {units} clients whole",)
+    return (f"delta {delta:g} is above 1/n: it allows giving away one of the {units} {unit}s whole",)
 
 
 def plan(

@@ -105,7 +105,9 @@ def deal_out(spec: Data, seed: int) -> Dealt:
         if spec.patches is None:
             dataset, public, validation = _shared_out(spec, seed)
         else:
-            whole = spec.model_copy(update={"clients": 1, "partition": "iid", "alpha": None, "counts": None, "shards": None})
+            whole = spec.model_copy(
+                update={"clients": 1, "partition": "iid", "alpha": None, "counts": None, "shards": None}
+            )
             dataset, public, validation = _featured(whole.model_dump_json(), seed)
     clients = clients_of(dataset, spec, seed)
     if not any(client.examples for client in clients):
@@ -197,7 +199,11 @@ def check_fit(dealt: Dealt, method: Method, loss: str, model: str, module: nn.Mo
             accepted = f"{method.name!r} scores layers on each client's own images, and some have none: {empty[:5]}"
             raise FieldError("data.partition", "empty clients", accepted)
     if dataset.task == "regression" and loss == "cross_entropy":
-        raise FieldError("local.loss", loss, f"{dataset.name!r} has targets, no classes: use 'mse' or 'rmse'; where they are classes, store them as integers")
+        raise FieldError(
+            "local.loss",
+            loss,
+            f"{dataset.name!r} has targets, no classes: use 'mse' or 'rmse'; where they are classes, store them as integers",
+        )
     if dataset.task == "segmentation":
         if dealt.public is not None and "public_scores" in method.server.needs:
             lacking = torch.bincount(dealt.public.y.flatten(), minlength=dataset.classes).eq(0).nonzero().flatten()

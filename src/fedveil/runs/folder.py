@@ -141,7 +141,11 @@ class RunFolder:
         stored = load(self.path)
         if stored.fingerprint() != self.config.fingerprint():
             named = ", ".join(_differences(stored.to_dict(), self.config.to_dict()))
-            raise FieldError("--resume", str(self.path), f"holds a run with another configuration (see {named}); leave what differs as it was, or start anew with another --out")
+            raise FieldError(
+                "--resume",
+                str(self.path),
+                f"holds a run with another configuration (see {named}); leave what differs as it was, or start anew with another --out",
+            )
         try:
             self.run_id = str(json.loads((self.path / RUN_ID).read_bytes())["run_id"])
         except (OSError, ValueError, KeyError, TypeError) as error:

@@ -33,7 +33,18 @@ METRICS_CSV = "metrics.csv"
 NUMERICS = 3  # raised by any change of a default or of arithmetic: runs of two versions are not the same run
 LAST = 5  # rounds that the averaged figures cover
 REACH = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)  # mu of the worst client at the distances of its curve, or about
-FIGURES = ("accuracy", "f1", "precision", "auc", "loss", "rmse", "macro_auc", "balanced_accuracy", "sensitivity", "specificity")
+FIGURES = (
+    "accuracy",
+    "f1",
+    "precision",
+    "auc",
+    "loss",
+    "rmse",
+    "macro_auc",
+    "balanced_accuracy",
+    "sensitivity",
+    "specificity",
+)
 REPRODUCIBLE = "reproducible, not for deployment"
 Row = dict[str, Any]
 
