@@ -1,7 +1,7 @@
 """Poisoning: each attack by hand, its properties, ByzFL's figures, and small federations."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -11,19 +11,28 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedveil import Federation
-from fedveil.aggregation import NNM, FedAvg, FedMedian, GeometricMedian, Krum, MultiKrum, TrimmedMean
+from fedveil.aggregation import (
+    NNM,
+    Bucketing,
+    CentredClipping,
+    FedAvg,
+    FedMedian,
+    FLTrust,
+    GeometricMedian,
+    Krum,
+    MultiKrum,
+    NormBounding,
+    TrimmedMean,
+)
 from fedveil.attacks.poisoning import (
     ALIE,
     IPM,
-    Arena,
     Backdoor,
     FreeRider,
     LabelFlip,
     LyingBudget,
-    Match,
     MinMax,
     NoiseAttack,
-    Poisoned,
     PullReference,
     Scaling,
     SelectionProbe,
@@ -31,22 +40,17 @@ from fedveil.attacks.poisoning import (
     alie,
     flip,
     furthest,
-    heat_map,
     ipm,
     measure,
     min_max,
-    play,
     rare_clients,
-    rules_against,
     stamp,
-    success_rate,
-    worst,
 )
 from fedveil.engines.behaviour import Turn
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining
-from fedveil.methods import SGALDP, Broadcast, PublicFacts
+from fedveil.methods import SGALDP, Broadcast, PublicFacts, paired
 
 # the figures named ByzFL are of ByzFL 0.0.11 on these six updates
 HONEST = torch.tensor([[math.sin(3 * i + j * j + 1) for j in range(4)] for i in range(6)], dtype=torch.float64)
@@ -231,20 +235,6 @@ def test_rates_by_hand():
     assert (blind.success, blind.recall, blind.accuracy) == (0.25, 0.75, 0.75)
 
 
-def test_a_verdict_gives_the_clean_rate_recall_and_accuracy():
-    runs = [Poisoned(s, 1 - s, 0.8, 50) for s in (0.5, 0.6, 0.7)]
-    clean = [Poisoned(0.1, 0.9, 0.9, 50)] * 3
-    verdict = success_rate("label flip", "median", runs, clean, [Poisoned(0.9, 0.1, 0.8, 50)])
-    assert verdict.point == pytest.approx(0.6)
-    assert verdict.high - verdict.point == pytest.approx(4.3027 * 0.1 / math.sqrt(3), rel=1e-4)
-    assert verdict.details["gain"] == pytest.approx(0.5)
-    assert verdict.details["source recall"] == pytest.approx(0.4)
-    assert (verdict.n, verdict.replication, verdict.valid) == (3, "one run", True)
-    single = success_rate("label flip", "median", runs[:1], clean[:1], [Poisoned(0.15, 0.1, 0.8, 50)])
-    assert (single.low, single.high) == pytest.approx((0.3553, 0.6447), abs=1e-3)  # Clopper and Pearson, 25 of 50
-    assert single.valid is False
-
-
 def test_rare_clients_are_those_with_other_classes():
     def client(*labels):
         return ClientData(torch.zeros(len(labels), 1), torch.tensor(labels))
@@ -257,114 +247,111 @@ def test_rare_clients_are_those_with_other_classes():
 # ---- federations
 
 
-@pytest.fixture(scope="module")
-def arena():
+@dataclass(frozen=True)
+class Place:
     """Ten clients on three separable classes of small images, two of them malicious."""
+
+    clients: list
+    test: tuple
+    public: ClientData
+    local: LocalTraining
+    malicious: tuple = (1, 6)
+
+    @staticmethod
+    def model():
+        return nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+
+    def run(self, rule, behaviour=None, rounds=6, privacy=None, watch=None):
+        """The federation, and the means of the rule's choices over the rounds."""
+        probe = SelectionProbe(rule, self.malicious if behaviour else (), ())
+        federation = Federation(
+            model=self.model,
+            clients=self.clients,
+            method=paired(privacy, rule) if privacy else rule,
+            local=self.local,
+            seed=0,
+            public_data=self.public,
+            behaviours=dict.fromkeys(self.malicious, behaviour) if behaviour else {},
+            probes=[probe],
+        )
+        records = federation.run(rounds).rounds
+        rows = [r.figures for r in records]
+        if watch is not None:
+            watch.extend(records)
+        return federation, {name: np.mean([row[name] for row in rows]) for name in probe.figures}
+
+    def measured(self, federation, goal=None):
+        return measure(federation.learner.model, federation.layout, federation.models[0], *self.test, goal)
+
+
+@pytest.fixture(scope="module")
+def place():
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(900) % 3
     x = 0.2 * torch.rand(900, 1, 4, 4, generator=generator)
     x[torch.arange(900), 0, y, y] += 0.8
     clients = [ClientData(x[i:600:10], y[i:600:10]) for i in range(10)]
-    return Arena(
-        model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3)),
-        clients=clients,
-        malicious=(1, 6),
-        validation=(x[600:700], y[600:700]),
-        test=(x[700:850], y[700:850]),
-        classes=3,
-        rounds=6,
-        local=LocalTraining(epochs=2, batch_size=10, lr=0.5),
-        public=ClientData(x[850:], y[850:]),
-    )
+    local = LocalTraining(epochs=2, batch_size=10, lr=0.5)
+    return Place(clients, (x[700:850], y[700:850]), ClientData(x[850:], y[850:]), local)
 
 
-ATTACKS = {
-    "backdoor": lambda rule: Scaling(of=Backdoor(target=0, classes=3, size=1)),
-    "sign flip": lambda rule: SignFlip(factor=10.0),
-    "ipm": lambda rule: IPM(rule=rule),
-}
+def test_attacks_that_ruin_the_mean_leave_robust_rules_standing(place):
+    rules = {"mean": FedAvg(), "krum": Krum(malicious=2)}
+    left = {n: place.measured(place.run(rule, SignFlip(factor=10.0))[0]).accuracy for n, rule in rules.items()}
+    tuned = {n: place.measured(place.run(rule, IPM(rule=rule))[0]).accuracy for n, rule in rules.items()}
+    assert max(left["mean"], tuned["mean"]) < 0.5
+    assert min(left["krum"], tuned["krum"]) > 0.9
+    backdoor = Scaling(of=Backdoor(target=0, classes=3, size=1))
+    goal = backdoor.goal(*place.test)
+    success = {n: place.measured(place.run(rules[n], backdoor)[0], goal).success for n in rules}
+    assert success["mean"] > 0.9
+    assert success["krum"] < 0.1
+    assert place.measured(place.run(FedAvg())[0], goal).success < 0.1  # the clean rate
+    shares = place.run(rules["krum"], SignFlip(factor=10.0))[1]
+    assert shares["malicious_share"] == 0
+    assert shares["honest_rejected"] == pytest.approx(7 / 8)  # Krum uses one of eight
 
 
-def test_the_worst_attack_beats_the_mean_and_not_robust_rules(arena):
-    rules = {"mean": FedAvg(), "krum": Krum(malicious=2), "geometric median": GeometricMedian()}
-    matches = play(arena, rules, ATTACKS, [0])
-    assert len(matches) == 3 * (1 + 3 + 1)  # nobody, three attacks, nobody on the backdoor's goal
-    found = worst(matches)
-    assert found["mean"].accuracy < 0.5
-    assert found["krum"].accuracy > 0.9
-    assert found["geometric median"].accuracy > 0.9
-    harmful = worst(matches, "success")
-    assert {w.attack for w in harmful.values()} == {"backdoor"}
-    assert harmful["mean"].success > 0.9
-    assert harmful["krum"].success < 0.1
-    clean = {m.rule: m.test for m in matches if m.attack == "nobody: backdoor"}
-    assert all(c.success < 0.1 and c.accuracy > 0.9 for c in clean.values())
-    scaled = next(m.test for m in matches if (m.rule, m.attack) == ("krum", "sign flip"))
-    assert scaled.malicious_share == 0
-    assert scaled.honest_rejected == pytest.approx(7 / 8)  # Krum uses one of eight
-
-
-def test_the_worst_attack_is_chosen_on_validation_and_told_on_test():
-    def ended(accuracy):
-        return Poisoned(1 - accuracy, accuracy, accuracy, 9)
-
-    matches = [
-        Match(rule="mean", attack=name, seed=0, targeted=False, validation=ended(v), test=ended(t))
-        for name, v, t in (("a", 0.5, 0.8), ("b", 0.6, 0.2))
+def test_every_attack_plays_against_every_rule(place):
+    attacks = [
+        lambda rule: LabelFlip(source=0, target=1, classes=3),
+        lambda rule: NoiseAttack(),
+        lambda rule: ALIE(rule=rule),
+        lambda rule: MinMax(direction="std"),
+        lambda rule: FreeRider(),
+        lambda rule: LyingBudget(clip=1.0, of=LabelFlip(source=0, target=1, classes=3)),
+        lambda rule: PullReference(clip=1.0),
     ]
-    assert worst(matches)["mean"].attack == "a"
-    assert worst(matches)["mean"].accuracy == 0.8
-    with pytest.raises(FieldError, match="targeted"):
-        worst(matches, "success")
+    trimmed = TrimmedMean(0.25)
+    rules = [FedMedian(), trimmed, MultiKrum(malicious=2, selected=8), CentredClipping(1.0), NormBounding(1.0)]
+    rules += [FLTrust(), NNM(trimmed, malicious=2), Bucketing(GeometricMedian(), size=2)]
+    for rule in rules:
+        for attack in attacks:
+            assert 0 <= place.measured(place.run(rule, attack(rule), rounds=1)[0]).accuracy <= 1
 
 
-def test_every_attack_plays_against_every_rule(arena):
-    attacks = {
-        "flip": lambda rule: LabelFlip(source=0, target=1, classes=3),
-        "noise": lambda rule: NoiseAttack(),
-        "alie": lambda rule: ALIE(rule=rule),
-        "min max": lambda rule: MinMax(direction="std"),
-        "rider": lambda rule: FreeRider(),
-        "liar": lambda rule: LyingBudget(clip=1.0, of=LabelFlip(source=0, target=1, classes=3)),
-        "pull": lambda rule: PullReference(clip=1.0),
-    }
-    rules = rules_against(2, 10, 1.0)
-    assert "bulyan" not in rules  # needs eleven
-    matches = play(replace(arena, rounds=2), rules, attacks, [3])
-    assert len(rules) == 13
-    assert len(matches) == len(rules) * (1 + 7 + 2)  # nobody, seven, and nobody on two goals
-    assert all(0 <= m.test.accuracy <= 1 for m in matches)
+def test_a_rule_refuses_more_malicious_clients_than_it_bears(place):
+    with pytest.raises(FieldError, match="at most 3 among 10"):
+        place.run(Krum(malicious=4), NoiseAttack(), rounds=1)
 
 
-def test_the_heat_map_tells_where_a_rule_refuses(arena):
-    cells = heat_map(
-        lambda share, alpha: replace(arena, malicious=range(round(10 * share)), rounds=1),
-        lambda n, f: {"median": FedMedian(), "krum": Krum(malicious=f)},
-        {"noise": lambda rule: NoiseAttack()},
-        [0.2, 0.4],
-        [1.0],
-        [0],
-    )
-    assert [(c.rule, c.share, c.worst is None) for c in cells] == [
-        ("median", 0.2, False),
-        ("krum", 0.2, False),
-        ("median", 0.4, False),
-        ("krum", 0.4, True),
-    ]
-    assert "at most 3 among 10" in cells[-1].refused
+def test_a_client_that_sends_nan_is_left_out_and_the_round_goes_on(place):
+    class Broken(NoiseAttack):
+        def model(self, turn):
+            return torch.full_like(turn.start, float("nan"))
+
+    seen = []
+    federation, _ = place.run(FedAvg(), Broken(), watch=seen)
+    assert all(sorted(record.round.used) == [0, 2, 3, 4, 5, 7, 8, 9] for record in seen)
+    assert place.measured(federation).accuracy > 0.9
 
 
-def test_an_arena_without_honest_clients_is_refused(arena):
-    with pytest.raises(FieldError, match="honest"):
-        replace(arena, malicious=range(10))
-
-
-def test_pulling_the_reference_starves_honest_clients_of_budget(arena):
+def test_pulling_the_reference_starves_honest_clients_of_budget(place):
     # without noise to speak of (a budget of millions), so that the test is about the reference alone
     def budgets(behaviours):
         side = SGALDP(epsilon_min=1e7, epsilon_max=5e7, clip=1.0)
         federation = Federation(
-            model=arena.model, clients=arena.clients, method=side, local=arena.local, behaviours=behaviours, seed=0
+            model=place.model, clients=place.clients, method=side, local=place.local, behaviours=behaviours, seed=0
         )
         scales = [r.client_scales for r in federation.run(6).rounds]
         return np.mean([s[p][0] for s in scales[2:] for p in s if p not in (1, 6)])
@@ -373,66 +360,20 @@ def test_pulling_the_reference_starves_honest_clients_of_budget(arena):
     assert budgets({1: attack, 6: attack}) > 1.02 * budgets({})
 
 
-def test_honest_clients_rejected_under_local_noise_are_counted(arena):
+def test_honest_clients_rejected_under_local_noise_are_counted(place):
     # static local DP at epsilon 5: the rule sees noise, and drops honest clients as often as malicious ones
-    noised = replace(arena, privacy=lambda: SGALDP(epsilon_min=5.0, epsilon_max=5.0, similarity="released"))
-    rules = {"multi-krum": MultiKrum(malicious=2, selected=5)}
-    attacks = {"sign flip": lambda rule: SignFlip(factor=10.0)}
-    plain, hidden = (
-        next(m.test for m in play(place, rules, attacks, [0]) if m.attack == "sign flip") for place in (arena, noised)
-    )
-    assert plain.malicious_share == 0
-    assert plain.honest_rejected == pytest.approx(3 / 8)  # five of the eight are used
-    assert hidden.malicious_share > 0.05
-    assert hidden.honest_rejected > 3 / 8
-    assert hidden.accuracy < plain.accuracy
+    rule, attack = MultiKrum(malicious=2, selected=5), SignFlip(factor=10.0)
+    noise = SGALDP(epsilon_min=5.0, epsilon_max=5.0, similarity="released")
+    (clear, plain), (hidden, noised) = (place.run(rule, attack, privacy=privacy) for privacy in (None, noise))
+    assert plain["malicious_share"] == 0
+    assert plain["honest_rejected"] == pytest.approx(3 / 8)  # five of the eight are used
+    assert noised["malicious_share"] > 0.05
+    assert noised["honest_rejected"] > 3 / 8
+    assert place.measured(hidden).accuracy < place.measured(clear).accuracy
 
 
-@pytest.mark.data
-def test_on_blood_cells_a_robust_rule_outlives_its_worst_attack_and_the_mean_does_not():
-    from fedveil.data.dealing import partition
-    from fedveil.data.files import MissingDataError
-    from fedveil.data.named import load_bloodmnist
-
-    try:
-        cells = load_bloodmnist(split="val", scale="standard")
-    except MissingDataError as error:
-        pytest.skip(str(error))
-    draw = torch.Generator().manual_seed(0)
-    few = torch.randperm(len(cells.x), generator=draw)[:1500]
-    x, y = nn.functional.avg_pool2d(cells.x, 4), cells.y  # [3, 7, 7]
-    tx, ty = nn.functional.avg_pool2d(cells.test_x, 4), cells.test_y
-    parts = partition(y[few].numpy(), 15, "dirichlet", alpha=100.0, seed=0)
-    place = Arena(
-        model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(147, 8)),
-        clients=[ClientData(x[few][p], y[few][p]) for p in parts],
-        malicious=(0, 4, 9),
-        validation=(tx[:800], ty[:800]),
-        test=(tx[800:], ty[800:]),
-        classes=8,
-        rounds=12,
-        local=LocalTraining(epochs=5, batch_size=16, lr=0.1),
-    )
-    attacks = {
-        "neutrophil to lymphocyte": lambda rule: LabelFlip(source=6, target=4, classes=8),
-        "sign flip": lambda rule: SignFlip(factor=10.0),
-    }
-    rules = {"mean": FedAvg(), "nnm": NNM(TrimmedMean(0.2), malicious=3)}
-    matches = play(place, rules, attacks, [0])
-    clean = {m.rule: m.test for m in matches if m.attack == "nobody: neutrophil to lymphocyte"}
-    assert min(c.accuracy for c in clean.values()) > 0.6
-    found = worst(matches)
-    assert found["mean"].accuracy < 0.2
-    assert found["nnm"].accuracy > 0.6
-    flipped = next(m.test for m in matches if (m.rule, m.attack) == ("mean", "neutrophil to lymphocyte"))
-    assert flipped.success > clean["mean"].success + 0.1
-    assert next(m.test for m in matches if (m.rule, m.attack) == ("nnm", "neutrophil to lymphocyte")).success < 0.05
-
-
-def test_the_probe_counts_whom_a_rule_left_out(arena):
-    probe = SelectionProbe(Krum(malicious=2), arena.malicious, rare=(0,))
-    federation = Federation(model=arena.model, clients=arena.clients, method=Krum(malicious=2), probes=[probe])
-    figures = federation.run(1).rounds[0].figures
+def test_the_probe_counts_whom_a_rule_left_out(place):
+    figures = place.run(Krum(malicious=2), rounds=1)[1]
     assert set(figures) == {"honest_rejected", "rare_rejected", "malicious_share"}
-    assert figures["honest_rejected"] in (pytest.approx(7 / 8), 1.0)
+    assert figures["honest_rejected"] == pytest.approx(0.9)  # one of ten is used, and all are honest
     assert SelectionProbe(FedMedian(), (), ()).figures == ()

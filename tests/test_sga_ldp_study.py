@@ -12,6 +12,7 @@ from fedveil.config import load, parse
 from fedveil.data import SOURCES
 from fedveil.grid import Cell, Store
 from fedveil.papers import Choices, Reproduction
+from fedveil.papers.sga_ldp import worth
 from fedveil.papers.study import find
 from fedveil.runs import run
 from fedveil.runs.prepare import prepare
@@ -48,6 +49,7 @@ def test_settings_differ_in_the_rule_alone():
     assert not printed.static
     assert (printed.epsilon_min, printed.epsilon_max, printed.clip, printed.similarity) == (1, 5, 1, "update")
     assert config["released"].privacy.build(None).client.similarity == "released"
+    assert config["section-b"].privacy.build(None).client.trust == "central"
     for name in [name for name in config if "aggregator" not in STUDY.described.settings[name].set]:
         one = config[name]
         assert (one.rounds, one.local.epochs, one.local.batch_size, one.data.alpha) == (100, 5, 32, 0.1), name
@@ -68,6 +70,28 @@ def tiny(**privacy):
     return parse({**values, "privacy": privacy})
 
 
+def test_what_a_cosine_is_worth_by_simulation():
+    generator, d, plain, step, noise = torch.Generator().manual_seed(0), 40, 0.6, 0.8, 1.5
+    signal = torch.zeros(d, dtype=torch.float64)
+    signal[0] = step
+    update = torch.zeros(d, dtype=torch.float64)
+    update[0], update[1] = plain, math.sqrt(1 - plain**2)
+    draws = torch.randn(20_000, d, generator=generator, dtype=torch.float64) * noise / math.sqrt(d)
+    cosines = F.cosine_similarity(signal + draws, update[None]).clamp(min=0)
+    assert worth(plain, step, noise, d) == pytest.approx(float(cosines.mean()), rel=0.03)
+    assert worth(plain, step, 0.0, d) == pytest.approx(plain)
+
+
+def test_the_premise_reads_cosines_off_the_noise():
+    values = {"epsilon_min": 1e7, "epsilon_max": 1.001e7}
+    config = tiny(method="sga-ldp", **values)
+    summary = run(config, probes=[STUDY.probes["premise"](config)])
+    first, second = (row["figures"] for row in summary.rows)
+    assert first["cosine"] == pytest.approx(0, abs=1e-6)  # nobody has a reference yet
+    assert 0.1 < second["cosine"] <= 1
+    assert second["step"] > 0
+
+
 def test_the_noise_is_its_mean_power_over_clients():
     powers, sigma = {}, 0.0
     labels = [int(n) for n in torch.bincount(SOURCES["digits"].load().y)]
@@ -81,7 +105,9 @@ def test_the_noise_is_its_mean_power_over_clients():
     assert powers["static"] == pytest.approx([sigma**2] * 2)
     assert powers["sga"][1] <= powers["sga"][0]  # nobody has a reference in the first round: the least budget
     watch, scales = STUDY.probes["watch"](tiny()), {0: (1.0,), 1: (3.0,), 2: ()}
-    seen = SimpleNamespace(models=torch.zeros(1, 1), record=SimpleNamespace(client_scales=scales))
+    seen = SimpleNamespace(
+        models=torch.zeros(1, 1), record=SimpleNamespace(round=SimpleNamespace(report={}), client_scales=scales)
+    )
     assert watch(seen) == {"noise power": 5.0}
 
 
@@ -90,7 +116,9 @@ def test_membership_is_the_auc_of_the_last_models_loss():
     watch.begin(setup)
     model = torch.randn(650, generator=torch.Generator().manual_seed(0))
     for models in (torch.zeros(1, 650), model[None]):
-        watch(SimpleNamespace(models=models, record=SimpleNamespace(client_scales={})))
+        watch(
+            SimpleNamespace(models=models, record=SimpleNamespace(round=SimpleNamespace(report={}), client_scales={}))
+        )
     [found] = type(watch).conclude([watch])
     linear = setup.learner.layout.unflatten(model)
     weight, bias = linear["dense.weight"], linear["dense.bias"]

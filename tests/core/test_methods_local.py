@@ -1,6 +1,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from core_kit import (
@@ -30,12 +31,14 @@ from fedveil.methods import (
     Method,
     PerturbationAware,
     Plain,
+    SGACentral,
     TrustedServer,
     build,
     check_reply,
     stack_counts,
     stack_models,
 )
+from fedveil.methods.sga_central import References
 from fedveil.methods.sga_ldp import LastBroadcast
 
 DELTA = 1e-5
@@ -46,6 +49,7 @@ SOUND = {
     "group, public radius": GroupPrivacy(radius=3.0),
     "fedre, public scores": FedRE(scores="public"),
     "sga-ldp, released similarity": SGALDP(similarity="released"),
+    "sga-ldp, noised similarity": SGALDP(similarity="noised"),
 }
 LOCAL = PRINTED | SOUND
 SCORES = {"a": 1.0, "b": 3.0}
@@ -460,6 +464,74 @@ def test_sga_by_released_similarity_without_a_reference_spends_the_least():
     moved = START + (first.releases[0].value - START)
     late = protect(side, moved, STEP, round_=3, state=first.state)
     assert late.spend.scale == (pytest.approx(2 * LEAST),)
+
+
+def test_sga_charges_the_noised_similarity_and_uses_it_one_round_later():
+    side = SGALDP(epsilon_min=1.0, epsilon_max=5.0, delta=DELTA, clip=2.0, similarity="noised", similarity_noise=0.5)
+    state, _ = sga_state(side, side.init(), 1, START, STEP)
+    quoted = side.quote(broadcast_of(START + STEP, 2), state)
+    protected = protect(side, START + STEP, STEP, round_=2, state=state)
+    assert quoted.guarantee == protected.spend.guarantee
+    assert quoted.charge == protected.spend.charge
+    assert protected.spend.guarantee.mu == pytest.approx(math.hypot(mu_of_epsilon(5.0, DELTA), 2.0))
+    assert protected.spend.charge == pytest.approx(math.hypot(2 * 2.0 / protected.spend.scale[0], 2.0))
+    # whatever this round's private update is, the noise is what last round's noised similarity says
+    against = protect(side, START + STEP, -STEP, round_=2, state=state)
+    assert against.spend.scale == protected.spend.scale
+    # many draws of the similarity: its mean is the cosine (1 along the last move, 0 against it), its deviation .5
+    for step, expected in ((STEP, 1.0), (-STEP, 0.0)):
+        drawn = [
+            protect(side, START + STEP, step, round_=2, state=state, source=ReproducibleSource(i)).state.similarity
+            for i in range(400)
+        ]
+        assert np.mean(drawn) == pytest.approx(expected, abs=0.1)
+        assert np.std(drawn) == pytest.approx(0.5, rel=0.15)
+
+
+def test_sga_averages_the_reference_over_rounds_that_were_received():
+    side = SGALDP(epsilon_min=1.0, epsilon_max=5.0, delta=DELTA, clip=2.0, memory=0.75)
+    state, sigma = sga_state(side, side.init(), 1, START, STEP)
+    assert sigma == pytest.approx(LEAST)
+    state, sigma = sga_state(side, state, 2, START + STEP, STEP)
+    assert sigma == pytest.approx(MOST)  # one move so far, along STEP
+    # the model moves back by half: .25 (-.5 STEP) + .75 (.25 STEP) is still along STEP
+    state, sigma = sga_state(side, state, 3, START + 0.5 * STEP, STEP)
+    assert sigma == pytest.approx(MOST)
+    assert sga_round(state, 3, START, STEP)[1] == pytest.approx(LEAST)  # without memory it is not
+    late, _ = sga_state(side, state, 5, START, STEP)
+    assert late.reference is None
+    with pytest.raises(FieldError, match="memory"):
+        SGALDP(memory=1.0)
+
+
+def sga_state(side, state, round_, start, step):
+    protected = protect(side, start, step, round_=round_, state=state)
+    return protected.state, protected.spend.scale[0]
+
+
+def test_the_server_of_section_b_noises_by_each_raw_update_and_promises_nothing():
+    side = SGACentral(epsilon_min=1.0, epsilon_max=5.0, delta=DELTA, clip=2.0)
+    theta = [1.0, 1.0]
+    first = combine(side, theta, [[3.0, 0.0], [0.0, 4.0]])
+    assert first.spend.guarantee.status == "heuristic"
+    assert first.spend.guarantee.trust == "central"
+    assert first.report["sigma"] == pytest.approx(LEAST / math.sqrt(2))  # no reference yet: both spend the least
+    assert first.report["clipped_fraction"] == 1.0
+    # reference e1: the first update goes along it, the second across
+    state = References(first.state.rule, torch.tensor([[1.0, 0.0]]))
+    second = combine(side, theta, [[3.0, 0.0], [0.0, 4.0]], state=state)
+    assert second.report["sigma"] == pytest.approx(math.hypot(MOST, LEAST) / 2)
+    # a second direction, of which the nearest counts; and thresholds that stretch over the round
+    both = References(first.state.rule, torch.eye(2))
+    wide = replace(side, clusters=2)
+    assert combine(wide, theta, [[3.0, 0.0], [0.0, 4.0]], state=both).report["sigma"] == pytest.approx(
+        MOST / math.sqrt(2)
+    )
+    stretched = replace(side, thresholds="round")
+    tilted = [[3.0, 4.0], [4.0, 3.0]]  # cosines .6 and .8
+    assert combine(stretched, theta, tilted, state=state).report["sigma"] == pytest.approx(math.hypot(MOST, LEAST) / 2)
+    with pytest.raises(FieldError, match="global"):
+        SGACentral(epsilon_min=2.0, epsilon_max=2.0)
 
 
 # ---- replies

@@ -44,7 +44,7 @@ _FEDRE_CLIP = "update = clip(model - facts.start, bounds, facts.layout)"
 _FEDRE_OUT = 'Protected((Release("model", facts.start + update),), self._spend(deviations'
 _SGA = "noised(update, GaussianNoise(sigma), source)"
 _SGA_CLIP = "update = clip(model - facts.start, self.clip)"
-_SGA_OUT = '(Release("model", released),), spend'
+_SGA_OUT = '(Release("model", released),), self._spend'
 _KEY = "key = (self.ledger.party, round_, purpose, attempt)"
 _COMMIT = "            self._commit(Entry((round_, purpose), attempt, mark, spend, self._source.kind))\n"
 _METHODS = {
@@ -118,8 +118,8 @@ BUGS = (
     _bug(
         "no noise, sga",
         _METHODS["sga"],
+        "released = facts.start + noised(update, GaussianNoise(sigma), source)",
         "released = facts.start + update",
-        "released = facts.start + clip(model - facts.start, self.clip)",
         _SGA_TEST,
         LOCAL,
         PATHS,
@@ -395,8 +395,8 @@ BUGS = (
     _bug(
         "a negative cosine loosens",
         "calibration/alignment.py",
-        "aligned = max(0.0, similarity)",
-        "aligned = abs(similarity)",
+        "aligned = min(1.0, max(0.0, similarity))",
+        "aligned = min(1.0, abs(similarity))",
         SCALES,
         _SGA_TEST,
     ),
@@ -419,9 +419,23 @@ BUGS = (
     _bug(
         "sound sga takes the private cosine",
         _METHODS["sga"],
-        "            epsilon = self._released_epsilon(facts.broadcast, state)\n",
-        "            epsilon = calibrator.epsilon(update, _reference(facts.broadcast, state))\n",
+        "            epsilon = self._known_epsilon(facts.broadcast, state)\n",
+        "            epsilon = calibrator.epsilon(update, reference)\n",
         SOUND,
+        LOCAL,
+    ),
+    _bug(
+        "the noised similarity has no noise",
+        _METHODS["sga"],
+        "aligned + self.similarity_noise * float(noise[0])",
+        "aligned",
+        LOCAL,
+    ),
+    _bug(
+        "the noised similarity is not charged",
+        _METHODS["sga"],
+        '(1 / side.similarity_noise,) if side.similarity == "noised" else ()',
+        "()",
         LOCAL,
     ),
     _bug(

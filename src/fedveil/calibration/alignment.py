@@ -75,9 +75,9 @@ class AlignmentLDP:
         return self.epsilon_min if reference is None else self.epsilon_at(cosine(update, reference))
 
     def epsilon_at(self, similarity: float) -> float:
-        """Budget at a cosine."""
+        """Budget at a cosine, or at one with noise, which is cut to [0, 1]."""
         # the end points are returned as they are: min + (max - min) * 1 may round past max
-        aligned = max(0.0, similarity)
+        aligned = min(1.0, max(0.0, similarity))
         return min(self.epsilon_max, self.epsilon_min + (self.epsilon_max - self.epsilon_min) * aligned)
 
     def sigma(self, epsilon: float) -> float:

@@ -28,6 +28,7 @@ from fedveil.methods.plain import Plain, TrustedServer
 from fedveil.methods.publishing import Publishing
 from fedveil.methods.record import RecordDP, RecordShares, TrustedSum
 from fedveil.methods.replies import check_figures, check_reply, models_of, stack_counts, stack_models
+from fedveil.methods.sga_central import SGACentral
 from fedveil.methods.sga_ldp import SGALDP
 from fedveil.registry import Registry
 
@@ -57,6 +58,9 @@ METHODS: Registry[Sides] = Registry(
             RecordShares, TrustedSum, "record-level DP: silos add shares of one sum's noise, a trusted sum"
         ),
         "sga-ldp": Sides(SGALDP, Plain, "SGA-LDP: client noise from the cosine of the update"),
+        "sga-central": Sides(
+            TrustedServer, SGACentral, "SGA-LDP, section B: the server sees the updates and adds their noise"
+        ),
     },
 )
 
@@ -144,6 +148,7 @@ __all__ = [
     "Releases",
     "ReportedClusters",
     "ReportsIndex",
+    "SGACentral",
     "ServerFacts",
     "ServerSide",
     "Sides",

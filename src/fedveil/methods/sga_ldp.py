@@ -2,7 +2,8 @@
 
 Source: the SGA-LDP paper, Algorithms 1 and 2, equations 2 to 4 (with Delta / max(1, ||Delta|| / C) for the garbled
 equation 1). Trust model: untrusted server, some malicious clients. The server takes the plain mean. Heuristic: the
-noise's size reveals the private cosine; and a malicious client that computes its own budget can lie.
+noise's size reveals the private cosine; and a malicious client that computes its own budget can lie. The reading of
+section B, where the server works out the budget, is `fedveil.methods.sga_central`.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedveil.accounting import Guarantee, Release, Spend, SpendFilter, Trust, model_of, nothing
-from fedveil.calibration import AlignmentLDP
+from fedveil.accounting import Guarantee, Release, Spend, SpendFilter, Trust, compose_mu, model_of, nothing
+from fedveil.calibration import AlignmentLDP, cosine
 from fedveil.calibration.alignment import cosines
 from fedveil.clipping import clip
-from fedveil.errors import FieldError, Suggesting, require_choice
+from fedveil.errors import FieldError, Suggesting, require_choice, require_positive
 from fedveil.gdp import mu_of_epsilon
 from fedveil.layout import Layout
 from fedveil.mechanisms import GaussianNoise, Source, noised
@@ -31,11 +32,25 @@ _mu = lru_cache(maxsize=1024)(mu_of_epsilon)
 
 @dataclass(frozen=True)
 class LastBroadcast:
-    """The last model [d] a client received, in which round (0: none yet), and the model it released then."""
+    """What a client remembers; none of it is private.
+
+    Attributes
+    ----------
+    round : int
+        Of the last broadcast that it received; 0: none yet.
+    model, released : Tensor, optional
+        That broadcast [d], and the model that it released then.
+    reference : Tensor, optional
+        [d], mean of the global updates until then, where it is averaged over rounds.
+    similarity : float, optional
+        Of that round's update, with its noise.
+    """
 
     round: int = 0
     model: Tensor | None = None
     released: Tensor | None = None
+    reference: Tensor | None = None
+    similarity: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,16 +67,24 @@ class SGALDP(Suggesting):
         local DP) the noise is the same in every round, and its cost for any two inputs is proven and composed.
     clip : float
         C.
-    similarity : {"update", "released"}
-        Which update the cosine is taken of: this round's private one (the paper), or the one the client released last
-        time (sound: the budget then follows from what the server knows already).
+    similarity : {"update", "released", "noised"}
+        Which cosine decides: that of this round's private update (the paper); of the update that the client released
+        last time (sound: the budget then follows from what the server knows already); or of last round's private
+        update, with Gaussian noise, which is charged as a release of its own (sound, too).
+    similarity_noise : float
+        Deviation of that noise; max(0, cosine) lies in [0, 1], so a round's similarity costs mu = 1 / deviation.
+    memory : float
+        In [0, 1): the reference is memory times the one before plus (1 - memory) times the last global update. 0 is the
+        paper's. Clients know it from the broadcasts; after a missed one it begins anew.
     """
 
     epsilon_min: float = 1.0
     epsilon_max: float = 5.0
     delta: float = 1e-5
     clip: float = 1.0
-    similarity: Literal["update", "released"] = "update"
+    similarity: Literal["update", "released", "noised"] = "update"
+    similarity_noise: float = 1.0
+    memory: float = 0.0
 
     trust: ClassVar[Trust] = "local"
     most_models: ClassVar[int | None] = 1
@@ -71,7 +94,10 @@ class SGALDP(Suggesting):
     def __post_init__(self) -> None:
         """Check all."""
         self._calibrator()
-        require_choice("similarity", self.similarity, ("update", "released"))
+        require_choice("similarity", self.similarity, ("update", "released", "noised"))
+        require_positive("similarity_noise", self.similarity_noise)
+        if not 0 <= self.memory < 1:
+            raise FieldError("memory", self.memory, "must be at least 0 and below 1")
 
     @property
     def static(self) -> bool:
@@ -91,8 +117,8 @@ class SGALDP(Suggesting):
         return held_to(epsilon, delta)
 
     def quote(self, broadcast: Broadcast, state: LastBroadcast) -> Spend:
-        """A heuristic participation; in the sound variant and under the static rule the exact cost."""
-        return self._spend((), self._released_epsilon(broadcast, state))
+        """A heuristic participation; in the sound variants and under the static rule the exact cost."""
+        return self._spend((), self._known_epsilon(broadcast, state))
 
     def protect(self, releases: Releases, facts: ClientFacts, state: LastBroadcast, source: Source) -> Protected:
         """Clip and noise the update; everything else stays on the client. A failed client spends epsilon_min."""
@@ -101,19 +127,22 @@ class SGALDP(Suggesting):
             return Protected((), nothing("local"), state)
         now, calibrator = facts.broadcast.public.round, self._calibrator()
         update = clip(model - facts.start, self.clip)
-        if self.similarity == "released":
-            epsilon = self._released_epsilon(facts.broadcast, state)
-            sigma = 2 * calibrator.sigma(epsilon)  # any two inputs: a clipped update can move by 2C
-        else:
-            known = None if facts.failed or self.static else _reference(facts.broadcast, state)
-            epsilon = calibrator.epsilon(update, known)
+        reference = self._reference(facts.broadcast, state)
+        if self.similarity == "update":
+            epsilon = calibrator.epsilon(update, None if facts.failed or self.static else reference)
             sigma = calibrator.sigma(epsilon)
-        update = noised(update, GaussianNoise(sigma), source)
-        released = facts.start + update
-        spend = self._spend((sigma,), epsilon)
-        return Protected(
-            (Release("model", released),), spend, LastBroadcast(now, facts.start.clone(), released.clone())
-        )
+        else:
+            epsilon = self._known_epsilon(facts.broadcast, state)
+            sigma = 2 * calibrator.sigma(epsilon)  # any two inputs: a clipped update can move by 2C
+        similarity: float | None = None
+        if self.similarity == "noised":
+            aligned = 0.0 if reference is None else max(0.0, cosine(update, reference))
+            noise = source.child("similarity").normal(1)
+            similarity = aligned + self.similarity_noise * float(noise[0])
+        released = facts.start + noised(update, GaussianNoise(sigma), source)
+        kept = reference if self.memory else None
+        after = LastBroadcast(now, facts.start.clone(), released.clone(), kept, similarity)
+        return Protected((Release("model", released),), self._spend((sigma,), epsilon), after)
 
     def protect_each(
         self, models: Tensor, facts: Sequence[ClientFacts], states: Sequence[LastBroadcast], sources: Sequence[Source]
@@ -124,7 +153,7 @@ class SGALDP(Suggesting):
         start = facts[0].start
         lengths = torch.linalg.vector_norm(models - start, dim=1, dtype=torch.float64)
         rows = lengths.isfinite().nonzero().reshape(-1).tolist()
-        if size > SMALL or sources[0].deployable or not rows:
+        if size > SMALL or sources[0].deployable or not rows or self.memory or self.similarity == "noised":
             return protected
         updates = clip((models - start)[rows], self.clip, lengths=lengths[rows])
         try:
@@ -158,19 +187,31 @@ class SGALDP(Suggesting):
     def _calibrator(self) -> AlignmentLDP:
         return AlignmentLDP(self.epsilon_min, self.epsilon_max, self.delta, self.clip)
 
-    def _released_epsilon(self, broadcast: Broadcast, state: LastBroadcast) -> float:
-        if self.static or self.similarity == "update":
-            return self.epsilon_min
-        reference = _reference(broadcast, state)
+    def _known_epsilon(self, broadcast: Broadcast, state: LastBroadcast) -> float:
+        """The budget, as far as it follows from earlier releases; else epsilon_min."""
+        reference = None if self.static else self._reference(broadcast, state)
         if reference is None or state.model is None or state.released is None:
             return self.epsilon_min
-        return self._calibrator().epsilon(state.released - state.model, reference)
+        if self.similarity == "noised":
+            return self._calibrator().epsilon_at(state.similarity or 0.0)
+        if self.similarity == "released":
+            return self._calibrator().epsilon(state.released - state.model, reference)
+        return self.epsilon_min
+
+    def _reference(self, broadcast: Broadcast, state: LastBroadcast) -> Tensor | None:
+        """The last global update, or its mean over rounds, if the client received both broadcasts."""
+        if state.model is None or state.round != broadcast.public.round - 1:
+            return None
+        last = broadcast.models[0] - state.model
+        if not self.memory:
+            return last
+        return (1 - self.memory) * last + (0 if state.reference is None else self.memory * state.reference)
 
     def _spend(self, scale: tuple[float, ...], epsilon: float) -> Spend:
         guarantee = _promise(self)
         if not guarantee.proven:
             return Spend(guarantee=guarantee, mechanism="gaussian", scale=scale)
-        charge = _mu(epsilon, self.delta) if self.similarity == "released" else None
+        charge = None if self.similarity == "update" else compose_mu((_mu(epsilon, self.delta), *_beside(self)))
         return Spend(guarantee=guarantee, mechanism="gaussian", scale=scale, sensitivity=2 * self.clip, charge=charge)
 
 
@@ -193,13 +234,12 @@ def _promise(side: SGALDP) -> Guarantee:
         trust="local",
         status="conditional",
         scope="round",
-        mu=mu if side.similarity == "released" else 2 * mu,  # any two inputs: calibrated to C, moved by 2C
+        # static: calibrated to C, moved by 2C for any two inputs
+        mu=2 * mu if side.similarity == "update" else compose_mu((mu, *_beside(side))),
         conditions=(LIVENESS,),
     )
 
 
-def _reference(broadcast: Broadcast, state: LastBroadcast) -> Tensor | None:
-    """The last global update, if the client received both broadcasts."""
-    if state.model is None or state.round != broadcast.public.round - 1:
-        return None
-    return broadcast.models[0] - state.model
+def _beside(side: SGALDP) -> tuple[float, ...]:
+    """What a round costs beside its model: the noised similarity, which lies in [0, 1]."""
+    return (1 / side.similarity_noise,) if side.similarity == "noised" else ()

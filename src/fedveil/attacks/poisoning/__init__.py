@@ -3,7 +3,7 @@
 from fedveil.attacks.poisoning.alie import ALIE, alie
 from fedveil.attacks.poisoning.backdoor import Backdoor, stamp
 from fedveil.attacks.poisoning.free_rider import FreeRider
-from fedveil.attacks.poisoning.goal import Goal, Poisoned, measure, success_rate
+from fedveil.attacks.poisoning.goal import Goal, Poisoned, measure
 from fedveil.attacks.poisoning.informed import furthest
 from fedveil.attacks.poisoning.ipm import IPM, ipm
 from fedveil.attacks.poisoning.labels import LabelFlip, flip
@@ -14,20 +14,16 @@ from fedveil.attacks.poisoning.registry import BEHAVIOURS
 from fedveil.attacks.poisoning.scaling import Scaling, goal_of
 from fedveil.attacks.poisoning.selection import SelectionProbe, rare_clients
 from fedveil.attacks.poisoning.sign_flip import SignFlip
-from fedveil.attacks.poisoning.tournament import Arena, HeatCell, Match, Worst, heat_map, play, rules_against, worst
 
 __all__ = [
     "ALIE",
     "BEHAVIOURS",
     "IPM",
-    "Arena",
     "Backdoor",
     "FreeRider",
     "Goal",
-    "HeatCell",
     "LabelFlip",
     "LyingBudget",
-    "Match",
     "MinMax",
     "NoiseAttack",
     "Poisoned",
@@ -35,19 +31,13 @@ __all__ = [
     "Scaling",
     "SelectionProbe",
     "SignFlip",
-    "Worst",
     "alie",
     "flip",
     "furthest",
     "goal_of",
-    "heat_map",
     "ipm",
     "measure",
     "min_max",
-    "play",
     "rare_clients",
-    "rules_against",
     "stamp",
-    "success_rate",
-    "worst",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -103,11 +104,13 @@ def _fedre(d: int) -> list[Duel]:
 
 
 def _sga(d: int) -> list[Duel]:
-    """An aligned update against another; by released similarity two opposite updates, the noise at its least."""
+    """An aligned update against another; in the sound variants two opposite updates, the noise at its least."""
     e, reference = unit(d), unit(d, d - 1)
     facts = opened(d, 4, start=reference)
     state = LastBroadcast(ROUND - 1, 0 * reference, reference.clone())
-    printed, sound = SGALDP(), SGALDP(similarity="released")
+    printed, sound, charged = SGALDP(), SGALDP(similarity="released"), SGALDP(similarity="noised")
+    told = replace(state, similarity=1.0)
+    variance = sent(charged, e, facts, state=told)(ReproducibleSource(0)).party.ledger.entries[0].spend.scale[0] ** 2
     other = -reference if d == 1 else e
     return [
         local(
@@ -119,5 +122,10 @@ def _sga(d: int) -> list[Duel]:
             "SGA-LDP, released similarity",
             (sent(sound, -e, facts, state=state), sent(sound, e, facts, state=state)),
             lambda seen: float(seen.moved @ e),
+        ),
+        local(  # the next release's noise shows the noised similarity, which is handed over here as it is
+            "SGA-LDP, noised similarity",
+            (sent(charged, -reference, facts, state=told), sent(charged, reference, facts, state=told)),
+            lambda seen: 2 * float(seen.moved @ reference) / variance + seen.party.state.similarity,
         ),
     ]

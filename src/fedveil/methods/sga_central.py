@@ -1,0 +1,155 @@
+"""SGA-LDP as its section B reads: the server sees each raw update, works out its budget, and adds its noise.
+
+Source: the SGA-LDP paper, section III-B ("each incoming client update is compared ..."), and of its outlook (sections
+V and VI) similarity by clusters and thresholds that follow the round.
+
+Trust model: the server is trusted with every raw update, so nothing here is local privacy, whatever the paper calls it.
+What it is good for: a malicious client cannot lie about its similarity or leave its noise out. Heuristic: the noise's
+size follows the private updates.
+
+    S_i       = max over references r of cos(Delta_i, r)
+    epsilon_i = epsilon_min + (epsilon_max - epsilon_min) s(S_i)      s: max(0, S_i), or the share of the round's range
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedveil.accounting import Guarantee, Relation, Release, Spend
+from fedveil.aggregation import Aggregator, FedAvg, cluster_means
+from fedveil.calibration import AlignmentLDP, cosine
+from fedveil.clipping import clip, norms
+from fedveil.errors import FieldError, require_choice, require_count
+from fedveil.mechanisms import GaussianNoise, Source, noised
+from fedveil.methods.facts import Combined, Releases, ServerFacts
+from fedveil.methods.plain import Plain
+from fedveil.methods.replies import models_of
+
+
+@dataclass(frozen=True)
+class References:
+    """The rule's state, and the directions [k, d] that updates are compared with; None before the first round."""
+
+    rule: Any
+    directions: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class SGACentral:
+    """Server side of SGA-LDP's section B.
+
+    Parameters
+    ----------
+    aggregator : Aggregator
+        The rule that combines the noised updates; the paper's is the mean.
+    epsilon_min, epsilon_max, delta, clip : float
+        As for `SGALDP`; epsilon_max above epsilon_min, since with one budget for all this is global DP.
+    clusters : int
+        1: the reference is the last global update. k: the means of k clusters of the last round's clipped updates, of
+        which the nearest counts, so that a rare client may be like other rare ones.
+    thresholds : {"fixed", "round"}
+        ``"round"``: the least similarity of the round gets epsilon_min and the largest epsilon_max, whatever they are.
+    """
+
+    aggregator: Aggregator = field(default_factory=FedAvg)
+    epsilon_min: float = field(default=1.0, kw_only=True)
+    epsilon_max: float = field(default=5.0, kw_only=True)
+    delta: float = field(default=1e-5, kw_only=True)
+    clip: float = field(default=1.0, kw_only=True)
+    clusters: int = field(default=1, kw_only=True)
+    thresholds: Literal["fixed", "round"] = field(default="fixed", kw_only=True)
+
+    hypotheses: ClassVar[int] = 1
+    relation: ClassVar[Relation] = "zero-out"
+    may_be_proven: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Check all."""
+        self._calibrator()
+        Plain(self.aggregator)
+        require_count("clusters", self.clusters)
+        require_choice("thresholds", self.thresholds, ("fixed", "round"))
+        if self.epsilon_min == self.epsilon_max:
+            accepted = 'must be above epsilon_min: one budget for all needs no similarity, take method = "global"'
+            raise FieldError("epsilon_max", self.epsilon_max, accepted)
+
+    @property
+    def rule(self) -> Aggregator:
+        """The rule inside."""
+        return self.aggregator
+
+    @property
+    def public_clip(self) -> float:
+        """C."""
+        return self.clip
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the rule needs."""
+        return self.aggregator.needs
+
+    def init(self, dimension: int, dtype: torch.dtype) -> References:
+        """No reference."""
+        return References(self.aggregator.init(dimension, dtype))
+
+    def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: References, source: Source) -> Combined:
+        """Clip and noise each update by its own similarity, then aggregate."""
+        theta, calibrator = facts.broadcast.models[0], self._calibrator()
+        raw = [model - theta for model in models_of(replies)]
+        lengths = torch.stack([norms(update) for update in raw])
+        clipped = torch.stack([clip(update, self.clip) for update in raw])
+        sigmas = [calibrator.sigma(calibrator.epsilon_at(s)) for s in self._similarities(clipped, state)]
+        sent = [
+            tuple(
+                Release("model", theta + noised(u, GaussianNoise(sigma), source.child("sga", p)))
+                if r.kind == "model"
+                else r
+                for r in reply
+            )
+            for u, sigma, p, reply in zip(clipped, sigmas, facts.partitions, replies, strict=True)
+        ]
+        found = Plain(self.aggregator).combine(sent, facts, state.rule, source)
+        if self.clusters == 1:
+            directions = found.models - theta
+        else:
+            # the first centres are updates spread over the order of partitions
+            first = clipped[torch.linspace(0, len(clipped) - 1, self.clusters).long()]
+            directions = cluster_means(clipped, first if state.directions is None else state.directions)[0]
+        sigma = math.sqrt(sum(s * s for s in sigmas)) / len(sigmas)  # of their mean
+        guarantee = Guarantee(
+            unit="client",
+            relation=self.relation,
+            trust="central",
+            status="heuristic",
+            scope="round",
+            reason="the noise's size depends on the clients' unprotected updates",
+        )
+        report = {
+            **found.report,
+            "clip": self.clip,
+            "clipped_fraction": float((lengths > self.clip).double().mean()),
+            "update_norm_median": float(lengths.median()),
+            "sigma": sigma,
+            "noise_to_clip": sigma * theta.numel() ** 0.5 / self.clip,
+        }
+        spend = Spend(guarantee=guarantee, mechanism="gaussian", scale=(sigma,))
+        return Combined(found.models, spend, References(found.state, directions), report)
+
+    def _calibrator(self) -> AlignmentLDP:
+        return AlignmentLDP(self.epsilon_min, self.epsilon_max, self.delta, self.clip)
+
+    def _similarities(self, clipped: Tensor, state: References) -> list[float]:
+        """Of every update [n, d], in [0, 1]; 0 without a reference."""
+        if state.directions is None:
+            return [0.0] * len(clipped)
+        found = [max(cosine(update, direction) for direction in state.directions) for update in clipped]
+        low, high = min(found), max(found)
+        if self.thresholds == "fixed" or low == high:
+            return [max(0.0, s) for s in found]
+        return [(s - low) / (high - low) for s in found]
