@@ -1,5 +1,6 @@
 """IFCA finds the clusters that group privacy looks for in noise; the index is the only thing beside FedAvg."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -58,6 +59,23 @@ def test_group_privacy_with_one_hypothesis_is_fedavg_with_the_same_noise():
     )
     assert torch.allclose(a.models, b.models, atol=1e-5)
     assert float((a.models - torch.ones(1, 2)).norm()) > 0.1
+
+
+@pytest.mark.parametrize("name", ["group", "ifca"])
+def test_more_hypotheses_than_clients_equal_ones_one_row_and_a_loss_of_nan_end_no_run(name):
+    clients = [*lines(2), *lines(1, examples=1), ClientData(torch.full((4, 2), 1e30), torch.ones(4))]
+    fed = Federation(
+        model=nn.Linear(2, 1, bias=False),
+        clients=clients,
+        method=build(name, hypotheses=6),
+        local=LocalTraining(loss="mse", lr=0.1, batch_size=20),
+        initial=torch.ones(6, 2),
+    )
+    history = fed.run(3)
+    assert history.models.shape == (6, 2)
+    assert bool(history.models.isfinite().all())
+    assert all(record.round.used[:3] == (0, 1, 2) for record in history.rounds)  # only the fourth may be missing
+    assert all(record.zeroed or record.round.failed or record.round.invalid for record in history.rounds)
 
 
 def test_an_index_that_is_none_is_left_out():
