@@ -1,5 +1,6 @@
 """FedRE on forged receipts: parameters and regions of each client's own, and what a file alone can run."""
 
+import json
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -22,7 +23,10 @@ from fedveil.grid import Store
 from fedveil.learning import build_model, score_maps, score_models
 from fedveil.learning.losses import dice
 from fedveil.papers import Choices, Reproduction
+from fedveil.papers.claims import judge
+from fedveil.papers.evidence import read_evidence
 from fedveil.papers.fedre import defence, weights
+from fedveil.papers.finding import CONTRADICTED, HOLDS
 from fedveil.papers.reproduction import Selection
 from fedveil.papers.study import find
 from fedveil.report.score_figure import score_figure
@@ -376,19 +380,54 @@ def seen_with(*received, **federation):
     return SimpleNamespace(received=releases, federation=given, record=SimpleNamespace(seconds=1.0))
 
 
-def test_a_model_of_zeros_gets_the_weight_of_the_least_scores():
+def test_a_model_of_zeros_gets_the_weight_of_the_least_scores(monkeypatch):
+    monkeypatch.setattr(weights.ServerWeights, "_client", lambda self, seen: 0.25)
     # scores ln 3 and 0 in both layers: weights 1/4 and 3/4; with zeros in place of the first both weigh 1/2
     server = SimpleNamespace(scorer=lambda models: models[:, :2])
     seen = seen_with(torch.full((3,), math.log(3)), torch.zeros(3), server=server)
     figures = weights.ServerWeights(tiny())(seen)
     assert figures["largest"] == pytest.approx(1.5)
     assert figures["crafted"] == pytest.approx(1.0)
+    assert figures["loud"] == pytest.approx(0.0, abs=1e-12)
+    assert figures["client_scoring"] == pytest.approx(0.5)
     assert figures["scoring"] > 0
     with pytest.raises(FieldError, match="public_examples"):
         weights.ServerWeights(tiny())(seen_with(torch.ones(3), server=SimpleNamespace(scorer=None)))
+
+
+def test_weights_of_a_real_round_and_the_time_of_scoring(receipts):
+    config = tiny(data={**TINY["data"], "tiles": 1, "clients": 2})
+    setup, seen = prepare(config), []
+    given = {name: value for name, value in setup.arguments.items() if name != "learner"}
+    probe = weights.ServerWeights(config)
+    Federation(**given, execution=Execution(learner=setup.learner), probes=[probe]).run(1, seen.append)
+    figures = seen[0].figures
+    assert set(figures) == set(probe.figures)
+    assert 1 <= figures["largest"] < 2
+    assert figures["loud"] < 1 < figures["crafted"]  # large scores weigh less, none more
+    assert figures["client_scoring"] > 0
+
+
+def test_a_few_clients_a_round_are_drawn_as_in_algorithm_1(receipts):
+    summary = run(tiny(data={**TINY["data"], "tiles": 1, "public_examples": 1}, rounds=2, clients_per_round=2))
+    assert summary.values["replies"]["used"] == 4
 
 
 def test_few_images_are_compared_with_many_only_where_enough_are_marked():
     client = SimpleNamespace(masks=None)
     with pytest.raises(FieldError, match="sensitive"):
         weights.FewImages(tiny())(seen_with(clients=[client]))
+
+
+@pytest.mark.parametrize(("values", "verdict"), [([0.01, 0.012, 0.014], HOLDS), ([0.1, 0.11, 0.12], CONTRADICTED)])
+def test_ten_images_suffice_where_the_shares_stay_within_a_twentieth(tmp_path, values, verdict):
+    row = {"row": STUDY.described.rows["ratio-01"].label, "setting": "fedre", "figure": "10 images", "values": values}
+    row |= {"seeds": [0, 1, 2], "draws": [0] * 3, "chance": None, "cells": ["a", "b", "c"], "noise": {}}
+    table = {"study": "fedre", "table": "images", "scale": "small", "readings": [], "rows": [row]}
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "table-images.json").write_text(json.dumps(table), encoding="utf-8")
+    [evidence] = read_evidence(tmp_path, STUDY)
+    [claim] = [c for c in STUDY.described.claims if c.expect == "few images"]
+    assert judge(claim, evidence).verdict == verdict
+    answered = {a for c in STUDY.described.claims for a in c.answers}
+    assert answered == set(STUDY.described.statements)

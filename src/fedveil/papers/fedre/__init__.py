@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from statistics import fmean
 
 from fedveil.grid import Outcome
 from fedveil.papers import Study, Value
+from fedveil.papers.claims import levelled, means, verdict_of
+from fedveil.papers.described import ClaimOf
+from fedveil.papers.evidence import Evidence
 from fedveil.papers.fedre import pictures
 from fedveil.papers.fedre.defence import RegionInversion
 from fedveil.papers.fedre.weights import FewImages, ServerWeights
+from fedveil.papers.finding import Row
+
+ENOUGH = 0.05  # total variation of shares of the budget that changes nothing
 
 study = Study.of(__name__)
 study.probe("inversion")(RegionInversion)
@@ -24,3 +31,13 @@ def probed(outcomes: Sequence[Outcome], name: str) -> Value:
     """``probed FIGURE``: mean over the rounds of a probe's figure, or of one that the server reports."""
     rows = outcomes[0].rows
     return Value(fmean(float((row["figures"] if name in row["figures"] else row["server"])[name]) for row in rows))
+
+
+@study.judge("few images")
+def few_images(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
+    """The shares of the budget from few images are nearly those from many."""
+    [(table, figure)] = claim.figures
+    for row in evidence.study.described.tables[table].rows:
+        label = evidence.study.label(row)
+        seen = means(evidence.at(table, label, "fedre", figure))
+        yield levelled(label, seen, ENOUGH, partial(verdict_of, sign=-1))

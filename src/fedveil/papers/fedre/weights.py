@@ -21,21 +21,23 @@ ALL = 40  # images that stand for all of a client
 
 
 class ServerWeights:
-    """The server's weights of a round, and those if one client had sent zeros, whose scores are the least there are.
+    """The server's weights of a round, and those if one client had sent another model in its place.
 
-    Weights are multiples of the mean's, 1 / K, in the mean over layers: `largest` of any client, `crafted` of the one
-    that sends zeros. `scoring` is the time that scoring K models takes, over the round's.
+    Weights are multiples of the mean's, 1 / K, in the mean over layers: `largest` of any client, `crafted` of one that
+    sends zeros, whose scores are the least there are, `loud` of one that sends its model a hundred times as large.
+    `scoring` is the time that scoring K models takes on the server, over the round's; `client_scoring` that of one
+    client's scoring, times K.
     """
 
-    figures: ClassVar[tuple[str, ...]] = ("largest", "crafted", "scoring")
+    figures: ClassVar[tuple[str, ...]] = ("largest", "crafted", "loud", "scoring", "client_scoring")
 
     def __init__(self, full: Config) -> None:
-        """Nothing of the scenario is needed."""
+        self.method, self.probes, self.images = full.scoring.method, full.scoring.probes, full.scoring.images
 
     @property
     def name(self) -> str:
         """What is measured."""
-        return "weights of PDA-PAM, and those with one model of zeros"
+        return "weights of PDA-PAM, those with one model of zeros or a hundred times as large, and the time of scoring"
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
         """The figures of a round."""
@@ -47,10 +49,28 @@ class ServerWeights:
         began = perf_counter()
         scores = scorer(models)
         seconds = perf_counter() - began
-        crafted = scores.clone()
-        crafted[0] = scorer(torch.zeros_like(models[:1]))[0]
-        honest, changed = (len(models) * perturbation_weights(s).mean(1) for s in (scores, crafted))
-        return {"largest": float(honest.max()), "crafted": float(changed[0]), "scoring": seconds / seen.record.seconds}
+
+        def weight(sent: Tensor) -> float:
+            changed = torch.cat([scorer(sent), scores[1:]])
+            return float(len(models) * perturbation_weights(changed)[0].mean())
+
+        return {
+            "largest": float(len(models) * perturbation_weights(scores).mean(1).max()),
+            "crafted": weight(torch.zeros_like(models[:1])),
+            "loud": weight(100 * models[:1]),
+            "scoring": seconds / seen.record.seconds,
+            "client_scoring": len(models) * self._client(seen) / seen.record.seconds,
+        }
+
+    def _client(self, seen: Seen) -> float:
+        """Seconds that the first client's scoring takes."""
+        client, learner = seen.federation.clients[0], seen.federation.learner
+        rows = slice(0, self.images)
+        everything = torch.ones(len(client.x[rows]), *client.x.shape[2:], dtype=torch.bool)
+        given = (client.x[rows], client.y[rows], everything, self.method)
+        models, began = seen.broadcast.models[:1], perf_counter()
+        score_models(learner.model, learner.layout, learner.local.loss, models, *given, probes=self.probes)
+        return perf_counter() - began
 
 
 class FewImages:
