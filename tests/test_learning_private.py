@@ -476,3 +476,38 @@ def test_a_share_is_not_made_in_steps_that_rounding_undoes():
     trained(ClientData(data.x.double(), data.y.double()), model.double(), share, LocalTraining(lr=0.008, loss="mse"))
     alone = noisy(deviation=1e-9)  # what a single silo rounds away is its own
     trained(data, model.float(), alone, LocalTraining(lr=1e-3, loss="mse"))
+
+
+class Remembering(nn.Module):
+    """Centres by a running mean of what it saw before: nothing of an earlier step's examples was clipped or noised."""
+
+    def __init__(self, share):
+        super().__init__()
+        self.out, self.share = nn.Linear(6, 3), share
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x):
+        before, self.mean = self.mean, (1 - self.share) * self.mean + self.share * x.detach().mean(0)
+        return self.out(x - before)
+
+
+class DropoutBlock(nn.Module):
+    """Holds a dropout, and mixes while it trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.drop, self.out = nn.Dropout(0.5), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.out(self.drop(x) - x.mean(0) if self.training else x)
+
+
+@pytest.mark.parametrize("make", [lambda: Remembering(0.1), lambda: Remembering(1e-4), DropoutBlock])
+def test_a_model_that_remembers_examples_or_hides_its_mixing_is_refused(make):
+    torch.manual_seed(0)
+    x, y = batch((6,))
+    model = make()
+    trainer = PrivateTrainer(model, Layout.from_module(model, buffers="keep"), LocalTraining(), noisy())
+    start = trainer.layout.read(model)[None]
+    with pytest.raises(FieldError, match="other examples"):
+        trainer.train_noisily(start, [ClientData(x.float(), y)], [KEY], [ReproducibleSource(0)])

@@ -112,7 +112,7 @@ def _counted(number: int, thing: str) -> str:
 
 def delta_warning(delta: float, units: int, unit: str = "client") -> tuple[str, ...]:
     """Say so if a delta allows giving one of the protected units away whole."""
-    if delta <= 1 / max(units, 1):
+    if delta <= 1 / units:
         return ()
     return (f"delta {delta:g} is above 1/n: it allows giving away one of the {units} {unit}s whole",)
 

@@ -128,7 +128,7 @@ def require_unmixed(model: nn.Module, x: Tensor, layout: Layout) -> None:
     """
     copy = deepcopy(model).train()
     for part in copy.modules():
-        if "dropout" in type(part).__name__.lower():
+        if "dropout" in type(part).__name__.lower() and not any(True for _ in part.children()):
             part.eval()
     generator = torch.Generator().manual_seed(0)
     shape = (3, *x.shape[1:])
@@ -148,8 +148,9 @@ def require_unmixed(model: nn.Module, x: Tensor, layout: Layout) -> None:
                 Exception
             ):  # a model that fails on the probe (integers that number nothing) fails, or not, in training
                 return
-        if not torch.allclose(together, changed, rtol=1e-3, atol=1e-5, equal_nan=True):
-            accepted = "its output for one example depends on the other examples of the batch: no clipping bounds that"
+        # both are computed alike, so that they agree to the last digits; what a model remembers may be a faint mean
+        if not torch.allclose(together, changed, rtol=1e-6, atol=1e-9, equal_nan=True):
+            accepted = "its output for one example depends on the other examples it sees: no clipping bounds that"
             raise FieldError("model", type(model).__name__, accepted)
         if not PerExample(copy, layout, LOSSES["cross_entropy"]).rows_apart(probe):
             accepted = (

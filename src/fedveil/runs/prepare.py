@@ -152,7 +152,7 @@ def prepare(config: Config, memo: Path | None = None, like: Setup | None = None)
     if "privacy" not in config.model_fields_set and like is None:
         warnings.append("no [privacy] table: nothing protects the clients (fedveil advise says what is possible)")
     if config.privacy.method != "vanilla" and like is None:
-        of = (sum(c.examples for c in clients), "record") if method.noisy else (len(dealt.clients), "client")
+        of = (sum(c.examples for c in clients) or 1, "record") if method.noisy else (len(dealt.clients), "client")
         warnings += delta_warning(config.privacy.budget.delta, *of)
     return Setup(config, dealt, method, arguments, tuple(warnings), shares, poisoning)
 
