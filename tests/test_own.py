@@ -49,6 +49,20 @@ def test_an_audit_sees_the_client_without_the_method_and_compares_promise_and_me
     assert {v.attack for v in found.verdicts} == {"loss", "calibrated-loss", "likelihood-ratio"}
 
 
+@pytest.mark.parametrize("relation", ["zero-out", "add/remove", "replace-one"])
+def test_the_world_without_the_client_is_that_of_the_promise(relation):
+    seen = []
+
+    def counted(clients, method, seed):
+        seen.append([len(c.x) for c in clients])
+        return make(clients, method, seed)
+
+    found = fv.audit(counted, CLIENTS, fv.GlobalDP(noise_multiplier=1.0, relation=relation), rounds=1, replicates=4)
+    without = {"zero-out": [30, 30, 30, 0], "add/remove": [30] * 3, "replace-one": [30] * 4}[relation]
+    assert found.relation == relation
+    assert without in seen
+
+
 def test_without_held_out_examples_there_is_no_calibrated_attack():
     bare = [c[:2] for c in CLIENTS]
     found = fv.audit(make, bare, rounds=1, replicates=4, instead=CLIENTS[0][:2])

@@ -172,8 +172,9 @@ def audit(
 ) -> OwnAudit | Audit:
     """Measure how well whoever receives every model tells whether one client takes part, with and without `method`.
 
-    The world without the target is the guarantee's: a client without examples (zero-out), or with those of `instead`
-    (replace-one). Rehearsals, half as many as the runs and at least 8, fix thresholds and weights.
+    The world without the target is the guarantee's: a client without examples (zero-out, and where nothing is promised
+    for a client), with those of `instead` or of another client (replace-one), or no client (add/remove). Rehearsals,
+    half as many as the runs and at least 8, fix thresholds and weights.
 
     Parameters
     ----------
@@ -208,9 +209,12 @@ def audit(
     where = range(len(held))[target]
     shadow, others = held[where], [*held[:where], *held[where + 1 :]]
     known = _held_out(others) if reference is None else as_client(reference, "reference")
-    stand_in = ClientData(shadow.x[:0], shadow.y[:0]) if instead is None else as_client(instead, "instead")
-    worlds = {True: held, False: [*held[:where], stand_in, *held[where + 1 :]]}
-    relation = "zero-out" if instead is None else "replace-one"
+    relation = _relation(what, held, method) if instead is None else "replace-one"
+    stand_in = held[where - 1] if instead is None else as_client(instead, "instead")
+    if relation == "zero-out":
+        stand_in = ClientData(shadow.x[:0], shadow.y[:0])
+    without = others if relation == "add/remove" else [*held[:where], stand_in, *held[where + 1 :]]
+    worlds = {True: held, False: without}
     runs, planned = require_count("replicates", replicates, least=4), require_count("rounds", rounds)
     found, promised, joint = list[Participation](), "", EpsilonBound(0.0, 0.0, delta, CONFIDENCE)
     for label, protects in {"no defence": None, "with the method": method}.items():
@@ -254,6 +258,12 @@ class OwnAudit:
         measured = f"epsilon >= {rounded_down(self.measured.lower)} of at most {self.measured.ceiling:.2f} provable"
         lines.append(f"promised: {self.promised}; measured: {measured} ({self.relation}, 95%)")
         return "\n".join(lines)
+
+
+def _relation(make: Make, clients: Clients, method: Privacy | None) -> str:
+    """Of what a method promises a client, after a round of it."""
+    found = make_one(make, clients, method, 0).run(1).guarantee
+    return found.relation if found.proven and found.unit != "record" else "zero-out"
 
 
 def _traces(
