@@ -1,5 +1,6 @@
 """The likeliest mistakes of a first hour in Python: each is refused before round 1, by the name of what to change."""
 
+import re
 import sys
 
 import numpy as np
@@ -182,10 +183,63 @@ def test_a_run_without_privacy_and_a_run_of_one_client_are_said(own):
     assert any("one client" in line for line in warned)
 
 
+def test_a_budget_over_other_rounds_than_the_runs_is_said(own):
+    budget = "privacy={method='global', epsilon=8.0, rounds=2, delta=1e-5}"
+    warned = fv.runs.run(fv.config.load("own.toml", [budget, "rounds=3"]), own / "run").values["data"]["warnings"]
+    assert any("privacy.rounds = 2" in line for line in warned)
+
+
 @pytest.mark.parametrize(("wrong", "meant"), [("modle", "model"), ("privacy", "policy"), ("client", "clients")])
 def test_a_misspelt_argument_is_refused_with_the_one_that_was_meant(wrong, meant):
     with pytest.raises(fv.FieldError, match=f"{wrong}.*{meant}"):
         fv.Federation(**{"model": nn.Linear(6, 2), "clients": DEALT, wrong: None})
+
+
+OWN = {
+    "a class that takes arguments": ("model", lambda: fv.Federation(model=nn.Linear, clients=DEALT)),
+    "training as a dict": ("local", lambda: fv.Federation(model=nn.Linear(6, 2), clients=DEALT, local={"lr": 0.1})),
+    "clients by name": ("clients[0]", lambda: fv.Federation(model=nn.Linear(6, 2), clients={"a": DEALT[0]})),
+    "one client's pair": ("clients[0]", lambda: fv.Federation(model=nn.Linear(6, 2), clients=(X, Y))),
+    "labels one-hot": (
+        "clients[0].y",
+        lambda: fv.Federation(model=nn.Linear(6, 2), clients=relabelled(np.eye(2).__getitem__)),
+    ),
+    "settings without names": ("settings", lambda: fv.compare(made, DEALT, [None], rounds=1)),
+    "a function of the clients alone": ("make", lambda: fv.compare(lambda c: None, DEALT, {"a": None}, rounds=1)),
+    "a method that is not handed on": ("make", lambda: fv.compare(unprotected, DEALT, {"a": NOISY}, rounds=1)),
+    "a target that is not there": ("target", lambda: fv.audit(made, DEALT, rounds=1, target=7)),
+    "a file that is not there": ("CONFIG", lambda: fv.compare("mine.tml")),
+}
+NOISY = fv.GlobalDP(noise_multiplier=1.0)
+
+
+def made(clients, method, seed):
+    return fv.Federation(model=nn.Linear(6, 2), clients=clients, method=method, seed=seed)
+
+
+def unprotected(clients, method, seed):
+    return fv.Federation(model=nn.Linear(6, 2), clients=clients, seed=seed)
+
+
+@pytest.mark.parametrize("mistake", OWN)
+def test_what_fits_nowhere_is_refused_by_name(mistake):
+    field, do = OWN[mistake]
+    with pytest.raises(fv.FedVeilError, match=f"^{re.escape(field)} = "):
+        do()
+
+
+def test_a_softmax_at_the_end_and_a_run_that_measures_nothing_are_said():
+    with pytest.warns(UserWarning, match="softmax"):
+        federation = fv.Federation(model=nn.Sequential(nn.Linear(6, 2), nn.Softmax(1)), clients=DEALT)
+    history = federation.run(rounds=1)
+    with pytest.warns(UserWarning, match="holds out"):
+        assert history.metrics is None
+
+
+def test_a_name_of_the_library_in_other_letters_is_suggested():
+    with pytest.raises(AttributeError) as missing:
+        fv.FedAVG  # noqa: B018
+    assert (missing.value.name, missing.value.obj) == ("FedAVG", fv)  # from which Python's traceback suggests FedAvg
 
 
 MISSPELT = {

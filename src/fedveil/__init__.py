@@ -5,6 +5,7 @@ Names are imported when they are first used, so that ``fedveil --help`` does not
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -142,7 +143,7 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(_OWNER[name]), name)
         globals()[name] = value
         return value
-    raise AttributeError(f"module 'fedveil' has no attribute {name!r}")
+    raise AttributeError(f"module 'fedveil' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
 
 
 def __dir__() -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,9 +24,9 @@ from fedveil.attacks.participation import (
 from fedveil.attacks.statistics import CONFIDENCE, EpsilonBound, joint_bound
 from fedveil.audit.participation import REHEARSALS, Audit
 from fedveil.audit.participation import audit as audit_config
-from fedveil.config import Config
+from fedveil.config import Config, load
 from fedveil.engines import Federation
-from fedveil.engines.assembly import Privacy, as_client
+from fedveil.engines.assembly import Privacy, as_client, resolve_method
 from fedveil.errors import FieldError, require_count, require_delta
 from fedveil.gdp import rounded_down
 from fedveil.grid.comparison import compare as compare_settings
@@ -39,7 +40,7 @@ Make = Callable[[Clients, Privacy | None, int], Federation]
 
 
 def compare(
-    what: Make | Config,
+    what: Make | Config | str | Path,
     clients: Clients | None = None,
     settings: Mapping[str, Privacy | None] | None = None,
     *,
@@ -52,7 +53,7 @@ def compare(
 
     Parameters
     ----------
-    what : callable or Config
+    what : callable, Config or path
         ``make(clients, method, seed) -> Federation``, or a configuration with ``[compare]``, which needs no more.
     clients : sequence
         As for `Federation`; handed to `make`.
@@ -72,11 +73,14 @@ def compare(
     Compared
         Printed, it is the table of ``fedveil compare``.
     """
-    if isinstance(what, Config):
-        return Compared(tuple(compare_settings(what, out, seeds=seeds)))
+    if isinstance(what, Config | str | Path):
+        config = what if isinstance(what, Config) else load(str(what))
+        return Compared(tuple(compare_settings(config, out, seeds=seeds)))
     for name, value in (("clients", clients), ("settings", settings), ("rounds", rounds)):
         if not value:
             raise FieldError(name, value, "is needed beside a function: compare(make, clients, settings, rounds=10)")
+    if not isinstance(settings, Mapping):
+        raise FieldError("settings", type(settings).__name__, 'must name each: {"no privacy": None, "mine": method}')
     if out is not None:
         raise FieldError("out", str(out), "is for configurations; what a function makes has no file to run it again by")
     planned, delta = require_count("rounds", rounds), require_delta("delta", delta)
@@ -124,10 +128,16 @@ class Compared(Sequence[Summary]):
 
 def make_one(make: Make, clients: Clients, method: Privacy | None, seed: int) -> Federation:
     """Call a user's function, and refuse what it must not return."""
+    written = "lambda clients, method, seed: fv.Federation(..., clients=clients, method=method, seed=seed)"
+    try:
+        signature(make).bind(clients, method, seed)
+    except TypeError as error:
+        raise FieldError("make", getattr(make, "__name__", "a function"), f"{error}; write {written}") from error
     found = make(clients, method, seed)
     if not isinstance(found, Federation):
-        accepted = "must return a Federation: lambda clients, method, seed: fv.Federation(..., clients=clients, ...)"
-        raise FieldError("make", type(found).__name__, accepted)
+        raise FieldError("make", type(found).__name__, f"must return a Federation: {written}")
+    if method is not None and found.method == resolve_method(None) != resolve_method(method):
+        raise FieldError("make", type(method).__name__, f"does not hand its method on: write {written}")
     return found
 
 
@@ -158,7 +168,7 @@ def _played(federation: Federation, label: str, rounds: int, seed: int, delta: f
 
 
 def audit(
-    what: Make | Config,
+    what: Make | Config | str | Path,
     clients: Clients | None = None,
     method: Privacy | None = None,
     *,
@@ -178,7 +188,7 @@ def audit(
 
     Parameters
     ----------
-    what : callable or Config
+    what : callable, Config or path
         ``make(clients, method, seed) -> Federation``, or a configuration: `options` are then those of
         `fedveil.audit.ParticipationGame`.
     clients : sequence
@@ -198,14 +208,17 @@ def audit(
     delta : float
         Of the epsilons.
     """
-    if isinstance(what, Config):
-        return audit_config(what, replicates=replicates, **options)
+    if isinstance(what, Config | str | Path):
+        config = what if isinstance(what, Config) else load(str(what))
+        return audit_config(config, replicates=replicates, **options)
     for name, value in (("clients", clients), ("rounds", rounds)):
         if not value:
             raise FieldError(name, value, "is needed beside a function: audit(make, clients, method, rounds=10)")
     if options:
         raise FieldError(next(iter(options)), options[next(iter(options))], "is for configurations alone")
     held = [as_client(c, f"clients[{i}]") for i, c in enumerate(clients or ())]
+    if not -len(held) <= target < len(held):
+        raise FieldError("target", target, f"there are clients 0 to {len(held) - 1}")
     where = range(len(held))[target]
     shadow, others = held[where], [*held[:where], *held[where + 1 :]]
     known = _held_out(others) if reference is None else as_client(reference, "reference")

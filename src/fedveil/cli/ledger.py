@@ -45,8 +45,12 @@ def show(
     with told():
         from fedveil.accounting import Policy
         from fedveil.engines.lifetime import read_ledger, read_policy
+        from fedveil.errors import FieldError
 
         rule = read_policy(policy) or Policy(distance=1.0, delta=delta)
+        if path.is_dir():
+            held = ", ".join(str(p) for p in sorted(path.rglob("*.jsonl")) if p.parent.name.startswith("ledger"))
+            raise FieldError("PATH", str(path), f"is a folder; name a ledger in it: {held or 'it has none'}")
         ledger, lines, _ = read_ledger(path)
         console = console_for()
         for table in (runs_of(ledger, lines), spent_of(ledger, rule)):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, cast
+from warnings import warn
 
 import torch
 from torch import Tensor, nn
@@ -100,7 +101,11 @@ def initial_broadcast(
         for j in range(k):
             with torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(keyed_seed("model", seed, j))
-                built.append(model())
+                try:
+                    built.append(model())
+                except TypeError as error:
+                    accepted = f"cannot be built without arguments ({error}): write lambda: Net(...)"
+                    raise FieldError("model", getattr(model, "__name__", "a function"), accepted) from error
     else:
         raise FieldError("model", type(model).__name__, "must be a torch.nn.Module or a function that builds one")
     layout = Layout.from_module(built[0], buffers=buffers)  # type: ignore[arg-type]
@@ -172,7 +177,8 @@ def as_client(value: ClientData | Sequence[Any], name: str) -> ClientData:
     if isinstance(value, ClientData):
         return value
     if not isinstance(value, Sequence) or len(value) not in (2, 4):
-        raise FieldError(name, type(value).__name__, "must be (x, y), (x, y, test_x, test_y) or ClientData")
+        accepted = "must be (x, y), (x, y, test_x, test_y) or ClientData: arrays or tensors, in a list of clients"
+        raise FieldError(name, type(value).__name__, accepted)
     names = ("x", "y", "test_x", "test_y")
     tensors = [_tensor(v, f"{name}.{part}") for v, part in zip(value, names, strict=False)]
     for i in (1, 3):
@@ -240,7 +246,16 @@ def require_fit(module: nn.Module, clients: Sequence[ClientData], loss: str) -> 
         except Exception as error:  # the model is the user's
             accepted = f"the model cannot take it ({error}){_input_hint(x, module)}"
             raise FieldError(f"clients[{i}].x", _kind(x), accepted) from error
+        if (
+            loss == "cross_entropy"
+            and y.dim() == 2
+            and torch.equal(y.sum(1), y.amax(1))
+            and bool((y.amax(1) == 1).all())
+        ):
+            raise FieldError(f"clients[{i}].y", _kind(y), "looks one-hot; classes are integers: y.argmax(1)")
         if loss == "cross_entropy" and y.dtype == torch.int64 and isinstance(output, Tensor) and output.dim() > 1:
+            if bool((output >= 0).all()) and torch.allclose(output.sum(1), torch.ones(()).to(output)):
+                warn("the model ends in probabilities, and its loss takes scores: leave the softmax out", stacklevel=3)
             for j, held in enumerate(clients):
                 if held.examples and int(held.y.max()) >= output.shape[1]:
                     accepted = f"the model has {output.shape[1]} outputs, one a class, numbered from 0 on"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from warnings import warn
 
 import torch
 from torch import Tensor
@@ -168,8 +169,11 @@ class History:
 
     @property
     def metrics(self) -> Figures | None:
-        """Pooled metrics after the last round."""
-        return self.rounds[-1].metrics if self.rounds else None
+        """Pooled metrics after the last round; None, and a warning, where no client holds out examples."""
+        found = self.rounds[-1].metrics if self.rounds else None
+        if self.rounds and found is None:
+            warn("nothing is measured: no client holds out examples; give (x, y, test_x, test_y)", stacklevel=2)
+        return found
 
 
 def total_of(ledger: Ledger) -> Guarantee:

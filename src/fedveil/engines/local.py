@@ -141,6 +141,8 @@ class Federation:
         self.seed = int(seed)
         module, starts = initial_broadcast(model, self.method.server.hypotheses, seed, buffers, initial)
         self.layout = Layout.from_module(module, buffers=buffers)  # type: ignore[arg-type]
+        if not isinstance(local, LocalTraining | None):
+            raise FieldError("local", type(local).__name__, "must be LocalTraining(lr=..., epochs=..., ...)")
         local = with_proximal_term(local or LocalTraining(), self.method)
         noisy = self.method.noisy
         if execution.learner is None:

@@ -151,6 +151,9 @@ def prepare(config: Config, memo: Path | None = None, like: Setup | None = None)
     warnings = [] if like is not None else dealt.warnings()
     if "privacy" not in config.model_fields_set and like is None:
         warnings.append("no [privacy] table: nothing protects the clients (fedveil advise says what is possible)")
+    planned = config.privacy.options.get("rounds")
+    if planned and config.privacy.options.get("epsilon") and planned != config.rounds and like is None:
+        warnings.append(f"privacy.epsilon is the total of privacy.rounds = {planned}, but rounds = {config.rounds}")
     if config.privacy.method != "vanilla" and like is None:
         of = (sum(c.examples for c in clients) or 1, "record") if method.noisy else (len(dealt.clients), "client")
         warnings += delta_warning(config.privacy.budget.delta, *of)
