@@ -246,12 +246,7 @@ def require_fit(module: nn.Module, clients: Sequence[ClientData], loss: str) -> 
         except Exception as error:  # the model is the user's
             accepted = f"the model cannot take it ({error}){_input_hint(x, module)}"
             raise FieldError(f"clients[{i}].x", _kind(x), accepted) from error
-        if (
-            loss == "cross_entropy"
-            and y.dim() == 2
-            and torch.equal(y.sum(1), y.amax(1))
-            and bool((y.amax(1) == 1).all())
-        ):
+        if loss == "cross_entropy" and _one_hot(y) and y.shape == getattr(output, "shape", ()):
             raise FieldError(f"clients[{i}].y", _kind(y), "looks one-hot; classes are integers: y.argmax(1)")
         if loss == "cross_entropy" and y.dtype == torch.int64 and isinstance(output, Tensor) and output.dim() > 1:
             if bool((output >= 0).all()) and torch.allclose(output.sum(1), torch.ones(()).to(output)):
@@ -270,6 +265,10 @@ def require_fit(module: nn.Module, clients: Sequence[ClientData], loss: str) -> 
                 fix = '; classes are integers: y.astype(int). For targets use LocalTraining(loss="mse")'
             accepted = f"{loss} cannot compare it with the model's outputs {tuple(output.shape[1:])} ({error}){fix}"
             raise FieldError(f"clients[{i}].y", _kind(y), accepted) from error
+
+
+def _one_hot(y: Tensor) -> bool:
+    return y.dim() == 2 and bool(((y == 0) | (y == 1)).all()) and bool((y.sum(1) == 1).all())
 
 
 def _input_hint(x: Tensor, module: nn.Module) -> str:
