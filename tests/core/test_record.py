@@ -13,7 +13,7 @@ from fedveil.aggregation import FedAvg, FedAvgM, FedMedian, Krum
 from fedveil.attacks import bound
 from fedveil.engines import Federation, ServerParty
 from fedveil.engines.client import ClientParty
-from fedveil.errors import FieldError, NoReplyError, ReplyError
+from fedveil.errors import FieldError, NoReplyError
 from fedveil.gdp import epsilon_of_mu, mu_of_epsilon
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, PrivateTrainer
@@ -457,6 +457,6 @@ def test_a_silo_with_a_learning_rate_of_its_own_joins_no_sum():
         if alike:
             server.combine(broadcast, replies)
         else:
-            with pytest.raises(ReplyError, match="lr"):
+            with pytest.raises(NoReplyError, match="lr"):
                 server.combine(broadcast, replies)
             assert not server.ledger.entries

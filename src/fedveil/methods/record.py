@@ -327,15 +327,16 @@ class TrustedSum(Plain):
     def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: Any, source: Source) -> Combined:
         """Check that the noise is whole, and average the shares."""
         found = [{r.name: float(r.value) for r in releases if r.name in TERMS} for releases in replies]
-        for name in TERMS:
-            values = {terms.get(name) for terms in found}
-            if len(values) > 1 or None in values:
-                raise ReplyError(f"{name} = {values} must be the same in all shares of one sum: nothing is released")
-        silos, tolerated = (int(found[0][name]) for name in ("silos", "tolerated"))
+        alike = max(found, key=found.count)
+        replies = [r for r, terms in zip(replies, found, strict=True) if terms == alike]
+        if set(alike) != set(TERMS):
+            raise ReplyError("shares of one sum name the terms on which they are made")
+        silos, tolerated = int(alike["silos"]), int(alike["tolerated"])
         gone = silos - len(replies)
         if gone > tolerated - 1:
             raise NoReplyError(
-                f"{gone} of {silos} silos dropped out, and the shares tolerate {tolerated} together with one curious "
-                "silo: nothing is released. Raise tolerated, or run without that silo"
+                f"{gone} of {silos} silos dropped out or have other terms ({', '.join(TERMS)}) than most, and the shares "
+                f"tolerate {tolerated} together with one curious silo: nothing is released. Raise tolerated, or run "
+                "without that silo"
             )
         return super().combine(replies, facts, state, source)
