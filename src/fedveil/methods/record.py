@@ -335,8 +335,8 @@ class TrustedSum(Plain):
         gone = silos - len(replies)
         if gone > tolerated - 1:
             raise NoReplyError(
-                f"{gone} of {silos} silos dropped out or have other terms ({', '.join(TERMS)}) than most, and the shares "
-                f"tolerate {tolerated} together with one curious silo: nothing is released. Raise tolerated, or run "
+                f"{gone} of {silos} silos dropped out or have other terms ({', '.join(TERMS)}) than most, and the "
+                f"shares tolerate {tolerated} together with one curious silo: nothing is released. Raise tolerated, or run "
                 "without that silo"
             )
         return super().combine(replies, facts, state, source)
