@@ -336,7 +336,7 @@ class TrustedSum(Plain):
         if gone > tolerated - 1:
             raise NoReplyError(
                 f"{gone} of {silos} silos dropped out or have other terms ({', '.join(TERMS)}) than most, and the "
-                f"shares tolerate {tolerated} together with one curious silo: nothing is released. Raise tolerated, or run "
-                "without that silo"
+                f"shares tolerate {tolerated} together with one curious silo: nothing is released. Raise tolerated, "
+                "or run without that silo"
             )
         return super().combine(replies, facts, state, source)
