@@ -22,7 +22,7 @@ from benchmarks.paper_cnn import paper_cnn
 from benchmarks.records import FOLDER, ROOT, read, write
 from benchmarks.trainers import trainers
 
-SCRIPTS = ("noise", "kernels")  # write their own files
+SCRIPTS = ("noise", "kernels", "per_example")  # write their own files
 ON_GPU = ("engines", "cnn")
 DATA = dict.fromkeys(("engines", "limits", "footprint"), "scikit-learn's digits (W1), random (W2)")
 

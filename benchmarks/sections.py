@@ -188,6 +188,22 @@ def noise(record: Record) -> list[str]:
     return ["## Noise, one thread", table(head, rows)]
 
 
+def per_example(record: Record) -> list[str]:
+    """Record-level training beside plain training."""
+    rows = [
+        (
+            row["case"],
+            row["batch"],
+            figure(row["plain_ms"]),
+            figure(row["ours_over_plain"], "x"),
+            figure(row["opacus_over_plain"], "x"),
+        )
+        for row in record["rows"]
+    ]
+    head = ("model", "batch", "a plain step, ms", "ours over it", "opacus over it")
+    return ["## Clipped gradients of single examples: a step on one thread, minimums", table(head, rows)]
+
+
 SECTIONS: dict[str, Callable[[Record], list[str]]] = {
     "engines": engines,
     "limits": limits,
@@ -198,4 +214,5 @@ SECTIONS: dict[str, Callable[[Record], list[str]]] = {
     "scores": scores,
     "kernels": kernels,
     "noise": noise,
+    "per_example": per_example,
 }

@@ -117,6 +117,11 @@ def _step(records: Records) -> tuple[float, float | None] | None:
     return low, middle
 
 
+def _per_example(records: Records) -> tuple[float, float | None] | None:
+    rows = (records.get("per_example") or {}).get("rows", ())
+    return (max(row["ours_over_plain"] for row in rows), None) if rows else None
+
+
 TARGETS = (
     Target("W1: pfl-research at its best over FedVeil, 1 worker", 15, faster("W1", OURS, PFL, PFL_2), 25),
     Target("W2: pfl-research on one thread over FedVeil, 2 workers", 2.5, faster("W2", OURS_2, PFL), 4),
@@ -146,4 +151,5 @@ TARGETS = (
         also=lambda records: records["scores"]["estimate_error_median"] <= 0.02,  # type: ignore[index]
     ),
     Target("the paper's CNN, one step: plain loop over FedVeil, one thread each", 2, _step),
+    Target("clipped gradients of single examples: a step over a plain one, slowest model", 3, _per_example, most=True),
 )
