@@ -8,14 +8,20 @@ from fedveil.data.arrays import images
 from fedveil.data.sets import DataSet
 
 
-def load_digits() -> DataSet:
-    """The handwritten digits of scikit-learn, [1, 8, 8] scaled to [0, 1]."""
+def load_digits(*, centre: float = 0.0) -> DataSet:
+    """The handwritten digits of scikit-learn, [1, 8, 8] scaled to [0, 1].
+
+    Parameters
+    ----------
+    centre : float
+        Subtracted from every pixel. A number that all agreed on: one taken from the images would be a release.
+    """
     from sklearn import datasets
 
     bunch = datasets.load_digits()
     return DataSet(
         name="digits",
-        x=images(bunch.images.astype("float32") / 16),
+        x=images(bunch.images.astype("float32") / 16) - centre,
         y=torch.from_numpy(bunch.target.astype("int64")),
         classes=10,
         class_names=tuple(str(c) for c in range(10)),
