@@ -18,7 +18,7 @@ def cells(measurements):
     return [cell for m in measurements for one in m.repetitions for cell in one.cells]
 
 
-@pytest.mark.parametrize("table", ["blood", "alzheimer", "breast"])
+@pytest.mark.parametrize("table", ["blood", "scratch", "alzheimer", "breast"])
 def test_every_level_is_run_under_both_trust_models_and_once_without_privacy(planned, table):
     found = {
         (c.config.privacy.method, c.config.privacy.options.get("epsilon")) for c in cells(planned.measurements(table))
@@ -27,7 +27,7 @@ def test_every_level_is_run_under_both_trust_models_and_once_without_privacy(pla
 
 
 def test_a_line_over_epsilon_needs_no_run_of_its_own(planned):
-    tables = {c.key for name in ("blood", "alzheimer") for c in cells(planned.measurements(name))}
+    tables = {c.key for name in ("blood", "scratch", "alzheimer") for c in cells(planned.measurements(name))}
     assert {c.key for c in cells(planned.lines("epsilon"))} == tables
 
 
