@@ -200,7 +200,7 @@ def test_the_denominator_does_not_follow_the_sample():
     moves, sizes = [], []
     for n in (1, 4, 40):
         client = ClientData(torch.ones(n, 1, dtype=torch.float64), torch.full((n,), 5.0, dtype=torch.float64))
-        found, start = trained(client, model, noisy(clip=1.0, denominator=10.0), local)
+        found, start = trained(client, model, noisy(clip=1.0, denominator=10.0, public_size=False), local)
         moves.append(float(found.model - start))
         sizes.append(n / 10)
     assert moves == pytest.approx(sizes, rel=1e-5)  # each example's gradient has length 10 and is clipped to 1
@@ -226,7 +226,9 @@ def test_lots_are_drawn_one_example_at_a_time():
 def test_an_empty_silo_and_an_empty_lot_are_pure_noise():
     model = nn.Linear(500, 2).double()
     empty = ClientData(torch.zeros(0, 500, dtype=torch.float64), torch.zeros(0, dtype=torch.int64))
-    found, start = trained(empty, model, noisy(deviation=2.0, denominator=1.0), LocalTraining(lr=1.0))
+    found, start = trained(
+        empty, model, noisy(deviation=2.0, denominator=1.0, public_size=False), LocalTraining(lr=1.0)
+    )
     moved = (found.model - start).numpy()
     assert 1e-4 < stats.chi2.cdf(float((moved**2).sum()) / 4, len(moved)) < 1 - 1e-4
 

@@ -68,6 +68,15 @@ def test_a_delta_that_gives_away_records_is_said_to():
         assert any("records whole" in warning for warning in setup.warnings) == told
 
 
+def test_a_total_that_leaves_nothing_to_learn_is_said_before_the_run_or_refused():
+    said = prepare(settings("digits-record", "privacy.epsilon=0.02", "rounds=2")["record-level, trusted sum"]).warnings
+    assert any("hopeless" in line for line in said)
+    plain = prepare(settings("digits-record", "rounds=2")["record-level, trusted sum"]).warnings
+    assert not any("hopeless" in line for line in plain)
+    with pytest.raises(ValueError, match=r"privacy\.epsilon = 1e-09"):
+        settings("digits-record", "privacy.epsilon=1e-9")
+
+
 def test_columns_that_silos_scale_by_their_own_rows_are_refused(monkeypatch):
     config = settings("digits-record")["record-level, trusted sum"]
     dealt = deal_out(config.data, 0)

@@ -100,11 +100,16 @@ def test_the_command_advises_and_reads(tmp_path):
     assert code == 0
     assert "9.166" in text
     assert "2.236" in text
+    code, text = said("--clip", 1, "--sigma", 2.4, "--rounds", 20, "--unit", "record", "--trust", "trusted sum")
+    assert code == 0
+    assert "record, trusted sum, total" in text
     file = tmp_path / "mine.toml"
     file.write_text("[advise]\nclients = 10\nexamples = 144\ndimension = 650\nrounds = 60\nepsilon = 4.0\n")
     code, text = said(file)
     assert code == 0
     assert text.index("record-sum") < text.index("hopeless")
+    assert "10 records of one person together epsilon is 81.5" in text
+    assert "accuracy 0.679" in text
     assert said("--clients", 3)[0] != 0
     file.write_text("[advise]\nsilos = 10\n")
     assert said(file)[0] != 0

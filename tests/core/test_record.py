@@ -327,6 +327,7 @@ class Fixed(ReproducibleSource):
         {"epsilon": 1.0},
         {"noise_multiplier": None, "epsilon": 1.0},
         {"noise_multiplier": None, "epsilon": 1e-12, "delta": 1e-15, "rounds": 10},
+        {"noise_multiplier": None, "epsilon": 1e-9, "rounds": 10},
         {"relation": "nothing"},
     ],
 )
@@ -337,10 +338,14 @@ def test_bad_values_are_refused(values):
 
 def test_odd_silos_are_served_or_refused_with_a_word():
     one = [*silos(3), *silos(1, examples=1)]
-    assert federation("record", one).run(1).rounds  # one example is a silo like any other
+    for method, few in (("record", 0), ("record", 1), ("record-sum", 1)):
+        with pytest.raises(FieldError, match=r"examples of silo 3 = .* join the silo"):
+            federation(method, [*silos(3), *silos(1, examples=few)])
+    assert federation("record", one, relation="add/remove").run(1).rounds  # nothing may follow sizes that are private
+    two = [*silos(3), *silos(1, examples=2)]
     with pytest.raises(FieldError, match="lot of 3"):
-        federation("record", one, rate=0.5, noise_multiplier=1.0)
-    federation("record", one, rate=0.5, noise_multiplier=1.0, relation="add/remove")
+        federation("record", two, rate=0.5, noise_multiplier=1.0)
+    federation("record", two, rate=0.5, noise_multiplier=1.0, relation="add/remove")
     with pytest.raises(FieldError, match="BatchNorm1d"):
         Federation(
             model=nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)),

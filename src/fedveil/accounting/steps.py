@@ -47,9 +47,12 @@ def least_noise(
     Raises
     ------
     FieldError
-        If no noise reaches epsilon.
+        If no noise reaches epsilon, or it is not above delta.
     """
     epsilon, delta = require_positive("epsilon", epsilon), require_delta("delta", delta)
+    if epsilon <= delta:
+        accepted = f"says no more than its delta of {delta:g}, and leaves nothing to learn: raise it, or lower delta"
+        raise FieldError("epsilon", epsilon, accepted)
     steps, sampled = require_count("steps", steps), step_event(1.0, rate) != Gaussian(1.0)
     change = FACTOR[require_choice("relation", relation, FACTOR)] * math.sqrt(steps)  # type: ignore[index]
     most = change / mu_of_epsilon(epsilon, delta)

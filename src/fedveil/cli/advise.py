@@ -16,6 +16,8 @@ from fedveil.errors import FieldError, nearest
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from fedveil.accounting import Choice
+
 
 def advise(
     config: Annotated[
@@ -47,12 +49,17 @@ def advise(
     with told():
         from fedveil.accounting import advise as choices
         from fedveil.accounting import reading
-        from fedveil.report.planning import advice_table
 
         console = console_for()
-        base = {"rounds": rounds, "epsilon": epsilon, "delta": delta, "relation": relation}
+        base = {
+            "rounds": rounds,
+            "epsilon": epsilon,
+            "delta": delta,
+            "relation": relation,
+            "unit": unit,
+            "trust": trust,
+        }
         target = {**base, "clients": clients, "examples": examples, "dimension": dimension}
-        target |= {"unit": unit, "trust": trust}
         existing = {**base, "clip": clip, "sigma": sigma, "sensitivity": sensitivity}
         tables = _tables(config)
         if config is not None and not tables.keys() & {"advise", "existing"}:
@@ -62,8 +69,9 @@ def advise(
             found = _called(reading, existing, tables.get("existing", {}))
             for line in found.describe():
                 console.print(line, markup=False, highlight=False)
-        if "advise" in tables or clip is None:
-            console.print(advice_table(_called(choices, target, tables.get("advise", {})), delta))
+        if "advise" in tables or clip is None or clients is not None:
+            asked = tables.get("advise", {})
+            _show(_called(choices, target, asked), asked.get("delta", delta), console)
 
 
 def _tables(config: str | None) -> dict[str, Any]:
@@ -80,7 +88,6 @@ def _experiment(name: str, target: Mapping[str, Any], console: Console) -> None:
     """Say what an experiment's configuration promises, and rank what else reaches its epsilon or the one asked for."""
     from fedveil.accounting.guarantee import VACUOUS
     from fedveil.config import load
-    from fedveil.report.planning import advice_table
     from fedveil.runs.promised import choices, promised
 
     config = load(name)
@@ -99,7 +106,15 @@ def _experiment(name: str, target: Mapping[str, Any], console: Console) -> None:
     if epsilon is None:
         console.print("--epsilon 4, say, ranks what reaches that total for this federation")
         return
-    console.print(advice_table(choices(config, epsilon, target["examples"], target["dimension"]), delta))
+    _show(choices(config, epsilon, target["examples"], target["dimension"]), delta, console)
+
+
+def _show(found: tuple[Choice, ...], delta: float, console: Console) -> None:
+    from fedveil.report.planning import advice_table
+
+    console.print(table := advice_table(found, delta))
+    for note in table.notes:
+        console.print(note, markup=False, highlight=False)
 
 
 def _called(function: Callable[..., Any], options: dict[str, Any], table: dict[str, Any]) -> Any:

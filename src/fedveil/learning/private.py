@@ -70,6 +70,7 @@ class PrivateTrainer(SequentialTrainer):
     ) -> list[Trained | Exception]:
         """Train each client from its own start, each with a source of its own; see `SequentialTrainer.train`."""
         check_request(self.layout, starts, clients, keys)
+        self.check_sizes(clients)
         some = next((c for c in clients if c.examples), None)
         if some is not None and self._unchecked:
             require_unmixed(self._model, self._batch(some, torch.zeros(1, dtype=torch.int64))[0], self.layout)
@@ -94,14 +95,18 @@ class PrivateTrainer(SequentialTrainer):
         raise FieldError("sources", None, "a private trainer draws noise: call train_noisily with one source a client")
 
     def check_sizes(self, clients: Sequence[ClientData]) -> None:
-        """Refuse silos smaller than the lot that a sampled step expects, where their sizes are public."""
-        lot = self.noisy.denominator
-        for i, client in enumerate(clients if self.noisy.public_size and self.noisy.rate < 1 else ()):
-            if client.examples < lot * (1 - 1e-9):
+        """Refuse silos of one example or none, or smaller than a sampled step's lot, where their sizes are public."""
+        noisy = self.noisy
+        for i, n in enumerate([c.examples for c in clients] if noisy.public_size else ()):
+            if n < 2:
+                accepted = "must be at least 2: join the silo with another, or run without it"
+                raise FieldError(f"examples of silo {i}", n, accepted)
+            lot = noisy.denominator
+            if noisy.rate < 1 and n < lot * (1 - 1e-9):
                 accepted = (
                     f"must be at least the lot of {lot:g} that a step expects: lower rate or examples, or leave it out"
                 )
-                raise FieldError(f"examples of silo {i}", client.examples, accepted)
+                raise FieldError(f"examples of silo {i}", n, accepted)
 
     def _require_fine(self, start: Tensor) -> None:
         """Refuse weights so coarse that a share's noise is rounded away in each silo, and one record's step is not."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedveil.accounting import Choice, Plan, advise
+from fedveil.accounting.meaning import meaning_of_mu
 from fedveil.gdp import rounded_up
 from fedveil.report.table import NOTHING, Table
 
@@ -20,7 +21,12 @@ def advice_table(choices: Sequence[Choice], delta: float) -> Table:
         promise = "heuristic: none" if c.guarantee is None else c.guarantee.describe(delta)
         rows.append((c.verdict, c.method, ratio, promise, "\n".join(c.lines), c.evidence))
     header = ("verdict", "method", "noise/signal", "promise", "in [privacy]", "measured")
-    return Table(header, rows, numbers=("noise/signal",), wraps=("promise", "measured"))
+    proven = [c.guarantee for c in choices if c.guarantee is not None]
+    notes = [f"at that total, {g.meaning().describe()}" for g in proven[:1]]
+    for g in [g for g in proven if g.unit == "record"][:1]:
+        many = rounded_up(g.of_group(10).epsilon(delta), 3)
+        notes.append(f"a record is not a person: for 10 records of one person together epsilon is {many}")
+    return Table(header, rows, numbers=("noise/signal",), wraps=("promise", "measured"), notes=notes)
 
 
 def useful(values: Mapping[str, Any]) -> str:
@@ -65,6 +71,7 @@ def plan_table(plan: Plan) -> Table:
     rows.append(("noise multiplier", f"{rounded_up(plan.noise_multiplier, 6)} (z)"))
     rows.append(("sigma", f"{rounded_up(plan.sigma)} per coordinate of the mean update: z C / n"))
     rows.append(("mu", f"{rounded_up(plan.mu)} (Gaussian DP, total)"))
+    rows.append(("for an attacker", meaning_of_mu(plan.mu).describe()))
     if plan.signal_to_noise is not None:
         meaning = f"length of an update over length of the noise, {plan.dimension:,} parameters"
         rows.append(("signal to noise", f"{plan.signal_to_noise:.3g}: {meaning}"))

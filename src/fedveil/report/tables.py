@@ -151,22 +151,22 @@ def comparison_notes(summaries: Sequence[Summary]) -> list[str]:
 
 
 def meanings_of(summaries: Sequence[Summary]) -> list[str]:
-    """What each proven guarantee means for an attacker, a line each."""
-    lines: dict[str, str] = {}
-    for summary in summaries:
-        worst = next(iter(summary.values["guarantees"].values()))
-        if meaning := worst.get("meaning"):
-            rates = [(k.removeprefix("tpr_at_"), v) for k, v in meaning.items() if k.startswith("tpr_at_")]
-            power = ", ".join(f"{rounded_up(v, 3)} at {100 * float(rate):g}% false positives" for rate, v in rates)
-            line = (
-                f"{summary.setting}: the best attacker tells whether one {worst['unit']} was there with an accuracy of "
-            )
-            line += f"{rounded_up(meaning['accuracy'], 3)}; its true positives are at most {power}."
-            if "epsilon_of_10_records" in worst:
-                together = rounded_up(worst["epsilon_of_10_records"], 3)
-                line += f" For 10 records of one person together epsilon is {together}."
-            lines.setdefault(summary.setting, line)
-    return list(lines.values())
+    """What each proven guarantee means for an attacker, a line a setting."""
+    lines = {s.setting: _meaning(next(iter(s.values["guarantees"].values()))) for s in reversed(summaries)}
+    return [f"{setting}: {line}" for setting, line in reversed(lines.items()) if line]
+
+
+def _meaning(guarantee: Mapping[str, Any]) -> str:
+    if not (meaning := guarantee.get("meaning")):
+        return ""
+    rates = [(k.removeprefix("tpr_at_"), v) for k, v in meaning.items() if k.startswith("tpr_at_")]
+    power = ", ".join(f"{rounded_up(v, 3)} at {100 * float(rate):g}% false positives" for rate, v in rates)
+    line = f"the best attacker tells whether one {guarantee['unit']} was there with an accuracy of "
+    line += f"{rounded_up(meaning['accuracy'], 3)}; its true positives are at most {power}."
+    if "epsilon_of_10_records" in guarantee:
+        together = rounded_up(guarantee["epsilon_of_10_records"], 3)
+        line += f" For 10 records of one person together epsilon is {together}."
+    return line
 
 
 def fell_back(summary: Summary) -> str:
@@ -221,6 +221,8 @@ def run_table(summary: Summary) -> Table:
             points = ", ".join(f"{rounded_up(e, 3)} at {d:.3g}" for e, d in pairs)
             rows.append(("", f"eps over the distance of every round, delta={curve['delta']:g}: {points}"))
     worst = next(iter(values["guarantees"].values()))
+    if meaning := _meaning(worst):
+        rows.append(("", meaning))
     if worst.get("reason"):
         rows.append(("", f"heuristic because {worst['reason']}"))
     for condition in worst.get("conditions", []):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedveil.accounting.planning import ENOUGH
 from fedveil.accounting import Filter, LeakageFilter, ParticipationFilter, Spend, SpendFilter, delta_warning
 from fedveil.data import DataSet
 from fedveil.attacks.participation import craft
@@ -157,6 +158,13 @@ def prepare(config: Config, memo: Path | None = None, like: Setup | None = None)
     if config.privacy.method != "vanilla" and like is None:
         of = (sum(c.examples for c in clients) or 1, "record") if method.noisy else (len(dealt.clients), "client")
         warnings += delta_warning(config.privacy.budget.delta, *of)
+    if method.noisy is not None and like is None:
+        ratio = method.noisy.noise([()] * (size or len(clients)), learner.layout)["noise_to_clip"]
+        if ratio > 1 / ENOUGH:
+            warnings.append(
+                f"noise on a step's mean is {ratio:.3g} times as long as the clipped mean can be: hopeless beyond "
+                f"{1 / ENOUGH:.1f}. Raise epsilon, or see what fedveil advise says"
+            )
     return Setup(config, dealt, method, arguments, tuple(warnings), shares, poisoning)
 
 
