@@ -513,3 +513,14 @@ def test_a_model_that_remembers_examples_or_hides_its_mixing_is_refused(make):
     start = trainer.layout.read(model)[None]
     with pytest.raises(FieldError, match="other examples"):
         trainer.train_noisily(start, [ClientData(x.float(), y)], [KEY], [ReproducibleSource(0)])
+
+
+def test_dropout_that_is_no_module_is_not_taken_for_mixing():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(6, 2, dim_feedforward=4, dropout=0.3, batch_first=True)
+    model = nn.Sequential(nn.Unflatten(1, (1, 6)), layer, nn.Flatten(), nn.Linear(6, 3))
+    x, y = batch((6,))
+    assert trained(ClientData(x.float(), y), model, noisy())[0].failure is None
+    layer.self_attn.batch_first = False  # attends over the batch
+    with pytest.raises(FieldError, match="other examples"):
+        trained(ClientData(x.float(), y), nn.Sequential(nn.Unflatten(1, (1, 6)), layer, nn.Flatten()), noisy())

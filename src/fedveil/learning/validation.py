@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import cast
@@ -139,15 +140,17 @@ def require_unmixed(model: nn.Module, x: Tensor, layout: Layout) -> None:
     other = probe.clone()
     other[1:] = 0.5 if x.is_floating_point() else 1
     for drawn in (False, True):  # layers that begin at zero hide what comes before them; a server's models do not
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
             for parameter in copy.parameters() if drawn else ():
                 parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
-            try:
-                together, changed = copy(probe)[0], copy(other)[0]
-            except (
-                Exception
-            ):  # a model that fails on the probe (integers that number nothing) fails, or not, in training
-                return
+            found = []
+            for batch in (probe, other):
+                torch.default_generator.manual_seed(0)  # for dropout that is no module
+                with suppress(Exception):
+                    found.append(copy(batch)[0])
+        if len(found) < 2:  # a model that fails on the probe (integers that number nothing) fails, or not, in training
+            return
+        together, changed = found
         # both are computed alike, so that they agree to the last digits; what a model remembers may be a faint mean
         if not torch.allclose(together, changed, rtol=1e-6, atol=1e-9, equal_nan=True):
             accepted = "its output for one example depends on the other examples it sees: no clipping bounds that"
