@@ -171,7 +171,7 @@ def _planned(config: str) -> dict[str, Any]:
     return {
         "delta": spec.privacy.budget.delta,
         "rounds": spec.rounds,
-        "clients": spec.clients_per_round or len(deal_out(spec.data, spec.seed).clients),
+        "clients": spec.clients_per_round or spec.data.planned or len(deal_out(spec.data, spec.seed).clients),
         "clip": server.public_clip,
         "noise_multiplier": server.noise_multiplier,
         "relation": server.relation,

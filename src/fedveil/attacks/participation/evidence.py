@@ -25,7 +25,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-from sklearn.covariance import oas
 from torch import Tensor
 
 from fedveil.errors import FieldError
@@ -101,6 +100,8 @@ class SequentialEvidence:
 
 def _correlation(standardised: Tensor, kinds: int, steady: bool) -> Tensor:
     """Shrunk correlation matrix [R F, R F] of residuals [n, R F] of unit variance."""
+    from sklearn.covariance import oas  # with pandas: an import of its own second
+
     strength = 1.0 if steady else float(oas(standardised.numpy(), assume_centered=True)[1])
     raw = standardised.T @ standardised / (len(standardised) - 2)
     shrunk = strength * _common(raw, kinds) + (1 - strength) * raw
