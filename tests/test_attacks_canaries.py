@@ -19,6 +19,7 @@ from fedveil.attacks.membership import (
     server_canaries,
 )
 from fedveil.attacks.membership.canaries import coins
+from fedveil.attacks.membership.methods import Reused, Scaled, audits
 from fedveil.attacks.membership.one_run import epsilon_bound_of_guesses, mu_bound
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData
@@ -26,29 +27,6 @@ from fedveil.mechanisms import ReproducibleSource
 from fedveil.methods import SGALDP, FedRE, GlobalDP, GroupPrivacy, RecordDP
 
 M = 1000
-
-
-class Scaled(ReproducibleSource):
-    """Half of the noise, say."""
-
-    def __init__(self, seed, factor, *, _key=()):
-        super().__init__(seed, _key=_key)
-        self.factor = factor
-
-    def child(self, *key):
-        return Scaled(self._seed, self.factor, _key=(*self._key, *key))
-
-    def normal(self, size, dtype=torch.float64):
-        return super().normal(size, dtype) * self.factor
-
-
-class Reused(ReproducibleSource):
-    """The same stream in every round: a child forgets its round."""
-
-    def child(self, *key):
-        kept = [part for part in key if not isinstance(part, int)]
-        party = key[0] if str(key[0]).isdigit() else kept[0]
-        return ReproducibleSource(self._seed, _key=(party, *kept))
 
 
 # ---- the bounds
@@ -110,7 +88,7 @@ def test_bad_scores_are_refused():
 
 def test_no_promise_is_broken_and_heuristics_promise_nothing():
     table = {v.setting: v for v in audit_methods(M)}
-    assert len(table) == 18
+    assert len(table) == 19
     for name, verdict in table.items():
         heuristic = "as published" in name
         assert ("declared" in verdict.details) is not heuristic, name
@@ -142,6 +120,12 @@ def test_half_the_noise_is_found(seed):
     assert not broken(server_canaries(CENTRAL, M, 10.0, seed=seed))
     assert broken(client_canaries(LOCAL, M // 2, 10, 10.0, seed=seed, source=Scaled(seed, 0.5)))
     assert not broken(client_canaries(LOCAL, M // 2, 10, 10.0, seed=seed))
+
+
+def test_the_table_finds_its_planted_bugs():
+    audit = audits(M)["global DP"]
+    for bug in audit.bugs:
+        assert audit.planted("global DP", bug, 0).details["broken"], bug
 
 
 def served(side):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedveil.cli.shared import console_for, fail, told
 from fedveil.cli.shared import folder as checked
+
+if TYPE_CHECKING:
+    from fedveil.attacks.verdict import Verdict
 
 
 def register(app: typer.Typer) -> None:
@@ -18,12 +21,22 @@ def register(app: typer.Typer) -> None:
 
 def verify(
     runs: Annotated[int, typer.Option("--runs", metavar="N", help="Runs of each world; 2,000 prove mu 4.9.")] = 2000,
+    canaries: Annotated[
+        int, typer.Option("--canaries", metavar="M", help="Audit with M canaries in one run instead; 1,000 are usual.")
+    ] = 0,
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="DIR", callback=checked, help="Where to write; default: runs/guarantees."),
     ] = None,
 ) -> None:
-    """Play the distinguishing game on every method's path. Exit code 1 if a claim is beaten."""
+    """Play the distinguishing game on every method's path. Exit code 1 if a claim is beaten.
+
+    With --canaries: crafted clients and records, in or out by a coin, in one run of each method, and again with
+    planted bugs, which the audit has to find.
+    """
+    if canaries:
+        _canaries(canaries, out or Path("runs/guarantees"))
+        return
     with told():
         import json
 
@@ -51,6 +64,53 @@ def verify(
         beaten = [row for row in rows if row.get("held") is False]
         if beaten:
             fail(f"{len(beaten)} of {len(rows)} claims are beaten, first that of {beaten[0]['method']}", 1)
+
+
+NOTE = """measured: lower bound at 95% from one run, whatever the mechanism does to the canaries together; at most: \
+the bound if every guess were right; independent: a bound on mu that loses less, where scores are \
+independent given the coins; bugs: the larger bound, and whether it exceeds what is declared"""
+
+
+def _canaries(m: int, folder: Path) -> None:
+    """One table: declared, measured, and measured with planted bugs."""
+    with told():
+        import json
+
+        from fedveil.attacks.membership.methods import EVERY, audits
+        from fedveil.errors import require_count
+        from fedveil.report.table import NOTHING, Table
+        from fedveil.runs.provenance import provenance
+        from fedveil.runs.runner import one_thread
+
+        require_count("--canaries", m, least=10)
+        folder.mkdir(parents=True, exist_ok=True)
+        console, verdicts, cells, beaten = console_for(), [], [], []
+        with one_thread():
+            for name, audit in audits(m).items():
+                found = audit.honest(name)
+                bugs = {bug: audit.planted(name, bug, 0) for bug in audit.bugs}
+                verdicts += [found.to_dict(), *(one.to_dict() for one in bugs.values())]
+                beaten += [name] if found.details.get("broken") else []
+                figures = [found.details.get("declared"), found.point, found.details["ceiling"]]
+                figures.append(found.details["independent mu"] if found.figure.startswith("mu") else None)
+                row = [name, found.figure.split(",")[0], *(NOTHING if v is None else f"{v:.2f}" for v in figures)]
+                cells.append([*row, *(_found(bugs[bug]) if bug in bugs else NOTHING for bug in EVERY)])
+                console.print("  ".join(cells[-1]), markup=False, highlight=False)
+        table = Table(
+            ("method", "figure", "declared", "measured", "at most", "independent", *EVERY), cells, notes=[NOTE]
+        )
+        record = {"provenance": provenance("none: crafted", ()), "canaries": m, "verdicts": verdicts}
+        (folder / "canaries.json").write_text(json.dumps(record, indent=1) + "\n")
+        (folder / "canaries.md").write_text("\n".join(table.markdown()).strip() + "\n")
+        console.print(table)
+        console.print(f"written to {folder}: canaries.json, canaries.md", markup=False, highlight=False, soft_wrap=True)
+        if beaten:
+            fail(f"{len(beaten)} of {len(cells)} promises are broken, first that of {beaten[0]}", 1)
+
+
+def _found(verdict: Verdict) -> str:
+    largest = max(verdict.point, verdict.details["independent mu"] if verdict.figure.startswith("mu") else 0.0)
+    return f"{largest:.2f}, {'found' if verdict.details.get('broken') else 'not found'}"
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

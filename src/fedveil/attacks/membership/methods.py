@@ -1,63 +1,162 @@
-"""Canary clients and records against every method of the house: measured beside declared, in one table."""
+"""Canary clients and records against every method of the house: measured beside declared, in one table.
+
+An audit that finds nothing shows nothing unless it finds what is there. So each method is played with planted bugs,
+too: half of its noise, no clipping (C is as long as the canaries' updates, the noise as declared), and a stream of
+noise that is used again in a second round, in which the canaries do nothing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from fedveil.aggregation import FedAdam, FedAvg, NormBounding, TrimmedMean
 from fedveil.attacks.membership.canaries import CanaryRun, audited, client_canaries, orthogonal_records, server_canaries
 from fedveil.attacks.verdict import Verdict
+from fedveil.mechanisms import ReproducibleSource
 from fedveil.methods import SGALDP, FedRE, GlobalDP, GroupPrivacy, MetricPrivacy, RecordDP
 
 DELTA = 1e-5
 LENGTH = 10.0  # of a canary's update, in units of C = 1: it has to be clipped
 RADIUS = 0.5  # of group privacy's public radius, whose vectors are not clipped
+EVERY = HALF, UNCLIPPED, REUSED = "half the noise", "no clipping", "a stream used again"
 
 
-def audits(m: int, seed: int = 0) -> dict[str, Callable[[], tuple[CanaryRun, float | None]]]:
-    """One run a method, by name, with the distance of its canaries where its promise is over distance."""
+class Scaled(ReproducibleSource):
+    """A planted bug: normal noise times a factor."""
 
-    def central(side: GlobalDP | MetricPrivacy, rounds: int = 1) -> Callable[[], tuple[CanaryRun, None]]:
-        relation = side.relation
-        return lambda: (
-            server_canaries(side, m, LENGTH, relation=relation, rounds=rounds, delta=DELTA, seed=seed),
-            None,
-        )
+    def __init__(self, seed: int, factor: float, *, _key: tuple[Any, ...] = ()) -> None:
+        super().__init__(seed, _key=_key)
+        self.factor = factor
+
+    def child(self, *key: Any) -> Scaled:
+        """With the same factor."""
+        return Scaled(self._seed, self.factor, _key=(*self._key, *key))
+
+    def normal(self, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
+        """Scaled."""
+        return super().normal(size, dtype) * self.factor
+
+
+class Reused(ReproducibleSource):
+    """A planted bug: the same stream in every round, as a child forgets its round."""
+
+    def child(self, *key: Any) -> ReproducibleSource:
+        """Of the party alone."""
+        kept = [part for part in key if not isinstance(part, int)]
+        party = key[0] if str(key[0]).isdigit() else kept[0]
+        return ReproducibleSource(self._seed, _key=(party, *kept))
+
+
+@dataclass(frozen=True)
+class CanaryAudit:
+    """One method under audit.
+
+    Attributes
+    ----------
+    play : callable
+        ``(side, **options) -> CanaryRun``; options are `source`, `rounds` and `contrast`, where it takes them.
+    side : object
+        The method's side that adds the noise.
+    half : object, optional
+        The same side with half the noise, where a source cannot halve it.
+    distance : float, optional
+        Of the canaries, where the promise is over distance.
+    bugs : tuple of str
+        That it is played with. Where the second round's noise has another size than the first's, or an optimiser
+        comes after it, a stream that is used again does not cancel and is left out.
+    """
+
+    play: Callable[..., CanaryRun]
+    side: Any
+    half: Any = None
+    distance: float | None = None
+    bugs: tuple[str, ...] = (HALF, UNCLIPPED, REUSED)
+
+    def honest(self, name: str) -> Verdict:
+        """What it measures of the method as it is."""
+        return audited(name, self.play(self.side), self.distance)
+
+    def planted(self, name: str, bug: str, seed: int) -> Verdict:
+        """What it measures with a bug, beside what is declared without it."""
+        options: dict[str, Any] = {"rounds": 2, "contrast": True} if bug == REUSED else {}
+        declared = self.play(self.side, **options).guarantee
+        if bug == HALF and self.half is not None:
+            run = self.play(self.half)
+        elif bug == HALF:
+            run = self.play(self.side, source=Scaled(seed, 0.5))
+        elif bug == UNCLIPPED:
+            run = self.play(replace(self.side, clip=LENGTH), source=Scaled(seed, 1 / LENGTH))
+        else:
+            run = self.play(self.side, source=Reused(seed), **options)
+        return audited(f"{name}: {bug}", replace(run, guarantee=declared), self.distance)
+
+
+def audits(m: int, seed: int = 0) -> dict[str, CanaryAudit]:
+    """Every method with m canaries, by name."""
+
+    def central(side: GlobalDP | MetricPrivacy, rounds: int = 1, bugs: tuple[str, ...] = EVERY) -> CanaryAudit:
+        def play(one: Any, **options: Any) -> CanaryRun:
+            options = {"rounds": rounds, **options}
+            return server_canaries(one, m, LENGTH, relation=side.relation, delta=DELTA, seed=seed, **options)
+
+        return CanaryAudit(play, side, bugs=bugs)
 
     def local(
-        side: SGALDP | FedRE | GroupPrivacy, dimension: int = 10, length: float = LENGTH, distance: float | None = None
-    ) -> Callable[[], tuple[CanaryRun, float | None]]:
+        side: SGALDP | FedRE | GroupPrivacy, dimension: int = 10, length: float = LENGTH, **rest: Any
+    ) -> CanaryAudit:
         scores = (1.0,) if "public_layer_scores" in side.needs else None
-        return lambda: (
-            client_canaries(side, m, dimension, length, delta=DELTA, seed=seed, layer_scores=scores),
-            distance,
-        )
 
-    def records(side: RecordDP) -> Callable[[], tuple[CanaryRun, None]]:
-        return lambda: (orthogonal_records(side, m, delta=DELTA, seed=seed), None)
+        def play(one: Any, **options: Any) -> CanaryRun:
+            return client_canaries(one, m, dimension, length, delta=DELTA, seed=seed, layer_scores=scores, **options)
+
+        return CanaryAudit(play, side, **rest)
+
+    def records(side: RecordDP, bugs: tuple[str, ...] = (HALF, UNCLIPPED)) -> CanaryAudit:
+        return CanaryAudit(
+            lambda one, **options: orthogonal_records(one, m, delta=DELTA, seed=seed, **options), side, bugs=bugs
+        )
 
     one = GlobalDP(noise_multiplier=1.0, clip=1.0)
     return {
         "global DP": central(one),
         "global DP, a client replaced": central(GlobalDP(noise_multiplier=2.0, clip=1.0, relation="replace-one")),
         "global DP, four rounds": central(GlobalDP(noise_multiplier=2.0, clip=1.0), rounds=4),
-        "global DP, discrete noise": central(GlobalDP(noise_multiplier=1.0, clip=1.0, noise="discrete")),
-        "global DP, FedAdam": central(GlobalDP(FedAdam(), noise_multiplier=1.0, clip=1.0)),
-        "global DP, trimmed mean": central(GlobalDP(TrimmedMean(0.1), noise_multiplier=1.0, clip=1.0)),
-        "global DP, norm bounding": central(GlobalDP(NormBounding(0.5), noise_multiplier=1.0, clip=1.0)),
-        "global DP, as printed": central(GlobalDP(FedAvg(), noise_multiplier=1.0, clip=1.0, order="printed")),
-        "metric privacy, as published": central(MetricPrivacy(noise_multiplier=1.0, clip=1.0, order="printed")),
-        "metric privacy, released distances": central(
-            MetricPrivacy(noise_multiplier=1.0, clip=1.0, distance_on="released"), rounds=2
+        "global DP, discrete noise": central(GlobalDP(noise_multiplier=1.0, clip=1.0, noise="discrete"), bugs=()),
+        "global DP, FedAdam": central(GlobalDP(FedAdam(), noise_multiplier=1.0, clip=1.0), bugs=(HALF, UNCLIPPED)),
+        "global DP, trimmed mean": central(GlobalDP(TrimmedMean(0.1), noise_multiplier=1.0, clip=1.0), bugs=()),
+        "global DP, norm bounding": central(
+            GlobalDP(NormBounding(0.5), noise_multiplier=1.0, clip=1.0), bugs=(HALF, REUSED)
         ),
-        "group privacy, public radius": local(GroupPrivacy(noise_multiplier=5.0, radius=RADIUS), 2, RADIUS, 2 * RADIUS),
-        "group privacy, as published": local(GroupPrivacy(noise_multiplier=5.0), 2, RADIUS),
+        "global DP, as printed": central(GlobalDP(FedAvg(), noise_multiplier=1.0, clip=1.0, order="printed")),
+        "metric privacy, as published": central(
+            MetricPrivacy(noise_multiplier=1.0, clip=1.0, order="printed"), bugs=()
+        ),
+        "metric privacy, released distances": central(
+            MetricPrivacy(noise_multiplier=1.0, clip=1.0, distance_on="released"), rounds=2, bugs=()
+        ),
+        "group privacy, public radius": local(
+            GroupPrivacy(noise_multiplier=5.0, radius=RADIUS),
+            2,
+            RADIUS,
+            half=GroupPrivacy(noise_multiplier=2.5, radius=RADIUS),
+            distance=2 * RADIUS,
+            bugs=(HALF, REUSED),
+        ),
+        "group privacy, as published": local(GroupPrivacy(noise_multiplier=5.0), 2, RADIUS, bugs=()),
         "FedRE, split by public scores": local(FedRE(epsilon=5.0, delta=DELTA, clip=1.0, scores="public")),
-        "SGA-LDP, as published": local(SGALDP(epsilon_min=1.0, epsilon_max=5.0)),
+        "SGA-LDP, as published": local(SGALDP(epsilon_min=1.0, epsilon_max=5.0), bugs=()),
         "SGA-LDP, released similarity": local(SGALDP(epsilon_min=1.0, epsilon_max=5.0, similarity="released")),
+        "SGA-LDP, noised similarity": local(
+            SGALDP(epsilon_min=1.0, epsilon_max=5.0, similarity="noised"), bugs=(HALF, UNCLIPPED)
+        ),
         "record-level DP, full batch": records(RecordDP(examples=m / 2, noise_multiplier=1.0)),
         "record-level DP, four sampled steps": records(
-            RecordDP(examples=m / 2, noise_multiplier=1.0, steps=4, rate=0.25, relation="add/remove")
+            RecordDP(examples=m / 2, noise_multiplier=1.0, steps=4, rate=0.25, relation="add/remove"), ()
         ),
         "static local DP": local(SGALDP(epsilon_min=5.0, epsilon_max=5.0, similarity="released")),
     }
@@ -65,4 +164,4 @@ def audits(m: int, seed: int = 0) -> dict[str, Callable[[], tuple[CanaryRun, flo
 
 def audit_methods(m: int = 1000, seed: int = 0) -> list[Verdict]:
     """Every method's promise against m canaries; a heuristic declares nothing, and is measured all the same."""
-    return [audited(name, *play()) for name, play in audits(m, seed).items()]
+    return [audit.honest(name) for name, audit in audits(m, seed).items()]
