@@ -1,6 +1,7 @@
 """The strategy: fails closed, maps nodes to partitions, goes on when clients fail."""
 
 import importlib
+import logging
 import subprocess
 import sys
 
@@ -308,9 +309,12 @@ def test_nodes_that_leave_are_counted_and_may_come_back():
     assert strategy.history[1].failed == {1: "is not connected"}
 
 
-def test_too_few_clients_end_the_wait():
+def test_too_few_clients_are_said_and_end_the_wait(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    caplog.set_level(logging.INFO, logger="flwr")
     with pytest.raises(FedVeilError, match="3 of 4 clients"):
         run(FedVeilStrategy(VANILLA, LAYOUT, 1, clients=4, patience=0.01), app())
+    assert sum("3 of 4 clients" in record.getMessage() for record in caplog.records) == 1
     strategy = FedVeilStrategy(VANILLA, LAYOUT, 1, clients=2)
     run(strategy, app())  # partition 2 is not planned, and not heard
     assert strategy.history[0].used == (0, 1)

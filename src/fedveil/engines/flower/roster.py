@@ -72,7 +72,7 @@ class Roster:
             self.partitions = sorted(self.nodes) if self._planned is None else list(range(self._planned))
 
     def _connected(self, grid: Grid) -> set[int]:
-        deadline = time.monotonic() + self._patience
+        deadline, said = time.monotonic() + self._patience, -1
         while True:
             connected = set(grid.get_node_ids())
             if self.partitions or len(connected) >= (self._planned or 1):
@@ -82,6 +82,9 @@ class Roster:
                 raise FedVeilError(
                     f"{len(connected)} of {self._planned or 1} clients connected within {self._patience:g} s"
                 )
+            if len(connected) != said:
+                said = len(connected)
+                _LOG.info("%d of %d clients are connected; waiting up to %.0f s", said, self._planned or 1, left)
             time.sleep(min(PAUSE, left))
 
     def _greet(self, grid: Grid, nodes: Iterable[int], timeout: float) -> list[str]:
