@@ -27,6 +27,8 @@ SMALLER = {  # the same way with a seventh of the examples, fewer clients and ro
     "--set rounds=2 --set privacy.rounds=2": "",
     "for i in range(30)": "for i in range(3)",
     "rounds=3": "rounds=1",
+    "examples=20, epsilon=8, rounds=20, clip=0.5, silos=30": "examples=4, epsilon=8, rounds=1, clip=0.5, silos=3",
+    "local=local).run(20)": "local=local).run(1)",
 }
 
 

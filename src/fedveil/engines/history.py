@@ -169,10 +169,11 @@ class History:
 
     @property
     def metrics(self) -> Figures | None:
-        """Pooled metrics after the last round; None, and a warning, where no client holds out examples."""
+        """Pooled metrics after the last round; None, and a warning, where no round or held-out example is."""
         found = self.rounds[-1].metrics if self.rounds else None
-        if self.rounds and found is None:
-            warn("nothing is measured: no client holds out examples; give (x, y, test_x, test_y)", stacklevel=2)
+        if found is None and (self.rounds or self.stopped):
+            why = "no client holds out examples; give (x, y, test_x, test_y)" if self.rounds else self.stopped
+            warn(f"nothing is measured: {why}", stacklevel=2)
         return found
 
 
