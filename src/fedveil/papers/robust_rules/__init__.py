@@ -121,7 +121,7 @@ def measured(outcomes: Sequence[Outcome], argument: str) -> Value:
     """``under ATTACK FIGURE``: success, recall, accuracy, or one of the rule's choices, which it may not have (NaN)."""
     attack, figure = argument.split(" ")
     outcome = under(outcomes, attack)
-    known = figure in ("success", "recall", "accuracy") or figure in outcome.rows[0]["figures"]
+    known = figure in ("success", "recall", "accuracy") or figure in outcome.rows[0].get("figures", {})
     return Value(figure_of(outcome, figure) if known else math.nan)
 
 
