@@ -32,7 +32,7 @@ help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(CORE)  ## compare privacy settings on handwritten digits; prints the table
-	$(BIN)/fedveil compare
+	$(BIN)/fedveil compare --seeds 3
 
 test: $(DEV)  ## run the tests (without the slow ones)
 	@$(PYTEST) $(PYTEST_ARGS)
