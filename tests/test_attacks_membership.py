@@ -240,7 +240,7 @@ def test_scores_look_at_one_clients_update_and_at_its_trajectory():
 
 @pytest.mark.slow
 def test_64_shadow_models_on_digits_in_a_quarter_of_a_minute():
-    from fedveil.data.sources import load_digits
+    from fedveil.data.bundled import load_digits
 
     digits = load_digits()
     data = ClientData(digits.x[:1400], digits.y[:1400])
@@ -301,8 +301,8 @@ def test_non_members_with_the_members_classes():
 @pytest.fixture(scope="module", params=[100.0, 0.1], ids=["even", "uneven"])
 def seen(request):
     """What a server received of six clients on digits, and the records in question."""
+    from fedveil.data.bundled import load_digits
     from fedveil.data.dealing import partition
-    from fedveil.data.sources import load_digits
 
     digits = load_digits()
     order = torch.randperm(len(digits.x), generator=torch.Generator().manual_seed(0))

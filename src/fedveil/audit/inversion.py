@@ -141,13 +141,13 @@ class InversionGame:
     def _releases(self, setup: Setup, method: Method | None = None) -> list[Captured]:
         arguments = {**setup.arguments, "clients": self._clients(setup), "clients_per_round": None}
         learner: Learner = arguments.pop("learner")
-        execution = Execution(learner=learner)
+        execution = Execution(learner=learner, single_examples=True)
         if method is not None:
             arguments |= {"method": method, "client_sides": {}}
         if self.double:  # by a learner of its own, for layers of that type
             arguments |= {"model": deepcopy(learner.model).double(), "initial": arguments["initial"].double()}
             arguments |= {"local": learner.local, "region": learner.region}
-            execution = Execution()
+            execution = Execution(single_examples=True)
         federation = Federation(**arguments, execution=execution)
         reference = setup.dealt.clients[-1].x
         found = play_round(federation, reference=reference, pixels=self._pixels(setup))

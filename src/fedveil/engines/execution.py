@@ -26,6 +26,8 @@ class Execution:
         Trains instead of one that is built from the federation's model, local training and region, and the two above.
     run_id : str
         Names the ledgers.
+    single_examples : bool
+        Whether a silo of record-level privacy may hold one example, as where an attack is to be the strongest.
     ledgers : callable, optional
         ``party -> (Ledger, Store)``; by default ledgers live in memory.
     """
@@ -34,6 +36,7 @@ class Execution:
     workers: int = 1
     learner: Learner | None = None
     run_id: str = "memory"
+    single_examples: bool = False
     ledgers: Callable[[str], tuple[Ledger, Store]] | None = None
 
     def __post_init__(self) -> None:

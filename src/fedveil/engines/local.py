@@ -155,7 +155,7 @@ class Federation:
         else:
             self.learner = execution.learner
         if self.learner.private_trainer is not None:
-            self.learner.private_trainer.check_sizes(self.clients)
+            self.learner.private_trainer.check_sizes(self.clients, least=1 if execution.single_examples else 2)
         sampled = clients_per_round is not None and clients_per_round < len(self.clients)
         if sampled and self.method.server.relation == "add/remove":
             raise FieldError("relation", "add/remove", "a sampled cohort changes with its members: use zero-out")

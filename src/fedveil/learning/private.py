@@ -70,7 +70,7 @@ class PrivateTrainer(SequentialTrainer):
     ) -> list[Trained | Exception]:
         """Train each client from its own start, each with a source of its own; see `SequentialTrainer.train`."""
         check_request(self.layout, starts, clients, keys)
-        self.check_sizes(clients)
+        self.check_sizes(clients, least=1)
         some = next((c for c in clients if c.examples), None)
         if some is not None and self._unchecked:
             require_unmixed(self._model, self._batch(some, torch.zeros(1, dtype=torch.int64))[0], self.layout)
@@ -94,12 +94,12 @@ class PrivateTrainer(SequentialTrainer):
         """Refuse: noise needs sources."""
         raise FieldError("sources", None, "a private trainer draws noise: call train_noisily with one source a client")
 
-    def check_sizes(self, clients: Sequence[ClientData]) -> None:
-        """Refuse silos of one example or none, or smaller than a sampled step's lot, where their sizes are public."""
+    def check_sizes(self, clients: Sequence[ClientData], least: int = 2) -> None:
+        """Refuse silos of fewer examples than a few, or than a sampled step's lot, where their sizes are public."""
         noisy = self.noisy
         for i, n in enumerate([c.examples for c in clients] if noisy.public_size else ()):
-            if n < 2:
-                accepted = "must be at least 2: join the silo with another, or run without it"
+            if n < least:
+                accepted = f"must be at least {least}: join the silo with another, or run without it"
                 raise FieldError(f"examples of silo {i}", n, accepted)
             lot = noisy.denominator
             if noisy.rate < 1 and n < lot * (1 - 1e-9):
