@@ -197,8 +197,12 @@ class ClientParty(Party):
             raise FieldError("models", "NaN or infinity", "must be finite")
 
     def _rehearse(self, broadcast: Broadcast) -> None:
-        """Protect a zero update once, for nobody: a configuration that cannot protect is refused before data."""
-        if self._local and not self._rehearsed:
+        """Protect a zero update for nobody: what cannot protect is refused before data.
+
+        Once; in every round where the weights received decide whether a share's noise survives rounding.
+        """
+        summed = self.method.noisy is not None and self.method.noisy.noisy_steps.summed
+        if self._local and (summed or not self._rehearsed):
             self._zero(broadcast, ReproducibleSource(0))
             self._rehearsed = True
 
