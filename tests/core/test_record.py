@@ -1,6 +1,7 @@
 """Record-level privacy in the silos: what is promised, sized and refused, through the parties and the engine."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -55,10 +56,10 @@ def federation(method, clients=None, *, rule=None, rounds=3, **values):
     )
 
 
-def idle_of(client, d=18):
-    """What a silo of d parameters answers when it fails."""
+def trainer_of(client, d=18):
+    """Of a silo of d parameters."""
     model = nn.Linear(d, 1, bias=False)
-    return PrivateTrainer(model, Layout.from_module(model), LocalTraining(), client.noisy_steps).idle
+    return PrivateTrainer(model, Layout.from_module(model), LocalTraining(), client.noisy_steps)
 
 
 def opened(round_=1, cohort=4, rounds=3, d=18):
@@ -161,7 +162,7 @@ def test_a_dropped_silo_releases_nothing_unless_it_was_planned_for():
             Ledger("run", "3"),
             fed.source,
             budget=_Never(),
-            idle=fed.learner.private_trainer.idle,
+            trainer=fed.learner.private_trainer,
         )
         return fed
 
@@ -248,7 +249,7 @@ def test_a_server_that_repeats_a_round_gets_the_same_bits_and_a_new_one_meets_th
     layout = Layout.from_shapes({"w": (18,)})
     filter_ = client.budget()
     made = Method("record", client, Plain())
-    party = ClientParty(made, layout, Ledger("run", "0"), SecureSource(), budget=filter_, idle=idle_of(client))
+    party = ClientParty(made, layout, Ledger("run", "0"), SecureSource(), budget=filter_, trainer=trainer_of(client))
     facts = ClientFacts(broadcast=opened(), layout=layout, noised=client.noisy_steps)
     assert party.admit(opened()) is None
     first = party.release((Release("model", torch.randn(18)),), facts)
@@ -261,9 +262,20 @@ def test_a_server_that_repeats_a_round_gets_the_same_bits_and_a_new_one_meets_th
         party.ledger,
         SecureSource(),
         budget=client.budget(),
-        idle=idle_of(client),
+        trainer=trainer_of(client),
     )
     assert isinstance(other.admit(opened(3)), Refusal)  # two of two steps are in the ledger, whoever asks
+
+
+def test_weights_that_would_round_a_share_away_are_refused_before_data_in_every_round():
+    fed = federation("record-sum")
+    fed.run(1)
+    party, asked = fed._parties[0], opened(2)
+    lines = len(party.ledger.entries)
+    with pytest.raises(FieldError, match="rounding"):
+        party.admit(replace(asked, models=torch.full((1, 18), 1e30)))
+    assert len(party.ledger.entries) == lines
+    assert party.admit(replace(asked, models=fed.models)) is None
 
 
 @pytest.mark.parametrize("method", ["record", "record-sum"])

@@ -11,17 +11,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
-
 from fedveil.accounting import OPEN, Entry, Ledger, Policy, Release, Spend, SpendFilter, digest
 from fedveil.engines.party import Party, Store, forget
 from fedveil.errors import BudgetError, FieldError, LedgerError
 from fedveil.layout import Layout
-from fedveil.learning.local import Trained
+from fedveil.learning.private import PrivateTrainer
 from fedveil.mechanisms import NoSource, ReproducibleSource, Source
 from fedveil.methods import Broadcast, ClientFacts, Method, Protected, PublicFacts, Refusal, Releases
-
-Idle = Callable[[Tensor, Source], Trained]  # start [d], noise -> what training without data gives
 
 PROTECT = "protect"
 ZERO = "zero"  # keys the stream of zero updates: noise that a failed attempt has drawn is not used again
@@ -55,8 +51,8 @@ class ClientParty(Party):
         What left last, and in which round: it is handed over again if that round is asked for again.
     store : callable
         Makes a ledger line durable.
-    idle : callable, optional
-        `PrivateTrainer.idle`, for methods whose noise goes inside training: what a failed client answers.
+    trainer : PrivateTrainer, optional
+        For methods whose noise goes inside training: it says what a failed client answers.
 
     Attributes
     ----------
@@ -78,10 +74,10 @@ class ClientParty(Party):
         state: Any = None,
         kept: tuple[int, Releases] = (0, ()),
         store: Store = forget,
-        idle: Idle | None = None,
+        trainer: PrivateTrainer | None = None,
     ) -> None:
         super().__init__(ledger, source, budget, store)
-        self._idle = idle
+        self._trainer = trainer
         self.method, self.layout, self.policy, self.kept = method, layout, policy, kept
         self.failure: Exception | None = None
         self._local = method.client.trust != "central"
@@ -195,14 +191,12 @@ class ClientParty(Party):
             raise FieldError("models", models.dtype, f"the client's layout is of {self.layout.dtype}")
         if not broadcast.finite:
             raise FieldError("models", "NaN or infinity", "must be finite")
+        if self._trainer is not None:
+            self._trainer.require_fine(models)
 
     def _rehearse(self, broadcast: Broadcast) -> None:
-        """Protect a zero update for nobody: what cannot protect is refused before data.
-
-        Once; in every round where the weights received decide whether a share's noise survives rounding.
-        """
-        summed = self.method.noisy is not None and self.method.noisy.noisy_steps.summed
-        if self._local and (summed or not self._rehearsed):
+        """Protect a zero update once, for nobody: a configuration that cannot protect is refused before data."""
+        if self._local and not self._rehearsed:
             self._zero(broadcast, ReproducibleSource(0))
             self._rehearsed = True
 
@@ -279,9 +273,9 @@ class ClientParty(Party):
     def _zero(self, broadcast: Broadcast, source: Source) -> Protected:
         model, noised = broadcast.models[0], None
         if self.method.noisy is not None:
-            if self._idle is None:
+            if self._trainer is None:
                 raise FieldError("trainer", None, "is needed: a silo that fails answers with the noise of its training")
-            idle = self._idle(model, source)
+            idle = self._trainer.idle(model, source)
             model, noised = idle.model, idle.noised
         facts = ClientFacts(broadcast=broadcast, layout=self.layout, failed=True, noised=noised)
         return self._protect((Release("model", model),), facts, source)

@@ -323,7 +323,7 @@ class Federation:
                 policy=self.policy,
                 state=self._client_states.pop(partition, None),
                 store=store,
-                idle=None if trainer is None else trainer.idle,
+                trainer=trainer,
             )
         return self._parties[partition]
 

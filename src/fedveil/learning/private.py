@@ -71,6 +71,7 @@ class PrivateTrainer(SequentialTrainer):
         """Train each client from its own start, each with a source of its own; see `SequentialTrainer.train`."""
         check_request(self.layout, starts, clients, keys)
         self.check_sizes(clients, least=1)
+        self.require_fine(starts)
         some = next((c for c in clients if c.examples), None)
         if some is not None and self._unchecked:
             require_unmixed(self._model, self._batch(some, torch.zeros(1, dtype=torch.int64))[0], self.layout)
@@ -108,18 +109,18 @@ class PrivateTrainer(SequentialTrainer):
                 )
                 raise FieldError(f"examples of silo {i}", n, accepted)
 
-    def _require_fine(self, start: Tensor) -> None:
+    def require_fine(self, starts: Tensor) -> None:
         """Refuse weights so coarse that a share's noise is rounded away in each silo, and one record's step is not."""
+        if not self.noisy.summed:
+            return
         moved = self.noisy.lr * self.noisy.deviation / self.noisy.denominator
-        grid = torch.finfo(start.dtype).eps * (float(start.abs().max()) + self.noisy.lr * self.noisy.clip)
+        grid = torch.finfo(starts.dtype).eps * (float(starts.abs().max()) + self.noisy.lr * self.noisy.clip)
         if moved < 2 * grid:
             accepted = f"moves weights by noise of {moved:.2g}, which rounding to {grid:.2g} would undo: raise it, or "
             raise FieldError("lr", self.noisy.lr, f"{accepted}train in float64, or use the method 'record'")
 
     def _noisy(self, start: Tensor, client: ClientData, key: Key, source: Source) -> Trained:
         noisy, n = self.noisy, client.examples
-        if noisy.summed:
-            self._require_fine(start)
         self._reset(start)
         # a mask follows its example's place in the batch, which under add/remove tells who else is there
         stream((*key, int(source.child("dropout").bits(1))), "dropout", self._generator)

@@ -259,7 +259,7 @@ def _opened(
                 state=memory.load(method.client.init()),
                 kept=memory.kept(),
                 store=store,
-                idle=None if trainer is None else trainer.idle,
+                trainer=trainer,
             ),
         )
 
