@@ -1,7 +1,10 @@
 """What is possible for a federation, and what an existing configuration really promises."""
 
+import json
 import math
+import re
 import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -182,3 +185,16 @@ def test_a_deviation_that_is_said_to_be_enough_is_enough():
         found = reading(clip=1.0, sigma=5.0, rounds=3, epsilon=epsilon)
         said = next(line for line in found.describe() if "enough" in line)
         assert epsilon_of_mu(math.sqrt(3) / float(said.split()[3]), 1e-5) <= epsilon
+
+
+def test_the_evidence_of_advice_stands_in_the_results_it_names():
+    root = Path(__file__).parents[2]
+    seen = {choice.method: choice.evidence for choice in advise(**DIGITS)}
+    blood = json.loads((root / "results/record-level/silos/table-blood.json").read_text())["rows"]
+    reached = {(row["row"], row["setting"]): f"{row['value']:.3f}"[1:] for row in blood if row["figure"] == "accuracy"}
+    digits = re.findall(r"^\| one .* silos of digits \|.*", (root / "README.md").read_text(), re.MULTILINE)
+    for method, setting, trust in (("record-sum", "sum", "a trusted sum"), ("record", "alone", "no trust")):
+        line = next(row for row in digits if f"| {trust} |" in row)
+        without, private = re.findall(r"\| (\.\d{3}) ", line)
+        cells = f"blood cells: {reached['2', setting]} at 2, {reached['none', 'vanilla']} without"
+        assert seen[method].startswith(f"4 silos, {cells}; 10 on digits: {private} at 4, {without} (")

@@ -15,7 +15,7 @@ from fedveil.attacks.statistics import roc
 from fedveil.audit import Audit
 from fedveil.audit.scoring import Scored, attack_of
 from fedveil.report.audit_tables import SUPPOSED, by_attack
-from fedveil.report.figures import MARKERS, whole_numbers
+from fedveil.report.canvas import MARKERS, whole_numbers
 from fedveil.report.labels import Points, columns_within, labelled, legend_below, wrapped
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from fedveil.accounting import VACUOUS
-from fedveil.report.figures import COLOURS, MARKERS, headline, new_figure, quality, say, swept
+from fedveil.report.canvas import COLOURS, MARKERS, new_figure, say
+from fedveil.report.curves import headline, quality, swept
 from fedveil.report.labels import labelled, legend_below, wrapped
 from fedveil.report.tables import based, grouped
 from fedveil.runs.summary import Summary

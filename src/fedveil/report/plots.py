@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedveil.report.figures import COLOURS, DASHES, dot, new_figure, over_seeds, say, whole_numbers
+from fedveil.report.canvas import COLOURS, DASHES, dot, new_figure, over_seeds, say, whole_numbers
 from fedveil.report.labels import LEADING, labelled, legend_below, wrapped
 
 if TYPE_CHECKING:

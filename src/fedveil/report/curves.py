@@ -1,0 +1,116 @@
+"""Accuracy, noise and distance over the rounds of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from fedveil.report.canvas import COLOURS, DASHES, dot, new_figure, over_seeds, say, whole_numbers
+from fedveil.report.labels import labelled, legend_below, wrapped
+from fedveil.report.tables import based, grouped
+from fedveil.runs.summary import Summary
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PALEST = 0.3
+KEYS = 8  # swept values that a legend lists at most
+
+
+def curves(summaries: Sequence[Summary]) -> Figure:
+    """Accuracy per round; sigma and d per round. Several seeds: their mean, and the range between them."""
+    strengths = _strengths(summaries)
+    pale = min(strengths.values()) < 1
+    width = 11.0 if pale else 10.0
+    figure, mosaic = new_figure(width, 5.2, [["quality", "sigma"], ["quality", "distance"]], [1.6, 1])
+    name, title = quality(summaries)
+    for index, (base, own) in enumerate(based(summaries).items()):
+        points = list(grouped(own).values())
+        for number, runs in enumerate(points):  # a swept setting is one colour, from pale to full
+            style = {"color": COLOURS[index % 8], "linestyle": DASHES[index % 8], "alpha": strengths[swept(runs[0])]}
+            style["label"] = base if number == len(points) - 1 else "_"
+            _series(mosaic["quality"], runs, "metrics", name, style)
+            _series(mosaic["sigma"], runs, "noise", "sigma", style)
+            _series(mosaic["distance"], runs, "noise", "distance", style)
+    mosaic["quality"].set(xlabel="round", ylabel=f"{title} on held-out examples")
+    legend_below(figure, labelled([mosaic["quality"]]), size=10)
+    mosaic["sigma"].set(ylabel="sigma (per coordinate)")
+    mosaic["sigma"].tick_params(labelbottom=False)
+    mosaic["distance"].set(xlabel="round", ylabel="distance d")
+    for key in ("sigma", "distance"):
+        if not mosaic[key].lines:
+            say(mosaic[key], "no noise on the server" if key == "sigma" else "no setting measures a distance")
+        else:
+            mosaic[key].set_ylim(0, mosaic[key].get_ylim()[1] * 1.05)
+    for axes in mosaic.values():
+        axes.xaxis.set_major_locator(whole_numbers())
+    notes = [headline(summaries), over_seeds([len(runs) for runs in grouped(summaries).values()], "round")]
+    if pale:
+        names = list(dict.fromkeys(name for s in summaries for name in s.values.get("swept", {})))
+        notes.append(f"{', '.join(_letter(name) for name in names)} from pale to full")
+        _key(figure, strengths)
+    figure.suptitle(wrapped("; ".join(filter(None, notes)), width, 10), fontsize=10)
+    return figure
+
+
+def _strengths(summaries: Sequence[Summary]) -> dict[str, float]:
+    """How strongly the lines of each swept value are drawn; full where nothing is swept."""
+    found: dict[str, float] = {}
+    for own in based(summaries).values():
+        values = list(dict.fromkeys(swept(s) for s in own))
+        for i, value in enumerate(values):
+            found.setdefault(value, PALEST + (1 - PALEST) * i / (len(values) - 1) if len(values) > 1 else 1.0)
+    return found
+
+
+def _key(figure: Figure, strengths: Mapping[str, float]) -> None:
+    """Which strength is which value; of many, some."""
+    from matplotlib.lines import Line2D
+
+    values = [value for value in strengths if value]
+    if len(values) > KEYS:
+        values = [values[round(i * (len(values) - 1) / (KEYS - 1))] for i in range(KEYS)]
+    handles = [
+        Line2D([], [], color="#000000", alpha=strengths[value], label=wrapped(value, 1.8, 9)) for value in values
+    ]
+    figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=9)
+
+
+def swept(summary: Summary) -> str:
+    """The values of what is swept, in a few letters; nothing where nothing is."""
+    return ", ".join(_short(name, value) for name, value in summary.values.get("swept", {}).items())
+
+
+def _short(name: str, value: Any) -> str:
+    shown = f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{'z' if name == 'noise_multiplier' else name} {shown}"
+
+
+def _letter(name: str) -> str:
+    return f"{name} (z)" if name == "noise_multiplier" else name
+
+
+def _series(axes: Axes, runs: Sequence[Summary], group: str, name: str, style: dict[str, Any]) -> None:
+    series = [{row["round"]: row[group][name] for row in run.rows if name in row[group]} for run in runs]
+    rounds = sorted(set.intersection(*(set(s) for s in series)))
+    if not rounds:
+        return
+    columns = [[s[r] for s in series] for r in rounds]
+    axes.plot(rounds, [fmean(c) for c in columns], linewidth=1.6, marker=dot(rounds), **style)
+    if len(runs) > 1:
+        low, high = [min(c) for c in columns], [max(c) for c in columns]
+        axes.fill_between(rounds, low, high, color=style["color"], alpha=0.15 * style["alpha"], linewidth=0)
+
+
+def quality(summaries: Sequence[Summary]) -> tuple[str, str]:
+    """The figure that a task is judged by, and its name for people."""
+    return ("accuracy", "accuracy") if summaries[0].values["task"] == "classification" else ("rmse", "RMSE")
+
+
+def headline(summaries: Sequence[Summary]) -> str:
+    """Data, clients, parameters and rule in a line."""
+    first = summaries[0].values
+    rule = f", {first['aggregator']}" if first["aggregator"] else ""
+    return f"{first['data']['name']}, {first['clients']} clients, {first['dimension']:,} parameters{rule}"
