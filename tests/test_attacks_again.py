@@ -1,6 +1,7 @@
 """Audits that are asked again in one folder, and how little an interruption loses."""
 
 import json
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,15 +12,14 @@ from typer.testing import CliRunner
 from fedveil import audit as audits
 from fedveil import grid
 from fedveil.accounting import Release
-from fedveil.audit import audit, participation
-from fedveil.audit.participation import NAMES
+from fedveil.audit import GAMES, audit, game_of, participation
 from fedveil.audit.printed import PrintedLoss, cells_of, cells_without_target
 from fedveil.audit.view import ParticipationView
 from fedveil.cli import app
 from fedveil.config import load
 from fedveil.config.sections import Comparison
 from fedveil.config.world import World
-from fedveil.errors import FedVeilError
+from fedveil.errors import FedVeilError, FieldError
 from fedveil.methods import build
 from fedveil.runs.blocks import block_size, operations
 from fedveil.runs.prepare import prepare
@@ -110,6 +110,37 @@ def test_any_game_is_played_by_its_name(tmp_path):
     assert (unknown.exit_code, "did you mean 'membership'" in unknown.stderr) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("attacks", "options", "game"),
+    [
+        ([], {}, "participation"),
+        (["loss"], {}, "participation"),
+        (["loss", "fedmia"], {}, "membership"),
+        (["inversion"], {"images": 2}, "inversion"),
+        (["inversion", "dlg"], {}, "inversion"),
+        (["membership"], {}, "membership"),
+    ],
+)
+def test_attacks_tell_which_game_is_played(attacks, options, game):
+    found = game_of(load("digits-cia", SMALL), attacks=attacks, **options)
+    assert (found.name, list(found.attacks)) == (game, [a for a in attacks if a != game])
+
+
+@pytest.mark.parametrize(
+    ("attacks", "options", "words"),
+    [
+        (["loss", "dlg"], {}, "loss (participation), dlg (inversion)'"),
+        (["dlgg"], {}, "did you mean 'dlg'"),
+        ([], {"images": 3}, "--images = 3: is no option of the game participation, but of inversion"),
+        (["fedmia"], {"world": "empty"}, "--out-world = 'empty': is no option of the game membership"),
+        (["loss"], {"imagse": 3}, "imagse"),
+    ],
+)
+def test_what_no_game_plays_is_refused(attacks, options, words):
+    with pytest.raises(FieldError, match=re.escape(words)):
+        game_of(load("digits-cia", SMALL), attacks=attacks, **options)
+
+
 def test_with_both_worlds_alike_the_papers_statistic_is_of_two_runs_without_the_target():
     config = load("digits-cia", SMALL)
     cells = cells_of("paper-multi-round", "x", config, World.of(3, stand_in="itself"))
@@ -131,12 +162,12 @@ def test_runs_without_the_target_differ_in_all_but_their_deal():
 def test_seed_and_device_are_those_of_the_other_commands(tmp_path, monkeypatch):
     asked = []
 
-    def stop(config, folder, **options):
-        asked.append(config)
+    def stop(game, *arguments):
+        asked.append(game.config)
         raise FedVeilError("asked")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(audits, "audit", stop)
+    monkeypatch.setattr(audits, "play", stop)
     for options in ([], ["--seed", "7", "--device", "auto"]):
         assert CliRunner().invoke(app, ["audit", "digits-cia", *options]).stderr == "fedveil: asked\n"
     assert [(c.seed, c.device) for c in asked] == [(0, "cpu"), (7, "auto")]
@@ -151,9 +182,8 @@ def test_a_gpu_that_is_not_there_is_refused(tmp_path, monkeypatch):
 
 
 def test_its_help_names_every_attack():
-    shown = CliRunner().invoke(app, ["audit", "--help"]).stdout
-    listed = shown.partition("Attacks:")[2].partition("(")[0].split()
-    assert set(listed) == set(NAMES)
+    shown = set(CliRunner().invoke(app, ["audit", "--help"]).stdout.split())
+    assert {attack for game in GAMES.values() for attack in game.known} <= shown
 
 
 def test_a_statistic_that_cannot_be_computed_is_refused_and_the_rest_stays(tmp_path, monkeypatch, few):

@@ -51,17 +51,18 @@ def test_its_command_on_images_is_a_configuration_with_settings(monkeypatch):
     """The data may be absent, and would take long: what is asked is looked at before they are loaded."""
     asked = []
 
-    def audit(config, folder, **options):
-        asked.append((config, folder, options))
+    def stop(game, folder, progress):
+        asked.append((game, folder))
         raise FedVeilError("asked")
 
-    monkeypatch.setattr(audits, "audit", audit)
+    monkeypatch.setattr(audits, "play", stop)
     [command] = IMAGES
     CliRunner().invoke(app, shlex.split(command)[1:])
-    [(config, folder, options)] = asked
+    [(game, folder)] = asked
+    config = game.config
     assert (config.rounds, config.data.options["resolution"], str(folder)) == (10, 24, "runs/cia-images")
     assert (len(config.data.counts), config.data.clients) == (3, 3)
-    assert (options["replicates"], options["compare"]) == (10, True)
+    assert (game.replicates, game.compare) == (10, True)
     assert len(settings_of(config, compare=True)) == 4
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fedveil.audit import GAMES, play
+from fedveil.audit import game_of, play
 from fedveil.config import load
 from fedveil.errors import FieldError
 
@@ -40,7 +40,7 @@ def config(tmp_path):
 
 
 def game(config, **options):
-    return GAMES["membership"].build(config, False, {"replicates": 3, **options})
+    return game_of(config, "membership", **{"replicates": 3, **options})
 
 
 def test_a_server_tells_members_without_a_defence_and_not_under_local_noise(config, tmp_path):

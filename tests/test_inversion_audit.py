@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from fedveil.audit import GAMES, InversionGame, play
+from fedveil.audit import InversionGame, game_of, play
 from fedveil.cli import app
 from fedveil.config import load
 from fedveil.errors import FieldError
@@ -41,7 +41,7 @@ def test_what_is_sent_in_float64_is_read_exactly():
 
 
 def test_the_reading_of_a_trusted_server_is_said_to_be_no_breach():
-    game = GAMES["inversion"].build(load("digits-cia"), False, {"attacks": ("analytic",), "replicates": 1})
+    game = game_of(load("digits-cia"), attacks=("analytic",), replicates=1)
     assert any("trusted" in note for note in game.check())
 
 

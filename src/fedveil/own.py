@@ -22,8 +22,8 @@ from fedveil.attacks.participation import (
     judge,
 )
 from fedveil.attacks.statistics import CONFIDENCE, EpsilonBound, joint_bound
-from fedveil.audit.participation import REHEARSALS, Audit
-from fedveil.audit.participation import audit as audit_config
+from fedveil.audit.game import Judgement, game_of, play
+from fedveil.audit.participation import REHEARSALS
 from fedveil.config import Config, load
 from fedveil.engines import Federation
 from fedveil.engines.assembly import Privacy, as_client, resolve_method
@@ -179,7 +179,7 @@ def audit(
     reference: Any = None,
     delta: float = 1e-5,
     **options: Any,
-) -> OwnAudit | Audit:
+) -> OwnAudit | Judgement:
     """Measure how well whoever receives every model tells whether one client takes part, with and without `method`.
 
     The world without the target is the guarantee's: a client without examples (zero-out, and where nothing is promised
@@ -190,7 +190,7 @@ def audit(
     ----------
     what : callable, Config or path
         ``make(clients, method, seed) -> Federation``, or a configuration: `options` are then those of
-        `fedveil.audit.ParticipationGame`.
+        `fedveil.audit.game_of`, ``out`` for a folder and ``progress``.
     clients : sequence
         As for `Federation`.
     method : optional
@@ -210,7 +210,8 @@ def audit(
     """
     if isinstance(what, Config | str | Path):
         config = what if isinstance(what, Config) else load(str(what))
-        return audit_config(config, replicates=replicates, **options)
+        places = {key: options.pop(key) for key in ("out", "progress") if key in options}
+        return play(game_of(config, replicates=replicates, **options), **places)
     for name, value in (("clients", clients), ("rounds", rounds)):
         if not value:
             raise FieldError(name, value, "is needed beside a function: audit(make, clients, method, rounds=10)")

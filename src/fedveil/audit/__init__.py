@@ -4,7 +4,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from fedveil.audit.game import GAMES, Game, Judgement, play
+from fedveil.audit.game import GAMES, Game, Judgement, game_of, play
 from fedveil.audit.inversion import InversionGame
 from fedveil.audit.membership import MembershipGame
 from fedveil.audit.participation import Audit, ParticipationGame, audit
@@ -18,6 +18,7 @@ __all__ = [
     "MembershipGame",
     "ParticipationGame",
     "audit",
+    "game_of",
     "play",
 ]
 

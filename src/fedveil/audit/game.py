@@ -1,10 +1,10 @@
 """Games: which runs to play, and what they say of an attack.
 
-A game is a plain class. `build` reads what the command line or a caller asks for; `check` refuses what cannot work
-before anything is written; `cells` are its runs, the undefended federation's among them; `judge` makes verdicts of
-their outcomes. What the adversary sees of a run is the business of the cells' probes: `fedveil.attacks.ServerView`
-keeps what arrives at the server, and a probe that judges a run (`fedveil.runs.judging.Judge`) leaves its figures in
-the outcome, so that they outlive the process. A malicious client is a behaviour of the configuration.
+A game is a plain class of a configuration and options. `check` refuses what cannot work before anything is written;
+`cells` are its runs, the undefended federation's among them; `judge` makes verdicts of their outcomes. What the
+adversary sees of a run is the business of the cells' probes: `fedveil.attacks.ServerView` keeps what arrives at the
+server, and a probe that judges a run (`fedveil.runs.judging.Judge`) leaves its figures in the outcome, so that they
+outlive the process. A malicious client is a behaviour of the configuration.
 
 A game of yours joins by ``@GAMES.register("name")``; then ``fedveil audit CONFIG --game name`` plays it.
 """
@@ -12,15 +12,17 @@ A game of yours joins by ``@GAMES.register("name")``; then ``fedveil audit CONFI
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from inspect import signature
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from fedveil.attacks import Verdict
 from fedveil.config import Config
 from fedveil.config.folders import AUDIT, CONFIG, SPEC
+from fedveil.errors import FieldError, nearest
 from fedveil.grid import Cell, Finished, Store
 from fedveil.registry import Registry
 from fedveil.runs import Progress
@@ -30,6 +32,8 @@ from fedveil.runs.runner import Silent, one_thread
 from fedveil.runs.summary import NUMERICS, REPRODUCIBLE, versions
 
 RESULT = "audit.json"
+USUAL = "participation"
+FLAGS = {"world": "--out-world"}  # options that the command line calls otherwise
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,16 @@ class Judgement:
     notes: list[str] = field(default_factory=list)
 
 
-class Game(Protocol):
-    """A way of attacking federations."""
+Found = TypeVar("Found", bound=Judgement, covariant=True)
+
+
+class Game(Protocol[Found]):
+    """A way of attacking federations; `known` are the names of its attacks."""
+
+    known: ClassVar[Collection[str]]
+
+    def __init__(self, config: Config, compare: bool = False, **options: Any) -> None:
+        """Take what is asked: `compare` means every setting of ``[compare]``; ``attacks`` is one of the options."""
 
     @property
     def name(self) -> str:
@@ -78,10 +90,6 @@ class Game(Protocol):
     def together(self) -> bool:
         """Whether its runs are many and small, and played side by side."""
 
-    @classmethod
-    def build(cls, config: Config, compare: bool, options: Mapping[str, Any]) -> Self:
-        """Read a configuration and what else was asked for; `compare` means every setting of ``[compare]``."""
-
     def question(self) -> dict[str, Any]:
         """Plain values: what is asked, for the folder."""
 
@@ -91,32 +99,60 @@ class Game(Protocol):
     def cells(self) -> Sequence[Cell]:
         """The runs."""
 
-    def judge(self, finished: Finished) -> Judgement:
+    def judge(self, finished: Finished) -> Found:
         """Verdicts from finished runs."""
 
 
-GAMES: Registry[type[Game]] = Registry("--game", {})
+GAMES: Registry[type[Game[Judgement]]] = Registry("--game", {})
 
 
-def verdict_rows(found: Judgement) -> list[list[str]]:
-    """Attack, setting, figure with its unit of replication, point, interval, n, without the defence, validity."""
-    valid = {True: "yes", False: "no", None: "-"}
-    return [
-        [
-            v.attack,
-            v.setting,
-            f"{v.figure}, over {v.replication}",
-            f"{v.point:.3f}",
-            f"{v.low:.3f} to {v.high:.3f}" if v.low < v.high else "-",  # one unit has no interval
-            str(v.n),
-            "-" if v.without_defence is None else f"{v.without_defence:.3f}",
-            valid[v.valid],
-        ]
-        for v in found.verdicts
-    ]
+def game_of(config: Config, name: str | None = None, attacks: Sequence[str] = (), **options: Any) -> Game[Judgement]:
+    """Build a game from what was asked for.
+
+    Parameters
+    ----------
+    config : Config
+        Of what is attacked.
+    name : str, optional
+        Of `GAMES`; by default the game that all `attacks` belong to, and of several the first: participation.
+    attacks : sequence of str
+        Names of attacks, or of the game itself, which stands for its usual ones.
+    **options
+        Of that game.
+
+    Raises
+    ------
+    FieldError
+        For attacks of several games, and for an option that the game does not have.
+    """
+    if name is None:
+        playing = {attack: _games_of(attack) for attack in attacks}
+        able = [game for game in _games_of() if all(game in games for games in playing.values())]
+        if not able:
+            asked = ", ".join(f"{attack} ({games[0]})" for attack, games in playing.items())
+            raise FieldError("--attack", asked, "are of different games: audit them apart")
+        name = able[0]
+    kind = GAMES.choose(name)
+    has = {game: [*signature(other).parameters][1:] for game, other in GAMES.items()}  # all but the configuration
+    for option in sorted(options.keys() - set(has[name])):
+        others = [game for game in has if option in has[game]]
+        reason = (
+            f"is no option of the game {name}, but of {', '.join(others)}" if others else nearest(option, has[name])
+        )
+        raise FieldError(FLAGS.get(option, f"--{option}"), options[option], reason)
+    return kind(config, attacks=tuple(attack for attack in attacks if attack != name), **options)
 
 
-def play(game: Game, out: str | Path | None = None, progress: Progress | None = None, jobs: int = 1) -> Judgement:
+def _games_of(attack: str | None = None) -> list[str]:
+    """The games that play an attack, or all; participation first."""
+    names = sorted(GAMES, key=lambda game: game != USUAL)
+    found = [game for game in names if attack is None or attack in (game, *GAMES[game].known)]
+    if not found:
+        raise FieldError("--attack", attack, nearest(str(attack), {a for kind in GAMES.values() for a in kind.known}))
+    return found
+
+
+def play(game: Game[Found], out: str | Path | None = None, progress: Progress | None = None, jobs: int = 1) -> Found:
     """Play a game: run what is not finished, and judge.
 
     Parameters

@@ -7,11 +7,11 @@ scale. The last client is not attacked: its images are the server's reference.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -64,11 +64,12 @@ class InversionGame:
     config: Config
     compare: bool = False
     attacks: tuple[str, ...] = ()
-    replicates: int = 8
+    replicates: int = 30
     images: int = 1
     double: bool = False
 
     name: ClassVar[str] = "inversion"
+    known: ClassVar[Collection[str]] = INVERSIONS
     together: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -78,10 +79,6 @@ class InversionGame:
                 raise FieldError("--attack", name, nearest(name, INVERSIONS))
         require_count("--replicates", self.replicates)
         require_count("--images", self.images)
-
-    @classmethod
-    def build(cls, config: Config, compare: bool, options: Mapping[str, Any]) -> Self:
-        return cls(config, compare, **options)
 
     def question(self) -> dict[str, Any]:
         asked = {"attacks": list(self.chosen), "clients": self.replicates, "images": self.images, "noise": list(NOISE)}

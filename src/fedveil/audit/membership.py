@@ -143,6 +143,7 @@ class MembershipGame:
     replicates: int = 3
 
     name: ClassVar[str] = "membership"
+    known: ClassVar[Collection[str]] = ATTACKS
     together: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -151,10 +152,6 @@ class MembershipGame:
             if name not in ATTACKS:
                 raise FieldError("--attack", name, nearest(name, ATTACKS))
         require_count("--replicates", self.replicates)
-
-    @classmethod
-    def build(cls, config: Config, compare: bool, options: Mapping[str, Any]) -> Self:
-        return cls(config, compare, **options)
 
     def question(self) -> dict[str, Any]:
         return {"attacks": list(self.chosen), "replicates": self.replicates, "seed": self.config.seed}

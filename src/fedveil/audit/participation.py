@@ -6,13 +6,13 @@ about the defence. Every run has its own data, first model, training order, coho
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from fedveil.attacks import ATTACKS, Active, Participation, ThreatError
 from fedveil.attacks.participation.paper import MULTI_ROUND, SINGLE_SHOT, SingleShot
@@ -97,6 +97,7 @@ class ParticipationGame:
     world: str | None = None
 
     name: ClassVar[str] = "participation"
+    known: ClassVar[Collection[str]] = NAMES
     together: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -107,10 +108,6 @@ class ParticipationGame:
         if SINGLE_SHOT in self.attacks and not self.config.data.holdout:
             raise FieldError("--attack", SINGLE_SHOT, "needs an aggregated test loss: set data.holdout")
         require_count("--replicates", self.replicates, least=LEAST)
-
-    @classmethod
-    def build(cls, config: Config, compare: bool, options: Mapping[str, Any]) -> Self:
-        return cls(config, compare, **options)
 
     def question(self) -> dict[str, Any]:
         who = self.roles.roles()
@@ -281,10 +278,7 @@ class ParticipationGame:
 
 def audit(config: Config, out: str | Path | None = None, *, progress: Progress | None = None, **options: Any) -> Audit:
     """Measure what a client learns about the participation of another; see `ParticipationGame` for the options."""
-    chosen = {**options, "attacks": tuple(options.get("attacks", ()))}
-    found = play(ParticipationGame(config, **chosen), out, progress)
-    assert isinstance(found, Audit)
-    return found
+    return play(ParticipationGame(config, **options), out, progress)
 
 
 def _afterthoughts(found: Sequence[Replicate]) -> list[str]:

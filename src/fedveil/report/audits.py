@@ -1,0 +1,78 @@
+"""What a game found, for people: tables, notes and pictures, and the same as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import singledispatch
+from pathlib import Path
+
+from fedveil.audit import Audit, Judgement
+from fedveil.audit.game import RESULT
+from fedveil.audit.inversion import InversionAudit
+from fedveil.report.audit_figures import draw_audit, draw_evidence
+from fedveil.report.audit_headline import compared, headline
+from fedveil.report.audit_tables import audit_notes, audit_tables, paper_notes, paper_table
+from fedveil.report.inversion_figure import draw_inversion
+from fedveil.report.inversion_table import inversion_table
+from fedveil.report.table import NOTHING, Table
+
+PAGE = "audit.md"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Tables, what has to be said below them, and the pictures that were drawn."""
+
+    tables: Sequence[Table]
+    notes: Sequence[str]
+    pictures: Sequence[Path | None] = ()
+
+    def write(self, folder: Path) -> list[str]:
+        """Write ``audit.md``; the names of all files that a reader of this audit opens."""
+        pages = [line for table in self.tables for line in replace(table, notes=()).markdown()]
+        notes = [*(f"* {note}" for note in self.notes), ""]
+        (folder / PAGE).write_text("\n".join([*pages, *notes]), encoding="utf-8")
+        return [RESULT, PAGE, *(file.name for file in self.pictures if file is not None)]
+
+
+@singledispatch
+def show(found: Judgement, folder: Path) -> Shown:
+    """Draw what a game found into a folder; a game of yours has its verdicts in one table."""
+    del folder
+    valid = {True: "yes", False: "no", None: NOTHING}
+    rows = [
+        [
+            v.attack,
+            v.setting,
+            f"{v.figure}, over {v.replication}",
+            f"{v.point:.3f}",
+            f"{v.low:.3f} to {v.high:.3f}" if v.low < v.high else NOTHING,  # one unit has no interval
+            str(v.n),
+            NOTHING if v.without_defence is None else f"{v.without_defence:.3f}",
+            valid[v.valid],
+        ]
+        for v in found.verdicts
+    ]
+    header = ("attack", "setting", "figure", "point", "95%", "n", "without defence", "valid")
+    refused = [f"{r.attack}, {r.setting}: {r.reason}" for r in found.refused]
+    return Shown([Table(header, rows, wraps=("figure",))], refused)
+
+
+@show.register
+def _participation(found: Audit, folder: Path) -> Shown:
+    judged = found.judged.verdicts or found.judged.refused
+    first = headline(found)
+    tables = [t for t in (first, *(audit_tables(found) if judged else []), paper_table(found)) if t is not None]
+    notes = [*(first.notes if first else []), *(audit_notes(found) if judged else []), *paper_notes(found)]
+    drawn = [draw_audit(found, folder / "audit.png"), draw_evidence(found, folder / "evidence.png")]
+    return Shown(tables, [*notes, *compared(found)], drawn)
+
+
+@show.register
+def _inversion(found: InversionAudit, folder: Path) -> Shown:
+    if found.inverted is None or not found.verdicts:
+        return Shown([], [])
+    table, names = inversion_table(found.inverted), dict.fromkeys(v.attack for v in found.verdicts)
+    files = [draw_inversion(found.inverted, name, folder / f"inversion-{name}.png", found.pixels) for name in names]
+    return Shown([table], table.notes, files)
