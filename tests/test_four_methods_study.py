@@ -55,7 +55,7 @@ def test_membership_is_judged_within_classes():
 def test_settings_at_a_total_of_epsilon_8_promise_it():
     study = Reproduction(STUDY, Choices())
     for name in ("static-8", "released-8", "record", "record-sum", "fedre-8"):
-        config = study.cell("blood", "flip", name, 0, probe="watch").config
+        config = study.cell("blood", "replace", name, 0, probe="watch").config
         budget, told = config.privacy.budget.epsilon, config.privacy.options.get("epsilon")
         assert 8.0 in (budget, told), name
-        assert config.rounds == 10
+        assert config.rounds * config.local.epochs * config.privacy.options.get("steps", 1) == 50  # as many steps

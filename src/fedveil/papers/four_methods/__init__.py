@@ -78,7 +78,7 @@ class AttackedRun:
     """Plays both adversaries; see the module."""
 
     name = "four-methods"
-    figures: Collection[str] = ()
+    figures: Collection[str] = ("noise power",)
 
     def __init__(self, _config: Config) -> None:
         """Everything is taken from the run."""
@@ -94,6 +94,7 @@ class AttackedRun:
         self._honest = {
             p: c for p, c in enumerate(clients) if p not in bad and c.test_x is not None and len(c.test_x) > 1
         }
+        self._side = setup.method.client
         self._inside: list[Tensor] = []
         self._members: list[tuple[int, Tensor]] = []
         self._found: list[float] = []
@@ -125,7 +126,15 @@ class AttackedRun:
             guesses = torch.stack([rebuilt(federation, move) for move in moves.values()])
             alike = F.normalize(guesses, dim=1) @ F.normalize(means, dim=1).T
             self._found.append(float((alike.argmax(1) == torch.arange(len(means))).double().mean()))
-        return {}
+        return {"noise power": self._power(seen)}
+
+    def _power(self, seen: Seen) -> float:
+        """Variance of one coordinate of the global model; under local trust of the mean of the clients' noise."""
+        if self._side.trust == "central":
+            return float(seen.record.round.report.get("sigma", 0.0)) ** 2
+        used = [scale for scale in seen.record.client_scales.values() if scale]
+        each = [self._side.noise([scale], seen.federation.layout).get("sigma", 0.0) for scale in used]
+        return fmean(sigma**2 for sigma in each) / len(each) if each else 0.0
 
     @classmethod
     def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
@@ -154,7 +163,5 @@ def attack(outcomes: Sequence[Outcome], figure: str) -> Value:
 
 @study.measure("model noise")
 def model_noise(outcomes: Sequence[Outcome], _argument: str) -> Value:
-    """Deviation of the noise of one coordinate of the global model in a round; that of the mean of clients' noise."""
-    values = outcomes[0].summary.values
-    many = 1 if values["trust"] == "central" else int(values["clients"])
-    return Value((outcomes[0].summary.noise("sigma") or 0.0) / math.sqrt(many))
+    """Root of the mean power of the noise of one coordinate of the global model, over rounds."""
+    return Value(math.sqrt(fmean(row["figures"]["noise power"] for row in outcomes[0].rows)))
