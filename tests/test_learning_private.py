@@ -1,6 +1,7 @@
 """Per-example clipped gradients with noise: the sums, the trainer, the validator."""
 
 import itertools
+import threading
 
 import numpy as np
 import pytest
@@ -524,3 +525,34 @@ def test_dropout_that_is_no_module_is_not_taken_for_mixing():
     layer.self_attn.batch_first = False  # attends over the batch
     with pytest.raises(FieldError, match="other examples"):
         trained(ClientData(x.float(), y), nn.Sequential(nn.Unflatten(1, (1, 6)), layer, nn.Flatten()), noisy())
+
+
+def test_two_rounds_do_not_train_on_one_module_at_once():
+    """Training past its deadline goes on in its thread; a later round waits for nobody and mixes with nobody."""
+    entered, go_on, found = threading.Event(), threading.Event(), []
+
+    class Waiting(ReproducibleSource):
+        def child(self, *key):
+            entered.set()
+            go_on.wait()
+            return ReproducibleSource(3).child(*key)
+
+    torch.manual_seed(0)
+    model, client = (
+        nn.Linear(6, 3),
+        ClientData(*(part.float() if i == 0 else part for i, part in enumerate(batch((6,))))),
+    )
+    trainer = PrivateTrainer(model, Layout.from_module(model), LocalTraining(), noisy(deviation=0.1))
+    start = trainer.layout.read(model)[None]
+    late = threading.Thread(
+        target=lambda: found.extend(trainer.train_noisily(start, [client], [KEY], [Waiting(3)])), daemon=True
+    )
+    late.start()
+    entered.wait()
+    with pytest.raises(FieldError, match="another round"):
+        trainer.train_noisily(start, [client], [KEY], [ReproducibleSource(4)])
+    assert trainer.idle(start[0], ReproducibleSource(4)).model.isfinite().all()  # what the client answers instead
+    go_on.set()
+    late.join()
+    [alone] = trainer.train_noisily(start, [client], [KEY], [ReproducibleSource(3)])
+    assert torch.equal(found[0].model, alone.model)

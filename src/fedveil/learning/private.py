@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from threading import Lock
 
 import torch
 from torch import Tensor, nn
@@ -63,26 +64,38 @@ class PrivateTrainer(SequentialTrainer):
             raise FieldError(local.unusual, getattr(local, local.unusual), "has no form with noise inside training")
         super().__init__(model, layout, local, device=device)
         self.noisy = replace(noisy, lr=local.lr) if noisy.summed else noisy
-        self._unchecked = True
+        self._unchecked, self._alone = True, Lock()
 
     def train_noisily(
         self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key], sources: Sequence[Source]
     ) -> list[Trained | Exception]:
-        """Train each client from its own start, each with a source of its own; see `SequentialTrainer.train`."""
+        """Train each client from its own start, each with a source of its own; see `SequentialTrainer.train`.
+
+        Raises
+        ------
+        FieldError
+            While another thread trains with it: two rounds on one module would mix, and neither promise would hold.
+        """
         check_request(self.layout, starts, clients, keys)
         self.check_sizes(clients, least=1)
         self.require_fine(starts)
-        some = next((c for c in clients if c.examples), None)
-        if some is not None and self._unchecked:
-            require_unmixed(self._model, self._batch(some, torch.zeros(1, dtype=torch.int64))[0], self.layout)
-            self._unchecked = False
-        results: list[Trained | Exception] = []
-        for start, client, key, source in zip(starts, clients, keys, sources, strict=True):
-            try:
-                results.append(self._noisy(start, client, key, source))
-            except Exception as error:
-                results.append(error)
-        return results
+        if not self._alone.acquire(blocking=False):
+            accepted = "is still training another round: give a longer deadline, or each thread a trainer of its own"
+            raise FieldError("trainer", "busy", accepted)
+        try:
+            some = next((c for c in clients if c.examples), None)
+            if some is not None and self._unchecked:
+                require_unmixed(self._model, self._batch(some, torch.zeros(1, dtype=torch.int64))[0], self.layout)
+                self._unchecked = False
+            results: list[Trained | Exception] = []
+            for start, client, key, source in zip(starts, clients, keys, sources, strict=True):
+                try:
+                    results.append(self._noisy(start, client, key, source))
+                except Exception as error:
+                    results.append(error)
+            return results
+        finally:
+            self._alone.release()
 
     def idle(self, start: Tensor, source: Source) -> Trained:
         """What a silo without examples would answer to a start [d]: the noise of all steps, and nothing else."""
