@@ -89,6 +89,8 @@ def problem(values):
             "states no leakage to cap",
         ),
         ({"privacy": {"method": "fedre"}}, "data.region = 'missing'"),
+        ({"data": {"name": "digits", "clients": 3, "region": [3, 3, 5]}}, "data.region = [3, 3, 5]: must be [top"),
+        ({"data": {"name": "digits", "clients": 3, "region": [[0, 0, 1, 1], [2]]}}, "must be [top, left, bottom"),
         ({"privacy": {"method": "group"}, "aggregator": {"name": "fedavg"}}, "brings its own aggregation"),
         ({"source": {"kind": "secret"}}, "source.kind = 'secret': did you mean 'secure'?"),
         ({"compare": {"settings": [{"method": "vanila"}]}}, "compare.settings[0]: privacy.method = 'vanila'"),

@@ -49,6 +49,29 @@ def test_patches_of_a_folder(folder):
     assert len(load("documents", path=folder, tile=32, documents=2).x) == 8
 
 
+def test_a_folder_says_where_each_kind_of_what_is_sensitive_stands(folder):
+    for kind, rows, pages in (("address", slice(10, 20), (0, 1)), ("total", slice(15, 30), (1, 3))):
+        (folder / "sensitive" / kind).mkdir(parents=True)
+        mask = np.zeros((50, 70), dtype=np.uint8)
+        mask[rows] = 255
+        for i in pages:
+            (folder / "sensitive" / kind / f"page{i}.png").write_bytes(encoded(mask))
+    data = load("documents", path=folder, tile=50, tiles=1)
+    assert data.region_names == ("address", "total")
+    assert [data.sensitive([kind]).any(2).sum(1).tolist() for kind in data.region_names] == [
+        [10, 10, 0, 0, 0],
+        [0, 15, 0, 15, 0],
+    ]
+    clients = federate(data, clients=5, holdout=0.0, seed=0, sensitive=[["address"]])
+    assert sum(bool(c.masks.any()) for c in clients) == 2
+    (folder / "sensitive" / "total" / "page3.png").write_bytes(encoded(mask[:20]))
+    with pytest.raises(FieldError, match=r"page3\.png.*as large as the image"):
+        load("documents", path=folder, tile=50, tiles=1)
+    (folder / "sensitive" / "total" / "page9.png").write_bytes(encoded(mask))
+    with pytest.raises(FieldError, match="belongs to no image"):
+        load("documents", path=folder, tile=50, tiles=1)
+
+
 def test_doctampers_own_files(folder, tmp_path):
     lmdb = pytest.importorskip("lmdb")
     for half in ("train", "test"):

@@ -160,6 +160,20 @@ def test_empty_clients_are_refused_only_by_methods_that_need_them():
         prepare(spec({**data, "region": [3, 3, 5, 5], "public_examples": 4}, privacy=fedre))
 
 
+@pytest.mark.parametrize("region", [[0, 0, 9, 9], [3, 3, 3, 5], [-1, 0, 2, 2], [[0, 0, 2, 2], [7, 7, 9, 9]]])
+def test_a_region_out_of_the_images_is_refused_before_a_round(region):
+    with pytest.raises(FieldError, match=r"data\.region.*(within 8 x 8|at least 0)"):
+        prepare(spec({"name": "digits", "clients": 2, "region": region}))
+
+
+def test_several_rectangles_are_one_region_and_classes_that_nobody_public_shows_are_named():
+    fedre = {"method": "fedre", "clip": 0.5, "epsilon": 2000.0, "delta": 1e-5}
+    data = {"name": "digits", "clients": 2, "region": [[0, 0, 2, 2], [1, 1, 3, 4]], "public_examples": 4}
+    setup = prepare(spec(data, privacy=fedre))
+    assert int(setup.learner.region.sum()) == 4 + 6 - 1
+    assert any("shows classes" in warning for warning in setup.warnings)
+
+
 def masks():
     y = torch.zeros(8, 4, 4, dtype=torch.int64)
     y[:, 1:3, 1:3] = 1

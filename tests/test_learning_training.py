@@ -78,6 +78,22 @@ def test_the_rate_falls_from_round_to_round():
     assert found == pytest.approx([1 + 1.6, 1 + 0.8, 1 + 0.4], abs=1e-12)
 
 
+def test_the_rate_rises_and_falls_within_a_round():
+    local = LocalTraining(lr=0.1, epochs=20, decay=0.5, schedule="cosine")
+    rates = [local.rate(3, step, 20) for step in range(20)]
+    assert rates[:2] == pytest.approx([0.0125, 0.025 * (1 + math.cos(math.pi * 1.5 / 20)) / 2])
+    assert max(rates) == rates[1]
+    assert rates[1:] == sorted(rates[1:], reverse=True)
+    assert rates[10] + rates[9] == pytest.approx(0.025)
+    assert 0 < rates[-1] < 1e-3
+    start = torch.tensor([1.0], dtype=torch.float64)
+    [one, other] = (
+        run(Scale(), ONE, LocalTraining(lr=0.1, loss="mse", schedule=s), start=start).model.item()
+        for s in ("cosine", "constant")
+    )
+    assert one - 1 == pytest.approx((other - 1) / 2)  # of one step, the middle of the cosine
+
+
 def test_only_the_longest_part_of_an_update_is_kept():
     model, local = linear(), {"lr": 0.5, "batch_size": 4}
     start = Layout.from_module(model).read(model)
@@ -88,7 +104,7 @@ def test_only_the_longest_part_of_an_update_is_kept():
     assert torch.equal(kept[kept != 0], whole[kept != 0])
 
 
-@pytest.mark.parametrize(("name", "value"), [("slack", 1.0), ("keep", 0.5), ("decay", 0.5)])
+@pytest.mark.parametrize(("name", "value"), [("slack", 1.0), ("keep", 0.5), ("decay", 0.5), ("schedule", "cosine")])
 def test_only_one_client_after_another_follows_unusual_local_training(name, value):
     model = linear()
     layout = Layout.from_module(model)
@@ -96,6 +112,8 @@ def test_only_one_client_after_another_follows_unusual_local_training(name, valu
     noisy = NoisySteps(steps=1, rate=1.0, clip=1.0, deviation=1.0, denominator=7.0)
     with pytest.raises(FieldError, match=name):
         make_trainer(model, layout, LocalTraining(**{name: value}), noisy=noisy)
+    if name == "schedule":
+        return
     for wrong in (-1.0, 2.0) if name != "slack" else (-1.0, math.nan):
         with pytest.raises(FieldError, match=name):
             LocalTraining(**{name: wrong})
@@ -352,6 +370,7 @@ def test_dice_by_hand_and_where_it_is_refused():
     assert float(LOSSES["dice"](logits, y)) == pytest.approx(math.log(2) + 1 - 3 / 5)
     sure = torch.stack([1 - y.float(), y.float()], 1) * 100
     assert float(LOSSES["dice"](sure, y)) == pytest.approx(0, abs=1e-6)
+    assert float(LOSSES["soft_dice"](logits, y)) == pytest.approx(1 - 3 / 5)
     with pytest.raises(FieldError, match="class a pixel"):
         LOSSES["dice"](torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64))
     model = build_model("unet", input_shape=(1, 8, 8), outputs=2, seed=0, widths=(4, 8))

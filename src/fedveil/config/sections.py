@@ -23,6 +23,15 @@ def _clients(value: Any) -> Any:
     return value
 
 
+def _rectangles(value: Any) -> Any:
+    """One rectangle, or several, as tuples."""
+    several = isinstance(value, list | tuple) and bool(value) and isinstance(value[0], list | tuple)
+    for one in value if several else [value]:
+        if not isinstance(one, list | tuple) or len(one) != 4 or any(type(side) is not int for side in one):
+            raise FieldError("data.region", value, "must be [top, left, bottom, right] in pixels, or a list of such")
+    return tuple(map(tuple, value)) if several else tuple(value)
+
+
 Clients = Annotated[int | Literal["natural"], BeforeValidator(_clients)]
 Rows = Annotated[tuple[Annotated[tuple[int, ...], Field(strict=False)], ...], Field(strict=False)]
 
@@ -33,10 +42,10 @@ class Data(OpenSection):
     With `patches`, images become features of so many patches that are learned, without labels, on the public examples;
     with `components` they are projected on so many directions, the public examples' principal ones or random ones;
     with `patch_sizes` too, small patches of each size are averaged over rings and whitened to 128 `components`.
-    `region` (top, left, bottom, right) marks the privacy-sensitive pixels, `sensitive` names the kinds of them that a
-    set knows (a list a client, in turn), `pixel_noise` is the deviation of Gaussian noise that clients put on those
-    pixels of what they train on (a baseline without a guarantee), and `public_examples` are set aside for the server,
-    for FedRE and `patches`.
+    `region` (top, left, bottom, right; or several such) marks the privacy-sensitive pixels, `sensitive` names the kinds
+    of them that a set knows (a list a client, in turn), `pixel_noise` is the deviation of Gaussian noise that clients
+    put on those pixels of what they train on (a baseline without a guarantee), and `public_examples` are set aside for
+    the server, for FedRE and `patches`.
     `validation` is the share of the set's own test half that the server keeps to itself, stratified; final figures are
     measured on the rest. ``clients = "natural"`` means all natural clients of the set (``partition = "natural"`` with a
     number draws so many), `min_size` the fewest examples of one. `alpha`, `shards` or `counts` of another partition are
@@ -53,7 +62,7 @@ class Data(OpenSection):
     min_size: int = 1
     counts: Rows | None = None
     holdout: float = 0.2
-    region: Annotated[tuple[int, int, int, int], Field(strict=False)] | None = None
+    region: Annotated[tuple[Any, ...], BeforeValidator(_rectangles)] | None = None
     sensitive: Annotated[tuple[Annotated[tuple[str, ...], Field(strict=False)], ...], Field(strict=False)] = ()
     pixel_noise: float = 0.0
     public_examples: int = 0

@@ -20,14 +20,16 @@ from fedveil.mechanisms.source import keyed_seed
 from fedveil.optional import optional
 
 Grey = NDArray[np.uint8]
+MOST_KINDS = 8  # one bit each
 
 
 @dataclass(frozen=True)
 class _Document:
-    """One page: its name, and how its image and mask are read."""
+    """One page: its name, how its image and mask are read, and a mask a kind of what is sensitive, where it has one."""
 
     name: str
     read: Callable[[], tuple[Grey, Grey]]
+    sensitive: tuple[Path | None, ...] = ()
 
 
 def load_documents(
@@ -42,7 +44,8 @@ def load_documents(
     ----------
     path : str or Path
         Holds ``images`` and ``masks``, in which a mask has the name of its image (any suffix; not 0 means tampered), as
-        T-SROIE can be laid out; or the ``data.mdb`` of DocTamper (needs lmdb); or ``train`` and, where there is one,
+        T-SROIE can be laid out, and may hold ``sensitive``: a folder a kind, with masks of where images show that kind
+        (no mask: nowhere); or the ``data.mdb`` of DocTamper (needs lmdb); or ``train`` and, where there is one,
         ``test``, each of which holds one of these.
     tile : int
         Height and width in pixels; smaller documents are refused.
@@ -69,7 +72,7 @@ def load_documents(
     if not halves:
         raise MissingDataError("data.path", str(root), "is no folder: give one that holds images and masks")
     made = [_tiles(half, tile, tiles, tile_seed) for half in halves]
-    test = made[1] if len(made) > 1 else None
+    test, kinds = made[1] if len(made) > 1 else None, _kinds(folders[0])
     return DataSet(
         name="documents",
         x=images(made[0][0]),
@@ -79,6 +82,8 @@ def load_documents(
         classes=2,
         class_names=("genuine", "tampered"),
         group=torch.arange(len(halves[0])).repeat_interleave(tiles),
+        regions=torch.from_numpy(made[0][2]) if kinds else None,
+        region_names=tuple(kinds),
         note=f"From the folder {root.name}.",
         licence="that of the folder",
     )
@@ -96,13 +101,28 @@ def _pairs(folder: Path) -> Iterator[_Document]:
     for part in ("images", "masks"):
         if not (folder / part).is_dir():
             raise MissingDataError("data.path", str(folder), f"must hold images and masks; there is no {part}")
-    masks = {file.stem: file for file in (folder / "masks").iterdir() if file.suffix.lower() in SUFFIXES}
-    for file in sorted((folder / "images").iterdir()):
-        if file.suffix.lower() not in SUFFIXES:
-            continue
-        if file.stem not in masks:
-            raise FieldError(str(file), None, f"has no mask: masks/{file.stem}.png is missing")
-        yield _Document(file.name, partial(_read, str(file), file, masks[file.stem]))
+    files, masks, kinds = _by_name(folder / "images"), _by_name(folder / "masks"), _kinds(folder)
+    for marked in kinds.values():
+        for name, file in marked.items():
+            if name not in files:
+                raise FieldError(str(file), None, f"belongs to no image: images/{name}.png is missing")
+    for name, file in sorted(files.items()):
+        if name not in masks:
+            raise FieldError(str(file), None, f"has no mask: masks/{name}.png is missing")
+        sensitive = tuple(marked.get(name) for marked in kinds.values())
+        yield _Document(file.name, partial(_read, str(file), file, masks[name]), sensitive)
+
+
+def _by_name(folder: Path) -> dict[str, Path]:
+    return {file.stem: file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES}
+
+
+def _kinds(folder: Path) -> dict[str, dict[str, Path]]:
+    """Masks of what is sensitive, by kind and document."""
+    kinds = sorted(p for p in (folder / "sensitive").glob("*") if p.is_dir())
+    if len(kinds) > MOST_KINDS:
+        raise FieldError(str(folder / "sensitive"), len(kinds), f"holds more than {MOST_KINDS} kinds")
+    return {kind.name: _by_name(kind) for kind in kinds}
 
 
 def _stored(folder: Path) -> Iterator[_Document]:
@@ -137,11 +157,24 @@ def _read(name: str, image: Path | bytes, mask: Path | bytes) -> tuple[Grey, Gre
     return page.astype(np.uint8), (truth > 0).astype(np.uint8)
 
 
-def _tiles(documents: list[_Document], tile: int, tiles: int, seed: int) -> tuple[Grey, NDArray[np.int64]]:
+def _bits(document: _Document, shape: tuple[int, ...]) -> Grey:
+    """[H, W]: bit j of a pixel says that kind j of what is sensitive stands there."""
+    bits = np.zeros(shape, dtype=np.uint8)
+    for j, file in enumerate(document.sensitive):
+        if file is not None:
+            marked = np.atleast_2d(decode(str(file), file, mode="grey").squeeze())
+            if marked.shape != shape:
+                raise FieldError(str(file), marked.shape, f"must be as large as the image, {shape}")
+            bits |= ((marked > 0) << j).astype(np.uint8)
+    return bits
+
+
+def _tiles(documents: list[_Document], tile: int, tiles: int, seed: int) -> tuple[Grey, NDArray[np.int64], Grey]:
     x = np.empty((len(documents) * tiles, tile, tile), dtype=np.uint8)
-    y = np.empty(x.shape, dtype=np.int64)
+    y, bits = np.empty(x.shape, dtype=np.int64), np.empty_like(x)
     for i, document in enumerate(documents):
         page, truth = document.read()
+        shown = _bits(document, page.shape)
         if min(page.shape) < tile:
             size = " x ".join(map(str, page.shape))
             raise FieldError("data.tile", tile, f"is more than {document.name} has: {size}")
@@ -156,5 +189,6 @@ def _tiles(documents: list[_Document], tile: int, tiles: int, seed: int) -> tupl
                     for at, side in zip(spot.tolist(), page.shape, strict=True)
                 ]
             window = tuple(slice(at, at + tile) for at in corner)
-            x[i * tiles + k], y[i * tiles + k] = page[window], truth[window]
-    return x, y
+            row = i * tiles + k
+            x[row], y[row], bits[row] = page[window], truth[window], shown[window]
+    return x, y, bits

@@ -102,9 +102,9 @@ class DataSet:
             For a kind that the set does not know.
         """
         if self.regions is None:
-            raise FieldError("regions", None, f"{self.name} does not say where its images are sensitive")
+            raise FieldError("data.sensitive", list(kinds), f"{self.name} does not say where its images are sensitive")
         for kind in kinds:
-            require_choice("regions", kind, self.region_names)
+            require_choice("data.sensitive", kind, self.region_names)
         chosen = sum(1 << self.region_names.index(kind) for kind in dict.fromkeys(kinds))
         return (self.regions & chosen) != 0
 

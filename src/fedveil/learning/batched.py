@@ -69,7 +69,7 @@ class BatchedTrainer:
         precision: str = "full",
     ) -> None:
         require_choice("precision", precision, ("full", "bfloat16"))
-        if local.loss == "dice":
+        if local.loss in ("dice", "soft_dice"):
             raise NotStackable("the loss 'dice' has no batched form")
         if local.unusual:
             raise NotStackable(f"local training with '{local.unusual}' has no batched form")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -36,7 +37,10 @@ class LocalTraining(Suggesting):
         Share of the update's coordinates that are kept, the longest ones; the others become 0 (LUS, the same paper).
     decay : float
         The learning rate of round r is lr * decay^(r - 1).
-    loss : {"cross_entropy", "mse", "rmse", "dice"}
+    schedule : {"constant", "cosine"}
+        Of the rate within a round: "cosine" lets it rise over the first tenth of the steps and then fall to 0 along
+        half a cosine, so that an optimiser that begins anew takes no long first step.
+    loss : {"cross_entropy", "mse", "rmse", "dice", "soft_dice"}
         Mean over the batch; rmse is the root of the batch's mean squared error.
 
     Raises
@@ -54,6 +58,7 @@ class LocalTraining(Suggesting):
     slack: float = 0.0
     keep: float = 1.0
     decay: float = 1.0
+    schedule: str = "constant"
     loss: str = "cross_entropy"
 
     def __post_init__(self) -> None:
@@ -62,6 +67,7 @@ class LocalTraining(Suggesting):
         require_count("batch_size", self.batch_size)
         require_positive("lr", self.lr)
         require_choice("optimizer", self.optimizer, ("sgd", "adam"))
+        require_choice("schedule", self.schedule, ("constant", "cosine"))
         require_choice("loss", self.loss, LOSSES)
         require_non_negative("prox", self.prox)
         require_non_negative("slack", self.slack)
@@ -73,10 +79,18 @@ class LocalTraining(Suggesting):
         if self.momentum and self.optimizer != "sgd":
             raise FieldError("momentum", self.momentum, f"is SGD's; {self.optimizer} has none: set it to 0")
 
+    def rate(self, round_: int, step: int, steps: int) -> float:
+        """Learning rate of step `step` from 0, of so many in the round `round_` from 1."""
+        rate = self.lr * self.decay ** (round_ - 1) if self.decay < 1 else self.lr
+        if self.schedule == "constant":
+            return rate
+        rising, done = (step + 1) / math.ceil(0.1 * steps), (step + 0.5) / steps
+        return rate * min(rising, (1 + math.cos(math.pi * done)) / 2)
+
     @property
     def unusual(self) -> str:
-        """The first of `slack`, `keep` and `decay` that is set, which one client after another follows alone."""
-        usual = {"slack": 0.0, "keep": 1.0, "decay": 1.0}
+        """The first of `slack`, `keep`, `decay` and `schedule` set, which one client after another follows alone."""
+        usual = {"slack": 0.0, "keep": 1.0, "decay": 1.0, "schedule": "constant"}
         return next((name for name, value in usual.items() if getattr(self, name) != value), "")
 
 

@@ -63,7 +63,12 @@ def rmse(output: Tensor, y: Tensor) -> Tensor:
 
 
 def dice(output: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy plus the soft Dice loss of the classes above 0, for a class a pixel of which some are rare.
+    """Cross-entropy plus `soft_dice`, for a class a pixel of which some are rare."""
+    return soft_dice(output, y) + cross_entropy(output, y)
+
+
+def soft_dice(output: Tensor, y: Tensor) -> Tensor:
+    """The soft Dice loss of the classes above 0, for a class a pixel; a weak detector answers to it, too.
 
     Logits [B, classes, H, W], classes [B, H, W]. Of each image and class 1 - (2 sum p t + 1) / (sum p + sum t + 1) with
     the softmax p and the truth t (Milletari et al. 2016, arXiv 1606.04797, with sums instead of sums of squares).
@@ -73,10 +78,16 @@ def dice(output: Tensor, y: Tensor) -> Tensor:
     rare = output.softmax(1)[:, 1:].flatten(2)
     truth = F.one_hot(y.flatten(1), output.shape[1]).movedim(-1, 1)[:, 1:].to(rare.dtype)
     both, sums = (rare * truth).sum(2), rare.sum(2) + truth.sum(2)
-    return cross_entropy(output, y) + (1 - (2 * both + 1) / (sums + 1)).mean()
+    return (1 - (2 * both + 1) / (sums + 1)).mean()
 
 
-LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy, "mse": mse, "rmse": rmse, "dice": dice}
+LOSSES: dict[str, Loss] = {
+    "cross_entropy": cross_entropy,
+    "mse": mse,
+    "rmse": rmse,
+    "dice": dice,
+    "soft_dice": soft_dice,
+}
 LABELWISE: dict[str, Loss] = {
     "cross_entropy": partial(cross_entropy, reduction="none"),
     "mse": partial(mse, reduction="none"),

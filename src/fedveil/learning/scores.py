@@ -8,7 +8,7 @@ averaged over the region's pixels and then over the images. A layer is a module:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,8 @@ from fedveil.layout import Layout
 from fedveil.learning.losses import Loss, evaluating, loss_of
 from fedveil.mechanisms.source import keyed_seed
 
-Region = Tensor | tuple[int, int, int, int]
+Rectangle = tuple[int, int, int, int]
+Region = Tensor | Rectangle | Sequence[Rectangle]
 Parameters = dict[str, Tensor]
 
 _ELEMENTS = 1 << 24  # tangent elements held at once: bounds the memory of a chunk
@@ -54,8 +55,8 @@ def layer_scores(
     y : Tensor
         [B, ...].
     region : Tensor or tuple of int
-        A bool mask [H, W], or (top, left, bottom, right) in pixels, the last two exclusive, the same for all images; or
-        bool masks [B, H, W], one an image.
+        A bool mask [H, W], or (top, left, bottom, right) in pixels, the last two exclusive, or several such, the same
+        for all images; or bool masks [B, H, W], one an image.
     method : {"exact", "estimate", "signal"}
         ``"exact"``: one forward-over-reverse product a coordinate of the region. ``"estimate"``: random directions v
         in each layer's parameters, E[(v . J)_j^2] = ||J[:, j]||^2; all pixels at once. Its root is low by about
@@ -159,6 +160,9 @@ def region_mask(region: Region, height: int, width: int) -> Tensor:
         if not region.any():
             raise FieldError("region", "empty mask", "must hold at least one pixel")
         return region.cpu()
+    several = [one for one in region if not isinstance(one, int)]
+    if several:
+        return torch.stack([region_mask(one, height, width) for one in several]).any(0)
     if len(region) != 4:
         raise FieldError("region", region, "must be a bool mask, or (top, left, bottom, right) in pixels")
     top, left, bottom, right = (require_count("region", side, least=0) for side in region)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
@@ -119,7 +120,8 @@ class SequentialTrainer:
             return Trained(start.detach().clone(), 0, 0.0)
         self._reset(start)
         local, model, step, total = self.local, self._model, 0, 0.0
-        optimizer = self._optimizer(local.lr * local.decay ** (key[1] - 1) if local.decay < 1 else local.lr)
+        steps = local.epochs * math.ceil(client.examples / local.batch_size)
+        optimizer = self._optimizer(local.lr)
         anchors = [p.detach().clone() for p in self._parameters] if local.prox else []
         orders = torch.from_numpy(epoch_orders([key], [client.examples], local.epochs)).view(local.epochs, -1)
         stream(key, "dropout", self._generator)
@@ -135,6 +137,8 @@ class SequentialTrainer:
                     if not local.slack or (self._moved(start) > local.slack):
                         for p, anchor in zip(self._parameters, anchors, strict=False):
                             p.grad = _gradient(p).add_(p.detach() - anchor, alpha=local.prox)
+                    for group in optimizer.param_groups:
+                        group["lr"] = local.rate(key[1], step, steps)
                     optimizer.step()
                     losses.append(loss.detach() * len(rows))
                     step += 1

@@ -46,6 +46,8 @@ class UNet(nn.Module):
     residuals : bool
         Whether the first layer sees beside each channel what four fixed high-pass filters leave of it, in which traces
         of forgery show better than in the image (Fridrich and Kodovsky 2012, 10.1109/TIFS.2012.2190402).
+    rank : int
+        Above 0: each 3x3 convolution stays as it begins, and learns what is added to it, of this rank.
     """
 
     def __init__(
@@ -58,12 +60,13 @@ class UNet(nn.Module):
         deviation: float,
         patch: int = 1,
         residuals: bool = False,
+        rank: int = 0,
     ) -> None:
         super().__init__()
         self.mean, self.deviation, self.patch, self.residuals = mean, deviation, patch, residuals
         first = channels * patch**2 * (1 + residuals * len(_FILTERS))
-        self.down = nn.ModuleList(_block(a, b, activation) for a, b in pairwise([first, *widths]))
-        self.up = nn.ModuleList(_block(a + b, b, activation) for a, b in pairwise(reversed(widths)))
+        self.down = nn.ModuleList(_block(a, b, activation, rank) for a, b in pairwise([first, *widths]))
+        self.up = nn.ModuleList(_block(a + b, b, activation, rank) for a, b in pairwise(reversed(widths)))
         self.pool, self.grow = nn.MaxPool2d(2), nn.Upsample(scale_factor=2)
         self.head = nn.Conv2d(widths[0], classes * patch**2, 1)
 
@@ -93,11 +96,14 @@ def unet(
     patch: int = 1,
     residuals: bool = False,
     frozen: int = 0,
+    rank: int = 0,
 ) -> nn.Module:
     """A small U-Net for a class a pixel; height and width must be divisible by patch, and by 2 at each later level.
 
-    The first `frozen` levels on the way down stay as they begin: fewer parameters carry noise.
+    Fewer parameters carry noise if the first `frozen` levels on the way down stay as they begin, or if convolutions
+    learn a change of low `rank` (at least 1; 0 learns all of them).
     """
+    require_count("rank", rank, least=0)
     require_choice("activation", activation, _ACTIVATIONS)
     if not widths or any(require_count("widths", w) % 4 for w in widths):
         raise FieldError("widths", list(widths), "must be multiples of 4, one a level")
@@ -108,7 +114,7 @@ def unet(
     require_positive("deviation", deviation)
     if require_count("frozen", frozen, least=0) > len(widths):
         raise FieldError("frozen", frozen, f"must be at most {len(widths)}, the number of levels")
-    net = UNet(input_shape[0], outputs, list(widths), activation, mean, deviation, patch, residuals)
+    net = UNet(input_shape[0], outputs, list(widths), activation, mean, deviation, patch, residuals, rank)
     net.down[:frozen].requires_grad_(False)
     return net
 
@@ -144,8 +150,23 @@ def _residuals(x: Tensor) -> Tensor:
     return _MOST * torch.tanh(_GAIN / _MOST * found.reshape(len(x), -1, *x.shape[2:]))
 
 
-def _block(before: int, after: int, activation: str) -> nn.Sequential:
+class _LowRank(nn.Module):
+    """A convolution that stays as it begins, plus a learned one of low rank (Hu et al. 2021, arXiv 2106.09685)."""
+
+    def __init__(self, before: int, after: int, rank: int) -> None:
+        super().__init__()
+        self.fixed = nn.Conv2d(before, after, 3, padding=1, bias=False).requires_grad_(False)
+        self.reduce = nn.Parameter(torch.randn(rank, before, 3, 3) / (3 * before**0.5))
+        self.expand = nn.Parameter(torch.zeros(after, rank, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.fixed(x) + conv2d(conv2d(x, self.reduce, padding=1), self.expand)
+        return found
+
+
+def _block(before: int, after: int, activation: str, rank: int) -> nn.Sequential:
     parts: list[nn.Module] = []
     for a in (before, after):
-        parts += [nn.Conv2d(a, after, 3, padding=1, bias=False), nn.GroupNorm(4, after), _ACTIVATIONS[activation]()]
+        conv = _LowRank(a, after, rank) if rank else nn.Conv2d(a, after, 3, padding=1, bias=False)
+        parts += [conv, nn.GroupNorm(4, after), _ACTIVATIONS[activation]()]
     return nn.Sequential(*parts)

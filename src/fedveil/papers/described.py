@@ -236,6 +236,10 @@ class Described(_Table):
     figures: Mapping[str, FigureOf] = {}
     notes: tuple[NoteOf, ...] = ()
     statements: Mapping[str, str] = {}
+    absent: Mapping[str, str] = Field(
+        default={},
+        description="What else it printed, in tables called N-NAME, and why nothing is beside it.",
+    )
     claims: tuple[ClaimOf, ...] = ()
     judged_on: tuple[str, ...] = Field(default=(), description="Groups of runs, the one nearest to the paper first.")
 

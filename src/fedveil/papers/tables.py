@@ -21,13 +21,20 @@ def result_table(title: str, results: Sequence[Result], study: Study) -> Table:
     words = [study.described.row_name, "setting", *(["figure"] * several)]
     numbers = ["ours", "interval or deviation"] + ["± over draws"] * drawn
     numbers += ["paper", "ours - paper"] * printed + ["d", "noise/clip"] * noisy
+    table, absent = title.partition(":")[0], {}
+    for name, label in study.described.absent.items():
+        found = [study.published.get((f"{table}-{name}", r.row, r.setting, r.figure)) for r in results]
+        if any(found):
+            absent[f"paper, {label}"] = found
     rows = []
-    for r in results:
+    for i, r in enumerate(results):
         cells = [r.row, study.settings.get(r.setting, r.setting), *([r.figure] * several), _number(r.value), _spread(r)]
         cells += [_number(r.between_draws)] * drawn
         cells += [_printed(r.published), _number(r.difference, "+")] if printed else []
         cells += [_short(r.noise.get("distance")), _short(r.noise.get("noise_to_clip"))] if noisy else []
+        cells += [_printed(found[i]) for found in absent.values()]
         rows.append(cells)
+    numbers += absent
     return Table([*words, *numbers], rows, title, numbers, notes=result_notes(results, study))
 
 

@@ -55,6 +55,14 @@ class Dealt:
         totals = [sum(column) for column in zip(*(one.counts for one in self.holdings()), strict=True)]
         return max(totals) / sum(totals) if totals else None
 
+    def unscored(self, method: Method) -> list[int]:
+        """Classes that no public example shows, where the method scores layers on those."""
+        scoring = {"public_scores", "public_layer_scores"} & (method.client.needs | method.server.needs)
+        if self.public is None or not scoring or self.dataset.task == "regression":
+            return []
+        found = torch.bincount(self.public.y.flatten(), minlength=self.dataset.classes)
+        return [int(c) for c in found.eq(0).nonzero()]
+
     def warnings(self) -> list[str]:
         """Clients that are empty, hold one example, or lack a class: a line each kind."""
         return warnings_of(self.holdings(), self.dataset)
@@ -205,11 +213,9 @@ def check_fit(dealt: Dealt, method: Method, loss: str, model: str, module: nn.Mo
             f"{dataset.name!r} has targets, no classes: use 'mse' or 'rmse'; where they are classes, store them as integers",
         )
     if dataset.task == "segmentation":
-        if dealt.public is not None and "public_scores" in method.server.needs:
-            lacking = torch.bincount(dealt.public.y.flatten(), minlength=dataset.classes).eq(0).nonzero().flatten()
-            if len(lacking):
-                accepted = f"show no pixel of class {int(lacking[0])}, which clients' layers are scored with: take more"
-                raise FieldError("data.public_examples", dealt.public.examples, accepted)
+        if dealt.public is not None and (lacking := dealt.unscored(method)):
+            accepted = f"show no pixel of class {lacking[0]}, which clients' layers are scored with: take more"
+            raise FieldError("data.public_examples", dealt.public.examples, accepted)
         some = next(module.parameters())
         with evaluating(module), torch.no_grad():
             shape = tuple(module(dataset.x[:1].to(some.device, some.dtype)).shape[1:])

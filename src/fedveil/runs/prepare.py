@@ -32,6 +32,7 @@ from fedveil.layout import Layout
 from fedveil.learning import LocalTraining, PrivateTrainer, SequentialTrainer, build_model, initial_models, make_trainer
 from fedveil.learning.learner import Learner, Trainer
 from fedveil.learning.metrics import DEFAULT
+from fedveil.learning.scores import region_mask
 from fedveil.mechanisms import keyed_seed
 from fedveil.methods import ClientSide, Method, RecordDP
 
@@ -150,6 +151,8 @@ def prepare(config: Config, memo: Path | None = None, like: Setup | None = None)
     if poisoning is not None and poisoning.acting:
         arguments["behaviours"] = poisoning.behaviours
     warnings = [] if like is not None else dealt.warnings()
+    if like is None and (lacking := dealt.unscored(method)):
+        warnings.append(f"no public example shows classes {lacking}: layers are scored without them")
     if "privacy" not in config.model_fields_set and like is None:
         warnings.append("no [privacy] table: nothing protects the clients (fedveil advise says what is possible)")
     planned = config.privacy.options.get("rounds")
@@ -188,8 +191,11 @@ def _learner(config: Config, dealt: Dealt, method: Method, memo: Path | None) ->
             trainer.check_sizes(dealt.clients)
     elif memo is not None:
         trainer = _remembered(trainer, config, local, memo)
-    region, scoring = config.data.region, config.scoring
-    return Learner(module, layout, local, region=region, scoring=scoring, trainer=trainer, device=config.device)
+    given, region = config.data.region, None
+    if given is not None:
+        with fields_of("data"):
+            region = region_mask(given, *(1, 1, *dealt.dataset.input_shape)[-2:])
+    return Learner(module, layout, local, region=region, scoring=config.scoring, trainer=trainer, device=config.device)
 
 
 def _first_models(

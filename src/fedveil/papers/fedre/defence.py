@@ -20,9 +20,10 @@ from fedveil.engines.probe import Seen
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData
 
-ATTACK = DLG(steps=150, restarts=0)
+ATTACK = DLG(steps=350, restarts=0)
 THREAT = ThreatModel(
-    "server or eavesdropper that knows the forged pixels", frozenset({"client models", "training", "labels"})
+    "server or eavesdropper that knows the forged pixels",
+    frozenset({"client models", "training", "labels", "reference"}),
 )
 MEASURED = tuple(f"{where}_{what}" for where in ("region", "rest") for what in ("mse", "ssim", "psnr"))
 FIGURES = (*MEASURED, "legible", "blind")
@@ -42,11 +43,13 @@ class Recovered:
 class RegionInversion:
     """The attack as a probe: it inverts the releases of the first clients of one tile that is sensitive in part.
 
-    Each client takes one step of SGD on one tile; the attacker knows training, clipping, the noise's deviations and
-    which pixels are forged. Without noise it therefore finds nearly every pixel: what noise hides is measured.
+    Each client takes one step of SGD on one tile; the attacker knows training, clipping, the noise's deviations, which
+    pixels are forged, and the tiles of all other clients, as images of the same kind: where noise leaves nothing it
+    answers with their mean. The server and an eavesdropper on the wire have the same: what arrived, and what opened
+    the round. Which pixels are sensitive the attacker is not told.
     """
 
-    images: ClassVar[int] = 3
+    images: ClassVar[int] = 2
     figures: ClassVar[tuple[str, ...]] = FIGURES
 
     def __init__(self, full: Config) -> None:
@@ -56,7 +59,8 @@ class RegionInversion:
     def name(self) -> str:
         """With what decides the figures."""
         return (
-            f"inversion of {self.images} tiles by DLG, {ATTACK.steps} evaluations, forged pixels known, glyphs {GLYPH}"
+            f"inversion of {self.images} tiles by DLG, {ATTACK.steps} evaluations, forged pixels and others' tiles "
+            f"known, glyphs {GLYPH}"
         )
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
@@ -64,7 +68,8 @@ class RegionInversion:
         chosen = [p for p in sorted(seen.received) if _partly_sensitive(seen.federation.clients[p])][: self.images]
         if not chosen:
             raise FieldError("data.sensitive", None, "marks a part of no client's tile: more clients are needed")
-        self.recovered = [_inverted(seen, p) for p in chosen]
+        others = [client.x for p, client in enumerate(seen.federation.clients) if p not in chosen]
+        self.recovered = [_inverted(seen, p, torch.cat(others) if len(others) > 1 else None) for p in chosen]
         units = [region_and_rest(r.original, r.found, r.mask, data_range=1.0) for r in self.recovered]
         means = {name: fmean(float(unit[name]) for unit in units) for name in MEASURED}
         return {**means, **legibility(self.recovered)}
@@ -110,7 +115,7 @@ def _partly_sensitive(client: ClientData) -> bool:
     return client.masks is not None and client.examples == 1 and two_sided(client.masks[:, 3:-3, 3:-3])
 
 
-def _inverted(seen: Seen, partition: int) -> Recovered:
+def _inverted(seen: Seen, partition: int, others: Tensor | None) -> Recovered:
     client, learner, layout = seen.federation.clients[partition], seen.federation.learner, seen.federation.layout
     model, scales = model_of(seen.received[partition]), seen.record.client_scales.get(partition, ())
     assert model is not None
@@ -125,6 +130,7 @@ def _inverted(seen: Seen, partition: int) -> Recovered:
         labels=client.y,
         clip=dict.fromkeys(layers, bound) if isinstance(bound, float) else bound,
         noise=dict(zip(layers, scales, strict=True)) if scales else 0.0,
+        reference=others,
     )
     received = Received(seen.broadcast.public.round, partition, seen.broadcast.models, model)
     found = invert(received, known, ATTACK, THREAT).images
