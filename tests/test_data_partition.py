@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -227,6 +229,7 @@ def test_small_clients_are_said_not_refused():
     assert "1 of 4 clients hold a single example" in lines[1]
     assert "2 of 4 clients hold no example of some class (client-1, client-3)" in lines[2]
     assert warnings_of([found[0]] * 2, data) == []
+    assert len(warnings_of([found[0]] * 2, replace(data, owners=("ann", "bob")))) == 1  # a writer's images went to many
     [alone] = warnings_of(found[:1], data)  # which hides behind nobody
     assert "one client" in alone
 

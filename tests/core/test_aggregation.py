@@ -24,6 +24,7 @@ from fedveil.aggregation import (
     MultiKrum,
     TrimmedMean,
     cluster_means,
+    halves,
     perturbation_weights,
 )
 from fedveil.engines.states import pack, unpack
@@ -362,6 +363,19 @@ def test_an_empty_cluster_keeps_its_hypothesis():
     assert centres[0].tolist() == [2, 0]
     assert torch.equal(centres[1:], hypotheses[1:])
     assert hypotheses[0].tolist() == [0, 0]
+
+
+def test_the_halves_of_a_cluster_are_told_apart_through_noise_many_times_the_step():
+    g, d, n = torch.Generator().manual_seed(0), 100_000, 8
+    start, common, kind = torch.randn(3, d, generator=g)
+    kinds = torch.tensor([0, 1, 1, 0, 1, 0, 0, 1])
+    steps = (common + torch.where(kinds == 1, 1.0, -1.0)[:, None] * kind) / d**0.5
+    noise = torch.randn(n, d, generator=g) * torch.linspace(2, 6, n)[:, None] / d**0.5  # lengths 2 to 6 beside 1.4
+    for models in (start + steps, start + steps + noise):
+        found = halves(models, start)
+        assert bool((found == (kinds == 1)).all()) or bool((found == (kinds == 0)).all())
+    assert not bool(halves(start[None], start).any())
+    assert not bool(halves(torch.empty(0, d), start).any())
 
 
 def test_fewer_replies_than_hypotheses_is_legal():

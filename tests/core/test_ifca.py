@@ -61,13 +61,30 @@ def test_group_privacy_with_one_hypothesis_is_fedavg_with_the_same_noise():
     assert float((a.models - torch.ones(1, 2)).norm()) > 0.1
 
 
+@pytest.mark.parametrize(("name", "silent"), [("group", {"noise_multiplier": 0.0}), ("ifca", {})])
+@pytest.mark.parametrize("divide", [0, 3])
+def test_a_hypothesis_that_nobody_chooses_begins_anew_beside_the_one_that_all_choose(name, silent, divide):
+    fed = Federation(
+        model=nn.Linear(2, 1, bias=False),
+        clients=lines(),
+        method=build(name, hypotheses=2, divide=divide, **silent),
+        local=LocalTraining(loss="mse", lr=0.1, batch_size=20),
+        initial=torch.tensor([[4.0, 1.0], [500.0, 500.0]]),
+    )
+    history = fed.run(30)
+    divided = [record.round.report.get("divided", 0.0) for record in history.rounds]
+    assert divided[:2] == [0.0, 0.0]  # three rounds without a member come first
+    assert sum(divided) == (divide > 0)
+    assert torch.allclose(history.models.sort(dim=0)[0], TRUE.sort(dim=0)[0], atol=0.2) == (divide > 0)
+
+
 @pytest.mark.parametrize("name", ["group", "ifca"])
 def test_more_hypotheses_than_clients_equal_ones_one_row_and_a_loss_of_nan_end_no_run(name):
     clients = [*lines(2), *lines(1, examples=1), ClientData(torch.full((4, 2), 1e30), torch.ones(4))]
     fed = Federation(
         model=nn.Linear(2, 1, bias=False),
         clients=clients,
-        method=build(name, hypotheses=6),
+        method=build(name, hypotheses=6, divide=1),
         local=LocalTraining(loss="mse", lr=0.1, batch_size=20),
         initial=torch.ones(6, 2),
     )

@@ -471,6 +471,20 @@ BUGS = (
         LOCAL,
     ),
     _bug(
+        "an idle hypothesis begins anew at once",
+        _METHODS["group"],
+        "state = Idle(torch.where(sizes > 0, 0, state.rounds + 1))",
+        "state = Idle(torch.where(sizes > 0, 0, self.divide))",
+        f"{CORE}ifca.py",
+    ),
+    _bug(
+        "halves by what is mostly noise",
+        "aggregation/clusters.py",
+        "products += torch.diag(products.sum(1) / (n - 1))",
+        "products += torch.diag(2 * lengths)",
+        RULES,
+    ),
+    _bug(
         "printed weights by default",
         "aggregation/perturbation.py",
         "torch.softmax(-s, dim=0)",

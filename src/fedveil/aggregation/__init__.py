@@ -3,7 +3,7 @@
 from fedveil.aggregation.base import Aggregator, NoState, WeightedMean, require_rule
 from fedveil.aggregation.bulyan import Bulyan
 from fedveil.aggregation.centres import CentredClipping, GeometricMedian, NormBounding
-from fedveil.aggregation.clusters import cluster_means
+from fedveil.aggregation.clusters import cluster_means, halves
 from fedveil.aggregation.fltrust import FLTrust
 from fedveil.aggregation.mean import FedAvg, FedProx
 from fedveil.aggregation.mixing import NNM, Bucketing
@@ -60,6 +60,7 @@ __all__ = [
     "Updates",
     "WeightedMean",
     "cluster_means",
+    "halves",
     "padded",
     "perturbation_weights",
     "require_rule",

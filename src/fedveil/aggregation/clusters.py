@@ -64,6 +64,25 @@ def cluster_means(models: Tensor, hypotheses: Tensor, iterations: int = 300) -> 
     return result, labels
 
 
+def halves(models: Tensor, start: Tensor) -> Tensor:
+    """Which of the models [n, d] trained from one start [d] are the second half of their cluster, [n] bool.
+
+    Cut at the median along the direction in which their steps differ most. It is found from the products of two
+    clients' steps alone: independent noises are nearly at right angles in many dimensions, so that the products keep
+    the steps where the steps' own lengths are mostly noise. Of fewer than two models there is no second half.
+    """
+    n = len(models)
+    if n < 2:
+        return torch.zeros(n, dtype=torch.bool)
+    squared = squared_distances(models, start[None])
+    lengths = squared[n, :n]
+    products = (lengths[:, None] + lengths - squared[:n, :n]).fill_diagonal_(0.0)
+    products += torch.diag(products.sum(1) / (n - 1))
+    products -= products.mean(1, keepdim=True)
+    direction = torch.linalg.eigh(products - products.mean(0))[1][:, -1]
+    return torch.gt(direction, direction.median())
+
+
 class _Lloyd(Protocol):
     """Centres that move; a centre without members stays where it is."""
 

@@ -140,10 +140,10 @@ def turned(pictures: Array, writers: Array, rotated: float, seed: int) -> None:
     """
     if isinstance(rotated, bool) or not 0 <= rotated <= 1:
         raise FieldError("data.rotated", rotated, "must be a probability, 0 to 1")
-    rows = np.isin(writers, [w for w in np.unique(writers).tolist() if _coin(seed, w) < rotated])
+    rows = np.isin(writers, [w for w in np.unique(writers).tolist() if coin(seed, w) < rotated])
     pictures[rows] = np.rot90(pictures[rows], axes=(-2, -1))
 
 
-def _coin(seed: int, writer: int | str) -> float:
+def coin(seed: int, writer: int | str) -> float:
     """Uniform on [0, 1), the same for a writer whatever else is in the file."""
     return keyed_seed("rotation", seed, writer) / (1 << 32)

@@ -57,7 +57,10 @@ def holdings(clients: Sequence[ClientData], dataset: DataSet) -> list[Holding]:
 
 def warnings_of(found: Sequence[Holding], dataset: DataSet) -> list[str]:
     """A line for each kind of unusual client; none where there is nothing to say."""
+    owners = dataset.owners
+    mixed = bool(owners) and not {h.name for h in found} <= set(owners)
     said = [
+        f"the set's {len(owners)} natural clients are mixed: a natural partition draws whole ones" if mixed else "",
         "one client: its model is the aggregate, and no other client hides it" if len(found) == 1 else "",
         _line(found, lambda h: not h.examples, "no example to train on: they return the model they receive"),
         _line(found, lambda h: h.examples == 1, "a single example to train on"),

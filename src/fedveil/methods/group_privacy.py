@@ -30,7 +30,7 @@ from fedveil.accounting import (
     model_of,
     nothing,
 )
-from fedveil.aggregation import NoState, cluster_means
+from fedveil.aggregation import NoState, cluster_means, halves
 from fedveil.calibration import NeighbourhoodLaplace
 from fedveil.clipping import norms
 from fedveil.errors import FieldError, Suggesting, require_choice, require_count, require_non_negative, require_positive
@@ -194,17 +194,28 @@ def mean_length(dimension: int) -> float:
     return math.sqrt(2) * math.exp(math.lgamma((dimension + 1) / 2) - math.lgamma(dimension / 2))
 
 
+@dataclass(frozen=True)
+class Idle:
+    """For how many rounds in a row each hypothesis has had no member, [k]."""
+
+    rounds: Tensor
+
+
 @dataclass(frozen=True, kw_only=True)
-class Clusters:
+class Clusters(Suggesting):
     """Server side of group privacy: k-means from the hypotheses, then the mean of each cluster.
 
     Parameters
     ----------
     hypotheses : int
         k.
+    divide : int
+        After so many rounds in a row without a member a hypothesis begins anew with one half of the largest cluster. 0:
+        it stays where it is, as in the paper; where one hypothesis wins all clients at the start, it then keeps them.
     """
 
     hypotheses: int = 2
+    divide: int = 0
 
     needs: ClassVar[frozenset[str]] = frozenset()
     rule: ClassVar[None] = None
@@ -213,16 +224,39 @@ class Clusters:
     may_be_proven: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Check k."""
+        """Check k and the rounds."""
         require_count("hypotheses", self.hypotheses)
+        require_count("divide", self.divide, least=0)
 
-    def init(self, dimension: int, dtype: torch.dtype) -> NoState:
-        """Nothing to remember."""
-        return NoState()
+    def init(self, dimension: int, dtype: torch.dtype) -> NoState | Idle:
+        """Nothing to remember, or that every hypothesis had a member just now."""
+        return Idle(torch.zeros(self.hypotheses, dtype=torch.int64)) if self.divide else NoState()
 
-    def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: NoState, source: Source) -> Combined:
-        """Cluster and average; a hypothesis without members is carried over."""
-        centres, labels = cluster_means(stack_models(replies), facts.broadcast.models)
-        sizes = torch.bincount(labels, minlength=len(centres))
-        report = {f"cluster_{j}": float(size) for j, size in enumerate(sizes)}
-        return Combined(centres, nothing("local"), state, {"clients": float(len(labels)), **report})
+    def combine(
+        self, replies: Sequence[Releases], facts: ServerFacts, state: NoState | Idle, source: Source
+    ) -> Combined:
+        """Cluster and average; a hypothesis without members is carried over, or begins anew."""
+        models, starts = stack_models(replies), facts.broadcast.models
+        return self._combined(models, starts, *cluster_means(models, starts), state)
+
+    def _combined(
+        self, models: Tensor, starts: Tensor, centres: Tensor, labels: Tensor, state: NoState | Idle
+    ) -> Combined:
+        """The next hypotheses from the means [k, d] and each model's cluster, -1 for none."""
+        sizes, report = torch.bincount(labels[labels >= 0], minlength=len(starts)), {}
+        if isinstance(state, Idle):
+            state = Idle(torch.where(sizes > 0, 0, state.rounds + 1))
+            anew, largest = int(state.rounds.argmax()), int(sizes.argmax())
+            members = models[labels == largest]
+            second = halves(members, starts[largest])
+            report["divided"] = float(state.rounds[anew] >= self.divide and bool(second.any()))
+            if report["divided"]:
+                centres[largest], centres[anew] = mean(members[~second]), mean(members[second])
+                state.rounds[anew] = 0
+        report |= {f"cluster_{j}": float(size) for j, size in enumerate(sizes)}
+        return Combined(centres, nothing("local"), state, {"clients": float((labels >= 0).sum()), **report})
+
+
+def mean(models: Tensor) -> Tensor:
+    """Of models [n, d], added in float64."""
+    return models.to(torch.float64).mean(0).to(models.dtype)

@@ -9,7 +9,7 @@ Nothing is promised.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,7 +17,7 @@ from fedveil.accounting import Release, nothing
 from fedveil.aggregation import NoState
 from fedveil.mechanisms import Source
 from fedveil.methods.facts import ClientFacts, Combined, Protected, Releases, ServerFacts
-from fedveil.methods.group_privacy import Clusters
+from fedveil.methods.group_privacy import Clusters, Idle, mean
 from fedveil.methods.plain import TrustedServer
 from fedveil.methods.replies import stack_models
 
@@ -36,16 +36,16 @@ class ReportsIndex(TrustedServer):
 class ReportedClusters(Clusters):
     """Server side of IFCA: the mean of the models that report the same hypothesis; see `Clusters`."""
 
-    def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: NoState, source: Source) -> Combined:
+    def combine(
+        self, replies: Sequence[Releases], facts: ServerFacts, state: NoState | Idle, source: Source
+    ) -> Combined:
         """Average each cluster; a hypothesis without members is carried over, a reply without an index left out."""
         models, starts = stack_models(replies), facts.broadcast.models
         labels = torch.tensor([_index(reply, len(starts)) for reply in replies])
         centres = starts.clone()
-        for j in range(len(starts)):
-            if (labels == j).any():
-                centres[j] = models[labels == j].to(torch.float64).mean(0).to(models.dtype)
-        report = {f"cluster_{j}": float((labels == j).sum()) for j in range(len(starts))}
-        return Combined(centres, nothing(), state, {"clients": float((labels >= 0).sum()), **report})
+        for j in set(labels.tolist()) - {-1}:
+            centres[j] = mean(models[labels == j])
+        return replace(self._combined(models, starts, centres, labels, state), spend=nothing())
 
 
 def _index(reply: Releases, k: int) -> int:

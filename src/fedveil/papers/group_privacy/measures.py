@@ -21,6 +21,7 @@ import torch
 from fedveil.accounting import EuclideanLaplace, epsilon, mu_of_epsilon
 from fedveil.config import Config
 from fedveil.data.mixture import OPTIMA
+from fedveil.data.named import coin
 from fedveil.engines.probe import Seen
 from fedveil.grid import Outcome
 from fedveil.methods.group_privacy import mean_length
@@ -89,10 +90,13 @@ def accuracy(outcomes: Sequence[Outcome], _argument: str) -> Value:
     return Value(fmean(map(float, each)))
 
 
-@study.measure("used")
-def used(outcomes: Sequence[Outcome], _argument: str) -> Value:
-    """``used``: how many hypotheses are the best of some validation client, after the last round."""
-    return Value(float(len(set(validated(outcomes[0]).chosen))))
+@study.measure("own kind")
+def own_kind(outcomes: Sequence[Outcome], _argument: str) -> Value:
+    """``own kind``: share of validation writers who choose as one hypothesis for each kind, turned or not, has it."""
+    found, options = validated(outcomes[0]), outcomes[0].cell.config.data.options
+    kinds = [coin(options["rotation_seed"], int(c.name)) < options["rotated"] for c in found.clients]
+    right = fmean(k == j for k, j in zip(kinds, found.chosen, strict=True))
+    return Value(max(right, 1 - right))
 
 
 @study.measure("hospital")
