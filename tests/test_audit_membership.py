@@ -63,6 +63,34 @@ def test_a_server_tells_members_without_a_defence_and_not_under_local_noise(conf
     assert again.verdicts[0].point == verdicts["vanilla", "fedmia"].point
 
 
+def test_shadow_models_find_members_without_a_defence_and_fewer_under_local_noise(config, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedveil.audit.shadows.MODELS", 8)
+    monkeypatch.setattr("fedveil.audit.shadows.CLIENTS", 1)
+    names = ("rmia-offline", "rmia-offline-update", "lira-online-trajectory", "calibrated-loss")
+    found = play(game(config, attacks=names, replicates=1), tmp_path / "audit")
+    verdicts = {(v.setting, v.attack): v for v in found.verdicts}
+    assert len(verdicts) == 2 * len(names)
+    plain, hidden = verdicts["vanilla", "rmia-offline"], verdicts["sga-ldp", "rmia-offline"]
+    assert plain.point > 0.52
+    assert hidden.point < plain.point
+    assert hidden.without_defence == plain.point
+    assert set(plain.details) == {"TPR at FPR 0.1"}  # 360 non-members: too few for a rate of .01
+    assert any("0.01 needs 1000 non-members; there are 360" in note for note in plain.notes)
+    false, true = found.roc["vanilla"]["rmia-offline"]
+    assert false[0] == pytest.approx(10 / 360)
+    assert true[-1] == 1.0
+
+
+def test_what_noises_every_step_refuses_shadow_updates_by_name(config, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedveil.audit.shadows.MODELS", 4)
+    keys = ("method='record'", "noise_multiplier=1.0", "examples=200", "clip=1.0")
+    noised = load(str(tmp_path / "small.toml"), ["local.epochs=1", "rounds=1", *(f"privacy.{key}" for key in keys)])
+    found = play(game(noised, attacks=("lira-offline-update", "lira-offline"), replicates=1), tmp_path / "audit")
+    assert {(v.setting, v.attack) for v in found.verdicts} >= {("record", "lira-offline")}
+    refused = {(r.setting, r.attack): r.reason for r in found.refused}
+    assert "every step" in refused["record", "lira-offline-update"]
+
+
 def test_what_cannot_be_asked_is_refused(config):
     with pytest.raises(FieldError, match="--attack"):
         game(config, attacks=("fedmai",))

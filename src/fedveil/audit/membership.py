@@ -7,7 +7,7 @@ adversary's reference. Each run is judged by itself; runs differ in the seed.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
@@ -26,9 +26,11 @@ from fedveil.attacks.membership import (
     loss_of_confidence,
     same_classes,
 )
-from fedveil.attacks.statistics import auc
+from fedveil.attacks.membership.judge import RATES, figures_of
+from fedveil.attacks.statistics import auc, runs_for_rate
 from fedveil.audit.game import GAMES, Judgement, Refused
 from fedveil.audit.settings import Planned, settings_of
+from fedveil.audit.shadows import SHADOWED, ShadowView
 from fedveil.config import Config
 from fedveil.engines.probe import Seen
 from fedveil.errors import FedVeilError, FieldError, nearest, require_count
@@ -44,6 +46,7 @@ ATTACKS: dict[str, str] = {
     "fedmia-by-class": "AUC",
     "fedmia-same-classes": "AUC",
     "source": "top-1 accuracy less chance",
+    **SHADOWED,
 }
 
 
@@ -76,15 +79,15 @@ class MembershipView:
         return [judge._concluded() for judge in judges]
 
     def _concluded(self) -> dict[str, Any]:
-        figures: dict[str, float] = {}
+        found: dict[str, Any] = figures_of({})
         refused: dict[str, str] = {}
         try:
-            self._judge(figures, refused)
+            found = self._judge(refused)
         except FedVeilError as error:
-            refused |= {name: str(error) for name in ATTACKS if name not in figures}
-        return {"figures": figures, "refused": refused}
+            refused |= {name: str(error) for name in ATTACKS if name not in SHADOWED}
+        return {**found, "refused": refused}
 
-    def _judge(self, figures: dict[str, float], refused: dict[str, str]) -> None:
+    def _judge(self, refused: dict[str, str]) -> dict[str, Any]:
         partitions, table = by_round_and_client(self._view.received)
         held = [self._clients[p] for p in partitions]
         x, y = torch.cat([c.x for c in held]), torch.cat([c.y for c in held])
@@ -97,29 +100,47 @@ class MembershipView:
         n, m = len(x), len(out_x[::2])
         tools = self._setup.learner.model, self._setup.learner.layout
         whole = -loss_of_confidence(confidence(*tools, torch.stack(self._globals), records, labels))
-        figures["loss"] = auc(whole[-1, :n], whole[-1, n : n + m])
-        mean = whole.mean(0)
-        figures["loss-trajectory"] = auc(mean[:n], mean[n : n + m])
         odds = torch.stack([confidence(*tools, torch.stack([r.model for r in row]), records, labels) for row in table])
         scaled = by_class(odds[..., : n + m], labels[: n + m], odds[..., n + m :], labels[n + m :])
-        found = {"fedmia": list[float](), "fedmia-by-class": list[float](), "fedmia-same-classes": list[float]()}
+        each: dict[str, list[tuple[Tensor, Tensor]]] = {"fedmia": [], "fedmia-by-class": [], "fedmia-same-classes": []}
         for client in range(len(held)):
             own = (owner == client).nonzero().flatten()
             plain, by = fed_mia(odds[..., : n + m], client), fed_mia(scaled, client)
-            found["fedmia"].append(auc(plain[own], plain[n:]))
-            found["fedmia-by-class"].append(auc(by[own], by[n:]))
+            each["fedmia"].append((plain[own], plain[n:]))
+            each["fedmia-by-class"].append((by[own], by[n:]))
             try:
                 alike = n + same_classes(y[own], labels[n : n + m])
-                found["fedmia-same-classes"].append(auc(plain[own], plain[alike]))
+                each["fedmia-same-classes"].append((plain[own], plain[alike]))
             except FieldError:
                 continue  # of this client, too few non-members have the members' classes
-        for name, areas in found.items():
-            if areas:
-                figures[name] = float(np.mean(areas))
+        mean = whole.mean(0)
+        pairs = {"loss": (whole[-1, :n], whole[-1, n : n + m]), "loss-trajectory": (mean[:n], mean[n : n + m])}
+        for name, found in each.items():
+            if found:
+                inside, outside = zip(*found, strict=True)
+                pairs[name] = torch.cat(inside), torch.cat(outside)
+        told = figures_of(pairs)
+        for name, found in each.items():
+            if found:  # mean over the clients: each is attacked by itself
+                told["figures"][name] = float(np.mean([auc(inside, outside) for inside, outside in found]))
             else:
                 refused[name] = "no client has enough non-members of its members' classes"
         right = float((guess(odds[..., :n].mean(0)) == owner).double().mean())
-        figures["source"] = right - 1 / len(held)
+        told["figures"]["source"] = right - 1 / len(held)
+        return told
+
+
+@dataclass(frozen=True, eq=False)
+class MembershipAudit(Judgement):
+    """What the game found.
+
+    Attributes
+    ----------
+    roc : dict of str to dict
+        By setting and attack, false and true positive rates of the first run, for logarithmic axes.
+    """
+
+    roc: dict[str, dict[str, list[list[float]]]] = field(default_factory=dict)
 
 
 @GAMES.register("membership")
@@ -132,7 +153,7 @@ class MembershipGame:
     config, compare
         See `ParticipationGame`.
     attacks : tuple of str
-        Of `ATTACKS`; without any, all of them.
+        Of `ATTACKS`; without any, all that need no shadow models.
     replicates : int
         Runs of each setting, under seeds of their own; from 3 on there is an interval.
     """
@@ -158,8 +179,13 @@ class MembershipGame:
 
     @property
     def chosen(self) -> tuple[str, ...]:
-        """The attacks that were asked for, or all."""
-        return tuple(dict.fromkeys(self.attacks)) or tuple(ATTACKS)
+        """The attacks that were asked for, or all that need no shadow models."""
+        return tuple(dict.fromkeys(self.attacks)) or tuple(name for name in ATTACKS if name not in SHADOWED)
+
+    @property
+    def _probes(self) -> tuple[MembershipView | ShadowView, ...]:
+        shadowed = [name in SHADOWED for name in self.chosen]
+        return (MembershipView(),) * (not all(shadowed)) + (ShadowView(),) * any(shadowed)
 
     @cached_property
     def settings(self) -> list[Planned]:
@@ -173,7 +199,7 @@ class MembershipGame:
         for planned in self.settings:
             for i in range(self.replicates):
                 config = planned.config.model_copy(update={"seed": self.config.seed + i})
-                found[planned.label, i] = Cell(planned.label, config, (MembershipView(),))
+                found[planned.label, i] = Cell(planned.label, config, self._probes)
         return found
 
     def check(self) -> list[str]:
@@ -188,39 +214,54 @@ class MembershipGame:
     def cells(self) -> list[Cell]:
         return list(self.of_run.values())
 
-    def judge(self, finished: Finished) -> Judgement:
+    def judge(self, finished: Finished) -> MembershipAudit:
         """One verdict an attack and setting, over runs."""
-        found: dict[tuple[str, str], list[float]] = {}
+        found: dict[tuple[str, str], list[dict[str, Any]]] = {}
         refused: dict[tuple[str, str], str] = {}
+        roc: dict[str, dict[str, list[list[float]]]] = {}
         trusted: list[str] = []
         for (label, _), cell in self.of_run.items():
             values = finished.outcomes[cell.key].summary.values
-            concluded = values["concluded"][MembershipView.name]
             if values["trust"] == "central" and label not in trusted:
                 trusted.append(label)
             for name in self.chosen:
-                if name in concluded["figures"]:
-                    found.setdefault((label, name), []).append(concluded["figures"][name])
+                told = values["concluded"][(ShadowView if name in SHADOWED else MembershipView).name]
+                if name in told["figures"]:
+                    one = {key: told[key][name] for key in ("figures", "rates", "others") if name in told[key]}
+                    found.setdefault((label, name), []).append(one)
+                    if name in told["roc"]:
+                        roc.setdefault(label, {}).setdefault(name, told["roc"][name])
                 else:
-                    refused[label, name] = concluded["refused"].get(name, "was not played")
-        bare = {name: float(np.mean(v)) for (label, name), v in found.items() if label == self.settings[0].label}
+                    refused[label, name] = told["refused"].get(name, "was not played")
+        undefended = self.settings[0].label
+        bare = {n: float(np.mean([o["figures"] for o in v])) for (label, n), v in found.items() if label == undefended}
         verdicts = [_over_runs(label, name, values, bare.get(name)) for (label, name), values in found.items()]
         lines = [Refused(name, label, why) for (label, name), why in refused.items() if (label, name) not in found]
         notes = [
-            f"{label}: the server is trusted and sees clear updates; only loss is an outsider's" for label in trusted
+            f"{label}: the server is trusted and sees clear updates; only attacks on the global model are an outsider's"
+            for label in trusted
         ]
-        values = {"results": [v.to_dict() for v in verdicts], "replicates": self.replicates}
-        return Judgement(verdicts, lines, values, notes)
+        values = {"results": [v.to_dict() for v in verdicts], "replicates": self.replicates, "roc": roc}
+        return MembershipAudit(verdicts, lines, values, notes, roc)
 
 
-def _over_runs(label: str, name: str, values: Sequence[float], bare: float | None) -> Verdict:
+def _over_runs(label: str, name: str, runs: Sequence[Mapping[str, Any]], bare: float | None) -> Verdict:
     """The mean over runs, with Student's interval from three runs on."""
+    values = [float(one["figures"]) for one in runs]
     unit, point, n = ATTACKS[name], float(np.mean(values)), len(values)
-    half, notes = 0.0, []
+    half, notes, details = 0.0, [], {}
     if n >= 3:
         half = float(scipy.stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / n**0.5)
     else:
         notes.append("no interval: three runs are the least for one")
+    if all("rates" in one for one in runs):
+        for alpha in RATES:
+            rates = [one["rates"].get(f"{alpha:g}") for one in runs]
+            if None in rates:
+                others = min(one["others"] for one in runs)
+                notes.append(f"TPR at FPR {alpha:g} needs {runs_for_rate(alpha)} non-members; there are {others}")
+            else:
+                details[f"TPR at FPR {alpha:g}"] = float(np.mean(rates))
     return Verdict(
         attack=name,
         setting=label,
@@ -233,5 +274,6 @@ def _over_runs(label: str, name: str, values: Sequence[float], bare: float | Non
         without_defence=bare,
         valid=None if bare is None else bare > (0.55 if unit == "AUC" else 0.05),
         threat="honest-but-curious server",
+        details=details,
         notes=notes,
     )

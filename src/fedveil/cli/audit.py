@@ -99,8 +99,11 @@ def audit(
       inversion (those that fit)  analytic  dlg  idlg  cosine  estimated-statistics
       running-statistics  local-steps  see-through  spear
     By the server, on the records that clients trained on:
-      membership (all)  loss  loss-trajectory  fedmia  fedmia-by-class
-      fedmia-same-classes  source
+      membership (those without shadow models)  loss  loss-trajectory  fedmia
+      fedmia-by-class  fedmia-same-classes  source
+      calibrated-loss  lira-online  lira-offline  rmia-online  rmia-offline
+      bavaria-online  bavaria-offline  bavaria-n-online
+      each of the last two lines also as NAME-update, NAME-trajectory
     """  # noqa: D301 - the control character itself, by which click leaves the lines below it alone
     with told() as going:
         from fedveil.config import load

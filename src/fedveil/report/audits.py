@@ -10,11 +10,13 @@ from pathlib import Path
 from fedveil.audit import Audit, Judgement
 from fedveil.audit.game import RESULT
 from fedveil.audit.inversion import InversionAudit
+from fedveil.audit.membership import MembershipAudit
 from fedveil.report.audit_figures import draw_audit, draw_evidence
 from fedveil.report.audit_headline import compared, headline
 from fedveil.report.audit_tables import audit_notes, audit_tables, paper_notes, paper_table
 from fedveil.report.inversion_figure import draw_inversion
 from fedveil.report.inversion_table import inversion_table
+from fedveil.report.roc import draw_roc
 from fedveil.report.table import NOTHING, Table
 
 PAGE = "audit.md"
@@ -40,6 +42,7 @@ class Shown:
 def show(found: Judgement, folder: Path) -> Shown:
     """Draw what a game found into a folder; a game of yours has its verdicts in one table."""
     del folder
+    details = list(dict.fromkeys(name for v in found.verdicts for name in v.details))
     valid = {True: "yes", False: "no", None: NOTHING}
     rows = [
         [
@@ -51,12 +54,20 @@ def show(found: Judgement, folder: Path) -> Shown:
             str(v.n),
             NOTHING if v.without_defence is None else f"{v.without_defence:.3f}",
             valid[v.valid],
+            *(f"{v.details[name]:.3f}" if name in v.details else NOTHING for name in details),
         ]
         for v in found.verdicts
     ]
-    header = ("attack", "setting", "figure", "point", "95%", "n", "without defence", "valid")
-    refused = [f"{r.attack}, {r.setting}: {r.reason}" for r in found.refused]
-    return Shown([Table(header, rows, wraps=("figure",))], refused)
+    header = ("attack", "setting", "figure", "point", "95%", "n", "without defence", "valid", *details)
+    said = [f"{r.attack}, {r.setting}: {r.reason}" for r in found.refused]
+    said += dict.fromkeys(note for v in found.verdicts for note in v.notes)
+    return Shown([Table(header, rows, wraps=("figure",))], said)
+
+
+@show.register
+def _membership(found: MembershipAudit, folder: Path) -> Shown:
+    shown = show.dispatch(Judgement)(found, folder)
+    return Shown(shown.tables, shown.notes, [draw_roc(found, folder / "membership.png")])
 
 
 @show.register

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
+from torch import Tensor
 
-from fedveil.attacks.statistics import Floats, auc_interval, best_threshold, roc, runs_for_rate, true_rate_at
+from fedveil.attacks.statistics import Floats, auc, auc_interval, best_threshold, roc, runs_for_rate, true_rate_at
 from fedveil.attacks.verdict import Verdict
 
 RATES = (0.1, 0.01, 0.001)
@@ -78,6 +80,26 @@ def log_roc(members: ArrayLike, others: ArrayLike, points: int = 100) -> tuple[F
     grid = np.geomspace(least, 1.0, points)
     at = np.searchsorted(false, grid, side="right") - 1  # the step: no rate between two thresholds is reached
     return grid, true[at]
+
+
+def figures_of(scores: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, dict[str, Any]]:
+    """Plain values of attacks by name, whose scores [n] of members and [m] of others are given.
+
+    Returns
+    -------
+    dict
+        ``figures``: the AUC. ``rates``: true positive rates at those of `RATES` at which ten false positives are
+        expected. ``others``: how many non-members there are. ``roc``: points of `log_roc`.
+    """
+    found: dict[str, dict[str, Any]] = {"figures": {}, "rates": {}, "others": {}, "roc": {}}
+    for name, pair in scores.items():
+        inside, outside = (one.numpy() for one in pair)
+        found["figures"][name] = auc(inside, outside)
+        rates = {f"{alpha:g}": true_rate_at(inside, outside, alpha) for alpha in RATES}
+        found["rates"][name] = {alpha: rate.point for alpha, rate in rates.items() if rate is not None}
+        found["others"][name] = len(outside)
+        found["roc"][name] = [axis.tolist() for axis in log_roc(inside, outside, 40)]
+    return found
 
 
 def _balanced(inside: Floats, outside: Floats) -> float:
