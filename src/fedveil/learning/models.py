@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedveil.errors import FieldError, nearest, require_choice, require_count
 from fedveil.layout import Layout
+from fedveil.learning.efficientnet import efficientnet_b0
 from fedveil.learning.unet import sharpness, unet
 from fedveil.mechanisms.source import keyed_seed
 from fedveil.registry import Registry
@@ -160,6 +161,7 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
         "femnist_cnn": femnist_cnn,
         "unet": unet,
         "sharpness": sharpness,
+        "efficientnet_b0": efficientnet_b0,
     },
 )
 
