@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -288,8 +290,14 @@ class Guarantee:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         values = {**vars(self), "conditions": list(self.conditions)}
+        values.pop("text", None)
         values |= {name: events_to_list(values[name]) for name in ("events", "events_per_distance")}
         return {k: v for k, v in values.items() if k not in _OPTIONAL or v != _OPTIONAL[k]}
+
+    @cached_property
+    def text(self) -> str:
+        """`to_dict` as JSON, keys in alphabetical order."""
+        return json.dumps(self.to_dict(), sort_keys=True)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Guarantee:

@@ -12,6 +12,7 @@ from fedveil.accounting.spend import Spend
 from fedveil.errors import LedgerError
 
 Key = tuple[int, str]  # (round, purpose): the party is the ledger's own
+_encoded = json.JSONEncoder(sort_keys=True).encode
 OPEN = "open"  # the digest of an intent: nothing was handed over yet
 
 
@@ -118,7 +119,8 @@ class Ledger:
         closes = known is not None and known.digest == OPEN and known.attempt == entry.attempt
         if not closes and entry.attempt != (0 if known is None else known.attempt + 1):
             raise LedgerError(f"{self.party}: attempt {entry.attempt} of {entry.key} is not the next one")
-        line = self._chained({"run": run, **self._body(entry)})
+        text = _encoded({"run": run, **self._body(entry)})
+        line = self._chained(text.replace('"guarantee": 0', f'"guarantee": {entry.spend.guarantee.text}', 1))
         if closes:
             entries[self._latest[run, entry.key]] = entry
         else:
@@ -147,10 +149,9 @@ class Ledger:
         if self.all_entries:
             raise LedgerError(f"{self.party}: a budget is declared before the first release, of which there are some")
         self.budget = dict(budget)
-        return self._chained({"run": self.run, "party": self.party, "budget": self.budget})
+        return self._chained(_encoded({"run": self.run, "party": self.party, "budget": self.budget}))
 
-    def _chained(self, body: dict[str, Any]) -> str:
-        text = json.dumps(body, sort_keys=True)
+    def _chained(self, text: str) -> str:
         self._chain = self._checksum(self._chain, text)
         self.lines += 1
         return f'{text[:-1]}, "checksum": "{self._chain}"}}'
@@ -177,7 +178,7 @@ class Ledger:
             if owner[1] != party or (head is None and owner[0] != run):
                 of = f"run {owner[0]!r}, party {owner[1]!r}"
                 raise LedgerError(f"{where} belongs to {of}; restore the file or start a new run")
-            if checksum != cls._checksum(ledger._chain, json.dumps(values, sort_keys=True)):
+            if checksum != cls._checksum(ledger._chain, _encoded(values)):
                 raise LedgerError(f"{where} was edited or a line before it is missing; restore it or start a new run")
             if entry is None:
                 ledger.declare(budget)
@@ -187,13 +188,14 @@ class Ledger:
         return ledger
 
     def _body(self, entry: Entry) -> dict[str, Any]:
+        """A line's values; the guarantee, which many clients share, is written beside it."""
         return {
             "party": self.party,
             "round": entry.key[0],
             "purpose": entry.key[1],
             "attempt": entry.attempt,
             "digest": entry.digest,
-            "spend": entry.spend.to_dict(),
+            "spend": {**vars(entry.spend), "guarantee": 0},
             "source": entry.source,
             "rounds": entry.rounds,
         }

@@ -39,20 +39,9 @@ class Spend:
     charge: float | None = None
     leakage: float | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {
-            "guarantee": self.guarantee.to_dict(),
-            "mechanism": self.mechanism,
-            "scale": list(self.scale),
-            "sensitivity": self.sensitivity,
-            "charge": self.charge,
-            "leakage": self.leakage,
-        }
-
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Spend:
-        """Inverse of `to_dict`."""
+        """From plain values, as a ledger's line has them."""
         guarantee = Guarantee.from_dict(values["guarantee"])
         return cls(**{**values, "guarantee": guarantee, "scale": tuple(values["scale"])})
 

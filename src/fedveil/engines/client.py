@@ -53,6 +53,8 @@ class ClientParty(Party):
         Makes a ledger line durable.
     trainer : PrivateTrainer, optional
         For methods whose noise goes inside training: it says what a failed client answers.
+    rehearsed : set of int, optional
+        Client sides (by identity) that could protect a zero update; clients of one engine share it.
 
     Attributes
     ----------
@@ -75,6 +77,7 @@ class ClientParty(Party):
         kept: tuple[int, Releases] = (0, ()),
         store: Store = forget,
         trainer: PrivateTrainer | None = None,
+        rehearsed: set[int] | None = None,
     ) -> None:
         super().__init__(ledger, source, budget, store)
         self._trainer = trainer
@@ -83,7 +86,7 @@ class ClientParty(Party):
         self._local = method.client.trust != "central"
         self.state = method.client.init() if state is None else state
         self._quoted: Spend | None = None
-        self._rehearsed = False
+        self._rehearsed = set[int]() if rehearsed is None else rehearsed
 
     def admit(self, broadcast: Broadcast) -> Refusal | Releases | None:
         """Ask, before data are touched, whether the client takes part.
@@ -196,9 +199,9 @@ class ClientParty(Party):
 
     def _rehearse(self, broadcast: Broadcast) -> None:
         """Protect a zero update once, for nobody: a configuration that cannot protect is refused before data."""
-        if self._local and not self._rehearsed:
+        if self._local and id(self.method.client) not in self._rehearsed:
             self._zero(broadcast, ReproducibleSource(0))
-            self._rehearsed = True
+            self._rehearsed.add(id(self.method.client))
 
     def _declines(self, public: PublicFacts, quoted: Spend) -> Refusal | None:
         if self.method.client.composed:

@@ -167,6 +167,7 @@ class Federation:
         self._ledgers = cache(make)  # one ledger a party, for as long as the federation lives
         self._budgets = client_budgets or (lambda partition: noisy.budget() if noisy else None)
         self._parties: dict[int, ClientParty] = {}
+        self._rehearsed: set[int] = set()
         self._replying = Replying(self.method, self.layout, self.behaviours, self.client_sides, self.party)
         self._client_states: dict[int, Any] = {}
         public = None if public_data is None else as_client(public_data, "public_data")
@@ -324,6 +325,7 @@ class Federation:
                 state=self._client_states.pop(partition, None),
                 store=store,
                 trainer=trainer,
+                rehearsed=self._rehearsed,
             )
         return self._parties[partition]
 

@@ -159,7 +159,7 @@ class GroupPrivacy(Suggesting):
             return nothing("local")
         apart = broadcast.apart if len(broadcast.models) > 1 else None
         spend = _spend_of(self, broadcast.public.dimension, apart)
-        return spend if self.radius is not None else replace(spend, scale=scale)
+        return replace(spend, scale=scale) if scale and self.radius is None else spend
 
 
 @lru_cache(maxsize=256)
