@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SCENARIO, PROBES = "receipts", 8
-SHOWN = {"none": "federated", "ratio-001": ("uniform", "fedre"), "ratio-1": ("uniform", "fedre")}
+SHOWN = {"none": "federated", "ratio-01": ("uniform", "fedre"), "ratio-1": ("uniform", "fedre")}
 
 
 def maps(reproduction: Reproduction) -> Figure:
