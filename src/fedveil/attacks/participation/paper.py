@@ -25,8 +25,8 @@ SINGLE_EPOCHS, MULTI_EPOCHS, MULTI_ROUNDS = 20, 5, 20
 SHADOW_SHARE, SHADOW_NOISE = 0.1, 0.2
 
 NOT_INDEPENDENT = (
-    "the rounds of one run are not independent, so this interval is no inference about participation: where models are "
-    "noised it excludes .5 in about half of all pairs of runs that both lack the target, or more, instead of in 1 of 20"
+    "the rounds of one run are not independent, so this interval is no inference about participation: on digits it "
+    "excludes .5 in 9 (without noise) and 13 (under global DP) of 40 pairs of runs that both lack the target, not in 2"
 )
 NO_OTHER_WORLD = (
     "there is no run without the target to set it beside, and the paper reads a larger difference as better protection"
