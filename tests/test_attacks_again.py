@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from fedveil import audit as audits
 from fedveil import grid
 from fedveil.accounting import Release
-from fedveil.audit import GAMES, audit, game_of, participation
+from fedveil.attacks import ATTACKS, Attack, Verdict
+from fedveil.audit import GAMES, Judgement, audit, game_of, participation
 from fedveil.audit.printed import PrintedLoss, cells_of, cells_without_target
 from fedveil.audit.view import ParticipationView
 from fedveil.cli import app
@@ -20,6 +21,7 @@ from fedveil.config import load
 from fedveil.config.sections import Comparison
 from fedveil.config.world import World
 from fedveil.errors import FedVeilError, FieldError
+from fedveil.grid import Cell
 from fedveil.methods import build
 from fedveil.runs.blocks import block_size, operations
 from fedveil.runs.prepare import prepare
@@ -141,6 +143,63 @@ def test_what_no_game_plays_is_refused(attacks, options, words):
         game_of(load("digits-cia", SMALL), attacks=attacks, **options)
 
 
+class Step(Attack):
+    """How far the loss on the shadow data falls in a round."""
+
+    name, summary, needs = "my-step", "fall of the target's loss in a round", frozenset({"models", "shadow"})
+
+    def run(self, observation):
+        losses = self.knowledge.loss_of(observation.models[:, :1], self.knowledge.shadow)
+        return losses[:-1] - losses[1:]
+
+
+def test_an_attack_of_ones_own_is_played_also_in_a_folder_that_was_there(tmp_path, monkeypatch, few):
+    asked = ["audit", "digits-cia", "--replicates", "4", "--out", str(tmp_path / "a")]
+    asked += [part for change in SMALL for part in ("--set", change)]
+    assert CliRunner().invoke(app, [*asked, "--attack", "loss"]).exit_code == 0
+    monkeypatch.setitem(ATTACKS, "my-step", Step)
+    result = CliRunner().invoke(app, [*asked, "--attack", "my-step"])
+    assert result.exit_code == 0, result.output
+    found = json.loads((tmp_path / "a" / "audit.json").read_text())
+    assert [(r["attack"], r["setting"]) for r in found["results"]] == [("my-step", "vanilla"), ("my-step", "global")]
+    assert not found["refused"]
+
+
+class Guess:
+    """Guesses."""
+
+    name, together, known = "guess", False, ("coin",)
+
+    def __init__(self, config, compare=False, attacks=(), heads=1):
+        self.config, self.attacks, self.heads = config, attacks, heads
+
+    def question(self):
+        return {}
+
+    def check(self):
+        return []
+
+    def cells(self):
+        return [Cell("run", self.config)]
+
+    def judge(self, finished):
+        [outcome] = finished.outcomes.values()
+        point = outcome.summary.values["metrics"]["accuracy"]
+        where = {"attack": "coin", "setting": "run", "figure": "accuracy", "replication": "one run"}
+        return Judgement([Verdict(**where, point=point, low=point, high=point, n=1)])
+
+
+def test_a_game_of_ones_own_is_played_and_leaves_its_verdicts(tmp_path, monkeypatch):
+    monkeypatch.setitem(GAMES, "guess", Guess)
+    asked = ["audit", "digits-cia", "--set", "rounds=1", "--out", str(tmp_path / "a"), "--attack"]
+    result = CliRunner().invoke(app, [*asked, "coin"])
+    assert result.exit_code == 0, result.output
+    found = json.loads((tmp_path / "a" / "audit.json").read_text())
+    assert (found["game"], found["results"][0]["attack"]) == ("guess", "coin")
+    assert "coin" in (tmp_path / "a" / "audit.md").read_text()
+    assert "accepted" in CliRunner().invoke(app, [*asked, "coni"]).stderr
+
+
 def test_with_both_worlds_alike_the_papers_statistic_is_of_two_runs_without_the_target():
     config = load("digits-cia", SMALL)
     cells = cells_of("paper-multi-round", "x", config, World.of(3, stand_in="itself"))
@@ -183,7 +242,8 @@ def test_a_gpu_that_is_not_there_is_refused(tmp_path, monkeypatch):
 
 def test_its_help_names_every_attack():
     shown = set(CliRunner().invoke(app, ["audit", "--help"]).stdout.split())
-    assert {attack for game in GAMES.values() for attack in game.known} <= shown
+    names = {attack for game in GAMES.values() for attack in game.known}
+    assert {name for name in names if not name.endswith(("-update", "-trajectory"))} | {"own-update"} <= shown
 
 
 def test_a_statistic_that_cannot_be_computed_is_refused_and_the_rest_stays(tmp_path, monkeypatch, few):

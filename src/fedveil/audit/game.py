@@ -56,7 +56,7 @@ class Judgement:
     refused : list of Refused
         Attacks that could not be run.
     values : dict
-        What audit.json holds.
+        What audit.json holds beside them.
     notes : list of str
         What only the finished runs show.
     """
@@ -192,6 +192,7 @@ def play(game: Game[Found], out: str | Path | None = None, progress: Progress | 
             about: dict[str, Any] = {"game": game.name, "notes": notes + found.notes, "source": REPRODUCIBLE}
             about |= {"versions": versions(), "numerics": NUMERICS, "seconds": round(perf_counter() - began, 1)}
             about["provenance"] = provenance(f"{game.config.data.name}, as in {game.config.name}", [game.config.seed])
+            found.values.setdefault("results", [verdict.to_dict() for verdict in found.verdicts])
             found.values.update(about)
             if path is not None:
                 write_atomic(path / RESULT, (json.dumps(found.values, indent=1) + "\n").encode())

@@ -6,7 +6,8 @@ about the defence. Every run has its own data, first model, training order, coho
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections import ChainMap
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
@@ -14,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar
 
-from fedveil.attacks import ATTACKS, Active, Participation, ThreatError
+from fedveil.attacks import ATTACKS, Active, Attack, Participation, SideChannel, ThreatError, Weighing
 from fedveil.attacks.participation.paper import MULTI_ROUND, SINGLE_SHOT, SingleShot
 from fedveil.attacks.participation.result import RUN
 from fedveil.attacks.statistics import epsilon_ceiling
@@ -23,7 +24,7 @@ from fedveil.audit.printed import cells_of, judge_printed
 from fedveil.audit.replicates import HONEST, MALICIOUS, Case, Replicate, never_drawn
 from fedveil.audit.scoring import Judged, judge_all
 from fedveil.audit.settings import Planned, settings_of
-from fedveil.audit.view import ParticipationView, threat_of
+from fedveil.audit.view import PASSIVE, ParticipationView, threat_of
 from fedveil.config import Config
 from fedveil.config.world import WORLDS, World, world_of
 from fedveil.errors import FieldError, nearest, require_count
@@ -35,7 +36,7 @@ from fedveil.runs.promised import promised
 from fedveil.runs.world import share_out
 
 PRINTED = (SINGLE_SHOT, MULTI_ROUND)
-NAMES = (*ATTACKS, *PRINTED)
+NAMES: Mapping[str, Any] = ChainMap(dict.fromkeys(PRINTED), ATTACKS)  # with those that are registered later
 LEAST, REHEARSALS = 4, 8  # runs in each world; rehearsals are half as many as runs, and at least so many
 DRAWN = ("dirichlet", "quantity", "shards")  # partitions that draw the clients' sizes
 
@@ -183,7 +184,15 @@ class ParticipationGame:
     def _cell(self, case: Case, config: Config, sources: tuple[Cell, ...] | None = None) -> Cell:
         world = self.roles.model_copy(update={"inside": case.inside, "crafted": case.kind == MALICIOUS})
         config = config.model_copy(update={"seed": case.seed(self.config.seed), "world": world})
-        return Cell(case.setting, config, (ParticipationView(),), sources)
+        return Cell(case.setting, config, (ParticipationView(self._others),), sources)
+
+    @cached_property
+    def _others(self) -> tuple[type[Attack], ...]:
+        """Attacks that somebody registered, and those that they weigh."""
+        kinds = [ATTACKS[name] for name in self.chosen if name in ATTACKS]
+        parts = [part for kind in kinds for part in (kind.weighs if issubclass(kind, Weighing) else (kind,))]
+        own = {*PASSIVE, SideChannel, *Active.weighs}
+        return tuple(dict.fromkeys(part for part in parts if part not in own))
 
     @cache  # noqa: B019 - the game lives as long as its cells
     def _sources(self, label: str) -> tuple[Cell, ...]:

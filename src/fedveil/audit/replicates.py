@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedveil.audit.view import ParticipationView
 from fedveil.config import Config
 from fedveil.config.world import World
 from fedveil.engines.assembly import draw_cohort
@@ -84,7 +83,7 @@ class Replicate:
     def of(cls, case: Case, outcome: Outcome) -> Replicate:
         """Read a finished run."""
         values = outcome.summary.values
-        seen = values["concluded"][ParticipationView.name]
+        [seen] = values["concluded"].values()
         server = values["guarantees"].get("server") or values["guarantees"]["worst client"]
         return cls(
             case=case,

@@ -21,6 +21,8 @@ from fedveil.audit.replicates import HONEST, MALICIOUS, Case, Replicate
 from fedveil.audit.view import PUBLISHED
 from fedveil.config.world import WORLDS
 
+UNPLAYED = "was not played"
+
 
 @dataclass(frozen=True)
 class Sequential:
@@ -174,9 +176,11 @@ def _judged(
     traces = list(names.values())
     chosen = [r for r in replicates.values() if (r.case.setting, r.case.kind) == (setting, kind)]
     chosen.sort(key=lambda r: r.case)
-    refused = [r.refused.get(trace, r.stopped) for r in chosen for trace in traces if trace not in r.scores]
+    refused = [
+        r.refused.get(trace) or r.stopped or UNPLAYED for r in chosen for trace in traces if trace not in r.scores
+    ]
     if refused or not chosen:
-        return Refused(row, setting, refused[0] if refused else "was not played")
+        return Refused(row, setting, refused[0] if refused else UNPLAYED)
     rounds = min(len(r.scores[trace]) for r in chosen for trace in traces)
 
     def group(phase: str, inside: bool) -> Tensor:

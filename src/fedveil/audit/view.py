@@ -42,10 +42,18 @@ class ParticipationView:
     """A probe of runs of a world: keeps what the adversary sees, and concludes what every attack scores.
 
     The attacks that watch score every run of an adversary that behaves; those that craft updates, every other.
+
+    Parameters
+    ----------
+    others : tuple of type
+        Attacks that are not FedVeil's own: they are played too, and are part of the probe's name.
     """
 
-    name = "participation"
     figures: Collection[str] = ()
+
+    def __init__(self, others: tuple[type[Attack], ...] = ()) -> None:
+        self._others = others
+        self.name = " + ".join(["participation", *sorted(kind.name for kind in others)])
 
     def begin(self, setup: Setup) -> None:
         """Take the adversary's data; see `fedveil.runs.judging.Judge`."""
@@ -120,7 +128,7 @@ class ParticipationView:
         if world is not None and world.crafted:
             yield from ((kind.name, kind, ()) for kind in Active.weighs)
             return
-        yield from ((kind.name, kind, ()) for kind in PASSIVE)
+        yield from ((kind.name, kind, ()) for kind in (*PASSIVE, *self._others))
         central = self._setup.method.client.trust == "central"
         for mode, name in PUBLISHED.items():
             as_set = configured.metrics == mode
