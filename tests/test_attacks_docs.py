@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from fedveil import audit as audits
 from fedveil.attacks import ATTACKS
+from fedveil.attacks.participation.paper import NOT_INDEPENDENT
 from fedveil.attacks.statistics import epsilon_ceiling
 from fedveil.audit.participation import NAMES
 from fedveil.audit.settings import settings_of
@@ -24,6 +25,7 @@ from fedveil.methods.publishing import MODES
 from fedveil.report.audit_headline import fewest_runs
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "metric-privacy"
+INFERENCE = RESULTS / "client-inference"
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "attacks.md").read_text()
 COMMANDS = [line.split("  #")[0].strip() for line in PAGE.splitlines() if line.startswith("    fedveil ")]
 IMAGES = [command for command in COMMANDS if "metric-privacy-cia" in command]
@@ -107,8 +109,30 @@ def test_its_links_lead_somewhere():
 @pytest.mark.skipif(not RESULTS.is_dir(), reason="results/ are part of the repository, not of the package")
 def test_what_is_compared_at_equal_sigma_has_equal_sigma():
     found = [json.loads((RESULTS / f"audit-{name}.json").read_text()) for name in ("digits", "images")]
-    found += json.loads((RESULTS / "cia-digits.json").read_text())["noise_multipliers"].values()
+    found += [json.loads((INFERENCE / name / "audit.json").read_text()) for name in ("compare-z-05", "compare-z-2")]
     for audited in found:
         sigmas = {about["method"]: about["sigma"] for about in audited["settings"].values()}
         equal = next(about["sigma"] for s, about in audited["settings"].items() if s.startswith(EQUAL_SIGMA))
         assert equal == pytest.approx(sigmas["metric"], rel=0.01)
+
+
+@pytest.mark.skipif(not RESULTS.is_dir(), reason="results/ are part of the repository, not of the package")
+def test_the_page_on_client_inference_has_the_audits_figures():
+    page = (INFERENCE / "README.md").read_text()
+    audits = {path.parent.name: json.loads(path.read_text()) for path in INFERENCE.glob("*/audit.json")}
+    printed = {
+        f"{r['auc']['point']:.3f} ({r['auc']['low']:.2f}-{r['auc']['high']:.2f})".removeprefix("0")
+        for found in audits.values()
+        for r in found["results"]
+    }
+    cells = re.findall(r"\| ([.1]\S+ \(\S+\)) (?=\|)", page)
+    assert len(cells) > 90
+    assert set(cells) <= printed
+    placebo = [r["auc"] for name in ("world-itself", "world-itself-seed-1") for r in audits[name]["results"]]
+    missed = sum(not auc["low"] <= 0.5 <= auc["high"] for auc in placebo)
+    assert f"{missed} of {len(placebo)} intervals exclude .5" in page
+    pairs = [json.loads(path.read_text())["paper"]["multi_round"] for path in INFERENCE.glob("pairs/*.json")]
+    excluded = [[not r["auc"]["low"] <= 0.5 <= r["auc"]["high"] for r in pair] for pair in pairs]
+    without, under = (sum(column) for column in zip(*excluded, strict=True))
+    assert f"excludes .5 in {under} pairs under global DP and in {without} without noise" in page
+    assert f"{without} (without noise) and {under} (under global DP) of {len(pairs)} pairs" in NOT_INDEPENDENT

@@ -23,14 +23,13 @@ from fedveil.grid import Store
 from fedveil.layout import Layout
 from fedveil.learning import build_model, score_maps, score_models
 from fedveil.learning.losses import dice
-from fedveil.papers import Choices, Reproduction
+from fedveil.papers import Choices, Reproduction, find
 from fedveil.papers.claims import judge
 from fedveil.papers.evidence import read_evidence
 from fedveil.papers.fedre import defence, weights
 from fedveil.papers.finding import CONTRADICTED, HOLDS
 from fedveil.papers.reproduction import Selection
 from fedveil.papers.result import Result
-from fedveil.papers.study import find
 from fedveil.papers.tables import result_table
 from fedveil.report.score_figure import score_figure
 from fedveil.runs.deal import deal_out

@@ -8,9 +8,11 @@ from typer.testing import CliRunner
 
 import toy
 from fedveil.cli import app
+from fedveil.config import load
 from fedveil.errors import FieldError
 from fedveil.grid import Store
-from fedveil.papers import Choices, Reproduction, Selection, Study, register, study
+from fedveil.papers import Choices, Reproduction, Selection, Study, register, studies
+from fedveil.papers.checking import check_study
 from fedveil.papers.described import Described
 from fedveil.registry import Registry
 from papers_kit import Told
@@ -21,7 +23,7 @@ CELLS = 3  # the two rows share the run without noise, which knows no clip
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
-    monkeypatch.setattr(study, "STUDIES", Registry("STUDY", {}))
+    monkeypatch.setattr(studies, "STUDIES", Registry("STUDY", {}))
     register(toy.study)
 
 
@@ -100,6 +102,14 @@ def test_a_mistake_in_the_toml_is_named(change, said):
         (('expect = "above half"', 'expect = "above hall"'), "did you mean 'above half'"),
         (('first = "vanilla"', 'first = "vanila"'), "did you mean 'vanilla'"),
         (('row = "wide"', 'row = "wise"'), "accepted: narrow, wide"),
+        (('judged_on = ["small"]', 'judged_on = ["smal"]'), "did you mean 'small'"),
+        (('judged_on = ["small"]', 'judged_on = ["small, loud"]'), "accepted: quiet"),
+        (('beside = ["2"]', 'beside = ["9"]'), "notes: beside = '9'"),
+        (('level = ["1", "accuracy"]', 'level = ["7", "accuracy"]'), "figures.1.level = '7'"),
+        (('level = ["1", "accuracy"]', 'level = ["1", "acuracy"]'), "did you mean 'accuracy'"),
+        (('"rounds metrics accuracy"', '"rounds metric accuracy"'), "did you mean 'metrics'"),
+        (('"final accuracy"', '"final acuracy"'), "did you mean 'accuracy'"),
+        (('figures = [["2", "worst"]]', 'figures = [["2", "wurst"]]'), "did you mean 'worst'"),
         (("[scales.small]", '[changes]\n"a change" = { rounds = 1 }\n[scales.small]'), "part of a run's name"),
     ],
 )
@@ -110,7 +120,38 @@ def test_a_name_that_does_not_exist_is_named(change, said):
     for kind in ("measures", "curves", "probes", "judges"):
         getattr(broken, kind).update(getattr(toy.study, kind))
     with pytest.raises(FieldError, match=said):
-        broken.check()
+        check_study(broken)
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        (("1", "C = 2", "vanilla", "accuracy"), "row = 'C = 2'"),
+        (("1", "C = 1", "vanila", "accuracy"), "did you mean 'vanilla'"),
+        (("1", "C = 1", "vanilla", "f2"), "figure = 'f2'"),
+    ],
+)
+def test_a_printed_figure_that_would_stand_nowhere_is_named(place, said):
+    published = {**toy.study.published, place: next(iter(toy.study.published.values()))}
+    broken = Study("toy", toy.study.described, published)
+    for kind in ("measures", "curves", "probes", "judges"):
+        getattr(broken, kind).update(getattr(toy.study, kind))
+    with pytest.raises(FieldError, match=said):
+        check_study(broken)
+
+
+def test_a_scenario_may_lie_beside_the_study(tmp_path):
+    text = (FOLDER / "study.toml").read_text().replace('digits = "digits-compare"', 'digits = "mine.toml"')
+    (tmp_path / "study.toml").write_text(text)
+    (tmp_path / "published.csv").write_text((FOLDER / "published.csv").read_text())
+    (tmp_path / "mine.toml").write_text(load("digits-compare").to_toml())
+    told = Study.of("beside", tmp_path)
+    for kind in ("measures", "curves", "probes", "judges"):
+        getattr(told, kind).update(getattr(toy.study, kind))
+    asked = Reproduction(check_study(told), Choices(workers=1))
+    assert len(asked.cells(Selection.of(asked))) == 2 * CELLS
+    with pytest.raises(FieldError, match=r"study\.toml"):
+        Study.of("beside", tmp_path / "nowhere")
 
 
 def test_what_a_measure_asks_for_and_no_run_has_is_named(monkeypatch):

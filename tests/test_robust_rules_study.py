@@ -4,9 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedveil.papers import Choices, Reproduction
+from fedveil.papers import Choices, Reproduction, find
 from fedveil.papers.robust_rules import study, worst_of
-from fedveil.papers.study import find
 
 STUDY = find("robust-rules")
 

@@ -11,9 +11,8 @@ from torch.nn import functional as F
 from fedveil.config import load, parse
 from fedveil.data import SOURCES
 from fedveil.grid import Cell, Store
-from fedveil.papers import Choices, Reproduction
+from fedveil.papers import Choices, Reproduction, find
 from fedveil.papers.sga_ldp import worth
-from fedveil.papers.study import find
 from fedveil.runs import run
 from fedveil.runs.prepare import prepare
 

@@ -128,7 +128,7 @@ def _listed() -> Table:
 
     from fedveil.report.table import Table
 
-    loaded = sys.modules.get("fedveil.papers.study")
+    loaded = sys.modules.get("fedveil.papers.studies")
     if entry_points(group="fedveil.studies") or (loaded and loaded.STUDIES):
         from fedveil.papers import find, names
         from fedveil.papers.tables import studies_table

@@ -238,7 +238,7 @@ class Described(_Table):
     statements: Mapping[str, str] = {}
     absent: Mapping[str, str] = Field(
         default={},
-        description="What else it printed, in tables called N-NAME, and why nothing is beside it.",
+        description="What else it printed (rows or figures of this name, tables called N-NAME), and why not we.",
     )
     claims: tuple[ClaimOf, ...] = ()
     judged_on: tuple[str, ...] = Field(default=(), description="Groups of runs, the one nearest to the paper first.")
@@ -268,4 +268,5 @@ class Described(_Table):
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            raise FieldError(f"{name}, study.toml: {where}", first["input"], first["msg"].lower()) from error
+            given = None if first["type"] == "missing" else first["input"]  # pydantic has the table around it there
+            raise FieldError(f"{name}, study.toml: {where}", given, first["msg"].lower()) from error

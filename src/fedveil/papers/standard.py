@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 from sklearn.metrics import roc_curve
 
+from fedveil.errors import require_choice
 from fedveil.grid import Outcome
+from fedveil.learning import METRICS
 from fedveil.papers.models import outputs, test_half
 from fedveil.papers.result import Value
 from fedveil.report.plots import Curve
 
+GROUPS = ("metrics", "noise", "figures", "server")  # of a run's rounds
 CLIMB = 4  # the first of so many parts of a run: everything climbs there
 RATES = np.linspace(0, 1, 201)  # false positive rates of a ROC curve
 
@@ -78,6 +81,14 @@ def at(outcomes: Sequence[Outcome], argument: str) -> Curve:
 def series(outcome: Outcome, group: str, name: str) -> list[float]:
     """A figure of every round."""
     return [float(row[group][name]) for row in outcome.rows]
+
+
+def require_known(where: str, name: str, argument: str) -> None:
+    """Refuse an argument of a standard measure or curve that no run has."""
+    if name in ("last", "final", "test", "change"):
+        require_choice(where, argument, (*METRICS, "loss"))
+    elif name == "rounds":
+        require_choice(where, argument.partition(" ")[0], GROUPS)
 
 
 MEASURES: Mapping[str, Callable[[Sequence[Outcome], str], Value]] = {

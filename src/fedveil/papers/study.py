@@ -1,21 +1,19 @@
-"""A study: the experiments of a paper as its folder describes them, and the registry in which it is found."""
+"""A study: the experiments of a paper as its folder describes them."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module, resources
-from importlib.metadata import entry_points
+from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import TYPE_CHECKING, Any
 
 from fedveil.config import Config
 from fedveil.engines.probe import Probe
-from fedveil.errors import FieldError, require_choice
+from fedveil.errors import FieldError
 from fedveil.grid import Outcome
 from fedveil.papers.audited import AuditClaim
 from fedveil.papers.claims import JUDGES
-from fedveil.papers.described import Described, Part, ScaleOf
+from fedveil.papers.described import Described, ScaleOf
 from fedveil.papers.paper import Paper, read_published
 from fedveil.papers.result import Place, Published, Value
 from fedveil.papers.standard import CURVES, MEASURES
@@ -25,7 +23,6 @@ from fedveil.report.plots import Curve
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ENTRY_POINTS = "fedveil.studies"
 Measure = Callable[[Sequence[Outcome], str], Value]
 Draw = Callable[[Sequence[Outcome], str], Curve]
 Change = Callable[[dict[str, Any]], None]
@@ -86,16 +83,28 @@ class Study(Paper):
         package : str
             ``__name__`` of the package or module; its last part is the study's name.
         folder : Traversable, optional
-            Where the two files are; default: in the package.
+            Where the two files are, and configurations that its scenarios name; default: in the package.
 
         Raises
         ------
         FieldError
-            If study.toml is not as `Described` wants it, or names what does not exist.
+            If study.toml is not as `Described` wants it.
         """
         name = package.rpartition(".")[2].replace("_", "-")
         where = folder or resources.files(package)
-        described = Described.read((where / "study.toml").read_text(encoding="utf-8"), name)
+        try:
+            text = (where / "study.toml").read_text(encoding="utf-8")
+        except OSError as error:
+            raise FieldError(
+                "study", package, f"needs a package or folder with study.toml and published.csv: {error}"
+            ) from error
+        described = Described.read(text, name)
+        beside = {
+            k: s.model_copy(update={"preset": str(where / s.preset)})
+            for k, s in described.scenarios.items()
+            if (where / s.preset).is_file()
+        }
+        described = described.model_copy(update={"scenarios": {**described.scenarios, **beside}})
         return cls(name, described, read_published(where / "published.csv"))
 
     def adjust(self, function: Adjust) -> Adjust:
@@ -112,9 +121,8 @@ class Study(Paper):
             Naming those that exist.
         """
         known: Registry[Callable[..., Any]] = getattr(self, kind)
-        found = [name for name in known if text == name or text.startswith(f"{name} ")]
-        name = max(found, key=len, default=text.split(" ")[0])
-        function = known.choose(name)
+        name = self.name_of(kind, text)
+        function = known[name]
 
         def measured(outcomes: Sequence[Outcome]) -> Any:
             try:
@@ -125,90 +133,10 @@ class Study(Paper):
 
         return measured
 
-    def check(self) -> Study:
-        """Refuse a study.toml that names what does not exist; returns the study.
-
-        Raises
-        ------
-        FieldError
-            Naming the place, and what exists.
-        """
-        told = self.described
-        for change in (*told.changes, *self.changes):
-            if not re.fullmatch(r"[A-Za-z0-9._-]+", change):  # it ends the name of a configuration
-                accepted = "is part of a run's name: letters, digits, dots, dashes and underscores only"
-                raise FieldError(f"{self.name}, changes", change, accepted)
-        for kind, contents in (("tables", told.tables), ("figures", told.figures)):
-            for name, content in contents.items():
-                for part in content.parts:
-                    self._check_part(f"{self.name}, {kind}.{name}", part)
-                    for text in part.figures.values():
-                        self.function("measures" if kind == "tables" else "curves", text.format(of=part.of[0]))
-        for setting, one in told.settings.items():
-            if one.sigma_of:
-                require_choice(f"{self.name}, settings.{setting}.sigma_of", one.sigma_of, told.settings)
-        for reading, other in told.readings.items():
-            if other.row:
-                require_choice(f"{self.name}, readings.{reading}.row", other.row, told.rows)
-            for setting in other.settings:
-                require_choice(f"{self.name}, readings.{reading}.settings", setting, told.settings)
-        for claim in told.claims:
-            where = f"{self.name}, claims, {claim.name!r}"
-            require_choice(f"{where}: expect", claim.expect, self.judges)
-            for table, _ in claim.figures:
-                require_choice(f"{where}: figures", table, told.tables)
-            for setting in filter(None, (claim.first, claim.second)):
-                require_choice(f"{where}: settings", setting, told.settings)
-        return self
-
-    def _check_part(self, where: str, part: Part) -> None:
-        told = self.described
-        changes = {*told.changes, *self.changes, ""}
-        for field, names_, known in (
-            ("scenarios", part.scenarios, told.scenarios),
-            ("settings", part.settings, told.settings),
-            ("rows", part.rows, told.rows),
-            ("cells", part.cells, changes),
-            ("probe", [part.probe] if part.probe else [], self.probes),
-        ):
-            for name in names_:
-                require_choice(f"{where}.{field}", name, known)
-
-
-STUDIES: Registry[Study] = Registry("STUDY", {})
-"""Studies that are neither a folder of `fedveil.papers` nor an entry point ``fedveil.studies``."""
-
-
-def register(study: Study) -> Study:
-    """Make a study known to the command line of this process."""
-    return STUDIES.register(study.name)(study.check())
-
-
-def names() -> list[str]:
-    """Every study that there is."""
-    folders = (f.name for f in resources.files("fedveil.papers").iterdir() if (f / "study.toml").is_file())
-    found = {name.replace("_", "-") for name in folders} | {one.name for one in entry_points(group=ENTRY_POINTS)}
-    return sorted(found | set(STUDIES))
-
-
-def find(name: str) -> Study:
-    """A study by name.
-
-    Raises
-    ------
-    FieldError
-        Naming those that exist.
-    """
-    require_choice("STUDY", name, names())
-    if name in STUDIES:
-        return STUDIES[name]
-    for entry in entry_points(group=ENTRY_POINTS):
-        if entry.name == name:
-            return _checked(name, entry.load())
-    return _checked(name, import_module(f"fedveil.papers.{name.replace('-', '_')}").study)
-
-
-def _checked(name: str, found: Any) -> Study:
-    if not isinstance(found, Study):
-        raise FieldError("STUDY", name, f"its module must hold a Study in `study`, not a {type(found).__name__}")
-    return found.check()
+    def name_of(self, kind: str, text: str) -> str:
+        """The name of the measure or curve that a text names."""
+        known: Registry[Callable[..., Any]] = getattr(self, kind)
+        found = [name for name in known if text == name or text.startswith(f"{name} ")]
+        name = max(found, key=len, default=text.split(" ")[0])
+        known.choose(name)
+        return name
