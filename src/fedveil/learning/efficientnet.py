@@ -75,8 +75,8 @@ def efficientnet_b0(
     outputs : int
         Classes.
     weights : str
-        A file of a state dictionary, such as efficientnet-b0-355c32eb.pth of lukemelas/EfficientNet-PyTorch, release 1.0,
-        on GitHub; FedVeil downloads none. A last layer of other classes is left out.
+        A file of a state dictionary, such as efficientnet-b0-355c32eb.pth of lukemelas/EfficientNet-PyTorch (release
+        1.0, on GitHub); FedVeil downloads none. A last layer of other classes is left out.
     sha256 : str
         How the file's SHA-256 begins, at least 8 hexadecimal digits.
     head : bool
