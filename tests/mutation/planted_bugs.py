@@ -540,7 +540,7 @@ BUGS = (
     _bug(
         "an edited ledger is believed",
         "accounting/ledger.py",
-        "            if checksum != cls._checksum(ledger._chain, json.dumps(values, sort_keys=True)):\n",
+        "            if checksum != cls._checksum(ledger._chain, _encoded(values)):\n",
         "            if False:\n",
         f"{CORE}ledger.py",
     ),
