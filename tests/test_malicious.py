@@ -141,6 +141,22 @@ def test_a_run_says_whom_no_promise_holds_for():
         assert all("0, 2" in text for text in texts)
 
 
+@pytest.mark.parametrize(
+    ("rule", "told"),
+    [
+        ({"name": "krum", "malicious": 1}, "more than the 1"),
+        ({"name": "trimmed-mean", "fraction": 0.15}, "more than the 1"),
+        ({"name": "krum", "malicious": 2}, None),
+        ({"name": "fedmedian"}, None),
+        ({"name": "fedavg"}, None),  # which bears nobody, and does not say otherwise
+    ],
+)
+def test_more_malicious_clients_than_the_rule_is_set_to_bear_are_said(rule, told):
+    warnings = [w for w in prepare(config({**FLIP, "clients": [0, 3]}, aggregator=rule)).warnings if "malicious" in w]
+    assert len(warnings) == (told is not None)
+    assert told is None or told in warnings[0]
+
+
 def test_a_sign_flip_by_three_of_seven_costs_accuracy():
     flip = {"behaviour": "sign-flip", "factor": 3.0, "clients": [0, 2, 5]}
     found = run(config(flip)).values["malicious"]

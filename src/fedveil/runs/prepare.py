@@ -151,6 +151,8 @@ def prepare(config: Config, memo: Path | None = None, like: Setup | None = None)
     if poisoning is not None and poisoning.acting:
         arguments["behaviours"] = poisoning.behaviours
     warnings = [] if like is not None else dealt.warnings()
+    if like is None and poisoning is not None:
+        warnings += poisoning.outnumbering(config, len(arguments["clients"]))
     if like is None and (lacking := dealt.unscored(method)):
         warnings.append(f"no public example shows classes {lacking}: layers are scored without them")
     if "privacy" not in config.model_fields_set and like is None:
