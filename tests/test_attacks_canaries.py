@@ -122,6 +122,18 @@ def test_half_the_noise_is_found(seed):
     assert not broken(client_canaries(LOCAL, M // 2, 10, 10.0, seed=seed))
 
 
+def test_half_the_noise_is_found_where_it_follows_the_similarity():
+    audit = audits(M // 2, seed=1)["SGA-LDP, released similarity"]
+    assert audit.planted("released", audit.bugs[0], 1).details["broken"]
+
+
+@pytest.mark.slow
+def test_half_the_noise_is_found_where_the_similarity_is_noised():
+    audit = audits(M, seed=1)["SGA-LDP, noised similarity"]
+    assert not audit.honest("noised").details["broken"]
+    assert audit.planted("noised", audit.bugs[0], 1).details["broken"]
+
+
 def test_the_table_finds_its_planted_bugs():
     audit = audits(M)["global DP"]
     for bug in audit.bugs:

@@ -5,7 +5,7 @@ Sources: crafted clients, Andrew et al. 2023, "One-shot empirical privacy estima
 2302.07956): random images under random labels.
 
     central   client j sends C e_j, or nothing (zero-out), or -C e_j (replace-one); score: the model's change along e_j
-    local     client j sends C u or -C u;                                           score: sum of its releases along u
+    local     client j sends C u or -C u;        score: sum of its releases along u, each over the variance of its noise
     record    a crafted record is in a client's data or not;                        score: minus the final model's loss
 
 With `contrast` a canary acts in odd rounds alone, and even rounds count against it: noise that is drawn anew is only
@@ -134,6 +134,7 @@ def client_canaries(
     *,
     rounds: int = 1,
     contrast: bool = False,
+    follow: int = 0,
     delta: float = 0.0,
     seed: int = 0,
     source: Source | None = None,
@@ -149,6 +150,9 @@ def client_canaries(
         Canaries, and coordinates of the model.
     length : float
         Of an update, which lies along all coordinates evenly.
+    follow : int
+        Rounds before those that are audited: all canaries send the same, and the server, which may send what it likes,
+        answers each with its own release. Noise that follows the similarity with the last global update is then least.
     layer_scores : tuple of float, optional
         Public scores of the one layer, for a method that splits its budget by them.
     rounds, contrast, delta, seed, source
@@ -168,18 +172,20 @@ def client_canaries(
     scores, worst = torch.zeros(m, dtype=torch.float64), None
     for j in range(m):
         client = ClientParty(method, layout, Ledger("canaries", str(j)), noise)
-        sent = along * (length if inside[j] else -length)
-        for round_ in range(1, rounds + 1):
-            start = torch.zeros(1, dimension, dtype=torch.float64)
-            broadcast = _opened(start, round_, rounds, m, layer_scores)
+        sent, start = along * (length if inside[j] else -length), torch.zeros(1, dimension, dtype=torch.float64)
+        for round_ in range(1, follow + rounds + 1):
+            broadcast = _opened(start, round_, follow + rounds, m, layer_scores)
             declined = client.admit(broadcast)
             if isinstance(declined, Refusal):
                 raise FieldError("client", j, f"declines: {declined.reason}")
             facts = ClientFacts(broadcast=broadcast, layout=layout)
-            weight = _weight(round_, contrast)
-            (release, *_) = client.release((Release("model", sent if weight > 0 else start[0]),), facts)
-            scores[j] += weight * float(release.value @ along)
-        promise = total(e.spend.guarantee for e in client.ledger.entries)
+            weight = 0 if round_ <= follow else _weight(round_ - follow, contrast)
+            update = (length * along, sent, torch.zeros_like(sent))[weight]
+            (release, *_) = client.release((Release("model", start[0] + update),), facts)
+            scale = client.ledger.entries[-1].spend.scale
+            scores[j] += weight * float((release.value - start[0]) @ along) / (scale[0] ** 2 if scale else 1.0)
+            start = release.value[None] if follow else start
+        promise = total(e.spend.guarantee for e in client.ledger.entries if e.key[0] > follow)
         worst = promise if worst is None or promise.cost > worst.cost else worst
     assert worst is not None
     return CanaryRun(scores, inside, worst, one_run(scores, inside, delta=delta))

@@ -107,12 +107,13 @@ def audits(m: int, seed: int = 0) -> dict[str, CanaryAudit]:
         return CanaryAudit(play, side, bugs=bugs)
 
     def local(
-        side: SGALDP | FedRE | GroupPrivacy, dimension: int = 10, length: float = LENGTH, **rest: Any
+        side: SGALDP | FedRE | GroupPrivacy, dimension: int = 10, length: float = LENGTH, follow: int = 0, **rest: Any
     ) -> CanaryAudit:
         scores = (1.0,) if "public_layer_scores" in side.needs else None
 
         def play(one: Any, **options: Any) -> CanaryRun:
-            return client_canaries(one, m, dimension, length, delta=DELTA, seed=seed, layer_scores=scores, **options)
+            options = {"follow": follow, "layer_scores": scores, **options}
+            return client_canaries(one, m, dimension, length, delta=DELTA, seed=seed, **options)
 
         return CanaryAudit(play, side, **rest)
 
@@ -150,9 +151,13 @@ def audits(m: int, seed: int = 0) -> dict[str, CanaryAudit]:
         "group privacy, as published": local(GroupPrivacy(noise_multiplier=5.0), 2, RADIUS, bugs=()),
         "FedRE, split by public scores": local(FedRE(epsilon=5.0, delta=DELTA, clip=1.0, scores="public")),
         "SGA-LDP, as published": local(SGALDP(epsilon_min=1.0, epsilon_max=5.0), bugs=()),
-        "SGA-LDP, released similarity": local(SGALDP(epsilon_min=1.0, epsilon_max=5.0, similarity="released")),
+        "SGA-LDP, released similarity": local(
+            SGALDP(epsilon_min=1.0, epsilon_max=5.0, similarity="released"), follow=1
+        ),
         "SGA-LDP, noised similarity": local(
-            SGALDP(epsilon_min=1.0, epsilon_max=5.0, similarity="noised"), bugs=(HALF, UNCLIPPED)
+            SGALDP(epsilon_min=4.0, epsilon_max=5.0, similarity="noised", similarity_noise=4.0),
+            follow=2,
+            bugs=(HALF, UNCLIPPED),
         ),
         "record-level DP, full batch": records(RecordDP(examples=m / 2, noise_multiplier=1.0)),
         "record-level DP, four sampled steps": records(
