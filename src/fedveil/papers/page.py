@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -17,6 +17,7 @@ from fedveil.papers.tables import FIRST
 from fedveil.report.table import NOTHING, Table
 
 MARKS = {HOLDS: "✓", CONTRADICTED: "✗", NO_DIFFERENCE: "=", CANNOT_TELL: "?"}
+COLUMNS = 20  # more are shown only where a claim is about them
 MATCHED = 1e-3  # sigmas that differ by a smaller share were set equal
 Judged = tuple[ClaimOf, Finding, Sequence[Finding]]
 HEADER = ("answers", "claim, and where the paper has it", "paper", "ours", "evidence", "verdict", "cause", "other runs")
@@ -110,12 +111,16 @@ def _in_short(row: Row) -> str:
     return " ".join(filter(None, [MARKS[row.verdict], row.label, row.why or row.text]))
 
 
-def _row_by_row(study: Study, judged: Iterable[Judged]) -> list[str]:
-    """A line for each claim, group of runs and figure, a column for each row of the study's tables.
+def _row_by_row(study: Study, judged: Sequence[Judged]) -> list[str]:
+    """A line for each claim, group of runs and figure, a column for each row of the tables.
 
+    Of many rows only those have a column that a claim is about.
     Groups that a claim is not judged on stand there where they take no more than two lines.
     """
-    columns, lines = study.labels, []
+    about = {row.column for _, first, others in judged for f in (first, *others) if f.tested for row in f.rows}
+    every_label = study.labels
+    columns = [label for label in every_label if label in about or len(every_label) <= COLUMNS]
+    lines: list[list[str]] = []
     for claim, first, others in judged:
         for finding in [f for f in (first, *others) if f.tested]:
             every = [row for row in finding.rows if row.column in columns]
