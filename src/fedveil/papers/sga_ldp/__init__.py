@@ -155,6 +155,12 @@ def membership(outcomes: Sequence[Outcome], _argument: str) -> Value:
     return Value(float(outcomes[0].summary.values["concluded"][Watch.name]["membership"]))
 
 
+@study.curve("membership of clients")
+def membership_of_clients(outcomes: Sequence[Outcome], argument: str) -> Curve:
+    """That area above the number of clients."""
+    return Curve([float(outcomes[0].cell.config.data.number)], [membership(outcomes, argument).value])
+
+
 @study.measure("noise")
 def noise(outcomes: Sequence[Outcome], _argument: str) -> Value:
     """Root of the mean power of the noise of one coordinate, over clients and rounds."""
