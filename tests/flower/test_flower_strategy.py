@@ -13,6 +13,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 import fedveil as fv
+from fedveil.aggregation import FLTrust
 from fedveil.engines.flower.records import write_mark
 from fedveil.errors import FedVeilError, FieldError, NoReplyError
 from fedveil.flower import (
@@ -81,6 +82,26 @@ def outermost(change):
         return reply
 
     return [mod, fv.flower.privacy_mod(LAYOUT, VANILLA)]
+
+
+def test_fltrust_follows_the_update_that_the_server_trained_itself():
+    method = build("vanilla", FLTrust())
+    told = []
+
+    def tutor(model, round_):
+        told.append(round_)
+        return model + torch.tensor([2.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+
+    def turned(reply, partition):  # of three clients the last one sends the opposite
+        if partition == 2:
+            reply["arrays"] = to_arrays(LAYOUT, -from_arrays(LAYOUT, reply["arrays"]))
+
+    strategy = FedVeilStrategy(method, LAYOUT, 1, clients=3, seed=0, tutor=tutor)
+    run(strategy, app(turned, method=method))
+    assert told == [1]
+    torch.testing.assert_close(strategy.models[0], torch.full((6,), 2 / 6**0.5))  # the honest direction, its own length
+    with pytest.raises(FieldError, match="public_data"):
+        FedVeilStrategy(method, LAYOUT, 1)
 
 
 def test_rounds_metrics_and_central_evaluation():

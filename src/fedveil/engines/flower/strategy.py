@@ -21,7 +21,7 @@ from fedveil.engines.flower.account import Account
 from fedveil.engines.flower.records import REFUSED, from_arrays, read_mark, read_releases, to_arrays, write_broadcast
 from fedveil.engines.flower.roster import Roster
 from fedveil.engines.history import SERVER
-from fedveil.engines.party import Round, Scorer, ServerParty, Store
+from fedveil.engines.party import Round, Scorer, ServerParty, Store, Tutor
 from fedveil.errors import (
     BudgetError,
     FedVeilError,
@@ -71,10 +71,12 @@ class FedVeilStrategy(Strategy):
         Ends the run before the server exceeds it.
     scorer : callable, optional
         Public layer scores of received models, for FedRE's server.
+    tutor : callable, optional
+        ``(model [d], round) -> model [d]`` after training on public data of the server's own, for FLTrust.
     ledger, store : Ledger and callable, optional
         The server's ledger, and what makes a line of it durable. Default: in memory.
     server : ServerParty, optional
-        Instead of one built from the four above and `source`.
+        Instead of one built from those above and `source`.
     evaluate : bool
         Whether to ask clients to evaluate; under local trust they are never asked, as no metric may leave.
     done : int
@@ -118,6 +120,7 @@ class FedVeilStrategy(Strategy):
         source: Source | None = None,
         budget: SpendFilter | None = None,
         scorer: Scorer | None = None,
+        tutor: Tutor | None = None,
         ledger: Ledger | None = None,
         store: Store = lambda line: None,
         server: ServerParty | None = None,
@@ -145,7 +148,9 @@ class FedVeilStrategy(Strategy):
             self._folder = ServerFolder(Path(out), method, layout, self.rounds, durable=source.deployable)
             ledger, store = self._folder.ledger()
         ledger = ledger or Ledger("flower", SERVER)
-        self.server = server or ServerParty(method, layout, ledger, source, budget=budget, store=store, scorer=scorer)
+        self.server = server or ServerParty(
+            method, layout, ledger, source, budget=budget, store=store, scorer=scorer, tutor=tutor
+        )
         self.done, self.evaluate, self._on_round = done, evaluate, on_round
         self._account = Account(self.server, self.rounds, require_delta("delta", delta))
         self._least, self.stopped = require_count("min_clients", min_clients), ""
