@@ -48,9 +48,10 @@ def digest(releases: tuple[Release, ...]) -> str:
 
     h = hashlib.sha256()
     for r in releases:
-        value = r.value.detach().contiguous().cpu()
+        value = r.value.detach().cpu().contiguous()
         h.update(f"{r.kind}\x1f{r.name}\x1f{value.dtype}\x1f{tuple(value.shape)}\x1e".encode())
-        h.update(value.reshape(-1).view(torch.uint8).numpy().data)
+        common = value.dtype in (torch.float32, torch.float64)  # NumPy does not know all others
+        h.update((value if common else value.reshape(-1).view(torch.uint8)).numpy().data)
     return h.hexdigest()
 
 

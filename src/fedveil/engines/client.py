@@ -296,9 +296,7 @@ def _mark(protected: Protected) -> str:
 
 def _dearer(spend: Spend, quoted: Spend) -> bool:
     """Whether a spend is worse than a quote, which is what filters were charged."""
-    pairs = (
-        (spend.guarantee.cost, quoted.guarantee.cost),
-        (spend.charge or 0.0, quoted.charge or 0.0),
-        (spend.leakage or 0.0, quoted.leakage or 0.0),
-    )
-    return spend.guarantee.status != quoted.guarantee.status or any(cost > told for cost, told in pairs)
+    if (spend.charge or 0.0) > (quoted.charge or 0.0) or (spend.leakage or 0.0) > (quoted.leakage or 0.0):
+        return True
+    made, told = spend.guarantee, quoted.guarantee
+    return made is not told and (made.status != told.status or made.cost > told.cost)

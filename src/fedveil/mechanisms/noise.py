@@ -146,11 +146,10 @@ def euclidean_laplace_rows(epsilons: Tensor, size: int, sources: Sequence[Source
     """
     if not bool(((epsilons > 0) & epsilons.isfinite()).all()):
         raise FieldError("epsilon", epsilons.tolist(), "must be finite and positive")
-    directions = torch.empty(len(sources), _at_least_one(size), dtype=torch.float64)
-    gammas = torch.empty(len(sources), dtype=torch.float64)
-    for i, source in enumerate(sources):
-        directions[i] = _drawn(source).normal(size)
-        gammas[i] = source.gamma(size)
+    _at_least_one(size)
+    drawn = [(_drawn(source).normal(size), source.gamma(size)) for source in sources]
+    directions = torch.stack([direction for direction, _ in drawn])
+    gammas = torch.tensor([gamma for _, gamma in drawn], dtype=torch.float64)
     # `sample` divides a number by a tensor, which torch does by the tensor's reciprocal
     factors = directions.norm(dim=1).reciprocal() * (gammas / epsilons)
     return directions.mul_(factors[:, None]).to(dtype)
