@@ -547,7 +547,7 @@ BUGS = (
     _bug(
         "the digest misses the bits",
         "accounting/release.py",
-        "        h.update(value.reshape(-1).view(torch.uint8).numpy().data)\n",
+        "        h.update((value if common else value.reshape(-1).view(torch.uint8)).numpy().data)\n",
         "",
         f"{CORE}ledger.py",
         PARTIES,
