@@ -59,6 +59,16 @@ def test_the_whole_way(tmp_path):
     assert (learns[2], learns[5]) == ("above .5", "**holds**")
 
 
+def test_pages_of_several_stores_keep_the_cells_that_their_tables_name(tmp_path):
+    for table, seed in (("1", "0"), ("2", "5")):
+        call("toy", "--table", table, "--seed", seed, "--out", str(tmp_path / table), "--into", str(tmp_path / "pages"))
+    lines = json.loads((tmp_path / "pages" / "small" / "cells.json").read_text())["cells"]
+    tables = [json.loads((tmp_path / "pages" / "small" / f"table-{n}.json").read_text()) for n in "12"]
+    assert {line["folder"] for line in lines} == {c for table in tables for row in table["rows"] for c in row["cells"]}
+    assert {line["seed"] for line in lines} == {0, 5}
+    assert all(("commit" in line) == (line["seed"] == 0) for line in lines)
+
+
 def test_interrupted_it_goes_on_and_another_scale_and_reading_are_other_runs(tmp_path):
     asked = Reproduction(toy.study, Choices(workers=1))
     cells = asked.cells(Selection.of(asked))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -91,15 +91,29 @@ class Pages:
         outcomes = sorted(finished.values(), key=lambda o: o.cell.folder)
         seeds = sorted({int(o.summary.values["seed"]) for o in outcomes})
         data = ", ".join(sorted({str(o.summary.values["data"]["name"]) for o in outcomes}))
-        head = provenance(data, seeds)
-        cells = dumps({"provenance": head, "cells": [_line(o) for o in outcomes]})
+        head, lines = provenance(data, seeds), [_line(o) for o in outcomes]
+        lines = sorted([*lines, *self._kept({line["folder"] for line in lines})], key=lambda line: str(line["folder"]))
         written = [
             self._write(self.folder / TABLES, tables_page(self.folder, study.study)),
-            self._write(self.folder / CELLS, cells),
+            self._write(self.folder / CELLS, dumps({"provenance": head, "cells": lines})),
         ]
         if study.study.described.claims or study.study.audit_claims:
             written.append(self._write(self.root / CLAIMS, claims_page(self.root, study.study)))
         return written
+
+    def _kept(self, new: Collection[str]) -> list[dict[str, Any]]:
+        """Lines of cells that this store lacks and a table of the folder still names, with the commit they are from."""
+        path = self.folder / CELLS
+        if not path.is_file():
+            return []
+        try:
+            old = json.loads(path.read_bytes())
+            tables = [json.loads(table.read_bytes()) for table in self.folder.glob("table-*.json")]
+            named = {cell for table in tables for row in table["rows"] for cell in row["cells"]}
+            commit = {"commit": old["provenance"]["commit"]}
+            return [{**commit, **line} for line in old["cells"] if line["folder"] in named - {*new}]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise damaged("table", path, error, WRITTEN_AGAIN) from error
 
     def _with(self, *paths: Path) -> Reproduction:
         study = self._asked
