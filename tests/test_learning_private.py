@@ -12,6 +12,7 @@ from torch import nn
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, PrivateTrainer, SequentialTrainer, build_model, mend, offences
+from fedveil.learning.efficientnet import FrozenNorm
 from fedveil.learning.losses import LOSSES, cross_entropy
 from fedveil.learning.per_example import PerExample
 from fedveil.mechanisms import ReproducibleSource
@@ -525,6 +526,51 @@ def test_dropout_that_is_no_module_is_not_taken_for_mixing():
     layer.self_attn.batch_first = False  # attends over the batch
     with pytest.raises(FieldError, match="other examples"):
         trained(ClientData(x.float(), y), nn.Sequential(nn.Unflatten(1, (1, 6)), layer, nn.Flatten()), noisy())
+
+
+def test_a_silo_that_is_idle_does_not_look_at_a_module_that_trains():
+    """torch.func puts tensors of its own into a module while it works; a copy of it would fail just then."""
+    entered, go_on, found = threading.Event(), threading.Event(), []
+
+    class Blocking(Scaled):
+        def forward(self, x):
+            if torch._C._functorch.maybe_get_level(self.scale) > 0:
+                entered.set()
+                go_on.wait()
+            return super().forward(x)
+
+    torch.manual_seed(0)
+    model, (x, y) = Blocking(), batch((6,))
+    trainer = PrivateTrainer(model, Layout.from_module(model), LocalTraining(), noisy(deviation=0.1))
+    start = trainer.layout.read(model)[None]
+    arguments = start, [ClientData(x.float(), y)], [KEY], [ReproducibleSource(3)]
+    trainer._unchecked = False  # the check beforehand would wait as well
+    late = threading.Thread(target=lambda: found.extend(trainer.train_noisily(*arguments)), daemon=True)
+    late.start()
+    entered.wait()
+    try:
+        meanwhile = trainer.idle(start[0], ReproducibleSource(4)).model
+    finally:
+        go_on.set()
+    late.join()
+    assert torch.equal(meanwhile, trainer.idle(start[0], ReproducibleSource(4)).model)
+    assert not isinstance(found[0], Exception)
+
+
+def test_frozen_statistics_do_not_hide_that_a_model_mixes():
+    class Mix(nn.Module):
+        def forward(self, x):
+            return x - x.mean(0)
+
+    torch.manual_seed(0)
+    last = nn.Linear(36, 3)
+    nn.init.zeros_(last.weight)
+    model = nn.Sequential(FrozenNorm(nn.BatchNorm2d(3)), nn.Conv2d(3, 4, 3), nn.Flatten(), Mix(), last)
+    layout = Layout.from_module(model, buffers="keep")
+    trainer = PrivateTrainer(model, layout, LocalTraining(), noisy())
+    x, y = torch.randn(7, 3, 5, 5), torch.arange(7) % 3
+    with pytest.raises(FieldError, match="other examples"):
+        trainer.train_noisily(layout.read(model)[None], [ClientData(x, y)], [KEY], [ReproducibleSource(0)])
 
 
 def test_two_rounds_do_not_train_on_one_module_at_once():

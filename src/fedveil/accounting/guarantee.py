@@ -119,6 +119,7 @@ class Guarantee:
 
     def __post_init__(self) -> None:
         """Refuse a guarantee that contradicts itself."""
+        object.__setattr__(self, "conditions", tuple(self.conditions))
         for name, choices in _CHOICES.items():
             require_choice(name, getattr(self, name), choices)
         over_metric = self.mu_per_distance if self.mu is None else None

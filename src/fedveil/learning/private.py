@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from threading import Lock
 
@@ -65,6 +66,7 @@ class PrivateTrainer(SequentialTrainer):
         super().__init__(model, layout, local, device=device)
         self.noisy = replace(noisy, lr=local.lr) if noisy.summed else noisy
         self._unchecked, self._alone = True, Lock()
+        self._spare = deepcopy(model)  # for `idle`: training that took too long may still be busy with the other
 
     def train_noisily(
         self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key], sources: Sequence[Source]
@@ -100,8 +102,7 @@ class PrivateTrainer(SequentialTrainer):
     def idle(self, start: Tensor, source: Source) -> Trained:
         """What a silo without examples would answer to a start [d]: the noise of all steps, and nothing else."""
         nobody = ClientData(torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64))
-        # with a module of its own: training that took too long may still be busy with the other
-        own = PrivateTrainer(self._model, self.layout, self.local, self.noisy, str(self._device))
+        own = PrivateTrainer(self._spare, self.layout, self.local, self.noisy, str(self._device))
         return own._noisy(start, nobody, (), source)
 
     def train(self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]) -> list[Trained | Exception]:

@@ -141,8 +141,9 @@ def require_unmixed(model: nn.Module, x: Tensor, layout: Layout) -> None:
     other[1:] = 0.5 if x.is_floating_point() else 1
     for drawn in (False, True):  # layers that begin at zero hide what comes before them; a server's models do not
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            for parameter in copy.parameters() if drawn else ():
-                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+            for name, parameter in copy.named_parameters():
+                if drawn and name in layout.names:  # what is frozen no server sends, and it may be a variance
+                    parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
             found = []
             for batch in (probe, other):
                 torch.default_generator.manual_seed(0)  # for dropout that is no module
@@ -151,6 +152,9 @@ def require_unmixed(model: nn.Module, x: Tensor, layout: Layout) -> None:
         if len(found) < 2:  # a model that fails on the probe (integers that number nothing) fails, or not, in training
             return
         together, changed = found
+        if together.isnan().all():
+            accepted = "its output is no number on small random weights: whether it mixes examples cannot be seen"
+            raise FieldError("model", type(model).__name__, accepted)
         # both are computed alike, so that they agree to the last digits; what a model remembers may be a faint mean
         if not torch.allclose(together, changed, rtol=1e-6, atol=1e-9, equal_nan=True):
             accepted = "its output for one example depends on the other examples it sees: no clipping bounds that"
