@@ -378,6 +378,15 @@ def test_the_halves_of_a_cluster_are_told_apart_through_noise_many_times_the_ste
     assert not bool(halves(torch.empty(0, d), start).any())
 
 
+def test_one_client_whose_noise_is_much_longer_does_not_decide_the_halves():
+    g, d, n = torch.Generator().manual_seed(0), 100_000, 40
+    start, kind, kinds = torch.randn(d, generator=g), torch.randn(2, d, generator=g), torch.arange(n) % 2
+    noise = torch.randn(n, d, generator=g) * 6 / d**0.5
+    noise[0] *= 16
+    found = halves(start + kind[kinds] / d**0.5 + noise, start)
+    assert bool((found == (kinds == 1)).all()) or bool((found == (kinds == 0)).all())
+
+
 def test_fewer_replies_than_hypotheses_is_legal():
     hypotheses = f64([0], [10], [20])
     centres, labels = cluster_means(f64([11]), hypotheses)
