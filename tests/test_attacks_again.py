@@ -9,6 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import fedveil as fv
 from fedveil import audit as audits
 from fedveil import grid
 from fedveil.accounting import Release
@@ -198,6 +199,7 @@ def test_a_game_of_ones_own_is_played_and_leaves_its_verdicts(tmp_path, monkeypa
     assert (found["game"], found["results"][0]["attack"]) == ("guess", "coin")
     assert "coin" in (tmp_path / "a" / "audit.md").read_text()
     assert "accepted" in CliRunner().invoke(app, [*asked, "coni"]).stderr
+    assert fv.audit(load("digits-cia", ["rounds=1"]), attacks=["coin"]).verdicts[0].attack == "coin"
 
 
 def test_with_both_worlds_alike_the_papers_statistic_is_of_two_runs_without_the_target():

@@ -173,7 +173,7 @@ def audit(
     method: Privacy | None = None,
     *,
     rounds: int | None = None,
-    replicates: int = 10,
+    replicates: int | None = None,
     target: int = -1,
     instead: Any = None,
     reference: Any = None,
@@ -197,8 +197,8 @@ def audit(
         What protects the clients. The same attacks are run against the federation without it too.
     rounds : int
         Of each run.
-    replicates : int
-        Runs in each world.
+    replicates : int, optional
+        Runs in each world; default: 10, and for a configuration what its game has.
     target : int
         Who is asked about; the attacker holds its training examples.
     instead : client, optional
@@ -211,7 +211,8 @@ def audit(
     if isinstance(what, Config | str | Path):
         config = what if isinstance(what, Config) else load(str(what))
         places = {key: options.pop(key) for key in ("out", "progress") if key in options}
-        return play(game_of(config, replicates=replicates, **options), **places)
+        asked = options if replicates is None else {"replicates": replicates, **options}
+        return play(game_of(config, **asked), **places)
     for name, value in (("clients", clients), ("rounds", rounds)):
         if not value:
             raise FieldError(name, value, "is needed beside a function: audit(make, clients, method, rounds=10)")
@@ -229,7 +230,10 @@ def audit(
         stand_in = ClientData(shadow.x[:0], shadow.y[:0])
     without = others if relation == "add/remove" else [*held[:where], stand_in, *held[where + 1 :]]
     worlds = {True: held, False: without}
-    runs, planned = require_count("replicates", replicates, least=4), require_count("rounds", rounds)
+    runs, planned = (
+        require_count("replicates", 10 if replicates is None else replicates, least=4),
+        require_count("rounds", rounds),
+    )
     found, promised, joint = list[Participation](), "", EpsilonBound(0.0, 0.0, delta, CONFIDENCE)
     for label, protects in {"no defence": None, "with the method": method}.items():
         if label == "no defence" or method is not None:
