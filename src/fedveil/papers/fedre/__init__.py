@@ -12,7 +12,7 @@ from fedveil.papers.claims import levelled, means, verdict_of
 from fedveil.papers.described import ClaimOf
 from fedveil.papers.evidence import Evidence
 from fedveil.papers.fedre import pictures
-from fedveil.papers.fedre.defence import RegionInversion
+from fedveil.papers.fedre.defence import NoisedPixels, RegionInversion
 from fedveil.papers.fedre.weights import FewImages, ServerWeights
 from fedveil.papers.finding import Row
 
@@ -20,6 +20,7 @@ ENOUGH = 0.05  # total variation of shares of the budget that changes nothing
 
 study = Study.of(__name__)
 study.probe("inversion")(RegionInversion)
+study.probe("pixels")(NoisedPixels)
 study.probe("weights")(ServerWeights)
 study.probe("images")(FewImages)
 study.picture("2")(pictures.maps)

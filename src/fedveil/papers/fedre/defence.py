@@ -19,8 +19,9 @@ from fedveil.config import Config
 from fedveil.engines.probe import Seen
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData
+from fedveil.mechanisms import keyed_seed
 
-ATTACK = DLG(steps=350, restarts=0)
+ATTACK = DLG(steps=400, restarts=0, enough=1e-13)
 THREAT = ThreatModel(
     "server or eavesdropper that knows the forged pixels",
     frozenset({"client models", "training", "labels", "reference"}),
@@ -28,6 +29,7 @@ THREAT = ThreatModel(
 MEASURED = tuple(f"{where}_{what}" for where in ("region", "rest") for what in ("mse", "ssim", "psnr"))
 FIGURES = (*MEASURED, "legible", "blind")
 GLYPH = (10, 7)  # rows and columns of a window, about one letter
+LEVELS = (0.1, 0.2, 0.4, 1.0)  # of noise on pixels
 ALIKE = 0.8  # correlation of two windows that show the same letter
 
 
@@ -41,7 +43,7 @@ class Recovered:
 
 
 class RegionInversion:
-    """The attack as a probe: it inverts the releases of the first clients of one tile that is sensitive in part.
+    """The attack as a probe: it inverts the releases of the first clients whose tile shows text that is sensitive.
 
     Each client takes one step of SGD on one tile; the attacker knows training, clipping, the noise's deviations, which
     pixels are forged, and the tiles of all other clients, as images of the same kind: where noise leaves nothing it
@@ -49,7 +51,7 @@ class RegionInversion:
     the round. Which pixels are sensitive the attacker is not told.
     """
 
-    images: ClassVar[int] = 2
+    images: ClassVar[int] = 6
     figures: ClassVar[tuple[str, ...]] = FIGURES
 
     def __init__(self, full: Config) -> None:
@@ -65,14 +67,53 @@ class RegionInversion:
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
         """Means over the tiles."""
-        chosen = [p for p in sorted(seen.received) if _partly_sensitive(seen.federation.clients[p])][: self.images]
-        if not chosen:
-            raise FieldError("data.sensitive", None, "marks a part of no client's tile: more clients are needed")
+        chosen = tiles_of(seen.federation.clients)[: self.images]
         others = [client.x for p, client in enumerate(seen.federation.clients) if p not in chosen]
         self.recovered = [_inverted(seen, p, torch.cat(others) if len(others) > 1 else None) for p in chosen]
-        units = [region_and_rest(r.original, r.found, r.mask, data_range=1.0) for r in self.recovered]
-        means = {name: fmean(float(unit[name]) for unit in units) for name in MEASURED}
-        return {**means, **legibility(self.recovered)}
+        return figures_of(self.recovered)
+
+
+class NoisedPixels:
+    """Noise on the sensitive pixels themselves, with the same figures: what an attack finds that undoes all else.
+
+    The noise is cut to the pixels' range, as what an attacker makes of it is.
+    """
+
+    figures: ClassVar[tuple[str, ...]] = tuple(f"{name} at {level}" for level in LEVELS for name in FIGURES)
+    name: ClassVar[str] = f"noise on pixels, deviations {LEVELS}"
+
+    def __init__(self, full: Config) -> None:
+        self.seed = full.seed
+
+    def __call__(self, seen: Seen) -> Mapping[str, float]:
+        """Of the tiles that `RegionInversion` looks at."""
+        clients, found = seen.federation.clients, dict[str, float]()
+        chosen = [clients[p] for p in tiles_of(clients)[: RegionInversion.images]]
+        generator = torch.Generator().manual_seed(keyed_seed("noised pixels", self.seed))
+        for level in LEVELS:
+            tiles = []
+            for client in chosen:
+                assert client.masks is not None
+                original = client.x.to(torch.float64)
+                noise = level * torch.randn(original.shape, generator=generator, dtype=torch.float64)
+                noised = (original + noise * client.masks[:, None]).clamp(0, 1)
+                tiles.append(Recovered(original, client.masks, noised))
+            found |= {f"{name} at {level}": value for name, value in figures_of(tiles).items()}
+        return found
+
+
+def tiles_of(clients: Sequence[ClientData]) -> list[int]:
+    """Partitions of one example that is sensitive in part, and shows text there; at least one, or `FieldError`."""
+    chosen = [p for p, client in enumerate(clients) if _partly_sensitive(client)]
+    if not chosen:
+        raise FieldError("data.sensitive", None, "marks text in a part of no client's tile: more clients are needed")
+    return chosen
+
+
+def figures_of(recovered: Sequence[Recovered]) -> dict[str, float]:
+    """`MEASURED`, means over the tiles, and `legibility`."""
+    units = [region_and_rest(r.original, r.found, r.mask, data_range=1.0) for r in recovered]
+    return {**{name: fmean(float(unit[name]) for unit in units) for name in MEASURED}, **legibility(recovered)}
 
 
 def legibility(recovered: Sequence[Recovered]) -> dict[str, float]:
@@ -84,10 +125,8 @@ def legibility(recovered: Sequence[Recovered]) -> dict[str, float]:
     """
     own, seen = [], []
     for one in recovered:
-        inside = _windows(one.mask.to(torch.float64)[None]).mean(1) > 0.7
-        windows = _windows(one.original)
-        kept = inside & (windows.amax(1) - windows.amin(1) > 0.3)
-        own.append(_standardised(windows[kept]))
+        kept = _text(one.original, one.mask)
+        own.append(_standardised(_windows(one.original)[kept]))
         seen.append(_standardised(_windows(one.found)[kept]))
     texts, found = torch.cat(own), torch.cat(seen)
     if not len(texts):
@@ -96,6 +135,13 @@ def legibility(recovered: Sequence[Recovered]) -> dict[str, float]:
     alike.fill_diagonal_(1.0)
     nearest = (found @ texts.T).argmax(1)
     return {"legible": float(alike[torch.arange(len(texts)), nearest].mean()), "blind": float(alike.mean(0).max())}
+
+
+def _text(image: Tensor, mask: Tensor) -> Tensor:
+    """Which windows [n] of an image [1, 1, H, W] are sensitive by more than .7 of [1, H, W], and hold ink."""
+    windows = _windows(image)
+    sensitive = _windows(mask.to(torch.float64)[None]).mean(1) > 0.7
+    return sensitive & (windows.amax(1) - windows.amin(1) > 0.3)
 
 
 def _windows(image: Tensor) -> Tensor:
@@ -111,8 +157,11 @@ def _standardised(windows: Tensor) -> Tensor:
 
 
 def _partly_sensitive(client: ClientData) -> bool:
-    """Whether SSIM exists on both sides: on windows of 7 x 7."""
-    return client.masks is not None and client.examples == 1 and two_sided(client.masks[:, 3:-3, 3:-3])
+    """Whether text is sensitive, and SSIM exists on both sides: on windows of 7 x 7."""
+    masks = client.masks
+    if masks is None or client.examples != 1 or not two_sided(masks[:, 3:-3, 3:-3]):
+        return False
+    return bool(_text(client.x.to(torch.float64), masks).any())
 
 
 def _inverted(seen: Seen, partition: int, others: Tensor | None) -> Recovered:

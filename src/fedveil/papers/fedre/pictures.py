@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SCENARIO, PROBES = "receipts", 8
-SHOWN = {"none": "federated", "ratio-01": ("uniform", "fedre"), "ratio-1": ("uniform", "fedre")}
+SHOWN = {"none": "federated", "ratio-001": ("uniform", "fedre"), "ratio-01": ("uniform", "fedre")}
+TILES = 3
 
 
 def maps(reproduction: Reproduction) -> Figure:
@@ -72,4 +73,4 @@ def _attacked(config: Config) -> list[Recovered]:
     given = {name: value for name, value in setup.arguments.items() if name != "learner"}
     federation = Federation(**given, execution=Execution(learner=setup.learner), probes=[probe])
     federation.run(config.rounds)
-    return probe.recovered
+    return probe.recovered[:TILES]
