@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -213,6 +214,19 @@ def test_shadow_models_memorise_what_they_are_given():
     for name, score in SCORES.items():
         values = score(found)
         assert auc(values[inside[0]], values[~inside[0]]) > 0.75, name
+
+
+def test_shadow_models_follow_the_rates_of_the_rounds_that_they_go_through():
+    generator = torch.Generator().manual_seed(0)
+    data = ClientData(torch.randn(8, 5, generator=generator), torch.randint(0, 2, (8,), generator=generator))
+    model = build_model("logistic", input_shape=(5,), outputs=2, seed=0)
+    layout, inside = Layout.from_module(model), balanced(4, 8, 0)
+    local = LocalTraining(epochs=2, batch_size=8, lr=0.4, decay=0.5)
+    made = train_shadows(model, layout, local, layout.read(model), data, inside, rounds=[1, 2, 3])
+    vectors = layout.read(model)
+    for lr in (0.4, 0.2, 0.1):
+        vectors = train_shadows(model, layout, replace(local, lr=lr, decay=1.0), vectors, data, inside).vectors
+    torch.testing.assert_close(made.vectors, vectors)
 
 
 def test_scores_look_at_one_clients_update_and_at_its_trajectory():

@@ -13,8 +13,11 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 import fedveil as fv
+from fedveil.accounting import Filter, Ledger
 from fedveil.aggregation import FLTrust
 from fedveil.engines.flower.records import write_mark
+from fedveil.engines.history import SERVER
+from fedveil.engines.party import ServerParty
 from fedveil.errors import FedVeilError, FieldError, NoReplyError
 from fedveil.flower import (
     FACTS,
@@ -29,6 +32,7 @@ from fedveil.flower import (
     to_arrays,
 )
 from fedveil.layout import Layout
+from fedveil.mechanisms import ReproducibleSource
 from fedveil.methods import build
 
 pytestmark = pytest.mark.flower
@@ -102,6 +106,21 @@ def test_fltrust_follows_the_update_that_the_server_trained_itself():
     torch.testing.assert_close(strategy.models[0], torch.full((6,), 2 / 6**0.5))  # the honest direction, its own length
     with pytest.raises(FieldError, match="public_data"):
         FedVeilStrategy(method, LAYOUT, 1)
+
+
+def test_what_a_given_server_brings_itself_is_not_given_beside_it(tmp_path):
+    server = ServerParty(VANILLA, LAYOUT, Ledger("run", SERVER), ReproducibleSource(0))
+    tutor, budget = (lambda model, number: model), Filter(1.0, 1e-5)
+    for name, value in {
+        "tutor": tutor,
+        "budget": budget,
+        "source": ReproducibleSource(1),
+        "out": tmp_path / "o",
+    }.items():
+        with pytest.raises(FieldError, match=name):
+            FedVeilStrategy(VANILLA, LAYOUT, 1, server=server, **{name: value})
+    assert not (tmp_path / "o").exists()
+    assert FedVeilStrategy(VANILLA, LAYOUT, 1, server=server).server is server
 
 
 def test_rounds_metrics_and_central_evaluation():

@@ -9,7 +9,6 @@ trained as clients are, clipped as they clip, and noised as the attacked model w
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from math import sqrt
 from typing import Any, Self
 
@@ -45,7 +44,7 @@ SHADOWED: dict[str, str] = {name + target: "AUC" for target in TARGETS for name 
 class ShadowView:
     """A probe that keeps the last models and, after the run, says how well each attack with shadow models did."""
 
-    name = "membership-shadows"
+    name = "membership by shadow models, trained round by round"
     figures: Collection[str] = ()
 
     def begin(self, setup: Setup) -> None:
@@ -99,9 +98,8 @@ class ShadowView:
         out_x, out_y = _held(self._clients)
         asked = ClientData(torch.cat([x, out_x[::2]]), torch.cat([y, out_y[::2]]))
         first, config = self._setup.arguments["initial"], self._setup.config
-        epochs = config.rounds * config.local.epochs
-        start = first if first.dim() == 1 else first[0]
-        return [([self._signals(self._last, start, asked, out_x, out_y, epochs, sqrt(self._power), None)], len(x))]
+        start, rounds = first if first.dim() == 1 else first[0], range(1, config.rounds + 1)
+        return [([self._signals(self._last, start, asked, out_x, out_y, rounds, sqrt(self._power), None)], len(x))]
 
     def _update(self) -> list[tuple[list[Signals], int]]:
         return self._sent(1)
@@ -111,7 +109,7 @@ class ShadowView:
 
     def _sent(self, last: int) -> list[tuple[list[Signals], int]]:
         """Of what the clients with most records sent in their last rounds."""
-        method, epochs = self._setup.method, self._setup.config.local.epochs
+        method = self._setup.method
         if method.noisy is not None:
             raise FieldError("privacy.method", method.name, "noises every step: shadow updates would have to, too")
         partitions, table = by_round_and_client(self._view.received)
@@ -126,7 +124,8 @@ class ShadowView:
                 sent = row[partitions.index(partition)]
                 noise = self._noise.get((sent.round, partition), 0.0)
                 bound = method.client_clip if method.client.trust == "local" else None
-                rounds.append(self._signals(sent.model, sent.start, asked, out_x[n:], out_y[n:], epochs, noise, bound))
+                given = (asked, out_x[n:], out_y[n:], [sent.round], noise, bound)
+                rounds.append(self._signals(sent.model, sent.start, *given))
             found.append((rounds, n))
         return found
 
@@ -137,16 +136,15 @@ class ShadowView:
         asked: ClientData,
         out_x: Tensor,
         out_y: Tensor,
-        epochs: int,
+        rounds: Sequence[int],
         noise: Any,
         bound: Any,
     ) -> Signals:
         """Train shadow models and ask them and the attacked one."""
         learner, seed = self._setup.learner, self._setup.config.seed
         model, layout = learner.model, learner.layout
-        local = replace(learner.local, epochs=epochs)
         inside = balanced(MODELS, asked.examples, seed)
-        vectors = train_shadows(model, layout, local, start, asked, inside, seed).vectors
+        vectors = train_shadows(model, layout, learner.local, start, asked, inside, seed, rounds=rounds).vectors
         modules = layout.groups("module")
         deviations = torch.full((layout.size,), noise if isinstance(noise, float) else 0.0, dtype=vectors.dtype)
         if not isinstance(noise, float):  # who noises layer by layer clips so, each to this norm

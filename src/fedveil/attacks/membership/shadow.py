@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,6 +56,7 @@ def train_shadows(
     inside: Tensor,
     seed: int = 0,
     workers: int = 1,
+    rounds: Sequence[int] = (1,),
 ) -> Shadows:
     """Train shadow models as clients are trained, in one batched computation where the model has one.
 
@@ -72,6 +74,8 @@ def train_shadows(
         Of the order of training.
     workers : int
         Threads.
+    rounds : sequence of int
+        Numbers of the rounds that each shadow model goes through, alone: rates follow them, and optimisers begin anew.
 
     Raises
     ------
@@ -81,14 +85,15 @@ def train_shadows(
     m = len(inside)
     parts = [ClientData(data.x[rows], data.y[rows]) for rows in inside]
     trainer = make_trainer(model, layout, local, workers=workers)
-    begin = starts.expand(m, -1) if starts.dim() == 1 else starts
-    trained = trainer.train(begin, parts, [(keyed_seed("shadow training", seed), 0, i) for i in range(m)])
-    rows = []
-    for found in trained:
-        if isinstance(found, Exception):
-            raise found
-        rows.append(found.model)
-    return Shadows(torch.stack(rows), inside)
+    vectors, key = starts.expand(m, -1) if starts.dim() == 1 else starts, keyed_seed("shadow training", seed)
+    for number in rounds:
+        rows = []
+        for found in trainer.train(vectors, parts, [(key, number, i) for i in range(m)]):
+            if isinstance(found, Exception):
+                raise found
+            rows.append(found.model)
+        vectors = torch.stack(rows)
+    return Shadows(vectors, inside)
 
 
 @dataclass(frozen=True, eq=False)

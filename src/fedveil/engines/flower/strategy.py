@@ -76,7 +76,7 @@ class FedVeilStrategy(Strategy):
     ledger, store : Ledger and callable, optional
         The server's ledger, and what makes a line of it durable. Default: in memory.
     server : ServerParty, optional
-        Instead of one built from those above and `source`.
+        Instead of one built from those above: then `source`, `budget`, `scorer`, `tutor`, `ledger` and `out` are its.
     evaluate : bool
         Whether to ask clients to evaluate; under local trust they are never asked, as no metric may leave.
     done : int
@@ -138,11 +138,15 @@ class FedVeilStrategy(Strategy):
             raise FieldError("initial", tuple(initial.shape), f"must be [k, d] = {wanted}")
         self._initial, self._size = initial, clients_per_round and require_count("clients_per_round", clients_per_round)
         self._seed = secrets.randbits(62) if seed is None else seed
+        built = {"source": source, "budget": budget, "scorer": scorer, "tutor": tutor, "ledger": ledger, "out": out}
+        for name, value in built.items() if server is not None else ():
+            if value is not None:
+                raise FieldError(name, value, "is the server's own, and `server` is given: build that one with it")
         source = source or (SecureSource() if seed is None else ReproducibleSource(seed))
         self._folder: ServerFolder | None = None
         if out is not None:
-            if ledger is not None or server is not None:
-                raise FieldError("out", str(out), "keeps the server's ledger: leave ledger, store and server out")
+            if ledger is not None:
+                raise FieldError("out", str(out), "keeps the server's ledger: leave ledger and store out")
             from fedveil.runs.deployed import ServerFolder
 
             self._folder = ServerFolder(Path(out), method, layout, self.rounds, durable=source.deployable)
