@@ -44,7 +44,9 @@ def expected(logits, y, labels):
             found["positive_precision"] = oracle.precision_score(y, predicted, zero_division=0)
             found["positive_f1"] = oracle.f1_score(y, predicted, zero_division=0)
             found["positive_iou"] = oracle.jaccard_score(y, predicted, zero_division=0)
-            found["image_iou"] = found["positive_iou"]  # where an image has one label
+            alike = ("image_iou", "image_precision", "image_f1")  # where an image has one label
+            found |= dict.fromkeys(alike, found["positive_iou"])
+        found |= {"image_sensitivity": found["sensitivity"]} if positives.any() else {}
     return {"examples": len(y), **found}
 
 
@@ -79,8 +81,9 @@ def test_a_class_a_pixel_counts_pixels():
     for f, part in zip(found, (slice(0, 40), slice(40, 60)), strict=True):
         wanted = expected(flat[part].double().numpy(), y.reshape(-1)[part].numpy(), [0, 1])
         images = [slice(i, i + 20) for i in range(part.start, part.stop, 20)]
-        alone = [oracle.jaccard_score(y.reshape(-1)[i], flat[i].argmax(1)) for i in images]
-        wanted["image_iou"] = np.mean(alone)
+        for name, score in (("iou", "jaccard"), ("precision", "precision"), ("sensitivity", "recall"), ("f1", "f1")):
+            alone = [getattr(oracle, f"{score}_score")(y.reshape(-1)[i], flat[i].argmax(1)) for i in images]
+            wanted[f"image_{name}"] = np.mean(alone)
         assert f == pytest.approx({**wanted, "examples": f["examples"]})
 
 

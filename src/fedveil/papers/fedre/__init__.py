@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from statistics import fmean
+from typing import Any
 
 from fedveil.grid import Outcome
 from fedveil.papers import Study, Value
 from fedveil.papers.claims import levelled, means, verdict_of
-from fedveil.papers.described import ClaimOf
+from fedveil.papers.described import ClaimOf, ScaleOf
 from fedveil.papers.evidence import Evidence
 from fedveil.papers.fedre import pictures
 from fedveil.papers.fedre.defence import NoisedPixels, RegionInversion
@@ -25,6 +26,12 @@ study.probe("weights")(ServerWeights)
 study.probe("images")(FewImages)
 study.picture("2")(pictures.maps)
 study.picture("4")(pictures.recovered)
+
+
+@study.adjust
+def drawn_anew(values: dict[str, Any], scale: ScaleOf, _flags: frozenset[str]) -> None:
+    """Each seed has its own forgeries and its own receipts to measure on."""
+    values["data"]["tamper_seed"] = values["seed"]
 
 
 @study.measure("probed")
