@@ -81,7 +81,7 @@ def clip(
         For a bound that is not finite and at least 1e-30, integers, NaN, infinities, or layers that do not fit.
     """
     if not isinstance(norm, Mapping):
-        bound = _bound("norm", norm)
+        bound = require_bound("norm", norm)
         return _scaled(updates, norms(updates) if lengths is None else lengths, bound)
     if layout is None:
         raise FieldError("layout", None, "is needed to clip per layer")
@@ -90,7 +90,7 @@ def clip(
     groups = layout.groups(layout.grouping_of("norm", norm))
     clipped = updates.clone()
     for name, slices in groups.items():
-        bound = _bound(f"norm[{name}]", norm[name])
+        bound = require_bound(f"norm[{name}]", norm[name])
         layer = torch.stack([norms(updates[..., s]).square() for s in slices]).sum(0).sqrt()
         for s in slices:
             clipped[..., s] = _scaled(updates[..., s], layer, bound)
@@ -156,7 +156,8 @@ def _scaled(updates: Tensor, lengths: Tensor, bound: float) -> Tensor:
     return (updates * root).mul_(root)
 
 
-def _bound(field: str, value: float) -> float:
+def require_bound(field: str, value: float) -> float:
+    """Return a clipping norm as a float, refusing all but finite numbers of at least 1e-30."""
     if require_positive(field, value) < LEAST:
         raise FieldError(field, value, f"must be at least {LEAST:g}: smaller numbers are rounded too coarsely")
     return float(value)

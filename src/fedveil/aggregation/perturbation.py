@@ -27,7 +27,8 @@ def perturbation_weights(scores: Tensor, normalised: bool = True) -> Tensor:
     """
     usable = torch.isfinite(scores)
     if scores.dim() != 2 or (scores < 0).any() or not (usable.any(0) if normalised else usable).all():
-        raise FieldError("public_scores", tuple(scores.shape), "must be finite, at least 0, and [n, L]")
+        accepted = "must be finite, at least 0, and [n, L]; where noise drowned the models, raise privacy.epsilon"
+        raise FieldError("public_scores", tuple(scores.shape), accepted)
     s = torch.where(usable, scores.to(torch.float64), torch.inf)
     if normalised:
         return torch.softmax(-s, dim=0)

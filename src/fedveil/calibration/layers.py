@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -62,5 +63,8 @@ class LayerSensitivity:
         inverse = [1 / max(v / largest, FLOOR) for v in values]
         budgets = [self.epsilon * w / math.fsum(inverse) for w in inverse]
         delta = self.delta / len(values)
+        for name, total, share in (("epsilon", self.epsilon, min(budgets)), ("delta", self.delta, delta)):
+            if share < sys.float_info.min:
+                raise FieldError(name, total, f"is too small to be shared by {len(values)} layers: raise it")
         numerator = math.sqrt(2 * self.rounds * math.log(1 / delta))
         return {"epsilon": budgets, "sigma": [numerator / b for b in budgets]}

@@ -19,7 +19,7 @@ import torch
 from fedveil.accounting import Guarantee, Relation, Release, Spend, SpendFilter, Trust, model_of, nothing
 from fedveil.aggregation import NoState, perturbation_weights
 from fedveil.calibration import LayerSensitivity
-from fedveil.clipping import clip
+from fedveil.clipping import clip, require_bound
 from fedveil.errors import FieldError, Suggesting, require_choice, require_delta, require_positive
 from fedveil.gdp import mu_of_epsilon
 from fedveil.layout import Layout
@@ -92,7 +92,7 @@ class FedRE(Suggesting):
         if self.clip == {}:
             raise FieldError("clip", self.clip, "must have a bound for each layer, or be one number for all")
         for bound in self.clip.values() if isinstance(self.clip, Mapping) else (self.clip,):
-            require_positive("clip", bound)
+            require_bound("clip", bound)
 
     def init(self) -> LastScores:
         """Nothing scored yet."""
@@ -122,19 +122,31 @@ class FedRE(Suggesting):
         if model is None:
             return Protected((), nothing("local"), state)
         groups, rounds = facts.layout.groups("module"), facts.broadcast.public.rounds
+        bounds = self._bounds(facts.layout)
         scores = self._scores(facts, list(groups), state)
-        bounds = self.clip if isinstance(self.clip, Mapping) else dict.fromkeys(groups, self.clip)
         update = clip(model - facts.start, bounds, facts.layout)
         multipliers = self._multipliers(scores, rounds)
         deviations = tuple(bounds[name] * m for name, m in zip(groups, multipliers, strict=True))
+        _require_usable("privacy.epsilon", self.epsilon, deviations, update.dtype, rises=False)
         if self.noise_to_clip is not None:
             factor = self.noise_to_clip / self.noise([deviations], facts.layout)["noise_to_clip"]
             deviations = tuple(factor * deviation for deviation in deviations)
+            _require_usable("privacy.noise_to_clip", self.noise_to_clip, deviations, update.dtype, rises=True)
         for slices, deviation in zip(groups.values(), deviations, strict=True):
             for s in slices:
                 update[s] = noised(update[s], GaussianNoise(deviation), source)
         own = state if facts.layer_scores is None else LastScores(torch.tensor(scores, dtype=torch.float64))
         return Protected((Release("model", facts.start + update),), self._spend(deviations, rounds), own)
+
+    def _bounds(self, layout: Layout) -> Mapping[str, float]:
+        """C_l of every layer."""
+        layers = layout.groups("module")
+        if not isinstance(self.clip, Mapping):
+            return dict.fromkeys(layers, self.clip)
+        if layout.grouping_of("privacy.clip", self.clip) != "module":
+            accepted = f"names arrays: give a bound for each layer, {', '.join(layers)}"
+            raise FieldError("privacy.clip", sorted(self.clip), accepted)
+        return self.clip
 
     def _scores(self, facts: ClientFacts, layers: list[str], state: LastScores) -> list[float]:
         if self.split == "uniform":
@@ -143,7 +155,7 @@ class FedRE(Suggesting):
             sizes = {
                 name: sum(s.stop - s.start for s in slices) for name, slices in facts.layout.groups("module").items()
             }
-            bounds = self.clip if isinstance(self.clip, Mapping) else dict.fromkeys(layers, self.clip)
+            bounds = self._bounds(facts.layout)
             return [bounds[name] ** -0.5 * sizes[name] ** -0.25 for name in layers]
         if self.scores == "public":
             known = facts.broadcast.public.layer_scores
@@ -189,6 +201,17 @@ class FedRE(Suggesting):
             reason="" if formal else reason,
         )
         return Spend(guarantee=guarantee, mechanism="gaussian", scale=deviations)
+
+
+def _require_usable(field: str, value: float, deviations: Sequence[float], dtype: torch.dtype, rises: bool) -> None:
+    """Refuse noise whose square the model's type rounds to nothing or cannot hold; `rises` with the value or falls."""
+    least, most = math.sqrt(torch.finfo(dtype).tiny), math.sqrt(torch.finfo(dtype).max)
+    found = [d for d in deviations if not least <= d <= most]
+    if found:
+        short = found[0] < least
+        fix = f"{'raise' if short == rises else 'lower'} it, or {'raise' if short else 'lower'} privacy.clip"
+        accepted = f"gives a layer noise of deviation {found[0]:.3g}, outside {least:.1e} to {most:.1e}: {fix}"
+        raise FieldError(field, value, accepted)
 
 
 @dataclass(frozen=True, kw_only=True)

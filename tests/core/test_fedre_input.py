@@ -1,0 +1,84 @@
+"""FedRE refuses what leaves it without usable noise, by the name of what to change, before data are touched."""
+
+import math
+
+import pytest
+import torch
+from engine_kit import Faulty, federation
+from torch import nn
+
+from fedveil.calibration import LayerSensitivity
+from fedveil.errors import FieldError
+from fedveil.methods import FedRE, build
+
+VARIANTS = ("private", "public")
+
+
+@pytest.mark.parametrize("scores", VARIANTS)
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("epsilon", v) for v in (0.0, -1.0, math.inf, math.nan)] + [("delta", v) for v in (0.0, 1.0, math.nan)],
+)
+def test_budgets_that_are_none_are_refused(scores, field, value):
+    with pytest.raises(FieldError) as refused:
+        FedRE(scores=scores, **{field: value})
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "fix"),
+    [
+        ({"epsilon": 1e300}, "privacy.epsilon", "lower it, or raise"),
+        ({"epsilon": 1e300, "scores": "public"}, "privacy.epsilon", "lower it, or raise"),
+        ({"epsilon": 1e-30}, "privacy.epsilon", "raise it, or lower"),
+        ({"epsilon": 5e-324}, "epsilon", "raise it"),
+        ({"delta": 5e-324}, "delta", "raise it"),
+        ({"delta": 5e-324, "scores": "public"}, "delta", "raise it"),
+        ({"clip": 1e-29}, "privacy.epsilon", "or raise privacy.clip"),
+        ({"noise_to_clip": 1e300}, "privacy.noise_to_clip", "lower it, or lower"),
+        ({"noise_to_clip": 1e-300}, "privacy.noise_to_clip", "raise it, or raise"),
+        ({"clip": {"nope": 1.0}}, "privacy.clip", "is no layer"),
+        ({"clip": {"1": 1.0}}, "privacy.clip", "missing: 3"),
+        ({"clip": {f"{i}.{kind}": 1.0 for i in (1, 3) for kind in ("weight", "bias")}}, "privacy.clip", "each layer"),
+    ],
+)
+def test_noise_of_nothing_or_of_no_float_is_refused_before_anybody_trains(options, field, fix):
+    made = federation("fedre", method=build("fedre", **options))
+    with pytest.raises(FieldError, match=fix) as refused:
+        made.run(1)
+    assert refused.value.field == field
+    assert all(not made.party(p).ledger.entries for p in range(4))
+
+
+def test_a_tiny_epsilon_at_a_proof_costs_what_delta_alone_allows():
+    made = federation("fedre", method=build("fedre", epsilon=1e-30, scores="public"))
+    scale = torch.tensor(made.run(1).rounds[0].client_scales[0])
+    # mu-GDP at epsilon 0 has delta 2 Phi(mu/2) - 1, about mu / sqrt(2 pi)
+    assert float((0.4 / scale).norm()) == pytest.approx(1e-5 * math.sqrt(2 * math.pi), rel=1e-4)
+
+
+def test_a_bound_below_what_floats_clip_to_is_refused():
+    with pytest.raises(FieldError, match="clip = 1e-31"):
+        FedRE(clip={"1": 0.2, "3": 1e-31})
+
+
+@pytest.mark.parametrize("total", ["epsilon", "delta"])
+def test_totals_that_have_no_shares_are_refused(total):
+    with pytest.raises(FieldError, match=f"{total} = 1e-310"):
+        LayerSensitivity(**{"epsilon": 1.0, "delta": 1e-5, total: 1e-310}, clip=1.0, rounds=1).split([1.0, 2.0])
+
+
+@pytest.mark.parametrize("scores", VARIANTS)
+def test_a_layer_without_parameters_has_no_share(scores):
+    normal = nn.LayerNorm(3, elementwise_affine=False)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3), normal, nn.Dropout(0.5), nn.Tanh(), nn.Linear(3, 2))
+
+    def of(clip):
+        method = build("fedre", scores=scores, clip=clip)
+        return federation("fedre", method=method, model=model, learner=Faulty({}, model=model))
+
+    record = of({"1": 0.2, "5": 0.1}).run(1).rounds[0]
+    assert not record.zeroed
+    assert [len(scale) for scale in record.client_scales.values()] == [2] * 4
+    with pytest.raises(FieldError, match=r"privacy\.clip = '2'"):
+        of({"1": 0.2, "2": 0.1, "5": 0.1}).run(1)
