@@ -77,6 +77,20 @@ def test_clients_have_the_parameters_that_the_file_gives_them(receipts, tmp_path
     assert tiny().fingerprint() == tiny({"clients": []}).fingerprint()
 
 
+def test_clients_that_mark_nothing_do_as_the_file_says_of_each(receipts, tmp_path):
+    config = tiny(own({"partitions": [1], "unmarked": "uniform"}, {"partitions": [2], "epsilon": 10.0}))
+    setup = prepare(config)
+    assert setup.learner.unmarked == {1: "uniform"}
+    assert setup.arguments["client_sides"][1] == setup.method.client
+    written = tmp_path / "again.toml"
+    written.write_text(config.to_toml(), encoding="utf-8")
+    assert load(written) == config
+    assert config.fingerprint() != tiny(own({"partitions": [2], "epsilon": 10.0})).fingerprint()
+    assert "unmarked" not in str(tiny(own({"partitions": [2], "epsilon": 10.0})).differing())  # keys stay as they were
+    with pytest.raises(ConfigError, match=r"privacy\.clients\[0\]\.unmarked"):
+        tiny({"split": "uniform", **own({"partitions": [1], "unmarked": "uniform"})})
+
+
 @pytest.mark.parametrize(
     ("entry", "field"),
     [
@@ -90,6 +104,7 @@ def test_clients_have_the_parameters_that_the_file_gives_them(receipts, tmp_path
         ({"partitions": [0], "epsilon": "ten"}, r"privacy.clients\[0\].epsilon"),
         ({"partitions": [0, 0], "epsilon": 1.0}, r"privacy.clients\[0\].partitions"),
         ({"partitions": [0], "scores": "public"}, "privacy.clients"),
+        ({"partitions": [0], "unmarked": "nothing"}, r"privacy.clients\[0\].unmarked"),
     ],
 )
 def test_parameters_of_clients_that_do_not_fit_are_refused(entry, field):

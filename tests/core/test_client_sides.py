@@ -127,3 +127,38 @@ def test_masks_are_checked_and_dealt_out_with_the_images():
     dataset = DataSet(name="pages", x=x, y=y, regions=regions, region_names=kinds, classes=2)
     for client in federate(dataset, clients=2, scheme="iid", holdout=0.25, seed=0):
         assert torch.equal(client.masks, client.x[:, 0] % 10 > 0)
+
+
+@pytest.mark.parametrize("unmarked", ["everything", "uniform", "refuse"])
+def test_a_client_that_marks_nothing_does_what_it_chose(unmarked):
+    module = tiny()
+    layout, nothing = Layout.from_module(module), replace(masked(0, 0), masks=torch.zeros(6, 4, 4, dtype=torch.bool))
+    learner = Learner(
+        module, layout, LocalTraining(), scoring=Scoring(unmarked="refuse"), unmarked={1: unmarked, 2: unmarked}
+    )
+    clients, keys = [nothing, nothing, masked(2, 0)], [(0, 1, p) for p in range(3)]
+    default, own, marked = learner.learn(layout.read(module)[None], clients, keys, frozenset({"layer_scores"}))
+    assert isinstance(default, FieldError)
+    scored = scores(Learner(module, layout, LocalTraining()), clients[2])
+    assert marked.layer_scores == pytest.approx(scored)  # who marks something is scored, whatever it chose
+    if unmarked == "refuse":
+        assert isinstance(own, FieldError)
+        return
+    whole = layer_scores(module, "cross_entropy", nothing.x, nothing.y, (0, 0, 4, 4))
+    assert own.layer_scores == pytest.approx({"1": 1.0, "3": 1.0} if unmarked == "uniform" else whole)
+    with pytest.raises(FieldError, match=r"unmarked\[3\]"):
+        Learner(module, layout, LocalTraining(), unmarked={3: "nothing"})
+
+
+def test_an_even_split_for_lack_of_marks_shows_in_the_noise_as_a_failure_does():
+    nothing = replace(images(0), masks=torch.zeros(6, 4, 4, dtype=torch.bool))
+    module = tiny()
+    learner = Learner(
+        module, Layout.from_module(module), LocalTraining(), region=REGION, unmarked={0: "uniform", 1: "refuse"}
+    )
+    data = [nothing, nothing, masked(2, 0)]
+    record = federation("fedre", clients=data, learner=learner).run(1).rounds[0]
+    even, failed, marked = (record.client_scales[p] for p in range(3))
+    assert even == failed == (even[0], even[0])
+    assert marked[0] != marked[1]
+    assert list(record.zeroed) == [1]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from fedveil.aggregation import AGGREGATORS, NNM, Aggregator, Bucketing
 from fedveil.config.base import OpenSection, Section
 from fedveil.config.options import Option, check_options, fields_of, options_of, with_tables
 from fedveil.errors import FieldError, require_choice, require_count, require_delta, require_positive
+from fedveil.learning.learner import Unmarked
 from fedveil.methods import METHODS, ClientSide, Method, build, parameters
 
 
@@ -66,11 +67,19 @@ class Budget(Section):
 
 
 class Own(BaseModel):
-    """One of ``[[privacy.clients]]``: the partitions of some clients, and the parameters that are their own."""
+    """One of ``[[privacy.clients]]``: the partitions of some clients, and the parameters that are their own.
+
+    `unmarked` is what they do where they mark nothing as sensitive, in place of ``scoring.unmarked``.
+    """
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
     partitions: Annotated[tuple[int, ...], Field(strict=False, min_length=1)]
+    unmarked: Unmarked | None = None
+
+    @model_serializer(mode="wrap")
+    def _given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in handler(self).items() if value is not None}
 
 
 class Privacy(OpenSection):
@@ -105,6 +114,11 @@ class Privacy(OpenSection):
         with fields_of("privacy", **{**elsewhere, **own, "aggregator": "aggregator.name"}):
             return build(self.method, aggregator, **with_tables(self.accepted(self.method), self.options))
 
+    @property
+    def unmarked(self) -> dict[int, str]:
+        """What clients of their own choice do that mark nothing, by partition."""
+        return {p: own.unmarked for own in self.clients if own.unmarked is not None for p in own.partitions}
+
     def client_sides(self, common: ClientSide) -> dict[int, ClientSide]:
         """The client sides of those who have parameters of their own, by partition.
 
@@ -123,6 +137,10 @@ class Privacy(OpenSection):
         found: dict[int, ClientSide] = {}
         for i, own in enumerate(self.clients):
             where = f"privacy.clients[{i}]"
+            if own.unmarked is not None and "layer_scores" not in common.needs:
+                raise FieldError(
+                    f"{where}.unmarked", own.unmarked, f"{self.method!r} as set scores nothing that a client marks"
+                )
             given = own.model_extra or {}
             values = check_options(where, f"the client side of {self.method!r}", given, accepted)
             values = with_tables(accepted, {key: values[key] for key in given})

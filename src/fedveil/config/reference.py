@@ -85,6 +85,7 @@ MEANING = {
     "privacy.budget.participations": "releases at which a client stops; at least 1",
     "privacy.budget.leakage_cap": "summed leakage at which a client stops (d-privacy, group privacy); above 0",
     "privacy.clients.partitions": "the clients with parameters of their own, which stand beside it",
+    "privacy.clients.unmarked": "what they do where they mark nothing; left out: as `scoring.unmarked`",
     "source.kind": "reproducible noise for experiments (whoever knows the seed knows the noise), or secure noise",
     "source.seed": "of the noise alone; left out: the run's own",
     "compare.settings": "settings: a label, and keys of [privacy] that differ",

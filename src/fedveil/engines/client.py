@@ -2,7 +2,8 @@
 
 Under local trust the server is the adversary. Everything that can be checked without data is checked, and refused
 openly, before data are touched. After that the client always answers: what fails becomes a zero update that the method
-protects like any other, and only the client's own log tells which it was.
+protects like any other. Where the noise follows no private value, as under every proven method, only the client's own
+log tells which it was; a printed rule shows its fallback, as FedRE does with an even split.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
@@ -71,6 +71,9 @@ class Task:
     sources: Sequence[Source] = ()
 
 
+Unmarked = Literal["everything", "uniform", "refuse"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
     """How a client scores layers on its sensitive pixels, for FedRE.
@@ -78,7 +81,8 @@ class Scoring:
     Parameters
     ----------
     images : int
-        How many it looks at; the paper takes ten of one format.
+        How many it looks at; the paper takes ten of one format. A client is taken to have one format: the scores of
+        these images stand for all of its images, for `every` rounds.
     every : int
         Rounds from one scoring to the next; in between a client uses its last scores. Above 1 everybody must take part
         in every round.
@@ -88,8 +92,10 @@ class Scoring:
         As for `layer_scores`.
     probes : int
         Random directions of the estimate.
-    unmarked : {"everything", "refuse"}
-        What a client does that marks nothing: take every pixel as sensitive, or fail.
+    unmarked : {"everything", "uniform", "refuse"}
+        What a client does that marks nothing: take every pixel as sensitive, split its budget evenly without scoring,
+        or fail, which leaves noise alone. A client's own choice stands in ``[[privacy.clients]]``. Each layer's noise
+        shows the server the split, and an even one that the client marks nothing or has failed.
     pixels : {"marked", "all"}
         "all" scores layers on whole images, whatever is marked, on the server too: the baseline without regions.
     """
@@ -98,7 +104,7 @@ class Scoring:
     draw: str = "fixed"
     method: str = "exact"
     probes: int = 32
-    unmarked: str = "everything"
+    unmarked: Unmarked = "everything"
     pixels: str = "marked"
     every: int = 1
 
@@ -109,7 +115,7 @@ class Scoring:
         require_count("probes", self.probes)
         require_choice("draw", self.draw, ("fixed", "anew"))
         require_choice("method", self.method, ("exact", "estimate", "signal"))
-        require_choice("unmarked", self.unmarked, ("everything", "refuse"))
+        require_choice("unmarked", self.unmarked, get_args(Unmarked))
         require_choice("pixels", self.pixels, ("marked", "all"))
 
 
@@ -129,6 +135,8 @@ class Learner:
         masks is scored on those.
     scoring : Scoring, optional
         How it is scored.
+    unmarked : mapping of int to str, optional
+        By partition, what clients of their own choice do that mark nothing, in place of `Scoring.unmarked`.
     trainer : Trainer, optional
         By default the one that `make_trainer` chooses, with `hook`.
     hook : callable, optional
@@ -145,12 +153,15 @@ class Learner:
         *,
         region: Region | None = None,
         scoring: Scoring | None = None,
+        unmarked: Mapping[int, str] | None = None,
         trainer: Trainer | None = None,
         hook: Hook | None = None,
         device: str = "cpu",
     ) -> None:
         self.model, self.layout, self.local = model, layout, local
-        self.region, self.scoring = region, scoring or Scoring()
+        self.region, self.scoring, self.unmarked = region, scoring or Scoring(), dict(unmarked or {})
+        for partition, choice in self.unmarked.items():
+            require_choice(f"unmarked[{partition}]", choice, get_args(Unmarked))
         self.trainer = trainer or make_trainer(model, layout, local, hook=hook, device=device)
 
     @property
@@ -219,14 +230,17 @@ class Learner:
         return prepared
 
     def _scores(self, start: Tensor, client: ClientData, key: Key) -> dict[str, float]:
-        scored = self._score(start[None], client, key)
-        return dict(zip(self.layout.groups("module"), scored[0].tolist(), strict=True))
+        layers, choice = self.layout.groups("module"), self.unmarked.get(key[2], self.scoring.unmarked)
+        if choice == "uniform" and _marks_nothing(client, self.scoring):
+            return dict.fromkeys(layers, 1.0)
+        scored = self._score(start[None], client, key, choice)
+        return dict(zip(layers, scored[0].tolist(), strict=True))
 
     def public_scores(self, models: Tensor, public: ClientData) -> Tensor:
         """Layer scores [n, L] of received models on public data: a ServerFact."""
-        return self._score(models, public, None)
+        return self._score(models, public, None, self.scoring.unmarked)
 
-    def _score(self, models: Tensor, data: ClientData, key: Key | None) -> Tensor:
+    def _score(self, models: Tensor, data: ClientData, key: Key | None, unmarked: str) -> Tensor:
         """Scores [n, L] on a few images with their sensitive pixels."""
         masks, region, how = data.masks, self.region, self.scoring
         images = data.x if data.x.dim() > 2 else data.x[:, None, None]  # features are a row of pixels
@@ -235,18 +249,29 @@ class Learner:
         if masks is None and region is None:
             accepted = "the method scores layers on a region: give (top, left, bottom, right), or data with masks"
             raise FieldError("region", None, accepted)
-        rows = torch.arange(len(data.x)) if masks is None else masks.flatten(1).any(1).nonzero().reshape(-1)
-        if not len(rows) and how.unmarked == "refuse":
-            raise FieldError("masks", "empty", "the client marks nothing as sensitive: mark something, or allow that")
-        if not len(rows):
-            masks, rows = images.new_ones(len(images), *images.shape[2:], dtype=torch.bool), torch.arange(len(images))
-        if how.draw == "anew" and key is not None:
-            rows = rows[torch.randperm(len(rows), generator=stream(key, "scored images"))]
-        rows = rows[: how.images].sort().values
+        if _marks_nothing(data, how):
+            if unmarked == "refuse":
+                raise FieldError("masks", "empty", "nothing is marked as sensitive: mark something, or allow that")
+            masks = images.new_ones(len(images), *images.shape[2:], dtype=torch.bool)
+        rows = scored_rows(data, how, key)
         where = region if masks is None else masks[rows]
         assert where is not None
         x, y, loss = images[rows], data.y[rows], self.local.loss
         return score_models(self.model, self.layout, loss, models, x, y, where, how.method, probes=how.probes)
+
+
+def scored_rows(data: ClientData, how: Scoring, key: Key | None = None) -> Tensor:
+    """Which images of a client (with its key), or of the server's public ones, layers are scored on; ascending."""
+    rows = torch.arange(len(data.x))
+    if data.masks is not None and how.pixels == "marked" and not _marks_nothing(data, how):
+        rows = data.masks.flatten(1).any(1).nonzero().reshape(-1)
+    if how.draw == "anew" and key is not None:
+        rows = rows[torch.randperm(len(rows), generator=stream(key, "scored images"))]
+    return rows[: how.images].sort().values
+
+
+def _marks_nothing(data: ClientData, how: Scoring) -> bool:
+    return how.pixels == "marked" and data.masks is not None and not bool(data.masks.any())
 
 
 def _learned(outcome: Trained | Exception, chosen: int, scores: dict[str, float] | None) -> Learned | Exception:

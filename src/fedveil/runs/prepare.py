@@ -197,7 +197,16 @@ def _learner(config: Config, dealt: Dealt, method: Method, memo: Path | None) ->
     if given is not None:
         with fields_of("data"):
             region = region_mask(given, *(1, 1, *dealt.dataset.input_shape)[-2:])
-    return Learner(module, layout, local, region=region, scoring=config.scoring, trainer=trainer, device=config.device)
+    return Learner(
+        module,
+        layout,
+        local,
+        region=region,
+        scoring=config.scoring,
+        unmarked=config.privacy.unmarked,
+        trainer=trainer,
+        device=config.device,
+    )
 
 
 def _first_models(
