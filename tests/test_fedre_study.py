@@ -158,6 +158,26 @@ def test_public_examples_without_a_class_are_refused(receipts, monkeypatch):
     prepare(tiny({"split": "uniform", "weighting": "equal"}))  # whose server scores nothing
 
 
+def test_public_examples_that_are_scored_without_a_class_are_said(receipts, monkeypatch):
+    y = torch.zeros(3, 32, 32, dtype=torch.int64)
+    y[[0, 2], 5:9] = 1
+    masks = torch.zeros(3, 32, 32, dtype=torch.bool)
+    masks[1:, 5:9] = True  # the first tile shows a forgery, and marks nothing
+
+    def public(*given, **named):
+        dealt = deal_out(*given, **named)
+        return replace(dealt, public=replace(dealt.public, x=torch.rand(3, 1, 32, 32), y=y, masks=masks))
+
+    monkeypatch.setattr("fedveil.runs.prepare.deal_out", public)
+
+    def said(**scoring):
+        return [w for w in prepare(tiny(scoring={**TINY["scoring"], **scoring})).warnings if "that is scored" in w]
+
+    [told] = said(images=1)
+    assert "classes [1]: raise scoring.images = 1" in told
+    assert said(images=2) == said(images=1, pixels="all") == []
+
+
 @pytest.mark.parametrize("scores", [{"first": 0.0, "second": math.inf}, {"first": 0.0, "second": 0.0}])
 def test_scores_that_split_nothing_are_refused(scores):
     with pytest.raises(FieldError, match="scores"):

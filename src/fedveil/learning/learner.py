@@ -251,7 +251,8 @@ class Learner:
             raise FieldError("region", None, accepted)
         if _marks_nothing(data, how):
             if unmarked == "refuse":
-                raise FieldError("masks", "empty", "nothing is marked as sensitive: mark something, or allow that")
+                accepted = f"{'the public set' if key is None else 'the client'} marks nothing as sensitive"
+                raise FieldError("masks", "empty", f"{accepted}: mark something, or allow that")
             masks = images.new_ones(len(images), *images.shape[2:], dtype=torch.bool)
         rows = scored_rows(data, how, key)
         where = region if masks is None else masks[rows]

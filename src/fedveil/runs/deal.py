@@ -21,6 +21,7 @@ from fedveil.config.options import fields_of
 from fedveil.runs.pretraining import keep_validation
 from fedveil.config.sections import Data
 from fedveil.learning import ClientData
+from fedveil.learning.learner import Scoring, scored_rows
 from fedveil.learning.losses import evaluating
 from fedveil.mechanisms import keyed_seed
 from fedveil.methods import Method
@@ -55,12 +56,13 @@ class Dealt:
         totals = [sum(column) for column in zip(*(one.counts for one in self.holdings()), strict=True)]
         return max(totals) / sum(totals) if totals else None
 
-    def unscored(self, method: Method) -> list[int]:
-        """Classes that no public example shows, where the method scores layers on those."""
-        scoring = {"public_scores", "public_layer_scores"} & (method.client.needs | method.server.needs)
-        if self.public is None or not scoring or self.dataset.task == "regression":
+    def unscored(self, method: Method, scoring: Scoring | None = None) -> list[int]:
+        """Classes that no public example shows, or none of those that are scored, where the method scores layers."""
+        needed = {"public_scores", "public_layer_scores"} & (method.client.needs | method.server.needs)
+        if self.public is None or not needed or self.dataset.task == "regression":
             return []
-        found = torch.bincount(self.public.y.flatten(), minlength=self.dataset.classes)
+        y = self.public.y if scoring is None else self.public.y[scored_rows(self.public, scoring)]
+        found = torch.bincount(y.flatten(), minlength=self.dataset.classes)
         return [int(c) for c in found.eq(0).nonzero()]
 
     def warnings(self) -> list[str]:

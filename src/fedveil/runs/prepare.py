@@ -155,6 +155,9 @@ def prepare(config: Config, memo: Path | None = None, like: Setup | None = None)
         warnings += poisoning.outnumbering(config, len(arguments["clients"]))
     if like is None and (lacking := dealt.unscored(method)):
         warnings.append(f"no public example shows classes {lacking}: layers are scored without them")
+    elif like is None and (lacking := dealt.unscored(method, config.scoring)):
+        few = f"no public example that is scored shows classes {lacking}"
+        warnings.append(f"{few}: raise scoring.images = {config.scoring.images}, or data.public_examples")
     if "privacy" not in config.model_fields_set and like is None:
         warnings.append("no [privacy] table: nothing protects the clients (fedveil advise says what is possible)")
     planned = config.privacy.options.get("rounds")
