@@ -26,7 +26,7 @@ from fedveil.learning.losses import dice
 from fedveil.papers import Choices, Reproduction, find
 from fedveil.papers.claims import judge
 from fedveil.papers.evidence import read_evidence
-from fedveil.papers.fedre import defence, weights
+from fedveil.papers.fedre import defence, recovered, weights
 from fedveil.papers.finding import CONTRADICTED, HOLDS
 from fedveil.papers.reproduction import Selection
 from fedveil.papers.result import Result
@@ -317,7 +317,8 @@ def test_maps_of_layer_scores_are_drawn_with_the_score_of_the_region(receipts, t
 
 def test_the_attack_measures_the_region_apart_from_the_rest(receipts, monkeypatch):
     monkeypatch.setattr(defence, "ATTACK", DLG(steps=4, restarts=0))
-    data = {**TINY["data"], "tiles": 1, "clients": 4, "public_examples": 1, "sensitive": [["company", "total"]]}
+    data = {**TINY["data"], "tiles": 1, "clients": 4, "public_examples": 1, "tile": 64}
+    data["sensitive"] = [["company", "total", "date", "address"]]
     model, local = {**TINY["model"], "widths": [4]}, {"batch_size": 1, "lr": 1.0, "loss": "cross_entropy"}
     config = tiny({"split": "uniform", "weighting": "equal"}, data=data, model=model, local=local)
     setup = prepare(config)
@@ -326,7 +327,7 @@ def test_the_attack_measures_the_region_apart_from_the_rest(receipts, monkeypatc
     probe = defence.RegionInversion(config)
     Federation(**given, execution=Execution(learner=setup.learner), probes=[probe]).run(1, seen.append)
     figures, tiles = seen[0].figures, probe.recovered
-    assert set(figures) == set(defence.FIGURES)
+    assert set(figures) == set(probe.figures)
     assert 0 <= figures["legible"] <= 1
     assert 0 < len(tiles) <= probe.images
     errors = [float((t.found - t.original)[0, 0][t.mask[0]].square().mean()) for t in tiles]
@@ -341,12 +342,14 @@ def test_text_is_legible_as_far_as_its_nearest_glyph_is_the_right_one():
     g = torch.Generator().manual_seed(0)
     x[..., :20, :] = torch.rand(1, 1, 20, 35, generator=g, dtype=torch.float64)  # ten letters, then blank paper
     x[..., :10, 28:] = x[..., :10, :7]  # the last one of the first line looks like the first one
-    right = defence.Recovered(x, mask, 0.5 * x + 0.2)
-    assert defence.legibility([right]) == {"legible": 1.0, "blind": 0.2}
-    wrong = defence.Recovered(x, mask, x.roll(7, 3))  # every letter in the place of its neighbour
-    assert defence.legibility([wrong])["legible"] == pytest.approx(0.1)  # at the first line's beginning its like stands
+    right = recovered.Recovered(x, mask, 0.5 * x + 0.2)
+    assert recovered.legibility([right]) == {"legible": 1.0, "blind": 0.2, "glyphs": 10.0}
+    wrong = recovered.Recovered(x, mask, x.roll(7, 3))  # every letter in the place of its neighbour
+    assert recovered.legibility([wrong])["legible"] == pytest.approx(
+        0.1
+    )  # at the first line's beginning its like stands
     nothing = replace(right, mask=~mask)
-    assert defence.legibility([nothing]) == {"legible": 0.0, "blind": 0.0}
+    assert recovered.legibility([nothing]) == {"legible": 0.0, "blind": 0.0, "glyphs": 0.0}
 
 
 def test_updates_of_low_rank_carry_less_noise_and_begin_where_the_whole_does_not_move():
@@ -445,7 +448,8 @@ def test_pictures_are_figures_of_the_study():
 def seen_with(*received, **federation):
     releases = {p: (Release("model", model),) for p, model in enumerate(received)}
     given = SimpleNamespace(**federation)
-    return SimpleNamespace(received=releases, federation=given, record=SimpleNamespace(seconds=1.0))
+    given.layout = Layout.from_shapes({"a.weight": (1,), "b.weight": (2,)})
+    return SimpleNamespace(received=releases, federation=given, record=SimpleNamespace(seconds=1.0, client_scales={}))
 
 
 def test_a_model_of_zeros_gets_the_weight_of_the_least_scores(monkeypatch):
@@ -459,6 +463,12 @@ def test_a_model_of_zeros_gets_the_weight_of_the_least_scores(monkeypatch):
     assert figures["loud"] == pytest.approx(0.0, abs=1e-12)
     assert figures["client_scoring"] == pytest.approx(0.5)
     assert figures["scoring"] > 0
+    assert figures["noise"] == 1.0  # there is none
+    # as printed, with scores 100 ln 3 and 0: 1 / (2 alpha) of the second client is (1 + 3^100) / 2
+    assert figures["printed"] == pytest.approx(100 * math.log10(3) - math.log10(2))
+    seen.record.client_scales = {0: (3.0, 1.0), 1: (1.0, 0.0)}
+    # weights 1/4 and 3/4: (9/16 + 9/16) + 2 (1/16 + 0) over a quarter of (9 + 1) + 2 (1 + 0)
+    assert weights.ServerWeights(tiny())(seen)["noise"] == pytest.approx((18 / 16 + 2 / 16) / (12 / 4))
     with pytest.raises(FieldError, match="public_examples"):
         weights.ServerWeights(tiny())(seen_with(torch.ones(3), server=SimpleNamespace(scorer=None)))
 
@@ -479,6 +489,39 @@ def test_weights_of_a_real_round_and_the_time_of_scoring(receipts):
 def test_a_few_clients_a_round_are_drawn_as_in_algorithm_1(receipts):
     summary = run(tiny(data={**TINY["data"], "tiles": 1, "public_examples": 1}, rounds=2, clients_per_round=2))
     assert summary.values["replies"]["used"] == 4
+
+
+def test_noise_on_pixels_leaves_the_rest_and_drowns_the_text(receipts):
+    data = {**TINY["data"], "tiles": 1, "clients": 4, "public_examples": 1, "tile": 64}
+    data["sensitive"] = [["company", "total", "date", "address"]]
+    clients = deal_out(tiny(data=data).data, seed=0).clients
+    figures = defence.NoisedPixels(tiny())(seen_with(clients=clients))
+    assert set(figures) == set(defence.NoisedPixels.figures)
+    assert all(figures[f"rest_mse at {level}"] == 0 for level in defence.LEVELS)
+    assert 0.005 < figures["region_mse at 0.1"] < 0.01 < 0.05 < figures["region_mse at 0.4"] < 0.16  # cut to the range
+    assert figures["legible at 0.1"] == 1.0 > figures["legible at 1.0"]
+    assert figures["glyphs at 0.1"] > 3
+    forged = [replace(c, y=torch.ones_like(c.y)) for c in clients]  # whose every pixel the attacker knows
+    with pytest.raises(FieldError, match="sensitive"):
+        recovered.tiles_of(forged)
+
+
+def test_shares_from_few_images_come_nearer_with_their_number(receipts, monkeypatch):
+    monkeypatch.setattr(weights, "DIRECTIONS", 4)
+    monkeypatch.setattr(weights, "FEW", (1, 4))
+    names = [f"{when}{what}" for when in ("", "trained ") for what in ("of 1", "of 4", "floor", "as run")]
+    monkeypatch.setattr(weights.FewImages, "figures", names)
+    data = {**TINY["data"], "tiles": 3, "clients": 1, "sensitive": [["company", "total", "date", "address"]]}
+    config = tiny(data=data, model={**TINY["model"], "widths": [4]})
+    setup, seen = prepare(config), []
+    given = {name: value for name, value in setup.arguments.items() if name != "learner"}
+    Federation(**given, execution=Execution(learner=setup.learner), probes=[weights.FewImages(config)]).run(
+        1, seen.append
+    )
+    figures = seen[0].figures
+    for when in ("", "trained "):
+        assert 0 < figures[f"{when}of 4"] < figures[f"{when}of 1"] < 1
+        assert figures[f"{when}floor"] < figures[f"{when}of 1"]
 
 
 def test_few_images_are_compared_with_many_only_where_enough_are_marked():

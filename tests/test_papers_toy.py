@@ -67,6 +67,9 @@ def test_pages_of_several_stores_keep_the_cells_that_their_tables_name(tmp_path)
     assert {line["folder"] for line in lines} == {c for table in tables for row in table["rows"] for c in row["cells"]}
     assert {line["seed"] for line in lines} == {0, 5}
     assert all(("commit" in line) == (line["seed"] == 0) for line in lines)
+    for _ in range(2):  # a table of which this store has no run yet
+        nothing = ["--no-run", "--out", str(tmp_path / "1"), "--into", str(tmp_path / "new")]
+        assert "written" in call("toy", "--table", "1", "--seed", "9", *nothing)
 
 
 def test_interrupted_it_goes_on_and_another_scale_and_reading_are_other_runs(tmp_path):

@@ -109,7 +109,9 @@ class Pages:
         try:
             old = json.loads(path.read_bytes())
             tables = [json.loads(table.read_bytes()) for table in self.folder.glob("table-*.json")]
-            named = {cell for table in tables for row in table["rows"] for cell in row["cells"]}
+            named = {
+                cell for table in tables for row in table["rows"] for cell in row.get("cells", ())
+            }  # a row without runs has none
             commit = {"commit": old["provenance"]["commit"]}
             return [{**commit, **line} for line in old["cells"] if line["folder"] in named - {*new}]
         except (OSError, ValueError, KeyError, TypeError) as error:

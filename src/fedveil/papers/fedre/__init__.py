@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import product
 from statistics import fmean
 from typing import Any
 
@@ -13,7 +14,7 @@ from fedveil.papers.claims import levelled, means, verdict_of
 from fedveil.papers.described import ClaimOf, ScaleOf
 from fedveil.papers.evidence import Evidence
 from fedveil.papers.fedre import pictures
-from fedveil.papers.fedre.defence import NoisedPixels, RegionInversion
+from fedveil.papers.fedre.defence import CosineInversion, NoisedPixels, RegionInversion
 from fedveil.papers.fedre.weights import FewImages, ServerWeights
 from fedveil.papers.finding import Row
 
@@ -21,9 +22,11 @@ ENOUGH = 0.05  # total variation of shares of the budget that changes nothing
 
 study = Study.of(__name__)
 study.probe("inversion")(RegionInversion)
+study.probe("cosine")(CosineInversion)
 study.probe("pixels")(NoisedPixels)
 study.probe("weights")(ServerWeights)
 study.probe("images")(FewImages)
+study.picture("forged")(pictures.forged)
 study.picture("2")(pictures.maps)
 study.picture("4")(pictures.recovered)
 
@@ -49,3 +52,16 @@ def few_images(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
         label = evidence.study.label(row)
         seen = means(evidence.at(table, label, "fedre", figure))
         yield levelled(label, seen, ENOUGH, partial(verdict_of, sign=-1))
+
+
+@study.judge("less noise")
+def less_noise(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
+    """The server's weights leave less noise than the plain mean, at every row of the table."""
+    [(table, figure)] = claim.figures
+    for part in evidence.study.described.tables[table].parts:
+        for row, setting in product(part.rows, part.settings):
+            label = evidence.study.label(row)
+            seen = means(evidence.at(table, label, setting, figure))
+            yield levelled(
+                f"{label}, {setting}" if setting != "fedre" else label, seen, 1.0, partial(verdict_of, sign=-1)
+            )

@@ -9,9 +9,11 @@ import torch
 from fedveil.config import Config
 from fedveil.engines import Execution, Federation
 from fedveil.learning import score_maps
-from fedveil.papers.fedre.defence import Recovered, RegionInversion
+from fedveil.papers.fedre.defence import RegionInversion
+from fedveil.papers.fedre.recovered import Recovered
 from fedveil.papers.reproduction import Reproduction
 from fedveil.report.score_figure import score_figure
+from fedveil.runs.deal import deal_out
 from fedveil.runs.prepare import prepare
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 SCENARIO, PROBES = "receipts", 8
 SHOWN = {"none": "federated", "ratio-001": ("uniform", "fedre"), "ratio-01": ("uniform", "fedre")}
-TILES = 3
+TILES, FORGED = 3, 8
 
 
 def maps(reproduction: Reproduction) -> Figure:
@@ -37,6 +39,26 @@ def maps(reproduction: Reproduction) -> Figure:
     loss, vector = learner.local.loss, learned.trained.model
     found = score_maps(learner.model, learner.layout, loss, vector, x, y, probes=PROBES)
     return score_figure(x[0], found, list(learner.layout.groups("module")), client.masks[chosen])
+
+
+def forged(reproduction: Reproduction) -> Figure:
+    """Tiles as the detector sees them, and the same with what is forged (blue) and what its client marks (red)."""
+    from matplotlib.figure import Figure
+
+    full = reproduction.full(SCENARIO, reproduction.seeds[0])
+    clients = [c for c in deal_out(full.data, full.seed).clients if c.masks is not None]
+    columns = [(c, i) for c in clients for i in range(0, c.examples, max(1, c.examples // FORGED))][:: len(clients)]
+    figure = Figure(figsize=(1.4 * FORGED, 3.0), layout="constrained")
+    axes = figure.subplots(2, FORGED, squeeze=False)
+    for (client, i), (bare, marked) in zip(columns, axes.T, strict=False):
+        assert client.masks is not None
+        for axis in (bare, marked):
+            axis.imshow(client.x[i, 0].numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            axis.set_axis_off()
+        for mask, colour in ((client.y[i] == 1, "tab:blue"), (client.masks[i], "tab:red")):
+            if bool(mask.any()):
+                marked.contour(mask.numpy(), levels=[0.5], colors=colour, linewidths=0.8)
+    return figure
 
 
 def recovered(reproduction: Reproduction) -> Figure:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import log
+from statistics import fmean
 from time import perf_counter
 from typing import ClassVar
 
@@ -17,19 +19,22 @@ from fedveil.errors import FieldError
 from fedveil.learning import ClientData, score_models
 
 FEW = (1, 2, 10)
-ALL = 40  # images that stand for all of a client
+ALL = 30  # images that stand for all of a client
+DIRECTIONS, DRAWS = 16, 50  # of the comparison's scores; of images
 
 
 class ServerWeights:
     """The server's weights of a round, and those if one client had sent another model in its place.
 
     Weights are multiples of the mean's, 1 / K, in the mean over layers: `largest` of any client, `crafted` of one that
-    sends zeros, whose scores are the least there are, `loud` of one that sends its model a hundred times as large.
+    sends zeros, whose scores are the least there are, `loud` of one that sends its model a hundred times as large;
+    `printed` is the largest of all under the printed weights, 1 / (K alpha), with that loud client, as a power of 10.
+    `noise` is the power of the noise under the weights over that under the plain mean.
     `scoring` is the time that scoring K models takes on the server, over the round's; `client_scoring` that of one
     client's scoring, times K.
     """
 
-    figures: ClassVar[tuple[str, ...]] = ("largest", "crafted", "loud", "scoring", "client_scoring")
+    figures: ClassVar[tuple[str, ...]] = ("largest", "crafted", "loud", "printed", "noise", "scoring", "client_scoring")
 
     def __init__(self, full: Config) -> None:
         self.method, self.probes, self.images = full.scoring.method, full.scoring.probes, full.scoring.images
@@ -37,7 +42,7 @@ class ServerWeights:
     @property
     def name(self) -> str:
         """What is measured."""
-        return "weights of PDA-PAM, those with one model of zeros or a hundred times as large, and the time of scoring"
+        return "weights of PDA-PAM, their noise, those with one model of zeros or 100 times as large, time of scoring"
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
         """The figures of a round."""
@@ -50,14 +55,17 @@ class ServerWeights:
         scores = scorer(models)
         seconds = perf_counter() - began
 
-        def weight(sent: Tensor) -> float:
-            changed = torch.cat([scorer(sent), scores[1:]])
-            return float(len(models) * perturbation_weights(changed)[0].mean())
+        def weight(scored: Tensor) -> float:
+            return float(len(models) * perturbation_weights(torch.cat([scored, scores[1:]]))[0].mean())
 
+        loud, weights = scorer(100 * models[:1]), perturbation_weights(scores)
+        exponents = -torch.log_softmax(torch.cat([loud, scores[1:]]).double(), 0) - log(len(models))
         return {
-            "largest": float(len(models) * perturbation_weights(scores).mean(1).max()),
-            "crafted": weight(torch.zeros_like(models[:1])),
-            "loud": weight(100 * models[:1]),
+            "largest": float(len(models) * weights.mean(1).max()),
+            "crafted": weight(scorer(torch.zeros_like(models[:1]))),
+            "loud": weight(loud),
+            "printed": float(exponents.max()) / log(10),
+            "noise": _noise_power(seen, weights),
             "scoring": seconds / seen.record.seconds,
             "client_scoring": len(models) * self._client(seen) / seen.record.seconds,
         }
@@ -73,33 +81,74 @@ class ServerWeights:
         return perf_counter() - began
 
 
-class FewImages:
-    """How far shares of the budget from few images are from those of many: total variation, of the first client."""
+def _noise_power(seen: Seen, weights: Tensor) -> float:
+    """Squared noise in the round's sum, over that in the plain mean; 1 where nobody noised."""
+    scales, layout = seen.record.client_scales, seen.federation.layout
+    sizes = torch.tensor([sum(s.stop - s.start for s in slices) for slices in layout.groups("module").values()])
+    found = [scales.get(p) or [0.0] * len(sizes) for p in sorted(seen.received)]
+    powers = torch.tensor(found, dtype=torch.float64).square() * sizes
+    plain = powers.sum() / len(weights) ** 2
+    return float((weights.square() * powers).sum() / plain) if plain else 1.0
 
-    figures: ClassVar[tuple[str, ...]] = tuple(f"of {n}" for n in FEW)
+
+class FewImages:
+    """How far shares of the budget from few images are from those of many: total variation, in the mean over draws.
+
+    Both are scored by `DIRECTIONS` random directions, each its own, so that `floor`, the distance of many images from
+    themselves, is what directions leave; ``as run`` has the study's own number of images and directions. Scored are
+    the model that opened the round, and the one that closed it (``trained``).
+    """
+
+    figures: ClassVar[tuple[str, ...]] = tuple(
+        f"{when}{what}" for when in ("", "trained ") for what in (*(f"of {n}" for n in FEW), "floor", "as run")
+    )
 
     def __init__(self, full: Config) -> None:
-        self.probes = full.scoring.probes
+        self.scoring = full.scoring
 
     @property
     def name(self) -> str:
         """With what decides the figures."""
-        return f"budget shares from {FEW} images against {ALL}, {self.probes} directions"
+        told = f"{self.scoring.images} by {self.scoring.probes} directions"
+        return f"budget shares from {FEW} images of {ALL} in {DRAWS} draws, {DIRECTIONS} directions; from {told}"
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
-        """The figures of a round."""
-        client = seen.federation.clients[0]
-        marked = torch.zeros(0) if client.masks is None else client.masks.flatten(1).any(1).nonzero().reshape(-1)
-        if len(marked) <= max(FEW):
-            raise FieldError("data.sensitive", None, f"must mark something in more than {max(FEW)} images of a client")
-        every = self._shares(seen, client, marked[:ALL])
-        few = {n: self._shares(seen, client, marked[-n:]) for n in FEW}
-        return {f"of {n}": float((shares - every).abs().sum() / 2) for n, shares in few.items()}
+        """The figures of a round, of the first client that marks enough."""
+        wanted = max(*FEW, self.scoring.images)
+        for client in seen.federation.clients:
+            marked = torch.zeros(0) if client.masks is None else client.masks.flatten(1).any(1).nonzero().reshape(-1)
+            if len(marked) > wanted:
+                break
+        else:
+            raise FieldError("data.sensitive", None, f"must mark something in more than {wanted} images of a client")
+        opened, closed = (
+            self._distances(seen, models[:1], client, marked[:ALL]) for models in (seen.broadcast.models, seen.models)
+        )
+        return {**opened, **{f"trained {name}": value for name, value in closed.items()}}
 
-    def _shares(self, seen: Seen, client: ClientData, rows: Tensor) -> Tensor:
-        learner, models = seen.federation.learner, seen.broadcast.models[:1]
+    def _distances(self, seen: Seen, model: Tensor, client: ClientData, rows: Tensor) -> dict[str, float]:
         assert client.masks is not None
-        given = (client.x[rows], client.y[rows], client.masks[rows], "estimate")
-        scores = score_models(learner.model, learner.layout, learner.local.loss, models, *given, probes=self.probes)[0]
-        inverse = 1 / scores.clamp_min(1e-12 * float(scores.max()))
-        return inverse / inverse.sum()
+        masks, learner = client.masks, seen.federation.learner
+
+        def scored(some: Tensor, directions: int, seed: int) -> Tensor:
+            given, method = (client.x[some], client.y[some], masks[some]), "estimate"
+            own = (learner.model, learner.layout, learner.local.loss)
+            return score_models(*own, model, *given, method, probes=directions, seed=seed)
+
+        one, other = (torch.cat([scored(row[None], DIRECTIONS, 2 * int(row) + k) for row in rows]) for k in (0, 1))
+        every, generator = _shares(other), torch.Generator().manual_seed(0)
+        draws = [torch.randperm(len(rows), generator=generator) for _ in range(DRAWS)]
+        found = {f"of {n}": fmean(_apart(_shares(one[draw[:n]]), every) for draw in draws) for n in FEW}
+        few = scored(rows[: self.scoring.images], self.scoring.probes, 0)
+        return {**found, "floor": _apart(_shares(one), every), "as run": _apart(_shares(few), every)}
+
+
+def _shares(scores: Tensor) -> Tensor:
+    """Shares of the budget [L] from the scores of images [n, L]."""
+    mean = scores.mean(0)
+    inverse = 1 / mean.clamp_min(1e-12 * float(mean.max()))
+    return inverse / inverse.sum()
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().sum() / 2)
