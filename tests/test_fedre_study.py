@@ -47,7 +47,7 @@ TINY = {
         "test_receipts": 1,
         "clients": 3,
         "holdout": 0.0,
-        "sensitive": [["total"], ["date", "company"]],
+        "sensitive": [["company"], ["company", "total"]],  # in so small a tile only a company's name fits
         "public_examples": 2,
     },
     "model": {"name": "unet", "widths": [4, 8], "activation": "softplus", "mean": 0.8, "deviation": 0.3},
@@ -64,6 +64,17 @@ def tiny(privacy=(), **changes):
 
 def own(*entries):
     return {"clients": [dict(entry) for entry in entries]}
+
+
+def test_every_client_of_these_tests_marks_something_and_not_all(receipts):
+    clients = deal_out(tiny().data, seed=0).clients
+    assert all(client.masks.flatten(1).any(1).all() for client in clients)
+    assert all(0 < client.masks.double().mean() < 0.5 for client in clients)
+    few, noise = {**TINY["data"], "tiles": 1, "clients": 2}, {}
+    for pixels in ("marked", "all"):
+        config = tiny({"weighting": "equal"}, data=few, scoring={**TINY["scoring"], "pixels": pixels})
+        noise[pixels] = run(config).noise("sigma")
+    assert noise["marked"] != pytest.approx(noise["all"], rel=1e-3)  # the marks make the noise
 
 
 def test_clients_have_the_parameters_that_the_file_gives_them(receipts, tmp_path):
@@ -266,6 +277,7 @@ def test_printed_iou_and_f_at_budget_50_are_not_of_the_same_pixels():
 )
 def test_settings_of_the_study_run_on_made_receipts(receipts, setting):
     data = {"tile": 32, "tiles": 1, "test_receipts": 1, "public_examples": 1, "clients": 2}
+    data["sensitive"] = TINY["data"]["sensitive"]
     small = {f"data.{key}": value for key, value in data.items()} | {"rounds": 1, "model.widths": [4, 8]}
     scoring = {"scoring.images": 1, "scoring.probes": 1}
     values = load("fedre-receipts", [f"{key}={value}" for key, value in {**small, **scoring}.items()]).to_dict()
