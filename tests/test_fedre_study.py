@@ -536,10 +536,10 @@ def test_shares_from_few_images_come_nearer_with_their_number(receipts, monkeypa
         assert figures[f"{when}floor"] < figures[f"{when}of 1"]
 
 
-def test_few_images_are_compared_with_many_only_where_enough_are_marked():
+def test_few_images_are_compared_with_many_only_where_enough_are_marked(receipts):
     client = SimpleNamespace(masks=None)
     with pytest.raises(FieldError, match="sensitive"):
-        weights.FewImages(tiny())(seen_with(clients=[client]))
+        weights.FewImages(tiny())(seen_with(clients=[client], learner=prepare(tiny()).learner))
 
 
 @pytest.mark.parametrize(("values", "verdict"), [([0.01, 0.012, 0.014], HOLDS), ([0.1, 0.11, 0.12], CONTRADICTED)])

@@ -37,7 +37,7 @@ class ServerWeights:
     figures: ClassVar[tuple[str, ...]] = ("largest", "crafted", "loud", "printed", "noise", "scoring", "client_scoring")
 
     def __init__(self, full: Config) -> None:
-        self.method, self.probes, self.images = full.scoring.method, full.scoring.probes, full.scoring.images
+        """What the probe needs it finds in the round."""
 
     @property
     def name(self) -> str:
@@ -73,11 +73,11 @@ class ServerWeights:
     def _client(self, seen: Seen) -> float:
         """Seconds that the first client's scoring takes."""
         client, learner = seen.federation.clients[0], seen.federation.learner
-        rows = slice(0, self.images)
+        scoring, rows = learner.scoring, slice(0, learner.scoring.images)
         everything = torch.ones(len(client.x[rows]), *client.x.shape[2:], dtype=torch.bool)
-        given = (client.x[rows], client.y[rows], everything, self.method)
+        given = (client.x[rows], client.y[rows], everything, scoring.method)
         models, began = seen.broadcast.models[:1], perf_counter()
-        score_models(learner.model, learner.layout, learner.local.loss, models, *given, probes=self.probes)
+        score_models(learner.model, learner.layout, learner.local.loss, models, *given, probes=scoring.probes)
         return perf_counter() - began
 
 
@@ -104,17 +104,16 @@ class FewImages:
     )
 
     def __init__(self, full: Config) -> None:
-        self.scoring = full.scoring
+        """What the probe needs it finds in the round."""
 
     @property
     def name(self) -> str:
         """With what decides the figures."""
-        told = f"{self.scoring.images} by {self.scoring.probes} directions"
-        return f"budget shares from {FEW} images of {ALL} in {DRAWS} draws, {DIRECTIONS} directions; from {told}"
+        return f"budget shares from {FEW} images of {ALL} in {DRAWS} draws, {DIRECTIONS} directions; and as run"
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
         """The figures of a round, of the first client that marks enough."""
-        wanted = max(*FEW, self.scoring.images)
+        wanted = max(*FEW, seen.federation.learner.scoring.images)
         for client in seen.federation.clients:
             marked = torch.zeros(0) if client.masks is None else client.masks.flatten(1).any(1).nonzero().reshape(-1)
             if len(marked) > wanted:
@@ -139,7 +138,7 @@ class FewImages:
         every, generator = _shares(other), torch.Generator().manual_seed(0)
         draws = [torch.randperm(len(rows), generator=generator) for _ in range(DRAWS)]
         found = {f"of {n}": fmean(_apart(_shares(one[draw[:n]]), every) for draw in draws) for n in FEW}
-        few = scored(rows[: self.scoring.images], self.scoring.probes, 0)
+        few = scored(rows[: learner.scoring.images], learner.scoring.probes, 0)
         return {**found, "floor": _apart(_shares(one), every), "as run": _apart(_shares(few), every)}
 
 
