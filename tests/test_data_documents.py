@@ -1,6 +1,7 @@
 """Pages with masks: folders of images and masks, DocTamper's files, and groups that are never split."""
 
 import io
+import json
 import math
 from dataclasses import replace
 
@@ -90,11 +91,99 @@ def test_doctampers_own_files(folder, tmp_path):
         load("documents", path=tmp_path, tile=32)
 
 
+def test_masks_of_what_is_sensitive_beside_doctampers_file_are_not_passed_over(tmp_path):
+    (tmp_path / "data.mdb").write_bytes(b"")
+    (tmp_path / "sensitive" / "total").mkdir(parents=True)
+    with pytest.raises(FieldError, match="whose pages have no names"):
+        load("documents", path=tmp_path)
+
+
+CORNERS = [30, 10, 44, 10, 44, 19, 30, 19]  # of what `page_and_mask` forges, the edge included
+
+
+@pytest.fixture
+def tsroie(tmp_path):
+    """Two receipts a half, one of them forged, with the JSON file beside each half."""
+    for half in ("train", "test"):
+        (tmp_path / half).mkdir()
+        names, marks = [f"X5100{i}.png" for i in range(2)], []
+        for i, name in enumerate(names):
+            (tmp_path / half / name).write_bytes(encoded(page_and_mask(i)[0]))
+            marks.append({"image_id": i + 7, "category_id": 1, "segmentation": [[0, 30, 20, 30, 20, 40, 0, 40]]})
+        marks.append({"image_id": 8, "category_id": 2, "segmentation": CORNERS})
+        content = {"images": [{"id": i + 7, "file_name": n} for i, n in enumerate(names)], "annotations": marks}
+        (tmp_path / f"sroie_{half}_1011.json").write_text(json.dumps(content))
+    return tmp_path
+
+
+def rewritten(folder, change):
+    file = folder / "sroie_train_1011.json"
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+FORMS = {
+    "eight numbers": CORNERS,
+    "an outline in a list": [CORNERS],
+    "pairs": [CORNERS[i : i + 2] for i in range(0, 8, 2)],
+    "floats": [[float(v) + 0.4 for v in CORNERS]],
+    "two outlines": [[30, 10, 36, 10, 36, 19, 30, 19], [36, 10, 44, 10, 44, 14, 44, 19, 36, 19]],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_t_sroies_own_files(tsroie, form):
+    rewritten(tsroie, lambda content: content["annotations"][-1].update(segmentation=FORMS[form]))
+    data = load("documents", path=tsroie, tile=50, tiles=2)
+    assert (len(data.x), len(data.test_x), data.group.tolist()) == (4, 4, [0, 0, 1, 1])
+    assert not data.y[:2].any()  # a genuine page, its word outlined or not
+    assert torch.equal(data.y[2:] == 1, data.x[2:, 0] < 0.2)
+    assert data.y[2].any()
+    (tsroie / "train" / "sensitive" / "total").mkdir(parents=True)
+    (tsroie / "train" / "sensitive" / "total" / "X51001.png").write_bytes(encoded(page_and_mask(1)[1]))
+    marked = load("documents", path=tsroie, tile=50, tiles=2)
+    assert torch.equal(marked.sensitive(["total"]), marked.y == 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda c: c["images"].append({"id": 9, "file_name": "X51009.png"}), r"X51009\.png.*is missing"),
+        (lambda c: c["images"].append(c["images"][0]), "twice"),
+        (lambda c: c["annotations"].pop(), "outlines nothing of category_id 2"),
+        (lambda c: c["annotations"][-1].update(image_id=99), "99 is missing"),
+        (lambda c: c["annotations"][-1].update(segmentation=CORNERS[:7]), "cannot be read"),
+        (lambda c: c["annotations"][-1].update(segmentation=CORNERS[:4]), "fewer than 3 corners"),
+        (lambda c: c["annotations"][-1].update(segmentation=[]), "cannot be read"),
+        (lambda c: c["annotations"][-1].update(segmentation={"counts": "x", "size": [50, 70]}), "cannot be read"),
+        (lambda c: c["annotations"][-1].update(segmentation=[v + 60 for v in CORNERS]), "outside the image, 70 x 50"),
+        (lambda c: c.pop("annotations"), "'annotations' is missing"),
+    ],
+)
+def test_files_that_are_not_t_sroies_are_refused(tsroie, change, told):
+    rewritten(tsroie, change)
+    with pytest.raises(FieldError, match=told):
+        load("documents", path=tsroie, tile=50)
+
+
+def test_which_file_outlines_a_folder_is_never_guessed(tsroie):
+    (tsroie / "latest.json").write_text("{}")  # has no word "test"
+    load("documents", path=tsroie, tile=50)
+    (tsroie / "train-2.json").write_text("{}")
+    with pytest.raises(FieldError, match="leave one"):
+        load("documents", path=tsroie, tile=50)
+    with pytest.raises(FieldError, match=r"data\.max_pixels"):
+        load("documents", path=tsroie / "test", max_pixels=0)
+
+
 def test_refusals(folder):
     with pytest.raises(FieldError, match=r"page0\.png has: 50 x 70"):
         load("documents", path=folder, tile=64)
     with pytest.raises(FieldError, match="documents"):
         load("documents", path=folder, documents=6)
+    with pytest.raises(FieldError, match=r"50.*at most 3499 pixels; raise data\.max_pixels"):
+        load("documents", path=folder, tile=32, max_pixels=50 * 70 - 1)
     (folder / "masks" / "page3.png").write_bytes(encoded(page_and_mask(3, width=71)[1]))
     with pytest.raises(FedVeilError, match=r"page3\.png"):
         load("documents", path=folder, tile=32)
