@@ -13,7 +13,6 @@ from fedveil.engines.flower.records import (
     FACTS,
     FAILED,
     REFUSED,
-    UnprotectedError,
     from_arrays,
     read_broadcast,
     to_arrays,
@@ -22,6 +21,7 @@ from fedveil.engines.flower.records import (
 from fedveil.engines.flower.settings import method_from
 from fedveil.engines.flower.strategy import FedVeilStrategy
 from fedveil.engines.lifetime import begin_ledger
+from fedveil.engines.messages import UnprotectedError
 
 __all__ = [
     "FACTS",

@@ -11,7 +11,8 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedveil.accounting import Filter, ParticipationFilter
-from fedveil.engines.flower.records import HELLO, REPLY, write_broadcast
+from fedveil.engines.flower.records import HELLO, write_broadcast
+from fedveil.engines.messages import REPLY
 from fedveil.errors import FieldError
 from fedveil.flower import FACTS, FAILED, REFUSED, from_arrays, privacy_mod, to_arrays, write_facts
 from fedveil.layout import Layout

@@ -15,9 +15,10 @@ from torch import nn
 from fedveil.accounting import OPEN, LeakageFilter, Ledger, Limits, ParticipationFilter, Policy
 from fedveil.engines import Execution, Federation
 from fedveil.engines.flower.memory import Memory
-from fedveil.engines.flower.records import CONFIG, HELLO, PUBLIC, write_broadcast
+from fedveil.engines.flower.records import CONFIG, HELLO, write_broadcast
 from fedveil.engines.history import Asked
 from fedveil.engines.lifetime import LifetimeLedger
+from fedveil.engines.messages import PUBLIC
 from fedveil.flower import FACTS, begin_ledger, privacy_mod, read_broadcast, to_arrays, training_source, write_facts
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, PrivateTrainer, Trained

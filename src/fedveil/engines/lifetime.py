@@ -92,7 +92,8 @@ class LifetimeLedger:
             If another process holds it, or it is not this data set's, or a line was edited.
         """
         if not self.path.exists():
-            fix = f"begin it, once: fedveil.flower.begin_ledger({str(self.path.parent)!r}, {self._dataset!r}, by=...)"
+            call = f"begin_ledger({str(self.path.parent)!r}, {self._dataset!r}, by=...)"
+            fix = f"begin it, once: fedveil.engines.lifetime.{call}"
             raise FieldError("ledger", self.path.name, f"there is none, and a new one would be a new budget; {fix}")
         try:
             self._lock.acquire()

@@ -1,4 +1,4 @@
-"""What the server of a Flower app leaves behind: ledger, one line a round, model, summary."""
+"""What the server of a deployed run leaves behind: ledger, one line a round, model, summary."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Spent(Protocol):
 
 
 class ServerFolder:
-    """The folder of a server under Flower; `fedveil.runs.Summary.read` reads it like that of any run.
+    """The folder of a server under Flower or NVIDIA FLARE; `fedveil.runs.Summary.read` reads it like that of any run.
 
     Parameters
     ----------
@@ -53,6 +53,8 @@ class ServerFolder:
         Planned.
     durable : bool
         Have each ledger line on the disk before its release is handed over.
+    engine : str
+        Named in the summary.
 
     Raises
     ------
@@ -60,8 +62,11 @@ class ServerFolder:
         If the folder holds anything.
     """
 
-    def __init__(self, path: Path, method: Method, layout: Layout, rounds: int, *, durable: bool) -> None:
+    def __init__(
+        self, path: Path, method: Method, layout: Layout, rounds: int, *, durable: bool, engine: str = "flower"
+    ) -> None:
         refuse_used(path)
+        self._engine = engine
         self.path, self._method, self._layout, self._planned = path, method, layout, rounds
         self._durable, self._began, self._rows = durable, perf_counter(), list[Row]()
         make_folder(path)
@@ -108,5 +113,5 @@ class ServerFolder:
             "always_failed": {str(p): why for p, why in spent.always_failed().items()},
             "clients": clients,
             "source": "secure" if self._durable else REPRODUCIBLE,
-            "engine": "flower",
+            "engine": self._engine,
         }

@@ -19,11 +19,12 @@ from fedveil.engines.client import ClientParty
 from fedveil.engines.flower.grid import InProcessGrid, run_in_process
 from fedveil.engines.flower.memory import Memory
 from fedveil.engines.flower.mod import privacy_mod, training_source
-from fedveil.engines.flower.records import ARRAYS, COUNT, FACTS, METRICS, read_broadcast, to_arrays, write_facts
+from fedveil.engines.flower.records import ARRAYS, FACTS, read_broadcast, to_arrays, write_facts
 from fedveil.engines.flower.settings import own_method, partition_of
 from fedveil.engines.flower.strategy import FedVeilStrategy
 from fedveil.engines.history import History, RoundRecord
 from fedveil.engines.local import Federation
+from fedveil.engines.messages import COUNT, METRICS
 from fedveil.engines.party import Round, Store
 from fedveil.engines.probe import Seen, probed
 from fedveil.errors import BudgetError, FedVeilError, FieldError, require_count

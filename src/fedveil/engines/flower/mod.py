@@ -8,7 +8,7 @@ answered with its metrics; under local trust nothing is measured.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from logging import getLogger
 from pathlib import Path
@@ -26,21 +26,21 @@ from fedveil.engines.flower.records import (
     FAILED,
     HELLO,
     REFUSED,
-    REPLY,
     read_broadcast,
     read_facts,
     read_releases,
     write_mark,
     write_reply,
 )
-from fedveil.engines.flower.settings import RUN, Budget, Settings, read_settings
-from fedveil.engines.lifetime import LifetimeLedger
+from fedveil.engines.flower.settings import Budget, read_settings
+from fedveil.engines.messages import REPLY
+from fedveil.engines.node import RUN, disagreement, opened
 from fedveil.engines.party import Store
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.layout import Layout
 from fedveil.learning import PrivateTrainer
 from fedveil.mechanisms import Source
-from fedveil.methods import Broadcast, ClientFacts, Method, PublicFacts, Refusal, Releases
+from fedveil.methods import Broadcast, ClientFacts, Method, Refusal, Releases
 
 _LOG = getLogger("flwr")
 
@@ -119,7 +119,7 @@ def privacy_mod(
 
     def answer(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         kind = message.metadata.message_type.partition(".")[0]
-        settings = read_settings(context, method, source, seed, budget, policy, "run" if ledgers else ledger, rounds)
+        settings = read_settings(context, method, source, seed, budget, policy, RUN if ledgers else ledger, rounds)
         side = settings.method.client
         if side.trust != "central" and kind not in (MessageType.TRAIN, MessageType.EVALUATE):
             raise FieldError("message_type", kind, "under local trust only train and evaluate messages are answered")
@@ -131,15 +131,16 @@ def privacy_mod(
         for name in (FACTS, REPLY):  # training code that answers in the request's record would hand them on as its own
             if name in message.content:
                 raise FieldError(name, "in a request", "is for replies: only training code may say how it trained")
-        broadcast = read_broadcast(message.content, layout)
+        broadcast, memory = read_broadcast(message.content, layout), Memory(context)
+        name = run or str(context.run_id)
         if kind == MessageType.EVALUATE:
             if side.trust != "central":
                 return Message(write_reply((), layout, settings.partition, side), reply_to=message)
-            with _opened(context, settings, layout, run, ledgers, trainer) as (_, party), _private():
+            with opened(memory, settings, layout, name, ledgers, trainer) as party, _private():
                 content = _report(_called(call_next, message, context), layout, broadcast, party)
             return Message(content, reply_to=message)
-        with _opened(context, settings, layout, run, ledgers, trainer) as (memory, party):
-            verdict = _disagree(broadcast.public, settings.rounds) or party.admit(broadcast)
+        with opened(memory, settings, layout, name, ledgers, trainer) as party:
+            verdict = disagreement(broadcast.public, settings.rounds) or party.admit(broadcast)
             if isinstance(verdict, Refusal):
                 return Message(Error(REFUSED, verdict.reason), reply_to=message)
             released = verdict
@@ -226,52 +227,6 @@ def _told(error: Exception) -> str:
     )
 
 
-@contextmanager
-def _opened(
-    context: Context,
-    settings: Settings,
-    layout: Layout,
-    run: str | None,
-    ledgers: Callable[[str], tuple[Ledger, Store]] | None,
-    trainer: PrivateTrainer | None,
-) -> Iterator[tuple[Memory, ClientParty]]:
-    """The client with its ledger, which no other process can use meanwhile."""
-    memory, name = Memory(context), run or str(context.run_id)
-    with ExitStack() as stack:
-        if ledgers is not None:
-            ledger, store = ledgers(str(settings.partition))
-        elif settings.ledger == RUN:
-            ledger, store = memory.ledger(name, settings.partition), memory.store
-        else:
-            lifetime = stack.enter_context(LifetimeLedger(settings.ledger, settings.dataset, name))
-            lifetime.require(memory.last)
-            ledger, store = lifetime.ledger, _both(lifetime.store, memory.store_last)
-        method = settings.method
-        yield (
-            memory,
-            ClientParty(
-                method,
-                layout,
-                ledger,
-                settings.source,
-                budget=settings.budget,
-                policy=settings.policy,
-                state=memory.load(method.client.init()),
-                kept=memory.kept(),
-                store=store,
-                trainer=trainer,
-            ),
-        )
-
-
-def _both(first: Store, second: Store) -> Store:
-    def store(line: str) -> None:
-        first(line)
-        second(line)
-
-    return store
-
-
 def _within(seconds: float | None, call_next: ClientAppCallable, message: Message, context: Context) -> Message:
     """Call training code, for so many seconds at the most; what it answers later is dropped."""
     if seconds is None:
@@ -291,12 +246,6 @@ def _within(seconds: float | None, call_next: ClientAppCallable, message: Messag
     if isinstance(answer, Exception):
         raise answer
     return answer
-
-
-def _disagree(public: PublicFacts, rounds: int | None) -> Refusal | None:
-    if rounds is not None and public.rounds != rounds:
-        return Refusal(f"the client agreed to {rounds} rounds, the server plans {public.rounds}")
-    return None
 
 
 def _read(reply: Message, layout: Layout, broadcast: Broadcast) -> tuple[Releases, ClientFacts]:

@@ -9,7 +9,8 @@ from logging import getLogger
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fedveil.engines.flower.records import HELLO, UnprotectedError, read_mark
+from fedveil.engines.flower.records import HELLO, read_mark
+from fedveil.engines.messages import UnprotectedError
 from fedveil.errors import FedVeilError, cleaned, require_count, require_positive
 from fedveil.methods import ClientSide
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
 
-from fedveil.accounting import LeakageFilter, ParticipationFilter, Policy, SpendFilter
+from fedveil.accounting import Policy, SpendFilter
 from fedveil.aggregation import Aggregator
 from fedveil.engines.lifetime import read_policy
+from fedveil.engines.node import CAPS, RUN, Settings, settle
 from fedveil.errors import FieldError, require_count
 from fedveil.mechanisms import ReproducibleSource, SecureSource, Source
 from fedveil.methods import METHODS, Method, build, parameters
@@ -19,31 +19,8 @@ from fedveil.methods import METHODS, Method, build, parameters
 PREFIX = "privacy."
 OWN = ("participations", "leakage_cap", "ledger", "dataset", "policy")  # no server may as much as propose these
 OTHERS = ("method", "seed", "rounds", *OWN)  # not parameters of a method
-RUN = "run"  # a ledger of the run alone
 
 Budget = Callable[[int], SpendFilter | None]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """One client's configuration; `privacy_mod` says what each field means.
-
-    Attributes
-    ----------
-    ledger : str
-        Folder of the lifetime ledger, or `RUN`.
-    dataset : str
-        Names that ledger.
-    """
-
-    partition: int
-    method: Method
-    source: Source
-    budget: SpendFilter | None
-    policy: Policy | None
-    ledger: str
-    dataset: str
-    rounds: int | None
 
 
 def privacy_keys(context: Context, method: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -166,36 +143,23 @@ def read_settings(
                 )
     if source is not None and (seed is not None or "seed" in keys):
         raise FieldError("seed", keys.get("seed", seed), "the mod was given a source: leave the seed out")
-    caps = [key for key in ("participations", "leakage_cap") if key in keys]
-    if len(caps) + (budget is not None) > 1:
-        raise FieldError("budget", caps, "give one of: a budget in code, privacy.participations, privacy.leakage-cap")
     if source is None:
         seed = _once("seed", seed, keys)
         source = SecureSource() if seed is None else ReproducibleSource(seed)
-    limit = budget(partition) if budget is not None else None
-    if caps:
-        limit = (ParticipationFilter if caps[0] == "participations" else LeakageFilter)(keys[caps[0]])
     chosen, rounds = own_method(method, context), _once("rounds", rounds, keys)
-    if limit is None and policy is None and chosen.noisy is not None:
-        limit = chosen.noisy.budget()  # what is planned is all that leaves, whoever begins the runs
-    recorded = chosen.client.trust != "central" or limit is not None or policy is not None
     ledger = keys.get("ledger", RUN) if ledger == RUN else _once("ledger", ledger, keys)
-    if ledger is None and source.deployable and recorded:
-        fix = (
-            "name the folder of the node's lifetime ledger, which outlives this run: in the node's configuration or "
-            "as privacy_mod(..., ledger=FOLDER), after fedveil.flower.begin_ledger(FOLDER, ...) once; "
-            'for a simulation, privacy_mod(..., ledger="run")'
-        )
-        raise FieldError("ledger", None, fix)
-    return Settings(
-        partition=partition,
-        method=chosen,
-        source=source,
-        budget=limit,
+    return settle(
+        partition,
+        chosen,
+        source,
+        budget=budget(partition) if budget is not None else None,
+        caps={key: keys[key] for key in CAPS if key in keys},
         policy=policy,
-        ledger=RUN if ledger is None else str(ledger),
+        ledger=None if ledger is None else str(ledger),
         dataset=str(keys.get("dataset", partition)),
-        rounds=None if rounds is None else require_count("rounds", rounds),
+        rounds=rounds,
+        where="in the node's configuration or as privacy_mod(..., ledger=FOLDER), after "
+        'fedveil.flower.begin_ledger(FOLDER, ...) once; for a simulation, privacy_mod(..., ledger="run")',
     )
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from logging import getLogger
-from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -15,13 +14,14 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
-from fedveil.accounting import Guarantee, Ledger, SpendFilter, count_of
+from fedveil.accounting import Guarantee, Ledger, SpendFilter
+from fedveil.engines.account import Account
 from fedveil.engines.assembly import draw_cohort
-from fedveil.engines.flower.account import Account
 from fedveil.engines.flower.records import REFUSED, from_arrays, read_mark, read_releases, to_arrays, write_broadcast
 from fedveil.engines.flower.roster import Roster
 from fedveil.engines.history import SERVER
-from fedveil.engines.party import Round, Scorer, ServerParty, Store, Tutor
+from fedveil.engines.party import Round, Scorer, ServerParty, Store, Tutor, forget
+from fedveil.engines.serving import Books, Serving, mean_metrics
 from fedveil.errors import (
     BudgetError,
     FedVeilError,
@@ -35,9 +35,6 @@ from fedveil.errors import (
 from fedveil.layout import Layout
 from fedveil.mechanisms import ReproducibleSource, SecureSource, Source, keyed_seed
 from fedveil.methods import Broadcast, Method, Releases, check_figures
-
-if TYPE_CHECKING:
-    from fedveil.runs.deployed import ServerFolder
 
 _LOG = getLogger("flwr")
 NODE_UNAVAILABLE = 5  # Flower's code
@@ -122,7 +119,7 @@ class FedVeilStrategy(Strategy):
         scorer: Scorer | None = None,
         tutor: Tutor | None = None,
         ledger: Ledger | None = None,
-        store: Store = lambda line: None,
+        store: Store = forget,
         server: ServerParty | None = None,
         evaluate: bool = True,
         done: int = 0,
@@ -143,21 +140,18 @@ class FedVeilStrategy(Strategy):
             if value is not None:
                 raise FieldError(name, value, "is the server's own, and `server` is given: build that one with it")
         source = source or (SecureSource() if seed is None else ReproducibleSource(seed))
-        self._folder: ServerFolder | None = None
+        if out is not None and ledger is not None:
+            raise FieldError("out", str(out), "keeps the server's ledger: leave ledger and store out")
+        books = Books(ledger or Ledger("flower", SERVER), store)
         if out is not None:
-            if ledger is not None:
-                raise FieldError("out", str(out), "keeps the server's ledger: leave ledger and store out")
-            from fedveil.runs.deployed import ServerFolder
-
-            self._folder = ServerFolder(Path(out), method, layout, self.rounds, durable=source.deployable)
-            ledger, store = self._folder.ledger()
-        ledger = ledger or Ledger("flower", SERVER)
+            books = Books.of(out, method, layout, self.rounds, source, "flower")
         self.server = server or ServerParty(
-            method, layout, ledger, source, budget=budget, store=store, scorer=scorer, tutor=tutor
+            method, layout, books.ledger, source, budget=budget, store=books.store, scorer=scorer, tutor=tutor
         )
         self.done, self.evaluate, self._on_round = done, evaluate, on_round
         self._account = Account(self.server, self.rounds, require_delta("delta", delta))
-        self._least, self.stopped = require_count("min_clients", min_clients), ""
+        self._serving = Serving(self.server, self._account, books, require_count("min_clients", min_clients), _LOG)
+        self.stopped, self.history = "", self._serving.history
         self._roster = Roster(method.client, clients, patience)
         self._timeout = 3600.0
         self._asked: dict[int, int] = {}  # partition of each node that was asked in this round
@@ -166,7 +160,6 @@ class FedVeilStrategy(Strategy):
         self._absent: dict[int, str] = {}
         self.models = torch.zeros(0, layout.size) if initial is None else initial
         self.broadcast: Broadcast | None = None
-        self.history: list[Round] = []
         self.received: dict[int, Releases] = {}
 
     @property
@@ -237,14 +230,7 @@ class FedVeilStrategy(Strategy):
 
     def _end(self) -> None:
         """Tell what the run came to."""
-        if self.stopped:
-            _LOG.warning("FedVeil ended the run early: %s", self.stopped)
-        for partition, why in self._account.always_failed().items():
-            _LOG.warning("client %d failed in every round in which it was asked: %s", partition, why)
-        _LOG.info("FedVeil: %d of %d rounds; %s", self.done + len(self.history), self.rounds, self._account.spent())
-        if self._folder is not None:
-            self._folder.finish(self.models, self._account, self.stopped, len(self._roster.partitions))
-            _LOG.info("written to %s", self._folder.path)
+        self._serving.end(self.models, self.stopped, len(self._roster.partitions), self.done)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -276,17 +262,9 @@ class FedVeilStrategy(Strategy):
             raise FedVeilError("aggregate_train was called before configure_train")
         released, failed, refused = self._sort(replies)
         self.received, broadcast = released, self.broadcast
-        opened, log = self.server.combine(broadcast, released, {**self._absent, **failed}, refused, self._least)
-        self.models = opened.models
-        self.history.append(log)
-        metrics = _mean({p: released[p] for p in log.used})
+        self.models, log, metrics = self._serving.close(broadcast, released, {**self._absent, **failed}, refused)
         counts = {"used": len(log.used), "failed": len(log.failed), "invalid": len(log.invalid)}
         report: dict[str, Any] = {**metrics, **log.report, **counts, "refused": len(log.refused)}
-        for partition, why in {**log.failed, **log.invalid, **log.refused}.items():
-            _LOG.warning("client %d: %s", partition, why)
-        _LOG.info("FedVeil: %s", self._account.closed(log))
-        if self._folder is not None:
-            self._folder.finish_round(log, metrics)
         if self._on_round is not None:
             self._on_round(log)
         self._result.train_metrics_clientapp[server_round] = MetricRecord(report)
@@ -320,7 +298,7 @@ class FedVeilStrategy(Strategy):
             _LOG.info("client %s did not evaluate: %s", partition, reason)
         if not released:
             return None
-        self._result.evaluate_metrics_clientapp[server_round] = MetricRecord(dict(_mean(released)))
+        self._result.evaluate_metrics_clientapp[server_round] = MetricRecord(dict(mean_metrics(released)))
         return self._result.evaluate_metrics_clientapp[server_round]
 
     def summary(self) -> None:
@@ -367,19 +345,6 @@ class FedVeilStrategy(Strategy):
                     failed[partition] = cleaned(f"{type(error).__name__}: {error}")
             silent.discard(-1 if partition is None else partition)
         return released, failed | dict.fromkeys(sorted(silent), "did not reply in time"), refused
-
-
-def _mean(replies: Mapping[int, Releases]) -> dict[str, float]:
-    """Mean of each metric over the clients that sent it, weighted by counts (each 1 where there is none)."""
-    sums: dict[str, tuple[float, float]] = {}
-    for partition in sorted(replies):
-        count = count_of(replies[partition])
-        weight = 1.0 if count is None else count
-        for release in replies[partition]:
-            if release.kind == "metric" and isfinite(float(release.value)):
-                total, weights = sums.get(release.name, (0.0, 0.0))
-                sums[release.name] = (total + weight * float(release.value), weights + weight)
-    return {name: total / weights for name, (total, weights) in sums.items() if weights > 0}
 
 
 def _several(start: Tensor, layout: Layout, k: int, seed: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a run under Flower has promised so far and whom it lost, in the words of the server's log."""
+"""What a deployed run has promised so far and whom it lost, in the words of the server's log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Account:
     """
 
     def __init__(self, server: ServerParty, rounds: int, delta: float) -> None:
-        self._server, self._rounds = server, rounds
+        self._server, self.rounds = server, rounds
         terms = server.budget.terms if server.budget is not None else None
         self.delta = delta if terms is None else terms["delta"]
         self._central = server.method.client.trust == "central"
@@ -35,7 +35,7 @@ class Account:
 
     @property
     def guarantee(self) -> Guarantee:
-        """See `FedVeilStrategy.guarantee`."""
+        """What the rounds so far promise together; under local trust to a client that took part in all of them."""
         if self._central:
             return total_of(self._server.ledger) if self._server.ledger.entries else unprotected()
         return total(s.guarantee for s in self._quotes) if self._quotes else unprotected("local")
@@ -56,7 +56,7 @@ class Account:
         for partition, why in lost.items():
             self._lost[partition] = (self._lost.get(partition, (0, ""))[0] + 1, why)
         asked = len(log.used) + len(lost) + len(log.refused)
-        return f"round {log.number} of {self._rounds}: {len(log.used)} of {asked} clients; {self.spent(log)}"
+        return f"round {log.number} of {self.rounds}: {len(log.used)} of {asked} clients; {self.spent(log)}"
 
     def spent(self, log: Round | None = None) -> str:
         """Status, unit and epsilon spent, and what is left of the budget."""
@@ -75,7 +75,7 @@ class Account:
 
     def _left(self, log: Round) -> str:
         """How many more rounds like the last one the server's budget holds."""
-        budget, planned = self._server.budget, self._rounds - log.number
+        budget, planned = self._server.budget, self.rounds - log.number
         if budget is None:
             return ""
         copy, more = deepcopy(budget), 0

@@ -1,0 +1,131 @@
+"""What every framework's messages hold, as plain values: public facts, metrics, and the mark of a protected reply."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedveil.accounting import Release, count_of
+from fedveil.errors import FedVeilError, FieldError, nearest, require_count
+from fedveil.layout import Layout
+from fedveil.methods import Broadcast, ClientSide, PublicFacts, Releases
+
+COUNT, METRICS = "num-examples", "metrics"
+INDEX = "fedveil.index"  # of the hypothesis that IFCA reports, beside the metrics
+PUBLIC, REPLY = "fedveil.public", "fedveil.reply"
+MOST_METRICS = 64
+
+
+class UnprotectedError(FedVeilError):
+    """A client answered without its privacy layer: nothing of its reply may be used."""
+
+
+def require_shared(layout: Layout, shapes: Mapping[str, Iterable[int]]) -> None:
+    """Refuse an array that the layout neither shares nor keeps on the client.
+
+    Raises
+    ------
+    FieldError
+        Naming the first one.
+    """
+    for name, shape in shapes.items():
+        if name not in layout.shapes and name not in layout.kept:
+            raise FieldError(
+                name,
+                tuple(shape),
+                "is not part of the layout, so it would leave without protection: send the arrays of "
+                'layout.read(model), or lay the model out with Layout.from_module(model, buffers="keep") to keep '
+                "running statistics and counters on each client",
+            )
+
+
+def public_values(broadcast: Broadcast) -> dict[str, Any]:
+    """The public facts of a broadcast as plain values."""
+    facts: dict[str, Any] = {"hypotheses": len(broadcast.models)}
+    for f in fields(PublicFacts):
+        value = getattr(broadcast.public, f.name)
+        if value is not None:
+            facts[f.name] = list(value) if isinstance(value, tuple) else value
+    return facts
+
+
+def read_public(facts: Mapping[str, Any], layout: Layout) -> tuple[PublicFacts, int]:
+    """The public facts and the number of hypotheses.
+
+    Raises
+    ------
+    FieldError
+        For an unknown or unfit fact, or for another layout.
+    """
+    known = [f.name for f in fields(PublicFacts)]
+    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in facts.items()}
+    count = whole(PUBLIC, "hypotheses", facts)
+    del values["hypotheses"]
+    for name in values:
+        if name not in known:
+            raise FieldError(PUBLIC, name, nearest(name, known))
+    for name in ("round", "rounds", "cohort", "dimension"):
+        whole(PUBLIC, name, facts)
+    public = PublicFacts(**values)
+    if public.dimension != layout.size:
+        raise FieldError("dimension", public.dimension, f"the client's layout has {layout.size} parameters")
+    return public, require_count("hypotheses", count)
+
+
+def read_metrics(metrics: Mapping[str, Any], counted: bool = True) -> Releases:
+    """The known releases beside a model: the count (if `counted`), IFCA's index, scalar metrics."""
+    found: list[Release] = []
+    if counted and isinstance(metrics.get(COUNT), int | float):
+        found.append(Release("count", _scalar(metrics[COUNT])))
+    if isinstance(metrics.get(INDEX), int | float):
+        found.append(Release("index", _scalar(metrics[INDEX])))
+    named = [(n, v) for n, v in metrics.items() if n not in (COUNT, INDEX) and isinstance(v, int | float)]
+    if len(named) > MOST_METRICS or not all(name.isprintable() and len(name) <= 64 for name, _ in named):
+        accepted = f"at most {MOST_METRICS}, each named by at most 64 printable characters"
+        raise FieldError(METRICS, len(named), accepted)
+    return (*found, *(Release("metric", _scalar(value), name) for name, value in named))
+
+
+def metric_values(releases: Releases) -> dict[str, Any]:
+    """What stands beside the model in a reply: metrics, and a count, of 1 where none may leave."""
+    count = count_of(releases)
+    number = 1 if count is None else int(count) if count.is_integer() else count
+    shown = [r for r in releases if r.kind in ("index", "metric")]
+    return {COUNT: number, **{INDEX if r.kind == "index" else r.name: float(r.value) for r in shown}}
+
+
+def mark_of(client: ClientSide, counted: bool) -> dict[str, Any]:
+    """What says that the privacy layer ran, and how."""
+    return {"side": type(client).__name__, "trust": client.trust, "counted": counted}
+
+
+def require_mark(mark: Mapping[str, Any], client: ClientSide) -> bool:
+    """Whether the count of a marked reply was released.
+
+    Raises
+    ------
+    UnprotectedError
+        If the client protects by another method than the server's.
+    """
+    expected = (type(client).__name__, client.trust)
+    if (mark.get("side"), mark.get("trust")) != expected:
+        found = f"{mark.get('side')!r} ({mark.get('trust')!r} trust)"
+        wanted = f"{expected[0]!r} ({expected[1]!r} trust)"
+        raise UnprotectedError(f"a client protects as {found}, the server expects {wanted}: give both the same method")
+    return mark.get("counted") is True
+
+
+def whole(record: str, key: str, values: Mapping[str, Any]) -> int:
+    """A whole number of a record."""
+    value = values.get(key)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise FieldError(f"{record}: {key}", value, "must be a whole number")
+    return value
+
+
+def _scalar(value: object) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64)

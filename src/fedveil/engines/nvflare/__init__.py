@@ -1,0 +1,1 @@
+"""The NVIDIA FLARE engine; import `fedveil.nvflare`."""

@@ -1,0 +1,200 @@
+"""The server's half of every method as a FLARE controller, for sites whose filters protect what they send."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+from torch import Tensor
+
+from fedveil.accounting import Filter, Guarantee
+from fedveil.engines.account import Account
+from fedveil.engines.assembly import draw_cohort
+from fedveil.engines.nvflare.building import method_of, model_of_name, seed_of, source_of
+from fedveil.engines.nvflare.filters import TRAIN
+from fedveil.engines.nvflare.shareables import read_reply, write_broadcast
+from fedveil.engines.party import Round, ServerParty
+from fedveil.engines.serving import Books, Serving
+from fedveil.errors import BudgetError, FieldError, cleaned, require_count, require_delta
+from fedveil.methods import Broadcast, Releases
+
+FOLDER = "fedveil"
+DECLINED = "declined, or its filters refused the task: its own log says why"
+
+
+class FedVeilController(Controller):  # type: ignore[misc]
+    """Run a method's server side as a FLARE workflow. All arguments are what JSON can say.
+
+    Partitions are the sites' names in their sorted order. The server's ledger, one line a round, the model and a
+    summary go into a folder of the job's, ``fedveil``, which comes with ``download_job``.
+
+    Parameters
+    ----------
+    model : str
+        ``"package.module:Net"``, called with `model_options`; its parameters start the run.
+    method : str
+        A key of `fedveil.methods.METHODS`; the sites' `PrivacyFilter` must run the same client side.
+    rounds : int
+        Rounds planned, known to every site.
+    parameters : dict, optional
+        Of the method.
+    aggregator : str or dict, optional
+        The rule: a key of `fedveil.aggregation.AGGREGATORS`, or a dict of its ``name`` and options.
+    model_options : dict, optional
+        Arguments of the model.
+    buffers : {"refuse", "keep"}
+        Policy of the layout for running statistics and counters.
+    sites : list of str, optional
+        The federation. Default: the job's clients.
+    clients_per_round : int, optional
+        Size of a round's cohort, drawn without replacement. Default: everybody.
+    min_clients : int
+        Usable replies without which a round is not combined and the job ends.
+    seed : int, optional
+        Reproducible model, cohorts and noise, for experiments. Default: secure noise.
+    epsilon : float, optional
+        Ends the run before the server exceeds it, at `delta`.
+    delta : float
+        At which the log states an epsilon.
+    task : str
+        The task that trains.
+    timeout : int
+        Seconds that a round may take; 0: as long as it takes.
+
+    Attributes
+    ----------
+    models : Tensor
+        [1, d], the last released model.
+    history : list of Round
+        What happened in each round.
+    stopped : str
+        Why the run ended before its last round, or "".
+    """
+
+    def __init__(
+        self,
+        model: str,
+        method: str,
+        rounds: int,
+        parameters: dict[str, Any] | None = None,
+        aggregator: str | dict[str, Any] | None = None,
+        model_options: dict[str, Any] | None = None,
+        buffers: str = "refuse",
+        sites: list[str] | None = None,
+        clients_per_round: int | None = None,
+        min_clients: int = 2,
+        seed: int | None = None,
+        epsilon: float | None = None,
+        delta: float = 1e-5,
+        task: str = TRAIN,
+        timeout: int = 3600,
+    ) -> None:
+        super().__init__()
+        self.model, self.method, self.parameters = model, method, parameters
+        self.rounds = require_count("rounds", rounds)
+        self.aggregator, self.model_options, self.buffers, self.sites = aggregator, model_options, buffers, sites
+        self.clients_per_round, self.min_clients = clients_per_round, require_count("min_clients", min_clients)
+        self.seed, self.epsilon, self.delta = seed, epsilon, require_delta("delta", delta)
+        self.task, self.timeout = task, require_count("timeout", timeout, least=0)
+        self._method = method_of(method, parameters, aggregator)
+        self._budget = None if epsilon is None else Filter(epsilon, delta)
+        self._results: dict[str, Shareable] = {}
+        self.models: Tensor | None = None
+        self.history: list[Round] = []
+        self.stopped = ""
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        """Nothing: the job's own code can be imported when the workflow runs."""
+
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        """Nothing to let go of."""
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        """Run all rounds; what goes wrong ends the job with its reason."""
+        try:
+            self._run(abort_signal, fl_ctx)
+        except Exception as error:
+            self.system_panic(f"FedVeil: {type(error).__name__}: {error}", fl_ctx)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What the rounds so far promise together; under local trust to a site that took part in all of them."""
+        return self._account.guarantee
+
+    def process_result_of_unknown_task(
+        self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
+    ) -> None:
+        """Drop what comes too late."""
+        self.log_warning(fl_ctx, f"FedVeil: a late result of {client.name} is dropped")
+
+    def _run(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        engine, seed, source = fl_ctx.get_engine(), seed_of(self.seed), source_of(self.seed)
+        sites = sorted(self.sites or [client.name for client in engine.get_clients()])
+        everybody, size = range(len(sites)), self.clients_per_round or len(sites)
+        if size > len(sites):
+            raise FieldError("clients_per_round", size, f"there are only {len(sites)} sites")
+        layout, self.models = model_of_name(self.model, self.model_options, self.buffers, seed)
+        out = Path(engine.get_workspace().get_run_dir(fl_ctx.get_job_id())) / FOLDER
+        books = Books.of(out, self._method, layout, self.rounds, source, "nvflare")
+        server = ServerParty(self._method, layout, books.ledger, source, budget=self._budget, store=books.store)
+        self._account = Account(server, self.rounds, self.delta)
+        serving = Serving(server, self._account, books, self.min_clients, self.logger)
+        self.history = serving.history
+        try:
+            for number in range(1, self.rounds + 1):
+                broadcast = server.open(self.models, number, self.rounds, size)
+                cohort = draw_cohort(seed, number, everybody, size)
+                self._account.opened(broadcast)
+                self._ask(write_broadcast(broadcast, layout, sites), [sites[p] for p in cohort], abort_signal, fl_ctx)
+                if abort_signal.triggered:
+                    self.stopped = "the job was aborted"
+                    break
+                self.models, _, _ = serving.close(broadcast, *self._sorted(broadcast, sites, cohort, server))
+        except Exception as error:
+            self.stopped = str(error)
+            if not isinstance(error, BudgetError) or not self.history:
+                raise
+        finally:
+            serving.end(self.models, self.stopped, len(sites))
+
+    def _ask(self, data: Shareable, targets: Sequence[str], abort_signal: Signal, fl_ctx: FLContext) -> None:
+        self._results = {}
+        task = Task(name=self.task, data=data, timeout=self.timeout, result_received_cb=self._received)
+        self.broadcast_and_wait(
+            task, fl_ctx, targets=list(targets), min_responses=len(targets), abort_signal=abort_signal
+        )
+
+    def _received(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
+        self._results[client_task.client.name] = client_task.result
+        client_task.result = None  # FLARE would keep it to the end of the task
+
+    def _sorted(
+        self, broadcast: Broadcast, sites: Sequence[str], cohort: Sequence[int], server: ServerParty
+    ) -> tuple[dict[int, Releases], Mapping[int, str], Mapping[int, str]]:
+        """Releases, failures and refusals by partition."""
+        released: dict[int, Releases] = {}
+        failed: dict[int, str] = {}
+        refused: dict[int, str] = {}
+        for partition in cohort:
+            result = self._results.pop(sites[partition], None)
+            code = None if result is None else result.get_return_code()
+            if code is None:
+                failed[partition] = f"{sites[partition]} did not reply in time"
+            elif code == ReturnCode.TASK_DATA_FILTER_ERROR:
+                refused[partition] = f"{sites[partition]} {DECLINED}"
+            elif code != ReturnCode.OK:
+                failed[partition] = f"{sites[partition]} answered {cleaned(code)}"
+            else:
+                try:
+                    released[partition] = read_reply(result, server.layout, server.method.client)
+                except Exception as error:  # whatever a site sends is that site's failure
+                    failed[partition] = f"{sites[partition]}: {cleaned(f'{type(error).__name__}: {error}')}"
+        return released, failed, refused

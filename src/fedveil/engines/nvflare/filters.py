@@ -1,0 +1,284 @@
+"""A client's half of every method as FLARE filters, around any executor.
+
+Within one task FLARE runs the task data filters, the executor and the task result filters with one context.
+`PrivacyFilter` asks the client before training and leaves it in that context; `ReleaseFilter` takes it from there and
+replaces the whole result by the protected releases. A filter that raises ends the task: FLARE sends a return code, and
+no text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from nvflare.apis.filter import Filter
+from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.fl_exception import UnsafeJobError
+from nvflare.apis.shareable import Shareable, make_reply
+
+from fedveil.engines.client import ClientParty
+from fedveil.engines.lifetime import read_policy
+from fedveil.engines.node import Settings, disagreement, opened, settle
+from fedveil.engines.nvflare.building import method_of, model_of_name, source_of
+from fedveil.engines.nvflare.memory import RunMemory, marker_of
+from fedveil.engines.nvflare.shareables import read_broadcast, read_trained, write_reply
+from fedveil.errors import FedVeilError, FieldError
+from fedveil.layout import Layout
+from fedveil.methods import Broadcast, ClientFacts, Refusal, Releases
+
+TRAIN = "train"
+PENDING = "fedveil.pending"  # in the context of one task, private to the client
+CARRIERS = (
+    "ConvertToFedEvent",
+    "JobLogStreamer",
+    "MetricRelay",
+)  # components that send past the filters
+
+
+class PrivacyFilter(Filter):  # type: ignore[misc]
+    """Ask, before data are touched, whether the site takes part. First of the task data filters.
+
+    What protects a site has to be the site's own: name both filters in its ``local/privacy.json``. Filters that a job
+    brings protect nobody from whoever wrote the job. All arguments are what JSON can say.
+
+    Parameters
+    ----------
+    model : str
+        ``"package.module:Net"``, what is shared; called with `model_options`.
+    method : str
+        A key of `fedveil.methods.METHODS`.
+    parameters : dict, optional
+        Of the method.
+    model_options : dict, optional
+        Arguments of the model.
+    buffers : {"refuse", "keep"}
+        Policy of the layout for running statistics and counters.
+    ledger : str, optional
+        Folder of the site's lifetime ledger, begun once with `begin_ledger`. Needed for noise that nobody can repeat.
+    dataset : str, optional
+        Names that ledger. Default: the site's name.
+    policy : str, optional
+        The TOML file that says what the site allows.
+    rounds : int, optional
+        Rounds the site agreed to: a task that plans another number is declined.
+    participations, leakage_cap : number, optional
+        Budget of the ledger.
+    seed : int, optional
+        Reproducible noise, for experiments: who knows the seed knows the noise.
+    task : str
+        The task that trains. Under local trust all others are refused.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        method: str,
+        parameters: dict[str, Any] | None = None,
+        model_options: dict[str, Any] | None = None,
+        buffers: str = "refuse",
+        ledger: str | None = None,
+        dataset: str | None = None,
+        policy: str | None = None,
+        rounds: int | None = None,
+        participations: int | None = None,
+        leakage_cap: float | None = None,
+        seed: int | None = None,
+        task: str = TRAIN,
+    ) -> None:
+        super().__init__()
+        self.model, self.method, self.parameters, self.model_options = model, method, parameters, model_options
+        self.buffers, self.ledger, self.dataset, self.policy, self.rounds = buffers, ledger, dataset, policy, rounds
+        self.participations, self.leakage_cap, self.seed, self.task = participations, leakage_cap, seed, task
+        self._method = method_of(method, parameters)
+        self._layout: Layout | None = None
+        self._memories: dict[tuple[str, str], RunMemory] = {}
+        self._open = ExitStack()
+        self._settings(0, "site")  # what cannot work is refused when the job is deployed
+
+    def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        """Admit the site, or raise, so that the executor never runs."""
+        if fl_ctx.get_prop(PENDING) is not None:  # a job's filter that took over would undo the site's
+            raise FieldError("task_data_filters", type(self).__name__, "there are two: leave out that of the job")
+        self._open.close()  # of a task that never came back
+        task, local = str(fl_ctx.get_prop(FLContextKey.TASK_NAME)), self._method.client.trust != "central"
+        if task != self.task:
+            if local:
+                raise FieldError("task", task, f"under local trust only {self.task!r} is answered")
+            fl_ctx.set_prop(PENDING, Passed(), private=True, sticky=False)
+            return shareable
+        runner = _runner(fl_ctx)
+        _require_last(runner, fl_ctx, task)
+        if local:
+            _require_quiet(fl_ctx)
+            _shield(runner.find_executor(task))
+        if self._layout is None:  # not before, when a job's own code cannot be imported
+            self._layout, _ = model_of_name(self.model, self.model_options, self.buffers, 0)
+        broadcast, sites = read_broadcast(shareable, self._layout)
+        site, run = fl_ctx.get_identity_name(), str(fl_ctx.get_job_id())
+        if sites.count(site) != 1:
+            raise FieldError("sites", sites, f"must name {site!r} once")
+        settings = self._settings(sites.index(site), site)
+        if (run, site) not in self._memories:
+            self._memories[run, site] = RunMemory(marker_of(fl_ctx, site))
+        memory = self._memories[run, site]
+        with ExitStack() as stack:
+            party = stack.enter_context(opened(memory, settings, self._layout, run))
+            verdict = disagreement(broadcast.public, settings.rounds) or party.admit(broadcast)
+            if isinstance(verdict, Refusal):
+                self.log_warning(fl_ctx, f"FedVeil: the site takes no part: {verdict.reason}")
+                raise FedVeilError(verdict.reason)
+            self._open = stack.pop_all()
+        public, cookies = fl_ctx.get_all_public_props(), dict(shareable.get_cookie_jar() or {})
+        pending = Pending(party, broadcast, memory, self._open, shareable, cookies, public, verdict)
+        fl_ctx.set_prop(PENDING, pending, private=True, sticky=False)
+        return shareable
+
+    def add_to_fed_job(self, job: Any, ctx: Any, **kwargs: Any) -> None:
+        """For the task by name: FLARE matches the names of a job's filters exactly, so that ``"*"`` names none."""
+        super().add_to_fed_job(job, ctx, **{"tasks": [self.task], **kwargs})
+
+    def _settings(self, partition: int, site: str) -> Settings:
+        caps = {"participations": self.participations, "leakage_cap": self.leakage_cap}
+        policy = read_policy(self.policy)
+        if policy is not None and policy.deadline is not None:
+            raise FieldError("deadline", policy.deadline, "is the executor's under FLARE: set its result_wait_timeout")
+        return settle(
+            partition,
+            self._method,
+            source_of(self.seed),
+            caps={name: value for name, value in caps.items() if value is not None},
+            policy=policy,
+            ledger=self.ledger,
+            dataset=self.dataset or site,
+            rounds=self.rounds,
+            where='PrivacyFilter(ledger=FOLDER), after fedveil.nvflare.begin_ledger(FOLDER, "SITE", by=...) once',
+        )
+
+
+class ReleaseFilter(Filter):  # type: ignore[misc]
+    """Replace the result of training by protected releases. Last of the task result filters.
+
+    Parameters
+    ----------
+    task : str
+        As for `PrivacyFilter`.
+    """
+
+    def __init__(self, task: str = TRAIN) -> None:
+        super().__init__()
+        self.task = task
+
+    def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        """Protect, commit, hand over."""
+        pending = fl_ctx.get_prop(PENDING)
+        fl_ctx.set_prop(PENDING, None, private=True, sticky=False)
+        if isinstance(pending, Passed):
+            return shareable
+        if not isinstance(pending, Pending):
+            raise FieldError("PrivacyFilter", None, "did not admit this task: put it into the task data filters")
+        with pending.open:
+            result = pending.answer(shareable)
+            if pending.party.failure is not None:
+                self.log_warning(fl_ctx, f"FedVeil: the site answered with a zero update: {pending.party.failure!r}")
+        pending.restore(fl_ctx)
+        return result
+
+    def add_to_fed_job(self, job: Any, ctx: Any, **kwargs: Any) -> None:
+        """See `PrivacyFilter.add_to_fed_job`."""
+        super().add_to_fed_job(job, ctx, **{"tasks": [self.task], **kwargs})
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A task under central trust that does not train: it is not the filters' business."""
+
+
+@dataclass(frozen=True)
+class Pending:
+    """An admitted task, on its way through the executor."""
+
+    party: ClientParty
+    broadcast: Broadcast
+    memory: RunMemory
+    open: ExitStack
+    task: Shareable
+    cookies: Mapping[str, Any]
+    public: Mapping[str, Any]
+    answered: Releases | None  # what left in this round before; what is trained now is dropped
+
+    def answer(self, result: Shareable) -> Shareable:
+        """The protected releases; without local trust a failure is FLARE's return code and nothing else."""
+        party, client, code = self.party, self.party.method.client, result.get_return_code()
+        if client.trust == "central" and code != ReturnCode.OK:
+            return make_reply(code if code in vars(ReturnCode).values() else ReturnCode.EXECUTION_EXCEPTION)
+        released = self.answered
+        if released is None:
+            try:
+                if code != ReturnCode.OK:
+                    raise FedVeilError(f"the executor answered {code}")
+                found = read_trained(result, party.layout, self.broadcast)
+            except Exception as error:
+                released = party.fail(self.broadcast, error)
+            else:
+                released = party.release(found, ClientFacts(broadcast=self.broadcast, layout=party.layout))
+        self.memory.save(party.state, party.kept)
+        return write_reply(released, party.layout, client)
+
+    def restore(self, fl_ctx: FLContext) -> None:
+        """Undo what training code changed of what FLARE sends along: cookies, and the public part of the context."""
+        self.task.set_cookie_jar(dict(self.cookies))
+        for name, value in fl_ctx.get_all_public_props().items():
+            if name not in self.public or self.public[name] is not value:
+                sticky = bool((fl_ctx.get_prop_detail(name) or {}).get("sticky"))
+                fl_ctx.set_prop(name, self.public.get(name), private=False, sticky=sticky)
+
+
+def _runner(fl_ctx: FLContext) -> Any:
+    runner = fl_ctx.get_prop(FLContextKey.RUNNER)
+    if runner is None:
+        raise FieldError("runner", None, "FLARE's client runner is not in the context: is this a client's job?")
+    return runner
+
+
+def _require_last(runner: Any, fl_ctx: FLContext, task: str) -> None:
+    """Refuse a chain in which a result would leave without protection, or with something added behind it."""
+    scope = fl_ctx.get_prop(FLContextKey.SCOPE_OBJECT)
+    chain = list(scope.task_result_filters.get(FilterKey.OUT, [])) if scope else []
+    chain += runner.task_result_filters.get(f"{task}{FilterKey.DELIMITER}{FilterKey.OUT}") or []
+    if not chain or not isinstance(chain[-1], ReleaseFilter):
+        found = [type(f).__name__ for f in chain]
+        raise FieldError("task_result_filters", found, f"must end with ReleaseFilter, for the task {task!r} by name")
+
+
+def _require_quiet(fl_ctx: FLContext) -> None:
+    """Refuse a job whose components send metrics or logs past the filters."""
+    for name, component in fl_ctx.get_engine().get_all_components().items():
+        if any(kind.__name__ in CARRIERS for kind in type(component).__mro__):
+            accepted = (
+                "sends metrics or logs past the filters: leave it out (and allow_log_streaming of the site false)"
+            )
+            raise FieldError(f"components.{name}", type(component).__name__, accepted)
+
+
+def _shield(executor: Any) -> None:
+    """Let an executor that raises answer with a return code: FLARE would send it past the result filters."""
+    execute: Callable[..., Any] = executor.execute
+    if getattr(execute, "shielded", False):
+        return
+
+    def shielded(*arguments: Any, **named: Any) -> Shareable:
+        try:
+            result = execute(*arguments, **named)
+        except UnsafeJobError:
+            raise
+        except Exception:  # no error in the log's sense: logs of errors may be sent away
+            executor.logger.warning("FedVeil: the executor raised", exc_info=True)
+            result = None
+        return result if isinstance(result, Shareable) else make_reply(ReturnCode.EXECUTION_EXCEPTION)
+
+    shielded.shielded = True  # type: ignore[attr-defined]
+    executor.execute = shielded
+    executor.fire_log_analytics = lambda *arguments: None  # what Client API code logs would go straight to the server

@@ -1,0 +1,130 @@
+"""Broadcasts and replies as FLARE's shareables, bit for bit.
+
+A task holds the model as weights, under the names that ``model.state_dict()`` has, and in its meta the public facts and
+the sites in the order of their partitions. A result is rebuilt from the protected releases alone, and marked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
+from nvflare.apis.shareable import Shareable
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.decomposers.numpy_decomposers import NumpyArrayDecomposer
+from nvflare.fuel.utils import fobs
+from torch import Tensor
+
+from fedveil.accounting import Release, count_of, model_of
+from fedveil.engines.messages import (
+    PUBLIC,
+    REPLY,
+    UnprotectedError,
+    mark_of,
+    metric_values,
+    public_values,
+    read_metrics,
+    read_public,
+    require_mark,
+    require_shared,
+)
+from fedveil.errors import FieldError
+from fedveil.layout import Layout
+from fedveil.methods import Broadcast, ClientSide, Releases
+
+SITES = "fedveil.sites"
+fobs.register(NumpyArrayDecomposer)  # a server's job without a FLARE persistor knows no arrays
+
+
+def write_broadcast(broadcast: Broadcast, layout: Layout, sites: Sequence[str]) -> Shareable:
+    """The data of a task."""
+    meta = {PUBLIC: public_values(broadcast), SITES: list(sites)}
+    task: Shareable = DXO(DataKind.WEIGHTS, _arrays(layout, broadcast.models[0]), meta).to_shareable()
+    task.set_header(AppConstants.CURRENT_ROUND, broadcast.public.round - 1)  # FLARE counts from 0
+    task.set_header(AppConstants.NUM_ROUNDS, broadcast.public.rounds)
+    return task
+
+
+def read_broadcast(task: Shareable, layout: Layout) -> tuple[Broadcast, list[str]]:
+    """What a task broadcasts, and the sites.
+
+    Raises
+    ------
+    FieldError
+        If the task does not come from `FedVeilController`, or for another layout.
+    """
+    dxo = _dxo(task, "task")
+    facts, sites = (dxo.meta or {}).get(PUBLIC), (dxo.meta or {}).get(SITES)
+    if not isinstance(facts, dict) or not isinstance(sites, list):
+        raise FieldError(PUBLIC, None, "is missing from the task: the server must run FedVeilController")
+    public, count = read_public(facts, layout)
+    if count != 1 or dxo.data_kind != DataKind.WEIGHTS:
+        raise FieldError("hypotheses", count, "under NVIDIA FLARE a task has the weights of one model")
+    if REPLY in dxo.meta:
+        raise FieldError(REPLY, "in a task", "is for replies")
+    return Broadcast(models=_vector(layout, dxo.data)[None], public=public), sites
+
+
+def read_trained(result: Shareable, layout: Layout, broadcast: Broadcast) -> Releases:
+    """What training code answered: the model (a difference is added to the broadcast one), count and metrics."""
+    dxo = _dxo(result, "result")
+    model = _vector(layout, dxo.data)
+    if dxo.data_kind == DataKind.WEIGHT_DIFF:
+        model = broadcast.models[0] + model
+    elif dxo.data_kind != DataKind.WEIGHTS:
+        raise FieldError("data_kind", dxo.data_kind, "must be the trained model: FLModel(params=model.state_dict())")
+    metrics = (dxo.meta or {}).get(MetaKey.INITIAL_METRICS)
+    return (Release("model", model), *read_metrics(metrics if isinstance(metrics, dict) else {}))
+
+
+def write_reply(releases: Releases, layout: Layout, client: ClientSide) -> Shareable:
+    """A result that holds the releases and nothing else."""
+    model = model_of(releases)
+    if model is None:
+        raise FieldError("releases", [r.kind for r in releases], "hold no model")
+    meta = {REPLY: mark_of(client, count_of(releases) is not None), MetaKey.INITIAL_METRICS: metric_values(releases)}
+    reply: Shareable = DXO(DataKind.WEIGHTS, _arrays(layout, model), meta).to_shareable()
+    return reply
+
+
+def read_reply(result: Shareable, layout: Layout, client: ClientSide) -> Releases:
+    """The releases of a marked result.
+
+    Raises
+    ------
+    UnprotectedError
+        If the filters did not run, or ran with another method than the server's.
+    """
+    dxo = _dxo(result, "result")
+    mark = (dxo.meta or {}).get(REPLY)
+    if not isinstance(mark, dict):
+        raise UnprotectedError(
+            "a result was not protected: put PrivacyFilter into the site's task data filters and ReleaseFilter last "
+            "into its task result filters, in its local/privacy.json or for the task by name"
+        )
+    counted = require_mark(mark, client)
+    metrics = dxo.meta.get(MetaKey.INITIAL_METRICS)
+    found = read_metrics(metrics if isinstance(metrics, dict) else {}, counted)
+    return (Release("model", _vector(layout, dxo.data)), *found)
+
+
+def _arrays(layout: Layout, vector: Tensor) -> dict[str, Any]:
+    return {name: view.contiguous().clone().numpy() for name, view in layout.views(vector.detach()).items()}
+
+
+def _vector(layout: Layout, arrays: Mapping[str, Any]) -> Tensor:
+    found = {name: torch.as_tensor(value) for name, value in arrays.items()}
+    require_shared(layout, {name: value.shape for name, value in found.items()})
+    return layout.flatten({name: found[name] for name in layout.names if name in found})
+
+
+def _dxo(shareable: Shareable, what: str) -> DXO:
+    try:
+        dxo = from_shareable(shareable)
+    except ValueError as error:
+        raise FieldError(what, shareable.get_return_code(), "must hold the weights of a model") from error
+    if not isinstance(dxo.data, dict):
+        raise FieldError(what, type(dxo.data).__name__, "must hold the weights of a model by name")
+    return dxo
