@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.importorskip("nvflare", reason="needs the `nvflare` extra")
+pytest.importorskip("nvflare.apis", reason="needs the `nvflare` extra")
