@@ -113,5 +113,4 @@ class NoisedPixels:
 class CosineInversion(RegionInversion):
     """The same by the other attack of the family, the direction of the update under total variation."""
 
-    images: ClassVar[int] = 3
     attack: ClassVar[Inversion] = Cosine(steps=400)
