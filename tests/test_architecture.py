@@ -1,6 +1,8 @@
 """What docs/architecture.md says of the rooms, read from the source alone."""
 
 import ast
+import subprocess
+import sys
 from collections import Counter
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -54,3 +56,9 @@ def test_nobody_above_the_methods_looks_into_one():
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
                 looked_into = ast.unparse(node.args[0]).split(".")[-1]
                 assert looked_into not in {"server", "client", "method", "side"}, f"{name}, line {node.lineno}"
+
+
+def test_no_file_of_the_package_is_hidden_from_the_linter():
+    command = [sys.executable, "-m", "ruff", "check", "--show-files", "."]
+    shown = subprocess.run(command, cwd=ROOT.parents[1], capture_output=True, text=True, check=True).stdout
+    assert {str(path) for path in ROOT.rglob("*.py")} <= set(shown.splitlines())

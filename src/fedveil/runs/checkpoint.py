@@ -12,11 +12,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from fedveil.config.folders import way_out
 from fedveil.engines import Federation
 from fedveil.engines.history import Best
 from fedveil.engines.states import pack, unpack
 from fedveil.errors import damaged
-from fedveil.config.folders import way_out
 from fedveil.runs.ledgers import write_atomic
 
 FILE = "round.safetensors"

@@ -12,19 +12,19 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedveil.config.options import fields_of
+from fedveil.config.sections import Data
 from fedveil.data import DataSet, Holding, federate, holdings, load, own_scale, warnings_of
 from fedveil.data.dealing import SCHEMES
 from fedveil.data.patches import Patches, learn_patches
 from fedveil.data.rings import RingFeatures, learn_rings
 from fedveil.errors import FieldError, require_non_negative
-from fedveil.config.options import fields_of
-from fedveil.runs.pretraining import keep_validation
-from fedveil.config.sections import Data
 from fedveil.learning import ClientData
 from fedveil.learning.learner import Scoring, scored_rows
 from fedveil.learning.losses import evaluating
 from fedveil.mechanisms import keyed_seed
 from fedveil.methods import Method
+from fedveil.runs.pretraining import keep_validation
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,8 @@ def check_fit(dealt: Dealt, method: Method, loss: str, model: str, module: nn.Mo
         raise FieldError(
             "local.loss",
             loss,
-            f"{dataset.name!r} has targets, no classes: use 'mse' or 'rmse'; where they are classes, store them as integers",
+            f"{dataset.name!r} has targets, no classes: use 'mse' or 'rmse'; "
+            "where they are classes, store them as integers",
         )
     if dataset.task == "segmentation":
         if dealt.public is not None and (lacking := dealt.unscored(method)):

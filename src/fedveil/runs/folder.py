@@ -11,13 +11,13 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
+from fedveil.config.experiment import Config
+from fedveil.config.folders import CONFIG, RUN, RUN_ID, refuse_used, require_begun, way_out
+from fedveil.config.loading import load
 from fedveil.engines import Federation
 from fedveil.errors import FieldError, LedgerError, damaged
 from fedveil.runs.checkpoint import Checkpoint
-from fedveil.config.experiment import Config
-from fedveil.config.folders import CONFIG, RUN, RUN_ID, refuse_used, require_begun, way_out
 from fedveil.runs.ledgers import LedgerFiles, Ledgers, append, make_folder, write_atomic
-from fedveil.config.loading import load
 from fedveil.runs.lock import FolderLock
 from fedveil.runs.summary import METRICS, METRICS_CSV, Row, parse_row, rows_csv
 
@@ -144,7 +144,8 @@ class RunFolder:
             raise FieldError(
                 "--resume",
                 str(self.path),
-                f"holds a run with another configuration (see {named}); leave what differs as it was, or start anew with another --out",
+                f"holds a run with another configuration (see {named}); "
+                "leave what differs as it was, or start anew with another --out",
             )
         try:
             self.run_id = str(json.loads((self.path / RUN_ID).read_bytes())["run_id"])

@@ -13,11 +13,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedveil.runs.ledgers import make_folder, write_atomic
 from fedveil.learning import ClientData
 from fedveil.learning.learner import Trainer
-from fedveil.learning.streams import Key
 from fedveil.learning.local import Trained
+from fedveil.learning.streams import Key
+from fedveil.runs.ledgers import make_folder, write_atomic
 
 LAST = 1  # the last round worth keeping: later ones start from models that the noise has told apart
 

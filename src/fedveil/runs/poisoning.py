@@ -13,8 +13,8 @@ from fedveil.config.experiment import Config
 from fedveil.config.options import fields_of
 from fedveil.engines import Federation
 from fedveil.engines.behaviour import Behaviour
-from fedveil.runs.deal import Dealt
 from fedveil.learning import ClientData
+from fedveil.runs.deal import Dealt
 
 
 @dataclass(frozen=True, eq=False)

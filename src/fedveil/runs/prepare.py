@@ -10,32 +10,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedveil.accounting.planning import ENOUGH
 from fedveil.accounting import Filter, LeakageFilter, ParticipationFilter, Spend, SpendFilter, delta_warning
-from fedveil.data import DataSet
+from fedveil.accounting.planning import ENOUGH
 from fedveil.attacks.participation import craft
+from fedveil.config.experiment import Config
+from fedveil.config.options import fields_of
+from fedveil.config.privacy import Budget
+from fedveil.data import DataSet
 from fedveil.engines import Execution, Federation
-from fedveil.engines.behaviour import Behaviour, Turn
 from fedveil.engines.assembly import require_fit, with_proximal_term
+from fedveil.engines.behaviour import Behaviour, Turn
 from fedveil.engines.probe import Probe
 from fedveil.errors import FedVeilError, FieldError
-from fedveil.config.experiment import Config
-from fedveil.runs.deal import Dealt, check_fit, deal_out, split_clients
-from fedveil.runs.ledgers import Ledgers
-from fedveil.runs.memo import Remembering
-from fedveil.config.options import fields_of
-from fedveil.runs.poisoning import Poisoning, poisoning_of
-from fedveil.runs.pretraining import first_model, pretraining_of
-from fedveil.runs.world import Shares, share_out
-from fedveil.config.privacy import Budget
 from fedveil.layout import Layout
 from fedveil.learning import LocalTraining, PrivateTrainer, SequentialTrainer, build_model, initial_models, make_trainer
 from fedveil.learning.learner import Learner, Trainer
 from fedveil.learning.metrics import DEFAULT
 from fedveil.learning.scores import region_mask
 from fedveil.mechanisms import keyed_seed
-from fedveil.methods import ClientSide, Method, RecordDP
-
+from fedveil.methods import ClientSide, Method
+from fedveil.runs.deal import Dealt, check_fit, deal_out, split_clients
+from fedveil.runs.ledgers import Ledgers
+from fedveil.runs.memo import Remembering
+from fedveil.runs.poisoning import Poisoning, poisoning_of
+from fedveil.runs.pretraining import first_model, pretraining_of
+from fedveil.runs.world import Shares, share_out
 
 # What accuracy hides where one of two classes is rare is measured unless metrics are named.
 TWO_CLASSES = (*DEFAULT["classes"], "macro_auc", "balanced_accuracy", "sensitivity", "specificity")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
@@ -11,14 +11,15 @@ from typing import Any, Protocol
 
 import torch
 
-from fedveil.engines import Federation, RoundRecord
-from fedveil.engines.probe import Probe
 from fedveil.config.experiment import Config
 from fedveil.config.folders import refuse_used
-from fedveil.runs.ledgers import Ledgers
+from fedveil.engines import Federation, RoundRecord
+from fedveil.engines.probe import Probe
+from fedveil.learning import evaluate
 from fedveil.runs.deal import data_digest
 from fedveil.runs.folder import UNNOISED, RunFolder, new_run_id
 from fedveil.runs.judging import begin, conclude
+from fedveil.runs.ledgers import Ledgers
 from fedveil.runs.prepare import Setup, prepare, resolve_device
 from fedveil.runs.summary import (
     REPRODUCIBLE,
@@ -30,7 +31,6 @@ from fedveil.runs.summary import (
     participations_of,
     row_of,
 )
-from fedveil.learning import evaluate
 
 
 class Progress(Protocol):

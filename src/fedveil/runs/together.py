@@ -24,7 +24,7 @@ def run_together(
     advance: Callable[[Row], None],
     like: Setup,
 ) -> list[Summary]:
-    """Run configurations that differ in seeds and in who takes part alone; each ends in the bits in which it would alone.
+    """Run configurations that differ in seeds and in who takes part alone; each ends in the bits it would have alone.
 
     Nothing is written, and ledgers live in memory. A run that ends early says why in its summary.
 

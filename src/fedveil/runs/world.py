@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from fedveil.attacks.participation.paper import SHADOW_NOISE, SHADOW_SHARE
-from fedveil.runs.pool import Pool, Proportions, proportions_of, strata_of
-from fedveil.config.world import DRAWN, World
 from fedveil.config.sections import Data
+from fedveil.config.world import DRAWN, World
 from fedveil.data import DataSet
 from fedveil.data.dealing import NATURAL
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData
 from fedveil.mechanisms import keyed_seed
 from fedveil.runs.deal import Dealt, clients_of
+from fedveil.runs.pool import Pool, Proportions, proportions_of, strata_of
 
 REFERENCE, LEAST = 200, 20  # examples on which nobody trains: wanted, and needed
 
