@@ -232,8 +232,10 @@ def test_a_softmax_at_the_end_and_a_run_that_measures_nothing_are_said():
     with pytest.warns(UserWarning, match="softmax"):
         federation = fv.Federation(model=nn.Sequential(nn.Linear(6, 2), nn.Softmax(1)), clients=DEALT)
     history = federation.run(rounds=1)
-    with pytest.warns(UserWarning, match="holds out"):
-        assert history.metrics is None
+    assert not history.metrics
+    with pytest.raises(fv.FieldError, match="holds out"):
+        history.metrics["accuracy"]
+    assert len(repr(history)) < 200
 
 
 def test_a_name_of_the_library_in_other_letters_is_suggested():

@@ -106,8 +106,8 @@ class Layout:
             raise FieldError(
                 "module",
                 type(module).__name__,
-                f"has buffers that are neither shared nor noised: {', '.join(found)}. Use GroupNorm or LayerNorm "
-                'instead of BatchNorm, or Layout.from_module(module, buffers="keep") to let each party keep its own',
+                f"has buffers that are neither shared nor noised: {', '.join(found)}. fedveil.learning.mend(model) "
+                'puts GroupNorm in the place of BatchNorm; buffers="keep" lets each party keep its own',
             )
         frozen = [name for name, p in parameters.items() if not p.requires_grad]
         entries = [(name, tuple(p.shape), p.dtype) for name, p in parameters.items() if p.requires_grad]

@@ -316,6 +316,9 @@ def _scores(
     federation: Federation, models: Tensor, shadow: ClientData, reference: ClientData | None
 ) -> dict[str, Tensor]:
     """One score a round of the attacks that need nothing but models and examples."""
+    if federation.own_buffers:
+        accepted = "these attacks model no client's own statistics: mend the model (fedveil.learning.mend)"
+        raise FieldError("buffers", "keep", accepted)
     learner, outsider = federation.learner, None if reference is None else models[0, 0]
     known = Knowledge(learner.model, federation.layout, learner.local.loss, shadow, reference, outsider)
     threat = ThreatModel("semi-honest client", frozenset({"models", "shadow", "reference"}))

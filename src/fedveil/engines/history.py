@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from warnings import warn
 
 import torch
 from torch import Tensor
 
 from fedveil.accounting import Filter, Guarantee, Ledger, total
 from fedveil.engines.party import Round
+from fedveil.errors import FieldError
 from fedveil.learning import Figures
 from fedveil.learning.learner import Task
 from fedveil.methods import Broadcast, Releases
@@ -101,8 +101,10 @@ class RoundRecord:
     round : Round
         Who took part, and the server's figures.
     metrics : dict of str to float, optional
-        Figures of the new models on all clients' held-out examples, pooled, by name. Measured by the experimenter in
-        one process: in a deployment these figures would be releases.
+        Figures of the new models on all clients' held-out examples, pooled, by name: every example counts the same.
+        Where clients keep statistics of their own, each one's examples are answered by the model with these, so that
+        the figure is a mean over clients and no single model's. Measured by the experimenter in one process: in a
+        deployment these figures would be releases.
     client_metrics : list of dict
         The same, client by client.
     client_scales : dict of int to tuple of float
@@ -130,7 +132,7 @@ class RoundRecord:
     validation: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class History:
     """What a run leaves in memory.
 
@@ -168,13 +170,33 @@ class History:
     validation: Guarantee | None = None
 
     @property
-    def metrics(self) -> Figures | None:
-        """Pooled metrics after the last round; None, and a warning, where no round or held-out example is."""
+    def metrics(self) -> Figures:
+        """Pooled metrics after the last round; empty where nothing was measured, and a figure asked of it says why."""
         found = self.rounds[-1].metrics if self.rounds else None
-        if found is None and (self.rounds or self.stopped):
-            why = "no client holds out examples; give (x, y, test_x, test_y)" if self.rounds else self.stopped
-            warn(f"nothing is measured: {why}", stacklevel=2)
-        return found
+        why = (
+            "no client holds out examples: give (x, y, test_x, test_y)"
+            if self.rounds
+            else self.stopped or "no round ran"
+        )
+        return Unmeasured(why) if found is None else found
+
+    def __repr__(self) -> str:
+        figures = ", ".join(f"{name} {value:.3g}" for name, value in self.metrics.items() if name != "examples")
+        return (
+            f"<History of {len(self.rounds)} rounds: {figures or 'nothing measured'}; {self.guarantee.describe(1e-5)}>"
+        )
+
+
+class Unmeasured(dict[str, float]):
+    """No figures, and why."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__()
+        self.why = why
+
+    def __missing__(self, name: str) -> float:
+        """Refuse a figure that was not measured."""
+        raise FieldError(f"metrics[{name!r}]", None, self.why)
 
 
 def total_of(ledger: Ledger) -> Guarantee:

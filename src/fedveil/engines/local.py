@@ -68,7 +68,9 @@ class Federation:
     public_data : ClientData or tuple, optional
         Public examples on which FedRE's server scores models, and FLTrust's trains.
     buffers : {"refuse", "keep"}
-        Policy of the layout for batch-norm statistics and counters.
+        What becomes of batch-norm statistics and counters: refuse the model (`fedveil.learning.mend` repairs it), or
+        keep each client's with that client, from round to round, in its ``clients[i].buffers``. Each is then measured
+        with its own; one that has not trained yet has the model's.
     client_budgets : callable, optional
         ``partition -> SpendFilter``, one filter a client.
     server_budget : SpendFilter, optional
@@ -187,11 +189,19 @@ class Federation:
         )
         if (stopping is None) != (not validation_clients):
             raise FieldError("stopping", stopping, "goes together with validation_clients: give both or none")
+        if stopping is not None and self.own_buffers:
+            accepted = "validation clients never train, and so have no statistics: use fedveil.learning.mend(model)"
+            raise FieldError("buffers", buffers, accepted)
         self.validators: Validators | None = None
         if stopping is not None:
             held = [as_client(c, f"validation_clients[{i}]") for i, c in enumerate(validation_clients)]
             self.validators = Validators(stopping, held, self.learner, self.server, self.source, self._ledgers, seed)
         self.models, self.round = starts, 0
+
+    @property
+    def own_buffers(self) -> frozenset[str]:
+        """Names of the statistics and counters that each client keeps."""
+        return frozenset(dict(self.learner.model.named_buffers())) & set(self.layout.kept)
 
     @property
     def stopped(self) -> str:
@@ -266,6 +276,9 @@ class Federation:
 
     def collect(self, asked: Asked, learned: Sequence[Learned | Exception]) -> Collected:
         """Let the clients that trained (in the order of `asked.partitions`) protect what they send."""
+        for partition, outcome in zip(asked.partitions, learned, strict=True):
+            if isinstance(outcome, Learned) and outcome.trained.buffers:
+                self.clients[partition] = replace(self.clients[partition], buffers=outcome.trained.buffers)
         return self._replying.collect(asked, learned)
 
     def close(self, asked: Asked, collected: Collected) -> RoundRecord:
@@ -390,6 +403,8 @@ class Federation:
         """
         if models.shape != self.models.shape or models.dtype != self.models.dtype:
             raise FieldError("checkpoint", tuple(models.shape), f"does not fit this model: {tuple(self.models.shape)}")
+        if self.own_buffers and round_:
+            raise FieldError("buffers", "keep", "no checkpoint holds the clients' own statistics: start a new run")
         if (best is None) != (self.validators is None):
             raise FieldError("stopping", best, "the checkpoint and this run disagree on whether there is validation")
         if self.validators is not None and best is not None:

@@ -49,7 +49,7 @@ def choose(model: nn.Module, layout: Layout, models: Tensor, data: ClientData, l
         return 0
     function, losses = loss_of(loss), []
     for vector in models:
-        outputs = predict(model, layout, vector, data.x, batch=1024)
+        outputs = predict(model, layout, vector, data.x, batch=1024, buffers=data.buffers)
         losses.append(float(function(outputs.to(torch.float64), data.y)))
     kept = [j for j, value in enumerate(losses) if value == value]
     if not kept:
@@ -72,6 +72,8 @@ def choose_each(
     """
     if len(models) == 1:
         return [0] * len(clients)
+    if any(client.buffers for client in clients):  # each has a model of its own
+        return [_alone(model, layout, models, client, loss) for client in clients]
     answers: list[int | Exception] = []
     for block in _blocks(clients):
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -28,6 +29,9 @@ class ClientData:
         For reports.
     masks : Tensor, optional
         bool [N, H, W], the privacy-sensitive pixels of each image of x, for methods that score layers on them.
+    buffers : mapping of str to Tensor, optional
+        Running statistics and counters that the client keeps to itself (``Federation(buffers="keep")``). Default: the
+        model's own.
 
     Raises
     ------
@@ -41,6 +45,7 @@ class ClientData:
     test_y: Tensor | None = None
     name: str = ""
     masks: Tensor | None = None
+    buffers: Mapping[str, Tensor] | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained on."""

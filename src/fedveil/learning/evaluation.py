@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,13 @@ from fedveil.learning.metrics import metrics, metrics_of_groups
 
 
 def evaluate(
-    model: nn.Module, layout: Layout, vector: Tensor, x: Tensor, y: Tensor, names: Sequence[str] | None = None
+    model: nn.Module,
+    layout: Layout,
+    vector: Tensor,
+    x: Tensor,
+    y: Tensor,
+    names: Sequence[str] | None = None,
+    buffers: Mapping[str, Tensor] | None = None,
 ) -> Figures:
     """Measure one model.
 
@@ -32,6 +38,8 @@ def evaluate(
         [N, ...] each; int64 classes make it a classification, floating-point targets a regression.
     names : sequence of str, optional
         Of `METRICS`; by default the task's usual ones.
+    buffers : mapping of str to Tensor, optional
+        In the place of the module's own.
 
     Returns
     -------
@@ -40,7 +48,7 @@ def evaluate(
     """
     if len(x) != len(y):
         raise FieldError("y", len(y), f"must be as long as x, which has {len(x)} rows")
-    return metrics(predict(model, layout, vector, x), y, names) if len(x) else {"examples": 0}
+    return metrics(predict(model, layout, vector, x, buffers=buffers), y, names) if len(x) else {"examples": 0}
 
 
 def evaluate_clients(
@@ -52,6 +60,8 @@ def evaluate_clients(
     names: Sequence[str] | None = None,
 ) -> tuple[list[Figures], Figures]:
     """Measure each client's hypothesis on what the client held out, and all of it together.
+
+    A client with statistics of its own (`ClientData.buffers`) is answered by the model with these.
 
     Parameters
     ----------
@@ -84,14 +94,15 @@ def evaluate_clients(
     if not holders:
         return [{"examples": 0} for _ in clients], {"examples": 0}
     outputs: dict[int, Tensor] = {}
-    for j, vector in enumerate(models):
-        members = [i for i in holders if chosen[i] == j]
-        if members:
-            together = predict(model, layout, vector, torch.cat([_held_out(clients[i])[0] for i in members]))
-            outputs |= zip(members, torch.split(together, [sizes[i] for i in members]), strict=True)
+    alike: dict[tuple[int, int | None], list[int]] = {}  # by hypothesis, and apart where a client has its own buffers
     for i in holders:
-        if i not in outputs:
+        if not 0 <= chosen[i] < len(models):
             raise FieldError("chosen", chosen[i], f"must be the index of one of {len(models)} hypotheses")
+        alike.setdefault((chosen[i], i if clients[i].buffers else None), []).append(i)
+    for (j, _), members in alike.items():
+        x, own = torch.cat([_held_out(clients[i])[0] for i in members]), clients[members[0]].buffers
+        together = predict(model, layout, models[j], x, buffers=own)
+        outputs |= zip(members, torch.split(together, [sizes[i] for i in members]), strict=True)
     every, y = torch.cat([outputs[i] for i in holders]), torch.cat([_held_out(clients[i])[1] for i in holders])
     return metrics_of_groups(every, y, sizes, names), metrics(every, y, names)
 

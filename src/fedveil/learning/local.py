@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -110,6 +111,8 @@ class Trained:
         The noise inside `model`, where the trainer added some.
     failure : Exception, optional
         Why `model` holds noise alone; for the client's own log.
+    buffers : mapping of str to Tensor, optional
+        The running statistics and counters that training left, where the layout keeps such with each client.
     """
 
     model: Tensor
@@ -117,6 +120,7 @@ class Trained:
     loss: float
     noised: NoisySteps | None = None
     failure: Exception | None = None
+    buffers: Mapping[str, Tensor] | None = None
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
@@ -126,7 +126,15 @@ def evaluating(module: nn.Module) -> Iterator[nn.Module]:
             part.training = training
 
 
-def predict(module: nn.Module, layout: Layout, vector: Tensor, x: Tensor, *, batch: int = 512) -> Tensor:
+def predict(
+    module: nn.Module,
+    layout: Layout,
+    vector: Tensor,
+    x: Tensor,
+    *,
+    batch: int = 512,
+    buffers: Mapping[str, Tensor] | None = None,
+) -> Tensor:
     """Outputs of a module under other parameters; the module itself stays as it is.
 
     Parameters
@@ -141,6 +149,8 @@ def predict(module: nn.Module, layout: Layout, vector: Tensor, x: Tensor, *, bat
         [N, ...] with N at least 1.
     batch : int
         Examples at once.
+    buffers : mapping of str to Tensor, optional
+        In the place of the module's own.
 
     Returns
     -------
@@ -149,6 +159,7 @@ def predict(module: nn.Module, layout: Layout, vector: Tensor, x: Tensor, *, bat
     """
     some = next(module.parameters())
     parameters = {name: fast_format(value.to(some.device)) for name, value in layout.unflatten(vector).items()}
+    parameters |= {name: value.to(some.device) for name, value in (buffers or {}).items()}
     outputs = []
     with evaluating(module), torch.no_grad():
         for part in torch.split(x, batch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 
@@ -33,7 +33,7 @@ class SequentialTrainer:
     ----------
     model : torch.nn.Module
         Copied; the caller's model is never changed. Frozen parameters stay. Buffers (running means and the like)
-        start from the model's own in every round and for every client, and are dropped afterwards.
+        start from the client's own, or else from the model's; those that the layout keeps are in what `train` returns.
     layout : Layout
         Of the model.
     local : LocalTraining
@@ -81,6 +81,7 @@ class SequentialTrainer:
             raise FieldError("layout", missing[0], "is no parameter of the model: take Layout.from_module(model)")
         self._parameters = [every[name] for name in layout.names]
         self._buffers = {name: b.detach().clone() for name, b in self._model.named_buffers()}
+        self._kept = sorted(self._buffers.keys() & set(layout.kept))
         self._loss = loss_of(local.loss)
 
     def train(self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]) -> list[Trained | Exception]:
@@ -118,7 +119,7 @@ class SequentialTrainer:
     def _train(self, start: Tensor, client: ClientData, key: Key) -> Trained:
         if not client.examples:
             return Trained(start.detach().clone(), 0, 0.0)
-        self._reset(start)
+        self._reset(start, client.buffers)
         local, model, step, total = self.local, self._model, 0, 0.0
         steps = local.epochs * math.ceil(client.examples / local.batch_size)
         optimizer = self._optimizer(local.lr)
@@ -146,7 +147,9 @@ class SequentialTrainer:
         found = self.layout.read(model).cpu()
         if local.keep < 1:
             found = start + _longest(found - start, local.keep)
-        return Trained(found, client.examples, total / client.examples)
+        state = model.state_dict() if self._kept else {}
+        own = {name: state[name].detach().cpu().clone() for name in self._kept} or None
+        return Trained(found, client.examples, total / client.examples, buffers=own)
 
     def _moved(self, start: Tensor) -> float:
         return float((self.layout.read(self._model).cpu() - start).norm())
@@ -170,11 +173,11 @@ class SequentialTrainer:
         self._write(check_hook(self.hook(torch.stack(rows), info), rows[0]))
         return torch.stack(losses).mean()
 
-    def _reset(self, start: Tensor) -> None:
+    def _reset(self, start: Tensor, buffers: Mapping[str, Tensor] | None = None) -> None:
         self.layout.load(self._model, start.to(self._device))
-        for name, value in self._buffers.items():
+        for name, value in {**self._buffers, **(buffers or {})}.items():
             owner, _, leaf = name.rpartition(".")
-            setattr(self._model.get_submodule(owner), leaf, value.clone())
+            setattr(self._model.get_submodule(owner), leaf, value.to(self._device, copy=True))
         self._model.zero_grad()
         self._model.train()
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from logging import WARNING, getLogger
 from time import perf_counter
 from typing import Any
 
-from flwr.app import Context, Message, MetricRecord, RecordDict, UserConfig
+import torch
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
@@ -33,6 +35,7 @@ from fedveil.learning.learner import Learner
 from fedveil.methods import Method
 
 _LOG = getLogger("flwr")
+BUFFERS = "fedveil.buffers"  # in the node's context: nothing of it is sent
 
 
 def learner_client_app(
@@ -77,7 +80,7 @@ def learner_client_app(
         partition = partition_of(context)
         if partition >= len(clients):
             raise FieldError("partition-id", partition, f"there is data for partitions 0 to {len(clients) - 1}")
-        return partition, clients[partition]
+        return partition, with_buffers(clients[partition], context)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -92,6 +95,9 @@ def learner_client_app(
         if isinstance(learned, Exception):
             raise learned
         trained = learned.trained
+        if trained.buffers:
+            own = {name: Array(value.numpy()) for name, value in trained.buffers.items()}
+            context.state[BUFFERS] = ArrayRecord(own)
         model = trained.model if behaviour is None else crafted(behaviour, partition, broadcast, learned, (partition,))
         content = RecordDict(
             {
@@ -108,12 +114,20 @@ def learner_client_app(
         models, figures = read_broadcast(message.content, layout).models, Figures()
         if client.test_x is not None and client.test_y is not None:
             chosen = choose(learner.model, layout, models, client, learner.local.loss)
-            found = evaluate(learner.model, layout, models[chosen], client.test_x, client.test_y)
+            found = evaluate(learner.model, layout, models[chosen], client.test_x, client.test_y, None, client.buffers)
             figures = {name: found[name] for name in ("loss", "accuracy") if name in found}
         metrics = MetricRecord({COUNT: client.held_out, **figures})
         return Message(RecordDict({METRICS: metrics}), reply_to=message)
 
     return app
+
+
+def with_buffers(client: ClientData, context: Context) -> ClientData:
+    """A client with the statistics that its node keeps, if it keeps any."""
+    record = context.state.get(BUFFERS)
+    if not isinstance(record, ArrayRecord):
+        return client
+    return replace(client, buffers={name: torch.from_numpy(a.numpy()) for name, a in record.items()})
 
 
 class FlowerFederation(Federation):
@@ -261,7 +275,8 @@ class FlowerFederation(Federation):
 
     def _collect(self) -> None:
         """Bring the parties up to date with what the nodes remember."""
-        for partition in self.grid().contexts:
+        for partition, context in self.grid().contexts.items():
+            self.clients[partition] = with_buffers(self.clients[partition], context)
             memory = self._memory(partition)
             kept = (self._elsewhere or {}).get(str(partition))
             ledger = memory.ledger(self._run_id, partition) if kept is None else kept[0]
