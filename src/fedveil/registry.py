@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from functools import cached_property
+from importlib.metadata import EntryPoint, entry_points
 from typing import TypeVar
 
 from fedveil.errors import FieldError, nearest
@@ -10,7 +12,7 @@ from fedveil.errors import FieldError, nearest
 T = TypeVar("T")
 
 
-class Registry(dict[str, T]):
+class Registry(MutableMapping[str, T]):
     """Named things of one kind.
 
     A class or function of yours joins by its decorator, before the configuration that names it is read::
@@ -25,11 +27,12 @@ class Registry(dict[str, T]):
         The key or option that names one, for refusals.
     known : mapping of str
         Those that FedVeil brings.
+    group : str
+        Of entry points. Every one of an installed package joins under its own name, and is imported when it is used.
     """
 
-    def __init__(self, field: str, known: Mapping[str, T]) -> None:
-        super().__init__(known)
-        self.field = field
+    def __init__(self, field: str, known: Mapping[str, T], group: str = "") -> None:
+        self.field, self._group, self._own = field, group, known
 
     def register(self, name: str) -> Callable[[T], T]:
         """A decorator that adds what it is put on.
@@ -59,3 +62,44 @@ class Registry(dict[str, T]):
         if name not in self:
             raise FieldError(self.field, name, nearest(name, self))
         return self[name]
+
+    def package(self, name: str) -> str:
+        """The installed package whose entry point has this name; empty for one of FedVeil or of this process."""
+        entry = self._entries.get(name)
+        return entry.dist.name if entry is not None and entry.dist is not None else ""
+
+    @cached_property
+    def _entries(self) -> dict[str, EntryPoint]:
+        return {one.name: one for one in (entry_points(group=self._group) if self._group else ())}
+
+    @cached_property
+    def _known(self) -> dict[str, T | EntryPoint]:
+        for name in self._entries.keys() & self._own.keys():
+            raise FieldError(self.field, name, f"is FedVeil's own; {self.package(name)} has to call its own otherwise")
+        return {**self._own, **self._entries}
+
+    def __getitem__(self, name: str) -> T:
+        thing = self._known[name]
+        if not isinstance(thing, EntryPoint):
+            return thing
+        try:
+            loaded: T = thing.load()
+        except (ImportError, AttributeError) as error:
+            raise FieldError(self.field, name, f"of {self.package(name)} cannot be imported: {error}") from error
+        self._known[name] = loaded
+        return loaded
+
+    def __setitem__(self, name: str, thing: T) -> None:
+        self._known[name] = thing
+
+    def __delitem__(self, name: str) -> None:
+        del self._known[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._known
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)

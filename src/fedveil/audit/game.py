@@ -103,7 +103,7 @@ class Game(Protocol[Found]):
         """Verdicts from finished runs."""
 
 
-GAMES: Registry[type[Game[Judgement]]] = Registry("--game", {})
+GAMES: Registry[type[Game[Judgement]]] = Registry("--game", {}, group="fedveil.games")
 
 
 def game_of(config: Config, name: str | None = None, attacks: Sequence[str] = (), **options: Any) -> Game[Judgement]:

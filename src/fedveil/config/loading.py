@@ -6,6 +6,8 @@ import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from importlib import resources
+from importlib.metadata import entry_points
+from importlib.resources.abc import Traversable
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -19,14 +21,20 @@ if TYPE_CHECKING:  # a mistyped path is refused before PyTorch is there
 
 def presets() -> dict[str, str]:
     """The packaged presets: name and the first sentence of their comment."""
-    folder = resources.files("fedveil.config") / "presets"
     found = {}
-    for file in folder.iterdir():
-        if file.name.endswith(".toml"):
-            lines = takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
-            text = " ".join(line.lstrip("# ") for line in lines)
-            found[file.name.removesuffix(".toml")] = re.split(r"(?<=\.) ", text)[0]
+    for name, file in _packaged().items():
+        lines = takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
+        text = " ".join(line.lstrip("# ") for line in lines)
+        found[name] = re.split(r"(?<=\.) ", text)[0]
     return dict(sorted(found.items()))
+
+
+def _packaged() -> dict[str, Traversable]:
+    """The presets' files: FedVeil's, and those in the folder ``presets`` of packages that an entry point names."""
+    packages = [one.value for one in entry_points(group="fedveil.presets")]
+    folders = [resources.files(package) / "presets" for package in (*packages, "fedveil.config")]
+    files = [file for folder in folders for file in folder.iterdir()]
+    return {file.name.removesuffix(".toml"): file for file in files if file.name.endswith(".toml")}
 
 
 def load(where: str | Path, assignments: Sequence[str] = (), **overrides: Any) -> Config:
@@ -151,10 +159,9 @@ def _text(where: str | Path) -> tuple[str, str]:
             return path.read_text(encoding="utf-8"), str(path)
     except (OSError, UnicodeDecodeError) as error:
         raise FieldError("CONFIG", str(where), f"cannot be read: {error}") from error
-    known = presets()
+    known = _packaged()
     if str(where) in known:
-        file = resources.files("fedveil.config") / "presets" / f"{where}.toml"
-        return file.read_text(encoding="utf-8"), f"preset {where}"
+        return known[str(where)].read_text(encoding="utf-8"), f"preset {where}"
     accepted = f"is neither a file nor a run folder nor a preset; {nearest(str(where), known)}"
     raise FieldError("CONFIG", str(where), accepted)
 

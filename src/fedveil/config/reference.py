@@ -152,9 +152,15 @@ def pages() -> str:
         for label, registry in _REGISTRIES.get(title, ()):
             for name, (told, options) in registry().items():
                 shown = _table(_of_owner(told, options)) if options else ["No keys of its own.", ""]
-                lines += [f"### {label} `{name}`", "", *shown]
+                lines += [f"### {label} `{name}`{_brought(label, name)}", "", *shown]
                 lines += _for_flower(name, options) if label == "method" else []
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _brought(label: str, name: str) -> str:
+    """The package that brings a data set or model, where that is another than FedVeil."""
+    package = _PACKAGES[label](name) if label in _PACKAGES else ""
+    return f" (package `{package}`)" if package else ""
 
 
 def _for_flower(name: str, options: Mapping[str, Option]) -> list[str]:
@@ -255,6 +261,7 @@ _SECTIONS: list[tuple[str, str, Any]] = [
     ("malicious", "malicious", Malicious),
     ("world", "world", World),
 ]
+_PACKAGES: Mapping[str, Callable[[str], str]] = {"data set": SOURCES.package, "model": MODELS.package}
 Named = dict[str, tuple[Any, Mapping[str, Option]]]
 _REGISTRIES: dict[str, list[tuple[str, Callable[[], Named]]]] = {
     "data": [

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class Later:
-    """A function of this room that is imported, and PyTorch with it, when it is called or its signature is read.
+    """A function that is imported, and PyTorch with it, when it is called or its signature is read.
 
     Parameters
     ----------
     place : str
-        ``module:function``.
+        ``package.module:function``.
     """
 
     def __init__(self, place: str) -> None:
@@ -33,7 +33,7 @@ class Later:
     @property
     def __wrapped__(self) -> Callable[..., Any]:
         module, _, name = self._place.partition(":")
-        function: Callable[..., Any] = getattr(import_module(f"fedveil.data.{module}"), name)
+        function: Callable[..., Any] = getattr(import_module(module), name)
         return function
 
     def __call__(self, **options: Any) -> Any:
@@ -96,45 +96,56 @@ SOURCES: Registry[SourceInfo] = Registry(
     "data.name",
     {
         "digits": SourceInfo(
-            "handwritten digits, 8x8 grey, 10 classes", "1,797 images", "CC BY 4.0", Later("bundled:load_digits")
+            "handwritten digits, 8x8 grey, 10 classes",
+            "1,797 images",
+            "CC BY 4.0",
+            Later("fedveil.data.bundled:load_digits"),
         ),
         "breast-cancer": SourceInfo(
-            "30 measurements of cells, 2 classes", "569 rows", "CC BY 4.0", Later("bundled:load_breast_cancer")
+            "30 measurements of cells, 2 classes",
+            "569 rows",
+            "CC BY 4.0",
+            Later("fedveil.data.bundled:load_breast_cancer"),
         ),
         "npz": SourceInfo(
-            "your own arrays: x_train and y_train in one npz file", "any", "yours", Later("arrays:load_npz")
+            "your own arrays: x_train and y_train in one npz file",
+            "any",
+            "yours",
+            Later("fedveil.data.arrays:load_npz"),
         ),
-        "folder": SourceInfo("your own images: a folder a class", "any", "yours", Later("folder:load_folder")),
-        "table": SourceInfo("your own table: CSV or parquet", "any", "yours", Later("table:load_table")),
+        "folder": SourceInfo(
+            "your own images: a folder a class", "any", "yours", Later("fedveil.data.folder:load_folder")
+        ),
+        "table": SourceInfo("your own table: CSV or parquet", "any", "yours", Later("fedveil.data.table:load_table")),
         "huggingface": SourceInfo(
-            "a Hugging Face data set saved on disk", "any", "yours", Later("huggingface:load_huggingface")
+            "a Hugging Face data set saved on disk", "any", "yours", Later("fedveil.data.huggingface:load_huggingface")
         ),
         "documents": SourceInfo(
             "your own pages with masks of what was tampered with (T-SROIE, DocTamper), a class a pixel",
             "any",
             "yours",
-            Later("documents:load_documents"),
+            Later("fedveil.data.documents:load_documents"),
         ),
         "leaf": SourceInfo(
             "your own files of LEAF's form, such as FEMNIST: JSON with the examples of every user",
             "any",
             "yours",
-            Later("leaf:load_leaf"),
+            Later("fedveil.data.leaf:load_leaf"),
             natural=True,
         ),
         "mixture": SourceInfo(
             "made-up users of two kinds, a line each (regression)",
             "2,000 rows",
             "none needed",
-            Later("mixture:load_mixture"),
+            Later("fedveil.data.mixture:load_mixture"),
             natural=True,
         ),
         "alzheimer": SourceInfo(
             "Alzheimer MRI slices, 128x128 grey, 4 classes",
             "6,400 images",
             "ODbL",
-            Later("alzheimer:load_alzheimer"),
-            Later("alzheimer:prepare_alzheimer"),
+            Later("fedveil.data.alzheimer:load_alzheimer"),
+            Later("fedveil.data.alzheimer:prepare_alzheimer"),
             files.prepared_alzheimer,
             files=((files.ALZHEIMER_FILE,),),
             official=files.ALZHEIMER_OFFICIAL,
@@ -143,7 +154,7 @@ SOURCES: Registry[SourceInfo] = Registry(
             "blood cells, 28x28 colour, 8 classes",
             "17,092 images",
             "CC BY 4.0",
-            Later("named:load_bloodmnist"),
+            Later("fedveil.data.named:load_bloodmnist"),
             files=((files.BLOOD_FILE, files.REBUILT_BLOOD_FILE),),
             official=files.BLOOD_OFFICIAL,
         ),
@@ -151,7 +162,7 @@ SOURCES: Registry[SourceInfo] = Registry(
             "MNIST digits with their 539 writers, 28x28 grey, 10 classes",
             "70,000 images",
             "CC BY-SA 3.0",
-            Later("named:load_mnist_by_writer"),
+            Later("fedveil.data.named:load_mnist_by_writer"),
             files=((files.WRITERS_FILE,),),
             official=files.WRITERS_OFFICIAL,
             natural=True,
@@ -160,7 +171,7 @@ SOURCES: Registry[SourceInfo] = Registry(
             "payments to American hospitals by condition and place (regression)",
             "163,065 rows",
             files.CMS_LICENCE,
-            Later("cms:load_cms_inpatient"),
+            Later("fedveil.data.cms:load_cms_inpatient"),
             files=((files.INPATIENT_FILE,), (files.PROVIDERS_FILE,)),
             official=files.INPATIENT_OFFICIAL,
             natural=True,
@@ -169,7 +180,7 @@ SOURCES: Registry[SourceInfo] = Registry(
             "the same for outpatient services (regression)",
             "43,372 rows",
             files.CMS_LICENCE,
-            Later("cms:load_cms_outpatient"),
+            Later("fedveil.data.cms:load_cms_outpatient"),
             files=((files.OUTPATIENT_FILE,), (files.PROVIDERS_FILE,)),
             official=files.OUTPATIENT_OFFICIAL,
             natural=True,
@@ -178,7 +189,7 @@ SOURCES: Registry[SourceInfo] = Registry(
             "scanned receipts with forged words, a class a pixel",
             "200 receipts",
             "CC BY 4.0",
-            Later("sroie:load_sroie"),
+            Later("fedveil.data.sroie:load_sroie"),
             files=((files.SROIE_FILE,),),
             official=files.SROIE_OFFICIAL,
             natural=True,
@@ -187,11 +198,12 @@ SOURCES: Registry[SourceInfo] = Registry(
             "photographs, 32x32 colour, 10 classes",
             "13,000 images",
             "none stated",
-            Later("named:load_cifar10_subset"),
+            Later("fedveil.data.named:load_cifar10_subset"),
             files=((files.CIFAR_FILE,),),
             official=files.CIFAR_OFFICIAL,
         ),
     },
+    group="fedveil.sources",
 )
 
 

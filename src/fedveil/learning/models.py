@@ -163,6 +163,7 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
         "sharpness": sharpness,
         "efficientnet_b0": efficientnet_b0,
     },
+    group="fedveil.models",
 )
 
 
