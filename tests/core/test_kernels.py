@@ -95,14 +95,35 @@ def test_close_models_of_many_columns(n, spread):
 @pytest.mark.parametrize("n", [3, 9, 140])  # subtracted; one tile of products; two
 @pytest.mark.parametrize("value", [0.1, 0.7, 0.9])
 def test_columns_that_hold_the_same_number_do_not_drift(n, value):
-    # all their squares are rounded alike: a float32 sum of 40,000 of them is off by 3e-5
     models = (value * torch.arange(n, dtype=torch.float64)[:, None] * torch.ones(40_000)).float()
     expected = naive(models)
     assert worst(squared_distances(models).sqrt().numpy(), expected) < 3e-6
     layout = Layout.from_shapes({"w": (40_000,)})
     assert max_pairwise_distance(models, layout) == pytest.approx(expected.max(), rel=1e-9)
-    ones = torch.full((2, 40_000), value)
-    assert abs(float((ones @ ones.T)[0, 1]) / float(ones[0].double() @ ones[1].double()) - 1) > 6e-6  # what drifts
+
+
+def one_by_one(left, right):
+    """Products of [k, h, c] and [k, c, m] in float32, columns added in one chain, each sum rounded once (FMA).
+
+    No processor rounds worse: they add several shorter chains, of lengths of their own.
+    """
+    total = torch.zeros(left.shape[0], left.shape[1], right.shape[2])
+    for i in range(left.shape[2]):
+        total = (total + left[:, :, i, None].double() * right[:, i, None].double()).float()
+    return total
+
+
+@pytest.mark.parametrize("n", [9, 140])
+@pytest.mark.parametrize("value", [0.1, 0.7, 0.9])
+def test_nor_do_they_where_a_processor_adds_one_by_one(monkeypatch, n, value):
+    # all products are rounded alike, and the chain drifts off
+    models = (value * torch.arange(n, dtype=torch.float64)[:, None] * torch.ones(2048)).float()
+    ones = models[1:3][None]
+    drifted = one_by_one(ones, ones.mT)[0, 0, 1].double() / (ones[0, 0].double() @ ones[0, 1].double())
+    assert abs(drifted - 1) > 1e-5
+    product = torch.bmm
+    monkeypatch.setattr(torch, "bmm", lambda a, b: one_by_one(a, b) if a.dtype == torch.float32 else product(a, b))
+    assert worst(squared_distances(models).sqrt().numpy(), naive(models)) < 3e-6
 
 
 def test_models_far_from_zero_and_close_to_each_other():

@@ -1,9 +1,10 @@
 """Squared distances between the rows of [n, d]: a centred Gram matrix in float32, column block by column block.
 
-A raw Gram matrix cancels for close models, so every block is centred first. Its product is in float32, a thousand
-columns at a time, and products are added up in float64: next to the largest distance the error is about 1e-7, and
-below 3e-6 even where all columns hold the same number. Scratch is one block of columns and the matrix itself, never a
-second [n, d].
+A raw Gram matrix cancels for close models, so every block is centred first. Its product is in float32, 128 columns at
+a time, and products are added up in float64: next to the largest distance the error is about 1e-7, and below 3e-6 even
+where all columns hold the same number and a processor adds them one by one. (A float32 product adds up to as many
+numbers in one chain as it has columns, how many depends on the processor; 128 are a chain on all of them.) Scratch is
+one block of columns and the matrix itself, never a second [n, d].
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ DIRECT = 8  # up to this many rows, pairs are subtracted: faster than a product
 _ELEMENTS = 1 << 18  # of a column block, which then stays in the cache
 _COLUMNS = (1 << 11, 1 << 15)  # the least and the most columns of a block, whatever the number of rows
 _TILE = 128  # rows of a product at a time: nothing is computed below the diagonal's tiles
-_DEPTH = 1 << 10  # columns of a float32 product: like numbers are all rounded alike, and their longer sums drift off
+_DEPTH = 1 << 7  # columns of a float32 product: like numbers are all rounded alike, and their longer sums drift off
 _PLAIN = (1e-24, 1e24)  # squared lengths whose terms neither vanish nor overflow in float32
 
 Stacks = tuple[Tensor, ...]
