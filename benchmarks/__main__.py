@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,16 +11,18 @@ from typing import Any
 import torch
 
 from benchmarks import figures, page
-from benchmarks.compare import compare, environment
+from benchmarks.compare import compare
 from benchmarks.curves import curves
 from benchmarks.footprint import footprint
+from benchmarks.kernels import kernels
 from benchmarks.layer_scores import layer_scores
 from benchmarks.limits import limits
+from benchmarks.noise import noise
 from benchmarks.paper_cnn import paper_cnn
+from benchmarks.per_example import per_example
 from benchmarks.records import FOLDER, ROOT, read, write
 from benchmarks.trainers import trainers
 
-SCRIPTS = ("noise", "kernels", "per_example")  # write their own files
 ON_GPU = ("engines", "cnn")
 DATA = dict.fromkeys(("engines", "limits", "footprint"), "scikit-learn's digits (W1), random (W2)")
 
@@ -53,11 +53,6 @@ def main() -> None:
 
 def measure(part: str, device: str, quick: bool, folder: Path, say: Callable[[str], None]) -> None:
     """Measure one part and write its file."""
-    if part in SCRIPTS:
-        if not quick:
-            script = ROOT / "benchmarks" / f"{part}.py"
-            subprocess.run([sys.executable, str(script)], cwd=ROOT, env=environment(), check=True)
-        return
     made: dict[str, Callable[[], dict[str, Any]]] = {
         "engines": lambda: compare(device, quick, say),
         "footprint": lambda: footprint(quick, say),
@@ -66,6 +61,9 @@ def measure(part: str, device: str, quick: bool, folder: Path, say: Callable[[st
         "cnn": lambda: paper_cnn(device, quick, say),
         "trainers": lambda: trainers(quick, say),
         "scores": lambda: layer_scores(quick, say),
+        "noise": lambda: noise(quick),
+        "kernels": lambda: kernels(quick),
+        "per_example": lambda: per_example(quick, say),
     }
     write(part, made[part](), data=DATA.get(part, "random"), device=device, folder=folder)
 

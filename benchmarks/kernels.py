@@ -1,16 +1,11 @@
-"""The server's kernels beside what is commonly used, interleaved in one process, on one thread.
-
-Writes results/bench/kernels.json. Run: python benchmarks/kernels.py
-"""
+"""The server's kernels beside what is commonly used, interleaved in one process, on one thread."""
 
 from __future__ import annotations
 
-import argparse
 import ctypes
-import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,9 +20,7 @@ from fedveil.aggregation import FedAvg, FedMedian, Krum, TrimmedMean, cluster_me
 from fedveil.calibration import max_pairwise_distance
 from fedveil.layout import Layout
 from fedveil.mechanisms import GaussianNoise, SecureSource
-from fedveil.runs.provenance import provenance
 
-OUT = Path(__file__).resolve().parent.parent / "results" / "bench" / "kernels.json"
 MLP = {"0.weight": (128, 64), "0.bias": (128,), "2.weight": (10, 128), "2.bias": (10,)}  # 9,610 parameters
 CNN = {"conv": (64, 32, 3, 3), "dense": (128, 9216), "head": (62, 128), "bias": (62,)}  # 1.2 million
 
@@ -81,10 +74,10 @@ def distances(n: int, shapes: dict[str, tuple[int, ...]], spread: float, repeats
     )
 
 
-def rules() -> list[Case]:
+def rules(shrink: int) -> list[Case]:
     """Means, medians, trimmed means, Krum, clusters."""
     weights = lambda u: torch.full((len(u),), 1 / len(u), dtype=torch.float64)  # noqa: E731
-    few, many, long = torch.randn(10, 1_200_000), torch.randn(100, 120_000), torch.randn(20, 6_400_000)
+    few, many, long = (torch.randn(n, d // shrink) for n, d in ((10, 1_200_000), (100, 120_000), (20, 6_400_000)))
     cases = [
         Case(
             f"median, n {len(u)}, d {u.shape[1]}",
@@ -97,7 +90,7 @@ def rules() -> list[Case]:
     ]
     cases += [
         Case(
-            "trimmed mean, n 10, d 1200000",
+            f"trimmed mean, n 10, d {few.shape[1]}",
             "scipy.stats.trim_mean",
             lambda: TrimmedMean(0.2).reduce(few, weights(few)),
             lambda: trim_mean(few.numpy(), 0.2, axis=0),
@@ -105,7 +98,7 @@ def rules() -> list[Case]:
             3,
         ),
         Case(
-            "Krum, n 100, d 120000",
+            f"Krum, n 100, d {many.shape[1]}",
             "numpy double loop",
             lambda: Krum().reduce(many, weights(many)),
             lambda: naive_krum(many.numpy()),
@@ -114,7 +107,8 @@ def rules() -> list[Case]:
         ),
         flower_mean(long, weights(long)),
     ]
-    for n, d, spread in ((50, 1_200_000, 1.0), (50, 1_200_000, 1e-2), (1000, 10_000, 1.0)):
+    for n, whole, spread in ((50, 1_200_000, 1.0), (50, 1_200_000, 1e-2), (1000, 10_000, 1.0)):
+        d = whole // shrink
         true = spread * torch.randn(5, d)
         models, start = true[torch.arange(n) % 5] + torch.randn(n, d), true + torch.randn(5, d)
         cases.append(
@@ -143,13 +137,13 @@ def flower_mean(updates: torch.Tensor, weights: torch.Tensor) -> Case:
     return Case(name, "Flower's aggregate", mean, lambda: aggregate(results)[0], relative, 5)
 
 
-def noise() -> list[Case]:
+def noise(shrink: int) -> list[Case]:
     """Noise added to a model of 6.4 million parameters."""
-    model = torch.randn(6_400_000)
+    model = torch.randn(6_400_000 // shrink)
     apart = lambda a, b: abs(float(np.std(a - model.numpy())) - 0.01) / 0.01  # noqa: E731
     return [
         Case(
-            f"secure noise into a float32 model, d 6400000, {threads} thread(s)",
+            f"secure noise into a float32 model, d {len(model)}, {threads} thread(s)",
             "model + np.random.normal",
             lambda s=source: GaussianNoise(0.01).add_to(model.clone(), source=s).numpy(),
             lambda: model.numpy() + np.random.normal(0, 0.01, len(model)).astype(np.float32),  # noqa: NPY002
@@ -196,25 +190,10 @@ def measure(case: Case) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Measure everything."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="cases whose name holds this; nothing is written")
-    only = parser.parse_args().only
-    torch.set_num_threads(1)
+def kernels(quick: bool) -> dict[str, Any]:
+    """Measure everything; of a tenth of the rows and columns, and once, where it has to be quick."""
     torch.manual_seed(0)
+    shrink = 10 if quick else 1
     with threadpool_limits(1):
-        cases = [distances(1000, MLP, 1e-2, 2), distances(10, CNN, 1e-3, 3), *rules(), *noise()]
-        rows = []
-        for case in (c for c in cases if only in c.name):
-            rows.append(measure(case))
-            print(rows[-1], flush=True)
-        if only:
-            return
-    record = {"provenance": provenance("none", [0]), "rows": rows}
-    OUT.parent.mkdir(parents=True, exist_ok=True)
-    OUT.write_text(json.dumps(record, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+        cases = [distances(1000 // shrink, MLP, 1e-2, 2), distances(10, CNN, 1e-3, 3), *rules(shrink), *noise(shrink)]
+        return {"rows": [measure(replace(case, repeats=1) if quick else case) for case in cases]}

@@ -1,45 +1,39 @@
-"""Secure noise against ordinary noise, interleaved in one process, on one thread unless a row says otherwise.
-
-Writes results/bench/noise.json. Run: python benchmarks/noise.py
-"""
+"""Secure noise against ordinary noise, interleaved in one process, on one thread unless a row says otherwise."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
 
 from fedveil.mechanisms import DiscreteGaussianNoise, ReproducibleSource, SecureSource
-from fedveil.runs.provenance import provenance
 
-OUT = Path(__file__).resolve().parent.parent / "results" / "bench" / "noise.json"
 SIZE, REPEATS = 6_400_000, 9
 
 
-def main() -> None:
-    """Time every source on the same number of draws."""
-    torch.set_num_threads(1)
+def noise(quick: bool) -> dict[str, Any]:
+    """Time every source on the same number of draws, 100 times fewer and once where it has to be quick."""
+    size, repeats = (SIZE // 100, 1) if quick else (SIZE, REPEATS)
     secure, two, seeded = SecureSource(), SecureSource(threads=2), ReproducibleSource(0)
     generator = np.random.default_rng(0)
     cases: dict[str, Callable[[], object]] = {
-        "np.random.normal, float64": lambda: np.random.normal(size=SIZE),  # noqa: NPY002
-        "numpy Generator, float32": lambda: generator.standard_normal(SIZE, dtype=np.float32),
-        "reproducible source, float32": lambda: seeded.normal(SIZE, torch.float32),
-        "secure source, float32": lambda: secure.normal(SIZE, torch.float32),
-        "secure source, float32, two threads": lambda: two.normal(SIZE, torch.float32),
-        "secure source, float64": lambda: secure.normal(SIZE, torch.float64),
-        "secure source, float64, two threads": lambda: two.normal(SIZE, torch.float64),
+        "np.random.normal, float64": lambda: np.random.normal(size=size),  # noqa: NPY002
+        "numpy Generator, float32": lambda: generator.standard_normal(size, dtype=np.float32),
+        "reproducible source, float32": lambda: seeded.normal(size, torch.float32),
+        "secure source, float32": lambda: secure.normal(size, torch.float32),
+        "secure source, float32, two threads": lambda: two.normal(size, torch.float32),
+        "secure source, float64": lambda: secure.normal(size, torch.float64),
+        "secure source, float64, two threads": lambda: two.normal(size, torch.float64),
         "discrete Gaussian, secure, a tenth of the draws": lambda: DiscreteGaussianNoise(1024).sample(
-            SIZE // 10, source=secure
+            size // 10, source=secure
         ),
     }
     times: dict[str, list[float]] = {name: [] for name in cases}
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         for name, draw in cases.items():
             began = time.perf_counter()
             draw()
@@ -54,12 +48,4 @@ def main() -> None:
         }
         for name, t in times.items()
     ]
-    record = {"provenance": provenance("none", [0]), "draws": SIZE, "repeats": REPEATS, "rows": rows}
-    OUT.parent.mkdir(parents=True, exist_ok=True)
-    OUT.write_text(json.dumps(record, indent=1) + "\n")
-    for row in rows:
-        print(row)
-
-
-if __name__ == "__main__":
-    main()
+    return {"draws": size, "repeats": repeats, "rows": rows}

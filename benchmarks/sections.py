@@ -196,7 +196,7 @@ def per_example(record: Record) -> list[str]:
             row["batch"],
             figure(row["plain_ms"]),
             figure(row["ours_over_plain"], "x"),
-            figure(row["opacus_over_plain"], "x"),
+            figure(row.get("opacus_over_plain"), "x"),
         )
         for row in record["rows"]
     ]

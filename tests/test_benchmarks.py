@@ -1,6 +1,8 @@
 """The benchmarks: what they compare does the same work, and the page says what the files say."""
 
+import sys
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 from benchmarks import page
@@ -65,3 +67,17 @@ def test_laps_are_interleaved_and_summed_up() -> None:
         "laps": 4,
     }
     assert ratios(rows, "ours")["theirs"]["of_minimums"] == pytest.approx(3)
+
+
+def test_a_peer_that_is_not_installed_is_left_out_with_a_word(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "opacus", None)
+    monkeypatch.delitem(sys.modules, "benchmarks.per_example", raising=False)
+    part = import_module("benchmarks.per_example")
+    monkeypatch.setattr(part, "CASES", {"linear": ("logistic", (4,), 2, 8, {})})
+    told: list[str] = []
+    record = part.per_example(True, told.append)
+    assert "opacus" in told[0]
+    (row,) = record["rows"]
+    assert row["ours_over_plain"] > 0
+    assert "opacus_over_plain" not in row
+    assert "linear" in page.sections.per_example(record)[1]
