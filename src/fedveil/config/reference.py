@@ -58,6 +58,7 @@ MEANING = {
     "data.region": "privacy-sensitive pixels: top, left, bottom, right, or several such",
     "data.sensitive": "kinds of sensitive pixels that the set knows, a list a client, in turn",
     "data.pixel_noise": "deviation of noise on the sensitive pixels that clients train on: a baseline, no guarantee",
+    "data.made_up_people": "examples of each made-up person, for sets that do not say whose theirs are; 0: nobody",
     "data.public_examples": "examples set aside for the server; at least 0",
     "data.patches": "number of learned patches whose features replace images",
     "data.components": "directions on which the patches' features are projected",

@@ -47,9 +47,10 @@ class Data(OpenSection):
     put on those pixels of what they train on (a baseline without a guarantee), and `public_examples` are set aside for
     the server, for FedRE and `patches`.
     `validation` is the share of the set's own test half that the server keeps to itself, stratified; final figures are
-    measured on the rest. ``clients = "natural"`` means all natural clients of the set (``partition = "natural"`` with a
-    number draws so many), `min_size` the fewest examples of one. `alpha`, `shards` or `counts` of another partition are
-    taken out with an empty list.
+    measured on the rest. `made_up_people` gives every so many examples, drawn at random, to a person who does not
+    exist, for sets that do not say whose theirs are; results say so. ``clients = "natural"`` means all natural clients
+    of the set (``partition = "natural"`` with a number draws so many), `min_size` the fewest examples of one. `alpha`,
+    `shards` or `counts` of another partition are taken out with an empty list.
     """
 
     section: ClassVar[str] = "data"
@@ -65,6 +66,7 @@ class Data(OpenSection):
     region: Annotated[tuple[Any, ...], BeforeValidator(_rectangles)] | None = None
     sensitive: Annotated[tuple[Annotated[tuple[str, ...], Field(strict=False)], ...], Field(strict=False)] = ()
     pixel_noise: float = 0.0
+    made_up_people: Annotated[int, Field(ge=0)] = 0
     public_examples: int = 0
     patches: int | None = None
     components: int | None = None

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedveil.data.files import MissingDataError
-from fedveil.data.labels import count_classes, natural_clients
+from fedveil.data.labels import count_classes, natural_clients, people_of
 from fedveil.data.sets import DataSet
 from fedveil.errors import FieldError, require_choice, require_positive
 
@@ -35,6 +35,7 @@ def load_npz(
     classes: int = 0,
     absent: Sequence[int] = (),
     client_array: str = "",
+    person: str = "",
     max_gib: float = 4.0,
 ) -> DataSet:
     """Load a data set from an npz file without pickle.
@@ -54,6 +55,8 @@ def load_npz(
         Classes that are meant to have no example here; any other gap is refused.
     client_array : str
         Array [N] of the file that says which natural client an example belongs to, e.g. ``"train_writer"``.
+    person : str
+        Array [N] of the file that says which person (patient) an example belongs to, in whole numbers or texts.
     max_gib : float
         Largest unpacked size of the file in GiB.
 
@@ -92,6 +95,8 @@ def load_npz(
     if client_array:
         require_choice("data.client_array", client_array, arrays)
         owner, owners = natural_clients(f"{file.name}:{client_array}", arrays[client_array], len(x))
+    if person:
+        require_choice("data.person", person, arrays)
     return DataSet(
         name="npz",
         x=x,
@@ -102,7 +107,8 @@ def load_npz(
         class_names=names if len(names) == number else (),
         owner=owner,
         owners=owners,
-        note=f"From the file {file.name}.{_unused(arrays, {*keys, 'class_names', client_array})}",
+        group=people_of(f"{file.name}:{person}", arrays[person], len(x)) if person else None,
+        note=f"From the file {file.name}.{_unused(arrays, {*keys, 'class_names', client_array, person})}",
         licence="that of the file",
     )
 

@@ -205,7 +205,7 @@ def federate(
         raise FieldError("scheme", scheme, accepted)
     if dataset.group is not None and scheme == "counts":
         raise FieldError("scheme", scheme, f"counts examples, and those of {dataset.name!r} are dealt out in groups")
-    members = _groups(dataset)
+    members = _groups(dataset, by_nature)
     first = np.array([rows[0] for rows in members], dtype=np.int64)
     strata = y[first] if dataset.task == "classification" else np.zeros(len(first), dtype=np.int64)
     if by_nature:
@@ -221,11 +221,14 @@ def federate(
     return result
 
 
-def _groups(dataset: DataSet) -> list[Indices]:
-    """Examples that are dealt out together, group by group."""
+def _groups(dataset: DataSet, by_nature: bool) -> list[Indices]:
+    """Examples that are dealt out together, group by group; a group of two natural clients is one at each."""
     if dataset.group is None:
         return list(np.arange(len(dataset.y), dtype=np.int64)[:, None])
     group = dataset.group.numpy()
+    if by_nature and dataset.owner is not None:
+        both = np.stack([group, dataset.owner.numpy()])
+        group = np.unique(both, axis=1, return_inverse=True)[1].reshape(-1)
     order = np.argsort(group, kind="stable").astype(np.int64)
     return np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
 
@@ -236,8 +239,9 @@ def _client(dataset: DataSet, train: Indices, test: Indices | None, name: str, k
     x, masks = own_scale(own, columns, own), None
     if dataset.regions is not None or kinds:
         masks = dataset.sensitive(kinds)[rows]
+    person = None if dataset.group is None else dataset.group[rows]
     if test is None:
-        return ClientData(x, dataset.y[rows], name=name, masks=masks)
+        return ClientData(x, dataset.y[rows], name=name, masks=masks, person=person)
     kept = torch.from_numpy(test)
     held_out = (own_scale(dataset.x[kept], columns, own), dataset.y[kept])
-    return ClientData(x, dataset.y[rows], *held_out, name=name, masks=masks)
+    return ClientData(x, dataset.y[rows], *held_out, name=name, masks=masks, person=person)

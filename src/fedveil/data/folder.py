@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedveil.data.arrays import images
 from fedveil.data.files import MissingDataError
-from fedveil.data.labels import natural_clients
+from fedveil.data.labels import natural_clients, people_of
 from fedveil.data.pictures import MAX_PIXELS, MODES, SUFFIXES, Stacking, size_of
 from fedveil.data.sets import DataSet
 from fedveil.errors import FieldError, nearest, require_choice, require_count, require_positive
@@ -24,12 +24,14 @@ class _Item:
     file: Path
     label: str
     client: str
+    person: str
 
 
 def load_folder(
     path: str | Path,
     *,
     layout: str = "classes",
+    person: str = "",
     classes: Sequence[str] = (),
     absent: Sequence[str] = (),
     mode: str = "auto",
@@ -47,6 +49,9 @@ def load_folder(
     layout : {"classes", "clients"}
         ``"clients"``: one more level, ``<client>/<class>/<image>``, so that clients may be natural. A client may lack
         classes. The test half has the same levels, and its clients are not looked at.
+    person : {"", "folder"}
+        ``"folder"``: one more level below the class, ``<class>/<person>/<image>``. Folders of one name are one person,
+        also in two classes (but not at two clients).
     classes : sequence of str
         The class folders in the order of their numbers; by default all there are, by name.
     absent : sequence of str
@@ -67,6 +72,7 @@ def load_folder(
     """
     root = Path(path).expanduser()
     require_choice("data.layout", layout, ("classes", "clients"))
+    require_choice("data.person", person, ("", "folder"))
     require_choice("data.mode", mode, MODES)
     wanted = size_of(size)
     require_count("data.max_images", max_images)
@@ -74,7 +80,7 @@ def load_folder(
     limit = require_positive("data.max_gib", max_gib) * 2**30
     if not root.is_dir():
         raise MissingDataError("data.path", str(root), "is no folder: give one that holds a folder a class")
-    halves = [_items(half, layout == "clients", max_images, absent) for half in _halves(root)]
+    halves = [_items(half, layout == "clients", max_images, absent, bool(person)) for half in _halves(root)]
     names = _classes(root, [item for half in halves for item in half], classes, absent)
     stacking, first = Stacking(mode, wanted, max_pixels, limit / sum(map(len, halves))), halves[0][0].file
     like = (str(first.relative_to(root)), first)
@@ -100,6 +106,7 @@ def load_folder(
         class_names=tuple(names),
         owner=owner,
         owners=owners,
+        group=people_of("person folders", [item.person for item in halves[0]], len(halves[0])) if person else None,
         note=note,
         licence="that of the folder",
     )
@@ -118,7 +125,7 @@ def _halves(root: Path) -> list[Path]:
     return [found[name] for name in ("train", "test") if name in found]
 
 
-def _items(half: Path, with_clients: bool, max_images: int, absent: Sequence[str]) -> list[_Item]:
+def _items(half: Path, with_clients: bool, max_images: int, absent: Sequence[str], people: bool) -> list[_Item]:
     clients = _folders(half) if with_clients else [half]
     if not clients:
         raise FieldError(str(half), "no folder", "must hold one folder a client, and in it one a class")
@@ -130,13 +137,17 @@ def _items(half: Path, with_clients: bool, max_images: int, absent: Sequence[str
             given = str(loose.name) if loose else "no folder"
             raise FieldError(str(client), given, "images must lie in one folder a class")
         for group in groups:
-            inside = sorted(p for p in group.iterdir() if not _clutter(p))
+            owners = _folders(group) if people else [group]
+            inside = [(owner, p) for owner in owners for p in sorted(owner.iterdir()) if not _clutter(p)]
+            if people and (stray := next((p for p in sorted(group.iterdir()) if p.suffix.lower() in SUFFIXES), None)):
+                raise FieldError(str(group), stray.name, "images must lie in one folder a person, below their class")
             if not inside and not with_clients and group.name not in absent:
                 raise FieldError(str(group), "no image", "is empty: remove the folder, or list it in data.absent")
-            for file in inside:
+            for owner, file in inside:
                 if file.suffix.lower() not in SUFFIXES or not file.is_file():
                     raise FieldError(str(file), file.suffix, f"is no image: {', '.join(SUFFIXES)} may stand here")
-                found.append(_Item(file, group.name, client.name if with_clients else ""))
+                site = client.name if with_clients else ""
+                found.append(_Item(file, group.name, site, f"{site}/{owner.name}" if people else ""))
             if len(found) > max_images:
                 raise FieldError(str(half), f"over {max_images} images", "raise data.max_images if it is meant")
     if not found:

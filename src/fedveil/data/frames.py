@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedveil.data.labels import count_classes, natural_clients
+from fedveil.data.labels import count_classes, natural_clients, people_of
 from fedveil.data.sets import DataSet
 from fedveil.errors import FieldError, nearest, require_choice
 from fedveil.optional import optional
@@ -35,6 +35,7 @@ class TableSpec:
     target_range: Sequence[float] = ()
     columns: Columns = ()
     client_column: str = ""
+    person: str = ""
     scale: str = "declared"
     outside: str = "refuse"
 
@@ -62,11 +63,12 @@ class TableSpec:
 
     def inputs(self, header: Sequence[str], file: str) -> list[str]:
         """The input columns, all of which the header has."""
-        named = list(self.columns) or [c for c in header if c not in (self.target, self.client_column)]
+        named = list(self.columns) or [c for c in header if c not in (self.target, self.client_column, self.person)]
         for name in named:
             _known(f"data.columns.{name}", name, header, file)
-            if name == self.target:
-                raise FieldError(f"data.columns.{name}", name, "is the target: it cannot be an input as well")
+            if name in (self.target, self.person):
+                what = "target" if name == self.target else "person's id"
+                raise FieldError(f"data.columns.{name}", name, f"is the {what}: it cannot be an input as well")
         if not named:
             raise FieldError("data.columns", [], f"{file} has no column left to be an input")
         return named
@@ -136,6 +138,10 @@ def labelled(train: Rows, test: Rows | None, spec: TableSpec) -> dict[str, Any]:
         ids = _present(train, spec.client_column).astype(str).to_numpy(dtype=np.str_)
         where = f"{train.file}:{spec.client_column}"
         found["owner"], found["owners"] = natural_clients(where, ids, len(train.frame))
+    if spec.person:
+        _known("data.person", spec.person, list(train.frame.columns), train.file)
+        ids = _present(train, spec.person)
+        found["group"] = people_of(f"{train.file}:{spec.person}", ids, len(train.frame))
     return found
 
 

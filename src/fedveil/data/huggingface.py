@@ -31,6 +31,7 @@ def load_huggingface(
     target_range: Sequence[float] = (),
     columns: Columns = (),
     client_column: str = "",
+    person: str = "",
     scale: str = "declared",
     outside: str = "refuse",
     max_rows: int = 2_000_000,
@@ -51,7 +52,7 @@ def load_huggingface(
         The images; by default the only column of type Image, and without one the set is a table.
     mode, size, max_pixels
         Of images, as in `load_folder`.
-    classes, absent, target_range, columns, client_column, scale, outside, max_rows
+    classes, absent, target_range, columns, client_column, person, scale, outside, max_rows
         As in `load_table`; `columns`, `scale` and `outside` are for tables.
     max_gib : float
         Most memory in GiB, of the split on disk or of its decoded images.
@@ -79,6 +80,7 @@ def load_huggingface(
         target_range=target_range,
         columns=columns,
         client_column=client_column,
+        person=person,
         scale="none" if pictures else scale,
         outside=outside,
     )

@@ -88,6 +88,45 @@ def natural_clients(name: str, values: Sequence[Any] | Array, examples: int) -> 
     return torch.from_numpy(inverse.astype(np.int64)), tuple(str(v) for v in found)
 
 
+def people_of(name: str, values: Sequence[Any] | Array, examples: int) -> Tensor:
+    """Who owns each example, as numbers that say nothing else: people count in the order in which they first occur.
+
+    Parameters
+    ----------
+    name : str
+        Of the values, for a refusal.
+    values : sequence
+        [N] whole numbers, or [N] texts; equal ones are one person. Ids themselves are kept nowhere.
+    examples : int
+        N.
+
+    Returns
+    -------
+    Tensor
+        [N] int64.
+
+    Raises
+    ------
+    FieldError
+        For another length, an id that is missing, or numbers beside texts: ``1`` and ``"1"`` may be one person, or two.
+        No id is shown: it may be a name.
+    """
+    given = values.tolist() if hasattr(values, "tolist") else list(values)
+    if len(given) != examples:
+        accepted = f"must be one id for each of the {examples} examples"
+        raise FieldError(name, f"{len(given)} ids", accepted)
+    for row, value in enumerate(given):
+        if value is None or value != value or value == "" or isinstance(value, list):
+            accepted = "must not be empty: whose example it is decides what protects it. Fill it in or remove the row"
+            raise FieldError(f"{name}[{row}]", "missing", accepted)
+    kinds = {type(value).__name__ for value in given}
+    if kinds - {"int", "str"} or len(kinds) > 1:
+        accepted = "must be whole numbers alone or texts alone; numbers with a point come of rows without an id"
+        raise FieldError(name, " and ".join(sorted(kinds)), accepted)
+    numbers: dict[Any, int] = {}
+    return torch.tensor([numbers.setdefault(value, len(numbers)) for value in given], dtype=torch.int64)
+
+
 def _bounds(name: str, values: Array, declared: int) -> None:
     negative = values < 0
     if negative.any():

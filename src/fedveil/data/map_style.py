@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedveil.data.arrays import images
-from fedveil.data.labels import Array, count_classes, natural_clients
+from fedveil.data.labels import Array, count_classes, natural_clients, people_of
 from fedveil.data.sets import DataSet
 from fedveil.errors import FieldError, require_count, require_positive
 
@@ -23,6 +23,7 @@ def from_torch(
     classes: int | Sequence[str] = 0,
     absent: Sequence[int] = (),
     clients: Sequence[Any] | None = None,
+    people: Sequence[Any] | None = None,
     channels: str = "auto",
     max_examples: int = 1_000_000,
     max_gib: float = 4.0,
@@ -45,6 +46,8 @@ def from_torch(
         Classes that are meant to have no example; any other gap is refused.
     clients : sequence, optional
         [N] numbers or texts: the natural client of each example.
+    people : sequence, optional
+        [N] whole numbers or texts: the person whose example it is.
     channels : {"auto", "first", "last"}
         Where images have their channels; "auto" means first in tensors, last in PIL images, and for
         arrays what it means in `load_npz`.
@@ -89,6 +92,7 @@ def from_torch(
         class_names=() if isinstance(classes, int) else tuple(classes),
         owner=owner,
         owners=owners,
+        group=people_of("people", people, len(x)) if people is not None else None,
         licence="that of the set",
     )
 

@@ -57,7 +57,9 @@ def load_bloodmnist(*, split: str = "test", scale: str = "unit") -> DataSet:
     return replace(found, note="" if official else note, licence="CC BY 4.0")
 
 
-def load_mnist_by_writer(*, rotated: float = 0.0, rotation_seed: int = 0, scale: str = "unit") -> DataSet:
+def load_mnist_by_writer(
+    *, rotated: float = 0.0, rotation_seed: int = 0, scale: str = "unit", person: str = ""
+) -> DataSet:
     """Load MNIST, handwritten digits [1, 28, 28], with its writers as natural clients.
 
     The test half is written by other people.
@@ -71,12 +73,15 @@ def load_mnist_by_writer(*, rotated: float = 0.0, rotation_seed: int = 0, scale:
         Decides whose.
     scale : {"unit", "standard"}
         Pixels in [0, 1], or (pixel - 0.5) / 0.5.
+    person : {"", "writer"}
+        ``"writer"``: an image belongs to the person who wrote it.
 
     Raises
     ------
     MissingDataError
         If the file is absent.
     """
+    require_choice("data.person", person, ("", "writer"))
     arrays = read_npz(locate("mnist-by-writer", WRITERS_FILE, WRITERS_OFFICIAL))
     parts = ("train_images", "train_labels", "test_images", "test_labels")
     require_arrays("mnist-by-writer", arrays, [*parts, "train_writer", "test_writer"])
@@ -86,7 +91,15 @@ def load_mnist_by_writer(*, rotated: float = 0.0, rotation_seed: int = 0, scale:
     owner, owners = natural_clients("train_writer", arrays["train_writer"], len(found.x))
     share = f" Images of a writer are turned by 90 degrees with probability {rotated:g}." if rotated else ""
     note = f"Ten digits of 539 writers: FEMNIST has 62 classes and some 3,550 writers.{share}"
-    return replace(found, owner=owner, owners=owners, note=note, licence="CC BY-SA 3.0 (MNIST), BSD-3-Clause (writers)")
+    group = owner if person else None
+    return replace(
+        found,
+        owner=owner,
+        owners=owners,
+        group=group,
+        note=note,
+        licence="CC BY-SA 3.0 (MNIST), BSD-3-Clause (writers)",
+    )
 
 
 def load_cifar10_subset(*, scale: str = "unit") -> DataSet:

@@ -35,7 +35,8 @@ class DataSet:
         The natural clients' names; `owner` counts into them.
     group : Tensor or None
         [N] int64, what belongs together (the tiles of one document, the slices of one person): one group is dealt to
-        one client, and to its training part or to what it holds out, never to both. None: every example is its own.
+        one client (to each of its natural clients the examples it has there), and to its training part or to what it
+        holds out, never to both. It is what ``unit = "person"`` protects. None: every example is its own.
     attributes : mapping of str to Tensor
         What is publicly known about the natural clients, float64 [len(owners)] each, e.g. where a hospital stands.
     local_columns : tuple of int

@@ -29,6 +29,7 @@ def load_table(
     target_range: Sequence[float] = (),
     columns: Columns = (),
     client_column: str = "",
+    person: str = "",
     scale: str = "declared",
     outside: str = "refuse",
     test_path: str = "",
@@ -60,6 +61,8 @@ def load_table(
         texts, one column each. A list only names them, for the other two scales. Default: all other columns.
     client_column : str
         Says which natural client a row belongs to.
+    person : str
+        The column that says whose row it is (a patient's id); never an input.
     scale : {"declared", "client", "none"}
         ``"client"``: each client standardises numeric columns by its own training rows when the data are dealt out.
         ``"none"``: numbers are taken as they are.
@@ -86,6 +89,7 @@ def load_table(
         target_range=target_range,
         columns=columns,
         client_column=client_column,
+        person=person,
         scale=scale,
         outside=outside,
     )

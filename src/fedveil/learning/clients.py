@@ -29,6 +29,8 @@ class ClientData:
         For reports.
     masks : Tensor, optional
         bool [N, H, W], the privacy-sensitive pixels of each image of x, for methods that score layers on them.
+    person : Tensor, optional
+        int64 [N], who owns each example of x, for methods that protect persons. Only whether two are equal is used.
     buffers : mapping of str to Tensor, optional
         Running statistics and counters that the client keeps to itself (``Federation(buffers="keep")``). Default: the
         model's own.
@@ -45,6 +47,7 @@ class ClientData:
     test_y: Tensor | None = None
     name: str = ""
     masks: Tensor | None = None
+    person: Tensor | None = None
     buffers: Mapping[str, Tensor] | None = None
 
     def __post_init__(self) -> None:
@@ -55,6 +58,9 @@ class ClientData:
             if self.x.dim() != 4 or self.masks.dtype != torch.bool or tuple(self.masks.shape) != wanted:
                 given = (tuple(self.masks.shape), self.masks.dtype)
                 raise FieldError("masks", given, f"must be bool [N, H, W] for images x {tuple(self.x.shape)}")
+        if self.person is not None and (self.person.dtype != torch.int64 or tuple(self.person.shape) != (len(self.x),)):
+            given = (tuple(self.person.shape), self.person.dtype)
+            raise FieldError("person", given, f"must be int64 [{len(self.x)}], one number an example of x")
         if self.test_x is None and self.test_y is None:
             return
         if self.test_x is None or self.test_y is None:

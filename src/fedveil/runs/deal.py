@@ -96,7 +96,8 @@ def _loaded(name: str, options: str) -> DataSet:
 @cache
 def _digest(name: str, options: str) -> str:
     found, dataset = hashlib.sha256(), _loaded(name, options)
-    for part in (dataset.x, dataset.y, dataset.test_x, dataset.test_y, dataset.owner, dataset.regions):
+    people = dataset.group if "person" in json.loads(options) else None
+    for part in (dataset.x, dataset.y, dataset.test_x, dataset.test_y, dataset.owner, dataset.regions, people):
         if part is not None:
             found.update(f"{tuple(part.shape)} {part.dtype}".encode())
             found.update(part.contiguous().numpy().tobytes())
@@ -127,7 +128,10 @@ def deal_out(spec: Data, seed: int) -> Dealt:
 
 def _shared_out(spec: Data, seed: int) -> tuple[DataSet, ClientData | None, ClientData | None]:
     """What is dealt out, what is public, and what the server keeps."""
-    dataset, validation = keep_validation(load_data(spec), spec.validation, seed)
+    dataset = load_data(spec)
+    if spec.made_up_people:
+        dataset = with_people(dataset, spec.made_up_people, seed)
+    dataset, validation = keep_validation(dataset, spec.validation, seed)
     dataset, public = set_aside(dataset, spec.public_examples, seed)
     return dataset, public, validation
 
@@ -226,6 +230,21 @@ def check_fit(dealt: Dealt, method: Method, loss: str, model: str, module: nn.Mo
         if shape != wanted:
             accepted = f"gives {shape} for an image, but {dataset.name!r} has a class a pixel: {wanted} is needed"
             raise FieldError("model.name", model, accepted)
+
+
+def with_people(dataset: DataSet, images: int, seed: int) -> DataSet:
+    """Give every so many examples, drawn at random, to a person who does not exist.
+
+    Raises
+    ------
+    FieldError
+        If the set says whose its examples are.
+    """
+    if dataset.group is not None:
+        raise FieldError("made_up_people", images, f"{dataset.name!r} says whose its examples are: leave it out")
+    order = torch.randperm(len(dataset.x), generator=torch.Generator().manual_seed(keyed_seed("people", seed)))
+    note = f"{dataset.note} People are made up, with {images} examples each."
+    return replace(dataset, group=order // images, note=note.strip())
 
 
 def set_aside(dataset: DataSet, count: int, seed: int) -> tuple[DataSet, ClientData | None]:
