@@ -13,6 +13,7 @@ from fedveil.errors import FedVeilError, FieldError
 from fedveil.report.tables import meanings_of
 from fedveil.runs import run
 from fedveil.runs.deal import deal_out
+from fedveil.runs.ledgers import Ledgers
 from fedveil.runs.prepare import prepare
 
 
@@ -69,10 +70,12 @@ def test_a_delta_that_gives_away_records_is_said_to():
 
 
 def test_a_total_that_leaves_nothing_to_learn_is_said_before_the_run_or_refused():
-    said = prepare(settings("digits-record", "privacy.epsilon=0.02", "rounds=2")["record-level, trusted sum"]).warnings
-    assert any("hopeless" in line for line in said)
-    plain = prepare(settings("digits-record", "rounds=2")["record-level, trusted sum"]).warnings
-    assert not any("hopeless" in line for line in plain)
+    for change, told in (("privacy.epsilon=0.02", True), ("privacy.epsilon=4.0", False)):
+        federation = prepare(settings("digits-record", change, "rounds=2")["record-level, trusted sum"]).federation(
+            Ledgers("memory")
+        )
+        federation.ask(2)  # nothing is trained
+        assert any("hopeless" in line for line in federation.warnings.said.values()) == told
     with pytest.raises(ValueError, match=r"privacy\.epsilon = 1e-09"):
         settings("digits-record", "privacy.epsilon=1e-9")
 

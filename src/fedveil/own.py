@@ -159,7 +159,7 @@ def _played(federation: Federation, label: str, rounds: int, seed: int, delta: f
             "examples": int(median(c.examples for c in its.clients)),
             "published_metrics": {"text": Publishing().describe()},
             "derived_from": "",
-            "data": {"name": "your clients", "note": ""},
+            "data": {"name": "your clients", "note": "", "warnings": list(its.warnings.said.values())},
             "seed": seed,
             "source": "secure" if secure else REPRODUCIBLE,
         },

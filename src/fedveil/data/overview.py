@@ -59,14 +59,33 @@ def warnings_of(found: Sequence[Holding], dataset: DataSet) -> list[str]:
     """A line for each kind of unusual client; none where there is nothing to say."""
     owners = dataset.owners
     mixed = bool(owners) and not {h.name for h in found} <= set(owners)
-    said = [
-        f"the set's {len(owners)} natural clients are mixed: a natural partition draws whole ones" if mixed else "",
+    lacking = _line(found, lambda h: bool(h.examples) and 1 < h.present < dataset.classes, "no example of some class")
+    natural = (
+        f"the set's {len(owners)} natural clients are mixed: a natural partition draws whole ones" if mixed else ""
+    )
+    return [line for line in (natural, *_odd(found), lacking) if line]
+
+
+def oddities(clients: Sequence[ClientData]) -> list[str]:
+    """What is unusual about clients whatever their data set is: a line each kind."""
+    labels = [c.y if not c.y.is_floating_point() else c.y[:0].long() for c in clients]
+    counts = [torch.bincount(y.reshape(-1)) for y in labels]
+    found = [
+        Holding(c.name or f"client {i}", c.examples, c.held_out, tuple(n.tolist()))
+        for i, (c, n) in enumerate(zip(clients, counts, strict=True))
+    ]
+    several = len({place for n in counts for place in n.nonzero().reshape(-1).tolist()}) > 1
+    return [line for line in _odd(found, several) if line]
+
+
+def _odd(found: Sequence[Holding], several: bool = True) -> list[str]:
+    single = "examples of a single class, and their models learn to name it alone: deal out more classes a client"
+    return [
         "one client: its model is the aggregate, and no other client hides it" if len(found) == 1 else "",
         _line(found, lambda h: not h.examples, "no example to train on: they return the model they receive"),
         _line(found, lambda h: h.examples == 1, "a single example to train on"),
-        _line(found, lambda h: bool(h.examples) and 0 < h.present < dataset.classes, "no example of some class"),
+        _line(found, lambda h: several and h.examples > 1 and h.present == 1 < len(found), single),
     ]
-    return [line for line in said if line]
 
 
 def _holding(client: ClientData, dataset: DataSet) -> Holding:

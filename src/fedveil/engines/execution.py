@@ -28,6 +28,8 @@ class Execution:
         Names the ledgers.
     single_examples : bool
         Whether a silo of record-level privacy may hold one example, as where an attack is to be the strongest.
+    tell : callable, optional
+        Takes each warning. Default: ``warnings.warn``.
     ledgers : callable, optional
         ``party -> (Ledger, Store)``; by default ledgers live in memory.
     """
@@ -37,6 +39,7 @@ class Execution:
     learner: Learner | None = None
     run_id: str = "memory"
     single_examples: bool = False
+    tell: Callable[[str], None] | None = None
     ledgers: Callable[[str], tuple[Ledger, Store]] | None = None
 
     def __post_init__(self) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
+from statistics import median
 from time import perf_counter
 from typing import Any
 from warnings import warn
@@ -12,6 +13,7 @@ from warnings import warn
 from torch import Tensor, nn
 
 from fedveil.accounting import Ledger, Policy, Release, SpendFilter, digest, unprotected
+from fedveil.data.overview import oddities
 from fedveil.engines.assembly import (
     Privacy,
     as_client,
@@ -32,6 +34,7 @@ from fedveil.engines.party import COMBINE, ServerParty
 from fedveil.engines.probe import Probe, Seen, probed
 from fedveil.engines.replying import Replying
 from fedveil.engines.stopping import EarlyStopping, Validators, worst_of
+from fedveil.engines.warning import Warnings
 from fedveil.errors import BudgetError, FieldError, LedgerError, require_count, suggesting
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, Figures, LocalTraining, choose_each, evaluate_clients, make_trainer
@@ -149,8 +152,6 @@ class Federation:
         noisy = self.method.noisy
         if execution.learner is None:
             require_fit(module, self.clients, local.loss)
-            if len(self.clients) == 1:
-                warn("one client: its model is the aggregate, and no other client hides it", stacklevel=2)
             steps, threads = noisy.noisy_steps if noisy else None, execution.workers
             trainer = make_trainer(module, self.layout, local, execution.trainer, workers=threads, noisy=steps)
             self.learner = Learner(module, self.layout, local, region=region, trainer=trainer)
@@ -158,6 +159,9 @@ class Federation:
             self.learner = execution.learner
         if self.learner.private_trainer is not None:
             self.learner.private_trainer.check_sizes(self.clients, least=1 if execution.single_examples else 2)
+        self.warnings = Warnings(self.method, self.layout, execution.tell or partial(warn, stacklevel=4))
+        for line in oddities(self.clients) if execution.learner is None else ():
+            self.warnings.say(line, line)
         sampled = clients_per_round is not None and clients_per_round < len(self.clients)
         if sampled and self.method.server.relation == "add/remove":
             raise FieldError("relation", "add/remove", "a sampled cohort changes with its members: use zero-out")
@@ -255,6 +259,7 @@ class Federation:
     def ask(self, rounds: int) -> Asked:
         """Open the next round and ask its cohort, before anybody trains."""
         began = perf_counter()
+        self.warnings.planned(rounds, self.cohort_size)
         broadcast = self.server.open(self.models, self.round + 1, rounds, self.cohort_size)
         public = broadcast.public
         refused: dict[int, str] = {}
@@ -279,7 +284,14 @@ class Federation:
         for partition, outcome in zip(asked.partitions, learned, strict=True):
             if isinstance(outcome, Learned) and outcome.trained.buffers:
                 self.clients[partition] = replace(self.clients[partition], buffers=outcome.trained.buffers)
-        return self._replying.collect(asked, learned)
+        collected = self._replying.collect(asked, learned)
+        trained = [outcome.trained for outcome in learned if isinstance(outcome, Learned) and outcome.trained.examples]
+        if trained:  # the experimenter, who holds every client, may see what each would see alone
+            loss, kind = median(t.loss for t in trained), self.learner.local.loss
+            length = self.warnings.trained(asked.broadcast.models[0], [t.model for t in trained], loss, kind)
+            if self.method.noisy is None:
+                self.warnings.protected(list(collected.scales.values()), len(collected.replies), length)
+        return collected
 
     def close(self, asked: Asked, collected: Collected) -> RoundRecord:
         """Combine, measure, publish: the end of a round.
@@ -291,6 +303,7 @@ class Federation:
         """
         require_success(asked.broadcast.public.round, asked.partitions, collected.zeroed)
         opened, log = self.server.combine(asked.broadcast, collected.replies, collected.failed, asked.refused)
+        self.warnings.combined(asked.broadcast.models[0], list(collected.replies.values()), log.report)
         self.models, self.round = opened.models, asked.broadcast.public.round
         single, pooled = self.evaluate()
         published = self._publish(single)

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedveil.accounting import Ledger, count_of
 from fedveil.engines.account import Account
 from fedveil.engines.party import Round, ServerParty, Store, forget
+from fedveil.engines.warning import Warnings
 from fedveil.layout import Layout
 from fedveil.mechanisms import Source
 from fedveil.methods import Broadcast, Method, Releases
@@ -65,6 +66,7 @@ class Serving:
         self._server, self._account, self._folder = server, account, books.folder
         self._least, self._log = least, log
         self.history: list[Round] = []
+        self.warnings = Warnings(server.method, server.layout, lambda text: log.warning("FedVeil: %s", text))
 
     def close(
         self,
@@ -76,6 +78,8 @@ class Serving:
         """Combine a round, keep and tell it: the next models [k, d], the round, the clients' mean metrics."""
         opened, log = self._server.combine(broadcast, released, failed, refused, self._least)
         self.history.append(log)
+        self.warnings.planned(self._account.rounds, broadcast.public.cohort)
+        self.warnings.combined(broadcast.models[0], [released[p] for p in log.used], log.report)
         metrics = mean_metrics({p: released[p] for p in log.used})
         for partition, why in {**log.failed, **log.invalid, **log.refused}.items():
             self._log.warning("client %d: %s", partition, why)

@@ -153,6 +153,11 @@ class Method:
         return getattr(self.client, "clip", None)
 
     @property
+    def planned(self) -> int | None:
+        """Rounds that its noise was planned for, where it was."""
+        return getattr(self.server, "rounds", None) or getattr(self.client, "rounds", None)
+
+    @property
     def together(self) -> CohortSide | None:
         """The client side, if it protects many clients in one computation."""
         return self.client if isinstance(self.client, CohortSide) else None

@@ -144,7 +144,12 @@ def comparison_notes(summaries: Sequence[Summary]) -> list[str]:
         notes.append(f"{named}: the model names one class, whatever it is shown; its accuracy is that class's share.")
     if first["data"]["note"]:
         notes.append(str(first["data"]["note"]))
-    notes += first["data"].get("warnings", [])
+    warned: dict[str, list[str]] = {}
+    for label, runs in grouped(summaries).items():
+        for line in runs[0].values["data"].get("warnings", []):
+            warned.setdefault(line, []).append(label)
+    everybody = len(grouped(summaries))
+    notes += [line if len(who) == everybody else f"{', '.join(who)}: {line}" for line, who in warned.items()]
     notes += [f"{s.setting}: {fallen}" for s in summaries if (fallen := fell_back(s))]
     stopped = [f"{s.setting}: stopped early, {s.stopped}" for s in summaries if s.stopped]
     return notes + stopped

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import Filter, LeakageFilter, ParticipationFilter, Spend, SpendFilter, delta_warning
-from fedveil.accounting.planning import ENOUGH
 from fedveil.attacks.participation import craft
 from fedveil.config.experiment import Config
 from fedveil.config.options import fields_of
@@ -80,15 +79,17 @@ class Setup:
         """Trains the clients."""
         return self.arguments["learner"]  # type: ignore[no-any-return]
 
-    def federation(self, ledgers: Ledgers, probes: Sequence[Probe] = ()) -> Federation:
-        """The federation, on the configured engine."""
+    def federation(
+        self, ledgers: Ledgers, probes: Sequence[Probe] = (), tell: Callable[[str], None] = lambda text: None
+    ) -> Federation:
+        """The federation, on the configured engine; `tell` takes what its rounds show to be odd."""
         config = self.config
         engine = Federation if config.engine == "local" else flower_engine()
         budget, central = config.privacy.budget, self.method.client.trust == "central"
         sides: Mapping[int, ClientSide] = self.arguments["client_sides"]
         return engine(
             **{name: value for name, value in self.arguments.items() if name != "learner"},
-            execution=Execution(learner=self.learner, run_id=ledgers.run_id, ledgers=ledgers.open),
+            execution=Execution(learner=self.learner, run_id=ledgers.run_id, ledgers=ledgers.open, tell=tell),
             source=config.source.build(config.seed),
             client_budgets=lambda partition: client_budget(budget, sides.get(partition, self.method.client)),
             server_budget=epsilon_filter(budget) if central else None,
@@ -160,18 +161,12 @@ def prepare(config: Config, memo: Path | None = None, like: Setup | None = None)
     if "privacy" not in config.model_fields_set and like is None:
         warnings.append("no [privacy] table: nothing protects the clients (fedveil advise says what is possible)")
     planned = config.privacy.options.get("rounds")
-    if planned and config.privacy.options.get("epsilon") and planned != config.rounds and like is None:
-        warnings.append(f"privacy.epsilon is the total of privacy.rounds = {planned}, but rounds = {config.rounds}")
+    if planned and config.privacy.options.get("epsilon") and planned > config.rounds and like is None:
+        fewer = f"the noise is planned for privacy.rounds = {planned}, and rounds = {config.rounds} would need less"
+        warnings.append(f"{fewer}: plan for as many as are run")
     if config.privacy.method != "vanilla" and like is None:
         of = (sum(c.examples for c in clients) or 1, "record") if method.noisy else (len(dealt.clients), "client")
         warnings += delta_warning(config.privacy.budget.delta, *of)
-    if method.noisy is not None and like is None:
-        ratio = method.noisy.noise([()] * (size or len(clients)), learner.layout)["noise_to_clip"]
-        if ratio > 1 / ENOUGH:
-            warnings.append(
-                f"noise on a step's mean is {ratio:.3g} times as long as the clipped mean can be: hopeless beyond "
-                f"{1 / ENOUGH:.1f}. Raise epsilon, or see what fedveil advise says"
-            )
     return Setup(config, dealt, method, arguments, tuple(warnings), shares, poisoning)
 
 

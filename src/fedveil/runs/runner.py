@@ -120,7 +120,7 @@ def run(
             left.callback(folder.close)
         ledgers = folder.ledgers if folder else Ledgers(new_run_id(config))
         own = begin(probes, setup)
-        federation = setup.federation(ledgers, own)
+        federation = setup.federation(ledgers, own, (lambda text: None) if setting else progress.say)
         rows: list[Row] = []
         if folder is not None:
             folder.create()
@@ -190,7 +190,7 @@ def summary_of(
             "licence": dataset.licence,
             "digest": data_digest(config.data),
             "largest_class": setup.dealt.largest_class,
-            "warnings": list(setup.warnings),
+            "warnings": [*setup.warnings, *federation.warnings.said.values()],
         },
         "derived_from": config.privacy.options.get("derived_from", ""),
         "seed": config.seed,

@@ -198,6 +198,7 @@ class FlowerFederation(Federation):
                 self.clients,
                 self.method_of if self.client_sides else self.method,
                 seed=self.seed,
+                warnings=self.warnings,
                 behaviours=self.behaviours,
                 source=self.source,
                 policy=self.policy,
@@ -248,6 +249,7 @@ class FlowerFederation(Federation):
             on_round=on_round,
             min_clients=1,
         )
+        strategy.warn_by(self.warnings)
         server = ServerApp()
 
         @server.main()

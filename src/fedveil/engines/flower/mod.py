@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from logging import getLogger
 from pathlib import Path
 from threading import Thread
@@ -36,6 +37,7 @@ from fedveil.engines.flower.settings import Budget, read_settings
 from fedveil.engines.messages import REPLY
 from fedveil.engines.node import RUN, disagreement, opened
 from fedveil.engines.party import Store
+from fedveil.engines.warning import Warnings
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.layout import Layout
 from fedveil.learning import PrivateTrainer
@@ -66,6 +68,7 @@ def privacy_mod(
     run: str | None = None,
     trainer: PrivateTrainer | None = None,
     tell: Callable[[int, int, Exception], None] = _log_failure,
+    warnings: Warnings | None = None,
 ) -> Mod:
     """Build the mod; put it first in ``ClientApp(mods=[...])``, so that all other code runs inside it.
 
@@ -103,6 +106,8 @@ def privacy_mod(
         that fails answers with this one's noise.
     tell : callable, optional
         ``(partition, round, error)``: told why a client answered with a zero update. Default: the node's log.
+    warnings : Warnings, optional
+        Told what is odd about a client's training under local trust. Default: one that writes into the node's log.
 
     Returns
     -------
@@ -116,6 +121,7 @@ def privacy_mod(
     a protected zero update. Evaluation is answered without running any code, and other kinds of message are refused.
     What failed is in the node's log. No text of an exception travels, under either trust model: it can quote data.
     """
+    kept: dict[int, Warnings] = {}
 
     def answer(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         kind = message.metadata.message_type.partition(".")[0]
@@ -155,6 +161,10 @@ def privacy_mod(
                         released = party.fail(broadcast, error)
                 else:
                     released = party.release(found, facts)
+                    if side.trust != "central":
+                        log = partial(_LOG.warning, f"client {settings.partition}: %s")
+                        own = kept.setdefault(settings.partition, warnings or Warnings(settings.method, layout, log))
+                        own.on_node(facts, found, party.ledger.entries[-1].spend.scale)
             if party.failure is not None:
                 tell(settings.partition, broadcast.public.round, party.failure)
             memory.save(party.state, party.kept)

@@ -22,6 +22,7 @@ from fedveil.engines.flower.roster import Roster
 from fedveil.engines.history import SERVER
 from fedveil.engines.party import Round, Scorer, ServerParty, Store, Tutor, forget
 from fedveil.engines.serving import Books, Serving, mean_metrics
+from fedveil.engines.warning import Warnings
 from fedveil.errors import (
     BudgetError,
     FedVeilError,
@@ -170,6 +171,10 @@ class FedVeilStrategy(Strategy):
         them, by its own quotes: what each one really spent stands in its own ledger.
         """
         return self._account.guarantee
+
+    def warn_by(self, by: Warnings) -> None:
+        """Have warnings told elsewhere than in Flower's log."""
+        self._serving.warnings = by
 
     def start(
         self,

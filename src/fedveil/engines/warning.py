@@ -1,0 +1,124 @@
+"""What is likely wrong with a run, said once and with the way out: in the same words under every engine.
+
+A server under local trust is told nothing here that follows a client's data: it sees noised replies and public facts.
+What a client's own update shows is said on that client's node, or to the experimenter who holds all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from fedveil.accounting import count_of
+from fedveil.accounting.planning import ENOUGH
+from fedveil.layout import Layout
+from fedveil.methods import ClientFacts, Method, Releases, models_of
+
+LOST = 25.0  # nats: worse than guessing among ten thousand million classes
+FAR = 4.0  # times the length of the updates, from which a clip only adds noise
+JUMP = 100.0  # times the length of the model (or 1), which no useful update has
+ASKED = 20  # clients whose updates are measured
+
+
+class Warnings:
+    """Tells each kind of trouble once.
+
+    Parameters
+    ----------
+    method : Method
+        Of the run.
+    layout : Layout
+        Of the model.
+    tell : callable
+        Takes each line, which is for whoever may see what it was given.
+
+    Attributes
+    ----------
+    said : dict of str to str
+        What was told, by kind.
+    """
+
+    def __init__(self, method: Method, layout: Layout, tell: Callable[[str], None]) -> None:
+        self._method, self._layout, self._tell = method, layout, tell
+        self.said: dict[str, str] = {}
+
+    def say(self, kind: str, text: str) -> None:
+        """Tell a line, unless one of its kind was told."""
+        if kind not in self.said:
+            self.said[kind] = text
+            self._tell(text)
+
+    def planned(self, rounds: int, cohort: int) -> None:
+        """Look at what is known before anything is trained."""
+        planned = self._method.planned or rounds
+        if rounds > planned:
+            beyond = f"rounds = {rounds}, and the noise is planned for {planned}: what it promises in total holds for"
+            self.say("planned", f"{beyond} {planned} alone; plan it for {rounds}, or stop there")
+        if self._method.noisy is not None:
+            self.protected([()] * cohort, cohort)
+
+    def noise(self, ratio: float, clip: float, longest: float) -> None:
+        """Compare the noise on a round's mean, in multiples of the clip, with the clip and with the median update."""
+        if ratio > 1 / ENOUGH:
+            long = f"the noise on a round's mean is {ratio:.3g} times as long as the clipped mean can be"
+            ways = "more clients, fewer parameters, a larger epsilon or record level; fedveil advise ranks them"
+            self.say("noise", f"{long}: hopeless beyond {1 / ENOUGH:.1f}. What helps: {ways}")
+        if 0 < longest * FAR <= clip and ratio * clip > ENOUGH * longest:
+            long = (
+                f"clip = {clip:g} is {clip / longest:.2g} times as long as the median update, and the noise follows it"
+            )
+            self.say("clip", f"{long}: lower it to about {longest:.1g} (in a deployment, as measured on public data)")
+
+    def protected(self, scales: Sequence[tuple[float, ...]], replies: int, longest: float = 0.0) -> None:
+        """Look at the noise of clients that protect themselves, where their own scales may be seen.
+
+        The mean over the replies has that of one over their square root.
+        """
+        client, used = self._method.client, [scale for scale in scales if scale or self._method.noisy]
+        figures = client.noise(used, self._layout) if used and client.trust != "central" else {}
+        if ratio := figures.get("noise_to_clip", 0.0):
+            clip = figures["sigma"] * math.sqrt(self._layout.size) / ratio
+            self.noise(ratio / (1.0 if self._method.noisy else math.sqrt(replies)), clip, longest)
+
+    def trained(self, start: Tensor, models: list[Tensor], loss: float = 0.0, kind: str = "") -> float:
+        """Look at updates before their protection; the median length of some of them.
+
+        Parameters
+        ----------
+        start : Tensor
+            [d], the model that was trained.
+        models : list of Tensor
+            [d] each, after training.
+        loss, kind : float and str
+            The clients' median training loss, and its name.
+        """
+        lengths = [float(torch.linalg.vector_norm(m - start)) for m in models[:ASKED]]
+        length = median(lengths) if lengths else 0.0
+        jumped = not length <= JUMP * max(1.0, float(torch.linalg.vector_norm(start)))
+        if jumped or not math.isfinite(loss) or (kind == "cross_entropy" and loss > LOST):
+            said = f"updates are {length:.2g} long" + (f", the training loss is {loss:.3g}" if kind else "")
+            self.say("trained", f"training diverges: {said}. Lower the learning rate (local.lr)")
+        return length
+
+    def combined(self, start: Tensor, replies: Sequence[Releases], report: Mapping[str, float]) -> None:
+        """Look at what a server that is trusted received in a round; one that is not sees nothing here."""
+        if self._method.client.trust != "central" or not replies:
+            return
+        length = self.trained(start, models_of(replies[:ASKED]))
+        if empty := sum(count_of(reply) == 0 for reply in replies):
+            self.say("empty", f"{empty} of {len(replies)} clients hold no example to train on: they return the model")
+        self.noise(report.get("noise_to_clip", 0.0), report.get("clip", 0.0), length)
+
+    def on_node(self, facts: ClientFacts, sent: Releases, scale: tuple[float, ...]) -> None:
+        """Look at what one client trained, on its own node: no line of it is for a server that is not trusted."""
+        with suppress(Exception):  # under local trust a client answers, whatever its data are
+            longest = self.trained(facts.start, models_of([sent]))
+            if self._method.noisy is None:
+                self.protected([scale], facts.broadcast.public.cohort, longest)
+            if count_of(sent) == 0:
+                self.say("empty", "this client holds no example to train on: its reply is noise alone")
