@@ -49,6 +49,7 @@ def tiny_paper(path, clients=4, **changes):
     data = {
         "name": "npz",
         "path": str(path),
+        "classes": 4,
         "clients": clients,
         "partition": "counts",
         "counts": COUNTS[:clients],

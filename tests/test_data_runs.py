@@ -100,6 +100,23 @@ def test_an_npz_file_with_its_clients_dealt_out_every_way(tmp_path):
     assert counts == [3, 2, 4, 3]
 
 
+def test_where_something_is_promised_no_label_says_how_many_classes_there_are(tmp_path):
+    # with the largest label in one record alone, the model's shape told whether it is there
+    y = np.arange(24) % 3
+    np.savez(tmp_path / "a.npz", x=np.eye(3)[y], y=y)
+    data = {"name": "npz", "path": str(tmp_path / "a.npz"), "clients": 3}
+    promising = [{"method": "global"}, {"method": "record", "relation": "replace-one", "examples": 6}]
+    promising = [{**one, "noise_multiplier": 1.0, "clip": 1.0} for one in promising] + [{"method": "sga-ldp"}]
+    for privacy in promising:
+        for zero in ({}, {"classes": 0}):
+            with pytest.raises(FieldError, match=r"data\.classes = 3"):
+                prepare(spec({**data, **zero}, privacy=privacy))
+        assert prepare(spec({**data, "classes": 3}, privacy=privacy)).dataset.classes == 3
+    assert prepare(spec(data, privacy={"method": "vanilla"})).dataset.classes == 3  # nothing is promised
+    named = {"name": "digits", "clients": 3}  # which knows its classes
+    assert prepare(spec(named, privacy=promising[0])).dataset.classes == 10
+
+
 def test_a_hugging_face_set(tmp_path):
     library = pytest.importorskip("datasets")
     rows = {"v": [0.1, 0.9] * 6, "label": [0, 1] * 6, "site": ["a", "a", "b", "b"] * 3}

@@ -1,6 +1,7 @@
 """White-box tests of the noise: the right scale passes, slightly wrong ones fail the same test, in both directions."""
 
 import copy
+import ctypes
 import hashlib
 import itertools
 import math
@@ -351,12 +352,15 @@ def test_no_counter_is_encrypted_twice(monkeypatch, threads):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # threads of earlier tests
-def test_a_forked_process_draws_from_a_key_of_its_own(monkeypatch):
-    monkeypatch.setattr(os, "getpid", lambda: 7)  # process ids come again
+@pytest.mark.parametrize("by", ["Python", "C"])
+def test_a_forked_process_draws_from_a_key_of_its_own(monkeypatch, by):
+    if by == "Python":
+        monkeypatch.setattr(os, "getpid", lambda: 7)  # process ids come again
+    fork = os.fork if by == "Python" else ctypes.PyDLL(None).fork  # which tells Python nothing, and keeps its lock
     source = SecureSource()
     source.bits(1)
     receive, send = os.pipe()
-    child = os.fork()
+    child = fork()
     if child == 0:
         os.write(send, source.bits(4).numpy().tobytes())
         os._exit(0)

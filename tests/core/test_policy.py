@@ -135,6 +135,12 @@ def test_under_central_trust_a_policy_only_allows_or_refuses():
         ({"delta": 1.5}, "policy.delta"),
         ({"relations": ["any"]}, "policy.relations"),
         ({"hypotheses_apart": -1}, "hypotheses_apart"),
+        ({"trust": {"local": True, "central": False}}, "policy.trust"),
+        ({"methods": {"record": False}}, "policy.methods"),
+        ({"relations": {"zero-out": False}}, "policy.relations"),
+        ({"deadline": 1e300}, "policy.deadline"),
+        ({"distance": True}, "policy.distance"),
+        ({"total": {"participations": 3.0}}, "policy.total.participations"),
     ],
 )
 def test_a_policy_that_cannot_be_meant_is_refused(values, field):

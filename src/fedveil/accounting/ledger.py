@@ -10,6 +10,7 @@ from typing import Any
 
 from fedveil.accounting.spend import Spend
 from fedveil.errors import LedgerError
+from fedveil.reading import json_of
 
 Key = tuple[int, str]  # (round, purpose): the party is the ledger's own
 _encoded = json.JSONEncoder(sort_keys=True).encode
@@ -169,7 +170,7 @@ class Ledger:
         for number, line in enumerate(lines, start=1):
             where = f"ledger of {party!r}, line {number}"
             try:
-                values = json.loads(line)
+                values = json_of(line)
                 checksum = values.pop("checksum")
                 owner, budget = (values["run"], values["party"]), values.get("budget")
                 entry = None if budget else _entry_of(values)

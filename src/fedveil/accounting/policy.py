@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, get_args
 
 from fedveil.accounting.events import FACTOR
-from fedveil.accounting.guarantee import total
+from fedveil.accounting.guarantee import Trust, total
 from fedveil.accounting.spend import Spend
 from fedveil.errors import (
     FieldError,
@@ -20,6 +20,8 @@ from fedveil.errors import (
     require_positive,
 )
 from fedveil.gdp import compose_mu
+
+LONGEST = 30 * 24 * 3600  # seconds: a deadline beyond it is none, and what waits for it overflows on some systems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +52,10 @@ class Limits:
         """Check all."""
         for name in ("mu", "record_mu", "record_epsilon", "leakage"):
             if getattr(self, name) is not None:
-                require_positive(name, getattr(self, name))
+                _number(name, getattr(self, name), require_positive)
         if self.participations is not None:
+            if type(self.participations) is not int:
+                raise FieldError("participations", self.participations, "must be a whole number of at least 1")
             require_count("participations", self.participations)
 
 
@@ -81,7 +85,7 @@ class Policy:
     secure_source : bool
         Whether noise must come from a source that nobody can repeat.
     deadline : float, optional
-        Seconds of training after which the client counts as failed, and answers with a zero update.
+        Seconds of training, at most 30 days, after which the client counts as failed, and answers with a zero update.
 
     Raises
     ------
@@ -102,18 +106,21 @@ class Policy:
 
     def __post_init__(self) -> None:
         """Check all."""
-        require_delta("policy.delta", self.delta)
-        for name in ("trust", "methods", "relations"):
-            if isinstance(getattr(self, name), str):
-                raise FieldError(f"policy.{name}", getattr(self, name), "must be a list of names")
-        for trust in self.trust:
-            require_choice("policy.trust", trust, ("central", "local", "trusted sum"))
-        for relation in self.relations or ():
-            require_choice("policy.relations", relation, FACTOR)
-        require_non_negative("policy.hypotheses_apart", self.hypotheses_apart)
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        given = {f.name: given[f.name] for f in fields(self) if f.default is not None or given[f.name] is not None}
+        for name, known in (("trust", get_args(Trust)), ("methods", None), ("relations", FACTOR)):
+            if name in given:
+                object.__setattr__(self, name, _names(f"policy.{name}", given[name], known))
+        _number("policy.delta", given["delta"], require_delta)
+        _number("policy.hypotheses_apart", given["hypotheses_apart"], require_non_negative)
         for name in ("distance", "deadline"):
-            if getattr(self, name) is not None:
-                require_positive(f"policy.{name}", getattr(self, name))
+            if name in given:
+                _number(f"policy.{name}", given[name], require_positive)
+        if self.deadline is not None and self.deadline > LONGEST:
+            raise FieldError("policy.deadline", self.deadline, f"must be at most {LONGEST:,} seconds, 30 days")
+        for name in ("release", "total"):
+            if not isinstance(given[name], Limits):
+                raise FieldError(f"policy.{name}", given[name], "must be Limits (in TOML, a table)")
         if not isinstance(self.secure_source, bool):
             raise FieldError("policy.secure_source", self.secure_source, "must be true or false")
         if self.release.participations is not None:
@@ -127,7 +134,11 @@ class Policy:
         known = _known(values, cls, "policy")
         for name in ("release", "total"):
             if name in known:
-                known[name] = Limits(**_known(known[name], Limits, f"policy.{name}"))
+                limits = _known(known[name], Limits, f"policy.{name}")
+                try:
+                    known[name] = Limits(**limits)
+                except FieldError as error:
+                    raise FieldError(f"policy.{name}.{error.field}", error.value, error.accepted) from error
         return cls(**known)
 
     def refusal(self, method: str, trust: str, deployable: bool, quoted: Spend, past: Iterable[Spend]) -> str | None:
@@ -226,6 +237,23 @@ def kinds_of(spend: Spend) -> tuple[str, ...]:
     if promise.mu is not None:
         return ("mu" if promise.unit == "client" else f"mu of a {promise.unit}",)
     return ("rho" if promise.rho is not None else "unprotected",)
+
+
+def _names(field: str, values: Any, known: Iterable[str] | None) -> tuple[str, ...]:
+    """A list of names: a table whose keys are names, whatever it says of them, is none."""
+    if not isinstance(values, list | tuple) or not all(isinstance(value, str) for value in values):
+        raise FieldError(field, values, 'must be a list of names, such as ["local"]')
+    if known is not None:
+        for value in values:
+            require_choice(field, value, known)
+    return tuple(values)
+
+
+def _number(field: str, value: Any, require: Callable[[str, Any], float]) -> None:
+    """A number as TOML has them, and nothing else that can be read as one."""
+    if type(value) not in (int, float):
+        raise FieldError(field, value, "must be a number")
+    require(field, value)
 
 
 def _known(values: Any, owner: type[Any], name: str) -> dict[str, Any]:

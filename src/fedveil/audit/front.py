@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from fedveil.audit.participation import LEAST, ParticipationGame
 from fedveil.config import Config
 from fedveil.errors import damaged, require_count
 from fedveil.grid.comparison import write
+from fedveil.reading import json_of
 from fedveil.runs import Progress, Summary
 
 AUDIT = "audit"  # in the comparison's folder
@@ -65,7 +65,7 @@ def _attacks(path: Path) -> dict[str, list[dict[str, Any]]]:
     if not path.is_file():
         return {}
     try:
-        values = json.loads(path.read_bytes())
+        values = json_of(path.read_bytes())
         found: dict[str, list[dict[str, Any]]] = {str(label): [] for label in values["settings"]}
         for r in values["results"]:
             auc = r["auc"]

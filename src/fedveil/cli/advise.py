@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping
 from inspect import signature
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 from fedveil.cli.shared import console_for, told
 from fedveil.errors import FieldError, nearest
+from fedveil.reading import toml_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -79,7 +79,7 @@ def _tables(config: str | None) -> dict[str, Any]:
     if config is None or not Path(config).is_file():
         return {}
     try:
-        return tomllib.loads(Path(config).read_text(encoding="utf-8"))
+        return toml_of(Path(config).read_text(encoding="utf-8"))
     except ValueError:
         return {}
 

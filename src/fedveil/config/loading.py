@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from fedveil.config.folders import CONFIG, way_out
 from fedveil.errors import FedVeilError, FieldError, damaged, nearest
+from fedveil.reading import toml_of
 
 if TYPE_CHECKING:  # a mistyped path is refused before PyTorch is there
     from fedveil.config.experiment import Config
@@ -57,7 +58,7 @@ def load(where: str | Path, assignments: Sequence[str] = (), **overrides: Any) -
     text, origin = _text(where)
     folder = Path(where) if (Path(where) / CONFIG).is_file() else None
     try:
-        values = tomllib.loads(text)
+        values = toml_of(text)
         if folder is not None:
             parse(values)
     except (tomllib.TOMLDecodeError, FedVeilError) as error:
@@ -141,7 +142,7 @@ def assign(values: dict[str, Any], assignment: str) -> None:
 
 def _value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        return toml_of(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         pass
     try:

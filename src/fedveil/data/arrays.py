@@ -50,7 +50,7 @@ def load_npz(
     channels : {"auto", "first", "last"}
         Where 4-d images have their channels; "auto" takes the axis, first or last, that is 1, 3 or 4 long.
     classes : int
-        Number of classes; 0: one more than the largest label.
+        Number of classes; 0: one more than the largest label, which a method that promises something refuses.
     absent : sequence of int
         Classes that are meant to have no example here; any other gap is refused.
     client_array : str
@@ -71,7 +71,7 @@ def load_npz(
     keys = next((keys for keys in LAYOUTS if keys[0] in arrays and keys[1] in arrays), None)
     if keys is None:
         wanted = "; or ".join(" and ".join(known[:2]) for known in LAYOUTS)
-        raise FieldError("data.path", str(file), f"holds {', '.join(sorted(arrays))}, but needs {wanted}")
+        raise FieldError("data.path", str(file), f"holds {', '.join(sorted(arrays)) or 'no array'}, but needs {wanted}")
     x_key, y_key, test_x_key, test_y_key = keys
     x, y = _pair(file, arrays, x_key, y_key, channels)
     test_x: Tensor | None = None
@@ -104,6 +104,7 @@ def load_npz(
         test_x=test_x,
         test_y=test_y,
         classes=number,
+        counted=not classes,
         class_names=names if len(names) == number else (),
         owner=owner,
         owners=owners,
@@ -164,15 +165,16 @@ def _pair(file: Path, arrays: dict[str, Array], x_key: str, y_key: str, channels
             raise FieldError(
                 f"{file.name}:{key}", str(arrays[key].dtype), "must be an array of numbers, a row an example"
             )
+        if not arrays[key].size:
+            accepted = "is empty: there must be an example, a row each, and a number in each"
+            raise FieldError(f"{file.name}:{key}", arrays[key].shape, accepted)
         if arrays[key].dtype.kind == "f":
             _finite(f"{file.name}:{key}", arrays[key])
     x, y = arrays[x_key], arrays[y_key]
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
-    if len(x) != len(y) or not len(x):
-        raise FieldError(
-            f"{file.name}:{y_key}", len(y), f"must be as long as {x_key}, which has {len(x)} rows (at least 1)"
-        )
+    if len(x) != len(y):
+        raise FieldError(f"{file.name}:{y_key}", len(y), f"must be as long as {x_key}, which has {len(x)} rows")
     if y.dtype.kind != "f" and y.ndim not in (1, 3):
         raise FieldError(f"{file.name}:{y_key}", y.shape, "must hold one class an example [N] or a pixel [N, H, W]")
     target = torch.from_numpy(y.astype(np.float32 if y.dtype.kind == "f" else np.int64))

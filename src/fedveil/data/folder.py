@@ -103,6 +103,7 @@ def load_folder(
         test_x=test[0],
         test_y=test[1],
         classes=len(names),
+        counted=not classes,
         class_names=tuple(names),
         owner=owner,
         owners=owners,

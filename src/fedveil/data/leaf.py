@@ -69,6 +69,7 @@ def load_leaf(path: str | Path, *, classes: int = 0, rotated: float = 0.0, rotat
         test_x=second[0],
         test_y=second[1],
         classes=count,
+        counted=not classes and x.shape[1:] != (1, 28, 28),
         class_names=names,
         owner=owner,
         owners=owners,

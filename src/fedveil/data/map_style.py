@@ -89,6 +89,7 @@ def from_torch(
         test_x=test_x,
         test_y=test_y,
         classes=number,
+        counted=not declared,
         class_names=() if isinstance(classes, int) else tuple(classes),
         owner=owner,
         owners=owners,

@@ -27,6 +27,8 @@ class DataSet:
         The set's own test half, for the server; None where it has none.
     classes : int
         Number of classes.
+    counted : bool
+        Whether that number was counted from the labels, and may follow one record's.
     class_names : tuple of str
         One a class, or empty.
     owner : Tensor or None
@@ -57,6 +59,7 @@ class DataSet:
     test_x: Tensor | None = None
     test_y: Tensor | None = None
     classes: int = 0
+    counted: bool = False
     class_names: tuple[str, ...] = ()
     owner: Tensor | None = None
     owners: tuple[str, ...] = ()

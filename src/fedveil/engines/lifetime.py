@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
 from datetime import UTC, datetime
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from fedveil.accounting import Ledger, Policy
-from fedveil.errors import FieldError, LedgerError
+from fedveil.errors import FieldError, LedgerError, require_choice
+from fedveil.methods import METHODS
+from fedveil.reading import json_of, toml_of
 
 PATIENCE = 60.0  # seconds to wait for another process
 
@@ -149,7 +150,7 @@ def read_ledger(path: Path, run: str = "") -> tuple[Ledger, list[str], int]:
     whole, end, torn = path.read_bytes().rpartition(b"\n")
     try:
         head, *lines = whole.decode().split("\n")
-        if not end or json.loads(head)["dataset"] != path.stem:
+        if not end or json_of(head)["dataset"] != path.stem:
             raise ValueError(f"its first line is not that of the ledger of data set {path.stem!r}")
     except (ValueError, KeyError, TypeError) as error:
         raise LedgerError(f"{path} is no lifetime ledger: {error}") from error
@@ -162,15 +163,20 @@ def read_policy(policy: Policy | str | Path | None) -> Policy | None:
     Raises
     ------
     FieldError
-        If the file cannot be read, or says what no policy can.
+        If the file cannot be read, says what no policy can, or names a method that is not there: a misspelt one would
+        refuse what was meant to be allowed.
     """
-    if policy is None or isinstance(policy, Policy):
-        return policy
-    try:
-        values = tomllib.loads(Path(policy).read_text())
-    except (OSError, ValueError) as error:
-        raise FieldError("policy", Path(policy).name, f"cannot be read: {type(error).__name__}") from error
-    return Policy.from_dict(values)
+    if isinstance(policy, str | Path):
+        try:
+            values = toml_of(Path(policy).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise FieldError("policy", Path(policy).name, f"cannot be read: {type(error).__name__}") from error
+        policy = Policy.from_dict(values)
+    classes = {side.__name__ for s in METHODS.values() for side in (s.client, s.server)}  # name a method made of one
+    for name in (policy.methods or ()) if policy is not None else ():
+        if name not in classes:
+            require_choice("policy.methods", name, METHODS)
+    return policy
 
 
 def _path(folder: str | Path, dataset: str | int) -> Path:

@@ -30,6 +30,7 @@ from fedveil.engines.behaviour import Behaviour
 from fedveil.engines.client import ClientParty
 from fedveil.engines.execution import Execution
 from fedveil.engines.history import SERVER, Asked, Best, Collected, History, RoundRecord, publishable, total_of
+from fedveil.engines.lifetime import read_policy
 from fedveil.engines.party import COMBINE, ServerParty
 from fedveil.engines.probe import Probe, Seen, probed
 from fedveil.engines.replying import Replying
@@ -137,7 +138,7 @@ class Federation:
         require_alike(self.clients)
         self.probes = list(probes)
         self.metrics = metric_names(metrics, task_of(self.clients[0].y))
-        self.behaviours, self.policy = dict(behaviours or {}), policy
+        self.behaviours, self.policy = dict(behaviours or {}), read_policy(policy)
         for partition in self.behaviours:
             if not 0 <= partition < len(self.clients):
                 raise FieldError("behaviours", partition, f"there are partitions 0 to {len(self.clients) - 1}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from fedveil.errors import FieldError, NoReplyError, require_count
 from fedveil.grid.cell import Cell
 from fedveil.grid.outcome import Finished
 from fedveil.grid.store import Store
+from fedveil.reading import toml_of
 from fedveil.runs import Progress, Summary
 from fedveil.runs.ledgers import make_folder, write_atomic
 
@@ -119,4 +119,4 @@ def _open(path: Path, config: Config, resume: bool) -> None:
 def _begun(path: Path, first: int) -> int:
     """How many seeds a folder has runs of."""
     files = (path / CELLS).glob(f"*/{CONFIG}")
-    return 1 + max((int(tomllib.loads(file.read_text()).get("seed", 0)) for file in files), default=first) - first
+    return 1 + max((int(toml_of(file.read_text()).get("seed", 0)) for file in files), default=first) - first

@@ -57,7 +57,7 @@ _KINDS = {
 }
 
 
-_forks = 0  # between this process and the one that imported the module
+_forks = 0  # of Python's, between this process and the one that imported the module
 
 
 def _forked() -> None:
@@ -65,8 +65,13 @@ def _forked() -> None:
     _forks += 1
 
 
-if hasattr(os, "register_at_fork"):  # process ids come again, also in one family of processes
+if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
+
+
+def _process() -> tuple[int, int]:
+    """Which process it is: its id shows a fork by C code, the count one whose id came again."""
+    return os.getpid(), _forks
 
 
 class SecureSource(Source):
@@ -138,7 +143,7 @@ class SecureSource(Source):
 
     def _current(self) -> _Stream:
         stream = self._stream
-        if stream is None or stream.forks != _forks:
+        if stream is None or stream.process != _process():
             stream = self._stream = _Stream()
         return stream
 
@@ -151,7 +156,7 @@ class _Stream:
     """The keystream of one key: AES-256 of a counter with a random start. No counter is taken twice."""
 
     def __init__(self) -> None:
-        self.forks = _forks
+        self.process = _process()
         self._cipher = algorithms.AES(os.urandom(32))
         self._next = int.from_bytes(os.urandom(_BLOCK), "big")
         self._lock = threading.Lock()

@@ -148,6 +148,11 @@ class Method:
         return cast(NoisyClientSide, self.client) if "noisy_steps" in self.client.needs else None
 
     @property
+    def may_promise(self) -> bool:
+        """Whether its noise can prove something: on the clients, in training or on the server."""
+        return self.client.trust != "central" or self.server.may_be_proven
+
+    @property
     def client_clip(self) -> Any:
         """What the client side cuts updates to: one length, one a layer, or None where it cuts nothing."""
         return getattr(self.client, "clip", None)

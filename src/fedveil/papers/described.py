@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedveil.errors import FieldError
+from fedveil.reading import toml_of
 
 Keys = Mapping[str, Any]
 
@@ -262,7 +263,7 @@ class Described(_Table):
             Naming the first key that does not fit.
         """
         try:
-            return cls.model_validate(tomllib.loads(text))
+            return cls.model_validate(toml_of(text))
         except tomllib.TOMLDecodeError as error:
             raise FieldError(name, "study.toml", f"is no TOML: {error}") from error
         except ValidationError as error:

@@ -17,6 +17,7 @@ from fedveil.engines import Federation
 from fedveil.engines.history import Best
 from fedveil.engines.states import pack, unpack
 from fedveil.errors import damaged
+from fedveil.reading import json_of
 from fedveil.runs.ledgers import write_atomic
 
 FILE = "round.safetensors"
@@ -105,7 +106,7 @@ class Checkpoint:
             return None
         try:
             with safe_open(path, framework="pt") as file:
-                plain = json.loads(file.metadata()["fedveil"])
+                plain = json_of(file.metadata()["fedveil"])
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
             return cls(tensors=tensors, **plain)
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:

@@ -207,6 +207,12 @@ def check_fit(dealt: Dealt, method: Method, loss: str, model: str, module: nn.Mo
         Naming the key that has to change.
     """
     dataset = dealt.dataset
+    if dataset.counted and dataset.classes and method.may_promise:
+        accepted = (
+            f"is counted from the labels: the model's shape would tell whether one record has the largest, which "
+            f"{method.name!r} does not cover. Say it, from what is known without the data"
+        )
+        raise FieldError("data.classes", dataset.classes, accepted)
     if "layer_scores" in method.client.needs:
         empty = [client.name for client in dealt.clients if not client.examples]
         if empty:

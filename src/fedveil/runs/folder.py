@@ -16,6 +16,7 @@ from fedveil.config.folders import CONFIG, RUN, RUN_ID, refuse_used, require_beg
 from fedveil.config.loading import load
 from fedveil.engines import Federation
 from fedveil.errors import FieldError, LedgerError, damaged
+from fedveil.reading import json_of
 from fedveil.runs.checkpoint import Checkpoint
 from fedveil.runs.ledgers import LedgerFiles, Ledgers, append, make_folder, write_atomic
 from fedveil.runs.lock import FolderLock
@@ -148,7 +149,7 @@ class RunFolder:
                 "leave what differs as it was, or start anew with another --out",
             )
         try:
-            self.run_id = str(json.loads((self.path / RUN_ID).read_bytes())["run_id"])
+            self.run_id = str(json_of((self.path / RUN_ID).read_bytes())["run_id"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise damaged("--resume", self.path / RUN_ID, error, way_out(self.path)) from error
         self.checkpoint = Checkpoint.read(self.path / "checkpoint")

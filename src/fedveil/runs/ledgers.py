@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from fedveil.accounting import Ledger
 from fedveil.engines.history import SERVER
 from fedveil.engines.party import Store
 from fedveil.errors import LedgerError
+from fedveil.reading import json_of
 
 SHARED = "clients"  # name of the file of all clients' ledgers
 
@@ -161,7 +161,7 @@ class LedgerFiles(Ledgers):
             try:
                 text = tail.decode() + closing
                 owner = party or _party(text, 0)
-                json.loads(text)
+                json_of(text)
                 Ledger.parse(self.run_id, owner, [*lines.get(owner, []), text])
             except ValueError:  # not whole, or (LedgerError) not what the checksum says
                 continue
@@ -171,7 +171,7 @@ class LedgerFiles(Ledgers):
 
 def _party(line: str, number: int) -> str:
     try:
-        return str(json.loads(line)["party"])
+        return str(json_of(line)["party"])
     except (ValueError, KeyError, TypeError) as error:
         where = f"ledger of {SHARED!r}, line {number}"
         raise LedgerError(f"{where} cannot be read ({error}); restore the file or start a new run") from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import platform
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,6 +26,7 @@ from fedveil.errors import damaged
 from fedveil.layout import Layout
 from fedveil.learning import ClientData
 from fedveil.methods import ClientSide, Method
+from fedveil.reading import json_of
 
 METRICS = "metrics.jsonl"
 METRICS_CSV = "metrics.csv"
@@ -75,7 +75,7 @@ class Summary:
         """
         file = folder / "summary.json"
         try:
-            values = json.loads(file.read_bytes())
+            values = json_of(file.read_bytes())
             rounds = int(values["rounds"])
             file = folder / METRICS
             rows = []
@@ -118,7 +118,7 @@ def parse_row(line: str) -> Row:
     ValueError, KeyError
         If it is no whole row.
     """
-    row = json.loads(line)
+    row = json_of(line)
     if not isinstance(row, dict) or not isinstance(row.get("round"), int):
         raise ValueError("it is no round")
     for name in ("metrics", "noise", "replies", "failed", "invalid", "refused", "seconds"):

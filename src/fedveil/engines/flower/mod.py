@@ -84,7 +84,8 @@ def privacy_mod(
     source : Source, optional
         Randomness of the noise. Default: secure.
     seed : int, optional
-        Reproducible noise instead, for experiments (or ``privacy.seed``): who knows the seed knows the noise.
+        Reproducible noise instead, for experiments (or ``privacy.seed`` of the node): who knows the seed knows the
+        noise, so a run cannot propose one.
     budget : callable, optional
         ``partition -> SpendFilter``, a fresh one on each call; it is charged with the ledger (or
         ``privacy.participations``, ``privacy.leakage-cap``).

@@ -17,8 +17,9 @@ from fedveil.mechanisms import ReproducibleSource, SecureSource, Source
 from fedveil.methods import METHODS, Method, build, parameters
 
 PREFIX = "privacy."
-OWN = ("participations", "leakage_cap", "ledger", "dataset", "policy")  # no server may as much as propose these
-OTHERS = ("method", "seed", "rounds", *OWN)  # not parameters of a method
+# no server may as much as propose these: who knows the seed takes the noise off
+OWN = ("seed", "participations", "leakage_cap", "ledger", "dataset", "policy")
+OTHERS = ("method", "rounds", *OWN)  # not parameters of a method
 
 Budget = Callable[[int], SpendFilter | None]
 
@@ -176,8 +177,6 @@ def _require_proposals(proposed: Mapping[str, Any], own: Mapping[str, Any], poli
                 "node's configuration, or give the node a policy that says what it accepts (privacy.policy)"
             )
             raise FieldError(f"{PREFIX}{key}", value, accepted)
-        if key == "seed" and policy.secure_source:
-            raise FieldError(f"{PREFIX}{key}", value, "the node's policy asks for a secure source of noise")
 
 
 def _once(name: str, given: Any, keys: Mapping[str, Any]) -> Any:

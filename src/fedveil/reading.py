@@ -1,0 +1,60 @@
+"""TOML and JSON from outside, as plain values: no deeper than a person writes, so that no parser runs out of stack."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+DEEPEST = 64  # tables and lists within each other
+
+# a dotted key, which TOML's parser follows in time and memory quadratic in its length
+_DOTTED = re.compile(rf"""(?<![\w"'-])(?:[\w"'-]+[ \t]*\.[ \t]*){{{DEEPEST}}}""")
+
+
+def toml_of(text: str) -> dict[str, Any]:
+    """The values of a TOML text.
+
+    Raises
+    ------
+    tomllib.TOMLDecodeError
+        If it is no TOML, or nested deeper than `DEEPEST` levels.
+    """
+    try:
+        if _DOTTED.search(text):
+            raise RecursionError
+        return _shallow(tomllib.loads(text))
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError as error:  # a number of more digits than Python reads
+        raise tomllib.TOMLDecodeError(str(error)) from error
+    except RecursionError:
+        raise tomllib.TOMLDecodeError(f"nested deeper than {DEEPEST} levels") from None
+
+
+def json_of(text: str | bytes) -> Any:
+    """The value of a JSON text.
+
+    Raises
+    ------
+    ValueError
+        If it is no JSON, or nested deeper than `DEEPEST` levels.
+    """
+    try:
+        return _shallow(json.loads(text))
+    except RecursionError:
+        raise ValueError(f"nested deeper than {DEEPEST} levels") from None
+
+
+def _shallow(value: T) -> T:
+    """The value itself, unless it is too deep for what will be done with it."""
+    level: list[Any] = [value]
+    for _ in range(DEEPEST + 1):
+        level = [one for one in level if isinstance(one, dict | list)]
+        if not level:
+            return value
+        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
+    raise RecursionError
