@@ -6,15 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from core_kit import assert_deviation
+from core_kit import Deployed, assert_deviation
 from torch import nn
 
 from fedveil.accounting import Gaussian, Ledger, ParticipationFilter, Poisson, Release, StepFilter, epsilon
 from fedveil.aggregation import FedAvg, FedAvgM, FedMedian, Krum
 from fedveil.attacks import bound
-from fedveil.engines import Federation, ServerParty
+from fedveil.engines import Execution, Federation, ServerParty
 from fedveil.engines.client import ClientParty
-from fedveil.errors import FieldError, NoReplyError
+from fedveil.errors import BudgetError, FieldError, NoReplyError
 from fedveil.gdp import epsilon_of_mu, mu_of_epsilon
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, PrivateTrainer
@@ -265,6 +265,130 @@ def test_a_server_that_repeats_a_round_gets_the_same_bits_and_a_new_one_meets_th
         trainer=trainer_of(client),
     )
     assert isinstance(other.admit(opened(3)), Refusal)  # two of two steps are in the ledger, whoever asks
+
+
+SHARES = {"examples": 6, "noise_multiplier": 2.0, "clip": 0.5, "silos": 4, "rounds": 2}
+
+
+def silo(source, ledger=None, lines=None, d=3000, **values):
+    """A party of a trusted sum of d parameters, and what trains it."""
+    client = RecordShares(**{**SHARES, **values})
+    method = build("record-sum", FedAvg(), **{**SHARES, **values})
+    model = nn.Linear(d, 1, bias=False)
+    trainer = PrivateTrainer(model, Layout.from_module(model), LocalTraining(lr=6.0, loss="mse"), client.noisy_steps)
+    store = (lambda line: None) if lines is None else lines.append
+    ledger = Ledger("run", "0") if ledger is None else ledger
+    party = ClientParty(method, trainer.layout, ledger, source, budget=client.budget(), store=store, trainer=trainer)
+    data = ClientData(torch.ones(6, d) / d, torch.zeros(6, 1))
+    return party, lambda round_: answered(party, trainer, data, round_, d)
+
+
+def answered(party, trainer, data, round_, d):
+    """A silo's answer: its vector, or why it declines."""
+    asked = opened(round_, rounds=2, d=d)
+    verdict = party.admit(asked)
+    if isinstance(verdict, Refusal):
+        return verdict
+    if verdict is None:
+        [found] = trainer.train_noisily(asked.models, [data], [(0,)], [party.training_source(round_)])
+        facts = ClientFacts(broadcast=asked, layout=party.layout, noised=found.noised)
+        verdict = party.release((Release("model", found.model),), facts)
+    return verdict[0].value.double()
+
+
+@pytest.mark.parametrize("source", [SecureSource, lambda: ReproducibleSource(5)])
+def test_a_share_is_never_handed_out_twice_and_a_second_one_is_a_release_more(source):
+    """Otherwise the difference of two sums, one without this silo, is its share, with z C / sqrt(n - t) of noise."""
+    lines = []
+    party, ask = silo(source(), lines=lines)
+    first, second = ask(1), ask(1)
+    assert_deviation((first - second).numpy(), math.sqrt(2) * party.method.noisy.noisy_steps.deviation)
+    assert [(e.key, e.attempt) for e in party.ledger.entries] == [((1, "protect"), 0), ((1, "protect"), 1)]
+    assert party.budget.spent == 2
+    assert isinstance(ask(1), Refusal)  # two steps were planned, whichever round asks for them
+    assert isinstance(ask(2), Refusal)
+    again, ask_again = silo(source(), Ledger.parse("run", "0", lines))
+    assert again.budget.spent == 2
+    if again._source.deployable:
+        assert isinstance(ask_again(1), Refusal)
+
+
+def test_a_second_share_has_a_lot_of_its_own():
+    party, ask = silo(Deployed(0), rate=0.5)
+    ask(1)
+    lots = [party.training_source(1).child("lots").uniform(50)]
+    party.admit(opened(1, rounds=2, d=3000))
+    lots.append(party.training_source(1).child("lots").uniform(50))
+    assert not torch.equal(*lots)
+
+
+def test_after_a_crash_an_experiment_draws_its_share_again_and_a_deployment_does_not():
+    lines, kept = [], []
+    for source in (ReproducibleSource(5), Deployed(5)):
+        lines.clear()
+        first = silo(source, lines=lines)[1](1)
+        party, ask = silo(source, Ledger.parse("run", "0", lines), lines)
+        assert torch.equal(ask(1), first) != source.deployable
+        kept.append([e.attempt for e in party.ledger.entries])
+        if not source.deployable:  # it has handed the share out by now
+            assert not torch.equal(ask(1), first)
+    assert kept == [[0], [0, 1]]
+
+
+def test_a_process_that_died_while_it_trained_anew_answers_with_noise_of_its_own():
+    lines = []
+    first = silo(Deployed(5), lines=lines, rounds=3)[1](1)
+    party, _ = silo(Deployed(5), Ledger.parse("run", "0", lines), lines, rounds=3)
+    assert party.admit(opened(1, rounds=2, d=3000)) is None  # and here it dies
+    party, ask = silo(Deployed(5), Ledger.parse("run", "0", lines), lines, rounds=3)
+    second = ask(1)
+    deviation = party.method.noisy.noisy_steps.deviation
+    assert_deviation(second.numpy(), deviation)  # a zero update
+    assert_deviation((ask(1) - second).numpy(), math.sqrt(2) * deviation)
+    assert_deviation((second - first).numpy(), math.sqrt(2) * deviation)
+    assert [e.attempt for e in party.ledger.entries] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["record-sum", "record"])
+def test_the_server_of_a_trusted_sum_makes_one_sum_a_round(name):
+    """Without one silo a second sum shows that silo's share; a sum of models that nobody is trusted with may differ."""
+    values = {k: v for k, v in SHARES.items() if name == "record-sum" or k != "silos"}
+    method = build(name, FedAvg(), **{**values, **({"tolerated": 2} if name == "record-sum" else {})})
+    layout = Layout.from_shapes({"w": (18,)})
+    server = ServerParty(method, layout, Ledger("run", "server"), ReproducibleSource(0))
+    replies = {p: share(float(p), silos=4, tolerated=2) for p in range(4)}
+    first, _ = server.combine(opened(), replies)
+    same, _ = server.combine(opened(), replies)
+    assert torch.equal(first.models, same.models)
+    without = {p: r for p, r in replies.items() if p < 3}
+    if name == "record":
+        assert not torch.equal(server.combine(opened(), without)[0].models, first.models)
+        return
+    with pytest.raises(BudgetError, match="recorded"):
+        server.combine(opened(), without)
+    assert len(server.ledger.entries) == 1
+
+
+def test_a_deployed_sum_that_a_crash_took_ends_the_run_before_anybody_pays_for_another():
+    def begun(source, books):
+        def ledgers(party):
+            return books.setdefault(party, Ledger("run", party)), lambda line: None
+
+        fed = federation("record-sum")
+        values = {"model": nn.Linear(8, 2), "clients": silos(), "method": fed.method, "local": LocalTraining(lr=0.5)}
+        return Federation(**values, seed=1, source=source, execution=Execution(ledgers=ledgers, run_id="run"))
+
+    whole = begun(ReproducibleSource(1), {}).run(3).models
+    for source in (ReproducibleSource(1), Deployed(1)):
+        books = {}
+        begun(source, books).run(1)
+        entries = [len(book.entries) for book in books.values()]
+        history = begun(source, books).run(3)  # no checkpoint of round 1 was written
+        if source.deployable:
+            assert "recorded a sum" in history.stopped
+            assert [len(book.entries) for book in books.values()] == entries
+        else:
+            assert torch.equal(history.models, whole)
 
 
 def test_weights_that_would_round_a_share_away_are_refused_before_data_in_every_round():

@@ -1,7 +1,7 @@
 """What a run promises across crashes: nothing goes out unrecorded or twice in two versions, and runs can be resumed.
 
 `crash_kit` does the killing, in a process of its own. The ordinary tests try some of the steps of one method;
-``make crash`` tries every step of three methods, and random moments.
+``make crash`` tries every step of four methods, and random moments.
 """
 
 import json
@@ -21,7 +21,7 @@ from fedveil.runs import run
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 
 KIT = Path(__file__).with_name("crash_kit.py")
-METHODS = ("global", "sga-ldp", "group")
+METHODS = ("global", "sga-ldp", "group", "record-sum")
 SOURCES = ("secure", "reproducible")
 
 
@@ -53,6 +53,7 @@ def test_at_some_steps(tmp_path):
         tmp_path,
         {**plan, "method": "sga-ldp", "source": "secure", "deaths": ["kill", "power cut"]},
         {**plan, "method": "global", "noise_multiplier": 0.01, "source": "reproducible", "deaths": ["kill"]},
+        {**plan, "method": "record-sum", "source": "secure", "deaths": ["kill"]},
     )
     assert_nothing_failed(figures)
     assert all(found["steps"] > 90 for found in figures)
@@ -100,7 +101,7 @@ def test_killed_at_random_moments(tmp_path, capsys):
     figures = crash(tmp_path, *plans)
     shown(capsys, "killed at random moments", figures)
     assert_nothing_failed(figures)
-    assert sum(found["kills"] for found in figures) == 120
+    assert sum(found["kills"] for found in figures) == 160
 
 
 # What is refused, and the way out

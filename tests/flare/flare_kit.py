@@ -125,6 +125,8 @@ class Site:
         fl_ctx.set_peer_context(peer)
         data = Shareable.from_bytes(data.to_bytes())
         data.add_cookie("task", "cookie of the server")
+        data.add_cookie("list", [])
+        fl_ctx.set_prop("public", {}, private=False, sticky=False)
         reply = self.runner._process_task(TaskAssignment(task, "task-1", data), fl_ctx)
         self.context = fl_ctx
         self.sent.append(reply)

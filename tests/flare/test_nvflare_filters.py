@@ -10,10 +10,12 @@ from flare_kit import MODEL, ROUNDS, SITES, Site, Trainer, learner, run, sites_o
 from nvflare.apis.executor import Executor
 from nvflare.apis.filter import Filter
 from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_exception import UnsafeJobError
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.app_common.widgets.convert_to_fed_event import ConvertToFedEvent
 
 from fedveil.engines.lifetime import LifetimeLedger
+from fedveil.engines.nvflare.memory import RunMemory
 from fedveil.engines.nvflare.shareables import read_reply, write_broadcast
 from fedveil.errors import FieldError
 from fedveil.methods import Broadcast, PublicFacts, build
@@ -44,18 +46,51 @@ def released(reply, method=SGA):
     return read_reply(reply, LAYOUT, method.client)
 
 
-def test_nothing_but_the_release_leaves_under_local_trust(tmp_path):
-    def plant(result, data, fl_ctx):
-        result["DXO"]["data"]["stolen"] = np.ones(3)
-        result["DXO"]["meta"].update(note=SECRET, initial_metrics={"num-examples": 16, SECRET: 1.0})
-        result["DXO"]["meta"]["fedveil.reply"] = {"side": SECRET}
-        result[SECRET] = SECRET
-        result.set_header("note", SECRET)
-        data.add_cookie("note", SECRET)
-        fl_ctx.set_prop("note", SECRET, private=False, sticky=False)
-        fl_ctx.set_prop("lasting", SECRET, private=False, sticky=True)
-        return result
+def plant(result, data, fl_ctx):
+    """What training code may leave wherever FLARE sends something along."""
+    result["DXO"]["data"]["stolen"] = np.ones(3)
+    result["DXO"]["meta"].update(note=SECRET, initial_metrics={"num-examples": 16, SECRET: 1.0})
+    result["DXO"]["meta"]["fedveil.reply"] = {"side": SECRET}
+    result[SECRET] = SECRET
+    result.set_header("note", SECRET)
+    data.add_cookie("note", SECRET)
+    data.get_cookie_jar()["list"].append(SECRET)
+    fl_ctx.set_prop("note", SECRET, private=False, sticky=False)
+    fl_ctx.set_prop("lasting", SECRET, private=False, sticky=True)
+    fl_ctx.get_prop("public")["note"] = SECRET
+    return result
 
+
+def unsafe(result, data, fl_ctx):
+    plant(result, data, fl_ctx)
+    raise UnsafeJobError(SECRET)
+
+
+@pytest.mark.parametrize("ends", ["the ledger cannot be written", "a filter before it raises", "the job is unsafe"])
+def test_where_no_result_leaves_nothing_leaves_beside_it(ends, tmp_path, monkeypatch):
+    def full(memory, line):
+        raise OSError("disk full")
+
+    class Breaking(Filter):
+        def process(self, shareable, fl_ctx):
+            raise ValueError("broken")
+
+    filters = [PrivacyFilter(model=MODEL, method="sga-ldp", seed=0), ReleaseFilter()]
+    if ends.startswith("a filter"):
+        filters.insert(1, Breaking())
+    one = Site("site-a", tmp_path, Trainer(0, extra=unsafe if ends == "the job is unsafe" else plant), filters)
+    if ends.startswith("the ledger"):
+        monkeypatch.setattr(RunMemory, "store", full)
+    reply = one.do("train", task())
+    assert one.executor.trained == 1
+    assert code(reply) != ReturnCode.OK
+    assert SECRET not in str(reply)
+    assert SECRET not in str(one.context.get_all_public_props())
+    assert SECRET not in str(one.engine.manager.new_context().get_all_public_props())
+    assert reply.get_cookie_jar() == {"task": "cookie of the server", "list": []}
+
+
+def test_nothing_but_the_release_leaves_under_local_trust(tmp_path):
     def extra(result, data, fl_ctx):
         result = plant(result, data, fl_ctx)
         del result["DXO"]["data"]["stolen"]  # with it the whole model is refused: another test
@@ -69,7 +104,7 @@ def test_nothing_but_the_release_leaves_under_local_trust(tmp_path):
     assert str(found.keys()) == str(expected.keys())
     assert found["DXO"]["meta"] == expected["DXO"]["meta"]
     assert found["__headers__"].keys() == expected["__headers__"].keys()
-    assert found.get_cookie_jar() == {"task": "cookie of the server"}
+    assert found.get_cookie_jar() == {"task": "cookie of the server", "list": []}
     [model] = released(found)
     assert torch.equal(model.value, released(expected)[0].value)
 

@@ -33,6 +33,7 @@ from fedveil.engines.flower.records import HELLO
 pytestmark = pytest.mark.flower
 
 
+SUMMED = "record-sum"  # a round asked again is a new share, at the price of one
 seldom = st.integers(0, 7).map(lambda n: n == 0)
 
 
@@ -51,7 +52,7 @@ class HostileServer(RuleBasedStateMachine):
     def begin(self, method, budget, raises, lifetime):
         type(self).cases += 1
         budget = budget if budget in ADAPTIVE.get(method, BUDGETS) else "none"
-        self.method, self.messages = method, []
+        self.method, self.messages, self.shares = method, [], {}
         self.nodes = [self.node(x, method, budget, lifetime) for x in NEIGHBOURS]
         for node in self.nodes:
             node.raises = raises
@@ -117,6 +118,14 @@ class HostileServer(RuleBasedStateMachine):
             type(self).answers += 1
             type(self).one_failed += self.nodes[0].failed != self.nodes[1].failed
             self._near(vector.double(), vector_too.double(), message)
+            if self.method == SUMMED:
+                self._never_again(vector)
+
+    def _never_again(self, share):
+        """With one share in two sums, their difference is that of whoever is in one of them alone."""
+        earlier = self.shares.setdefault(self.nodes[0].run, [])
+        assert not any(share.equal(other) for other in earlier), "a share was handed out twice"
+        earlier.append(share)
 
     def _near(self, vector, vector_too, message):
         """Where a sensitivity is proven, and both drew the noise of one stream, the vectors are that near."""
@@ -136,8 +145,17 @@ class HostileServer(RuleBasedStateMachine):
     def a_round_is_trained_once(self):
         for node in getattr(self, "nodes", ()):
             assert node.trained == self.nodes[0].trained
-            if node.keeps_its_ledger:
+            if node.keeps_its_ledger and self.method != SUMMED:
                 assert len(set(node.trained)) == len(node.trained)
+
+    @invariant()
+    def a_share_that_left_is_paid_for(self):
+        if getattr(self, "method", "") == SUMMED:
+            for node in self.nodes:
+                paid = [entry for entry in node.spent() if not entry[2]]  # closed, not an intent
+                assert sum(map(len, self.shares.values())) <= len(paid)
+                if node.keeps_its_ledger:
+                    assert len(node.trained) <= len(node.spent())
 
     def teardown(self):
         for node in getattr(self, "nodes", ()):

@@ -4,6 +4,10 @@ Under local trust the server is the adversary. Everything that can be checked wi
 openly, before data are touched. After that the client always answers: what fails becomes a zero update that the method
 protects like any other. Where the noise follows no private value, as under every proven method, only the client's own
 log tells which it was; a printed rule shows its fallback, as FedRE does with an even split.
+
+A share of a trusted sum never leaves twice: with the same share in two sums, their difference is that of the silos that
+are in one of them alone, and shows a single share. A round asked again is one more release, with noise and a lot of its
+own.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ class ClientParty(Party):
     source : Source
         Randomness of the noise. With one that nobody can repeat, an intent is committed before data are touched, and a
         process that died with it answers zero when the round is asked for again. With a reproducible one the round is
-        drawn again, to the same bits.
+        drawn again, to the same bits; a share only by a party that has not handed it out itself, as after a crash.
     budget : SpendFilter, optional
         Stops the client before a budget is exceeded.
     policy : Policy, optional
@@ -49,7 +53,8 @@ class ClientParty(Party):
     state : optional
         State to resume from.
     kept : tuple of (int, Releases)
-        What left last, and in which round: it is handed over again if that round is asked for again.
+        What left last, and in which round: it is handed over again if that round is asked for again. Under a trusted
+        sum the latest round that was answered, and nothing to hand over.
     store : callable
         Makes a ledger line durable.
     trainer : PrivateTrainer, optional
@@ -84,7 +89,7 @@ class ClientParty(Party):
         self._trainer = trainer
         self.method, self.layout, self.policy, self.kept = method, layout, policy, kept
         self.failure: Exception | None = None
-        self._local = method.client.trust != "central"
+        self._local, self._summed = method.client.trust != "central", method.client.trust == "trusted sum"
         self.state = method.client.init() if state is None else state
         self._quoted: Spend | None = None
         self._rehearsed = set[int]() if rehearsed is None else rehearsed
@@ -96,7 +101,8 @@ class ClientParty(Party):
         -------
         Refusal, Releases or None
             None: train, and then `release` or `fail`. Releases: the answer, without training (the round was answered
-            before, or a process died in it).
+            before, or a process died in it). Under a trusted sum a round that was answered before is trained again, if
+            policy and budget hold one more release.
 
         Raises
         ------
@@ -110,16 +116,17 @@ class ClientParty(Party):
             return quoted
         self._quoted, self.failure = quoted, None
         known = self.ledger.find((public.round, PROTECT))
-        if known is not None:
+        if known is not None and not self._renews(known):
             return self._again(broadcast, known)
+        attempt = 0 if known is None else known.attempt + 1
         self._rehearse(broadcast)
         refusal = self._declines(public, quoted)
         if refusal is not None or (not self._local and self.budget is None and self.policy is None):
             return refusal
         if not self._local:
             self._commit(Entry((public.round, PROTECT), 0, digest(()), quoted, "none", public.rounds))
-        elif self._source.deployable:
-            self._commit(self._entry(public, 0, quoted))
+        elif self._source.deployable or attempt:
+            self._commit(self._entry(public, attempt, quoted))
         return None
 
     def training_source(self, round_: int) -> Source:
@@ -222,6 +229,11 @@ class ClientParty(Party):
                 return Refusal(reason)
         return None if self._charge(quoted) else Refusal("the client's privacy budget is used up")
 
+    def _renews(self, known: Entry) -> bool:
+        """Whether a round in the ledger has to be trained anew: its share was handed out."""
+        handed_out = self._source.deployable or known.key[0] <= self.kept[0]
+        return self._summed and known.digest != OPEN and handed_out
+
     def _again(self, broadcast: Broadcast, known: Entry) -> Refusal | Releases | None:
         """A round that is in the ledger: what left then leaves again, and nothing else that was made from data."""
         if not self._local:
@@ -261,7 +273,9 @@ class ClientParty(Party):
                 raise BudgetError(f"round {public.round} was answered, and the budget holds no second answer")
             self._commit(self._entry(public, attempt, protected))
         self.state = protected.state
-        if self._source.deployable:  # with another source the same bits can be drawn again
+        if self._summed:
+            self.kept = max(public.round, self.kept[0]), ()
+        elif self._source.deployable:  # with another source the same bits can be drawn again
             self.kept = public.round, protected.releases
         return protected.releases
 

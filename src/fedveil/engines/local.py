@@ -36,7 +36,7 @@ from fedveil.engines.probe import Probe, Seen, probed
 from fedveil.engines.replying import Replying
 from fedveil.engines.stopping import EarlyStopping, Validators, worst_of
 from fedveil.engines.warning import Warnings
-from fedveil.errors import BudgetError, FieldError, LedgerError, require_count, suggesting
+from fedveil.errors import BudgetError, FieldError, LedgerError, NoReplyError, require_count, suggesting
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, Figures, LocalTraining, choose_each, evaluate_clients, make_trainer
 from fedveil.learning.learner import Learned, Learner, Task
@@ -252,6 +252,7 @@ class Federation:
 
     def _next(self, rounds: int) -> RoundRecord:
         """One round, in a scope of its own: its models are gone before the next one makes others."""
+        self.server.require_unsummed(self.round + 1)
         asked = self.ask(rounds)
         task = asked.task
         learned = self.learner.learn(task.models, task.clients, task.keys, task.needs, task.sources)
@@ -301,9 +302,14 @@ class Federation:
         ------
         NoReplyError
             If no reply can be used, or every client that trained failed: a server under local trust could not tell.
+        BudgetError
+            If that is because clients have used up their budgets.
         """
         require_success(asked.broadcast.public.round, asked.partitions, collected.zeroed)
-        opened, log = self.server.combine(asked.broadcast, collected.replies, collected.failed, asked.refused)
+        try:
+            opened, log = self.server.combine(asked.broadcast, collected.replies, collected.failed, asked.refused)
+        except NoReplyError as error:
+            raise self._used_up(asked, error) from error
         self.warnings.combined(asked.broadcast.models[0], list(collected.replies.values()), log.report)
         self.models, self.round = opened.models, asked.broadcast.public.round
         single, pooled = self.evaluate()
@@ -314,6 +320,13 @@ class Federation:
             log, pooled, single, collected.scales, seconds, published, zeroed=collected.zeroed, validation=loss
         )
         return probed(self.probes, Seen(self, asked.broadcast, collected.replies, self.models, record))
+
+    def _used_up(self, asked: Asked, error: NoReplyError) -> NoReplyError | BudgetError:
+        """The same error, unless a client that released something before declines: then the run is over, not broken."""
+        spent = [p for p in asked.refused if self.party(p).ledger.entries]
+        if not spent:
+            return error
+        return BudgetError(f"client {spent[0]} declines ({asked.refused[spent[0]]}); the last model stands: {error}")
 
     def _trained_on(self, public: ClientData, model: Tensor, round_: int) -> Tensor:
         """The model [d] after training on public data as a client trains, under the key of no client."""

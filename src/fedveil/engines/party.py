@@ -54,11 +54,13 @@ class Party:
         if self._unwritten:  # the same bits would find their entry in memory, and go out without one on the disk
             raise LedgerError(f"the ledger of {self.ledger.party!r} could not be written: go on from what is stored")
 
-    def _draw(self, round_: int, purpose: str, make: Callable[[Source], tuple[Releases, Spend]]) -> None:
+    def _draw(
+        self, round_: int, purpose: str, make: Callable[[Source], tuple[Releases, Spend]], once: bool = False
+    ) -> None:
         """Draw a release, commit it, and return only then.
 
         A release already committed under this key is handed over again if the draw gives the same bits; otherwise it
-        is drawn under the next attempt, charged again and committed again.
+        is drawn under the next attempt, charged again and committed again, or refused if there may be one `once`.
         """
         self._require_written()
         known = self.ledger.find((round_, purpose))
@@ -70,6 +72,8 @@ class Party:
             if known is not None and known.attempt == attempt:
                 if known.digest == mark:
                     return
+                if once:
+                    raise BudgetError(self._recorded(round_))
                 attempt += 1
                 continue
             if not self._charge(spend):
@@ -79,6 +83,12 @@ class Party:
                 raise BudgetError(f"round {round_}: the {self.ledger.party}'s budget is used up; {stands}")
             self._commit(Entry((round_, purpose), attempt, mark, spend, self._source.kind))
             return
+
+    def _recorded(self, round_: int) -> str:
+        return (
+            f"round {round_}: the {self.ledger.party} recorded a sum of it, and another one would tell shares apart; "
+            "the last checkpointed model stands"
+        )
 
     def _commit(self, entry: Entry) -> None:
         terms = None if self.budget is None else self.budget.terms
@@ -161,6 +171,7 @@ class ServerParty(Party):
         if tutor is None and "public_update" in method.server.needs:
             raise FieldError("public_data", None, f"the server of {method.name!r} trains on public data of its own")
         self.method, self.layout, self.scorer, self.tutor = method, layout, scorer, tutor
+        self._summed = method.client.trust == "trusted sum"
         self.state = method.server.init(layout.size, layout.dtype) if state is None else state
 
     def open(self, models: Tensor, round_: int, rounds: int, cohort: int) -> Broadcast:
@@ -172,6 +183,17 @@ class ServerParty(Party):
             round=round_, rounds=rounds, cohort=cohort, dimension=self.layout.size, layer_scores=scores
         )
         return Broadcast(models=models, public=public)
+
+    def require_unsummed(self, round_: int) -> None:
+        """Refuse, before anybody trains, a round whose trusted sum is recorded, unless its shares can be drawn again.
+
+        Raises
+        ------
+        BudgetError
+            If its bits are lost: a sum of new shares would be another one.
+        """
+        if self._summed and self._source.deployable and self.ledger.find((round_, COMBINE)) is not None:
+            raise BudgetError(self._recorded(round_))
 
     def combine(
         self,
@@ -199,7 +221,8 @@ class ServerParty(Party):
         NoReplyError
             If fewer replies can be used.
         BudgetError
-            If the server's budget does not allow the release; nothing was handed over.
+            If the server's budget does not allow the release, or it is another trusted sum of a round that was summed
+            before; nothing was handed over.
         """
         invalid: dict[int, str] = {}
         usable: dict[int, Releases] = {}
@@ -246,7 +269,7 @@ class ServerParty(Party):
             result[:] = [combined]
             return (Release("model", combined.models),), combined.spend
 
-        self._draw(public.round, COMBINE, make)
+        self._draw(public.round, COMBINE, make, once=self._summed)
         combined, self.state = result[0], result[0].state
         opened = Broadcast(models=combined.models, public=replace(public, round=public.round + 1))
         log = Round(public.round, tuple(usable), failed, invalid, refused, dict(combined.report), combined.spend)

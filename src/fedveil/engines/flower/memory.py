@@ -60,21 +60,20 @@ class Memory:
 
     def kept(self) -> tuple[int, Releases]:
         """What left last, and in which round (0: nothing did)."""
-        arrays, rounds, found = self._context.state.get(KEPT), 0, []
+        arrays, values, found = self._context.state.get(KEPT), self._context.state.get(VALUES), []
         for name, array in arrays.items() if isinstance(arrays, ArrayRecord) else ():
-            number, _, kind, label = name.split("|", 3)
-            rounds = int(number)
+            _, kind, label = name.split("|", 2)
             found.append(Release(cast(Kind, kind), torch.from_numpy(array.numpy()), label))
-        return rounds, tuple(found)
+        return int(str(values.get("kept", 0))) if isinstance(values, ConfigRecord) else 0, tuple(found)
 
     def save(self, state: Any, kept: tuple[int, Releases] = (0, ())) -> None:
         """Keep the method's state, and what left."""
-        named = {f"{kept[0]}|{i}|{r.kind}|{r.name}": r.value for i, r in enumerate(kept[1])}
+        named = {f"{i}|{r.kind}|{r.name}": r.value for i, r in enumerate(kept[1])}
         self._context.state[KEPT] = ArrayRecord({n: Array(v.contiguous().numpy()) for n, v in named.items()})
         tensors, values = pack(state)
         arrays = {n: Array(t.detach().cpu().contiguous().numpy()) for n, t in tensors.items()}
         self._context.state[STATE] = ArrayRecord(arrays)
-        self._context.state[VALUES] = ConfigRecord({"kind": type(state).__name__, **values})
+        self._context.state[VALUES] = ConfigRecord({"kind": type(state).__name__, "kept": kept[0], **values})
 
     def _lines(self) -> list[str]:
         record = self._context.state.get(LEDGER)

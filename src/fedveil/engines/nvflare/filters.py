@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,7 +132,7 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
                 self.log_warning(fl_ctx, f"FedVeil: the site takes no part: {verdict.reason}")
                 raise FedVeilError(verdict.reason)
             self._open = stack.pop_all()
-        public, cookies = fl_ctx.get_all_public_props(), dict(shareable.get_cookie_jar() or {})
+        public, cookies = deepcopy((fl_ctx.get_all_public_props(), dict(shareable.get_cookie_jar() or {})))
         pending = Pending(party, broadcast, memory, self._open, shareable, cookies, public, verdict)
         fl_ctx.set_prop(PENDING, pending, private=True, sticky=False)
         return shareable
@@ -179,11 +180,15 @@ class ReleaseFilter(Filter):  # type: ignore[misc]
             return shareable
         if not isinstance(pending, Pending):
             raise FieldError("PrivacyFilter", None, "did not admit this task: put it into the task data filters")
-        with pending.open:
-            result = pending.answer(shareable)
-            if pending.party.failure is not None:
-                self.log_warning(fl_ctx, f"FedVeil: the site answered with a zero update: {pending.party.failure!r}")
-        pending.restore(fl_ctx)
+        try:
+            with pending.open:
+                result = pending.answer(shareable)
+                if pending.party.failure is not None:
+                    self.log_warning(
+                        fl_ctx, f"FedVeil: the site answered with a zero update: {pending.party.failure!r}"
+                    )
+        finally:
+            pending.restore(fl_ctx)
         return result
 
     def add_to_fed_job(self, job: Any, ctx: Any, **kwargs: Any) -> None:
@@ -229,7 +234,7 @@ class Pending:
 
     def restore(self, fl_ctx: FLContext) -> None:
         """Undo what training code changed of what FLARE sends along: cookies, and the public part of the context."""
-        self.task.set_cookie_jar(dict(self.cookies))
+        self.task.set_cookie_jar(deepcopy(dict(self.cookies)))
         for name, value in fl_ctx.get_all_public_props().items():
             if name not in self.public or self.public[name] is not value:
                 sticky = bool((fl_ctx.get_prop_detail(name) or {}).get("sticky"))
@@ -264,19 +269,27 @@ def _require_quiet(fl_ctx: FLContext) -> None:
 
 
 def _shield(executor: Any) -> None:
-    """Let an executor that raises answer with a return code: FLARE would send it past the result filters."""
+    """Let an executor that raises answer with a return code: FLARE would send it past the result filters.
+
+    Where it is aborted, or says that the job is unsafe, FLARE answers without result filters, and sends cookies and
+    context along: they are undone here, too.
+    """
     execute: Callable[..., Any] = executor.execute
     if getattr(execute, "shielded", False):
         return
 
-    def shielded(*arguments: Any, **named: Any) -> Shareable:
+    def shielded(task: str, data: Shareable, fl_ctx: FLContext, abort_signal: Any) -> Shareable:
+        pending = fl_ctx.get_prop(PENDING)
         try:
-            result = execute(*arguments, **named)
+            result = execute(task, data, fl_ctx, abort_signal)
         except UnsafeJobError:
             raise
         except Exception:  # no error in the log's sense: logs of errors may be sent away
             executor.logger.warning("FedVeil: the executor raised", exc_info=True)
             result = None
+        finally:
+            if isinstance(pending, Pending):
+                pending.restore(fl_ctx)
         return result if isinstance(result, Shareable) else make_reply(ReturnCode.EXECUTION_EXCEPTION)
 
     shielded.shielded = True  # type: ignore[attr-defined]
