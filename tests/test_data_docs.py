@@ -16,7 +16,7 @@ PAGE = (Path(__file__).resolve().parent.parent / "docs" / "data.md").read_text()
 def test_the_page_runs(tmp_path, monkeypatch, capsys):
     pytest.importorskip("pandas")
     monkeypatch.chdir(tmp_path)
-    first, second = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    first, second, third = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     exec(compile(first, "data.md", "exec"), {})
     (tmp_path / "ward.toml").write_text(re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[0])
     commands = [line.split("#")[0].strip() for line in PAGE.splitlines() if line.startswith("    fedveil ")]
@@ -26,8 +26,11 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
         assert result.exit_code == 0, (command, result.output)
     assert (tmp_path / "runs" / "ward" / "summary.json").exists()
     assert (tmp_path / "runs" / "ward-data" / "partition.png").exists()
-    exec(compile(second, "data.md", "exec"), {})
+    names = {}
+    exec(compile(second, "data.md", "exec"), names)
     assert capsys.readouterr().out.strip() == "(13, 13, 14)"
+    exec(compile(third, "data.md", "exec"), names)
+    assert len(names["history"].rounds) == 2
 
 
 def test_the_page_names_every_source_and_partition():

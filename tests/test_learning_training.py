@@ -273,7 +273,7 @@ def test_mismatched_lists_are_refused():
         {"batch_size": 2.5},
         {"lr": float("nan")},
         {"lr": 0},
-        {"optimizer": "adamw"},
+        {"optimizer": "rmsprop"},
         {"momentum": 1.0},
         {"prox": -1},
         {"loss": "mae"},

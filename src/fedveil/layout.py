@@ -148,6 +148,12 @@ class Layout:
         """Type of the flat vector."""
         return torch.float64 if any(b.dtype == torch.float64 for b in self.blocks) else torch.float32
 
+    def state_dict(self, module: nn.Module, vector: Tensor) -> dict[str, Tensor]:
+        """A vector [d] as named parameters of a module, frozen and tied ones too; buffers are the parties'."""
+        first, own = {id(p): name for name, p in module.named_parameters()}, self.unflatten(vector)
+        every = module.named_parameters(remove_duplicate=False)
+        return {name: own.get(first[id(p)], p.detach()) for name, p in every}
+
     def groups(self, grouping: Grouping = "array") -> dict[str, list[slice]]:
         """Layers as slices of the flat vector.
 

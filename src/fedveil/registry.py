@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from functools import cached_property
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fedveil.errors import FieldError, nearest
 
@@ -62,6 +64,30 @@ class Registry(MutableMapping[str, T]):
         if name not in self:
             raise FieldError(self.field, name, nearest(name, self))
         return self[name]
+
+    def find(self, name: str) -> Any:
+        """What has this name, or what ``"package.module:name"`` names, from the Python path or the working directory.
+
+        Raises
+        ------
+        FieldError
+            If there is no such thing, or it cannot be called.
+        """
+        module, colon, attribute = name.partition(":")
+        if not colon:
+            return self.choose(name)
+        before = list(sys.path)
+        sys.path.insert(0, "")
+        try:
+            found = getattr(import_module(module), attribute)
+        except Exception as error:  # the module is the user's
+            accepted = f'cannot be imported ({error}); write "package.module:name"'
+            raise FieldError(self.field, name, accepted) from error
+        finally:
+            sys.path[:] = before
+        if not callable(found):
+            raise FieldError(self.field, name, "must be a class or a function")
+        return found
 
     def package(self, name: str) -> str:
         """The installed package whose entry point has this name; empty for one of FedVeil or of this process."""

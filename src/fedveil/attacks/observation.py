@@ -16,7 +16,7 @@ from fedveil.engines.probe import Seen
 from fedveil.errors import FedVeilError, FieldError, nearest
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, predict
-from fedveil.learning.losses import evaluating, fast_format, loss_of
+from fedveil.learning.losses import Loss, evaluating, fast_format, loss_of, outputs_of
 
 CAPABILITIES: dict[str, str] = {
     "models": "receives every broadcast model",
@@ -211,7 +211,7 @@ class Knowledge:
 
     model: nn.Module
     layout: Layout
-    loss: str
+    loss: str | Loss
     shadow: ClientData
     reference: ClientData | None = None
     outsider: Tensor | None = None
@@ -232,7 +232,7 @@ class Knowledge:
         leaf = vector.detach().clone().requires_grad_()
         with evaluating(self.model):
             x = fast_format(data.x.to(some.device, some.dtype))
-            output = functional_call(self.model, self.layout.unflatten(leaf), (x,))
+            output = outputs_of(functional_call(self.model, self.layout.unflatten(leaf), (x,)))
             return torch.autograd.grad(loss_of(self.loss)(output, data.y.to(some.device)), leaf)[0].detach().cpu()
 
     def _loss_of(self, models: Tensor, data: ClientData) -> Tensor:

@@ -17,7 +17,8 @@ from fedveil.errors import FieldError, NoReplyError
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining
 from fedveil.learning.learner import Learned
-from fedveil.learning.losses import as_input, evaluating, loss_of
+from fedveil.learning.losses import Loss, as_input, evaluating, loss_of, outputs_of
+from fedveil.learning.reading import is_data_set, read_client
 from fedveil.mechanisms import keyed_seed
 from fedveil.methods import (
     Broadcast,
@@ -173,11 +174,19 @@ def client_facts(broadcast: Broadcast, layout: Layout, learned: Learned) -> Clie
 
 
 def as_client(value: ClientData | Sequence[Any], name: str) -> ClientData:
-    """Accept ClientData, or a tuple of tensors or arrays."""
+    """Accept ClientData, a tuple of tensors or arrays, a data set or loader of PyTorch, or two of them."""
     if isinstance(value, ClientData):
         return value
+    if is_data_set(value):
+        return read_client(value, name, as_client)
+    if isinstance(value, Sequence) and len(value) == 2 and is_data_set(value[0]):
+        train, test = (as_client(v, f"{name}[{i}]") for i, v in enumerate(value))
+        return ClientData(train.x, train.y, test.x, test.y)
     if not isinstance(value, Sequence) or len(value) not in (2, 4):
-        accepted = "must be (x, y), (x, y, test_x, test_y) or ClientData: arrays or tensors, in a list of clients"
+        accepted = (
+            "must be (x, y), (x, y, test_x, test_y) or ClientData: arrays or tensors, in a list of clients; "
+            "or a Dataset, a DataLoader, or two of them, the second held out"
+        )
         raise FieldError(name, type(value).__name__, accepted)
     names = ("x", "y", "test_x", "test_y")
     tensors = [_tensor(v, f"{name}.{part}") for v, part in zip(value, names, strict=False)]
@@ -228,7 +237,7 @@ def _kind(value: Tensor) -> str:
     return f"[{shape}] {'floating point' if value.is_floating_point() else 'int64'}"
 
 
-def require_fit(module: nn.Module, clients: Sequence[ClientData], loss: str) -> None:
+def require_fit(module: nn.Module, clients: Sequence[ClientData], loss: str | Loss) -> None:
     """Try two examples on the model and the loss, and refuse what does not fit before anything is trained.
 
     Raises
@@ -242,29 +251,34 @@ def require_fit(module: nn.Module, clients: Sequence[ClientData], loss: str) -> 
     x, y, some = client.x[:2], client.y[:2], next(module.parameters())
     with evaluating(module), torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
-            output = module(as_input(x, some))
+            answer = module(as_input(x, some))
         except Exception as error:  # the model is the user's
             accepted = f"the model cannot take it ({error}){_input_hint(x, module)}"
             raise FieldError(f"clients[{i}].x", _kind(x), accepted) from error
-        if loss == "cross_entropy" and _one_hot(y) and y.shape == getattr(output, "shape", ()):
+        output = outputs_of(answer)
+        if loss == "cross_entropy" and _one_hot(y) and y.shape == output.shape:
             raise FieldError(f"clients[{i}].y", _kind(y), "looks one-hot; classes are integers: y.argmax(1)")
-        if loss == "cross_entropy" and y.dtype == torch.int64 and isinstance(output, Tensor) and output.dim() > 1:
+        if loss == "cross_entropy" and y.dtype == torch.int64 and output.dim() > 1:
             if bool((output >= 0).all()) and torch.allclose(output.sum(1), torch.ones(()).to(output)):
                 warn("the model ends in probabilities, and its loss takes scores: leave the softmax out", stacklevel=3)
             for j, held in enumerate(clients):
                 if held.examples and int(held.y.max()) >= output.shape[1]:
                     accepted = f"the model has {output.shape[1]} outputs, one a class, numbered from 0 on"
                     raise FieldError(f"clients[{j}].y", f"from {int(held.y.min())} to {int(held.y.max())}", accepted)
+        name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
         try:
-            loss_of(loss)(output, y.to(some.device))
+            value = loss_of(loss)(output, y.to(some.device))
         except Exception as error:
             fix = ""
             if y.dim() == 2 and y.shape[1] == 1:
                 fix = "; make it [N]: y.reshape(-1)"
             elif loss == "cross_entropy" and y.is_floating_point():
                 fix = '; classes are integers: y.astype(int). For targets use LocalTraining(loss="mse")'
-            accepted = f"{loss} cannot compare it with the model's outputs {tuple(output.shape[1:])} ({error}){fix}"
+            accepted = f"{name} cannot compare it with the model's outputs {tuple(output.shape[1:])} ({error}){fix}"
             raise FieldError(f"clients[{i}].y", _kind(y), accepted) from error
+        if not isinstance(value, Tensor) or value.dim():
+            accepted = "must return the batch's mean loss as one number, a tensor of no axes: end it with .mean()"
+            raise FieldError("loss", name, accepted)
 
 
 def _one_hot(y: Tensor) -> bool:

@@ -143,7 +143,8 @@ class History:
     models : Tensor
         [k, d], the last broadcast.
     state_dicts : list of dict
-        The same as named arrays; load with ``load_state_dict(..., strict=False)``.
+        The same as named parameters, the frozen ones among them: ``model.load_state_dict(history.state_dicts[0])``.
+        Running statistics that clients keep stand in their ``buffers``: ``{**state, **federation.clients[0].buffers}``.
     guarantee : Guarantee
         Total of the trusted server, or of the client that spent most (local trust).
     guarantees : dict of str to Guarantee

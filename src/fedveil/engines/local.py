@@ -398,7 +398,7 @@ class Federation:
         else:
             guarantees = {n: g for n, g in spent.items() if n != SERVER}
             worst = worst_of(guarantees.values()) or unprotected("local")
-        dicts = [self.layout.unflatten(m) for m in self.models]
+        dicts = [self.layout.state_dict(self.learner.model, m) for m in self.models]
         stamp = self.source.kind if self.source.deployable else f"{self.source.kind}, not for deployment"
         best, validation = None, None
         if self.validators is not None:

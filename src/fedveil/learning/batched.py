@@ -15,7 +15,7 @@ from fedveil.layout import Layout
 from fedveil.learning.clients import ClientData
 from fedveil.learning.local import LocalTraining, StepInfo, Trained
 from fedveil.learning.losses import losses_of
-from fedveil.learning.stacked import Stack, compile_stack
+from fedveil.learning.stacked import BATCHED, Stack, compile_stack
 from fedveil.learning.stacked.block import ClientBlock, dropout_masks
 from fedveil.learning.stacked.compile import NotStackable
 from fedveil.learning.stacked.schedule import schedule
@@ -69,8 +69,8 @@ class BatchedTrainer:
         precision: str = "full",
     ) -> None:
         require_choice("precision", precision, ("full", "bfloat16"))
-        if local.loss in ("dice", "soft_dice"):
-            raise NotStackable("the loss 'dice' has no batched form")
+        if not isinstance(local.loss, str) or local.loss not in BATCHED:
+            raise NotStackable(f"the loss {local.loss!r} has no batched form")
         if local.unusual:
             raise NotStackable(f"local training with '{local.unusual}' has no batched form")
         if per_example:
@@ -134,10 +134,11 @@ class BatchedTrainer:
                 stack,
                 values,
                 optimiser=local.optimizer,
-                lr=local.lr,
+                lr=local.rate(),
+                weight_decay=local.weight_decay,
                 momentum=local.momentum,
                 prox=local.prox,
-                loss=local.loss,
+                loss=str(local.loss),
                 change=None
                 if self.hook is None
                 else partial(self._changed, self.hook, plan.per_epoch, plan.sizes(), keys),

@@ -58,7 +58,7 @@ def choose(model: nn.Module, layout: Layout, models: Tensor, data: ClientData, l
 
 
 def choose_each(
-    model: nn.Module, layout: Layout, models: Tensor, clients: Sequence[ClientData], loss: str
+    model: nn.Module, layout: Layout, models: Tensor, clients: Sequence[ClientData], loss: str | Loss
 ) -> list[int | Exception]:
     """What `choose` answers for each of many clients, in a few batched computations.
 
@@ -88,7 +88,9 @@ def choose_each(
     return answers
 
 
-def client_losses(model: nn.Module, layout: Layout, models: Tensor, clients: Sequence[ClientData], loss: str) -> Tensor:
+def client_losses(
+    model: nn.Module, layout: Layout, models: Tensor, clients: Sequence[ClientData], loss: str | Loss
+) -> Tensor:
     """Loss of each model [k, d] on each client's training data, [n, k] in float64; NaN for one without examples."""
     filled = [c for c in clients if c.examples]
     result = torch.full((len(clients), len(models)), torch.nan, dtype=torch.float64)
@@ -100,7 +102,7 @@ def client_losses(model: nn.Module, layout: Layout, models: Tensor, clients: Seq
     columns = []
     for vector in models:
         outputs = predict(model, layout, vector, x, batch=1024).to(torch.float64)
-        if loss in LABELWISE or loss == "rmse":
+        if isinstance(loss, str) and (loss in LABELWISE or loss == "rmse"):
             each = losses_of("mse" if loss == "rmse" else loss)(outputs, y).reshape(len(y), -1).mean(1)
             columns.append(torch.zeros(len(filled), dtype=torch.float64).index_add_(0, owner, each) / sizes)
         else:
@@ -126,7 +128,7 @@ def _blocks(clients: Sequence[ClientData]) -> Iterator[list[ClientData]]:
         yield block
 
 
-def _alone(model: nn.Module, layout: Layout, models: Tensor, client: ClientData, loss: str) -> int | Exception:
+def _alone(model: nn.Module, layout: Layout, models: Tensor, client: ClientData, loss: str | Loss) -> int | Exception:
     try:
         return choose(model, layout, models, client, loss)
     except Exception as error:  # a client's failure is that client's alone

@@ -2,14 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedveil.errors import FieldError
+
+
+class OnDemand(Tensor):
+    """Examples [N, ...] that are read when rows of them are asked for; they can be joined, and nothing else.
+
+    Whatever computes on all of them at once refuses.
+
+    Parameters
+    ----------
+    read : callable
+        Row numbers, at least one, -> their examples.
+    shape : sequence of int
+        Of all of them.
+    dtype : torch.dtype
+        Of the examples.
+    """
+
+    _read: Callable[[Sequence[int]], Tensor]
+
+    @staticmethod
+    def __new__(cls, read: Callable[[Sequence[int]], Tensor], shape: Sequence[int], dtype: torch.dtype) -> OnDemand:
+        found = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype)
+        found._read = read
+        return found
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is Tensor.__getitem__ and isinstance(args[0], cls):
+            rows = args[1].tolist() if isinstance(args[1], Tensor) else range(len(args[0]))[args[1]]
+            return args[0]._read(rows) if len(rows) else torch.empty((0, *args[0].shape[1:]), dtype=args[0].dtype)
+        if function is torch.cat:
+            return _joined(args[0])
+        return super().__torch_function__(function, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, *_: Any, **__: Any) -> Any:  # type: ignore[override]
+        accepted = f"{func} needs all examples in memory: give this client as tensors, or fewer examples"
+        raise FieldError("x", "a data set read one batch at a time", accepted)
+
+
+def _joined(parts: Sequence[Tensor]) -> OnDemand:
+    """Several clients' examples, one after another."""
+    ends = list(accumulate(len(part) for part in parts))
+
+    def read(rows: Sequence[int]) -> Tensor:
+        places = [(bisect(ends, row), row) for row in rows]
+        return torch.cat([parts[at][torch.tensor([row - ends[at]]) + len(parts[at])] for at, row in places])
+
+    return OnDemand(read, (ends[-1], *parts[0].shape[1:]), parts[0].dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +145,7 @@ def _check(x_name: str, x: Tensor, y_name: str, y: Tensor) -> None:
     if len(x) != len(y):
         raise FieldError(y_name, len(y), f"must be as long as {x_name}, which has {len(x)} rows")
     for name, value in ((x_name, x), (y_name, y)):
-        if value.is_floating_point() and not torch.isfinite(value).all():
+        if value.is_floating_point() and not isinstance(value, OnDemand) and not torch.isfinite(value).all():
             row = int((~torch.isfinite(value)).reshape(len(value), -1).any(1).nonzero()[0])
             raise FieldError(f"{name}[{row}]", "NaN or infinity", "must be finite: remove the row or fill it in")
     if y.dtype == torch.int64 and y.numel() and int(y.min()) < 0:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from fedveil.errors import FieldError, Suggesting, require_choice, require_count, require_non_negative, require_positive
-from fedveil.learning.losses import LOSSES
+from fedveil.learning.losses import Loss, loss_of
 from fedveil.learning.streams import Key
 from fedveil.methods.facts import NoisySteps
 
@@ -24,10 +24,13 @@ class LocalTraining(Suggesting):
         Passes over the client's examples.
     batch_size : int
         Examples a step; the last batch of an epoch may be shorter and is kept.
-    lr : float
-        Learning rate.
-    optimizer : {"sgd", "adam"}
+    lr : float or callable
+        Learning rate, or a function of the round from 1: ``lambda r: 0.1 if r < 10 else 0.01``. In TOML a number,
+        which `decay`, `decay_every` and `cosine_rounds` change from round to round.
+    optimizer : {"sgd", "adam", "adamw"}
         Its state is fresh in every round.
+    weight_decay : float
+        Of AdamW.
     momentum : float
         Of SGD, at least 0 and below 1.
     prox : float
@@ -37,12 +40,18 @@ class LocalTraining(Suggesting):
     keep : float
         Share of the update's coordinates that are kept, the longest ones; the others become 0 (LUS, the same paper).
     decay : float
-        The learning rate of round r is lr * decay^(r - 1).
+        By which the learning rate is multiplied after every `decay_every` rounds.
+    decay_every : int
+        Rounds; 1 is an exponential decay, more are steps.
+    cosine_rounds : int
+        Above 0 the learning rate falls along half a cosine over so many rounds, and stays where the last one has it.
     schedule : {"constant", "cosine"}
         Of the rate within a round: "cosine" lets it rise over the first tenth of the steps and then fall to 0 along
         half a cosine, so that an optimiser that begins anew takes no long first step.
     loss : {"cross_entropy", "mse", "rmse", "dice", "soft_dice"}
-        Mean over the batch; rmse is the root of the batch's mean squared error.
+        Mean over the batch; rmse is the root of the batch's mean squared error. Or one of yours: a function
+        ``loss(outputs, y)`` that returns the batch's mean, a name under which `fedveil.learning.LOSSES` has registered
+        one, or ``"package.module:function"``. (Measured is the cross-entropy or squared error all the same.)
 
     Raises
     ------
@@ -52,24 +61,36 @@ class LocalTraining(Suggesting):
 
     epochs: int = 1
     batch_size: int = 32
-    lr: float = 0.1
+    lr: float | Callable[[int], float] = 0.1
     optimizer: str = "sgd"
+    weight_decay: float = 0.01
     momentum: float = 0.0
     prox: float = 0.0
     slack: float = 0.0
     keep: float = 1.0
     decay: float = 1.0
+    decay_every: int = 1
+    cosine_rounds: int = 0
     schedule: str = "constant"
-    loss: str = "cross_entropy"
+    loss: str | Loss = "cross_entropy"
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run."""
         require_count("epochs", self.epochs)
         require_count("batch_size", self.batch_size)
-        require_positive("lr", self.lr)
-        require_choice("optimizer", self.optimizer, ("sgd", "adam"))
+        if not callable(self.lr):
+            require_positive("lr", self.lr)
+        elif self.decay != 1 or self.cosine_rounds:
+            raise FieldError("lr", "a function", "says the rate of every round: leave out decay and cosine_rounds")
+        require_choice("optimizer", self.optimizer, ("sgd", "adam", "adamw"))
+        require_count("decay_every", self.decay_every)
+        require_count("cosine_rounds", self.cosine_rounds, least=0)
+        if require_non_negative("weight_decay", self.weight_decay) != 0.01 and self.optimizer != "adamw":
+            raise FieldError(
+                "weight_decay", self.weight_decay, f'is of "adamw"; {self.optimizer} has none: leave it out'
+            )
         require_choice("schedule", self.schedule, ("constant", "cosine"))
-        require_choice("loss", self.loss, LOSSES)
+        loss_of(self.loss)
         require_non_negative("prox", self.prox)
         require_non_negative("slack", self.slack)
         for name in ("keep", "decay"):
@@ -80,9 +101,13 @@ class LocalTraining(Suggesting):
         if self.momentum and self.optimizer != "sgd":
             raise FieldError("momentum", self.momentum, f"is SGD's; {self.optimizer} has none: set it to 0")
 
-    def rate(self, round_: int, step: int, steps: int) -> float:
+    def rate(self, round_: int = 1, step: int = 0, steps: int = 1) -> float:
         """Learning rate of step `step` from 0, of so many in the round `round_` from 1."""
-        rate = self.lr * self.decay ** (round_ - 1) if self.decay < 1 else self.lr
+        rate = require_non_negative(f"lr({round_})", self.lr(round_)) if callable(self.lr) else self.lr
+        if self.decay < 1:
+            rate *= self.decay ** ((round_ - 1) // self.decay_every)
+        if self.cosine_rounds:
+            rate *= (1 + math.cos(math.pi * (min(round_, self.cosine_rounds) - 1) / self.cosine_rounds)) / 2
         if self.schedule == "constant":
             return rate
         rising, done = (step + 1) / math.ceil(0.1 * steps), (step + 0.5) / steps
@@ -90,9 +115,10 @@ class LocalTraining(Suggesting):
 
     @property
     def unusual(self) -> str:
-        """The first of `slack`, `keep`, `decay` and `schedule` set, which one client after another follows alone."""
-        usual = {"slack": 0.0, "keep": 1.0, "decay": 1.0, "schedule": "constant"}
-        return next((name for name, value in usual.items() if getattr(self, name) != value), "")
+        """The first key set, a rate that is no number among them, which one client after another follows alone."""
+        usual = {"slack": 0.0, "keep": 1.0, "decay": 1.0, "cosine_rounds": 0, "schedule": "constant"}
+        found = next((name for name, value in usual.items() if getattr(self, name) != value), "")
+        return found or "lr" * callable(self.lr)
 
 
 @dataclass(frozen=True, eq=False)

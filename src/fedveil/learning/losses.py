@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedveil.errors import FieldError, require_choice
+from fedveil.errors import FieldError
 from fedveil.layout import Layout
+from fedveil.registry import Registry
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -81,13 +83,10 @@ def soft_dice(output: Tensor, y: Tensor) -> Tensor:
     return (1 - (2 * both + 1) / (sums + 1)).mean()
 
 
-LOSSES: dict[str, Loss] = {
-    "cross_entropy": cross_entropy,
-    "mse": mse,
-    "rmse": rmse,
-    "dice": dice,
-    "soft_dice": soft_dice,
-}
+LOSSES: Registry[Loss] = Registry(
+    "loss",
+    {"cross_entropy": cross_entropy, "mse": mse, "rmse": rmse, "dice": dice, "soft_dice": soft_dice},
+)
 LABELWISE: dict[str, Loss] = {
     "cross_entropy": partial(cross_entropy, reduction="none"),
     "mse": partial(mse, reduction="none"),
@@ -95,11 +94,11 @@ LABELWISE: dict[str, Loss] = {
 
 
 def loss_of(loss: str | Loss) -> Loss:
-    """Return a loss given by name, or the function itself."""
-    return loss if callable(loss) else LOSSES[require_choice("loss", loss, LOSSES)]
+    """Return the function itself, or the one of that name: of `LOSSES`, or a ``"package.module:function"`` of yours."""
+    return loss if callable(loss) else LOSSES.find(loss)
 
 
-def losses_of(loss: str) -> Loss:
+def losses_of(loss: str | Loss) -> Loss:
     """The loss of every single label [B, ...], of which the named one is the mean.
 
     Raises
@@ -107,11 +106,38 @@ def losses_of(loss: str) -> Loss:
     FieldError
         For a loss that is no mean over examples: whatever looks at single examples cannot be used with it.
     """
-    require_choice("loss", loss, LOSSES)
-    if loss not in LABELWISE:
+    loss_of(loss)
+    if not isinstance(loss, str) or loss not in LABELWISE:
         accepted = f"is no mean over examples, so gradients of single examples do not exist: use {', '.join(LABELWISE)}"
         raise FieldError("loss", loss, accepted)
     return LABELWISE[loss]
+
+
+def outputs_of(answer: Any) -> Tensor:
+    """The outputs [B, ...] in what a module returns: every trainer, measure and attack sees these.
+
+    Parameters
+    ----------
+    answer : Tensor, object, mapping or sequence
+        An object with ``.logits`` (as of Hugging Face's models), a mapping with "logits" or "out" (as of torchvision's
+        segmentation models), or a tuple whose first part counts (as of ``nn.GRU`` and ``nn.LSTM``).
+
+    Raises
+    ------
+    FieldError
+        If there are none.
+    """
+    if isinstance(answer, Tensor):
+        return answer
+    found = getattr(answer, "logits", None)
+    if isinstance(answer, Mapping):
+        found = answer.get("logits", answer.get("out"))
+    elif found is None and isinstance(answer, Sequence) and answer:
+        found = answer[0]
+    if not isinstance(found, Tensor):
+        accepted = "must be a tensor, have .logits, or be a tuple that begins with a tensor: wrap the model in one"
+        raise FieldError("the model's output", type(answer).__name__, accepted)
+    return found
 
 
 @contextmanager
@@ -162,9 +188,9 @@ def predict(
     parameters |= {name: value.to(some.device) for name, value in (buffers or {}).items()}
     outputs = []
     with evaluating(module), torch.no_grad():
-        for part in torch.split(x, batch):
-            inputs = as_input(part, some)
-            outputs.append(torch.func.functional_call(module, parameters, (inputs,)).cpu())
+        for start in range(0, len(x), batch):
+            inputs = as_input(x[start : start + batch], some)
+            outputs.append(outputs_of(torch.func.functional_call(module, parameters, (inputs,))).cpu())
     return torch.cat(outputs)
 
 

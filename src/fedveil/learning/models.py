@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -181,20 +179,7 @@ def factory_of(name: str) -> Callable[..., nn.Module]:
     FieldError
         If there is no such thing.
     """
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        return MODELS[require_choice("model.name", name, MODELS)]
-    before = list(sys.path)
-    sys.path.insert(0, "")
-    try:
-        found = getattr(import_module(module), attribute)
-    except Exception as error:  # the module is the user's
-        raise FieldError("model.name", name, f'cannot be imported ({error}); write "package.module:Net"') from error
-    finally:
-        sys.path[:] = before
-    if not callable(found):
-        raise FieldError("model.name", name, "must be a class or a function that builds a torch.nn.Module")
-    return found  # type: ignore[no-any-return]
+    return MODELS.find(name)  # type: ignore[no-any-return]
 
 
 def build_model(name: str, *, input_shape: Sequence[int], outputs: int, seed: int, **options: Any) -> nn.Module:

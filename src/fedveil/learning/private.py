@@ -11,11 +11,11 @@ from threading import Lock
 import torch
 from torch import Tensor, nn
 
-from fedveil.errors import FieldError, require_choice
+from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning.clients import ClientData
 from fedveil.learning.local import LocalTraining, Trained
-from fedveil.learning.losses import loss_of
+from fedveil.learning.losses import loss_of, losses_of
 from fedveil.learning.per_example import PerExample
 from fedveil.learning.streams import Key, stream
 from fedveil.learning.training import SequentialTrainer, check_request
@@ -60,11 +60,11 @@ class PrivateTrainer(SequentialTrainer):
         if noisy.summed and local.optimizer != "sgd":
             accepted = 'must be "sgd": a trusted sum promises nothing about the sum of steps that are not linear'
             raise FieldError("optimizer", local.optimizer, accepted)
-        require_choice("loss", local.loss, ("cross_entropy", "mse"))
+        losses_of(local.loss)
         if local.unusual:
             raise FieldError(local.unusual, getattr(local, local.unusual), "has no form with noise inside training")
         super().__init__(model, layout, local, device=device)
-        self.noisy = replace(noisy, lr=local.lr) if noisy.summed else noisy
+        self.noisy = replace(noisy, lr=local.rate()) if noisy.summed else noisy
         self._unchecked, self._alone = True, Lock()
         self._spare = deepcopy(model)  # for `idle`: training that took too long may still be busy with the other
 
@@ -138,7 +138,7 @@ class PrivateTrainer(SequentialTrainer):
         self._reset(start)
         # a mask follows its example's place in the batch, which under add/remove tells who else is there
         stream((*key, int(source.child("dropout").bits(1))), "dropout", self._generator)
-        optimizer = self._optimizer(self.local.lr)
+        optimizer = self._optimizer(self.local.rate())
         sums = PerExample(self._model, self.layout, loss_of(self.local.loss))
         anchors = [p.detach().clone() for p in self._parameters] if self.local.prox else []
         lots, noise = source.child("lots"), source.child("noise")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedveil.errors import FieldError, require_choice, require_count
 from fedveil.layout import Layout
-from fedveil.learning.losses import Loss, evaluating, loss_of
+from fedveil.learning.losses import Loss, evaluating, loss_of, outputs_of
 from fedveil.mechanisms.source import keyed_seed
 
 Rectangle = tuple[int, int, int, int]
@@ -209,7 +209,7 @@ class _Answers:
         with evaluating(self.module), torch.enable_grad():
             some = next(iter(weights.values()))
             outputs = torch.func.functional_call(self.module, weights, (x.to(some.device, some.dtype),))
-            loss = loss_of(self.loss)(outputs, y.to(some.device))
+            loss = loss_of(self.loss)(outputs_of(outputs), y.to(some.device))
             found = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
         lengths = {name: float(g.norm()) for name, g in zip(weights, found, strict=True)}
         groups = [[b.name for b in self.layout.blocks if b.module == name] for name in self.layout.groups("module")]
@@ -228,7 +228,7 @@ class _Answers:
             layers.setdefault(block.module, []).append(block.name)
 
         def total(weights: Mapping[str, Tensor], images: Tensor, labels: Tensor) -> Tensor:
-            outputs = torch.func.functional_call(self.module, dict(weights), (images,))
+            outputs = outputs_of(torch.func.functional_call(self.module, dict(weights), (images,)))
             return torch.stack([function(outputs[i : i + 1], labels[i : i + 1]) for i in range(len(images))]).sum()
 
         with evaluating(self.module):

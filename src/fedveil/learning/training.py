@@ -15,7 +15,7 @@ from fedveil.layout import Layout
 from fedveil.learning.clients import ClientData
 from fedveil.learning.dropout import with_keyed_dropout
 from fedveil.learning.local import LocalTraining, StepInfo, Trained
-from fedveil.learning.losses import as_input, fast_format, loss_of, losses_of
+from fedveil.learning.losses import as_input, fast_format, loss_of, losses_of, outputs_of
 from fedveil.learning.streams import Key, epoch_orders, stream
 from fedveil.mechanisms.source import keyed_seed
 
@@ -122,7 +122,7 @@ class SequentialTrainer:
         self._reset(start, client.buffers)
         local, model, step, total = self.local, self._model, 0, 0.0
         steps = local.epochs * math.ceil(client.examples / local.batch_size)
-        optimizer = self._optimizer(local.lr)
+        optimizer = self._optimizer(local.rate(key[1], step, steps))
         anchors = [p.detach().clone() for p in self._parameters] if local.prox else []
         orders = torch.from_numpy(epoch_orders([key], [client.examples], local.epochs)).view(local.epochs, -1)
         stream(key, "dropout", self._generator)
@@ -158,7 +158,7 @@ class SequentialTrainer:
         """Leave the gradient of a batch, after the hook, in the parameters, and return the mean loss."""
         if self.hook is None or not self.per_example:
             self._model.zero_grad()
-            loss = self._loss(self._model(x), y)
+            loss = self._loss(outputs_of(self._model(x)), y)
             torch.autograd.backward(loss)
             if self.hook is not None:
                 self._write(check_hook(self.hook(flat := self._read(), info), flat))
@@ -166,7 +166,7 @@ class SequentialTrainer:
         losses, rows = [], []
         for i in range(len(x)):
             self._model.zero_grad()
-            loss = self._loss(self._model(x[i : i + 1]), y[i : i + 1])
+            loss = self._loss(outputs_of(self._model(x[i : i + 1])), y[i : i + 1])
             torch.autograd.backward(loss)
             losses.append(loss.detach())
             rows.append(self._read())
@@ -183,6 +183,8 @@ class SequentialTrainer:
 
     def _optimizer(self, lr: float) -> torch.optim.Optimizer:
         local, fused = self.local, self._device.type in ("cpu", "cuda")
+        if local.optimizer == "adamw":
+            return torch.optim.AdamW(self._parameters, lr=lr, weight_decay=local.weight_decay, fused=fused)
         if local.optimizer == "adam":
             return torch.optim.Adam(self._parameters, lr=lr, fused=fused)
         return torch.optim.SGD(self._parameters, lr=lr, momentum=local.momentum, fused=fused)

@@ -21,7 +21,7 @@ from fedveil.data.rings import RingFeatures, learn_rings
 from fedveil.errors import FieldError, require_non_negative
 from fedveil.learning import ClientData
 from fedveil.learning.learner import Scoring, scored_rows
-from fedveil.learning.losses import evaluating
+from fedveil.learning.losses import Loss, evaluating, outputs_of
 from fedveil.mechanisms import keyed_seed
 from fedveil.methods import Method
 from fedveil.runs.pretraining import keep_validation
@@ -198,7 +198,7 @@ def split_clients(clients: Sequence[ClientData], share: float, seed: int) -> tup
     return [c for i, c in enumerate(clients) if i not in chosen], [clients[i] for i in sorted(chosen)]
 
 
-def check_fit(dealt: Dealt, method: Method, loss: str, model: str, module: nn.Module) -> None:
+def check_fit(dealt: Dealt, method: Method, loss: str | Loss, model: str, module: nn.Module) -> None:
     """Refuse data that the method, the loss or the model cannot use, before anything is trained.
 
     Raises
@@ -231,7 +231,7 @@ def check_fit(dealt: Dealt, method: Method, loss: str, model: str, module: nn.Mo
             raise FieldError("data.public_examples", dealt.public.examples, accepted)
         some = next(module.parameters())
         with evaluating(module), torch.no_grad():
-            shape = tuple(module(dataset.x[:1].to(some.device, some.dtype)).shape[1:])
+            shape = tuple(outputs_of(module(dataset.x[:1].to(some.device, some.dtype))).shape[1:])
         wanted = (dataset.classes, *dataset.y.shape[1:])
         if shape != wanted:
             accepted = f"gives {shape} for an image, but {dataset.name!r} has a class a pixel: {wanted} is needed"

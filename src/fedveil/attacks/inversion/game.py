@@ -103,8 +103,8 @@ def _defence(federation: Federation, partition: int) -> dict[str, Any]:
     local, layout, method = federation.learner.local, federation.layout, federation.method
     if method.noisy is not None:  # the mean over a fixed number, in steps that see all examples in expectation
         noisy, count = method.noisy.noisy_steps, federation.clients[partition].examples
-        lr = local.lr * count * noisy.rate / noisy.denominator
-        deviation = local.lr * noisy.deviation * sqrt(noisy.steps) / noisy.denominator
+        lr = local.rate() * count * noisy.rate / noisy.denominator
+        deviation = local.rate() * noisy.deviation * sqrt(noisy.steps) / noisy.denominator
         training = replace(local, lr=lr, epochs=noisy.steps, batch_size=count)
         return {"local": training, "example_clip": noisy.clip, "noise": deviation}
     entries = federation.party(partition).ledger.entries

@@ -46,7 +46,7 @@ def recover_labels(received: Received, known: ServerKnowledge, generator: torch.
         mean = torch.stack([simulator.outputs(v.double(), dummies.double()).softmax(1).mean(0) for v in ends]).mean(0)
     gradient = -change[:, -1]
     cut = known.clip is not None or known.example_clip is not None
-    usual = 1 / (known.local.lr * known.steps)
+    usual = 1 / (known.local.rate() * known.steps)
     scales = usual * torch.logspace(0, 4, 400, dtype=torch.float64) if cut else torch.tensor([usual])
     best, counts = float("inf"), torch.zeros(len(mean), dtype=torch.int64)
     for scale in scales.tolist():

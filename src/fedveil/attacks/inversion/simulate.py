@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedveil.attacks.inversion.knowledge import ServerKnowledge
-from fedveil.learning.losses import cross_entropy
+from fedveil.learning.losses import cross_entropy, outputs_of
 
 
 class Simulator:
@@ -42,8 +42,7 @@ class Simulator:
     def outputs(self, vector: Tensor, x: Tensor) -> Tensor:
         """Logits under the parameters [d]; the module's own buffers stay as they are."""
         buffers = {name: b.clone() for name, b in self._buffers.items()}
-        output: Tensor = functional_call(self.module, {**self.known.layout.views(vector), **buffers}, (x,))
-        return output
+        return outputs_of(functional_call(self.module, {**self.known.layout.views(vector), **buffers}, (x,)))
 
     def update(self, x: Tensor, y: Tensor) -> Tensor:
         """The simulated update [d].
@@ -59,7 +58,7 @@ class Simulator:
         for epoch in range(local.epochs):
             for rows in torch.split(torch.arange(x.shape[1]), local.batch_size):
                 step = self._gradient(theta, x[epoch % len(x), rows], y[rows])
-                theta = theta - local.lr * (step + local.prox * (theta - self.start))
+                theta = theta - local.rate() * (step + local.prox * (theta - self.start))
         return self._clip(theta - self.start) if self.clipping else theta - self.start
 
     def _gradient(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from fedveil.attacks.observation import Received
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning import predict
-from fedveil.learning.losses import evaluating, loss_of
+from fedveil.learning.losses import evaluating, loss_of, outputs_of
 
 _NUMBERS = 1 << 24  # of a block of single gradients
 
@@ -52,7 +52,7 @@ def agreement(
     function = loss_of(loss)
 
     def single(vector: Tensor, one: Tensor, label: Tensor) -> Tensor:
-        return function(functional_call(model, layout.unflatten(vector), (one[None],)), label[None])
+        return function(outputs_of(functional_call(model, layout.unflatten(vector), (one[None],))), label[None])
 
     directions = torch.nn.functional.normalize(updates.to(torch.float64), dim=1)
     size, parts = max(1, _NUMBERS // len(start)), []

@@ -25,7 +25,7 @@ class ClientBlock:
         The model.
     values : Tensor
         [n, d], the starts; becomes the trained parameters.
-    optimiser, lr, momentum, prox, loss
+    optimiser, lr, weight_decay, momentum, prox, loss
         As in `LocalTraining`.
     change : callable, optional
         Is given every gradient and returns the one to use.
@@ -42,6 +42,7 @@ class ClientBlock:
         *,
         optimiser: str,
         lr: float,
+        weight_decay: float,
         momentum: float,
         prox: float,
         loss: str,
@@ -53,7 +54,7 @@ class ClientBlock:
         self._per_example, self._half, self._prox, self._lr = per_example, half, prox, lr
         self._direct = optimiser == "sgd" and not momentum and change is None and not half
         self._start = values.clone() if prox else None
-        self._optimiser = optimiser_of(optimiser, lr, momentum)
+        self._optimiser = optimiser_of(optimiser, lr, momentum, weight_decay)
         self._gradients = None if self._direct else torch.empty_like(values)
         self._cut: dict[int, list[Weights]] = {}
 

@@ -33,10 +33,10 @@ class SGD:
 
 
 class Adam:
-    """Adam (Kingma and Ba, 2015) with torch's defaults and torch's fused kernel."""
+    """Adam (Kingma and Ba, 2015) with torch's defaults and torch's fused kernel; with weight decay it is AdamW."""
 
-    def __init__(self, lr: float) -> None:
-        self.lr = lr
+    def __init__(self, lr: float, weight_decay: float = 0.0) -> None:
+        self.lr, self.weight_decay = lr, weight_decay
         self._state: tuple[Tensor, Tensor] | None = None
         self._count = torch.zeros(())
 
@@ -58,12 +58,13 @@ class Adam:
             beta1=0.9,
             beta2=0.999,
             lr=self.lr,
-            weight_decay=0.0,
+            weight_decay=self.weight_decay,
+            decoupled_weight_decay=self.weight_decay > 0,
             eps=1e-8,
             maximize=False,
         )
 
 
-def optimiser_of(name: str, lr: float, momentum: float) -> Optimiser:
+def optimiser_of(name: str, lr: float, momentum: float, weight_decay: float) -> Optimiser:
     """A fresh optimiser by its name in `LocalTraining`."""
-    return Adam(lr) if name == "adam" else SGD(lr, momentum)
+    return SGD(lr, momentum) if name == "sgd" else Adam(lr, weight_decay if name == "adamw" else 0.0)

@@ -74,7 +74,7 @@ class Stack:
         for stage, own in zip(self.stages, weights, strict=True):
             x, saved = stage.forward(x, own)
             kept.append(saved)
-        losses, grad = _LOSSES[loss](x, y, scale)
+        losses, grad = BATCHED[loss](x, y, scale)
         for stage, saved, own in zip(reversed(self.stages), reversed(kept), reversed(weights), strict=True):
             back = stage.backward(grad, saved, own)
             if back is None:
@@ -108,7 +108,7 @@ def _rmse(output: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     return root.expand_as(losses), _scaled(grad, (0.5 / root).expand_as(scale))
 
 
-_LOSSES = {"cross_entropy": _cross_entropy, "mse": _mse, "rmse": _rmse}
+BATCHED = {"cross_entropy": _cross_entropy, "mse": _mse, "rmse": _rmse}
 
 
 def _scaled(grad: Tensor, scale: Tensor) -> Tensor:
