@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -218,3 +220,39 @@ def test_in_flowers_simulation(packaged, tmp_path):
     summary = json.loads((out / "summary.json").read_text())
     assert summary["rounds"] == 2
     assert summary["replies"]["used"] == 8
+
+
+def left_behind(home):
+    """Ids of processes whose command names a folder."""
+    told = {path.parent.name: path for path in Path("/proc").glob("[0-9]*/cmdline")}
+    found = set()
+    for process, path in told.items():
+        with suppress(OSError):
+            if str(home) in path.read_bytes().decode(errors="replace"):
+                found.add(int(process))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("ray") is None, reason="Flower's simulation needs Ray")
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="the SuperLink that stays is found in /proc")
+def test_flwr_run_as_the_readme_writes_it(packaged, tmp_path):
+    home, lines = tmp_path / "home", (packaged / "README.md").read_text().splitlines()
+    written = [line.split("#")[0].strip() for line in lines if line.startswith("    ")]
+    setting = dict(line.removeprefix("export ").split("=") for line in written if line.startswith("export "))
+    command = next(line for line in written if line.startswith("flwr run . local"))
+    env = environment(home)
+    del env["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"]
+    ports = ("FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", "FLWR_LOCAL_CONTROL_API_PORT")
+    env |= setting | {name: str(free_port()) for name in ports}
+    go = [BIN / "flwr", *shlex.split(command)[1:]]
+    try:
+        done = subprocess.run(go, cwd=packaged, env=env, capture_output=True, text=True, timeout=900)
+    finally:
+        for process in left_behind(home):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGTERM)
+        wait(lambda: not left_behind(home), 60)
+    said = re.search(r"test accuracy (0\.\d+); formal", done.stdout)
+    assert said, done.stdout[-3000:] + done.stderr[-3000:]
+    assert float(said[1]) > 0.8
