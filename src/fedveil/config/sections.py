@@ -123,13 +123,14 @@ class Model(OpenSection):
     the file holds: after a change of it, start anew in another folder.
 
     `start` is where the hypotheses begin: "own" (as the model initialises itself, each under a seed of its own) or
-    "normal" (every parameter from N(0, 1), as in the group-privacy paper).
+    "normal" (every parameter from N(0, 1), as in the group-privacy paper), or "public": trained on the server's
+    `public_examples` with their labels, by settings chosen on these alone, so that it costs no privacy.
     """
 
     section: ClassVar[str] = "model"
 
     name: str
-    start: Literal["own", "normal"] = "own"
+    start: Literal["own", "normal", "public"] = "own"
 
     @classmethod
     def accepted(cls, name: str) -> Mapping[str, Option]:

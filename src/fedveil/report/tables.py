@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
@@ -66,6 +67,10 @@ def comparison_tables(summaries: Sequence[Summary], width: int) -> list[Table]:
         guessed = {"accuracy": fmean(majority), "macro_auc": 0.5, "balanced_accuracy": 0.5}
         cells = [f"{guessed[f]:.3f}" if f in guessed else NOTHING for f in figures]
         rows.append(["majority class", *cells, *[NOTHING] * (len(numbers) - len(cells) + 1), NOTHING])
+    if public := [s.values["public_model"] for s in summaries if "public_model" in s.values]:
+        cells = [f"{fmean(p['metrics'].get(f, math.nan) for p in public):.3f}" for f in figures]
+        cells += [f"{fmean(p['test_metrics'][tested] for p in public):.3f}"] if tested else []
+        rows.append(["public examples alone", *cells, *[NOTHING] * (len(numbers) - len(cells) + 1), "public data"])
     header = ["setting", *numbers, "seconds", "guarantee"]
     whole = Table(header, rows, title, [*numbers, "seconds"], ["guarantee"])
     first = numbers.index("sigma") if figures == OF_TWO else len(numbers)
@@ -88,6 +93,19 @@ def one_class(summary: Summary) -> bool:
     return summary.values.get("classes") == 2 and 0.0 in (last.get("sensitivity"), last.get("specificity"))
 
 
+def below_public(summaries: Sequence[Summary]) -> list[str]:
+    """Settings that add noise and end below the model of public examples with which they began, seed by seed."""
+    found = []
+    for label, runs in grouped(summaries).items():
+        begun = [r for r in runs if "public_model" in r.values and r.values["method"] != "vanilla"]
+        tested = all("accuracy" in r.values["public_model"]["test_metrics"] for r in begun)
+        where = "test_metrics" if tested else "metrics"
+        gains = [r.values[where]["accuracy"] - r.values["public_model"][where]["accuracy"] for r in begun]
+        if gains and fmean(gains) < 0:
+            found.append(label)
+    return found
+
+
 def comparison_notes(summaries: Sequence[Summary]) -> list[str]:
     """What has to be said beside the table."""
     first = summaries[0].values
@@ -108,6 +126,11 @@ def comparison_notes(summaries: Sequence[Summary]) -> list[str]:
     if conditions:
         notes.append(f"conditional: it holds if {' and if '.join(conditions)}.")
     notes += meanings_of(summaries)
+    if worse := below_public(summaries):
+        notes.append(
+            f"{', '.join(worse)}: less accurate than the model of public examples alone, which protects everybody: "
+            "take that one. (Deciding by a score on private examples would be a release of its own.)"
+        )
     instead: dict[str, list[str]] = {}
     for summary in summaries:
         instead.setdefault(useful(summary.values), []).append(summary.setting)

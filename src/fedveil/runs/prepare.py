@@ -32,7 +32,7 @@ from fedveil.runs.deal import Dealt, check_fit, deal_out, split_clients
 from fedveil.runs.ledgers import Ledgers
 from fedveil.runs.memo import Remembering
 from fedveil.runs.poisoning import Poisoning, poisoning_of
-from fedveil.runs.pretraining import first_model, pretraining_of
+from fedveil.runs.pretraining import first_model, pretraining_of, public_model
 from fedveil.runs.world import Shares, share_out
 
 # What accuracy hides where one of two classes is rare is measured unless metrics are named.
@@ -121,7 +121,7 @@ def prepare(config: Config, memo: Path | None = None, like: Setup | None = None)
     dealt = like.dealt if like is not None and alike else deal_out(config.data, base)
     method = config.privacy.build(config.aggregator)
     learner = like.learner if like is not None else _learner(config, dealt, method, memo)
-    if like is not None and alike and config.pretraining is not None:
+    if like is not None and alike and (config.pretraining is not None or config.model.start == "public"):
         starts = like.arguments["initial"]
     else:
         starts = _first_models(config, dealt, method, learner, base, memo)
@@ -210,13 +210,18 @@ def _first_models(
     config: Config, dealt: Dealt, method: Method, learner: Learner, base: int, memo: Path | None
 ) -> Tensor:
     """The first hypotheses [k, d]; one that the server trains is the same under every seed of a base."""
-    trained = config.pretraining is not None and dealt.validation is not None
+    trained = config.model.start == "public" or (config.pretraining is not None and dealt.validation is not None)
     seed, k = base if trained else config.seed, method.server.hypotheses
     with fields_of("model"):
         starts = initial_models(config.model.name, k=k, seed=seed, **_shape(config, dealt))
     if config.model.start == "normal":
         generator = torch.Generator().manual_seed(keyed_seed("normal start", seed))
         starts = torch.randn(starts.shape, generator=generator, dtype=starts.dtype)
+    if config.model.start == "public":
+        if dealt.public is None or dealt.dataset.task != "classification":
+            accepted = "trains on public examples and their classes: set data.public_examples"
+            raise FieldError("model.start", "public", accepted)
+        return public_model(learner.model, learner.layout, starts[0], dealt.public, seed).expand(k, -1).clone()
     if config.pretraining is None or dealt.validation is None:
         return starts
     alone = pretraining_of(config.local, config.pretraining.epochs)

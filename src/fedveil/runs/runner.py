@@ -10,12 +10,13 @@ from time import perf_counter
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from fedveil.config.experiment import Config
 from fedveil.config.folders import refuse_used
 from fedveil.engines import Federation, RoundRecord
 from fedveil.engines.probe import Probe
-from fedveil.learning import evaluate
+from fedveil.learning import evaluate, evaluate_clients
 from fedveil.runs.deal import data_digest
 from fedveil.runs.folder import UNNOISED, RunFolder, new_run_id
 from fedveil.runs.judging import begin, conclude
@@ -172,7 +173,8 @@ def summary_of(
         "method": config.privacy.method,
         "aggregator": config.aggregator.name if config.aggregator else "",
         "task": "classification" if dataset.classes else "regression",
-        "test_metrics": _test_metrics(setup, federation),
+        "test_metrics": _test_metrics(setup, federation, federation.models),
+        **_of_public_model(setup, federation),
         **majority_of(federation.clients, dataset.classes),
         "guarantees": parties,
         "participations": participations_of(federation, ledgers.books),
@@ -211,9 +213,20 @@ def best_of(federation: Federation) -> dict[str, Any]:
     return {"best": {"validation": best.loss, "round": best.round}}
 
 
-def _test_metrics(setup: Setup, federation: Federation) -> dict[str, float]:
-    """The single final model on the set's own test half, where there is one."""
-    data, models = setup.dataset, federation.models
+def _of_public_model(setup: Setup, federation: Federation) -> dict[str, Any]:
+    """What the first model reaches, where it is one of public examples alone: on what clients hold out, and tested."""
+    if setup.config.model.start != "public":
+        return {}
+    first, clients = setup.arguments["initial"][:1], federation.clients
+    chosen = [0] * len(clients)
+    model, layout, names = federation.learner.model, federation.layout, federation.metrics
+    pooled = evaluate_clients(model, layout, first, clients, chosen, names)[1]
+    return {"public_model": {"metrics": pooled, "test_metrics": _test_metrics(setup, federation, first)}}
+
+
+def _test_metrics(setup: Setup, federation: Federation, models: Tensor) -> dict[str, float]:
+    """A single model on the set's own test half, where there is one."""
+    data = setup.dataset
     if data.test_x is None or data.test_y is None or len(models) != 1:
         return {}
     model = federation.learner.model

@@ -1,0 +1,71 @@
+"""Runs that begin with a model of public examples, and what is said of those that end below it."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegressionCV
+
+from fedveil.config import load
+from fedveil.errors import FieldError
+from fedveil.learning import evaluate
+from fedveil.report.tables import below_public, comparison_notes, comparison_tables
+from fedveil.runs import run
+from fedveil.runs.prepare import prepare
+
+PUBLIC = ["data.public_examples=400", "model.start=public", "seed=1"]
+
+
+def test_a_linear_model_begins_as_the_logistic_regression_of_the_public_examples():
+    setup = prepare(load("digits-record", PUBLIC))
+    public, held = setup.dealt.public, setup.dealt.clients[0]
+    head = LogisticRegressionCV(
+        Cs=8, cv=5, max_iter=2000, l1_ratios=(0,), scoring="accuracy", use_legacy_attributes=False
+    )
+    head.fit(public.x.flatten(1).numpy(), public.y.numpy())
+    first = setup.arguments["initial"][0]
+    found = evaluate(setup.learner.model, setup.learner.layout, first, held.test_x, held.test_y)["accuracy"]
+    assert found == head.score(held.test_x.flatten(1).numpy(), held.test_y.numpy()) > 0.85
+
+
+def test_two_classes_are_one_row_and_its_negative():
+    setup = prepare(load("record-breast", ["data.public_examples=100", "model.start=public"]))
+    weight = setup.learner.layout.unflatten(setup.arguments["initial"][0])
+    for values in weight.values():
+        assert torch.allclose(values[0], -values[1])
+    x = torch.cat([c.x for c in setup.dealt.clients])
+    y = torch.cat([c.y for c in setup.dealt.clients])
+    found = evaluate(setup.learner.model, setup.learner.layout, setup.arguments["initial"][0], x, y)["accuracy"]
+    assert found > 0.9
+
+
+def test_another_model_is_trained_for_as_long_as_a_fifth_of_the_public_examples_says():
+    changes = [*PUBLIC, "model.name=mlp", "privacy.examples=144"]
+    setup, again = prepare(load("digits-record", changes)), prepare(load("digits-record", changes))
+    first, held = setup.arguments["initial"][0], setup.dealt.clients[0]
+    assert torch.equal(first, again.arguments["initial"][0])
+    assert evaluate(setup.learner.model, setup.learner.layout, first, held.test_x, held.test_y)["accuracy"] > 0.8
+
+
+def test_private_examples_do_not_move_the_first_model():
+    setup = prepare(load("digits-record", PUBLIC))
+    other = prepare(load("digits-record", [*PUBLIC, "data.clients=3", "data.holdout=0.5"]))
+    assert torch.equal(setup.arguments["initial"], other.arguments["initial"])
+
+
+def test_without_public_examples_it_is_refused():
+    with pytest.raises(FieldError) as refused:
+        prepare(load("digits-record", ["model.start=public"]))
+    assert refused.value.field == "model.start"
+
+
+def test_a_setting_that_ends_below_the_public_model_is_named_and_another_is_not():
+    small = [*PUBLIC, "rounds=4"]
+    noisy = run(load("digits-record", [*small, "privacy.epsilon=0.005"]), setting="noisy")
+    gentle = run(load("digits-record", [*small, "privacy.epsilon=1000", "local.lr=1"]), setting="gentle")
+    assert below_public([noisy, gentle]) == ["noisy"]
+    public = noisy.values["public_model"]["metrics"]["accuracy"]
+    assert noisy.values["metrics"]["accuracy"] < public <= gentle.values["metrics"]["accuracy"]
+    (table,) = comparison_tables([noisy, gentle], 200)
+    assert any(row[0] == "public examples alone" and row[1] == f"{public:.3f}" for row in table.rows)
+    assert any("noisy" in note and "gentle" not in note for note in comparison_notes([noisy, gentle]))
+    assert np.isfinite(public)
