@@ -45,6 +45,19 @@ def test_a_reading_follows_relation_and_formula():
             reading(clip=1.0, rounds=1, **bad)
 
 
+@pytest.mark.parametrize("unit", ["client", "record"])
+@pytest.mark.parametrize("trust", ["central", "local", "trusted sum"])
+def test_noise_that_was_only_read_about_is_promised_under_conditions(unit, trust):
+    """How somebody else draws and adds it is not looked at, and methods of that trust have conditions of their own."""
+    found = reading(clip=1.0, sigma=2.4, rounds=20, unit=unit, trust=trust).total
+    assert found.status == "conditional"
+    local = build("fedre", scores="public").client
+    if trust == "local":
+        public = PublicFacts(round=1, rounds=1, cohort=1, dimension=1)
+        quoted = local.quote(Broadcast(models=torch.zeros(1, 1), public=public), local.init()).guarantee
+        assert set(quoted.conditions) <= set(found.conditions)
+
+
 def test_the_least_noise_comes_first_and_heuristics_promise_nothing():
     found = advise(**DIGITS)
     assert [c.method for c in found[:4]] == ["record-sum", "record", "global", "fedre"]
@@ -143,15 +156,15 @@ def test_the_command_reads_an_experiments_file(tmp_path):
     [
         ("digits-record", "record", 1 / least_noise(4.0, 1e-5, 1)),
         ("digits-compare", "client", math.sqrt(15) / 1.2),  # the mean of 10 clipped updates, noise z C / 10
-        ("metric-privacy-homogeneous", "client", None),
+        ("digits-cia", "client", None),
         ("digits-group", "parameter vector", None),
     ],
 )
 def test_what_an_experiment_promises_follows_from_its_configuration_alone(preset, unit, mu):
     from fedveil.config import load
-    from fedveil.runs.promised import promised
+    from fedveil.runs.promised import prepared, promised
 
-    found = promised(load(preset))
+    found = promised(prepared(load(preset))).guarantee
     assert (found.unit, found.scope) == (unit, "total")
     if mu is not None:
         assert found.mu == pytest.approx(mu, rel=1e-6)
@@ -176,7 +189,8 @@ def test_the_lines_that_are_printed_keep_the_promise_that_is_printed(relation):
             else:
                 spend = method.client.quote(opened, method.client.init())
             kept = total([spend.guarantee] * 7)
-            assert kept.relation == choice.guarantee.relation
+            assert (kept.relation, kept.status) == (choice.guarantee.relation, choice.guarantee.status)
+            assert set(kept.conditions) == set(choice.guarantee.conditions)
             assert epsilon * 0.999 < kept.epsilon(1e-5) <= epsilon * (1 + 1e-12)
 
 

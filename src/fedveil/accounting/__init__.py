@@ -15,7 +15,7 @@ from fedveil.accounting.events import (
     Relation,
 )
 from fedveil.accounting.filters import Filter, LeakageFilter, ParticipationFilter, SpendFilter
-from fedveil.accounting.guarantee import VACUOUS, Guarantee, Trust, total, unprotected
+from fedveil.accounting.guarantee import VACUOUS, Guarantee, Trust, guarantee_values, total, unprotected
 from fedveil.accounting.ledger import OPEN, Entry, Ledger
 from fedveil.accounting.meaning import Meaning
 from fedveil.accounting.planning import Plan, delta_warning, plan
@@ -64,6 +64,7 @@ __all__ = [
     "epsilon_of_mu",
     "euclidean_laplace_delta",
     "euclidean_laplace_epsilon",
+    "guarantee_values",
     "least_noise",
     "model_of",
     "mu_of_epsilon",

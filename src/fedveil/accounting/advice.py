@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from fedveil.accounting.conditions import AS_READ, conditions_of, whole_noise
 from fedveil.accounting.events import FACTOR, Relation
 from fedveil.accounting.guarantee import VACUOUS, Guarantee, Trust, Unit
 from fedveil.accounting.planning import ENOUGH
@@ -138,7 +139,8 @@ def advise(
     if n > tolerated:
         summed = z * root * math.sqrt(n / (n - tolerated)) / total
         lines = (*planned, f"silos = {n}", f"tolerated = {tolerated}")
-        found.append(_choice("record-sum", "record", "trusted sum", z, summed, relation, rounds, lines))
+        whole = whole_noise(n, tolerated)
+        found.append(_choice("record-sum", "record", "trusted sum", z, summed, relation, rounds, lines, whole))
     fit = [c for c in found if unit in (None, c.unit) and trust in (None, c.trust)]
     fit.sort(key=lambda c: c.noise_to_signal or 0.0)
     heuristics = [
@@ -158,16 +160,18 @@ def _choice(
     relation: Relation,
     rounds: int,
     lines: tuple[str, ...],
+    *more: str,
 ) -> Choice:
+    conditions = (*conditions_of(unit, trust, relation), *more)
     guarantee = Guarantee(
         unit=unit,
         relation=relation,
         trust=trust,
-        status="formal" if trust == "central" else "conditional",
+        status="conditional" if conditions else "formal",
         scope="total",
         mu=FACTOR[relation] * math.sqrt(rounds) / z,
         public_size=None if unit == "client" else relation != "add/remove",
-        conditions=() if trust == "central" else ("see the method's own conditions",),
+        conditions=conditions,
     )
     verdict: Verdict = "possible" if ratio <= 1 else "hard" if ratio <= 1 / ENOUGH else "hopeless"
     return Choice(
@@ -220,6 +224,7 @@ class Reading:
             kept = "holds" if epsilon <= self.claimed else "does not hold"
             said.append(f"the epsilon of {self.claimed:g} that it names {kept} in total")
             said.append(f"a deviation of {rounded_up(self.least_sigma or 0.0)} would be enough for it")
+        said += [f"it holds if {condition}" for condition in self.total.conditions]
         if epsilon > VACUOUS:
             said.append("vacuous: it excludes nothing in practice")
         return tuple(said)
@@ -278,11 +283,18 @@ def reading(
         sigma = moved * (classic if formula == "classic" else least_noise(epsilon, delta, 1))
     sigma = require_positive("sigma", sigma)
 
+    conditions = (AS_READ.format(unit=unit), *conditions_of(unit, trust, relation))
+
     def promise(scope: Literal["round", "total"], count: int) -> Guarantee:
-        public = None if unit != "record" else relation != "add/remove"
-        mu = change * math.sqrt(count) / sigma
         return Guarantee(
-            unit=unit, relation=relation, trust=trust, status="formal", scope=scope, mu=mu, public_size=public
+            unit=unit,
+            relation=relation,
+            trust=trust,
+            status="conditional",  # how somebody else's noise is drawn and added is not looked at here
+            scope=scope,
+            mu=change * math.sqrt(count) / sigma,
+            public_size=None if unit != "record" else relation != "add/remove",
+            conditions=conditions,
         )
 
     least = None if epsilon is None else clip * least_noise(epsilon, delta, rounds, relation=relation)

@@ -312,6 +312,18 @@ def unprotected(trust: Trust = "central") -> Guarantee:
     return Guarantee(unit="client", relation="zero-out", trust=trust, status="none", scope="round")
 
 
+def guarantee_values(guarantee: Guarantee, delta: float) -> dict[str, Any]:
+    """A guarantee for JSON; epsilon and delta are there only where an epsilon is proven."""
+    values = {k: v for k, v in guarantee.to_dict().items() if v not in (None, "", [])}
+    if guarantee.proven and not guarantee.by_distance:
+        epsilon = guarantee.epsilon(delta)
+        values |= {"epsilon": epsilon, "delta": delta, "vacuous": epsilon > VACUOUS}
+        values |= {"meaning": guarantee.meaning().to_dict()}
+        if guarantee.unit == "record":
+            values |= {"epsilon_of_10_records": guarantee.of_group(10).epsilon(delta)}
+    return {"text": guarantee.describe(delta), **values}
+
+
 def total(guarantees: Iterable[Guarantee]) -> Guarantee:
     """Compose the releases of one party into one statement about all of them.
 

@@ -32,7 +32,7 @@ from fedveil.grid import Cell, Finished
 from fedveil.runs import Progress
 from fedveil.runs.deal import Dealt, deal_out
 from fedveil.runs.prepare import Setup, prepare
-from fedveil.runs.promised import promised
+from fedveil.runs.promised import prepared, promised
 from fedveil.runs.world import share_out
 
 PRINTED = (SINGLE_SHOT, MULTI_ROUND)
@@ -134,9 +134,8 @@ class ParticipationGame:
 
     def _relation(self, planned: Planned) -> str:
         """Of what a setting promises a client, or ""."""
-        n = planned.config.clients_per_round or len(self.dealt.clients)
         with suppress(FieldError):
-            found = promised(planned.config.model_copy(update={"clients_per_round": n}))
+            found = promised(prepared(planned.config)).guarantee
             return found.relation if found.proven and found.unit != "record" else ""
         return ""
 

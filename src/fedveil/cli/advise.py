@@ -49,6 +49,7 @@ def advise(
     with told():
         from fedveil.accounting import advise as choices
         from fedveil.accounting import reading
+        from fedveil.report.planning import reading_table
 
         console = console_for()
         base = {
@@ -67,8 +68,7 @@ def advise(
             return
         if "existing" in tables or clip is not None:
             found = _called(reading, existing, tables.get("existing", {}))
-            for line in found.describe():
-                console.print(line, markup=False, highlight=False)
+            console.print(reading_table(found))
         if "advise" in tables or clip is None or clients is not None:
             asked = tables.get("advise", {})
             _show(_called(choices, target, asked), asked.get("delta", delta), console)
@@ -85,34 +85,34 @@ def _tables(config: str | None) -> dict[str, Any]:
 
 
 def _experiment(name: str, target: Mapping[str, Any], console: Console) -> None:
-    """Say what an experiment's configuration promises, and rank what else reaches its epsilon or the one asked for."""
+    """Say what an experiment's run promises, and rank what else reaches its epsilon or the one asked for."""
     from fedveil.accounting.guarantee import VACUOUS
     from fedveil.config import load
-    from fedveil.runs.promised import choices, promised
+    from fedveil.report.planning import promise_table
+    from fedveil.runs.promised import choices, prepared, promised
 
     config = load(name)
-    delta, found = config.privacy.budget.delta, promised(config)
-    lines = [f"{config.privacy.method}, {config.rounds} rounds: {found.describe(delta)}"]
-    proven = found.proven and found.epsilon_per_distance is None
-    if proven:
-        lines.append(found.meaning().describe())
-        if found.epsilon(delta) > VACUOUS:
-            lines.append("vacuous: it excludes nothing in practice")
-    lines += [f"it holds if {condition}" for condition in found.conditions]
-    for line in lines:
-        console.print(line, markup=False, highlight=False)
+    setup, delta = prepared(config), config.privacy.budget.delta
+    promise = promised(setup)
+    found = promise.guarantee
+    console.print(promise_table(config.privacy.method, promise, delta))
+    proven = found.proven and not found.by_distance
     own = float(f"{found.epsilon(delta):.6g}") if proven else None
     epsilon = target["epsilon"] or (own if own is not None and own <= VACUOUS else None)
     if epsilon is None:
         console.print("--epsilon 4, say, ranks what reaches that total for this federation")
         return
-    _show(choices(config, epsilon, target["examples"], target["dimension"]), delta, console)
+    _show(choices(setup, promise, epsilon, target["examples"], target["dimension"]), delta, console)
+    if setup.config.publish.metrics != "off" or setup.config.stopping is not None:
+        said = "these totals are of the models alone: what [publish] and [stopping] release comes on top"
+        console.print(said, markup=False, highlight=False)
 
 
 def _show(found: tuple[Choice, ...], delta: float, console: Console) -> None:
-    from fedveil.report.planning import advice_table
+    from fedveil.report.planning import advice_tables
 
-    console.print(table := advice_table(found, delta))
+    for table in advice_tables(found, delta, console.width):
+        console.print(table)
     for note in table.notes:
         console.print(note, markup=False, highlight=False)
 

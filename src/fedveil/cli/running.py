@@ -138,14 +138,15 @@ def plan(
 ) -> None:
     """Plan central noise: the noise for a budget or the budget of a noise, and the signal-to-noise ratio to expect.
 
-    Of a configuration rounds, clients, clip, noise (or epsilon) and relation are taken; options come before them.
+    Of a configuration rounds, clients, clip, noise (or epsilon) and relation are taken; options come before them. One
+    whose run releases more than noised means, or stops before its rounds are over, is refused.
     """
     with told():
         from fedveil.accounting import plan as make
         from fedveil.errors import FieldError
         from fedveil.report.planning import plan_table
 
-        values = {} if config is None else _planned(config)
+        values, conditions = ({}, ()) if config is None else _planned(config)
         if epsilon is not None:  # what is asked for takes the place of what follows from it
             values.pop("noise_multiplier", None)
         given: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "rounds": rounds, "clients": clients, "clip": clip}
@@ -155,27 +156,38 @@ def plan(
         if "delta" not in values:
             raise FieldError("--delta", "missing", "the failure probability of the total, e.g. 1e-5")
         found = make(**{**values, "clients": values.get("clients", 1) or None})
-        console_for().print(plan_table(found))
+        console_for().print(plan_table(found, conditions))
 
 
-def _planned(config: str) -> dict[str, Any]:
-    """What a configuration says of central noise."""
+def _planned(config: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What a configuration says of central noise, and what its promise rests on; refused where its run costs more."""
+    from math import isclose
+
+    from fedveil.accounting import plan as make
     from fedveil.config import load
     from fedveil.errors import FieldError
-    from fedveil.runs.deal import deal_out
+    from fedveil.runs.promised import prepared, promised
 
     spec = load(config)
     server: Any = spec.privacy.build(spec.aggregator).server
     if spec.privacy.method != "global" or server.public_clip is None:
         raise FieldError("privacy.method", spec.privacy.method, "only 'global' is planned so; see fedveil advise")
-    return {
+    setup = prepared(spec)
+    promise, clients = promised(setup), setup.arguments["clients_per_round"] or len(setup.arguments["clients"])
+    values = {
         "delta": spec.privacy.budget.delta,
         "rounds": spec.rounds,
-        "clients": spec.clients_per_round or spec.data.planned or len(deal_out(spec.data, spec.seed).clients),
+        "clients": clients,
         "clip": server.public_clip,
         "noise_multiplier": server.noise_multiplier,
         "relation": server.relation,
     }
+    plain, mu = make(**values), promise.guarantee.mu
+    other = mu is None or not isclose(mu, plain.mu, rel_tol=1e-9) or promise.validation is not None
+    if other or not isclose(server.multiplier_for(plain.sigma, clients), server.noise_multiplier):
+        accepted = f"noise on the mean of {spec.rounds} rounds is not all of it; fedveil advise {config} says what is"
+        raise FieldError("CONFIG", promise.guarantee.describe(spec.privacy.budget.delta), accepted)
+    return values, promise.guarantee.conditions
 
 
 def presets() -> None:

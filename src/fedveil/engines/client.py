@@ -129,6 +129,21 @@ class ClientParty(Party):
             self._commit(self._entry(public, attempt, quoted))
         return None
 
+    def intend(self, broadcast: Broadcast) -> Refusal | None:
+        """Admit a round and record its quoted cost without answering it: for a forecast of what a run promises.
+
+        Returns
+        -------
+        Refusal or None
+            Why the client would decline.
+        """
+        verdict = self.admit(broadcast)
+        if isinstance(verdict, Refusal):
+            return verdict
+        if self._local and self._quoted is not None and self.ledger.find((broadcast.public.round, PROTECT)) is None:
+            self._commit(self._entry(broadcast.public, 0, self._quoted))
+        return None
+
     def training_source(self, round_: int) -> Source:
         """Randomness of noise inside training; of the attempt whose release is due."""
         known = self.ledger.find((round_, PROTECT))

@@ -175,7 +175,7 @@ class Federation:
         self._budgets = client_budgets or (lambda partition: noisy.budget() if noisy else None)
         self._parties: dict[int, ClientParty] = {}
         self._rehearsed: set[int] = set()
-        self._replying = Replying(self.method, self.layout, self.behaviours, self.client_sides, self.party)
+        self.replying = Replying(self.method, self.layout, self.behaviours, self.client_sides, self.party)
         self._client_states: dict[int, Any] = {}
         public = None if public_data is None else as_client(public_data, "public_data")
         scorer = None if public is None else (lambda models: self.learner.public_scores(models, public))
@@ -268,7 +268,7 @@ class Federation:
         answered: dict[int, Releases] = {}
         admitted = []
         for partition in self.cohort(public.round):
-            verdict = None if self._replying.bypasses(partition) else self.party(partition).admit(broadcast)
+            verdict = None if self.replying.bypasses(partition) else self.party(partition).admit(broadcast)
             if verdict is None:
                 admitted.append(partition)
             elif isinstance(verdict, Refusal):
@@ -276,7 +276,7 @@ class Federation:
             else:
                 answered[partition] = verdict
         keys = [(self.seed, public.round, partition) for partition in admitted]
-        data = [self._replying.training_data(self.clients[p], p, public.round) for p in admitted]
+        data = [self.replying.training_data(self.clients[p], p, public.round) for p in admitted]
         sources = [self.party(p).training_source(public.round) for p in admitted] if self.method.noisy else []
         task = Task(broadcast.models, data, keys, self.method.client.needs, sources)
         return Asked(broadcast, admitted, task, refused, began, answered)
@@ -286,7 +286,7 @@ class Federation:
         for partition, outcome in zip(asked.partitions, learned, strict=True):
             if isinstance(outcome, Learned) and outcome.trained.buffers:
                 self.clients[partition] = replace(self.clients[partition], buffers=outcome.trained.buffers)
-        collected = self._replying.collect(asked, learned)
+        collected = self.replying.collect(asked, learned)
         trained = [outcome.trained for outcome in learned if isinstance(outcome, Learned) and outcome.trained.examples]
         if trained:  # the experimenter, who holds every client, may see what each would see alone
             loss, kind = median(t.loss for t in trained), self.learner.local.loss

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedveil.accounting import Entry, Ledger, Release, Spend, SpendFilter, digest
+from fedveil.accounting import OPEN, Entry, Ledger, Release, Spend, SpendFilter, digest
 from fedveil.errors import BudgetError, FieldError, LedgerError, NoReplyError, ReplyError, cleaned
 from fedveil.layout import Layout
 from fedveil.mechanisms import Source
@@ -89,6 +89,18 @@ class Party:
             f"round {round_}: the {self.ledger.party} recorded a sum of it, and another one would tell shares apart; "
             "the last checkpointed model stands"
         )
+
+    def foresee(self, round_: int, purpose: str, spend: Spend) -> bool:
+        """Charge and record a cost without drawing the release: for a forecast. False if the budget does not allow it.
+
+        What a filter charges for it follows earlier releases where the spend has a `charge`. Nothing is charged then:
+        most rounds are admitted, and the total is the budget or the sum of the worst cases, whichever is less.
+        """
+        least = spend if spend.charge is None else replace(spend, charge=0.0)
+        if not self._charge(least):
+            return False
+        self._commit(Entry((round_, purpose), 0, OPEN, least, self._source.kind))
+        return True
 
     def _commit(self, entry: Entry) -> None:
         terms = None if self.budget is None else self.budget.terms

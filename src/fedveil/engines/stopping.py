@@ -85,8 +85,14 @@ class Validator(Party):
 
 
 def worst_of(guarantees: Iterable[Guarantee]) -> Guarantee | None:
-    """The one that promises least: nothing proven, else the largest parameter; None of none."""
-    return max(guarantees, key=lambda g: (not g.proven, g.cost), default=None)
+    """What holds for all of them: the one that promises least, with the largest distance between hypotheses of any.
+
+    Least is nothing proven, else the largest parameter. None of none.
+    """
+    every = list(guarantees)
+    worst = max(every, key=lambda g: (not g.proven, g.cost), default=None)
+    apart = max((g.hypotheses_apart for g in every if g.hypotheses_apart is not None), default=None)
+    return worst if worst is None or apart is None else replace(worst, hypotheses_apart=apart)
 
 
 class Validators:
@@ -148,12 +154,8 @@ class Validators:
 
     def validate(self, models: Tensor, round_: int) -> float | None:
         """The validation loss of the models [k, d] of a round, as released; None where none is due, or none is left."""
-        if round_ % self.rule.every:
-            return None
         asked = self._asked(round_)
-        if not asked:
-            return None
-        value = self._released(asked, models, round_)
+        value = self._released(asked, self._losses([self.clients[p] for p in asked], models), round_) if asked else None
         if value is None:
             return None
         if value < self.best.loss - (self.rule.min_delta if isfinite(self.best.loss) else 0.0):
@@ -161,6 +163,12 @@ class Validators:
         else:
             self.best = replace(self.best, waited=self.best.waited + 1)
         return value
+
+    def foresee(self, round_: int) -> None:
+        """Release losses of zero where some are due: for a forecast of their cost, which no loss changes."""
+        asked = self._asked(round_)
+        if asked:
+            self._released(asked, torch.zeros(len(asked), dtype=torch.float64), round_)
 
     def guarantees(self) -> Mapping[str, Guarantee]:
         """Total of every validation client that released something, by the name of its ledger."""
@@ -173,7 +181,12 @@ class Validators:
         return found
 
     def _asked(self, round_: int) -> list[int]:
-        """Sample of a round, of those whose number of releases is not used up: public facts alone decide."""
+        """Sample of a round, of those whose number of releases is not used up: public facts alone decide.
+
+        Nobody in a round that is not validated.
+        """
+        if round_ % self.rule.every:
+            return []
         everybody: list[int] = list(range(len(self.clients)))
         if self.rule.validation.losses == "noised" and self._trust != "central":
             cap = self.rule.validation.releases
@@ -181,8 +194,7 @@ class Validators:
         size = min(self.rule.sample or len(everybody), len(everybody))
         return draw_cohort(self._seed, -round_, everybody, size) if size else []
 
-    def _released(self, asked: Sequence[int], models: Tensor, round_: int) -> float | None:
-        losses = self._losses([self.clients[p] for p in asked], models)
+    def _released(self, asked: Sequence[int], losses: Tensor, round_: int) -> float | None:
         public = self.rule.validation.losses == "public"
         if self._trust == "central" and not public:
             return self._server.validate(round_, losses, self.rule.validation)

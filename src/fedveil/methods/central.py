@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import Guarantee, Relation, Spend, compose_mu
+from fedveil.accounting.conditions import FIXED_COHORT
 from fedveil.accounting.events import FACTOR
 from fedveil.aggregation import Aggregator, FedAvg, Updates, WeightedMean, padded, require_rule
 from fedveil.clipping import QuantileClip
@@ -236,7 +237,7 @@ class CentralNoise(Suggesting, ABC):
             sensitivity: float | None = self._sensitivity(bound, cohort, self.relation)
             weights = torch.full((cohort,), 1 / cohort, dtype=torch.float64)  # the bound; a count's share is private
             if self.relation == "add/remove":
-                conditions += ("the planned cohort stays the same, and is not sampled, whoever belongs",)
+                conditions += (FIXED_COHORT,)
         elif not self.aggregator.identity_step:
             return self._heuristic("the server's optimiser saw the mean before the noise", sigma)
         elif self.relation == "add/remove":

@@ -27,9 +27,6 @@ from fedveil.methods.facts import (
     ServerFacts,
 )
 
-# The condition of every proven local guarantee: a failure is answered with noise, a dead or slow process is not.
-LIVENESS = "whether a client's process lives, and how long it takes, does not depend on its data"
-
 SMALL = 1024  # parameters up to which a cohort is protected together: longer sums are taken in blocks of another size
 
 

@@ -17,6 +17,7 @@ from typing import ClassVar, Literal
 import torch
 
 from fedveil.accounting import Guarantee, Relation, Release, Spend, SpendFilter, Trust, model_of, nothing
+from fedveil.accounting.conditions import LIVENESS
 from fedveil.aggregation import NoState, perturbation_weights
 from fedveil.calibration import LayerSensitivity
 from fedveil.clipping import clip, require_bound
@@ -24,7 +25,7 @@ from fedveil.errors import FieldError, Suggesting, require_choice, require_delta
 from fedveil.gdp import mu_of_epsilon
 from fedveil.layout import Layout
 from fedveil.mechanisms import GaussianNoise, Source, noised
-from fedveil.methods.contract import LIVENESS, held_to, noise_figures
+from fedveil.methods.contract import held_to, noise_figures
 from fedveil.methods.facts import Broadcast, ClientFacts, Combined, Protected, Releases, ServerFacts
 from fedveil.methods.replies import stack_models
 

@@ -30,6 +30,7 @@ from fedveil.accounting import (
     model_of,
     nothing,
 )
+from fedveil.accounting.conditions import LIVENESS
 from fedveil.aggregation import NoState, cluster_means, halves
 from fedveil.calibration import NeighbourhoodLaplace
 from fedveil.clipping import norms
@@ -37,7 +38,7 @@ from fedveil.errors import FieldError, Suggesting, require_choice, require_count
 from fedveil.layout import Layout
 from fedveil.mechanisms import EuclideanLaplaceNoise, GaussianNoise, Source, noised
 from fedveil.mechanisms.noise import euclidean_laplace_rows
-from fedveil.methods.contract import LIVENESS, SMALL, held_to
+from fedveil.methods.contract import SMALL, held_to
 from fedveil.methods.facts import Broadcast, ClientFacts, Combined, Protected, Releases, ServerFacts
 from fedveil.methods.replies import stack_models
 

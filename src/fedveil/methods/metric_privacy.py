@@ -109,7 +109,7 @@ class MetricPrivacy(CentralNoise):
         if self.distance_on != "released":
             return self._heuristic("the noise's scale depends on the clients' unprotected models", sigma)
         spend = self._proven(sigma, bound, weights, cohort)
-        if spend.guarantee.mu is None:
+        if not spend.guarantee.proven:
             return spend
         # the scale followed earlier releases: what may be promised in advance is the least noise of the public range
         base = self.noise_multiplier * (
@@ -118,4 +118,4 @@ class MetricPrivacy(CentralNoise):
         extreme = self.released_range[1] if self.direction == "less" else self.released_range[0]
         least = min(MetricCalibrator(base, 1.0, self.direction).sigma(n=1, distance=d) for d in (extreme, 1.0))
         worst = self._proven(least, bound, weights, cohort).guarantee
-        return replace(spend, guarantee=worst, charge=spend.guarantee.mu)
+        return replace(spend, guarantee=worst, charge=spend.guarantee.mu)  # without a mu the worst case is charged

@@ -39,6 +39,7 @@ from fedveil.accounting import (
     nothing,
     step_event,
 )
+from fedveil.accounting.conditions import LIVENESS, NO_FAILURE, SUM_IS_TRUSTED, whole_noise
 from fedveil.accounting.events import FACTOR, Gaussian
 from fedveil.aggregation import NoState, WeightedMean
 from fedveil.errors import (
@@ -54,7 +55,6 @@ from fedveil.errors import (
 )
 from fedveil.layout import Layout
 from fedveil.mechanisms import Source
-from fedveil.methods.contract import LIVENESS
 from fedveil.methods.facts import (
     Broadcast,
     ClientFacts,
@@ -67,9 +67,7 @@ from fedveil.methods.facts import (
 )
 from fedveil.methods.plain import Plain
 
-NO_FAILURE = "whether a silo fails outside its noisy steps does not depend on one record"
 TERMS = ("clip", "deviation", "denominator", "rate", "silos", "tolerated", "lr")
-SUM_IS_TRUSTED = "whoever receives single shares is trusted to hand on their sum alone"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,8 +300,7 @@ class RecordShares(RecordDP):
         return tuple(Release("metric", torch.tensor(float(known[k]), dtype=torch.float64), k) for k in TERMS)
 
     def _conditions(self) -> tuple[str, ...]:
-        some = f"at most {self.tolerated} of {self.silos} silos drop out, lie about their noise or pool what they know"
-        return (SUM_IS_TRUSTED, some, LIVENESS, NO_FAILURE)
+        return (SUM_IS_TRUSTED, whole_noise(self.silos, self.tolerated), LIVENESS, NO_FAILURE)
 
 
 @dataclass(frozen=True)

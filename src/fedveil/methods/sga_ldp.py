@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import Guarantee, Release, Spend, SpendFilter, Trust, compose_mu, model_of, nothing
+from fedveil.accounting.conditions import LIVENESS
 from fedveil.calibration import AlignmentLDP, cosine
 from fedveil.calibration.alignment import cosines
 from fedveil.clipping import clip
@@ -24,7 +25,7 @@ from fedveil.errors import FieldError, Suggesting, require_choice, require_posit
 from fedveil.gdp import mu_of_epsilon
 from fedveil.layout import Layout
 from fedveil.mechanisms import GaussianNoise, Source, noised
-from fedveil.methods.contract import LIVENESS, SMALL, held_to, noise_figures
+from fedveil.methods.contract import SMALL, held_to, noise_figures
 from fedveil.methods.facts import Broadcast, ClientFacts, Protected, Releases
 
 _mu = lru_cache(maxsize=1024)(mu_of_epsilon)

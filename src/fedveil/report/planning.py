@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedveil.accounting import Choice, Plan, advise
+from fedveil.accounting import VACUOUS, Choice, Plan, Reading, advise, guarantee_values
 from fedveil.accounting.meaning import meaning_of_mu
 from fedveil.gdp import rounded_up
 from fedveil.report.table import NOTHING, Table
 
+if TYPE_CHECKING:
+    from fedveil.runs.promised import Promise
+
+WIDE = 140  # columns from which one table holds all that there is to say of a choice
 USEFUL = 8.0  # a total epsilon that still excludes something
 
 
-def advice_table(choices: Sequence[Choice], delta: float) -> Table:
-    """What to turn on, the least noise first, with the lines for ``[privacy]``."""
+def advice_tables(choices: Sequence[Choice], delta: float, width: int) -> list[Table]:
+    """What to turn on, the least noise first, with the lines for ``[privacy]``; two tables on a narrow page."""
+    whole = _advice_table(choices, delta)
+    if width >= WIDE:
+        return [whole]
+    return [
+        whole.only("verdict", "method", "noise/signal", "promise"),
+        whole.only("method", "in [privacy]", "measured"),
+    ]
+
+
+def _advice_table(choices: Sequence[Choice], delta: float) -> Table:
     rows = []
     for c in choices:
         ratio = NOTHING if c.noise_to_signal is None else f"{c.noise_to_signal:.3g}"
@@ -26,7 +41,50 @@ def advice_table(choices: Sequence[Choice], delta: float) -> Table:
     for g in [g for g in proven if g.unit == "record"][:1]:
         many = rounded_up(g.of_group(10).epsilon(delta), 3)
         notes.append(f"a record is not a person: for 10 records of one person together epsilon is {many}")
-    return Table(header, rows, numbers=("noise/signal",), wraps=("promise", "measured"), notes=notes)
+    data = [_choice_values(c, delta) for c in choices]
+    return Table(header, rows, numbers=("noise/signal",), wraps=("promise", "measured"), notes=notes, data=data)
+
+
+def _choice_values(choice: Choice, delta: float) -> dict[str, Any]:
+    """One choice for JSON."""
+    own = ("method", "unit", "trust", "verdict", "noise_to_signal", "noise_multiplier", "evidence")
+    values = {name: getattr(choice, name) for name in own} | {"privacy": tomllib.loads("\n".join(choice.lines))}
+    return {**values, "guarantee": None if choice.guarantee is None else guarantee_values(choice.guarantee, delta)}
+
+
+def reading_table(found: Reading) -> Table:
+    """What somebody's noise really promises."""
+    promises = {name: guarantee_values(getattr(found, name), found.delta) for name in ("round", "total")}
+    own = {name: getattr(found, name) for name in ("sigma", "claimed", "least_sigma")}
+    return Table.facts([("", line) for line in found.describe()], {**own, **promises})
+
+
+def promise_table(method: str, promise: Promise, delta: float) -> Table:
+    """What a configuration promises before it is run, everything that it rests on, and what is not known yet."""
+    found, rows = promise.guarantee, list[tuple[str, str]]()
+    rows.append((f"{method}, {promise.planned} rounds", found.describe(delta)))
+    if promise.rounds < promise.planned:
+        rows.append(("budget", f"ends the run after {promise.rounds} of {promise.planned} rounds"))
+    if promise.validation is not None:
+        rows.append(("validation clients", promise.validation.describe(delta)))
+    if found.proven and not found.by_distance:
+        rows.append(("for an attacker", found.meaning().describe()))
+        if found.epsilon(delta) > VACUOUS:
+            rows.append(("vacuous", "it excludes nothing in practice"))
+    elif found.reason:
+        rows.append(("why", found.reason))
+    rows += [("holds if", condition) for condition in found.conditions]
+    rows += [("not known before the run", what) for what in promise.unknown]
+    data = {
+        "method": method,
+        "guarantee": guarantee_values(found, delta),
+        "validation": None if promise.validation is None else guarantee_values(promise.validation, delta),
+        "rounds": promise.rounds,
+        "rounds_planned": promise.planned,
+        "first_hypotheses_apart": promise.first_apart,
+        "unknown": promise.unknown,
+    }
+    return Table.facts(rows, data)
 
 
 def useful(values: Mapping[str, Any]) -> str:
@@ -53,8 +111,8 @@ def useful(values: Mapping[str, Any]) -> str:
     return f"epsilon {USEFUL:g} in total: {'; '.join(parts)}; fedveil advise CONFIG --epsilon {USEFUL:g} says how"
 
 
-def plan_table(plan: Plan) -> Table:
-    """A plan with everything its numbers mean."""
+def plan_table(plan: Plan, conditions: Sequence[str] = ()) -> Table:
+    """A plan with everything its numbers mean, and what its promise rests on beside."""
     rows: list[tuple[str, str]] = []
     flag = " (vacuous)" if plan.vacuous else ""
     rows.append(
@@ -68,6 +126,7 @@ def plan_table(plan: Plan) -> Table:
     rows.append(("trust", "central: the server sees the clients' updates and adds the noise"))
     assumed = f"{plan.clients} clients, all in every round, uniform weights, updates clipped to {plan.clip:g}"
     rows.append(("assumes", assumed))
+    rows += [("holds if", condition) for condition in conditions]
     rows.append(("noise multiplier", f"{rounded_up(plan.noise_multiplier, 6)} (z)"))
     rows.append(("sigma", f"{rounded_up(plan.sigma)} per coordinate of the mean update: z C / n"))
     rows.append(("mu", f"{rounded_up(plan.mu)} (Gaussian DP, total)"))
@@ -78,7 +137,9 @@ def plan_table(plan: Plan) -> Table:
     rows.append(("advice", plan.advice()))
     for warning in plan.warnings:
         rows.append(("warning", warning))
-    return Table.facts(rows)
+    own = ("vacuous", "signal_to_noise", "warnings")
+    values = {**vars(plan), **{name: getattr(plan, name) for name in own}, "advice": plan.advice()}
+    return Table.facts(rows, {**values, "unit": "client", "trust": "central", "conditions": conditions})
 
 
 _RELATIONS: dict[str, str] = {

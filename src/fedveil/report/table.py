@@ -32,6 +32,8 @@ class Table:
         Columns that a narrow terminal may break into lines; all, for a list of facts.
     notes : sequence of str
         What has to be said below it.
+    data : object, optional
+        For JSON in place of the texts: numbers as numbers.
     """
 
     header: Sequence[str]
@@ -40,11 +42,12 @@ class Table:
     numbers: Sequence[str] = ()
     wraps: Sequence[str] = ()
     notes: Sequence[str] = ()
+    data: Any = None
 
     @classmethod
-    def facts(cls, rows: Sequence[tuple[str, str]]) -> Table:
+    def facts(cls, rows: Sequence[tuple[str, str]], data: Any = None) -> Table:
         """A name and what there is to say of it, line by line."""
-        return cls(("", ""), rows)
+        return cls(("", ""), rows, data=data)
 
     def only(self, *names: str) -> Table:
         """Some of the columns; the title stands above the first of several such tables, with the first number."""
@@ -80,7 +83,9 @@ class Table:
         return [*lines, "", *(f"* {note}" for note in self.notes), *([""] if self.notes else [])]
 
     def values(self) -> Any:
-        """For JSON: a mapping of facts, or one mapping a row."""
+        """For JSON: the data, else a mapping of facts, or one mapping a row."""
+        if self.data is not None:
+            return self.data
         if not any(self.header):
             return {str(name): str(text) for name, text in self.rows if name}
         return [dict(zip(self.header, map(str, row), strict=True)) for row in self.rows]

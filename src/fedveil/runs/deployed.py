@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from safetensors.torch import save
 from torch import Tensor
 
-from fedveil.accounting import Guarantee, Ledger
+from fedveil.accounting import Guarantee, Ledger, guarantee_values
 from fedveil.config.folders import refuse_used
 from fedveil.engines import RoundRecord
 from fedveil.engines.history import SERVER
@@ -22,7 +22,7 @@ from fedveil.layout import Layout
 from fedveil.methods import Method
 from fedveil.runs.ledgers import LedgerFiles, append, make_folder, write_atomic
 from fedveil.runs.lock import FolderLock
-from fedveil.runs.summary import METRICS, METRICS_CSV, REPRODUCIBLE, Row, core_of, guarantee_values, row_of, rows_csv
+from fedveil.runs.summary import METRICS, METRICS_CSV, REPRODUCIBLE, Row, core_of, row_of, rows_csv
 
 _LOG = getLogger("flwr")
 

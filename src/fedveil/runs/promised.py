@@ -1,63 +1,184 @@
-"""What a configuration promises before anything is run."""
+"""What a configuration promises before anything is trained.
+
+The parties are those of the run, with its data, its model and its budgets. They go through its rounds and record what
+each release would cost; nothing is trained, and nothing leaves. What was recorded is then added up as the run does it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 
 import torch
 
-from fedveil.accounting import Choice, Guarantee, Release, advise, total
+from fedveil.accounting import Choice, Guarantee, Ledger, Release, Spend, advise
 from fedveil.config import Config
+from fedveil.config.sections import Randomness
+from fedveil.engines import Federation
+from fedveil.engines.history import publishable
+from fedveil.engines.party import COMBINE
 from fedveil.errors import FieldError
-from fedveil.layout import Layout
-from fedveil.mechanisms import ReproducibleSource
-from fedveil.methods import Broadcast, Method, PublicFacts
-from fedveil.methods.facts import Refusal, ServerFacts
-from fedveil.runs.prepare import prepare
+from fedveil.gdp import rounded_up
+from fedveil.mechanisms import NoSource, ReproducibleSource
+from fedveil.methods import Broadcast, ClientFacts, ServerFacts
+from fedveil.runs.ledgers import Ledgers
+from fedveil.runs.prepare import Setup, prepare
+from fedveil.runs.summary import totals_of
 
 
-def promised(config: Config) -> Guarantee:
-    """The total of a run in which every planned client answers in every round; of one client, where clients add noise.
+@dataclass(frozen=True)
+class Promise:
+    """What a run promises at most, if everybody answers and nothing stops it early.
 
-    A client's cost is what it quotes; the server's, what it states for a round of updates that are zero.
+    Attributes
+    ----------
+    guarantee : Guarantee
+        The total that counts: the trusted server's, or what holds for every client. Of a choice among hypotheses it
+        says nothing: their distance follows from training.
+    validation : Guarantee or None
+        Of the validation clients, where their losses are releases of their own.
+    rounds, planned : int
+        Rounds that the budgets allow, and those of the configuration.
+    first_apart : float or None
+        Distance between the first hypotheses, where there are several.
+    """
+
+    guarantee: Guarantee
+    validation: Guarantee | None
+    rounds: int
+    planned: int
+    first_apart: float | None = None
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """What cannot be said before the run, a sentence each."""
+        if self.first_apart is None or not self.guarantee.by_distance:
+            return ()
+        least = rounded_up(self.guarantee.cost * self.first_apart, 3)
+        return (
+            "how much the choice among hypotheses tells: it follows their largest distance in any round. Those of the "
+            f"first round are {self.first_apart:.3g} apart, which alone gives {least}; the run's summary has the whole",
+        )
+
+
+def prepared(config: Config) -> Setup:
+    """The parties of a configuration's run, for a forecast: pretraining changes no cost, and is left out.
 
     Raises
     ------
     FieldError
-        If the method refuses such a round, or the number of clients is not in the file.
+        As `prepare`.
     """
-    method, n = config.privacy.build(config.aggregator), config.clients_per_round or config.data.planned
-    if n is None:
-        raise FieldError("clients_per_round", None, "how many clients a round has is not known before the data: set it")
-    first = _first(config, method, n)
-    rounds = config.rounds if first.proven else 1
-    return total([first] * rounds)
+    return prepare(config.model_copy(update={"engine": "local", "source": Randomness(), "pretraining": None}))
+
+
+def promised(setup: Setup) -> Promise:
+    """What the run of a setup promises.
+
+    Raises
+    ------
+    FieldError
+        If the method refuses the first round.
+    """
+    ledgers, rounds = Ledgers("forecast"), setup.config.rounds
+    federation = setup.federation(ledgers)
+    opened = federation.server.open(federation.models, 1, rounds, federation.cohort_size)
+    if setup.method.client.trust == "central":
+        done, books = _trusted(federation, opened, rounds), ledgers.books
+    else:
+        done, books = _apart(federation, opened, rounds, ledgers)
+    _, total, validation = totals_of(setup.method, books)
+    first = opened.apart if len(opened.models) > 1 else None
+    return Promise(replace(total, hypotheses_apart=None), validation, done, rounds, first)
 
 
 def choices(
-    config: Config, epsilon: float, examples: int | None = None, dimension: int | None = None
+    setup: Setup, promise: Promise, epsilon: float, examples: int | None = None, dimension: int | None = None
 ) -> tuple[Choice, ...]:
-    """What else reaches a total epsilon for this federation; data are loaded where size and dimension are not given."""
-    if examples is None or dimension is None:
-        setup = prepare(config)
-        examples = examples or int(median(c.examples for c in setup.arguments["clients"]))
-        dimension = dimension or setup.learner.layout.size
-    n = config.clients_per_round or config.data.planned or 1
-    delta = config.privacy.budget.delta
-    return advise(clients=n, examples=examples, dimension=dimension, rounds=config.rounds, epsilon=epsilon, delta=delta)
+    """What else reaches a total epsilon for this federation."""
+    clients, config, found = setup.arguments["clients"], setup.config, promise.guarantee
+    return advise(
+        clients=setup.arguments["clients_per_round"] or len(clients),
+        examples=examples or max(1, int(median(c.examples for c in clients))),
+        dimension=dimension or setup.learner.layout.size,
+        rounds=config.rounds,
+        epsilon=epsilon,
+        delta=config.privacy.budget.delta,
+        relation=found.relation if found.proven and not found.by_distance else "zero-out",
+    )
 
 
-def _first(config: Config, method: Method, n: int) -> Guarantee:
-    layout = Layout.from_shapes({"w": (1,)})
-    k = method.server.hypotheses
-    public = PublicFacts(round=1, rounds=config.rounds, cohort=n, dimension=1, layer_scores=(1.0,))
-    opened = Broadcast(models=torch.zeros(k, 1), public=public)
-    if config.privacy.trust != "central":
-        quoted = method.client.quote(opened, method.client.init())
-        if isinstance(quoted, Refusal):
-            raise FieldError("privacy", config.privacy.method, quoted.reason)
-        return quoted.guarantee
-    facts = ServerFacts(broadcast=opened, layout=layout, partitions=tuple(range(n)), public_update=torch.zeros(1))
-    replies = [(Release("model", torch.zeros(1)), Release("count", torch.tensor(1.0)))] * n
-    state = method.server.init(1, torch.float32)
-    return method.server.combine(replies, facts, state, ReproducibleSource(0)).spend.guarantee
+def _trusted(federation: Federation, opened: Broadcast, rounds: int) -> int:
+    """Let the server record its rounds; their number."""
+    server = federation.server
+    # replies of one kind cost the same: the rule is asked once for each
+    known: dict[tuple[int, ...], Spend] = {}
+    for round_ in range(1, rounds + 1):
+        counts = _counts(federation, round_)
+        if counts not in known:
+            known[counts] = _cost(federation, opened, counts)
+        if not server.foresee(round_, COMBINE, known[counts]):
+            return round_ - 1
+        if server.publishing.metrics != "off":
+            figures = [{"loss": 0.0, "examples": float(c.held_out)} for c in federation.clients]
+            server.publish(round_, *publishable(figures))
+        if federation.validators is not None:
+            federation.validators.foresee(round_)
+    return rounds
+
+
+def _counts(federation: Federation, round_: int) -> tuple[int, ...]:
+    """Numbers of examples of a round's replies, as far as the server's rule looks at them."""
+    rule, cohort = federation.server.method.server.rule, federation.cohort(round_)
+    if rule is None or not rule.by_examples:
+        return (1,) * len(cohort)
+    return tuple(federation.replying.training_data(federation.clients[p], p, round_).examples for p in cohort)
+
+
+def _cost(federation: Federation, opened: Broadcast, counts: Sequence[int]) -> Spend:
+    """What the server states for a round in which nobody moves."""
+    server, start = federation.server, opened.models[0]
+    facts = ServerFacts(
+        broadcast=opened,
+        layout=federation.layout,
+        partitions=tuple(range(len(counts))),
+        public_update=torch.zeros_like(start),
+    )
+    own, client = ClientFacts(broadcast=opened, layout=federation.layout), server.method.client
+    sent = ((Release("model", start), Release("count", torch.tensor(float(c), dtype=torch.float64))) for c in counts)
+    replies = [client.protect(releases, own, client.init(), NoSource()).releases for releases in sent]
+    return server.method.server.combine(replies, facts, server.state, ReproducibleSource(0)).spend
+
+
+def _apart(federation: Federation, opened: Broadcast, rounds: int, ledgers: Ledgers) -> tuple[int, dict[str, Ledger]]:
+    """Let the clients record their rounds: the rounds' number, and everybody's ledger.
+
+    Clients with the same parameters that are asked in the same rounds have the same ledger: one of them stands for all.
+    """
+    cohorts = [federation.cohort(round_) for round_ in range(1, rounds + 1)]
+    asked: dict[int, list[int]] = {}
+    for round_, cohort in enumerate(cohorts, 1):
+        for partition in cohort:
+            asked.setdefault(partition, []).append(round_)
+    kinds: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    for partition, when in asked.items():
+        if not federation.replying.bypasses(partition):
+            kinds.setdefault((id(federation.method_of(partition).client), tuple(when)), []).append(partition)
+    alike = {same[0]: same for same in kinds.values()}
+    done = 0
+    for round_, cohort in enumerate(cohorts, 1):
+        broadcast = replace(opened, public=replace(opened.public, round=round_))
+        refusals = [federation.party(p).intend(broadcast) for p in cohort if p in alike]
+        refused = [r.reason for r in refusals if r is not None]
+        if refused and len(refused) == len(refusals) and not any(map(federation.replying.bypasses, cohort)):
+            if not done:
+                raise FieldError("privacy.method", federation.method.name, refused[0])
+            break
+        done = round_
+        if federation.validators is not None:
+            federation.validators.foresee(round_)
+    books = dict(ledgers.books)
+    for first, same in alike.items():
+        books |= {str(p): books[str(first)] for p in same if str(first) in books}
+    return done, books

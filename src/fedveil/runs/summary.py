@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 import fedveil
-from fedveil.accounting import VACUOUS, Guarantee, Ledger, unprotected
+from fedveil.accounting import Guarantee, Ledger, guarantee_values, unprotected
 from fedveil.config.folders import way_out
 from fedveil.engines import Federation, RoundRecord
 from fedveil.engines.history import SERVER, total_of
@@ -219,18 +219,6 @@ def noise_over_rounds(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     return {name: {"first": v[0], "last": v[-1], "mean": fmean(v)} for name, v in series.items()}
 
 
-def guarantee_values(guarantee: Guarantee, delta: float) -> dict[str, Any]:
-    """A guarantee for JSON; epsilon and delta are there only where an epsilon is proven."""
-    values = {k: v for k, v in guarantee.to_dict().items() if v not in (None, "", [])}
-    if guarantee.proven and not guarantee.by_distance:
-        epsilon = guarantee.epsilon(delta)
-        values |= {"epsilon": epsilon, "delta": delta, "vacuous": epsilon > VACUOUS}
-        values |= {"meaning": guarantee.meaning().to_dict()}
-        if guarantee.unit == "record":
-            values |= {"epsilon_of_10_records": guarantee.of_group(10).epsilon(delta)}
-    return {"text": guarantee.describe(delta), **values}
-
-
 def curve_values(guarantee: Guarantee, distances: Sequence[float], delta: float) -> dict[str, Any]:
     """Epsilon of a promise over a distance, at several distances that bound every round; for JSON."""
     return {"distance": list(distances), "epsilon": [guarantee.epsilon_at(d, delta) for d in distances], "delta": delta}
@@ -247,32 +235,41 @@ def over_clients(guarantees: Iterable[Guarantee], distance: float, delta: float)
 
 def guarantees_of(method: Method, books: Mapping[str, Ledger], delta: float) -> tuple[Guarantee, dict[str, Any]]:
     """The guarantee that counts, and the parties': the trusted server's, or the worst and the median client's."""
-    totals = {p: total_of(b) for p, b in books.items() if b.entries}
-    validation = worst_of(totals.pop(p) for p in list(totals) if p.startswith(VALIDATORS))
+    clients, worst, validation = totals_of(method, books)
     beside = {} if validation is None else {"validation clients": guarantee_values(validation, delta)}
     if method.client.trust == "central":
-        server = totals.get(SERVER, unprotected())
-        return server, {SERVER: guarantee_values(server, delta), **beside}
-    clients = {p: g for p, g in totals.items() if p != SERVER}
+        return worst, {SERVER: guarantee_values(worst, delta), **beside}
     if not clients:
-        nothing = unprotected("local")
-        return nothing, {"worst client": guarantee_values(nothing, delta), **beside}
+        return worst, {"worst client": guarantee_values(worst, delta), **beside}
     cost = {p: (not g.proven, g.cost, len(books[p].entries)) for p, g in clients.items()}
     order = sorted(clients, key=lambda p: (cost[p], p))
     values: dict[str, Any] = {}
-    worst = clients[order[-1]]
     composed = all(g.by_distance for g in clients.values()) and find_spec("dp_accounting") is not None
     apart = [length / worst.slope for length in REACH] if composed else []
-    for name, party in (("worst client", order[-1]), ("median client", order[(len(order) - 1) // 2])):
+    middle = order[(len(order) - 1) // 2]
+    for name, party, found in (("worst client", order[-1], worst), ("median client", middle, clients[middle])):
         spends = [e.spend for e in books[party].entries]
         leakage = [s.leakage for s in spends if s.leakage is not None]
         extra: dict[str, Any] = {"leakage": math.fsum(leakage)} if leakage else {}
         if composed:
-            extra["curve"] = curve_values(clients[party], apart, delta)
-        values[name] = {**guarantee_values(clients[party], delta), "participations": len(spends), **extra}
+            extra["curve"] = curve_values(found, apart, delta)
+        values[name] = {**guarantee_values(found, delta), "participations": len(spends), **extra}
     if composed:
         values["worst client"]["over clients"] = over_clients(clients.values(), 1 / worst.slope, delta)
     return worst, {**values, **beside}
+
+
+def totals_of(method: Method, books: Mapping[str, Ledger]) -> tuple[dict[str, Guarantee], Guarantee, Guarantee | None]:
+    """Totals of clients that protect themselves, the guarantee that counts, and that of the validation clients.
+
+    What counts is the trusted server's total, or what holds for every client.
+    """
+    totals = {p: total_of(b) for p, b in books.items() if b.entries}
+    validation = worst_of(totals.pop(p) for p in list(totals) if p.startswith(VALIDATORS))
+    if method.client.trust == "central":
+        return {}, totals.get(SERVER, unprotected()), validation
+    clients = {p: g for p, g in totals.items() if p != SERVER}
+    return clients, worst_of(clients.values()) or unprotected("local"), validation
 
 
 def participations_of(federation: Federation, books: Mapping[str, Ledger]) -> dict[str, int]:

@@ -1,0 +1,28 @@
+"""What has to hold for a conditional guarantee, in the words of every method, plan and reading."""
+
+from __future__ import annotations
+
+from fedveil.accounting.events import Relation
+from fedveil.accounting.guarantee import Trust, Unit
+
+# Of every proven local guarantee: a failure is answered with noise, a dead or slow process is not.
+LIVENESS = "whether a client's process lives, and how long it takes, does not depend on its data"
+NO_FAILURE = "whether a silo fails outside its noisy steps does not depend on one record"
+SUM_IS_TRUSTED = "whoever receives single shares is trusted to hand on their sum alone"
+FIXED_COHORT = "the planned cohort stays the same, and is not sampled, whoever belongs"
+AS_READ = "one {unit} moves what the noise is added to by at most the clip, and every release has noise of its own"
+
+
+def whole_noise(silos: int, tolerated: int) -> str:
+    """Of a trusted sum: how many silos may be missing from its noise."""
+    return f"at most {tolerated} of {silos} silos drop out, lie about their noise or pool what they know"
+
+
+def conditions_of(unit: Unit, trust: Trust, relation: Relation) -> tuple[str, ...]:
+    """What has to hold wherever a unit is promised something under a trust model, whoever builds it."""
+    found: tuple[str, ...] = (SUM_IS_TRUSTED,) if trust == "trusted sum" else ()
+    if trust != "central":
+        found += (LIVENESS,)
+    elif relation == "add/remove" and unit == "client":
+        found += (FIXED_COHORT,)
+    return (*found, NO_FAILURE) if unit == "record" else found
