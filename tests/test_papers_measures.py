@@ -104,9 +104,9 @@ def test_every_distance_on_a_case_to_check_by_hand():
 def test_a_figure_that_is_no_number_is_left_out_and_said(study, finished):
     one = study.measurements("5")[0]
     outcome = finished.outcomes[one.repetitions[0].cells[0].key]
-    values = json.loads(json.dumps(dict(outcome.summary.values)))
-    values["last_rounds"]["accuracy"]["mean"] = float("nan")
-    broken = dataclasses.replace(outcome, summary=dataclasses.replace(outcome.summary, values=values))
+    rows = json.loads(json.dumps(outcome.summary.rows))
+    rows[-1]["metrics"]["accuracy"] = float("nan")
+    broken = dataclasses.replace(outcome, summary=dataclasses.replace(outcome.summary, rows=rows))
     result = measured(one, {outcome.cell.key: broken})
     assert (result.value, result.undefined, result.missing) == (None, 1, ())
 

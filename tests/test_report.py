@@ -15,6 +15,7 @@ from fedveil.report.pareto import pareto
 from fedveil.report.progress import progress_for
 from fedveil.report.tables import comparison_notes, comparison_tables, run_table
 from fedveil.runs import Summary, run
+from fedveil.runs.summary import last_rounds
 
 LOCAL = [{"method": "vanilla"}, {"method": "group"}, {"method": "sga-ldp"}]
 
@@ -89,7 +90,7 @@ def test_only_proven_settings_are_drawn_against_epsilon(central):
     assert sorted(legend(figure)) == ["global", "metric", "vanilla (no noise)"]
     assert [bars.get_label() for bars in noise.containers] == ["global", "metric"]
     assert [bars.get_label() for bars in epsilon.containers] == ["global"]
-    assert epsilon.get_title() == "formal; none (heuristic): metric"
+    assert epsilon.get_title().endswith("client, central: formal; none (heuristic): metric")
     assert "delta" in epsilon.get_xlabel()
 
 
@@ -204,11 +205,39 @@ def audited_as(summary, state):
 
 
 def test_an_average_says_over_how_many_rounds_it_is(central):
-    assert pareto(central).axes[0].get_ylabel().startswith("accuracy, mean of the last 3 rounds\n(bars:")
-    short = {"accuracy": {"mean": 0.5, "deviation": 0.0, "rounds": 1}}
-    one = [Summary({**s.values, "last_rounds": short}, s.rows) for s in central[::2]]
-    assert pareto(one).axes[0].get_ylabel() == "accuracy, last round"
-    assert "last 1 to 3 rounds" in pareto([*one, *central]).axes[0].get_ylabel()
+    several = {"accuracy": {"mean": 0.5, "deviation": 0.1, "rounds": 3}}
+    longer = [Summary({**s.values, "last_rounds": several}, s.rows) for s in central]
+    assert pareto(longer).axes[0].get_ylabel().startswith("accuracy, mean of the last 3 rounds\n(bars:")
+    assert pareto(central[::2]).axes[0].get_ylabel() == "accuracy, last round"
+    assert "last 1 to 3 rounds" in pareto([*longer, *central]).axes[0].get_ylabel()
+
+
+def test_epsilons_of_another_unit_or_trust_stand_in_another_panel(central):
+    proven = [s for s in swept(central) if s.values["base"] == "global"]
+    [worst] = proven[1].values["guarantees"].values()
+    record = {"guarantees": {"worst client": {**worst, "unit": "record", "trust": "local"}}}
+    found = [proven[0], Summary({**proven[1].values, **record}, proven[1].rows)]
+    panels = pareto(found).axes[2:]
+    assert len(panels) == 2
+    for axes, own in zip(panels, found, strict=True):
+        [bars] = axes.containers
+        assert list(bars.lines[0].get_ydata()) == [own.averaged("accuracy")]
+        assert not [line for line in axes.lines if line.get_label() == "Pareto front"]
+
+
+def test_a_figure_without_noise_or_distance_has_no_empty_panel(central):
+    plain = [s for s in central if s.values["base"] == "vanilla"]
+    assert len(figures.curves(plain).axes) == 1
+    assert len(figures.curves(central).axes) == 3
+
+
+@pytest.mark.parametrize(("rounds", "covered"), [(1, 1), (5, 1), (9, 1), (10, 2), (24, 4), (25, 5), (100, 5)])
+def test_the_last_fifth_of_a_run_is_averaged_at_most_five_rounds(rounds, covered):
+    rows = [{"metrics": {"accuracy": float(i)}} for i in range(rounds)]
+    found = last_rounds(rows)["accuracy"]
+    assert found["rounds"] == covered
+    assert found["mean"] == pytest.approx(rounds - 1 - (covered - 1) / 2)
+    assert last_rounds(rows, 5)["accuracy"]["rounds"] == min(5, rounds)  # what studies state
 
 
 def test_the_front_can_be_seen_where_epsilon_is_vacuous(central):

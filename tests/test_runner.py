@@ -310,7 +310,7 @@ def test_summaries_say_what_holds_and_nothing_more(tmp_path):
     assert {"fedveil", "torch", "numpy", "python"} <= set(stored["versions"])
     assert set(stored["noise"]) == {"sigma", "distance", "noise_to_clip", "signal_to_noise"}
     assert set(stored["noise"]["sigma"]) == {"first", "last", "mean"}
-    assert stored["last_rounds"]["accuracy"]["rounds"] == 4
+    assert stored["last_rounds"]["accuracy"]["rounds"] == 1
     sigma = stored["noise"]["sigma"]["mean"]
     assert stored["noise"]["noise_to_clip"]["mean"] == pytest.approx(sigma * 62**0.5 / 5)
 

@@ -100,7 +100,8 @@ class Warnings:
         lengths = [float(torch.linalg.vector_norm(m - start)) for m in models[:ASKED]]
         length = median(lengths) if lengths else 0.0
         jumped = not length <= JUMP * max(1.0, float(torch.linalg.vector_norm(start)))
-        if jumped or not math.isfinite(loss) or (kind == "cross_entropy" and loss > LOST):
+        drowned = "noise" in self.said  # then the loss is large whatever the rate
+        if jumped or not math.isfinite(loss) or (kind == "cross_entropy" and loss > LOST and not drowned):
             said = f"updates are {length:.2g} long" + (f", the training loss is {loss:.3g}" if kind else "")
             self.say("trained", f"training diverges: {said}. Lower the learning rate (local.lr)")
         return length

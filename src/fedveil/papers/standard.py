@@ -17,6 +17,7 @@ from fedveil.learning import METRICS
 from fedveil.papers.models import outputs, test_half
 from fedveil.papers.result import Value
 from fedveil.report.plots import Curve
+from fedveil.runs.summary import LAST, last_rounds
 
 GROUPS = ("metrics", "noise", "figures", "server")  # of a run's rounds
 CLIMB = 4  # the first of so many parts of a run: everything climbs there
@@ -25,7 +26,7 @@ RATES = np.linspace(0, 1, 201)  # false positive rates of a ROC curve
 
 def last(outcomes: Sequence[Outcome], figure: str) -> Value:
     """``last FIGURE``: mean and deviation over the last five rounds, on the clients' pooled held-out examples."""
-    found = outcomes[0].summary.values["last_rounds"][figure]
+    found = last_rounds(outcomes[0].summary.rows, LAST)[figure]
     return Value(float(found["mean"]), float(found["deviation"]))
 
 

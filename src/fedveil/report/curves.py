@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedveil.report.canvas import COLOURS, DASHES, dot, new_figure, over_seeds, say, whole_numbers
+from fedveil.report.canvas import COLOURS, DASHES, dot, new_figure, over_seeds, whole_numbers
 from fedveil.report.labels import labelled, legend_below, wrapped
 from fedveil.report.tables import based, grouped
 from fedveil.runs.summary import Summary
@@ -24,7 +24,9 @@ def curves(summaries: Sequence[Summary]) -> Figure:
     strengths = _strengths(summaries)
     pale = min(strengths.values()) < 1
     width = 11.0 if pale else 10.0
-    figure, mosaic = new_figure(width, 5.2, [["quality", "sigma"], ["quality", "distance"]], [1.6, 1])
+    beside = [kind for kind in ("sigma", "distance") if any(kind in row["noise"] for s in summaries for row in s.rows)]
+    cells = [["quality", kind] for kind in beside] or [["quality"]]
+    figure, mosaic = new_figure(width if beside else 0.65 * width, 5.2, cells, [1.6, 1] if beside else [1])
     name, title = quality(summaries)
     for index, (base, own) in enumerate(based(summaries).items()):
         points = list(grouped(own).values())
@@ -32,18 +34,16 @@ def curves(summaries: Sequence[Summary]) -> Figure:
             style = {"color": COLOURS[index % 8], "linestyle": DASHES[index % 8], "alpha": strengths[swept(runs[0])]}
             style["label"] = base if number == len(points) - 1 else "_"
             _series(mosaic["quality"], runs, "metrics", name, style)
-            _series(mosaic["sigma"], runs, "noise", "sigma", style)
-            _series(mosaic["distance"], runs, "noise", "distance", style)
+            for kind in beside:
+                _series(mosaic[kind], runs, "noise", kind, style)
     mosaic["quality"].set(xlabel="round", ylabel=f"{title} on held-out examples")
     legend_below(figure, labelled([mosaic["quality"]]), size=10)
-    mosaic["sigma"].set(ylabel="sigma (per coordinate)")
-    mosaic["sigma"].tick_params(labelbottom=False)
-    mosaic["distance"].set(xlabel="round", ylabel="distance d")
-    for key in ("sigma", "distance"):
-        if not mosaic[key].lines:
-            say(mosaic[key], "no noise on the server" if key == "sigma" else "no setting measures a distance")
-        else:
-            mosaic[key].set_ylim(0, mosaic[key].get_ylim()[1] * 1.05)
+    for kind in beside:
+        mosaic[kind].set(ylabel="sigma (per coordinate)" if kind == "sigma" else "distance d")
+        mosaic[kind].tick_params(labelbottom=kind == beside[-1])
+        mosaic[kind].set_ylim(0, mosaic[kind].get_ylim()[1] * 1.05)
+    for kind in beside[-1:]:
+        mosaic[kind].set_xlabel("round")
     for axes in mosaic.values():
         axes.xaxis.set_major_locator(whole_numbers())
     notes = [headline(summaries), over_seeds([len(runs) for runs in grouped(summaries).values()], "round")]

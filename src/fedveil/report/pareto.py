@@ -38,6 +38,8 @@ class Point:
         Whether noise was added.
     ratio, epsilon : float or None
         Noise-to-clip, and the proven epsilon.
+    promise : tuple of str
+        Unit, trust and relation of that epsilon; epsilons of two such are not comparable. Empty without one.
     attack : mapping or None
         The strongest attack: attack, auc, low, high, runs; None where there was no audit, and where no attack counts.
     audited : bool
@@ -51,6 +53,7 @@ class Point:
     noisy: bool
     ratio: float | None
     epsilon: float | None
+    promise: tuple[str, ...]
     attack: dict[str, Any] | None
     audited: bool
 
@@ -58,17 +61,23 @@ class Point:
 AT: dict[str, Callable[[Point], float | None]] = {  # where a point lies in a panel, if it does
     "attack": lambda p: float(p.attack["auc"]) if p.attack else None,
     "noise": lambda p: p.ratio,
-    "epsilon": lambda p: p.epsilon,
 }
 
 
+def place(panel: str, point: Point) -> float | None:
+    """Where a point lies in a panel, if it does; a panel of epsilons is named by their promise."""
+    return AT[panel](point) if panel in AT else point.epsilon if panel == " ".join(point.promise) else None
+
+
 def pareto(summaries: Sequence[Summary]) -> Figure:
-    """A panel for attacks (if there was an audit), one for the noise, one for epsilon."""
+    """A panel for attacks (if there was an audit), one for the noise, one for the epsilons of each unit and trust."""
     name, title = quality(summaries)
     points = {base: _points(runs, name) for base, runs in based(summaries).items()}
     attacked = any(p.attack for some in points.values() for p in some)
-    panels = [*(["attack"] if attacked else []), "noise", "epsilon"]
-    widths = [1.2] * (len(panels) - 1) + [1.0]
+    promises = list(dict.fromkeys(p.promise for some in points.values() for p in some if p.promise))
+    proven = [" ".join(promise) for promise in promises] or ["epsilon"]
+    panels = [*(["attack"] if attacked else []), "noise", *proven]
+    widths = [1.2] * (len(panels) - len(proven)) + [1.0] * len(proven)
     figure, mosaic = new_figure(PANEL * len(panels), 4.8, [panels], widths)
     for axes in list(mosaic.values())[1:]:
         axes.sharey(mosaic[panels[0]])
@@ -76,7 +85,8 @@ def pareto(summaries: Sequence[Summary]) -> Figure:
     if attacked:
         _attack(mosaic["attack"], points, better)
     _noise(mosaic["noise"], points, better)
-    _epsilon(mosaic["epsilon"], points, summaries, better)
+    for panel in proven:
+        _epsilon(mosaic[panel], panel, points, summaries, better)
     mosaic[panels[0]].set_ylabel(_averaged(summaries, name, title))
     legend_below(figure, labelled(list(mosaic.values())))
     figure.suptitle(wrapped(headline(summaries), PANEL * len(panels), 10), fontsize=10)
@@ -113,6 +123,7 @@ def _points(runs: Sequence[Summary], name: str) -> list[Point]:
                 noisy=bool(first["noise"]),
                 ratio=fmean(ratios) if ratios else None,
                 epsilon=max(epsilons) if epsilons else None,
+                promise=promise_of(own[0]) if epsilons else (),
                 attack=next(iter(first.get("audits", [])), None),
                 audited=bool(first.get("audited")),
             )
@@ -145,12 +156,12 @@ def _name(figure: Figure, mosaic: dict[str, Axes], points: dict[str, list[Point]
     numbers = {text: str(i) for i, text in enumerate(swept_values, 1)}
     for panel, axes in mosaic.items():
         for number, some in enumerate(points.values()):
-            shown = [(x, p) for p in some if (x := AT[panel](p)) is not None and p.swept]
+            shown = [(x, p) for p in some if (x := place(panel, p)) is not None and p.swept]
             named = {round(i * (len(shown) - 1) / (NAMED - 1)) for i in range(NAMED)}
             for i, (x, p) in enumerate(shown):
                 if i in named:
-                    place: dict[str, Any] = {"xytext": (4, 4), "textcoords": "offset points", "fontsize": 8}
-                    axes.annotate(numbers[p.swept], (x, p.quality), color=COLOURS[number % 8], **place)
+                    how: dict[str, Any] = {"xytext": (4, 4), "textcoords": "offset points", "fontsize": 8}
+                    axes.annotate(numbers[p.swept], (x, p.quality), color=COLOURS[number % 8], **how)
     if numbers:
         key = [wrapped(f"{number}: {text}", 1.8, 9) for text, number in numbers.items()]
         handles = [Line2D([], [], linestyle="none")] * len(key)
@@ -193,31 +204,33 @@ def _noise(axes: Axes, points: dict[str, list[Point]], better: int) -> None:
         axes.set_title("no setting has noise in multiples of a clip", fontsize=9)
 
 
-def _epsilon(axes: Axes, points: dict[str, list[Point]], summaries: Sequence[Summary], better: int) -> None:
-    proven = [p for some in points.values() for p in some if p.epsilon is not None]
+def _epsilon(axes: Axes, panel: str, points: dict[str, list[Point]], summaries: Sequence[Summary], better: int) -> None:
+    proven = [p for some in points.values() for p in some if place(panel, p) is not None]
     if not proven:
         say(axes, "no setting has a proven epsilon", keep_y=True)
         return
     for number, (base, some) in enumerate(points.items()):
-        shown = [p for p in some if p.epsilon is not None]
+        shown = [p for p in some if place(panel, p) is not None]
         if shown:
             x = [p.epsilon for p in shown if p.epsilon is not None]
             errors = [p.spread for p in shown]
             axes.errorbar(x, [p.quality for p in shown], yerr=errors, label=base, **_style(number, len(shown)))
     _front(axes, [(p.epsilon, p.quality) for p in proven if p.epsilon is not None], better)
-    unit = next(w for w in map(worst_guarantee, summaries) if "delta" in w)
+    here = [s for s in summaries if proven_epsilon(s) is not None and " ".join(promise_of(s)) == panel]
+    unit = worst_guarantee(here[0])
     axes.set_xscale("log")
     low, high = axes.get_xlim()
     low, high = min(low, 1.0), max(high, VACUOUS * 3)
     axes.axvspan(VACUOUS, high, color=WORTHLESS, zorder=-1)
-    place = {"transform": axes.get_xaxis_transform(), "fontsize": 8, "color": "#555555"}
-    axes.text(VACUOUS * 1.08, 0.02, f"above {VACUOUS:g}: vacuous", **place)  # type: ignore[arg-type]
+    how = {"transform": axes.get_xaxis_transform(), "fontsize": 8, "color": "#555555"}
+    axes.text(high / 1.05, 0.02, f"above {VACUOUS:g}: vacuous", ha="right", **how)  # type: ignore[arg-type]
     axes.set_xlim(low, high)
     meaning = ", ".join(str(unit[k]) for k in ("relation", "unit", "trust"))
     axes.set_xlabel(f"epsilon at delta = {unit['delta']:g}\n({meaning}, total)")
-    statuses = " or ".join(dict.fromkeys(worst_guarantee(s)["status"] for s in summaries if proven_epsilon(s)))
+    statuses = " or ".join(dict.fromkeys(worst_guarantee(s)["status"] for s in here))
     heuristics = [b for b, runs in based(summaries).items() if worst_guarantee(runs[0])["status"] == "heuristic"]
     named = f"; none (heuristic): {', '.join(heuristics)}" if heuristics else ""
+    statuses = f"one {unit['unit']}, {unit['trust']}: {statuses}"
     title = wrapped(f"{statuses}{named}", 0.75 * PANEL, 8)
     if title.count("\n") > 2:
         without = {s.setting for s in summaries if worst_guarantee(s)["status"] == "heuristic"}
@@ -247,6 +260,12 @@ def worst_guarantee(summary: Summary) -> dict[str, Any]:
     """Of the party that counts."""
     found: dict[str, Any] = next(iter(summary.values["guarantees"].values()))
     return found
+
+
+def promise_of(summary: Summary) -> tuple[str, ...]:
+    """Whose promise it is, who is trusted, and between which neighbours."""
+    found = worst_guarantee(summary)
+    return str(found["unit"]), str(found["trust"]), str(found["relation"])
 
 
 def proven_epsilon(summary: Summary) -> float | None:

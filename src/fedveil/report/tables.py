@@ -11,7 +11,7 @@ from typing import Any
 from fedveil.gdp import rounded_up
 from fedveil.report.planning import useful
 from fedveil.report.table import NOTHING, Table
-from fedveil.runs.summary import LAST, Summary
+from fedveil.runs.summary import Summary
 
 OF_TWO = ("accuracy", "macro_auc", "balanced_accuracy", "sensitivity", "specificity")
 SHORT = {
@@ -48,9 +48,10 @@ def comparison_tables(summaries: Sequence[Summary], width: int) -> list[Table]:
     figures = figures_of(summaries)
     seeds = max(len(runs) for runs in grouped(summaries).values())
     over = f"mean over {seeds} seeds" if seeds > 1 else "one seed"
-    deviation = "seeds" if seeds > 1 else "these rounds"
-    covered = min(LAST, int(summaries[0].values["rounds"]))
-    title = f"{figures[0]}: mean of the last {covered} rounds, {over}, ± standard deviation over {deviation}"
+    covered = max((s.values["last_rounds"].get(figures[0], {}).get("rounds", 1) for s in summaries), default=1)
+    title = f"{figures[0]}: {f'mean of the last {covered} rounds' if covered > 1 else 'after the last round'}, {over}"
+    if seeds > 1 or covered > 1:
+        title += f", ± standard deviation over {'seeds' if seeds > 1 else 'these rounds'}"
     attacked = any(s.values.get("audited") for s in summaries)
     tested = next((f for f in ("macro_auc", *figures) if all(f in s.values["test_metrics"] for s in summaries)), "")
     numbers = [*(SHORT.get(f, f) for f in figures), *[f"test {SHORT.get(tested, tested)}"] * bool(tested)]
@@ -271,7 +272,9 @@ def _averaged(runs: Sequence[Summary], figure: str, spread: bool = True) -> str:
     values = [v for v in (r.averaged(figure) for r in runs) if v is not None]
     if not values:
         return NOTHING
-    deviation = stdev(values) if len(values) > 1 else runs[0].values["last_rounds"][figure]["deviation"]
+    last = runs[0].values["last_rounds"][figure]
+    deviation = stdev(values) if len(values) > 1 else last["deviation"]
+    spread &= len(values) > 1 or last["rounds"] > 1
     return f"{fmean(values):.3f} ±{deviation:.3f}" if spread else f"{fmean(values):.3f}"
 
 

@@ -31,7 +31,10 @@ from fedveil.reading import json_of
 METRICS = "metrics.jsonl"
 METRICS_CSV = "metrics.csv"
 NUMERICS = 3  # raised by any change of a default or of arithmetic: runs of two versions are not the same run
-LAST = 5  # rounds that the averaged figures cover
+LAST, SHARE = (
+    5,
+    5,
+)  # averaged figures cover at most so many rounds, and of a short run no more than so much of it: 1 / 5
 REACH = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)  # mu of the worst client at the distances of its curve, or about
 FIGURES = (
     "accuracy",
@@ -201,13 +204,23 @@ def noise_of(
     return {name: median(figures[name] for figures in each) for name in each[0]}
 
 
-def last_rounds(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
-    """Mean and standard deviation of each figure over the last rounds."""
-    found = {}
+def last_rounds(rows: Sequence[Row], covered: int | None = None) -> dict[str, dict[str, float]]:
+    """Mean and standard deviation of each figure over the last rounds.
+
+    Parameters
+    ----------
+    rows : sequence of dict
+        Of all rounds.
+    covered : int, optional
+        How many are averaged. Default: the last fifth of the run, at least one round and at most five, so that a short
+        run is not judged by rounds in which it still climbs.
+    """
+    found, covered = {}, covered or max(1, min(LAST, len(rows) // SHARE))
     for figure in FIGURES:
-        values = [row["metrics"][figure] for row in rows[-LAST:] if figure in row["metrics"]]
+        values = [row["metrics"][figure] for row in rows[-covered:] if figure in row["metrics"]]
         if values:
-            deviation = stdev(values) if len(values) > 1 else 0.0
+            finite = all(map(math.isfinite, values))  # of others Python has no deviation, and raises
+            deviation = (stdev(values) if finite else math.nan) if len(values) > 1 else 0.0
             found[figure] = {"mean": fmean(values), "deviation": deviation, "rounds": len(values)}
     return found
 
