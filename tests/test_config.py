@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedveil import grid
 from fedveil.aggregation import FedAdam
 from fedveil.clipping import QuantileClip
 from fedveil.config import ConfigError, load, parse, presets
@@ -191,6 +192,24 @@ def test_files_that_are_not_there_or_no_toml(tmp_path):
     broken.write_text("rounds = = 3")
     with pytest.raises(FieldError, match="no valid TOML"):
         load(broken)
+
+
+def test_a_setting_may_have_its_own_training():
+    where = 'compare.settings=[{method="vanilla", local={lr=0.5}}, {method="global", noise_multiplier=1.0}]'
+    config = load("digits-compare", [where, "local.lr=2.0", "compare.equal_sigma=false"])
+    found = {v.label: configure(config, v.label, v.setting).local for v in variants_of(config)}
+    assert (found["vanilla"].lr, found["global"].lr) == (0.5, 2.0)
+    assert found["vanilla"].epochs == found["global"].epochs == 2
+    with pytest.raises(ConfigError, match=r"compare\.settings\[0\].*local\.rate"):
+        load("digits-compare", ['compare.settings=[{method="vanilla", local={rate=0.5}}]', "compare.equal_sigma=false"])
+
+
+def test_a_comparison_checks_all_settings_before_the_first_run_and_names_the_one(tmp_path):
+    misfit = '{label="late", method="record", examples=1000, epsilon=4.0, rate=0.5}'
+    config = load("digits-compare", [f'compare.settings=[{{method="vanilla"}}, {misfit}]', "compare.equal_sigma=false"])
+    with pytest.raises(FieldError, match=r"^settings\['late'\]: "):
+        grid.compare(config, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_settings_inherit_only_where_it_makes_sense():

@@ -195,6 +195,7 @@ def test_a_misspelt_argument_is_refused_with_the_one_that_was_meant(wrong, meant
         fv.Federation(**{"model": nn.Linear(6, 2), "clients": DEALT, wrong: None})
 
 
+A = "settings['a']: make"
 OWN = {
     "a class that takes arguments": ("model", lambda: fv.Federation(model=nn.Linear, clients=DEALT)),
     "training as a dict": ("local", lambda: fv.Federation(model=nn.Linear(6, 2), clients=DEALT, local={"lr": 0.1})),
@@ -205,8 +206,14 @@ OWN = {
         lambda: fv.Federation(model=nn.Linear(6, 2), clients=relabelled(np.eye(2).__getitem__)),
     ),
     "settings without names": ("settings", lambda: fv.compare(made, DEALT, [None], rounds=1)),
-    "a function of the clients alone": ("make", lambda: fv.compare(lambda c: None, DEALT, {"a": None}, rounds=1)),
-    "a method that is not handed on": ("make", lambda: fv.compare(unprotected, DEALT, {"a": NOISY}, rounds=1)),
+    "a function of the clients alone": (
+        "settings['a']: make",
+        lambda: fv.compare(lambda c: None, DEALT, {"a": None}, rounds=1),
+    ),
+    "a method that is not handed on": (
+        "settings['a']: make",
+        lambda: fv.compare(unprotected, DEALT, {"a": NOISY}, rounds=1),
+    ),
     "a target that is not there": ("target", lambda: fv.audit(made, DEALT, rounds=1, target=7)),
     "a file that is not there": ("CONFIG", lambda: fv.compare("mine.tml")),
 }

@@ -92,3 +92,20 @@ def test_a_budget_calibrates_global_dp_and_contradictions_are_refused():
     ):
         with pytest.raises(FieldError, match=field):
             fv.GlobalDP(**wrong)
+
+
+def test_a_setting_may_have_its_own_training_and_all_are_checked_before_the_first_runs():
+    def with_local(clients, method, seed, local=None):
+        made.append(local)
+        return fv.Federation(model=lambda: torch.nn.Linear(64, 10), clients=clients, method=method, local=local)
+
+    made: list = []
+    slow = fv.LocalTraining(lr=1e-9)
+    still, moved = fv.compare(with_local, CLIENTS, {"still": (None, slow), "moved": None}, rounds=1)
+    assert made == [slow, None, slow, None]
+    assert still.values["metrics"]["loss"] > moved.values["metrics"]["loss"]
+    made.clear()
+    misfit = fv.RecordDP(epsilon=4, rounds=1, examples=1000, rate=0.5)  # silos of 30
+    with pytest.raises(FieldError, match=r"^settings\['second'\]: examples of silo 0"):
+        fv.compare(with_local, CLIENTS, {"first": None, "second": misfit}, rounds=1)
+    assert len(made) == 2  # each was made once, and none of them runs

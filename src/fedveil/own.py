@@ -30,19 +30,21 @@ from fedveil.engines.assembly import Privacy, as_client, resolve_method
 from fedveil.errors import FieldError, require_count, require_delta
 from fedveil.gdp import rounded_down
 from fedveil.grid.comparison import compare as compare_settings
-from fedveil.learning import ClientData
+from fedveil.grid.comparison import named
+from fedveil.learning import ClientData, LocalTraining
 from fedveil.learning.metrics import task_of
 from fedveil.methods.publishing import Publishing
 from fedveil.runs.summary import REPRODUCIBLE, Row, Summary, core_of, guarantees_of, row_of
 
 Clients = Sequence[Any]
-Make = Callable[[Clients, Privacy | None, int], Federation]
+Make = Callable[..., Federation]  # (clients, method, seed), and local= where a setting has its own
+Setting = Privacy | None | tuple[Privacy | None, LocalTraining]
 
 
 def compare(
     what: Make | Config | str | Path,
     clients: Clients | None = None,
-    settings: Mapping[str, Privacy | None] | None = None,
+    settings: Mapping[str, Setting] | None = None,
     *,
     rounds: int | None = None,
     seeds: int = 1,
@@ -58,7 +60,8 @@ def compare(
     clients : sequence
         As for `Federation`; handed to `make`.
     settings : mapping of str to method
-        By label, what `Federation` takes as its method; None: no privacy.
+        By label, what `Federation` takes as its method; None: no privacy. A pair ``(method, LocalTraining(...))`` gives
+        the setting its own training: `what` is called with ``local=`` then. All are checked before the first run.
     rounds : int
         Of each run.
     seeds : int
@@ -84,12 +87,13 @@ def compare(
     if out is not None:
         raise FieldError("out", str(out), "is for configurations; what a function makes has no file to run it again by")
     planned, delta = require_count("rounds", rounds), require_delta("delta", delta)
+    for label, given in settings.items():
+        with named(label):
+            _made(what, clients or (), given, 0)
+    repeated = range(require_count("seeds", seeds))
+    plans = [(label, given, seed) for label, given in settings.items() for seed in repeated]
     return Compared(
-        tuple(
-            _played(make_one(what, clients or (), method, seed), label, planned, seed, delta)
-            for label, method in (settings or {}).items()
-            for seed in range(require_count("seeds", seeds))
-        )
+        tuple(_played(_made(what, clients or (), given, s), label, planned, s, delta) for label, given, s in plans)
     )
 
 
@@ -126,14 +130,19 @@ class Compared(Sequence[Summary]):
         return text.get()
 
 
-def make_one(make: Make, clients: Clients, method: Privacy | None, seed: int) -> Federation:
+def _made(make: Make, clients: Clients, given: Setting, seed: int) -> Federation:
+    method, local = given if isinstance(given, tuple) else (given, None)
+    return make_one(make, clients, method, seed, **({} if local is None else {"local": local}))
+
+
+def make_one(make: Make, clients: Clients, method: Privacy | None, seed: int, **more: LocalTraining) -> Federation:
     """Call a user's function, and refuse what it must not return."""
     written = "lambda clients, method, seed: fv.Federation(..., clients=clients, method=method, seed=seed)"
     try:
-        signature(make).bind(clients, method, seed)
+        signature(make).bind(clients, method, seed, **more)
     except TypeError as error:
         raise FieldError("make", getattr(make, "__name__", "a function"), f"{error}; write {written}") from error
-    found = make(clients, method, seed)
+    found = make(clients, method, seed, **more)
     if not isinstance(found, Federation):
         raise FieldError("make", type(found).__name__, f"must return a Federation: {written}")
     if method is not None and found.method == resolve_method(None) != resolve_method(method):

@@ -89,7 +89,7 @@ MEANING = {
     "privacy.clients.unmarked": "what they do where they mark nothing; left out: as `scoring.unmarked`",
     "source.kind": "reproducible noise for experiments (whoever knows the seed knows the noise), or secure noise",
     "source.seed": "of the noise alone; left out: the run's own",
-    "compare.settings": "settings: a label, and keys of [privacy] that differ",
+    "compare.settings": "settings: a label, keys of [privacy] that differ, and a table `local` of [local]'s",
     "compare.settings.label": "names the setting",
     "compare.settings.match_sigma_of": "label of an earlier setting whose average sigma is taken",
     "compare.equal_sigma": "add global DP at the average sigma of metric privacy",

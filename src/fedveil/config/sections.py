@@ -208,7 +208,7 @@ class Randomness(Section):
 
 
 class Setting(BaseModel):
-    """One entry of ``[compare] settings``: a label and what differs from ``[privacy]``.
+    """One entry of ``[compare] settings``: a label and what differs from ``[privacy]``; `local` from ``[local]``.
 
     Parameters of ``[privacy]`` carry over where the method is the same, or where both trust the server. With
     `match_sigma_of`, the noise multiplier is set so that sigma equals the average sigma of an earlier setting.
@@ -222,7 +222,12 @@ class Setting(BaseModel):
     @property
     def overrides(self) -> dict[str, Any]:
         """Keys for ``[privacy]``."""
-        return dict(self.model_extra or {})
+        return {key: value for key, value in (self.model_extra or {}).items() if key != "local"}
+
+    @property
+    def local(self) -> Any:
+        """Keys for ``[local]``: a learning rate that suits noisy steps suits no others."""
+        return (self.model_extra or {}).get("local", {})
 
 
 class Comparison(Section):

@@ -108,6 +108,9 @@ def configure(config: Config, label: str, setting: Setting, where: str = "compar
     if method == base.method and base.clients:
         carried = {**carried, "clients": [own.model_dump() for own in base.clients]}
     values["privacy"] = {"budget": budget, **carried, **setting.overrides, **forced, "method": method}
+    if not isinstance(setting.local, Mapping):
+        raise ConfigError([FieldError(f"{where}: local", setting.local, "must be a table, e.g. { lr = 0.5 }")])
+    values["local"] = {**values["local"], **setting.local}
     values["name"] = f"{config.name}-{slug(label)}"
     try:
         return Config.model_validate(values)

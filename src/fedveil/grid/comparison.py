@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,18 @@ from fedveil.grid.store import Store
 from fedveil.reading import toml_of
 from fedveil.runs import Progress, Summary
 from fedveil.runs.ledgers import make_folder, write_atomic
+from fedveil.runs.prepare import check
 
 RESULT = "comparison.json"
+
+
+@contextmanager
+def named(label: str) -> Iterator[None]:
+    """Name the setting in a refusal."""
+    try:
+        yield
+    except FieldError as error:
+        raise FieldError(f"settings[{label!r}]: {error.field}", error.value, error.accepted) from error
 
 
 def cells_of(config: Config, seeds: int) -> list[tuple[Variant, Cell]]:
@@ -71,10 +82,17 @@ def compare(
     require_count("--seeds", seeds)
     path = None if out is None else Path(out)
     if path is not None:
-        _open(path, config, resume)
+        _require(path, config, resume)
         seeds = max(seeds, _begun(path, config.seed)) if resume else seeds
-    planned = cells_of(config, seeds)
-    finished = Store(path).run([cell for _, cell in planned], progress)
+    planned, store = cells_of(config, seeds), Store(path)
+    for variant, cell in planned[::seeds]:  # all settings, before the first of them runs for an hour
+        if store.state(cell) != "done":
+            with named(variant.label):
+                check(cell.config)
+    if path is not None and not resume:
+        make_folder(path)
+        write_atomic(path / CONFIG, config.to_toml().encode())
+    finished = store.run([cell for _, cell in planned], progress)
     for why in finished.failed.values():
         raise NoReplyError(why)
     summaries = _placed(planned, finished)
@@ -105,11 +123,9 @@ def write(folder: Path, values: list[Mapping[str, Any]]) -> None:
     write_atomic(folder / RESULT, (json.dumps([dict(v) for v in values], indent=2) + "\n").encode())
 
 
-def _open(path: Path, config: Config, resume: bool) -> None:
+def _require(path: Path, config: Config, resume: bool) -> None:
     if not resume:
         refuse_used(path)
-        make_folder(path)
-        write_atomic(path / CONFIG, config.to_toml().encode())
         return
     require_begun(path, COMPARISON)
     if load(path).fingerprint() != config.fingerprint():

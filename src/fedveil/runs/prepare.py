@@ -170,6 +170,19 @@ def prepare(config: Config, memo: Path | None = None, like: Setup | None = None)
     return Setup(config, dealt, method, arguments, tuple(warnings), shares, poisoning)
 
 
+def check(config: Config) -> None:
+    """Refuse what cannot be run, without training anything.
+
+    Raises
+    ------
+    FieldError
+        As `prepare` and the federation would.
+    """
+    own = config.model.model_copy(update={"start": "own"})
+    untrained = {"model": own, "pretraining": None, "device": resolve_device(config.device)}
+    prepare(config.model_copy(update=untrained)).federation(Ledgers("memory"))
+
+
 def _learner(config: Config, dealt: Dealt, method: Method, memo: Path | None) -> Learner:
     """Model, layout and trainer, checked against the data."""
     with fields_of("model"):
