@@ -1,8 +1,8 @@
 """Draw noise: mechanisms and the sources of their randomness."""
 
-from fedveil.mechanisms.discrete import DiscreteGaussianNoise, to_grid
+from fedveil.mechanisms.discrete import DiscreteGaussianNoise, WideGaussianNoise, to_grid
 from fedveil.mechanisms.noise import MECHANISMS, EuclideanLaplaceNoise, GaussianNoise, Mechanism, gaussian_sigma, noised
-from fedveil.mechanisms.secure import SecureSource
+from fedveil.mechanisms.secure import KeyedSource, SecureSource
 from fedveil.mechanisms.source import NoSource, ReproducibleSource, Source, keyed_seed
 
 __all__ = [
@@ -10,11 +10,13 @@ __all__ = [
     "DiscreteGaussianNoise",
     "EuclideanLaplaceNoise",
     "GaussianNoise",
+    "KeyedSource",
     "Mechanism",
     "NoSource",
     "ReproducibleSource",
     "SecureSource",
     "Source",
+    "WideGaussianNoise",
     "gaussian_sigma",
     "keyed_seed",
     "noised",

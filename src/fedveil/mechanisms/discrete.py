@@ -6,7 +6,9 @@ vectors; only the last multiplication by the grid is floating point, and that is
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -50,6 +52,32 @@ class DiscreteGaussianNoise:
             result[pending[kept]] = y[kept]
             pending = pending[~kept]
         return torch.from_numpy(result)
+
+
+@dataclass(frozen=True)
+class WideGaussianNoise:
+    """Discrete Gaussian noise that is wide against its grid: `FACTOR` x + y of two draws of `LARGEST`.
+
+    Its distribution is that of one draw of deviation `sigma` up to a factor of 1 +- 4 exp(-2 pi^2 smoothness^2) for
+    every integer, 1 +- 1e-898 (the smoothing of a lattice by a Gaussian; Micciancio and Regev 2007).
+    """
+
+    FACTOR: ClassVar[int] = 200
+
+    @property
+    def sigma(self) -> float:
+        """Standard deviation, in steps: 409,605."""
+        return LARGEST * math.hypot(self.FACTOR, 1)
+
+    @property
+    def smoothness(self) -> float:
+        """w: deviation of the finer draw, given the sum, over the step of the coarser one."""
+        return LARGEST * LARGEST / self.sigma
+
+    def sample(self, size: int, *, source: Source) -> Tensor:
+        """Draw the noise [size], int64."""
+        one = DiscreteGaussianNoise(LARGEST)
+        return self.FACTOR * one.sample(size, source=source) + one.sample(size, source=source)
 
 
 def to_grid(updates: Tensor, clip: float, grid: float) -> Tensor:

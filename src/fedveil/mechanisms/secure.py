@@ -9,6 +9,8 @@ real-valued distribution (Mironov 2012).
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import math
 import os
 import threading
@@ -211,3 +213,39 @@ class _Normals:
         u *= -2.0
         np.copyto(radius, u, casting="same_kind")
         return np.sqrt(radius, out=radius)
+
+
+class KeyedSource(SecureSource):
+    """Secure noise as a function of a secret key and the keys of its children.
+
+    Every object draws its stream from the beginning. Make one for each question, by `child` with all that the question
+    consists of: then an answer that is computed twice is the same answer.
+
+    Parameters
+    ----------
+    key : bytes
+        32 secret bytes.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        if not isinstance(key, bytes) or len(key) != 32:
+            raise FieldError("key", "of another length", "must be 32 secret bytes")
+        super().__init__()
+        self._key, self._keyed = key, _KeyedStream(key)
+
+    def child(self, *key: Key) -> KeyedSource:
+        """The stream of a further key; the same key always gives the same one."""
+        text = repr([(type(part).__name__, part) for part in key])
+        return KeyedSource(hmac.digest(self._key, text.encode(), hashlib.sha256))
+
+    def _current(self) -> _Stream:
+        return self._keyed
+
+    def __repr__(self) -> str:
+        """Name the class: the key is the noise."""
+        return "KeyedSource()"
+
+
+class _KeyedStream(_Stream):
+    def __init__(self, key: bytes) -> None:
+        self._cipher, self._next, self._lock = algorithms.AES(key), 0, threading.Lock()

@@ -1,0 +1,145 @@
+"""Keys of the sites of one study: X25519 (RFC 7748) by the `cryptography` package.
+
+There is no forward secrecy: whoever gets a site's key later unmasks every share of that site that was recorded. A key
+is therefore made for one study and destroyed at its end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any, NoReturn
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from fedveil.errors import FieldError
+from fedveil.mechanisms import KeyedSource
+
+_PRIME = (1 << 255) - 19
+_BYTES = 32
+
+PublicKey = bytes
+"""32 bytes, little-endian, as RFC 7748 writes them; canonical, see `public_key`."""
+
+
+def public_key(value: str | bytes, field: str = "peers") -> PublicKey:
+    """A public key from its text or bytes.
+
+    Parameters
+    ----------
+    value : str or bytes
+        64 hexadecimal digits, or 32 bytes.
+    field : str
+        Names it in an error.
+
+    Raises
+    ------
+    FieldError
+        If it is no key, or is written in one of the other ways in which X25519 accepts the same point: two spellings
+        of one key would count as two sites.
+    """
+    try:
+        raw = bytes.fromhex(value) if isinstance(value, str) else bytes(value)
+    except (TypeError, ValueError):
+        raw = b""
+    if len(raw) != _BYTES:
+        raise FieldError(
+            field, value, "must be a public key of 64 hexadecimal digits, as `fedveil keys show` prints it"
+        )
+    number = int.from_bytes(raw, "little")
+    if number >= _PRIME:
+        raise FieldError(field, value, "is no canonical X25519 key: ask the site for what `fedveil keys show` prints")
+    return raw
+
+
+class SiteKey:
+    """The secret of one site in one study: its X25519 key, and the key of its noise.
+
+    Parameters
+    ----------
+    secret : bytes
+        64 bytes: the X25519 private key, then the noise key. They are never printed, pickled or compared.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        if not isinstance(secret, bytes) or len(secret) != 2 * _BYTES:
+            raise FieldError("secret", "of another length", "must be 64 bytes: make a key by `fedveil keys new`")
+        self._private = X25519PrivateKey.from_private_bytes(secret[:_BYTES])
+        self._noise = secret[_BYTES:]
+        self.public: PublicKey = self._private.public_key().public_bytes_raw()
+
+    @classmethod
+    def new(cls) -> tuple[SiteKey, bytes]:
+        """A fresh key from the operating system, and its 64 secret bytes for a file of mode 0600."""
+        secret = os.urandom(2 * _BYTES)
+        return cls(secret), secret
+
+    def pair_key(self, peer: PublicKey, info: bytes) -> bytes:
+        """32 bytes that this site and a peer share for one purpose, and nobody else can compute.
+
+        Parameters
+        ----------
+        peer : bytes
+            The peer's public key.
+        info : bytes
+            What the key is for; another purpose gives an independent key. Both public keys are bound beside it.
+
+        Raises
+        ------
+        FieldError
+            If the peer's key is this site's own, or a point of low order: the shared secret would be zero, which
+            everybody knows.
+        """
+        if peer == self.public:
+            raise FieldError("peers", peer.hex(), "is this site's own key")
+        try:
+            shared = self._private.exchange(X25519PublicKey.from_public_bytes(peer))
+        except ValueError as error:
+            raise FieldError("peers", peer.hex(), "is a point of low order, and no site's key") from error
+        bound = b"".join(sorted((self.public, peer)))
+        return HKDF(SHA256(), _BYTES, salt=b"fedveil secure sum", info=bound + info).derive(shared)
+
+    def source(self, context: bytes) -> KeyedSource:
+        """Randomness that this site alone can draw, the same for the same question.
+
+        A site that is put back to an earlier state then gives the same answer again, and not a second one with other
+        noise.
+
+        Parameters
+        ----------
+        context : bytes
+            Digest of the question.
+        """
+        return KeyedSource(HKDF(SHA256(), _BYTES, salt=b"fedveil noise", info=context).derive(self._noise))
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled or copied."""
+        raise TypeError("a site's key cannot be pickled or copied")
+
+    def __repr__(self) -> str:
+        """Name the public half alone."""
+        return f"SiteKey({fingerprint([self.public])})"
+
+
+def fingerprint(keys: Iterable[PublicKey]) -> str:
+    """16 hexadecimal digits of a set of public keys, for people to compare over the telephone; in any order."""
+    return hashlib.sha256(b"".join(sorted(keys))).hexdigest()[:16]
+
+
+def roster(keys: Iterable[Any], field: str = "roster") -> tuple[PublicKey, ...]:
+    """Public keys in ascending order.
+
+    Raises
+    ------
+    FieldError
+        If one is no key, or is there twice.
+    """
+    found = sorted(public_key(key, field) for key in keys)
+    for one, other in pairwise(found):
+        if one == other:
+            raise FieldError(field, one.hex(), "is there twice: every site has a key of its own")
+    return tuple(found)
