@@ -35,7 +35,7 @@ def test_no_module_imports_itself_on_a_detour():
 
 
 def test_rooms_up_to_methods_know_no_engine_file_or_picture():
-    core = ("clipping", "gdp", "layout", "mechanisms", "accounting", "calibration", "aggregation", "methods")
+    core = ("clipping", "gdp", "layout", "mechanisms", "accounting", "secure", "calibration", "aggregation", "methods")
     above = {"engines", "config", "runs", "grid", "audit", "report", "papers", "cli", "data", "attacks"}
     for name, tree in TREES.items():
         if name.split(".")[1:2] and name.split(".")[1] in core:

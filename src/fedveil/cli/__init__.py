@@ -10,7 +10,7 @@ import typer
 import typer.core
 
 from fedveil import __version__
-from fedveil.cli import advise, audit, data, ledger, reproduce, running, shared, verify
+from fedveil.cli import advise, audit, data, keys, ledger, reproduce, running, shared, verify
 
 typer.core.HAS_RICH = False  # with Rich at hand, plain help would read "\\[required]"
 
@@ -61,6 +61,7 @@ audit.register(app)
 verify.register(app)
 app.add_typer(data.app, name="data")
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(keys.app, name="keys")
 
 
 def main() -> None:
