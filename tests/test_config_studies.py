@@ -57,6 +57,18 @@ def test_validation_clients_never_train_and_end_the_run(tmp_path):
     assert config.fingerprint() != parse(BASE).fingerprint()
 
 
+def test_budgets_of_a_configuration_hold_validation_clients_too():
+    private = BASE.replace('"group"', '"sga-ldp"').replace("hypotheses = 2", "epsilon_min = 1.0\nepsilon_max = 1.0")
+    private = private.replace("noise_multiplier = 3.0\n", "").replace("rounds = 40", "rounds = 3")
+    noised = STOPPING.replace('"public"', '"noised"').replace("patience = 2", "patience = 9\nnoise_multiplier = 1.0")
+    # three rounds of training cost mu .93, epsilon 4.0; a loss costs mu 1: two of them epsilon 6.6, three 8.4
+    for budget, trained, validated in (("participations = 2", 2, 2), ("epsilon = 7.0", 3, 2), ("epsilon = 9.0", 3, 3)):
+        rows = run(parse(f"{private}{noised}[privacy.budget]\n{budget}")).rows
+        assert [row.get("validation") is not None for row in rows] == [i < validated for i in range(trained)]
+    with pytest.raises(FieldError, match="none release"):
+        run(parse(f"{private}{STOPPING}[privacy.budget]\nepsilon = 8.0"))
+
+
 def test_hypotheses_begin_where_the_configuration_says():
     own = prepare(parse(BASE)).arguments["initial"]
     normal = prepare(parse(BASE.replace('"logistic"', '"logistic"\nstart = "normal"'))).arguments["initial"]

@@ -6,9 +6,12 @@ import pytest
 import torch
 from engine_kit import federation, images, tiny
 
+from fedveil.accounting import Filter, LeakageFilter, Ledger, Limits, ParticipationFilter, Policy
 from fedveil.engines import EarlyStopping, Lockstep
 from fedveil.engines.history import Best
+from fedveil.engines.lifetime import LifetimeLedger, begin_ledger
 from fedveil.errors import BudgetError, FieldError
+from fedveil.gdp import epsilon_of_mu
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, client_losses
 from fedveil.learning.learner import Learner
@@ -26,9 +29,11 @@ def made(name, rule, **options):
     return federation(name, stopping=rule, **{"validation_clients": HELD, **options})
 
 
-def noised(name="sga-ldp", **options):
+def noised(name="sga-ldp", *, policy=None, client_budgets=None, tell=None, method=None, learner="usual", **options):
     rule = {"patience": 100, "validation": Validation(noise_multiplier=0.5, loss_range=2.0, releases=3), **options}
-    return made(name, EarlyStopping(**rule))
+    more = {"policy": policy, "client_budgets": client_budgets, "tell": tell, "method": method}
+    more |= {} if learner == "usual" else {"learner": learner}
+    return made(name, EarlyStopping(**rule), **{k: v for k, v in more.items() if v is not None or k == "learner"})
 
 
 def test_validation_clients_never_train():
@@ -195,9 +200,139 @@ def test_asked_again_for_a_round_a_client_sends_the_same_or_pays_again_until_its
     assert len(party.ledger.entries) == 1
 
 
-def keeper(books):
-    from fedveil.accounting import Ledger
+def policy(**values):
+    given = {"trust": ("local", "trusted sum", "central"), "secure_source": False, **values}
+    return Policy(**{"total": Limits(mu=3.0, record_mu=9.0, record_epsilon=90.0, participations=99), **given})
 
+
+def released(run):
+    return [len(run.validators._party(p).ledger.entries) for p in range(len(run.validators.clients))]
+
+
+@pytest.mark.parametrize("method", ["sga-ldp", "record-sum"])
+@pytest.mark.parametrize(
+    ("allowed", "times"),
+    [
+        ({"total": Limits(mu=0.3, participations=99)}, 0),  # the client's loss costs mu 2
+        ({"total": Limits(record_mu=9.0, participations=99)}, 0),  # no total of a client's mu is named
+        ({"relations": ["zero-out"]}, 0),  # and under replace-one
+        ({"total": Limits(mu=3.0, participations=99)}, 2),
+        ({"release": Limits(mu=1.9)}, 0),
+        ({"methods": ["group"]}, 0),
+        ({"total": Limits(mu=99.0, participations=1)}, 1),
+        ({"secure_source": True}, 0),
+    ],
+)
+def test_the_policy_of_a_validation_clients_owner_holds(method, allowed, times):
+    said = []
+    summed = build("record-sum", examples=6, noise_multiplier=1.0, silos=4)
+    options = {"method": summed, "learner": None} if method == "record-sum" else {}
+    run = noised(method, policy=policy(**allowed), tell=said.append, **options)
+    for round_ in range(1, 5):
+        run.validators.validate(run.models, round_)
+    assert released(run) == [times] * 6
+    assert any("sends no loss" in line for line in said)
+    history = run.history([])
+    assert times == 0 or history.validation.mu == pytest.approx(2 * times**0.5)
+
+
+def test_no_policy_allows_a_loss_in_the_clear():
+    for name in ("sga-ldp", "vanilla"):
+        said = []
+        run = made(name, EarlyStopping(patience=9, validation=PUBLIC), policy=policy(), tell=said.append)
+        assert run.validators.validate(run.models, 1) is None
+        assert released(run) == [0] * 6
+        assert "in the clear" in said[0]
+
+
+def test_under_central_trust_a_policy_counts_those_who_take_part():
+    rule = EarlyStopping(patience=9, validation=Validation(noise_multiplier=0.5, loss_range=2.0))
+    for allowed, times in (({"trust": ("local",)}, 0), ({"total": Limits(participations=2)}, 2)):
+        run = made("global", rule, policy=policy(**allowed))
+        values = [run.validators.validate(run.models, round_) for round_ in (1, 2, 3, 3)]
+        assert [v is not None for v in values] == [i < times for i in range(4)]
+        assert released(run) == [times] * 6
+        assert sum(e.key[1] == "validate" for e in run.server.ledger.entries) == times
+        books = {f"validation-{p}": run.validators._party(p).ledger for p in range(6)}
+        assert "validation clients" not in guarantees_of(run.method, books, 1e-5)[1]
+
+
+def test_budgets_reach_validation_clients_too():
+    asked = []
+
+    def budgets(partition):
+        asked.append(partition)
+        return ParticipationFilter(2 if partition == 5 else 1)
+
+    run = noised(client_budgets=budgets)
+    assert set(asked) == set(range(4, 10))  # behind the four that train
+    for round_ in range(1, 5):
+        run.validators.validate(run.models, round_)
+    assert released(run) == [1, 2, 1, 1, 1, 1]
+    history = noised(client_budgets=lambda p: Filter(epsilon_of_mu(2 * 2**0.5 + 1e-6, 1e-5), 1e-5) if p > 3 else None)
+    history = history.run(4)
+    assert history.validation.mu == pytest.approx(2 * 2**0.5)
+    with pytest.raises(FieldError, match="leakage"):  # a loss has none, and could not be held to it
+        noised("group", client_budgets=lambda p: LeakageFilter(5.0))
+
+
+def test_a_lifetime_ledger_holds_a_validation_client_over_all_runs(tmp_path):
+    begin_ledger(tmp_path, "validation-0", by="the tests")
+    rule = EarlyStopping(patience=99, validation=Validation(noise_multiplier=0.5, loss_range=2.0))
+    made_in = []
+    for study in ("a", "b"):
+        with LifetimeLedger(tmp_path, "validation-0", study) as mine:
+
+            def kept(party, mine=mine, study=study):
+                return (mine.ledger, mine.store) if party == "validation-0" else (Ledger(study, party), print)
+
+            values = {"policy": policy(secure_source=False), "ledgers": kept, "run_id": study}
+            run = made("sga-ldp", rule, validation_clients=HELD[:1], **values)
+            for round_ in (1, 2, 3):
+                run.validators.validate(run.models, round_)
+            made_in.append(len(mine.ledger.entries))
+    assert made_in == [2, 0]  # mu 2.83 of 3
+
+
+SHARED = {
+    "the client itself": lambda c: c,
+    "its arrays": lambda c: (c.x, c.y),
+    "some of its rows, as a view": lambda c: (c.x[2:4], c.y[2:4]),
+    "every second row": lambda c: (c.x[::2], c.y[::2]),
+    "a copy": lambda c: (c.x.clone(), c.y.clone()),
+    "a copy with other labels": lambda c: (c.x.clone(), 1 - c.y),
+    "a copy in float64": lambda c: ClientData(c.x.double(), c.y),
+    "one row among others": lambda c: (torch.cat([HELD[0].x, c.x[:1]]), torch.cat([HELD[0].y, c.y[:1]])),
+    "what it holds out": lambda c: (c.test_x.clone(), c.test_y.clone()),
+    "what the other holds out": lambda c: (HELD[0].x, HELD[0].y, c.x.clone(), c.y.clone()),
+}
+
+
+@pytest.mark.parametrize("what", SHARED)
+def test_a_client_that_trains_lends_nothing_to_one_that_validates(what):
+    own = [images(p) for p in range(4)]
+    own[2] = replace(own[2], test_x=images(70).x, test_y=images(70).y)
+    values = {"clients": own, "validation_clients": [HELD[1], SHARED[what](own[2])]}
+    for losses in ("noised", "public"):
+        with pytest.raises(FieldError) as refused:
+            made("sga-ldp", EarlyStopping(validation=Validation(losses=losses)), **values)
+        assert refused.value.field == "validation_clients[1]"
+    alike = what.startswith(("a copy", "one row", "what"))  # records of others, if the operator says so
+    if alike:
+        made("sga-ldp", EarlyStopping(twins=True), **values)
+    else:
+        with pytest.raises(FieldError, match=r"clients\[2\]"):
+            made("sga-ldp", EarlyStopping(twins=True), **values)
+
+
+def test_rows_of_one_array_that_is_dealt_out_are_different_records():
+    x, y = images(0, 40).x, images(0, 40).y
+    for parts in ([slice(i, None, 5) for i in range(5)], [slice(8 * i, 8 * i + 8) for i in range(5)]):
+        dealt = [(x[part], y[part]) for part in parts]
+        made("sga-ldp", EarlyStopping(), clients=dealt[:4], validation_clients=dealt[4:])
+
+
+def keeper(books):
     return lambda party: books.setdefault(party, (Ledger("memory", party), lambda line: None))
 
 

@@ -183,7 +183,7 @@ class Stopping(Section):
         with fields_of("stopping"):
             how = {key: getattr(self, key) for key in ("losses", "noise_multiplier", "loss_range", "releases")}
             when = {key: getattr(self, key) for key in ("patience", "every", "sample", "min_delta")}
-            return EarlyStopping(**when, validation=Validation(**how))
+            return EarlyStopping(**when, validation=Validation(**how), twins=True)  # each example is dealt out once
 
 
 class Randomness(Section):

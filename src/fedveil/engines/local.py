@@ -28,6 +28,7 @@ from fedveil.engines.assembly import (
 )
 from fedveil.engines.behaviour import Behaviour
 from fedveil.engines.client import ClientParty
+from fedveil.engines.disjoint import require_disjoint
 from fedveil.engines.execution import Execution
 from fedveil.engines.history import SERVER, Asked, Best, Collected, History, RoundRecord, publishable, total_of
 from fedveil.engines.lifetime import read_policy
@@ -76,7 +77,7 @@ class Federation:
         keep each client's with that client, from round to round, in its ``clients[i].buffers``. Each is then measured
         with its own; one that has not trained yet has the model's.
     client_budgets : callable, optional
-        ``partition -> SpendFilter``, one filter a client.
+        ``partition -> SpendFilter``, a fresh one a client; validation clients are numbered behind those that train.
     server_budget : SpendFilter, optional
         Ends the run before the server exceeds it.
     initial : Tensor, optional
@@ -91,13 +92,14 @@ class Federation:
     probes : sequence of Probe, optional
         Shown each finished round; their figures stand in its record.
     validation_clients : sequence of ClientData or of tuples, optional
-        Clients ``(x, y)`` that never train; `stopping` says what their losses are for.
+        Clients ``(x, y)`` that never train and share no record with those that do; `stopping` says what their losses
+        are for.
     stopping : EarlyStopping, optional
         Ends the run when the validation loss no longer falls. Not under Flower.
     metrics : sequence of str, optional
         What is measured on held-out examples, of `fedveil.learning.METRICS`. Default: the task's usual figures.
     policy : Policy, optional
-        What every client's owner allows.
+        What every client's owner allows, of validation clients too.
     execution : Execution, optional
         How it is carried out: trainer, threads, where ledgers are kept.
     """
@@ -200,7 +202,19 @@ class Federation:
         self.validators: Validators | None = None
         if stopping is not None:
             held = [as_client(c, f"validation_clients[{i}]") for i, c in enumerate(validation_clients)]
-            self.validators = Validators(stopping, held, self.learner, self.server, self.source, self._ledgers, seed)
+            require_disjoint(self.clients, held, stopping.twins)
+            self.validators = Validators(
+                stopping,
+                held,
+                self.learner,
+                self.server,
+                self.source,
+                self._ledgers,
+                seed,
+                policy=policy,
+                budgets=lambda p: None if client_budgets is None else client_budgets(len(self.clients) + p),
+                say=lambda text: self.warnings.say("validation", text),
+            )
         self.models, self.round = starts, 0
 
     @property

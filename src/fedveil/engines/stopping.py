@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import inf, isfinite
@@ -11,7 +12,17 @@ from math import inf, isfinite
 import torch
 from torch import Tensor
 
-from fedveil.accounting import Guarantee, Ledger, ParticipationFilter, Spend, Trust, total
+from fedveil.accounting import (
+    Entry,
+    Guarantee,
+    Ledger,
+    Policy,
+    Spend,
+    SpendFilter,
+    Trust,
+    digest,
+    total,
+)
 from fedveil.engines.assembly import draw_cohort
 from fedveil.engines.history import Best
 from fedveil.engines.party import VALIDATE, Party, ServerParty, Store
@@ -19,7 +30,7 @@ from fedveil.errors import BudgetError, FieldError, require_count, require_non_n
 from fedveil.learning import ClientData, client_losses
 from fedveil.learning.learner import Learner
 from fedveil.mechanisms import Source
-from fedveil.methods import Releases
+from fedveil.methods import Method, Releases
 from fedveil.methods.validating import Validation
 
 VALIDATORS = "validation-"  # begins the names of their ledgers
@@ -41,6 +52,9 @@ class EarlyStopping:
         By how much a loss must fall to count as better; of the size of the noise in it, or chance decides.
     validation : Validation
         How the losses leave.
+    twins : bool
+        Whether rows that a training and a validation client have alike are different records, as in data of few
+        distinct rows. By default they are refused.
     """
 
     patience: int = 5
@@ -48,6 +62,7 @@ class EarlyStopping:
     sample: int | None = None
     min_delta: float = 0.0
     validation: Validation = field(default_factory=Validation)
+    twins: bool = False
 
     def __post_init__(self) -> None:
         """Check all."""
@@ -59,7 +74,52 @@ class EarlyStopping:
 
 
 class Validator(Party):
-    """One validation client: its ledger is charged for every loss that leaves."""
+    """One validation client: its ledger is charged for every loss that leaves, as far as policy and budget allow.
+
+    Parameters
+    ----------
+    method : Method
+        Of the run: a policy allows it or not.
+    policy : Policy, optional
+        What the client's owner allows.
+    cap : int, optional
+        Releases of one run, at most.
+    ledger, source, budget, store
+        See `Party`.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        policy: Policy | None,
+        cap: int | None,
+        ledger: Ledger,
+        source: Source,
+        budget: SpendFilter | None,
+        store: Store,
+    ) -> None:
+        super().__init__(ledger, source, budget, store)
+        self._method, self._policy, self._cap = method, policy, cap
+
+    def declines(self, round_: int, validation: Validation) -> str:
+        """Why the client sends no loss in this round, before its data are touched; "" if it does.
+
+        Under central trust, where the server pays for the noise, a policy and a budget count participations.
+        """
+        trust = self._method.client.trust
+        spend = validation.quote(trust)
+        if self.ledger.find((round_, VALIDATE)) is not None:
+            return ""
+        if self._policy is not None and validation.losses == "public":
+            return 'a policy allows no loss in the clear: set losses to "noised"'
+        if trust != "central" or validation.losses == "public":
+            return self._refusal(spend)  # what leaves is charged when it does
+        if self._policy is None and self.budget is None:
+            return ""
+        if not self._charge(spend):
+            return self._refusal(spend) or "its budget is used up"
+        self._commit(Entry((round_, VALIDATE), 0, digest(()), spend, "none"))
+        return ""
 
     def send(self, loss: float, round_: int, validation: Validation, trust: Trust) -> float:
         """Release a loss after a round: the same number again if that round was validated before, or it costs again.
@@ -67,7 +127,7 @@ class Validator(Party):
         Raises
         ------
         BudgetError
-            If no release is left.
+            If policy or budget do not hold another release.
         """
         result: list[Releases] = []
 
@@ -82,6 +142,17 @@ class Validator(Party):
     def spent(self, before: int) -> int:
         """Releases made before a round."""
         return sum(e.key[1] == VALIDATE and e.key[0] < before for e in self.ledger.entries)
+
+    def _charge(self, spend: Spend) -> bool:
+        used_up = self._cap is not None and len(self.ledger.entries) >= self._cap
+        return not used_up and not self._refusal(spend) and super()._charge(spend)
+
+    def _refusal(self, spend: Spend) -> str:
+        if self._policy is None:
+            return ""
+        past = [e.spend for e in self.ledger.all_entries]
+        trust = self._method.client.trust
+        return self._policy.refusal(self._method.name, trust, self._source.deployable, spend, past) or ""
 
 
 def worst_of(guarantees: Iterable[Guarantee]) -> Guarantee | None:
@@ -108,8 +179,12 @@ class Validators:
         The model and the loss.
     server : ServerParty
         Charged under central trust.
-    source, ledgers, seed
+    source, ledgers, seed, policy
         See `Federation`.
+    budgets : callable
+        Index of a validation client -> its filter, a fresh one.
+    say : callable
+        Takes why a validation client declines.
 
     Attributes
     ----------
@@ -126,6 +201,10 @@ class Validators:
         source: Source,
         ledgers: Callable[[str], tuple[Ledger, Store]],
         seed: int,
+        *,
+        policy: Policy | None = None,
+        budgets: Callable[[int], SpendFilter | None] = lambda partition: None,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         empty = [i for i, c in enumerate(clients) if not c.examples]
         if empty or not clients:
@@ -133,14 +212,18 @@ class Validators:
         if rule.sample is not None and rule.sample > len(clients):
             raise FieldError("sample", rule.sample, f"there are only {len(clients)} validation clients")
         self.rule, self.clients, self.best = rule, list(clients), Best()
-        self._learner, self._server, self._seed = learner, server, seed
+        self._learner, self._server, self._seed, self._say = learner, server, seed, say
         self._trust: Trust = server.method.client.trust
+        quoted = rule.validation.quote(self._trust)
+        for tried in map(budgets, range(len(clients))):
+            if tried is not None:  # one that cannot hold such a release says so before anything is trained
+                deepcopy(tried).admit_spend(quoted)
 
         def make(partition: int) -> Validator:
             ledger, store = ledgers(f"{VALIDATORS}{partition}")
             capped = rule.validation.losses == "noised" and self._trust != "central"
-            budget = ParticipationFilter(rule.validation.releases) if capped else None
-            return Validator(ledger, source, budget, store)
+            cap = rule.validation.releases if capped else None
+            return Validator(server.method, policy, cap, ledger, source, budgets(partition), store)
 
         self._party = cache(make)
 
@@ -181,9 +264,9 @@ class Validators:
         return found
 
     def _asked(self, round_: int) -> list[int]:
-        """Sample of a round, of those whose number of releases is not used up: public facts alone decide.
+        """Sample of a round, of those whose number of releases is not used up, without those who decline.
 
-        Nobody in a round that is not validated.
+        Public facts alone decide. Nobody in a round that is not validated.
         """
         if round_ % self.rule.every:
             return []
@@ -192,7 +275,12 @@ class Validators:
             cap = self.rule.validation.releases
             everybody = [p for p in everybody if self._party(p).spent(round_) < cap]
         size = min(self.rule.sample or len(everybody), len(everybody))
-        return draw_cohort(self._seed, -round_, everybody, size) if size else []
+        drawn = draw_cohort(self._seed, -round_, everybody, size) if size else []
+        reasons = {p: self._party(p).declines(round_, self.rule.validation) for p in drawn}
+        for p, reason in reasons.items():
+            if reason:
+                self._say(f"validation client {p} sends no loss: {reason}")
+        return [p for p in drawn if not reasons[p]]
 
     def _released(self, asked: Sequence[int], losses: Tensor, round_: int) -> float | None:
         public = self.rule.validation.losses == "public"
@@ -200,7 +288,7 @@ class Validators:
             return self._server.validate(round_, losses, self.rule.validation)
         sent = []
         for p, loss in zip(asked, losses.tolist(), strict=True):
-            with suppress(BudgetError):  # its last release was for this round, and a crash took the bits
+            with suppress(BudgetError):  # public costs alone decide, so that silence tells nothing
                 sent.append(self._party(p).send(loss, round_, self.rule.validation, self._trust))
         return sum(sent) / len(sent) if sent else None
 

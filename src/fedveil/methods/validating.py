@@ -57,17 +57,10 @@ class Validation:
         require_positive("loss_range", self.loss_range)
         require_count("releases", self.releases)
 
-    def release(self, loss: float, trust: Trust, source: Source) -> tuple[tuple[Release, ...], Spend]:
-        """What one client sends, and what that costs it.
-
-        Under central trust the server is the one to add noise. A loss that is no finite number counts as R, unless it
-        is public.
-        """
+    def quote(self, trust: Trust) -> Spend:
+        """What one release costs its client, whatever its loss; nothing under central trust, where the server pays."""
         if self.losses == "public" or trust == "central":
-            return (Release("metric", torch.tensor(loss, dtype=torch.float64), "validation_loss"),), nothing(trust)
-        sigma = self.noise_multiplier * self.loss_range
-        cut = min(max(loss, 0.0), self.loss_range) if isfinite(loss) else self.loss_range
-        value = noised(torch.tensor([cut], dtype=torch.float64), GaussianNoise(sigma), source)[0]
+            return nothing(trust)
         guarantee = Guarantee(
             unit="client",
             relation="replace-one",
@@ -77,7 +70,20 @@ class Validation:
             mu=1 / self.noise_multiplier,
             conditions=(ANSWERS,),
         )
-        spend = Spend(guarantee=guarantee, mechanism="gaussian", scale=(sigma,), sensitivity=self.loss_range)
+        scale = (self.noise_multiplier * self.loss_range,)
+        return Spend(guarantee=guarantee, mechanism="gaussian", scale=scale, sensitivity=self.loss_range)
+
+    def release(self, loss: float, trust: Trust, source: Source) -> tuple[tuple[Release, ...], Spend]:
+        """What one client sends, and what that costs it.
+
+        Under central trust the server is the one to add noise. A loss that is no finite number counts as R, unless it
+        is public.
+        """
+        spend = self.quote(trust)
+        value = torch.tensor(loss, dtype=torch.float64)
+        if spend.scale:
+            cut = min(max(loss, 0.0), self.loss_range) if isfinite(loss) else self.loss_range
+            value = noised(torch.tensor([cut], dtype=torch.float64), GaussianNoise(*spend.scale), source)[0]
         return (Release("metric", value, "validation_loss"),), spend
 
     def publishing(self) -> Publishing:

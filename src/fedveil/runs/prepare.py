@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedveil.accounting import Filter, LeakageFilter, ParticipationFilter, Spend, SpendFilter, delta_warning
+from fedveil.accounting import Filter, LeakageFilter, ParticipationFilter, Spend, SpendFilter, Trust, delta_warning
 from fedveil.attacks.participation import craft
 from fedveil.config.experiment import Config
 from fedveil.config.options import fields_of
@@ -91,7 +91,11 @@ class Setup:
             **{name: value for name, value in self.arguments.items() if name != "learner"},
             execution=Execution(learner=self.learner, run_id=ledgers.run_id, ledgers=ledgers.open, tell=tell),
             source=config.source.build(config.seed),
-            client_budgets=lambda partition: client_budget(budget, sides.get(partition, self.method.client)),
+            client_budgets=lambda partition: (
+                client_budget(budget, sides.get(partition, self.method.client))
+                if partition < len(self.arguments["clients"])
+                else validation_budget(budget, self.method.client.trust)
+            ),
             server_budget=epsilon_filter(budget) if central else None,
             publishing=config.publish,
             probes=probes,
@@ -284,7 +288,16 @@ def epsilon_filter(budget: Budget) -> SpendFilter | None:
 
 def client_budget(budget: Budget, side: ClientSide) -> SpendFilter | None:
     """A fresh filter for one client."""
-    filters = side.budgets(budget.epsilon, budget.delta)
+    return _capped(side.budgets(budget.epsilon, budget.delta), budget)
+
+
+def validation_budget(budget: Budget, trust: Trust) -> SpendFilter | None:
+    """A fresh filter for one validation client, whose own noise (none under central trust) is held to the total."""
+    total = None if trust == "central" else epsilon_filter(budget)
+    return _capped([] if total is None else [total], budget)
+
+
+def _capped(filters: list[SpendFilter], budget: Budget) -> SpendFilter | None:
     if budget.leakage_cap is not None:
         filters.append(LeakageFilter(budget.leakage_cap))
     if budget.participations is not None:

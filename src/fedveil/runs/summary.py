@@ -277,7 +277,8 @@ def totals_of(method: Method, books: Mapping[str, Ledger]) -> tuple[dict[str, Gu
 
     What counts is the trusted server's total, or what holds for every client.
     """
-    totals = {p: total_of(b) for p, b in books.items() if b.entries}
+    # a participation that is only counted, under central trust, promises nothing and takes nothing away
+    totals = {p: total_of(b) for p, b in books.items() if any(e.source != "none" for e in b.entries)}
     validation = worst_of(totals.pop(p) for p in list(totals) if p.startswith(VALIDATORS))
     if method.client.trust == "central":
         return {}, totals.get(SERVER, unprotected()), validation
