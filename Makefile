@@ -21,7 +21,7 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JO
 BENCH := .venv-bench
 PEERS := $(BENCH)/bin/python -m pip --disable-pip-version-check install --quiet
 
-# Stamps: the library with its core dependencies (demo), and with everything the checks need on top of it.
+# Stamps: the library with its core dependencies (demo), and with the studies and everything the checks need on top.
 CORE := $(VENV)/.core-installed
 DEV  := $(VENV)/.dev-installed
 
@@ -66,7 +66,7 @@ bench: $(BENCH)/.installed  ## measure speed beside the peers (20 minutes; keep 
 
 clean:  ## remove caches and build products (runs/ stays)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src studies tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## clean, and remove the environment as well
 	rm -rf $(VENV) $(BENCH)
@@ -89,6 +89,6 @@ $(BENCH)/.installed: pyproject.toml constraints.txt benchmarks/requirements.txt
 		[ -z "$$peer" ] || $(PEERS) torch==2.13.0 "$$peer" || echo "left out: $$peer does not install"; done
 	@touch $@
 
-$(DEV): $(CORE)
-	$(PIP) install --quiet -c constraints.txt -e ".[dev]"
+$(DEV): $(CORE) studies/pyproject.toml
+	$(PIP) install --quiet -c constraints.txt -e ".[dev]" -e ./studies
 	@touch $@

@@ -35,7 +35,7 @@ def main() -> None:
     for _ in range(REPEATS):
         for name, (method, options) in METHODS.items():
             federation = Federation(
-                model=build_model("regression", input_shape=(3,), outputs=1, seed=0),
+                model=build_model("mlp", input_shape=(3,), outputs=1, seed=0, hidden=(2,)),
                 clients=clients,
                 method=build(method, **options),
                 local=LocalTraining(loss="mse", lr=0.03, batch_size=10),

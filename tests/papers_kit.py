@@ -5,10 +5,10 @@ import copy
 import numpy as np
 
 from fedveil.grid import Store
-from fedveil.papers import Choices, Reproduction, Selection, find
-from fedveil.papers.described import ScaleOf
-from fedveil.papers.measure import measured
 from fedveil.runs.runner import Silent
+from fedveil_studies.frame import Choices, Reproduction, Selection, find
+from fedveil_studies.frame.described import ScaleOf
+from fedveil_studies.frame.measure import measured
 
 COUNTS = [[12, 12, 12, 12], [14, 10, 12, 12], [10, 14, 12, 12], [12, 12, 12, 12]]
 

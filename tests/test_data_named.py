@@ -8,10 +8,10 @@ import torch
 
 from fedveil.config import parse
 from fedveil.data import SOURCES, MissingDataError, federate, load
-from fedveil.data.cms import LATITUDE, LONGITUDE
-from fedveil.data.named import BLOOD_CLASSES
 from fedveil.errors import FieldError
 from fedveil.runs import run
+from fedveil_studies.data.cms import LATITUDE, LONGITUDE
+from fedveil_studies.data.named import BLOOD_CLASSES
 
 MNIST_TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]  # of the official label files
 MNIST_TEST = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]

@@ -3,8 +3,9 @@
 import pytest
 
 from fedveil.grid import Outcome
-from fedveil.papers import Choices, Reproduction, Selection, distances, find
 from fedveil.runs import Summary
+from fedveil_studies import distances
+from fedveil_studies.frame import Choices, Reproduction, Selection, find
 
 
 def outcomes(slope):

@@ -23,18 +23,18 @@ from fedveil.grid import Store
 from fedveil.layout import Layout
 from fedveil.learning import build_model, score_maps, score_models
 from fedveil.learning.losses import dice
-from fedveil.papers import Choices, Reproduction, find
-from fedveil.papers.claims import judge
-from fedveil.papers.evidence import read_evidence
-from fedveil.papers.fedre import defence, recovered, weights
-from fedveil.papers.finding import CONTRADICTED, HOLDS
-from fedveil.papers.reproduction import Selection
-from fedveil.papers.result import Result
-from fedveil.papers.tables import result_table
-from fedveil.report.score_figure import score_figure
 from fedveil.runs.deal import deal_out
 from fedveil.runs.prepare import prepare
 from fedveil.runs.runner import run
+from fedveil_studies.fedre import defence, recovered, weights
+from fedveil_studies.fedre.score_figure import score_figure
+from fedveil_studies.frame import Choices, Reproduction, find
+from fedveil_studies.frame.claims import judge
+from fedveil_studies.frame.evidence import read_evidence
+from fedveil_studies.frame.finding import CONTRADICTED, HOLDS
+from fedveil_studies.frame.reproduction import Selection
+from fedveil_studies.frame.result import Result
+from fedveil_studies.frame.tables import result_table
 
 STUDY = find("fedre")
 TINY = {
@@ -197,7 +197,7 @@ def test_scores_that_split_nothing_are_refused(scores):
 
 def test_a_tile_in_which_no_text_fits_is_refused_with_the_least_that_would_do(receipts, monkeypatch):
     wide = [Box(0, 0, 10, 50)]
-    monkeypatch.setattr("fedveil.data.sroie.boxes_of", lambda *_: wide)
+    monkeypatch.setattr("fedveil_studies.data.sroie.boxes_of", lambda *_: wide)
     with pytest.raises(FieldError, match="at least 50"):
         SOURCES["sroie"].load(tile=32, tiles=1, test_receipts=1)
 

@@ -15,7 +15,7 @@ from fedveil.audit import Audit
 from fedveil.audit.scoring import Judged, Scored
 from fedveil.report.audit_figures import DEFENDED, PLAIN, audit_figure, evidence_figure, in_turn
 from fedveil.report.labels import columns_within, ems, legend_below, wrapped
-from fedveil.report.plots import Curve, Line, Plot, draw_plot
+from fedveil_studies.frame.plots import Curve, Line, Plot, draw_plot
 
 LONG = "metric privacy, distance=layer_frobenius, noise_multiplier={0}, clip={0}"
 

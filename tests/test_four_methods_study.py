@@ -7,8 +7,8 @@ import torch
 
 from fedveil.layout import Layout
 from fedveil.learning import ClientData
-from fedveil.papers import Choices, Reproduction, find
-from fedveil.papers.four_methods import alignment, member_area, of_their_class, rebuilt
+from fedveil_studies.four_methods import alignment, member_area, of_their_class, rebuilt
+from fedveil_studies.frame import Choices, Reproduction, find
 
 STUDY = find("four-methods")
 

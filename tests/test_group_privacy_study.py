@@ -9,12 +9,12 @@ from fedveil.config import load
 from fedveil.data import SOURCES
 from fedveil.grid import Cell, Store
 from fedveil.methods.group_privacy import mean_length
-from fedveil.papers import find
-from fedveil.papers.claims import judge
-from fedveil.papers.described import ClaimOf
-from fedveil.papers.evidence import Evidence
-from fedveil.papers.group_privacy import figure_5
-from fedveil.papers.result import Result
+from fedveil_studies.frame import find
+from fedveil_studies.frame.claims import judge
+from fedveil_studies.frame.described import ClaimOf
+from fedveil_studies.frame.evidence import Evidence
+from fedveil_studies.frame.result import Result
+from fedveil_studies.group_privacy import figure_5
 
 STUDY = find("group-privacy")
 

@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 from fedveil.cli import app
 from fedveil.config import load
 from fedveil.grid import compare
-from fedveil.papers import find
+from fedveil_studies.frame import find
 
 
 @pytest.mark.parametrize("preset", ["hospitals-breast"])

@@ -14,15 +14,15 @@ from fedveil.config import ConfigError, parse
 from fedveil.errors import FieldError
 from fedveil.grid import Store
 from fedveil.learning import build_model
-from fedveil.papers import Choices, Reproduction, Selection, find, names
-from fedveil.papers.files import Pages
-from fedveil.papers.measure import measured
-from fedveil.papers.metric_privacy.measures import noise_factor
-from fedveil.papers.result import from_json, interval_of
-from fedveil.papers.tables import result_notes
-from fedveil.report.plots import draw_plot
 from fedveil.runs.prepare import prepare
 from fedveil.runs.summary import NUMERICS
+from fedveil_studies.frame import Choices, Reproduction, Selection, find, names
+from fedveil_studies.frame.files import Pages
+from fedveil_studies.frame.measure import measured
+from fedveil_studies.frame.plots import draw_plot
+from fedveil_studies.frame.result import from_json, interval_of
+from fedveil_studies.frame.tables import result_notes
+from fedveil_studies.metric_privacy.measures import noise_factor
 from papers_kit import Told, results, run_all, tiny_study
 
 METRIC = find("metric-privacy")

@@ -17,15 +17,15 @@ from fedveil.config import load
 from fedveil.config.variants import EQUAL_SIGMA
 from fedveil.errors import FieldError
 from fedveil.grid import Store
-from fedveil.papers import find, names
-from fedveil.papers.audited import read_audits
-from fedveil.papers.claims import best_of, compared, judge, rows_of, strongest, verdict_of, within
-from fedveil.papers.evidence import DRAWS, Evidence, differ, difference, mean_of, read_evidence
-from fedveil.papers.files import Pages, tables_page
-from fedveil.papers.finding import CANNOT_TELL, CONTRADICTED, HOLDS, NO_DIFFERENCE, UNLEARNED, UNTESTED
-from fedveil.papers.metric_privacy.audit_claims import EQUAL_AUC
-from fedveil.papers.page import claims_page
-from fedveil.papers.result import Result
+from fedveil_studies.frame import find, names
+from fedveil_studies.frame.audited import read_audits
+from fedveil_studies.frame.claims import best_of, compared, judge, rows_of, strongest, verdict_of, within
+from fedveil_studies.frame.evidence import DRAWS, Evidence, differ, difference, mean_of, read_evidence
+from fedveil_studies.frame.files import Pages, tables_page
+from fedveil_studies.frame.finding import CANNOT_TELL, CONTRADICTED, HOLDS, NO_DIFFERENCE, UNLEARNED, UNTESTED
+from fedveil_studies.frame.page import claims_page
+from fedveil_studies.frame.result import Result
+from fedveil_studies.metric_privacy.audit_claims import EQUAL_AUC
 from papers_kit import run_all, tiny_study
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "metric-privacy"

@@ -12,8 +12,8 @@ from fedveil.audit.front import check_audit
 from fedveil.cli import app
 from fedveil.config import load
 from fedveil.config.variants import variants_of
-from fedveil.papers import Choices, Reproduction, find
-from fedveil.papers.metric_privacy.measures import noise_factor
+from fedveil_studies.frame import Choices, Reproduction, find
+from fedveil_studies.metric_privacy.measures import noise_factor
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "reproduce.md").read_text()
 COMMANDS = [line.split("  #")[0].strip() for line in PAGE.splitlines() if re.match(r" {4,6}fedveil ", line)]

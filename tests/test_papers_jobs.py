@@ -17,7 +17,7 @@ from fedveil.errors import FedVeilError
 from fedveil.grid import Store
 from fedveil.grid.jobs import Jobs
 from fedveil.grid.store import run_in_process
-from fedveil.papers import Selection
+from fedveil_studies.frame import Selection
 from papers_kit import Told, run_all, tiny_study
 
 TESTS = Path(__file__).resolve().parent

@@ -11,9 +11,9 @@ from fedveil.errors import FieldError
 from fedveil.grid import Store
 from fedveil.layout import Layout
 from fedveil.learning import build_model
-from fedveil.papers import Choices, Reproduction, Selection, find
-from fedveil.papers.measure import measured
-from fedveil.papers.metric_privacy.measures import DISAGREEMENT, disagreement, divergences, registry
+from fedveil_studies.frame import Choices, Reproduction, Selection, find
+from fedveil_studies.frame.measure import measured
+from fedveil_studies.metric_privacy.measures import DISAGREEMENT, disagreement, divergences, registry
 from papers_kit import Silent, Told, results, run_all, tiny_study
 
 

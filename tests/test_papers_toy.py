@@ -11,10 +11,10 @@ from fedveil.cli import app
 from fedveil.config import load
 from fedveil.errors import FieldError
 from fedveil.grid import Store
-from fedveil.papers import Choices, Reproduction, Selection, Study, register, studies
-from fedveil.papers.checking import check_study
-from fedveil.papers.described import Described
 from fedveil.registry import Registry
+from fedveil_studies.frame import Choices, Reproduction, Selection, Study, register, studies
+from fedveil_studies.frame.checking import check_study
+from fedveil_studies.frame.described import Described
 from papers_kit import Told
 
 FOLDER = Path(toy.__file__).parent
@@ -23,7 +23,7 @@ CELLS = 3  # the two rows share the run without noise, which knows no clip
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
-    monkeypatch.setattr(studies, "STUDIES", Registry("STUDY", {}))
+    monkeypatch.setattr(studies, "STUDIES", Registry("STUDY", {}, group=studies.ENTRY_POINTS))
     register(toy.study)
 
 

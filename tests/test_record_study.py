@@ -3,8 +3,8 @@
 import pytest
 
 from fedveil.accounting.steps import StepFilter, step_event
-from fedveil.papers import Choices, Reproduction
-from fedveil.papers.record_level import study
+from fedveil_studies.frame import Choices, Reproduction
+from fedveil_studies.record_level import study
 
 LEVELS = {8.0, 4.0, 2.0, 1.0, 0.5}
 

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedveil.papers import Choices, Reproduction, find
-from fedveil.papers.robust_rules import study, worst_of
+from fedveil_studies.frame import Choices, Reproduction, find
+from fedveil_studies.robust_rules import study, worst_of
 
 STUDY = find("robust-rules")
 

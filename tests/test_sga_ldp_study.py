@@ -11,10 +11,10 @@ from torch.nn import functional as F
 from fedveil.config import load, parse
 from fedveil.data import SOURCES
 from fedveil.grid import Cell, Store
-from fedveil.papers import Choices, Reproduction, find
-from fedveil.papers.sga_ldp import worth
 from fedveil.runs import run
 from fedveil.runs.prepare import prepare
+from fedveil_studies.frame import Choices, Reproduction, find
+from fedveil_studies.sga_ldp import worth
 
 STUDY = find("sga-ldp")
 ROW = STUDY.label("flip")

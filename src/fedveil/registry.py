@@ -30,7 +30,8 @@ class Registry(MutableMapping[str, T]):
     known : mapping of str
         Those that FedVeil brings.
     group : str
-        Of entry points. Every one of an installed package joins under its own name, and is imported when it is used.
+        Of entry points. Every one of an installed package joins under its own name, and is imported when it is used;
+        one that bears a name of FedVeil's is left out.
     """
 
     def __init__(self, field: str, known: Mapping[str, T], group: str = "") -> None:
@@ -96,12 +97,11 @@ class Registry(MutableMapping[str, T]):
 
     @cached_property
     def _entries(self) -> dict[str, EntryPoint]:
-        return {one.name: one for one in (entry_points(group=self._group) if self._group else ())}
+        found = entry_points(group=self._group) if self._group else ()
+        return {one.name: one for one in found if one.name not in self._own}
 
     @cached_property
     def _known(self) -> dict[str, T | EntryPoint]:
-        for name in self._entries.keys() & self._own.keys():
-            raise FieldError(self.field, name, f"is FedVeil's own; {self.package(name)} has to call its own otherwise")
         return {**self._own, **self._entries}
 
     def __getitem__(self, name: str) -> T:

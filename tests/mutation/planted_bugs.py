@@ -19,7 +19,7 @@ CROWDS = f"{CORE}large_cohorts.py"
 
 @dataclass(frozen=True)
 class Bug:
-    """An edit: `old`, once in src/fedveil/`file`, becomes `new`; each of `tests` must catch it by itself."""
+    """An edit: `old`, once in `file` of one of the packages, becomes `new`; each of `tests` must catch it by itself."""
 
     name: str
     file: str
@@ -29,7 +29,7 @@ class Bug:
 
 
 def _bug(name, file, old, new, *tests):
-    return Bug(name, file, old, new, tests)
+    return Bug(name, file if file.startswith("fedveil_studies/") else f"fedveil/{file}", old, new, tests)
 
 
 _NOISED = "noise = MECHANISMS[self.noise](sigma)"
@@ -1174,5 +1174,20 @@ BUGS = (
         "[sources[rows[0]] for i in rows]",
         f"{CORE}together.py::test_each_row_is_what_its_client_would_send_alone",
         f"{CORE}together.py::test_a_federation_has_the_same_models_states_and_ledgers",
+    ),
+    # the studies' verdicts
+    _bug(
+        "a claim that is contradicted holds",
+        "fedveil_studies/frame/claims.py",
+        "return HOLDS if found.mean * sign > 0 else CONTRADICTED",
+        "return HOLDS",
+        "tests/test_papers_claims.py",
+    ),
+    _bug(
+        "a verdict from draws of one training",
+        "fedveil_studies/frame/claims.py",
+        "row.found.count >= seeds and row.found.over != DRAWS",
+        "row.found.count >= seeds",
+        "tests/test_papers_claims.py",
     ),
 )

@@ -1,4 +1,4 @@
-"""Plant one bug at a time in a copy of the library: the ordinary tests must turn red, and stay green without a bug.
+"""Plant one bug at a time in copies of both packages: the ordinary tests must turn red, and stay green without a bug.
 
 Runs under ``-m slow`` (``make mutation``); a bug whose text is no longer found exactly once fails at once, so that the
 table follows the code.
@@ -15,7 +15,7 @@ import pytest
 from planted_bugs import BUGS
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGE = ROOT / "src" / "fedveil"
+PACKAGES = (ROOT / "src" / "fedveil", ROOT / "studies" / "src" / "fedveil_studies")
 GREEN, RED, ELSEWHERE = 0, 1, 77  # pytest's exit status for passed and failed tests; ours for another library
 
 # Given to pytest as a plugin: it makes sure that the copy is what is tested, notes which of the asked-for tests have
@@ -31,9 +31,10 @@ def owners(nodeid):
     return {{a for a in ASKED if nodeid == a or nodeid.startswith((a + "::", a + "["))}}
 
 def pytest_configure(config):
-    import fedveil
-    if not os.path.realpath(fedveil.__file__).startswith(COPY + os.sep):
-        pytest.exit("another library than the copy was imported", returncode={ELSEWHERE})
+    import fedveil, fedveil_studies
+    for package in (fedveil, fedveil_studies):
+        if not os.path.realpath(package.__file__).startswith(COPY + os.sep):
+            pytest.exit("another package than the copy was imported", returncode={ELSEWHERE})
 
 def pytest_runtest_protocol(item, nextitem):
     return True if owners(item.nodeid) <= caught else None
@@ -49,12 +50,13 @@ def pytest_sessionfinish(session):
 
 
 def planted(folder, bug=None):
-    """Copy the library into a folder, and plant a bug in the copy."""
+    """Copy the library and the studies into a folder, and plant a bug in the copy."""
     copy = folder / "copy"
-    shutil.copytree(PACKAGE, copy / "fedveil", ignore=shutil.ignore_patterns("__pycache__"))
+    for package in PACKAGES:
+        shutil.copytree(package, copy / package.name, ignore=shutil.ignore_patterns("__pycache__"))
     (copy / "mutation_plugin.py").write_text(PLUGIN)
     if bug is not None:
-        path = copy / "fedveil" / bug.file
+        path = copy / bug.file
         text = path.read_text()
         assert text.count(bug.old) == 1, f"{bug.file} holds the text of {bug.name!r} {text.count(bug.old)} times"
         path.write_text(text.replace(bug.old, bug.new))
@@ -88,9 +90,10 @@ def test_without_a_bug_the_tests_are_green(tmp_path):
 
 
 @pytest.mark.slow
-def test_another_library_than_the_copy_is_noticed(tmp_path):
+@pytest.mark.parametrize("package", [package.name for package in PACKAGES])
+def test_another_package_than_the_copy_is_noticed(package, tmp_path):
     copy = planted(tmp_path)
-    shutil.rmtree(copy / "fedveil")  # so that the installed library is found, or none
+    shutil.rmtree(copy / package)  # so that the installed one is found, or none
     result = run(copy, ["tests/core/test_gdp.py"])
     assert result.returncode not in (GREEN, RED), tail(result)
 
@@ -111,7 +114,8 @@ def test_every_planted_bug_is_still_an_edit():
     names = [bug.name for bug in BUGS]
     assert len(set(names)) == len(names)
     for bug in BUGS:
-        text = (PACKAGE / bug.file).read_text()
+        [package] = [one for one in PACKAGES if one.name == bug.file.partition("/")[0]]
+        text = (package.parent / bug.file).read_text()
         assert text.count(bug.old) == 1, f"{bug.file} holds the text of {bug.name!r} {text.count(bug.old)} times"
         assert bug.new != bug.old
         compile(text.replace(bug.old, bug.new), bug.file, "exec")  # a bug, not a syntax error

@@ -2,8 +2,8 @@
 
 from functools import partial
 
-from fedveil.papers import Study, Value
-from fedveil.papers.claims import levelled, means, verdict_of
+from fedveil_studies.frame import Study, Value
+from fedveil_studies.frame.claims import levelled, means, verdict_of
 
 study = Study.of(__name__)
 

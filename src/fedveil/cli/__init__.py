@@ -10,7 +10,7 @@ import typer
 import typer.core
 
 from fedveil import __version__
-from fedveil.cli import advise, audit, data, keys, ledger, reproduce, running, shared, verify
+from fedveil.cli import advise, audit, data, keys, ledger, packages, running, shared, verify
 
 typer.core.HAS_RICH = False  # with Rich at hand, plain help would read "\\[required]"
 
@@ -56,7 +56,7 @@ def _options(
 
 running.register(app)
 app.command()(advise.advise)
-reproduce.register(app)
+packages.register(app)
 audit.register(app)
 verify.register(app)
 app.add_typer(data.app, name="data")

@@ -17,6 +17,7 @@ from fedveil.data.files import MissingDataError
 from fedveil.data.labels import natural_clients
 from fedveil.data.sets import DataSet
 from fedveil.errors import FieldError
+from fedveil.mechanisms.source import keyed_seed
 
 FEMNIST = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")  # FEMNIST's classes, in its order
 
@@ -32,8 +33,11 @@ def load_leaf(path: str | Path, *, classes: int = 0, rotated: float = 0.0, rotat
         Examples of ``test`` go to the server.
     classes : int
         How many there are; by default 62 for FEMNIST's 28x28 images, and otherwise the largest label plus one.
-    rotated, rotation_seed
-        As for `load_mnist_by_writer`: whose images are turned by 90 degrees counter-clockwise.
+    rotated : float
+        Probability that a user's images are turned by 90 degrees counter-clockwise: kinds of clients that want
+        models of their own.
+    rotation_seed : int
+        Decides whose.
 
     Raises
     ------
@@ -42,8 +46,6 @@ def load_leaf(path: str | Path, *, classes: int = 0, rotated: float = 0.0, rotat
     MissingDataError
         If there is no such file.
     """
-    from fedveil.data.named import turned
-
     root = Path(path).expanduser()
     train = _read(root / "train" if (root / "train").is_dir() else root)
     test = _read(root / "test") if (root / "test").is_dir() else {}
@@ -111,3 +113,22 @@ def _joined(half: Mapping[str, tuple[Array, Array]]) -> tuple[Tensor, Tensor]:
     if side * side == x.shape[1] and side >= 8:
         x = x.reshape(len(x), 1, side, side)
     return torch.from_numpy(x), torch.from_numpy(np.concatenate([y for _, y in half.values()]))
+
+
+def turned(pictures: Array, writers: Array, rotated: float, seed: int) -> None:
+    """Turn the images [n, ..., H, W] of some writers by 90 degrees counter-clockwise, in place.
+
+    Raises
+    ------
+    FieldError
+        If `rotated` is no probability.
+    """
+    if isinstance(rotated, bool) or not 0 <= rotated <= 1:
+        raise FieldError("data.rotated", rotated, "must be a probability, 0 to 1")
+    rows = np.isin(writers, [w for w in np.unique(writers).tolist() if coin(seed, w) < rotated])
+    pictures[rows] = np.rot90(pictures[rows], axes=(-2, -1))
+
+
+def coin(seed: int, writer: int | str) -> float:
+    """Uniform on [0, 1), the same for a writer whatever else is in the file."""
+    return keyed_seed("rotation", seed, writer) / (1 << 32)

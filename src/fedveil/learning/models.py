@@ -19,7 +19,7 @@ from fedveil.learning.unet import sharpness, unet
 from fedveil.mechanisms.source import keyed_seed
 from fedveil.registry import Registry
 
-_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
     "tanh": nn.Tanh,
     "sigmoid": nn.Sigmoid,
@@ -41,13 +41,8 @@ def mlp(
     sizes = [prod(input_shape), *(require_count("hidden", h) for h in hidden)]
     parts: list[tuple[str, nn.Module]] = [("flatten", nn.Flatten())]
     for i, (a, b) in enumerate(pairwise(sizes), start=1):
-        parts += [(f"dense{i}", nn.Linear(a, b)), (f"act{i}", _ACTIVATIONS[activation]())]
+        parts += [(f"dense{i}", nn.Linear(a, b)), (f"act{i}", ACTIVATIONS[activation]())]
     return _stack([*parts, (f"dense{len(sizes)}", nn.Linear(sizes[-1], outputs))])
-
-
-def regression(input_shape: Sequence[int], outputs: int = 1, *, hidden: Sequence[int] = (2,)) -> nn.Module:
-    """A small ReLU network; 3 inputs, 2 hidden units and 1 output (11 parameters) unless told otherwise."""
-    return mlp(input_shape, outputs, hidden=hidden, activation="relu")
 
 
 def small_cnn(
@@ -62,8 +57,8 @@ def small_cnn(
 
     All activations but ``"relu"`` are twice differentiable, which gradient inversion and layer scores want.
     """
-    make = _ACTIVATIONS[require_choice("activation", activation, _ACTIVATIONS)]
-    before, height, width = _image(input_shape, 1 << len(channels))
+    make = ACTIVATIONS[require_choice("activation", activation, ACTIVATIONS)]
+    before, height, width = image_shape(input_shape, 1 << len(channels))
     parts: list[tuple[str, nn.Module]] = []
     for i, after in enumerate(channels, start=1):
         parts += [
@@ -82,8 +77,8 @@ def lenet(input_shape: Sequence[int], outputs: int, *, channels: int = 12, activ
 
     Source: Zhu, Liu and Han 2019 (arXiv 1906.08935), section 4; weights start as PyTorch's.
     """
-    make = _ACTIVATIONS[require_choice("activation", activation, _ACTIVATIONS)]
-    before, height, width = _image(input_shape, 4)
+    make = ACTIVATIONS[require_choice("activation", activation, ACTIVATIONS)]
+    before, height, width = image_shape(input_shape, 4)
     parts: list[tuple[str, nn.Module]] = []
     for i, stride in enumerate((2, 2, 1), start=1):
         after = require_count("channels", channels)
@@ -100,7 +95,7 @@ def alzheimer_cnn(input_shape: Sequence[int], outputs: int, *, dropout: float = 
     Weights start as in Keras (Glorot uniform, biases 0), which learns faster here than ``init="torch"``.
     """
     require_choice("init", init, ("glorot", "torch"))
-    channels, height, width = _image(input_shape, 18)
+    channels, height, width = image_shape(input_shape, 18)
     for pooled in (True, True, False):
         height, width = ((height - 2) // 2, (width - 2) // 2) if pooled else (height - 2, width - 2)
     if isinstance(dropout, bool) or not 0 <= dropout < 1:
@@ -133,20 +128,6 @@ def alzheimer_cnn(input_shape: Sequence[int], outputs: int, *, dropout: float = 
     return model
 
 
-def femnist_cnn(input_shape: Sequence[int], outputs: int, *, heads: int = 62, activation: str = "relu") -> nn.Module:
-    """LEAF's CNN: 1,206,590 parameters at 1x28x28 (the group-privacy paper's table 3, whose kernels are 3x3 by that).
-
-    Convolutions 3x3 of 32 and 64 channels, one pooling, dense layers of 128 and of `heads` outputs, at least `outputs`.
-    """
-    make = _ACTIVATIONS[require_choice("activation", activation, _ACTIVATIONS)]
-    channels, height, width = _image(input_shape, 8)
-    flat = 64 * ((height - 4) // 2) * ((width - 4) // 2)
-    parts: list[tuple[str, nn.Module]] = [("conv1", nn.Conv2d(channels, 32, 3)), ("act1", make())]
-    parts += [("conv2", nn.Conv2d(32, 64, 3)), ("pool", nn.MaxPool2d(2)), ("act2", make()), ("flatten", nn.Flatten())]
-    parts += [("dense1", nn.Linear(flat, 128)), ("act3", make())]
-    return _stack([*parts, ("dense2", nn.Linear(128, max(outputs, require_count("heads", heads))))])
-
-
 MODELS: Registry[Callable[..., nn.Module]] = Registry(
     "model.name",
     {
@@ -155,8 +136,6 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
         "small_cnn": small_cnn,
         "lenet": lenet,
         "alzheimer_cnn": alzheimer_cnn,
-        "regression": regression,
-        "femnist_cnn": femnist_cnn,
         "unet": unet,
         "sharpness": sharpness,
         "efficientnet_b0": efficientnet_b0,
@@ -269,7 +248,8 @@ def _stack(parts: list[tuple[str, nn.Module]]) -> nn.Sequential:
     return nn.Sequential(OrderedDict(parts))
 
 
-def _image(input_shape: Sequence[int], least: int) -> tuple[int, int, int]:
+def image_shape(input_shape: Sequence[int], least: int) -> tuple[int, int, int]:
+    """Channels, height and width of an input that is an image of at least `least` x `least` pixels."""
     if len(input_shape) != 3 or min(input_shape[1:]) < least:
         raise FieldError("input_shape", tuple(input_shape), f"must be (channels, height, width), {least} or larger")
     return input_shape[0], input_shape[1], input_shape[2]

@@ -1,6 +1,0 @@
-"""The study of the metric-privacy paper: Sainz-Pardo Diaz et al. 2026, Knowledge-Based Systems 343, 115993."""
-
-from fedveil.papers.metric_privacy import audit_claims, claims
-from fedveil.papers.metric_privacy.measures import study
-
-__all__ = ["audit_claims", "claims", "study"]

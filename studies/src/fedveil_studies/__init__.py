@@ -1,0 +1,1 @@
+"""FedVeil's laboratory: studies that reproduce papers, and the data, networks and presets that only they use."""

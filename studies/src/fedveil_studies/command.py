@@ -1,0 +1,186 @@
+"""`fedveil reproduce`: a paper's tables and figures, ours beside the published ones."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tomllib
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedveil.cli.shared import NO_REPLY, Device, console_for, fail, folder, told
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedveil.grid import Finished
+    from fedveil.report.table import Table
+    from fedveil_studies.frame.files import Pages
+    from fedveil_studies.frame.reproduction import Reproduction, Selection
+
+
+def reproduce(
+    study: Annotated[str | None, typer.Argument(metavar="STUDY", help="See --list.")] = None,
+    table: Annotated[
+        list[str] | None, typer.Option("--table", metavar="N", help="A table, e.g. 5 or A14; repeatable. Default: all.")
+    ] = None,
+    figure: Annotated[
+        list[str] | None, typer.Option("--figure", metavar="N", help="A figure, e.g. D4; repeatable. Default: all.")
+    ] = None,
+    scale: Annotated[str, typer.Option("--scale", help="How large; default: the study's first, in minutes.")] = "",
+    seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="Repetitions under successive seeds.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", help="The first seed.")] = 0,
+    draws: Annotated[
+        int, typer.Option("--draws", metavar="N", help="Noise draws on one training, for tables of a single round.")
+    ] = 10,
+    row: Annotated[list[str] | None, typer.Option("--row", help="Only this row of the tables; repeatable.")] = None,
+    reading: Annotated[
+        list[str] | None, typer.Option("--reading", help="Another reading of the paper; repeatable.")
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", metavar="N", help="Clients trained side by side; default: one a core, at most 4."),
+    ] = None,
+    jobs: Annotated[
+        int,
+        typer.Option("--jobs", metavar="N", help="Runs at once, each in its own process on one thread (--workers 1)."),
+    ] = 1,
+    device: Annotated[Device, typer.Option("--device", help="Where clients train.")] = Device.CPU,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", callback=folder, help="Keeps the runs; default: runs/<study>."),
+    ] = None,
+    into: Annotated[
+        Path | None,
+        typer.Option("--into", metavar="DIR", callback=folder, help="Gets tables, figures and claims; default: --out."),
+    ] = None,
+    list_: Annotated[
+        bool, typer.Option("--list", help="List studies; of one, tables, rows, readings, scales.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs that are needed, and do nothing.")] = False,
+    no_run: Annotated[bool, typer.Option("--no-run", help="Show what finished runs give, and run nothing.")] = False,
+) -> None:
+    """Reproduce a paper's tables and figures. Finished runs are kept: the same command goes on where it stopped."""
+    with told() as going:
+        if list_ and study is None:
+            console_for().print(_listed())
+            return
+        from fedveil.errors import require_count
+        from fedveil.grid import Store
+        from fedveil.report.progress import progress_for
+        from fedveil_studies.frame import Choices, Reproduction, Selection, find, names
+        from fedveil_studies.frame.files import Pages
+        from fedveil_studies.frame.tables import cells_table, contents_tables, studies_table
+
+        console = console_for()
+        if study is None or (list_ and study not in names()):
+            console.print(studies_table({name: find(name) for name in names()}))
+            return
+        if list_:
+            for shown in contents_tables(find(study)):
+                console.print(shown)
+            return
+        require_count("--jobs", jobs)
+        asked = Reproduction(
+            find(study),
+            Choices(
+                scale=scale,
+                seeds=seeds,
+                seed=seed,
+                draws=draws,
+                rows=tuple(row or ()),
+                readings=tuple(reading or ()),
+                workers=(1 if jobs > 1 else min(4, os.cpu_count() or 1)) if workers is None else workers,
+                device=device.value,
+            ),
+        )
+        selection = Selection.of(asked, table or (), figure or ())
+        store, cells = Store(out or Path("runs") / study), asked.cells(selection)
+        if dry_run:
+            store.refuse_others()
+            needed = cells_table(cells, store)
+            console.print(needed)
+            _say(console, needed.notes)
+            return
+        with store.alone(shared=no_run):
+            _say(console, asked.notes(selection.names))
+            going.folder, going.command, going.mark = store.folder, "the same command", "cells"
+            done = store.collect(cells) if no_run else store.run(cells, progress_for(console), jobs)
+            assert store.folder is not None
+            _show(console, asked, selection, Pages(into or store.folder, asked, store), done)
+        if done.failed:
+            fail(f"{len(done.failed)} of {len(cells)} runs ended without a model; see above", NO_REPLY)
+
+
+def _listed() -> Table:
+    """Every study, by the study.toml of its package; where there is none, and of this process, it has to be loaded."""
+    from importlib.metadata import entry_points
+
+    from fedveil.report.table import Table
+
+    files = {one.name: _told(one.module) for one in entry_points(group="fedveil.studies")}
+    loaded = sys.modules.get("fedveil_studies.frame.studies")
+    if None in files.values() or (loaded and {*loaded.STUDIES} - {*files}):
+        from fedveil_studies.frame import find, names
+        from fedveil_studies.frame.tables import studies_table
+
+        return studies_table({name: find(name) for name in names()})
+    rows = [(name, told["title"], told["source"]) for name, told in sorted(files.items()) if told]
+    return Table(("study", "what it is", "source"), rows, wraps=("what it is", "source"))
+
+
+def _told(package: str) -> dict[str, Any] | None:
+    """What the study.toml of a package says, which is not imported; None where there is none."""
+    from importlib.util import find_spec
+
+    spec = find_spec(package)
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        file = Path(place) / "study.toml"
+        if file.is_file():
+            return tomllib.loads(file.read_text(encoding="utf-8"))
+    return None
+
+
+def _show(console: Console, asked: Reproduction, selection: Selection, pages: Pages, done: Finished) -> None:
+    """Print tables with their notes, write tables and figures, and say where they are.
+
+    What is damaged keeps nobody from the rest; it is refused at the end.
+    """
+    from fedveil.errors import FedVeilError, FieldError
+    from fedveil_studies.frame.measure import measured
+    from fedveil_studies.frame.tables import result_table
+
+    written: list[str] = []
+    refused: dict[str, None] = {}
+
+    def keep(write: Callable[[], list[Path] | Path | None]) -> None:
+        try:
+            found = write()
+        except FieldError as error:
+            refused[str(error)] = None
+            return
+        written.extend(str(p.relative_to(pages.root)) for p in (found if isinstance(found, list) else [found]) if p)
+
+    for table in selection.tables:
+        results = [measured(one, done.outcomes) for one in asked.measurements(table)]
+        shown = result_table(f"{table}: {asked.tables[table]}", results, asked.study)
+        console.print()
+        console.print(shown)
+        _say(console, shown.notes)
+        keep(partial(pages.table, table))
+    for figure in selection.figures:
+        keep(partial(pages.figure, figure))
+    keep(pages.together)
+    if written:
+        _say(console, [f"written to {pages.root}: {', '.join(written)}"])
+    if refused:
+        raise FedVeilError("\n".join(refused))
+
+
+def _say(console: Console, lines: Iterable[str]) -> None:
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)

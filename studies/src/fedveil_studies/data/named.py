@@ -1,0 +1,142 @@
+"""Sets of small images that come as one npz file: BloodMNIST, MNIST with its writers, a part of CIFAR-10."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from fedveil.data.arrays import Array, images, read_npz, require_arrays
+from fedveil.data.files import find, locate
+from fedveil.data.labels import count_classes, natural_clients
+from fedveil.data.leaf import turned
+from fedveil.data.sets import DataSet
+from fedveil.errors import require_choice
+from fedveil_studies.data import (
+    BLOOD_FILE,
+    BLOOD_OFFICIAL,
+    CIFAR_FILE,
+    CIFAR_OFFICIAL,
+    REBUILT_BLOOD_FILE,
+    WRITERS_FILE,
+    WRITERS_OFFICIAL,
+)
+
+# The names of the official set, in the order of its labels.
+BLOOD_CLASSES = ("basophil", "eosinophil", "erythroblast", "ig", "lymphocyte", "monocyte", "neutrophil", "platelet")
+_SCALES = ("unit", "standard")
+
+
+def load_bloodmnist(*, split: str = "test", scale: str = "unit") -> DataSet:
+    """Load BloodMNIST, microscope images of single blood cells, [3, 28, 28].
+
+    Parameters
+    ----------
+    split : {"test", "val"}
+        Which other part of the set goes to the server: 3,421 or 1,712 images.
+    scale : {"unit", "standard"}
+        Pixels in [0, 1], or (pixel - 0.5) / 0.5. Both are fixed and need no statistics.
+
+    Raises
+    ------
+    MissingDataError
+        If the file is absent.
+    """
+    require_choice("data.split", split, ("test", "val"))
+    official = find(BLOOD_FILE)
+    file = official or find(REBUILT_BLOOD_FILE) or locate("bloodmnist", BLOOD_FILE, BLOOD_OFFICIAL)
+    parts = ("train_images", "train_labels", f"{split}_images", f"{split}_labels")
+    note = (
+        "Rebuilt from the source images: class counts are the official ones, but which image is in which part is a "
+        "seeded draw."
+    )
+    found = _set("bloodmnist", read_npz(file), parts, BLOOD_CLASSES, scale)
+    return replace(found, note="" if official else note, licence="CC BY 4.0")
+
+
+def load_mnist_by_writer(
+    *, rotated: float = 0.0, rotation_seed: int = 0, scale: str = "unit", person: str = ""
+) -> DataSet:
+    """Load MNIST, handwritten digits [1, 28, 28], with its writers as natural clients.
+
+    The test half is written by other people.
+
+    Parameters
+    ----------
+    rotated : float
+        Probability that a writer's images are turned by 90 degrees counter-clockwise: kinds of clients that want
+        models of their own, as in the group-privacy paper, which takes 0.5.
+    rotation_seed : int
+        Decides whose.
+    scale : {"unit", "standard"}
+        Pixels in [0, 1], or (pixel - 0.5) / 0.5.
+    person : {"", "writer"}
+        ``"writer"``: an image belongs to the person who wrote it.
+
+    Raises
+    ------
+    MissingDataError
+        If the file is absent.
+    """
+    require_choice("data.person", person, ("", "writer"))
+    arrays = read_npz(locate("mnist-by-writer", WRITERS_FILE, WRITERS_OFFICIAL))
+    parts = ("train_images", "train_labels", "test_images", "test_labels")
+    require_arrays("mnist-by-writer", arrays, [*parts, "train_writer", "test_writer"])
+    for half in ("train", "test") if rotated != 0 else ():
+        turned(arrays[f"{half}_images"], arrays[f"{half}_writer"], rotated, rotation_seed)
+    found = _set("mnist-by-writer", arrays, parts, tuple(str(c) for c in range(10)), scale)
+    owner, owners = natural_clients("train_writer", arrays["train_writer"], len(found.x))
+    share = f" Images of a writer are turned by 90 degrees with probability {rotated:g}." if rotated else ""
+    note = f"Ten digits of 539 writers: FEMNIST has 62 classes and some 3,550 writers.{share}"
+    group = owner if person else None
+    return replace(
+        found,
+        owner=owner,
+        owners=owners,
+        group=group,
+        note=note,
+        licence="CC BY-SA 3.0 (MNIST), BSD-3-Clause (writers)",
+    )
+
+
+def load_cifar10_subset(*, scale: str = "unit") -> DataSet:
+    """Load a part of CIFAR-10, photographs of ten kinds of things, [3, 32, 32].
+
+    Parameters
+    ----------
+    scale : {"unit", "standard"}
+        Pixels in [0, 1], or (pixel - 0.5) / 0.5.
+
+    Raises
+    ------
+    MissingDataError
+        If the file is absent.
+    """
+    arrays = read_npz(locate("cifar10-subset", CIFAR_FILE, CIFAR_OFFICIAL))
+    parts = ("train_images", "train_labels", "test_images", "test_labels")
+    require_arrays("cifar10-subset", arrays, [*parts, "class_names"])
+    names = tuple(str(n) for n in arrays["class_names"])
+    note = "10,000 training images (a fifth of CIFAR-10) and 3,000 test images: figures are not those of the whole set."
+    return replace(_set("cifar10-subset", arrays, parts, names, scale), note=note, licence="none stated")
+
+
+def _set(name: str, arrays: dict[str, Array], parts: Sequence[str], names: tuple[str, ...], scale: str) -> DataSet:
+    require_choice("data.scale", scale, _SCALES)
+    require_arrays(name, arrays, parts)
+    x, y, test_x, test_y = (arrays[part] for part in parts)
+    pixels = [images(part, "last") for part in (x, test_x)]
+    if scale == "standard":
+        pixels = [part.sub_(0.5).div_(0.5) for part in pixels]
+    labels = [torch.from_numpy(part.reshape(-1).astype(np.int64)) for part in (y, test_y)]
+    count_classes({parts[1]: labels[0].numpy(), parts[3]: labels[1].numpy()}, len(names))
+    return DataSet(
+        name=name,
+        x=pixels[0],
+        y=labels[0],
+        test_x=pixels[1],
+        test_y=labels[1],
+        classes=len(names),
+        class_names=names,
+    )

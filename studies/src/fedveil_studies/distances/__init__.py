@@ -1,0 +1,57 @@
+"""Which distance tells how different the clients' data are: over runs, from one class a client to iid."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import combinations
+from statistics import fmean
+
+import torch
+
+from fedveil.grid import Outcome
+from fedveil.runs.deal import deal_out
+from fedveil_studies.frame import Curve, Study, Value
+from fedveil_studies.frame.models import Examples
+from fedveil_studies.metric_privacy import measures
+
+study = Study.of(__name__)
+study.curve("relative")(measures.relative)
+for name in ("mean d", "rank", "rank of changes"):
+    study.measure(name)(measures.study.measures[name])
+
+
+@study.probe("distances")
+class OnHeldOut(measures.Divergence):
+    """Disagreement on what the clients hold out, as digits have no test half."""
+
+    @property
+    def name(self) -> str:
+        """With what decides the examples."""
+        return super().name.replace("the test half", "what clients hold out")
+
+    @cached_property
+    def examples(self) -> Examples:
+        """Of all clients."""
+        dealt = deal_out(self.full.data, self.full.seed)
+        held = [(c.test_x, c.test_y) for c in dealt.clients if c.test_x is not None and c.test_y is not None]
+        return Examples(torch.cat([x for x, _ in held]), torch.cat([y for _, y in held]), dealt.dataset.classes)
+
+
+def data_difference(outcome: Outcome) -> float:
+    """Total variation between class shares, mean over pairs of clients."""
+    dealt = deal_out(outcome.cell.config.data, outcome.cell.config.seed)
+    counts = [client.y.bincount(minlength=dealt.dataset.classes).double() for client in dealt.clients]
+    return fmean(float((a / a.sum() - b / b.sum()).abs().sum() / 2) for a, b in combinations(counts, 2))
+
+
+@study.measure("follows the data")
+def follows_the_data(outcomes: Sequence[Outcome], name: str) -> Value:
+    """Rank correlation of the mean distance with the difference of the data, over the runs of a seed."""
+    means = [fmean(outcome.series(name)) for outcome in outcomes]
+    return Value(measures.rank_correlation(means, [data_difference(outcome) for outcome in outcomes]))
+
+
+@study.curve("over the data")
+def over_the_data(outcomes: Sequence[Outcome], name: str) -> Curve:
+    """Mean distance in multiples of the last run's, over the difference of the data."""
+    means = [fmean(outcome.series(name)) for outcome in outcomes]
+    return Curve([data_difference(outcome) for outcome in outcomes], [mean / means[-1] for mean in means])

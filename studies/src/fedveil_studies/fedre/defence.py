@@ -1,0 +1,116 @@
+"""What an attacker recovers of a sensitive region, and of the rest, from one noised release (table 2, figure 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedveil.accounting import model_of
+from fedveil.attacks.inversion import DLG, Cosine, Inversion, ServerKnowledge, invert
+from fedveil.attacks.observation import Received, ThreatModel
+from fedveil.config import Config
+from fedveil.engines.probe import Seen
+from fedveil.errors import FieldError
+from fedveil.mechanisms import keyed_seed
+from fedveil_studies.fedre.recovered import FIGURES, GLYPH, Recovered, figures_of, secret, tiles_of
+
+ATTACK = DLG(steps=400, restarts=0, enough=1e-13)
+THREAT = ThreatModel(
+    "server or eavesdropper that knows the forged pixels",
+    frozenset({"client models", "training", "labels", "reference"}),
+)
+LEVELS = (0.1, 0.2, 0.4, 1.0)  # of noise on pixels
+
+
+class RegionInversion:
+    """The attack as a probe: it inverts the releases of the first clients whose tile shows text that is sensitive.
+
+    Each client takes one step of SGD on one tile; the attacker knows training, clipping, the noise's deviations, which
+    pixels are forged, and the tiles of all other clients, as images of the same kind: where noise leaves nothing it
+    answers with their mean. The server and an eavesdropper on the wire have the same: what arrived, and what opened
+    the round. Which pixels are sensitive the attacker is not told.
+    """
+
+    images: ClassVar[int] = 6
+    figures: ClassVar[tuple[str, ...]] = (*FIGURES, "guess")
+    attack: ClassVar[Inversion] = ATTACK
+
+    def __init__(self, full: Config) -> None:
+        self.recovered: list[Recovered] = []
+
+    @property
+    def name(self) -> str:
+        """With what decides the figures."""
+        return (
+            f"inversion of {self.images} tiles, secret where sensitive and not forged, by {self.attack}, forged pixels "
+            f"and others' tiles known, glyphs {GLYPH}"
+        )
+
+    def __call__(self, seen: Seen) -> Mapping[str, float]:
+        """Means over the tiles; ``guess`` is the region's error of the mean of all others' tiles."""
+        clients = seen.federation.clients
+        if len(clients) < 3:
+            raise FieldError("data.clients", len(clients), "must be at least 3: the attacker knows the tiles of two")
+        chosen = tiles_of(clients)[: min(self.images, len(clients) - 2)]
+        others = torch.cat([client.x for p, client in enumerate(clients) if p not in chosen])
+        self.recovered = [self._inverted(seen, p, others) for p in chosen]
+        mean = others.to(torch.float64).mean(0, keepdim=True)
+        guessed = figures_of([replace(r, found=mean) for r in self.recovered])
+        return {**figures_of(self.recovered), "guess": guessed["region_mse"]}
+
+    def _inverted(self, seen: Seen, partition: int, others: Tensor) -> Recovered:
+        client, learner, layout = seen.federation.clients[partition], seen.federation.learner, seen.federation.layout
+        model, scales = model_of(seen.received[partition]), seen.record.client_scales.get(partition, ())
+        assert model is not None
+        layers = layout.groups("module")
+        bound = seen.federation.server.method.client_clip
+        known = ServerKnowledge(
+            model=learner.model,
+            layout=layout,
+            local=learner.local,
+            shape=tuple(client.x.shape[1:]),
+            labels=client.y,
+            clip=dict.fromkeys(layers, bound) if isinstance(bound, float) else bound,
+            noise=dict(zip(layers, scales, strict=True)) if scales else 0.0,
+            reference=others,
+        )
+        received = Received(seen.broadcast.public.round, partition, seen.broadcast.models, model)
+        found = invert(received, known, self.attack, THREAT).images
+        return Recovered(client.x.to(torch.float64), secret(client), found)
+
+
+class NoisedPixels:
+    """Noise on the sensitive pixels themselves, with the same figures: what an attack finds that undoes all else.
+
+    The noise is cut to the pixels' range, as what an attacker makes of it is.
+    """
+
+    figures: ClassVar[tuple[str, ...]] = tuple(f"{name} at {level}" for level in LEVELS for name in FIGURES)
+    name: ClassVar[str] = f"noise on pixels, deviations {LEVELS}"
+
+    def __init__(self, full: Config) -> None:
+        self.seed = full.seed
+
+    def __call__(self, seen: Seen) -> Mapping[str, float]:
+        """Of the tiles that `RegionInversion` looks at."""
+        clients, found = seen.federation.clients, dict[str, float]()
+        chosen = [clients[p] for p in tiles_of(clients)[: RegionInversion.images]]
+        generator = torch.Generator().manual_seed(keyed_seed("noised pixels", self.seed))
+        for level in LEVELS:
+            tiles = []
+            for client in chosen:
+                original, mask = client.x.to(torch.float64), secret(client)
+                noise = level * torch.randn(original.shape, generator=generator, dtype=torch.float64)
+                tiles.append(Recovered(original, mask, (original + noise * mask[:, None]).clamp(0, 1)))
+            found |= {f"{name} at {level}": value for name, value in figures_of(tiles).items()}
+        return found
+
+
+class CosineInversion(RegionInversion):
+    """The same by the other attack of the family, the direction of the update under total variation."""
+
+    attack: ClassVar[Inversion] = Cosine(steps=400)

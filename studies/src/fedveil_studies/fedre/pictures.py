@@ -1,0 +1,98 @@
+"""The paper's figures 2 and 4: what layers answer to, and what an attacker sees with and without FedRE."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedveil.config import Config
+from fedveil.engines import Execution, Federation
+from fedveil.learning import score_maps
+from fedveil.runs.deal import deal_out
+from fedveil.runs.prepare import prepare
+from fedveil_studies.fedre.defence import RegionInversion
+from fedveil_studies.fedre.recovered import Recovered
+from fedveil_studies.fedre.score_figure import score_figure
+from fedveil_studies.frame.reproduction import Reproduction
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SCENARIO, PROBES = "receipts", 8
+SHOWN = {"none": "federated", "ratio-001": ("uniform", "fedre"), "ratio-01": ("uniform", "fedre")}
+TILES, FORGED = 3, 8
+
+
+def maps(reproduction: Reproduction) -> Figure:
+    """How strongly each layer's gradient answers to each pixel of a client's tile, after one round of its training."""
+    setup = prepare(reproduction.full(SCENARIO, reproduction.seeds[0]))
+    learner = setup.learner
+    client = next(c for c in setup.dealt.clients if c.masks is not None and c.masks.any())
+    assert client.masks is not None
+    chosen = int(client.masks.flatten(1).sum(1).argmax())
+    start = learner.layout.read(learner.model)[None]
+    [learned] = learner.learn(start, [client], [(reproduction.seeds[0], 1, 0)])
+    if isinstance(learned, Exception):
+        raise learned
+    x, y = client.x[chosen : chosen + 1], client.y[chosen : chosen + 1]
+    loss, vector = learner.local.loss, learned.trained.model
+    found = score_maps(learner.model, learner.layout, loss, vector, x, y, probes=PROBES)
+    return score_figure(x[0], found, list(learner.layout.groups("module")), client.masks[chosen])
+
+
+def forged(reproduction: Reproduction) -> Figure:
+    """Tiles as the detector sees them, and the same with what is forged (blue) and what its client marks (red)."""
+    from matplotlib.figure import Figure
+
+    full = reproduction.full(SCENARIO, reproduction.seeds[0])
+    clients = [c for c in deal_out(full.data, full.seed).clients if c.masks is not None]
+    columns = [(c, i) for c in clients for i in range(0, c.examples, max(1, c.examples // FORGED))][:: len(clients)]
+    figure = Figure(figsize=(1.4 * FORGED, 3.0), layout="constrained")
+    axes = figure.subplots(2, FORGED, squeeze=False)
+    for (client, i), (bare, marked) in zip(columns, axes.T, strict=False):
+        assert client.masks is not None
+        for axis in (bare, marked):
+            axis.imshow(client.x[i, 0].numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            axis.set_axis_off()
+        for mask, colour in ((client.y[i] == 1, "tab:blue"), (client.masks[i], "tab:red")):
+            if bool(mask.any()):
+                marked.contour(mask.numpy(), levels=[0.5], colors=colour, linewidths=0.8)
+    return figure
+
+
+def recovered(reproduction: Reproduction) -> Figure:
+    """Tiles with their sensitive region, and what the attack of table 2 makes of a release, with and without noise."""
+    from matplotlib.figure import Figure
+
+    columns: dict[str, list[Recovered]] = {}
+    for row, settings in SHOWN.items():
+        for setting in [settings] if isinstance(settings, str) else settings:
+            cell = reproduction.cell(SCENARIO, row, setting, reproduction.seeds[0], change="attacked")
+            told = reproduction.study.described
+            columns[f"{told.settings[setting].label}\n{told.rows[row].label}"] = _attacked(cell.config)
+    first = next(iter(columns.values()))
+    figure = Figure(figsize=(1.7 * (1 + len(columns)), 2.0 * len(first)), layout="constrained")
+    axes = figure.subplots(len(first), 1 + len(columns), squeeze=False)
+    for row_, tile in enumerate(first):
+        shown = {"original": tile.original, **{name: tiles[row_].found for name, tiles in columns.items()}}
+        for axis, (name, image) in zip(axes[row_], shown.items(), strict=True):
+            axis.imshow(image[0, 0].numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            axis.contour(tile.mask[0].numpy(), levels=[0.5], colors="tab:red", linewidths=0.6)
+            axis.set_axis_off()
+            errors = (image - tile.original)[0, 0].square()
+            told_ = "" if name == "original" else f"\nMSE {_mean(errors, tile)}"
+            axis.set_title((name if row_ == 0 else "") + told_, fontsize=6)
+    return figure
+
+
+def _mean(errors: torch.Tensor, tile: Recovered) -> str:
+    return f"{float(errors[tile.mask[0]].mean()):.3f} | {float(errors[~tile.mask[0]].mean()):.3f}"
+
+
+def _attacked(config: Config) -> list[Recovered]:
+    setup, probe = prepare(config), RegionInversion(config)
+    given = {name: value for name, value in setup.arguments.items() if name != "learner"}
+    federation = Federation(**given, execution=Execution(learner=setup.learner), probes=[probe])
+    federation.run(config.rounds)
+    return probe.recovered[:TILES]

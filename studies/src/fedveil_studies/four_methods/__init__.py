@@ -1,0 +1,167 @@
+"""All four methods on one federation: what they cost, and what an outsider, another client or the server still learns.
+
+Two adversaries are played in every run. One reads the broadcast models alone (another client, or anybody) and asks
+whether a client that it has the data of takes part; candidates that do not are dealt from the set's own test half.
+The other is the server: it reads what each client sent, asks which records the client trained on, and rebuilds the
+client's mean input from the first dense layer. Under central trust nothing is hidden from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, jvp
+from torch.nn import functional as F
+
+from fedveil.attacks.statistics import auc
+from fedveil.config import Config
+from fedveil.data import DataSet
+from fedveil.engines.probe import Seen, Watched
+from fedveil.errors import FieldError
+from fedveil.grid import Outcome
+from fedveil.learning import ClientData
+from fedveil.runs.deal import clients_of
+from fedveil.runs.prepare import Setup
+from fedveil_studies.frame import Study, Value
+
+study = Study.of(__name__)
+OUTSIDE = 26  # candidates that take no part
+
+
+def alignment(federation: Watched, model: Tensor, move: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """How fast the loss of each example [n] falls along a move [d] of unit length, at a model [d]."""
+    module, layout = federation.learner.model, federation.layout
+
+    def losses(vector: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(module, layout.unflatten(vector), (x,)), y, reduction="none")
+
+    slope: Tensor = jvp(losses, (model,), (F.normalize(move, dim=0),))[1]
+    return -slope
+
+
+def rebuilt(federation: Watched, move: Tensor) -> Tensor:
+    """The input [m] that best explains a move [d] of a first dense layer: its weights' part is bias times input."""
+    weight, bias, *_ = federation.layout.unflatten(move).values()
+    if weight.dim() != 2:
+        weight, bias = bias, weight
+    return bias @ weight / bias.square().sum().clamp_min(1e-30)
+
+
+def of_their_class(scores: Tensor, y: Tensor) -> Tensor:
+    """Scores [n] less the mean score of their class."""
+    classes = torch.arange(int(y.max()) + 1)
+    members = (y == classes[:, None]).to(scores)
+    return scores - (members @ scores / members.sum(1).clamp_min(1))[y]
+
+
+def _held(data: ClientData | DataSet) -> tuple[Tensor, Tensor]:
+    """What is held out, inputs and labels."""
+    if data.test_x is None or data.test_y is None:
+        raise FieldError("data", "nothing held out", "the attacks need records on which nobody trained")
+    return data.test_x, data.test_y
+
+
+def member_area(scores: Tensor, client: ClientData) -> float:
+    """AUC of a client's training examples over those that it holds out, each less the mean of its class in both."""
+    level = of_their_class(scores, torch.cat([client.y, _held(client)[1]]))
+    return auc(level[: client.examples], level[client.examples :])
+
+
+@study.probe("watch")
+class AttackedRun:
+    """Plays both adversaries; see the module."""
+
+    name = "four-methods"
+    figures: Collection[str] = ("noise power",)
+
+    def __init__(self, _config: Config) -> None:
+        """Everything is taken from the run."""
+
+    def begin(self, setup: Setup) -> None:
+        """Deal out the candidates that take no part; see `fedveil.runs.judging.Judge`."""
+        whole, config = setup.dealt.dataset, setup.config
+        x, y = _held(whole)
+        spec = config.data.model_copy(update={"clients": OUTSIDE, "holdout": 0.0})
+        self._outside = clients_of(replace(whole, x=x, y=y, test_x=None, test_y=None), spec, config.seed)
+        clients: Sequence[ClientData] = setup.arguments["clients"]
+        bad = setup.poisoning.behaviours if setup.poisoning else {}
+        self._honest = {
+            p: c for p, c in enumerate(clients) if p not in bad and c.test_x is not None and len(c.test_x) > 1
+        }
+        self._side = setup.method.client
+        self._inside: list[Tensor] = []
+        self._members: list[tuple[int, Tensor]] = []
+        self._found: list[float] = []
+
+    def load(self, setup: Setup) -> tuple[int, int]:
+        """Nothing is kept that is as long as a model."""
+        return 1, 0
+
+    def __call__(self, seen: Seen) -> Mapping[str, float]:
+        """Score every candidate by the broadcast models, and every record and client by what the server received."""
+        start, federation = seen.broadcast.models[0], seen.federation
+        candidates = [*self._honest.values(), *self._outside]
+        x, y = torch.cat([c.x for c in candidates]), torch.cat([c.y for c in candidates])
+        scores = of_their_class(alignment(federation, start, seen.models[0] - start, x, y), y)
+        parts = torch.split(scores, [c.examples for c in candidates])
+        self._inside.append(torch.stack([part.mean() for part in parts]))
+        moves = {}
+        for partition in self._honest:
+            release = next((r for r in seen.received.get(partition, ()) if r.kind == "model"), None)
+            if release is not None and float((release.value - start).norm()) > 0:
+                moves[partition] = F.normalize(release.value - start, dim=0)
+        everything = sum(moves.values(), torch.zeros(()))
+        for partition, move in moves.items():
+            client, others = self._honest[partition], (everything - move) / max(1, len(moves) - 1)
+            x, y = (torch.cat(pair) for pair in zip((client.x, client.y), _held(client), strict=True))
+            self._members.append((partition, alignment(federation, start, move - others, x, y)))
+        if moves:
+            means = torch.stack([self._honest[p].x.flatten(1).mean(0) for p in moves])
+            guesses = torch.stack([rebuilt(federation, move) for move in moves.values()])
+            alike = F.normalize(guesses, dim=1) @ F.normalize(means, dim=1).T
+            self._found.append(float((alike.argmax(1) == torch.arange(len(means))).double().mean()))
+        return {"noise power": self._power(seen)}
+
+    def _power(self, seen: Seen) -> float:
+        """Variance of one coordinate of the global model; under local trust of the mean of the clients' noise."""
+        if self._side.trust == "central":
+            return float(seen.record.round.report.get("sigma", 0.0)) ** 2
+        used = [scale for scale in seen.record.client_scales.values() if scale]
+        each = [self._side.noise([scale], seen.federation.layout).get("sigma", 0.0) for scale in used]
+        return fmean(sigma**2 for sigma in each) / len(each) if each else 0.0
+
+    @classmethod
+    def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
+        """AUC of client inference and of membership, and the share of clients that were recognised."""
+        return [judge._concluded() for judge in judges]
+
+    def _concluded(self) -> dict[str, Any]:
+        scores, inside = torch.stack(self._inside).sum(0), len(self._honest)
+        by_client: dict[int, Tensor] = {}
+        for partition, found in self._members:
+            by_client[partition] = by_client.get(partition, torch.zeros(())) + found
+        areas = [member_area(s, c) for p, s in by_client.items() if (c := self._honest[p]).examples > 1]
+        return {
+            "participation": auc(scores[:inside], scores[inside:]),
+            "membership": fmean(areas) if areas else math.nan,
+            "recognised": fmean(self._found) if self._found else math.nan,
+            "clients": inside,
+        }
+
+
+@study.measure("attack")
+def attack(outcomes: Sequence[Outcome], figure: str) -> Value:
+    """``attack participation``, ``attack membership`` (areas) or ``attack recognised`` (a share)."""
+    return Value(float(outcomes[0].summary.values["concluded"][AttackedRun.name][figure]))
+
+
+@study.measure("model noise")
+def model_noise(outcomes: Sequence[Outcome], _argument: str) -> Value:
+    """Root of the mean power of the noise of one coordinate of the global model, over rounds."""
+    return Value(math.sqrt(fmean(row["figures"]["noise power"] for row in outcomes[0].rows)))

@@ -1,0 +1,143 @@
+"""What audits hold, read back: how well attacks told independent runs apart, setting by setting."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedveil.attacks.statistics import Estimate, auc_interval, wins
+from fedveil.errors import damaged
+from fedveil_studies.frame.evidence import Difference, difference
+from fedveil_studies.frame.finding import Finding, Row
+
+RESAMPLES = 2000
+Scores = tuple[NDArray[np.float64], NDArray[np.float64]]
+
+
+@dataclass(frozen=True, eq=False)
+class Audited:
+    """One audit.
+
+    Attributes
+    ----------
+    title, command : str
+        On which data, in how many runs; and how to do it again.
+    methods : dict of str to str
+        By setting.
+    sigmas : dict of str to float
+        Average of the runs with the target, by setting; without noise there is none.
+    accuracies : dict of str to tuple of float
+        Of each run with the target, by setting, in the order of their seeds.
+    scores : dict of (str, str) to pair of array
+        By attack and setting: verdicts of runs with the target and without, in the order of their seeds.
+    valid : frozenset of str
+        Attacks that work without the defence.
+    """
+
+    title: str
+    command: str
+    methods: Mapping[str, str]
+    sigmas: Mapping[str, float]
+    accuracies: Mapping[str, tuple[float, ...]]
+    scores: Mapping[tuple[str, str], Scores]
+    valid: frozenset[str]
+
+    def setting(self, method: str) -> str | None:
+        """The first setting with a method, or None."""
+        found = [label for label, name in self.methods.items() if name == method]
+        return found[0] if found else None
+
+    def auc(self, attack: str, setting: str, tried: int = 1) -> Estimate:
+        """The area under the ROC curve, with a 95% bootstrap over runs; `tried` attacks share the 5% between them."""
+        return auc_interval(*self.scores[attack, setting], confidence=1 - 0.05 / tried)
+
+    def difference(self, attack: str, first: str, second: str, tried: int = 1) -> Difference:
+        """AUC in one setting less that in another, bootstrapped over runs, which are paired by their seeds.
+
+        `tried` attacks share the 5% between them. Near 1 the bootstrap is too narrow, and where no pair is out of order
+        it has no width at all: the interval is widened to the one that follows from the intervals of both areas and
+        the correlation of their bootstraps (Zou 2007, "Toward using confidence intervals to compare correlations").
+        """
+        won = [wins(*self.scores[attack, setting]) for setting in (first, second)]
+        n, m = won[0].shape
+        rng = np.random.default_rng(0)
+        rows = rng.multinomial(n, np.full(n, 1 / n), size=RESAMPLES) / n
+        columns = rng.multinomial(m, np.full(m, 1 / m), size=RESAMPLES) / m
+        ours, other = (((rows @ each) * columns).sum(1) for each in won)
+        low, high = np.quantile(ours - other, [0.025 / tried, 1 - 0.025 / tried])
+        moving = ours.std() > 0 and other.std() > 0
+        correlation = float(np.corrcoef(ours, other)[0, 1]) if moving else 0.0
+        a, b = (self.auc(attack, setting, tried) for setting in (first, second))
+        found = a.point - b.point
+        below = _together(a.point - a.low, b.high - b.point, correlation)
+        above = _together(a.high - a.point, b.point - b.low, correlation)
+        return Difference(found, min(float(low), found - below), max(float(high), found + above), n, f"+ {m} runs")
+
+    def more_accurate(self, first: str, second: str) -> Difference:
+        """Accuracy in one setting less that in another, over runs with the target, paired by their seeds."""
+        pairs = zip(self.accuracies[first], self.accuracies[second], strict=True)
+        return difference([a - b for a, b in pairs], "runs")
+
+
+@dataclass(frozen=True)
+class AuditClaim:
+    """A claim that is tested on independent runs with and without a client; see `ClaimOf`."""
+
+    name: str
+    says: str
+    judge: Callable[[Audited], Iterable[Row]]
+    answers: tuple[str, ...] = ()
+    note: str = ""
+
+    def finding(self, audit: Audited) -> Finding:
+        """What an audit says; rows are attacks, which share the 5% between them."""
+        return Finding(audit.title, tuple(self.judge(audit)), pooled=False)
+
+
+def _together(first: float, second: float, correlation: float) -> float:
+    """How far a difference may be off if its parts may be off by so much."""
+    return math.sqrt(max(0.0, first**2 - 2 * correlation * first * second + second**2))
+
+
+def read_audits(folder: Path) -> list[Audited]:
+    """The files ``audit-*.json`` below a folder.
+
+    Raises
+    ------
+    FieldError
+        If one cannot be read.
+    """
+    found = []
+    for path in sorted(folder.rglob("audit-*.json")):
+        try:
+            found.append(_audited(json.loads(path.read_bytes())))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise damaged("audit", path, error, "restore it, or copy the audit's audit.json there again") from error
+    return found
+
+
+def _audited(values: Mapping[str, Any]) -> Audited:
+    results = [r for r in values["results"] if not r["supposed"]]  # those on metrics that clients are not shown
+    scores = {
+        (str(r["attack"]), str(r["setting"])): (np.array(r["scores"]["in"]), np.array(r["scores"]["out"]))
+        for r in results
+    }
+    settings, runs = values["settings"], values["replicates"]
+    data = str(values["provenance"]["data"]).partition(",")[0]
+    accuracies = values.get("accuracies") or {label: about["accuracies"] for label, about in settings.items()}
+    return Audited(
+        title=f"on {data}, {runs} + {runs} runs",
+        command=str(values["provenance"]["command"]),
+        methods={label: str(about["method"]) for label, about in settings.items()},
+        sigmas={label: float(about["sigma"]) for label, about in settings.items() if about["sigma"] is not None},
+        accuracies={label: tuple(float(a) for a in each if a is not None) for label, each in accuracies.items()},
+        scores=scores,
+        valid=frozenset(str(r["attack"]) for r in results if r["valid_without_defence"]),
+    )

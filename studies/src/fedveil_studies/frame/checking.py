@@ -1,0 +1,120 @@
+"""What a study's files may name: mistakes are refused before anything runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import chain, product
+
+from fedveil.errors import FieldError, require_choice
+from fedveil_studies.frame.described import Part, TableOf
+from fedveil_studies.frame.standard import CURVES, MEASURES, require_known
+from fedveil_studies.frame.study import Study
+
+STANDARD = {**MEASURES, **CURVES}
+
+
+def check_study(study: Study) -> Study:
+    """Refuse a study.toml or published.csv that names what does not exist; returns the study.
+
+    Raises
+    ------
+    FieldError
+        Naming the place, and what exists.
+    """
+    for where, name, known in chain(_names(study), _claims(study), _published(study)):
+        require_choice(f"{study.name}, {where}", name, known)
+    told = study.described
+    for change in (*told.changes, *study.changes):
+        if not re.fullmatch(r"[A-Za-z0-9._-]+", change):  # it ends the name of a configuration
+            accepted = "is part of a run's name: letters, digits, dots, dashes and underscores only"
+            raise FieldError(f"{study.name}, changes", change, accepted)
+    for kind, field, contents in (("measures", "tables", told.tables), ("curves", "figures", told.figures)):
+        for table, content in contents.items():
+            for part in content.parts:
+                for template in part.figures.values():
+                    text = template.format(of=part.of[0])
+                    name = study.name_of(kind, text)
+                    if getattr(study, kind)[name] is STANDARD.get(name):
+                        require_known(f"{study.name}, {field}.{table}.figures", name, text[len(name) + 1 :])
+    return study
+
+
+Name = tuple[str, str, Iterable[str]]  # where it stands, what it is, and what there is
+
+
+def _names(study: Study) -> Iterator[Name]:
+    told = study.described
+    for kind, contents in (("tables", told.tables), ("figures", told.figures)):
+        for name, content in contents.items():
+            for part in content.parts:
+                yield from ((f"{kind}.{name}.{where}", one, known) for where, one, known in _parts(study, part))
+    for figure, drawn in told.figures.items():
+        if drawn.level is not None:
+            yield f"figures.{figure}.level", drawn.level[0], told.tables
+            yield f"figures.{figure}.level", drawn.level[1], _figures(told.tables[drawn.level[0]])
+    for setting, one in told.settings.items():
+        if one.sigma_of:
+            yield f"settings.{setting}.sigma_of", one.sigma_of, told.settings
+    for reading, other in told.readings.items():
+        if other.row:
+            yield f"readings.{reading}.row", other.row, told.rows
+        yield from ((f"readings.{reading}.settings", setting, told.settings) for setting in other.settings)
+    for group in told.judged_on:
+        scale, *readings = group.split(", ")
+        yield "judged_on", scale, told.scales
+        yield from (("judged_on", reading, told.readings) for reading in readings)
+    for note in told.notes:
+        yield from (("notes: beside", name, (*told.tables, *told.figures, *study.pictures)) for name in note.beside)
+
+
+def _parts(study: Study, part: Part) -> Iterator[Name]:
+    told = study.described
+    for field, names, known in (
+        ("scenarios", part.scenarios, told.scenarios),
+        ("settings", part.settings, told.settings),
+        ("rows", part.rows, told.rows),
+        ("cells", part.cells, {*told.changes, *study.changes, ""}),
+        ("probe", [part.probe] if part.probe else [], study.probes),
+    ):
+        yield from ((field, name, known) for name in names)
+
+
+def _claims(study: Study) -> Iterator[Name]:
+    told = study.described
+    for claim in told.claims:
+        where = f"claims, {claim.name!r}"
+        yield f"{where}: expect", claim.expect, study.judges
+        for table, figure in claim.figures:
+            yield f"{where}: figures", table, told.tables
+            yield f"{where}: figures", figure, _figures(told.tables[table])
+        yield from ((f"{where}: settings", name, told.settings) for name in (claim.first, claim.second) if name)
+        yield from ((f"{where}: answers", name, told.statements) for name in claim.answers)
+
+
+def _published(study: Study) -> Iterator[Name]:
+    """Printed figures stand beside ours, or `Described.absent` says why not."""
+    told = study.described
+    for table, row, setting, figure in study.published:
+        if table in told.tables:
+            content, where = told.tables[table], f"published.csv, table {table}"
+            yield f"{where}, row", row, _labels(study, content) | {*told.absent}
+            yield f"{where}, setting", setting, told.settings
+            yield f"{where}, figure", figure, _figures(content) | {*told.absent}
+
+
+def _figures(content: TableOf) -> set[str]:
+    return {name for part in content.parts for name in part.figures}
+
+
+def _labels(study: Study, content: TableOf) -> set[str]:
+    """Labels of all rows that a table can have."""
+    told, found = study.described, set[str]()
+    for part in content.parts:
+        for row, of, scenario in product(part.rows or told.rows, part.of, part.scenarios):
+            place = told.scenarios[scenario].label or scenario
+            found |= {
+                part.label.format(row=told.rows[row].label, of=of, scenario=place, setting=setting.label)
+                for setting in told.settings.values()
+            }
+    return found

@@ -1,0 +1,178 @@
+"""A paper's claims, judged by stated rules on the figures of table files, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from statistics import fmean
+
+from fedveil_studies.frame.described import ClaimOf
+from fedveil_studies.frame.evidence import DRAWS, Difference, Evidence, against, differ
+from fedveil_studies.frame.finding import (
+    CANNOT_TELL,
+    CONTRADICTED,
+    HOLDS,
+    LEARNED,
+    NO_DIFFERENCE,
+    UNLEARNED,
+    UNTESTED,
+    Decide,
+    Finding,
+    Row,
+)
+from fedveil_studies.frame.result import Result
+
+Judge = Callable[[ClaimOf, Evidence], Iterable["Row"]]
+
+
+def judge(claim: ClaimOf, evidence: Evidence) -> Finding:
+    """Test a claim on a group of runs."""
+    rows = tuple(_with_seeds(row, claim.seeds) for row in evidence.study.judges[claim.expect](claim, evidence))
+    return Finding(evidence.title, rows, claim.pooled and claim.expect != "alike")
+
+
+def best_of(claim: ClaimOf, every: Sequence[Evidence]) -> tuple[Finding, list[Finding]]:
+    """The finding of the group nearest to the paper that has the runs, and those of the others that have some."""
+    order = {title: i for i, title in enumerate(every[0].study.described.judged_on)}
+    found = [judge(claim, e) for e in sorted(every, key=lambda e: order.get(e.title, len(order)))]
+    with_runs = [f for f in found if any(row.why != UNTESTED for row in f.rows)]
+    most = max(found, key=lambda f: sum(row.why != UNTESTED for row in f.rows))
+    first = next((f for f in with_runs if f.enough), most)
+    return first, [f for f in with_runs if f is not first]
+
+
+def differing(claim: ClaimOf, evidence: Evidence, sign: int) -> Iterator[Row]:
+    """First above second (sign 1) or below it, in every row for which the paper shows it."""
+    for table, figure in claim.figures:
+        for row in rows_of(evidence, claim, table, figure, sign):
+            decide = partial(verdict_of, sign=sign, margin=claim.margin)
+            yield _compared(claim, evidence, table, figure, row, decide)
+
+
+def alike(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
+    """First and second within the margin: the whole interval has to lie in it."""
+    for table, figure in claim.figures:
+        for row in rows_of(evidence, claim, table, figure, 0):
+            yield _compared(claim, evidence, table, figure, row, partial(within, margin=claim.margin))
+
+
+def rows_of(evidence: Evidence, claim: ClaimOf, table: str, figure: str, sign: int) -> list[str]:
+    """Labels of the rows for which the paper shows what it claims (any, with sign 0); all, for a table of our own."""
+    study = evidence.study
+    shown = {row for t, row, _, f in study.published if (t, f) == (table, figure)}
+    place = {label: i for i, label in enumerate(study.labels)}
+    about = study.described.tables[table].rows
+    found = sorted(shown, key=lambda row: (place.get(row, len(place)), row))
+    if not shown:
+        found = [study.label(row) for row in about] if about else list(study.labels)
+    left_out = () if claim.unless in evidence.readings else claim.without
+    return [
+        row
+        for row in found
+        if row not in left_out
+        and row in (claim.only or found)
+        and (not shown or not sign or (_printed(evidence, claim, table, figure, row) or 0) * sign > 0)
+    ]
+
+
+def compared(
+    label: str, first: Result | None, second: Result | None, decide: Decide, accuracies: Sequence[Result | None] = ()
+) -> Row:
+    """A row that sets one figure against another under the same seeds, if by its accuracy either learned anything."""
+    found = None if first is None or second is None else differ(first, second)
+    if first is None or second is None or found is None:
+        return untested(label)
+    unlearned = nothing_learned(accuracies)
+    sigmas = first.noise.get("sigma"), second.noise.get("sigma")
+    return Row(
+        label,
+        CANNOT_TELL if unlearned else decide(found),
+        str(found),
+        found,
+        decide,
+        why=unlearned,
+        noise=sigmas[0] / sigmas[1] if sigmas[0] and sigmas[1] else None,
+        distance=first.noise.get("distance"),
+    )
+
+
+def untested(label: str, column: str = "") -> Row:
+    """A row without a finished pair of runs."""
+    return Row(label, CANNOT_TELL, "", column=column, why=UNTESTED, lacking=True)
+
+
+def nothing_learned(accuracies: Sequence[Result | None]) -> str:
+    """Why nothing can be said where no setting is evidently above the largest class alone; else an empty text."""
+    known = [(a.mean, a.chance) for a in accuracies if a is not None and a.chance is not None]
+    chance = max((c for _, c in known), default=0.0)
+    return UNLEARNED if known and max(mean for mean, _ in known) <= chance + LEARNED else ""
+
+
+def levelled(label: str, by_seed: Mapping[int, float], level: float, decide: Decide) -> Row:
+    """A row that sets a figure by seed against a level; without a seed it is untested."""
+    if not by_seed:
+        return untested(label)
+    found = against(by_seed, level)
+    return Row(label, decide(found), found.beside(level), found, decide, level=level)
+
+
+def means(result: Result | None) -> dict[int, float]:
+    """A figure by seed, over its draws; nothing where no run is finished."""
+    return {} if result is None else {seed: fmean(values.values()) for seed, values in result.by_seed.items()}
+
+
+def decided(label: str, found: Difference, decide: Decide) -> Row:
+    """A row of a difference."""
+    return Row(label, decide(found), str(found), found, decide)
+
+
+def verdict_of(found: Difference, sign: int, margin: float = 0.0) -> str:
+    """Of "it is above" (sign 1) or "below" (-1); differences within the margin are none."""
+    if found.low > 0 or found.high < 0:
+        return HOLDS if found.mean * sign > 0 else CONTRADICTED
+    return NO_DIFFERENCE if -margin <= found.low and found.high <= margin else CANNOT_TELL
+
+
+def within(found: Difference, margin: float) -> str:
+    """Of "they are alike": contradicted if they certainly differ by more."""
+    if -margin <= found.low and found.high <= margin:
+        return HOLDS
+    return CONTRADICTED if found.low > margin or found.high < -margin else CANNOT_TELL
+
+
+def strongest(row: Row, of: int) -> Row:
+    """A row that was chosen from several comparisons because it is the hardest: it shares the 5% with them."""
+    return replace(row, tests=of)
+
+
+JUDGES: Mapping[str, Judge] = {
+    "above": partial(differing, sign=1),
+    "below": partial(differing, sign=-1),
+    "alike": alike,
+}
+
+
+def _compared(claim: ClaimOf, evidence: Evidence, table: str, figure: str, row: str, decide: Decide) -> Row:
+    settings = claim.first, claim.second
+    ours, other = (evidence.at(table, row, setting, figure) for setting in settings)
+    place = claim.learned.get(table)
+    where, name = place.partition(" ")[::2] if place else (table, "accuracy")
+    accuracies = [evidence.at(where, row, setting, name) for setting in (settings[:1] if claim.useful else settings)]
+    tables, figures = ({places[i] for places in claim.figures} for i in (0, 1))
+    label = ", ".join([*([f"table {table}"] if len(tables) > 1 else []), *([figure] if len(figures) > 1 else [])])
+    found = compared(label, ours, other, decide, accuracies)
+    return replace(found, column=row, printed=_printed(evidence, claim, table, figure, row))
+
+
+def _printed(evidence: Evidence, claim: ClaimOf, table: str, figure: str, row: str) -> float | None:
+    pair = [evidence.study.published.get((table, row, s, figure)) for s in (claim.first, claim.second)]
+    return None if pair[0] is None or pair[1] is None else pair[0].value - pair[1].value
+
+
+def _with_seeds(row: Row, seeds: int) -> Row:
+    """Fewer seeds than a row needs say nothing, nor do draws of the noise."""
+    if row.found is None or (row.found.count >= seeds and row.found.over != DRAWS):
+        return row
+    few = "draws of one training" if row.found.over == DRAWS else f"{row.found.count} of {seeds} seeds"
+    return replace(row, verdict=CANNOT_TELL, why=few, lacking=True)

@@ -1,0 +1,227 @@
+"""What the files of a study hold, read back: figures by seed, rounds of runs, and differences under the same seeds."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fedveil.errors import damaged
+from fedveil_studies.frame.paper import Paper
+from fedveil_studies.frame.result import Place, Result, from_json, interval_of
+
+SEEDS, DRAWS, ONE_RUN = "seeds", "noise draws on one training", "one run"
+WRITTEN_AGAIN = "restore it, or delete it and ask for this table again with --no-run: finished runs are kept"
+
+
+@dataclass(frozen=True)
+class RunSeries:
+    """One run of cells.json.
+
+    Attributes
+    ----------
+    scenario, row, setting : str
+        By name; a changed scenario (``cia-fedavg-out``) has its change in the row.
+    seed : int
+        Of the run.
+    folder : str
+        Its name, under which tables name it.
+    guarantee : str
+        Its promise in words.
+    rounds : dict of str to list of float
+        Figures of every round.
+    """
+
+    scenario: str
+    row: str
+    setting: str
+    seed: int
+    folder: str
+    guarantee: str
+    rounds: Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All tables and runs that were made at one scale under one reading of the paper.
+
+    Attributes
+    ----------
+    study : Paper
+        Which.
+    scale : str
+        Of it.
+    readings : tuple of str
+        Other readings of the paper.
+    results : dict of Place to Result
+        What was measured; a figure without a finished run has no values.
+    runs : tuple of RunSeries
+        Round by round.
+    """
+
+    study: Paper
+    scale: str
+    readings: tuple[str, ...] = ()
+    results: Mapping[Place, Result] = field(default_factory=dict)
+    runs: tuple[RunSeries, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return ", ".join([self.scale, *self.readings])
+
+    def command(self, tables: Iterable[str], seeds: int) -> str:
+        """What makes these tables."""
+        parts = [f"fedveil reproduce {self.study.name}", *(f"--table {table}" for table in tables)]
+        readings = (f"--reading {name}" for name in self.readings)
+        return " ".join([*parts, f"--scale {self.scale}", *readings, f"--seeds {seeds}"])
+
+    def at(self, table: str, row: str, setting: str, figure: str) -> Result | None:
+        """A figure of which a run is finished, or None."""
+        found = self.results.get((table, row, setting, figure))
+        return found if found is not None and found.values else None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One setting less another under the same seeds, or under the same draws of the noise.
+
+    Attributes
+    ----------
+    mean, low, high : float
+        With Student's 95% interval; infinite for a single pair.
+    count : int
+        Pairs.
+    over : str
+        What they are.
+    values : tuple of float
+        Of each pair.
+    seeds : tuple of int
+        Of each pair, where pairs are seeds.
+    """
+
+    mean: float
+    low: float
+    high: float
+    count: int
+    over: str
+    values: tuple[float, ...] = ()
+    seeds: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        spread = f" ({_signed(self.low)} to {_signed(self.high)})" if self.count > 1 else ""
+        return f"{_signed(self.mean)}{spread}"
+
+    def beside(self, level: float) -> str:
+        """The figure itself, where the difference is one to a fixed level."""
+        spread = f" ({level + self.low:.3g} to {level + self.high:.3g})" if self.count > 1 else ""
+        return f"{level + self.mean:.3g}{spread}"
+
+    def shared(self, tests: int) -> Difference:
+        """With the interval of one of several tests that share the 5%; one that has no values stays as it is."""
+        if len(self.values) < 2:
+            return self
+        low, high = interval_of(self.values, tests)
+        return replace(self, low=low, high=high)
+
+
+def differ(first: Result, second: Result) -> Difference | None:
+    """Pair two figures: by seed if they share several, else by draw; None without a pair.
+
+    A setting without noise has one draw, which stands beside every draw of the other.
+    """
+    ours, other = first.by_seed, second.by_seed
+    seeds = sorted(ours.keys() & other.keys())
+    if len(seeds) > 1:
+        return difference([fmean(ours[s].values()) - fmean(other[s].values()) for s in seeds], SEEDS, seeds)
+    for seed in seeds:
+        draws = sorted({*ours[seed], *other[seed]})
+        pairs = [(_of_draw(ours[seed], d), _of_draw(other[seed], d)) for d in draws]
+        values = [a - b for a, b in pairs if a is not None and b is not None]
+        if values:
+            return difference(values, DRAWS if len(values) > 1 else ONE_RUN)
+    return None
+
+
+def against(by_seed: Mapping[int, float], level: float) -> Difference:
+    """Values by seed less a fixed level."""
+    seeds = sorted(by_seed)
+    return difference([by_seed[s] - level for s in seeds], SEEDS if len(seeds) > 1 else ONE_RUN, seeds)
+
+
+def difference(values: Sequence[float], over: str, seeds: Sequence[int] = ()) -> Difference:
+    """Of paired values, and their seeds."""
+    low, high = interval_of(values) if len(values) > 1 else (float("-inf"), float("inf"))
+    return Difference(fmean(values), low, high, len(values), over, tuple(values), tuple(seeds))
+
+
+def mean_of(differences: Sequence[Difference]) -> Difference | None:
+    """Their mean seed by seed, over the seeds that all of them have; None without two of these."""
+    common = sorted(set.intersection(*(set(one.seeds) for one in differences))) if differences else []
+    if len(common) < 2:
+        return None
+    by_seed = [dict(zip(one.seeds, one.values, strict=True)) for one in differences]
+    return difference([fmean(one[seed] for one in by_seed) for seed in common], SEEDS, common)
+
+
+def read_evidence(folder: Path, study: Paper) -> list[Evidence]:
+    """The table files and cells of a study below a folder, together by scale and reading.
+
+    Raises
+    ------
+    FieldError
+        If one cannot be read.
+    """
+    found: dict[tuple[str, tuple[str, ...]], Evidence] = {}
+    for path in sorted(folder.rglob("table-*.json")):
+        try:
+            values = json.loads(path.read_bytes())
+            if values["study"] != study.name:
+                continue
+            key = (str(values["scale"]), tuple(values["readings"]))
+            table = str(values["table"])
+            results = {(table, r.row, r.setting, r.figure): r for r in from_json(values["rows"])}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise damaged("table", path, error, WRITTEN_AGAIN) from error
+        known = found.get(key, Evidence(study, *key))
+        runs = known.runs or _runs(path.parent / "cells.json", study)
+        found[key] = replace(known, results={**known.results, **results}, runs=runs)
+    return list(found.values())
+
+
+def _runs(path: Path, study: Paper) -> tuple[RunSeries, ...]:
+    """The runs of cells.json; none where there is no such file."""
+    if not path.is_file():
+        return ()
+    scenarios = "|".join(map(re.escape, study.described.scenarios))
+    name = re.compile(rf"({scenarios})-(\S+) (\S+) seed (\d+)")
+    try:
+        cells: list[dict[str, Any]] = json.loads(path.read_bytes())["cells"]
+        parsed = [(name.fullmatch(str(cell["run"])), cell) for cell in cells]
+        return tuple(
+            RunSeries(
+                scenario=place[1],
+                row=place[2],
+                setting=place[3],
+                seed=int(place[4]),
+                folder=str(cell["folder"]),
+                guarantee=str(cell["guarantee"]),
+                rounds=cell["rounds"],
+            )
+            for place, cell in parsed
+            if place is not None
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise damaged("cells", path, error, "restore it, or export the runs again") from error
+
+
+def _of_draw(values: Mapping[int, float], draw: int) -> float | None:
+    return next(iter(values.values())) if len(values) == 1 else values.get(draw)
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3f}" if abs(value) < 10 else f"{value:+.3g}"

@@ -1,0 +1,203 @@
+"""What a reproduction writes: tables, figures, a line a run, and what became of the paper's claims.
+
+Every scale and reading has a folder of its own, ``<scale>[-<reading>...]``; ``claims.md`` beside these folders judges
+all of them. Tables and figures hold everything that is finished: what is asked for now, and what was written before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedveil.errors import damaged
+from fedveil.grid import Outcome, Store
+from fedveil.runs.ledgers import write_atomic
+from fedveil.runs.provenance import provenance
+from fedveil.runs.summary import versions
+from fedveil_studies.frame.evidence import WRITTEN_AGAIN
+from fedveil_studies.frame.measure import measured
+from fedveil_studies.frame.page import claims_page
+from fedveil_studies.frame.plots import draw_plot
+from fedveil_studies.frame.reproduction import Reproduction, Selection
+from fedveil_studies.frame.result import Result, from_json, to_json
+from fedveil_studies.frame.study import Study
+from fedveil_studies.frame.tables import result_table
+
+TABLES, CELLS, CLAIMS = "tables.md", "cells.json", "claims.md"
+
+
+class Pages:
+    """The files of a reproduction below a folder.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the study's pages.
+    asked : Reproduction
+        What is asked for now.
+    store : Store
+        Says what is finished.
+    """
+
+    def __init__(self, folder: Path, asked: Reproduction, store: Store) -> None:
+        self.root, self._asked, self._store = folder, asked, store
+        self.folder = folder / "-".join([asked.choices.scale, *asked.choices.readings])
+
+    def table(self, table: str) -> Path:
+        """Write ``table-<number>.json``; returns the path.
+
+        Raises
+        ------
+        FieldError
+            If there is one that cannot be read.
+        """
+        path = self.folder / f"table-{table}.json"
+        study = self._with(path) if path.is_file() else self._asked
+        finished = self._finished(study, Selection((table,), ()))
+        values = {
+            "study": study.study.name,
+            "table": table,
+            "title": study.tables[table],
+            **study.made_of,
+            "notes": study.notes([table]),
+            "versions": versions(),
+            "rows": to_json(measured(one, finished) for one in study.measurements(table)),
+        }
+        return self._write(path, json.dumps(values, indent=1) + "\n")
+
+    def figure(self, figure: str) -> Path | None:
+        """Draw ``figure-<number>.png``; returns the path, or None where nothing is finished."""
+        study = self._whole()
+        picture = study.study.pictures.get(figure)
+        if picture is None:
+            drawn = draw_plot(study.plot(figure, self._finished(study, Selection((), (figure,)))))
+        else:
+            drawn = picture(study)
+        if drawn is None:
+            return None
+        path = self.folder / f"figure-{figure}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        drawn.savefig(path, dpi=110)
+        return path
+
+    def together(self) -> list[Path]:
+        """Write ``tables.md``, ``cells.json`` and, where the study has claims, ``claims.md``; returns the paths."""
+        study = self._whole()
+        finished = self._finished(study, Selection(tuple(study.tables), tuple(study.figures)))
+        outcomes = sorted(finished.values(), key=lambda o: o.cell.folder)
+        seeds = sorted({int(o.summary.values["seed"]) for o in outcomes})
+        data = ", ".join(sorted({str(o.summary.values["data"]["name"]) for o in outcomes}))
+        head, lines = provenance(data, seeds), [_line(o) for o in outcomes]
+        lines = sorted([*lines, *self._kept({line["folder"] for line in lines})], key=lambda line: str(line["folder"]))
+        written = [
+            self._write(self.folder / TABLES, tables_page(self.folder, study.study)),
+            self._write(self.folder / CELLS, dumps({"provenance": head, "cells": lines})),
+        ]
+        if study.study.described.claims or study.study.audit_claims:
+            written.append(self._write(self.root / CLAIMS, claims_page(self.root, study.study)))
+        return written
+
+    def _kept(self, new: Collection[str]) -> list[dict[str, Any]]:
+        """Lines of cells that this store lacks and a table of the folder still names, with the commit they are from."""
+        path = self.folder / CELLS
+        if not path.is_file():
+            return []
+        try:
+            old = json.loads(path.read_bytes())
+            tables = [json.loads(table.read_bytes()) for table in self.folder.glob("table-*.json")]
+            named = {
+                cell for table in tables for row in table["rows"] for cell in row.get("cells", ())
+            }  # a row without runs has none
+            commit = {"commit": old["provenance"]["commit"]}
+            return [{**commit, **line} for line in old["cells"] if line["folder"] in named - {*new}]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise damaged("table", path, error, WRITTEN_AGAIN) from error
+
+    def _with(self, *paths: Path) -> Reproduction:
+        study = self._asked
+        for path in paths:
+            try:
+                study = study.with_stored(json.loads(path.read_bytes()))
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise damaged("table", path, error, WRITTEN_AGAIN) from error
+        return study
+
+    def _whole(self) -> Reproduction:
+        """What is asked for, and what every table of the folder holds beyond it."""
+        return self._with(*sorted(self.folder.glob("table-*.json")))
+
+    def _finished(self, study: Reproduction, selection: Selection) -> Mapping[str, Outcome]:
+        return self._store.collect(study.cells(selection)).outcomes
+
+    def _write(self, path: Path, text: str) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(
+            path, text.encode(), f".{os.getpid()}"
+        )  # who only looks takes no lock, and may write while others do
+        return path
+
+
+def tables_page(folder: Path, study: Study) -> str:
+    """All tables of a folder in Markdown, from their files alone.
+
+    Raises
+    ------
+    FieldError
+        If one cannot be read.
+    """
+    notes: dict[str, None] = {}
+    lines, title = [], ""
+    for table in study.described.tables:
+        path = folder / f"table-{table}.json"
+        if not path.is_file():
+            continue
+        try:
+            values = json.loads(path.read_bytes())
+            results = [_printed(study, table, result) for result in from_json(values["rows"])]
+            notes |= dict.fromkeys(values["notes"])
+            title = ", ".join([values["study"], values["scale"], *values["readings"]])
+            name = f"{table}: {values['title']}"
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise damaged("table", path, error, WRITTEN_AGAIN) from error
+        if any(result.value is not None for result in results):
+            lines += result_table(name, results, study).markdown()
+    return "\n".join([f"# {title}", "", *(f"* {note}" for note in notes), "", *lines]).rstrip() + "\n"
+
+
+def _printed(study: Study, table: str, result: Result) -> Result:
+    """With the paper's figure, which files of figures without a run may lack."""
+    place = (table, result.row, result.setting, result.figure)
+    return dataclasses.replace(result, published=result.published or study.published.get(place))
+
+
+def dumps(values: Mapping[str, Any]) -> str:
+    """JSON with a line for each key, and for each entry of a list of objects."""
+    parts = []
+    for key, value in values.items():
+        listed = isinstance(value, list) and value and isinstance(value[0], dict)
+        shown = "[\n" + ",\n".join(map(json.dumps, value)) + "\n]" if listed else json.dumps(value)
+        parts.append(f"{json.dumps(key)}: {shown}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _line(outcome: Outcome) -> dict[str, Any]:
+    """What made one cell, and its rounds; the cell's key ends the folder's name."""
+    values = outcome.summary.values
+    measured_too = outcome.rows[0].get("figures", {}) if outcome.rows else {}
+    names: Iterable[str] = dict.fromkeys(("sigma", "distance", "accuracy", *measured_too))
+    return {
+        "run": outcome.cell.label,
+        "folder": outcome.folder.name if outcome.folder else outcome.cell.folder,
+        "seed": values["seed"],
+        "device": values["device"],
+        "workers": values["workers"],
+        "versions": {name: text.split("+")[0] for name, text in values["versions"].items()},
+        "numerics": values["numerics"],
+        "seconds": values["seconds"]["rounds"],
+        "guarantee": values["guarantee"],
+        "rounds": {name: [float(f"{v:.6g}") for v in found] for name in names if (found := outcome.series(name))},
+    }

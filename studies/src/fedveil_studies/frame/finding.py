@@ -1,0 +1,174 @@
+"""What a group of runs says of a claim: rows, their mean, and one of four verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fedveil_studies.frame.evidence import Difference, mean_of
+
+HOLDS, CONTRADICTED, NO_DIFFERENCE, CANNOT_TELL = VERDICTS = "holds", "contradicted", "no difference", "cannot tell"
+
+
+LEAST = 3  # seeds that a verdict needs
+
+
+LEARNED = 0.05  # above the share of the largest class: less is no learning
+
+
+ALIKE = 0.02  # noise that differs by a smaller share is called the same
+
+
+UNTESTED, UNLEARNED = "no runs", "nothing learned"
+
+
+RULES = (
+    f"**{HOLDS}**: the 95% interval of the difference excludes zero on the paper's side.",
+    f"**{CONTRADICTED}**: it excludes zero on the other side; for one of several rows, with the 5% shared among them.",
+    f"**{NO_DIFFERENCE}**: it includes zero and lies within the margin (.02 unless the claim names another).",
+    f"**{CANNOT_TELL}**: none of these; a row needs {LEAST} seeds (draws of the noise on one training are none), and "
+    f"one of its two settings an accuracy more than {LEARNED} above the share of the largest class.",
+)
+"""The four verdicts."""
+
+
+Decide = Callable[[Difference], str]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One test of a claim.
+
+    Attributes
+    ----------
+    label : str
+        Its name, beside its column.
+    verdict : str
+        One of the four.
+    text : str
+        The figure for people.
+    found : Difference or None
+        That was judged.
+    decide : callable or None
+        ``difference -> verdict``; without one the verdict is final.
+    column : str
+        The study's row that it is about, or an empty text.
+    why : str
+        Why nothing can be told, where it cannot: `UNTESTED`, `UNLEARNED`, or how many seeds there are.
+    lacking : bool
+        Whether that is for want of runs.
+    level : float or None
+        What the figure is set against, where that is no other setting.
+    tests : int
+        Of how many comparisons it is the most telling one.
+    printed : float or None
+        The paper's difference.
+    noise, distance : float or None
+        How many times the second setting's noise the first one has, and its d.
+    """
+
+    label: str
+    verdict: str
+    text: str
+    found: Difference | None = None
+    decide: Decide | None = None
+    column: str = ""
+    why: str = ""
+    lacking: bool = False
+    level: float | None = None
+    tests: int = 1
+    printed: float | None = None
+    noise: float | None = None
+    distance: float | None = None
+
+    def contradicts(self, rows: int) -> bool:
+        """Whether it speaks against the claim as one of several tests that share the 5%, too."""
+        if self.verdict != CONTRADICTED or self.found is None or self.decide is None:
+            return self.verdict == CONTRADICTED
+        return self.decide(self.found.shared(rows * self.tests)) == CONTRADICTED
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one group of runs says of a claim.
+
+    Attributes
+    ----------
+    title : str
+        Of the group.
+    rows : tuple of Row
+        Tests.
+    pooled : bool
+        Whether all rows ask for the same direction, so that their mean decides.
+    """
+
+    title: str
+    rows: tuple[Row, ...]
+    pooled: bool = True
+
+    @property
+    def tested(self) -> list[Row]:
+        """The rows of which something can be told or could with more seeds: those that learned and have enough runs."""
+        return [row for row in self.rows if not row.why]
+
+    @property
+    def enough(self) -> bool:
+        """Whether at least half of the rows have the runs that they need, whatever was learned in them."""
+        return 2 * sum(not row.lacking for row in self.rows) >= len(self.rows) > 0
+
+    @property
+    def mean(self) -> Difference | None:
+        """Over all tested rows, seed by seed; of a single one, its own."""
+        found = [row.found for row in self.tested if row.found is not None]
+        if not self.pooled or not found or len(found) < len(self.tested):
+            return None
+        return found[0] if len(found) == 1 else mean_of(found)
+
+    @property
+    def verdict(self) -> str:
+        """The mean over the rows decides, unless one row contradicts; where a mean says nothing, all rows together."""
+        tested = self.tested
+        if not tested or 2 * len(tested) < len(self.rows):
+            return CANNOT_TELL
+        if any(row.contradicts(len(tested)) for row in tested):
+            return CONTRADICTED
+        decide = tested[0].decide
+        if self.mean is not None and decide is not None:
+            return decide(self.mean)
+        verdicts = {row.verdict for row in tested}
+        return verdicts.pop() if len(verdicts) == 1 and verdicts != {CONTRADICTED} else CANNOT_TELL
+
+    @property
+    def text(self) -> str:
+        """The mean for people, or the one row that says something."""
+        if self.mean is not None:
+            level = self.tested[0].level
+            return str(self.mean) if level is None else self.mean.beside(level)
+        texts = [row.text for row in self.tested if row.text]
+        return texts[0] if len(texts) == 1 else "row by row" if texts else ""
+
+    @property
+    def counts(self) -> str:
+        """How many rows say what."""
+        told = {v: sum(row.verdict == v for row in self.tested) for v in VERDICTS}
+        return ", ".join(f"{count} {verdict}" for verdict, count in told.items() if count)
+
+    @property
+    def causes(self) -> list[str]:
+        """Why: how much noise the first setting has beside the second, and why rows say nothing."""
+        found = []
+        times = sorted(row.noise for row in self.tested if row.noise is not None)
+        if times:
+            between = sorted(row.distance for row in self.tested if row.distance is not None)
+            alike = times[0] > 1 - ALIKE and times[-1] < 1 + ALIKE
+            noise = "the same noise" if alike else f"{_span(times)} times the noise"
+            found.append(noise + (f" (d {_span(between)})" if between else ""))
+        for why in dict.fromkeys(row.why for row in self.rows if row.why):
+            count = sum(row.why == why for row in self.rows)
+            found.append(f"{why}: {'all' if count == len(self.rows) else count} of {len(self.rows)} rows")
+        return found
+
+
+def _span(values: Sequence[float]) -> str:
+    low, high = f"{values[0]:.3g}", f"{values[-1]:.3g}"
+    return low if low == high else f"{low} to {high}"

@@ -1,0 +1,177 @@
+"""claims.md: every claim of a paper, judged on the files of a folder; one row a claim."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+
+from fedveil.report.table import NOTHING, Table
+from fedveil_studies.frame.audited import Audited, read_audits
+from fedveil_studies.frame.claims import best_of
+from fedveil_studies.frame.described import ClaimOf
+from fedveil_studies.frame.evidence import Evidence, read_evidence
+from fedveil_studies.frame.finding import CANNOT_TELL, CONTRADICTED, HOLDS, NO_DIFFERENCE, RULES, UNTESTED, Finding, Row
+from fedveil_studies.frame.study import Study
+from fedveil_studies.frame.tables import FIRST
+
+MARKS = {HOLDS: "✓", CONTRADICTED: "✗", NO_DIFFERENCE: "=", CANNOT_TELL: "?"}
+COLUMNS = 20  # more are shown only where a claim is about them
+MATCHED = 1e-3  # sigmas that differ by a smaller share were set equal
+Judged = tuple[ClaimOf, Finding, Sequence[Finding]]
+HEADER = ("answers", "claim, and where the paper has it", "paper", "ours", "evidence", "verdict", "cause", "other runs")
+
+
+def claims_page(folder: Path, study: Study) -> str:
+    """The page in Markdown, from ``table-*.json``, ``cells.json`` and ``audit-*.json`` below a folder alone.
+
+    Raises
+    ------
+    FieldError
+        If a file cannot be read.
+    """
+    told = study.described
+    every = read_evidence(folder, study) or [Evidence(study, next(iter(told.scales)))]
+    judged = [(claim, *best_of(claim, every)) for claim in told.claims]
+    lines = [f"# {study.name}: what the paper claims, and what was found", "", f"{told.title}. {told.source}.", ""]
+    lines += ["Generated from the files beside this page. Settings are paired under the same seeds.", ""]
+    lines += [*(f"* {rule}" for rule in RULES), ""]
+    where = "; ".join(told.judged_on) or "as they come"
+    lines += [
+        "A claim about several rows is judged by their mean, unless one contradicts, on the first of these groups "
+        f"that has the runs: {where}. *Cause*: what stands behind the verdict. "
+        "*Other runs*: verdicts of the other groups.",
+        "",
+    ]
+    if told.statements:
+        lines += [f"{'; '.join(f'**{name}** {text}' for name, text in told.statements.items())}.", ""]
+    for evidence in every:
+        versions = sorted({v for r in evidence.results.values() if r.values for v in r.numerics or FIRST})
+        if len(versions) > 1:
+            lines += [f"{evidence.title}: runs of several versions of the arithmetic ({', '.join(versions)}).", ""]
+    asked = [_claim_row(*one) for one in judged if one[0].asked]
+    ours = [_claim_row(*one) for one in judged if not one[0].asked]
+    for title, rows in (("What the paper claims", asked), ("Questions of ours", ours)):
+        lines += Table(HEADER, rows, title).markdown() if rows else []
+    audits = read_audits(folder) if study.audit_claims else []
+    if audits:
+        lines += _audited(study, audits)
+    lines += _row_by_row(study, judged)
+    lines += _noise(every)
+    lines += ["## Runs that would tell more", "", *_missing(judged, every)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _claim_row(claim: ClaimOf, finding: Finding, others: Sequence[Finding]) -> list[str]:
+    seeds = max((row.found.count for row in finding.tested if row.found is not None), default=0)
+    with_runs = any(row.why != UNTESTED for row in finding.rows)
+    evidence = [finding.title if with_runs else "none", *([f"{seeds} seeds"] if seeds else []), finding.counts]
+    elsewhere = [f"{f.title}: {f.verdict}{'' if f.mean is None else f' {f.text}'}" for f in others if f.tested]
+    return [
+        " ".join(claim.answers),
+        f"{claim.name} ({claim.says})",
+        claim.paper or _printed(finding),
+        finding.text or NOTHING,
+        "; ".join(filter(None, evidence)),
+        f"**{finding.verdict}**",
+        "; ".join(filter(None, [*finding.causes, claim.note])) or NOTHING,
+        "; ".join(elsewhere) or NOTHING,
+    ]
+
+
+def _printed(finding: Finding) -> str:
+    """The mean of the paper's differences."""
+    printed = [row.printed for row in finding.rows if row.printed is not None]
+    if not printed:
+        return NOTHING
+    mean = fmean(printed)
+    return f"{mean:+.3f}" if abs(mean) < 1 else f"{mean:+.3g}"
+
+
+def _audited(study: Study, audits: Sequence[Audited]) -> list[str]:
+    rows = []
+    for claim in study.audit_claims:
+        found = [claim.finding(audit) for audit in audits]
+        said = [f"**{f.verdict}**: {'; '.join(map(_in_short, f.rows))}" for f in found]
+        rows.append([" ".join(claim.answers), f"{claim.name} ({claim.says})", *said])
+    note = (
+        "Data, first model, training and noise are new in each run; the bootstrap is over runs, thresholds come from "
+        "other runs, and several attacks share the 5% between them."
+    )
+    header = ("answers", "claim", *(audit.title for audit in audits))
+    return [
+        *Table(header, rows, "On independent runs with and without a client, with our own attackers").markdown(),
+        note,
+        "",
+    ]
+
+
+def _in_short(row: Row) -> str:
+    return " ".join(filter(None, [MARKS[row.verdict], row.label, row.why or row.text]))
+
+
+def _row_by_row(study: Study, judged: Sequence[Judged]) -> list[str]:
+    """A line for each claim, group of runs and figure, a column for each row of the tables.
+
+    Of many rows only those have a column that a claim is about.
+    Groups that a claim is not judged on stand there where they take no more than two lines.
+    """
+    about = {row.column for _, first, others in judged for f in (first, *others) if f.tested for row in f.rows}
+    every_label = study.labels
+    columns = [label for label in every_label if label in about or len(every_label) <= COLUMNS]
+    lines: list[list[str]] = []
+    for claim, first, others in judged:
+        for finding in [f for f in (first, *others) if f.tested]:
+            every = [row for row in finding.rows if row.column in columns]
+            crowded = len({row.column for row in every}) < len(every)
+            labels = dict.fromkeys(row.label if crowded else "" for row in every)
+            if finding is not first and len(labels) > 2:
+                continue
+            for label in labels:
+                told = {
+                    row.column: f"{MARKS[row.verdict]} {row.why or row.text}"
+                    for row in every
+                    if label in ("", row.label)
+                }
+                name = ", ".join(filter(None, [claim.name, label]))
+                lines.append([name, finding.title, *(told.get(column, "") for column in columns)])
+    if not lines:
+        return []
+    legend = ", ".join(f"{mark} {verdict}" for verdict, mark in MARKS.items())
+    title = f"{study.described.row_name.capitalize()} by {study.described.row_name}"
+    return [*Table(("claim", "runs", *columns), lines, title).markdown(), f"{legend}.", ""]
+
+
+def _noise(every: Sequence[Evidence]) -> list[str]:
+    """By group and table: average d, and sigma beside the setting of central noise without a distance."""
+    rows = []
+    for evidence in every:
+        by_table: dict[str, dict[str, tuple[float, float]]] = {}
+        for (table, row, setting, figure), result in evidence.results.items():
+            distance, sigma = result.noise.get("distance"), result.noise.get("sigma")
+            rivals = [
+                r for (t, w, s, f), r in evidence.results.items() if (t, w, f) == (table, row, figure) and s != setting
+            ]
+            plain = [r.noise["sigma"] for r in rivals if "sigma" in r.noise and "distance" not in r.noise]
+            if distance and sigma and len(plain) == 1 and abs(sigma / plain[0] - 1) > MATCHED:
+                by_table.setdefault(table, {})[row] = (distance, sigma / plain[0])
+        seen: set[tuple[str, tuple[float, float]]] = set()
+        for table, found in sorted(by_table.items(), key=lambda one: (-len(one[1]), one[0])):
+            if not seen >= set(found.items()):
+                seen |= set(found.items())
+                cells = [f"{min(v):.2f} to {max(v):.2f}" for v in zip(*found.values(), strict=True)]
+                rows.append([evidence.title, table, *cells])
+    header = ("runs", "table", "d, over the rows", "sigma beside global DP's")
+    return Table(header, rows, "How much noise").markdown() if rows else []
+
+
+def _missing(judged: Sequence[Judged], every: Sequence[Evidence]) -> list[str]:
+    """The commands that make what claims lack, on the group on which most of them are judged."""
+    most = Counter(finding.title for _, finding, _ in judged if finding.tested).most_common(1)
+    group = next((e for e in every if most and e.title == most[0][0]), every[0])
+    wanted: dict[int, dict[str, None]] = {}
+    for claim, finding, _ in judged:
+        if any(row.lacking for row in finding.rows):
+            wanted.setdefault(claim.seeds, {}).update(dict.fromkeys(table for table, _ in claim.figures))
+    return [f"* `{group.command(tables, seeds)}`" for seeds, tables in wanted.items() if tables] or ["* none"]

@@ -1,0 +1,142 @@
+"""A study: the experiments of a paper as its folder describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import TYPE_CHECKING, Any
+
+from fedveil.config import Config
+from fedveil.engines.probe import Probe
+from fedveil.errors import FieldError
+from fedveil.grid import Outcome
+from fedveil.registry import Registry
+from fedveil_studies.frame.audited import AuditClaim
+from fedveil_studies.frame.claims import JUDGES
+from fedveil_studies.frame.described import Described, ScaleOf
+from fedveil_studies.frame.paper import Paper, read_published
+from fedveil_studies.frame.plots import Curve
+from fedveil_studies.frame.result import Place, Published, Value
+from fedveil_studies.frame.standard import CURVES, MEASURES
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Measure = Callable[[Sequence[Outcome], str], Value]
+Draw = Callable[[Sequence[Outcome], str], Curve]
+Change = Callable[[dict[str, Any]], None]
+Adjust = Callable[[dict[str, Any], ScaleOf, frozenset[str]], None]
+Picture = Callable[[Any], "Figure"]  # of a Reproduction
+
+
+class Study(Paper):
+    """A paper's experiments.
+
+    Parameters
+    ----------
+    name : str
+        For the command line.
+    described : Described
+        What study.toml says.
+    published : mapping
+        The paper's figures.
+
+    Attributes
+    ----------
+    measure, curve : decorator
+        ``@study.measure("name")`` registers ``(outcomes of a repetition, argument) -> Value`` for the tables,
+        ``@study.curve("name")`` the same with a ``Curve`` for the figures, beside the standard ones.
+    probe : decorator
+        Registers ``configuration of the scenario -> Probe``, which measures more after each round.
+    change : decorator
+        Registers a change of a configuration's values that dotted keys cannot say; it works on them in place.
+    picture : decorator
+        ``@study.picture("4")`` registers ``reproduction -> matplotlib Figure``, the figure 4, which is no plot of runs;
+        its docstring is the title.
+    judge : decorator
+        Registers ``(claim, evidence) -> rows`` for claims that no standard judge can test.
+    measures, curves, probes, changes, pictures, judges : Registry
+        What is registered.
+    audit_claims : list of AuditClaim
+        Claims that are tested on audits, not on tables.
+    """
+
+    def __init__(self, name: str, described: Described, published: Mapping[Place, Published]) -> None:
+        super().__init__(name, described, published, JUDGES)
+        self.measures: Registry[Measure] = Registry(f"{name}, measure", MEASURES)
+        self.curves: Registry[Draw] = Registry(f"{name}, curve", CURVES)
+        self.probes: Registry[Callable[[Config], Probe]] = Registry(f"{name}, probe", {})
+        self.changes: Registry[Change] = Registry(f"{name}, change", {})
+        self.measure, self.curve, self.judge = self.measures.register, self.curves.register, self.judges.register
+        self.pictures: Registry[Picture] = Registry("--figure", {})
+        self.probe, self.change, self.picture = self.probes.register, self.changes.register, self.pictures.register
+        self.adjusted: list[Adjust] = []
+        self.audit_claims: list[AuditClaim] = []
+
+    @classmethod
+    def of(cls, package: str, folder: Traversable | None = None) -> Study:
+        """The study whose study.toml and published.csv lie in a package.
+
+        Parameters
+        ----------
+        package : str
+            ``__name__`` of the package or module; its last part is the study's name.
+        folder : Traversable, optional
+            Where the two files are, and configurations that its scenarios name; default: in the package.
+
+        Raises
+        ------
+        FieldError
+            If study.toml is not as `Described` wants it.
+        """
+        name = package.rpartition(".")[2].replace("_", "-")
+        where = folder or resources.files(package)
+        try:
+            text = (where / "study.toml").read_text(encoding="utf-8")
+        except OSError as error:
+            raise FieldError(
+                "study", package, f"needs a package or folder with study.toml and published.csv: {error}"
+            ) from error
+        described = Described.read(text, name)
+        beside = {
+            k: s.model_copy(update={"preset": str(where / s.preset)})
+            for k, s in described.scenarios.items()
+            if (where / s.preset).is_file()
+        }
+        described = described.model_copy(update={"scenarios": {**described.scenarios, **beside}})
+        return cls(name, described, read_published(where / "published.csv"))
+
+    def adjust(self, function: Adjust) -> Adjust:
+        """Register ``(values, scale, flags of the readings) -> None``, applied to every configuration, in place."""
+        self.adjusted.append(function)
+        return function
+
+    def function(self, kind: str, text: str) -> Callable[[Sequence[Outcome]], Any]:
+        """A measure or curve with its argument: the longest name with which a text begins.
+
+        Raises
+        ------
+        FieldError
+            Naming those that exist.
+        """
+        known: Registry[Callable[..., Any]] = getattr(self, kind)
+        name = self.name_of(kind, text)
+        function = known[name]
+
+        def measured(outcomes: Sequence[Outcome]) -> Any:
+            try:
+                return function(outcomes, text[len(name) + 1 :])
+            except LookupError as error:
+                missing = f"asks a run for {error}, which it has not; see a line of its metrics.jsonl"
+                raise FieldError(known.field, text, missing) from error
+
+        return measured
+
+    def name_of(self, kind: str, text: str) -> str:
+        """The name of the measure or curve that a text names."""
+        known: Registry[Callable[..., Any]] = getattr(self, kind)
+        found = [name for name in known if text == name or text.startswith(f"{name} ")]
+        name = max(found, key=len, default=text.split(" ")[0])
+        known.choose(name)
+        return name

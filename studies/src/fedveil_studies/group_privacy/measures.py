@@ -1,0 +1,253 @@
+"""What the study of the group-privacy paper measures.
+
+What clients leaked, counted as the paper does (n / nu a participation), over all clients
+that may train, those that never did included; the composed guarantee where a public radius proves one; the validation
+clients' loss where the run has settled, and the last models' errors on each of them; how far synthetic hypotheses are
+from the users' own lines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from statistics import fmean
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from fedveil.accounting import EuclideanLaplace, epsilon, mu_of_epsilon
+from fedveil.config import Config
+from fedveil.data.leaf import coin
+from fedveil.engines.probe import Seen
+from fedveil.grid import Outcome
+from fedveil.methods.group_privacy import mean_length
+from fedveil.runs.prepare import Setup
+from fedveil_studies.data.mixture import OPTIMA
+from fedveil_studies.frame import Study, Value
+from fedveil_studies.frame.models import validated
+from fedveil_studies.frame.plots import Curve
+
+study = Study.of(__package__)
+
+
+def _participations(outcome: Outcome) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Of every client, ascending."""
+    counts = outcome.summary.values["participations"]
+    return np.repeat([int(k) for k in counts], [int(v) for v in counts.values()])
+
+
+def _each(outcome: Outcome) -> float:
+    """Leakage of one participation: n / nu, or 0 where there is no noise to count."""
+    nu = float(outcome.cell.config.privacy.options["noise_multiplier"])
+    return float(outcome.summary.values["dimension"]) / nu if nu else 0.0
+
+
+@study.measure("leakage")
+def leakage(outcomes: Sequence[Outcome], which: str) -> Value:
+    """``leakage median`` or ``leakage max``, over the clients."""
+    [outcome] = outcomes
+    made = _participations(outcome)
+    return Value(_each(outcome) * float(np.median(made) if which == "median" else made.max()))
+
+
+@study.measure("settled")
+def settled(outcomes: Sequence[Outcome], _argument: str) -> Value:
+    """``settled validation``: mean over the validations after which the run gave up, or the last 30."""
+    losses = [float(row["validation"]) for row in outcomes[0].rows if "validation" in row]
+    return Value(fmean(losses[-30:]))
+
+
+@study.measure("rounds")
+def rounds(outcomes: Sequence[Outcome], _argument: str) -> Value:
+    """``rounds``: how many there were."""
+    return Value(float(len(outcomes[0].rows)))
+
+
+@study.curve("share leaked")
+def share_leaked(outcomes: Sequence[Outcome], _argument: str) -> Curve:
+    """The share of clients whose leakage is at most x: the paper's figure 3 as a distribution function."""
+    [outcome] = outcomes
+    made, each = _participations(outcome), _each(outcome)
+    x = np.arange(int(made.max()) + 1)
+    return Curve((each * x).tolist(), [float((made <= k).mean()) for k in x])
+
+
+@study.curve("validation")
+def validation(outcomes: Sequence[Outcome], _argument: str) -> Curve:
+    """The validation loss of every round."""
+    rows = [row for row in outcomes[0].rows if "validation" in row]
+    return Curve([float(row["round"]) for row in rows], [float(row["validation"]) for row in rows])
+
+
+@study.measure("accuracy")
+def accuracy(outcomes: Sequence[Outcome], _argument: str) -> Value:
+    """``accuracy``: of the last models on the validation clients, mean over them."""
+    found = validated(outcomes[0])
+    each = ((o.argmax(1) == c.y).double().mean() for o, c in zip(found.outputs, found.clients, strict=True))
+    return Value(fmean(map(float, each)))
+
+
+@study.measure("own kind")
+def own_kind(outcomes: Sequence[Outcome], _argument: str) -> Value:
+    """``own kind``: share of validation writers who choose as one hypothesis for each kind, turned or not, has it."""
+    found, options = validated(outcomes[0]), outcomes[0].cell.config.data.options
+    kinds = [coin(options["rotation_seed"], int(c.name)) < options["rotated"] for c in found.clients]
+    right = fmean(k == j for k, j in zip(kinds, found.chosen, strict=True))
+    return Value(max(right, 1 - right))
+
+
+@study.measure("hospital")
+def hospital(outcomes: Sequence[Outcome], which: str) -> Value:
+    """``hospital median | worst | small | large``: RMSE of single validation hospitals.
+
+    Their median and 90% quantile, and the medians of the tenth that treats the fewest cases and of that with the most.
+    """
+    found = validated(outcomes[0])
+    pairs = zip(found.outputs, found.clients, strict=True)
+    errors = np.array([float((o.reshape(-1) - c.y).square().mean().sqrt()) for o, c in pairs])
+    dataset = found.dataset
+    cases = dict(zip(dataset.owners, dataset.attributes["cases"].tolist(), strict=True))
+    order = np.argsort([cases[c.name] for c in found.clients], kind="stable")
+    tenth = max(1, len(order) // 10)
+    values = {
+        "median": np.median(errors),
+        "worst": np.quantile(errors, 0.9),
+        "small": np.median(errors[order[:tenth]]),
+        "large": np.median(errors[order[-tenth:]]),
+    }
+    return Value(float(values[which]))
+
+
+def _promised(outcome: Outcome, which: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = outcome.summary.values["guarantees"][f"{which} client"]
+    return found
+
+
+@study.measure("epsilon")
+def composed(outcomes: Sequence[Outcome], argument: str) -> Value:
+    """``epsilon worst | median [DISTANCE]``: composed over all rounds, delta as configured.
+
+    Between models a distance apart in every round, by default the public radius; for any two under local DP.
+    """
+    [outcome] = outcomes
+    which, _, given = argument.partition(" ")
+    promised = _promised(outcome, which)
+    if "epsilon" in promised:
+        return Value(float(promised["epsilon"]))
+    distance, curve = float(given or outcome.cell.config.privacy.options["radius"]), promised["curve"]
+    return Value(float(np.exp(np.interp(np.log(distance), np.log(curve["distance"]), np.log(curve["epsilon"])))))
+
+
+@study.curve("epsilon")
+def over_distance(outcomes: Sequence[Outcome], which: str) -> Curve:
+    """The composed epsilon over the distance that bounds every round."""
+    curve = _promised(outcomes[0], which)["curve"]
+    return Curve(curve["distance"], curve["epsilon"])
+
+
+@study.probe("optima")
+class Optima:
+    """After every round: how far the nearest hypothesis is from each kind's line, and who leaked most of each kind."""
+
+    name = "optima of the mixture"
+    figures = ("distance 0", "distance 1", "most 0", "most 1", "apart")
+
+    def __init__(self, _config: Config) -> None:
+        self._made: Counter[int] = Counter()
+
+    def begin(self, setup: Setup) -> None:
+        """Count anew; see `fedveil.runs.judging.Judge`."""
+        self._made = Counter()
+
+    def load(self, setup: Setup) -> tuple[int, int]:
+        return 0, 0
+
+    def __call__(self, seen: Seen) -> Mapping[str, float]:
+        """Distances of the models [k, d], and participations."""
+        self._made.update(list(seen.received))
+        kinds = {p: int(seen.federation.clients[p].name[0]) for p in seen.received}
+        theta = torch.zeros(2, seen.models.shape[1])
+        theta[:, :2] = torch.tensor(OPTIMA)
+        gaps = torch.cdist(seen.models.double(), theta.double())
+        found = {f"distance {i}": float(gaps[:, i].min()) for i in range(2)}
+        sent = {p: r.value for p, releases in seen.received.items() for r in releases if r.kind == "model"}
+        nearest = torch.cdist(torch.stack(list(sent.values())).double(), seen.models.double()).argmin(1).tolist()
+        right = [int(gaps[:, kinds[p]].argmin()) == j for p, j in zip(sent, nearest, strict=True)]
+        clients = enumerate(seen.federation.clients)
+        own = [(int(c.name[0]), self._made[p]) for p, c in clients]
+        found |= {f"most {i}": float(max(n for kind, n in own if kind == i)) for i in range(2)}
+        return {**found, "apart": fmean(right) if len(set(gaps.argmin(0).tolist())) > 1 else 0.5}
+
+    @classmethod
+    def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
+        return [{} for _ in judges]
+
+
+@study.measure("optimum")
+def optimum(outcomes: Sequence[Outcome], figure: str) -> Value:
+    """``optimum FIGURE``: mean of a figure of `Optima` over the last five rounds."""
+    return Value(fmean(outcomes[0].series(figure)[-5:]))
+
+
+@study.curve("leaked")
+def leaked(outcomes: Sequence[Outcome], kind: str) -> Curve:
+    """``leaked 0 | 1``: the largest leakage of a client of a kind so far."""
+    values = outcomes[0].series(f"most {kind}")
+    return Curve([float(r + 1) for r in range(len(values))], [_each(outcomes[0]) * v for v in values])
+
+
+TARGET, DELTA = 8.0, 1e-5  # composed guarantee of the comparison of noises
+
+
+@study.change("laplace")
+def at_target(values: dict[str, Any]) -> None:
+    """Laplace noise that makes every client's total (TARGET, DELTA) for vectors one radius apart in every round."""
+    values["privacy"]["noise_multiplier"] = _laplace(values["data"]["features"], values["rounds"])
+
+
+@study.change("gaussian")
+def gaussian_at_target(values: dict[str, Any]) -> None:
+    """Gaussian noise of the same total."""
+    sigma = math.sqrt(values["rounds"]) / mu_of_epsilon(TARGET, DELTA)  # in radii
+    values["privacy"] |= {
+        "distribution": "gaussian",
+        "noise_multiplier": sigma * mean_length(values["data"]["features"]),
+    }
+
+
+@study.change("silent")
+def silent(values: dict[str, Any]) -> None:
+    """No noise."""
+    values["privacy"] |= {"noise_multiplier": 0.0}
+
+
+@lru_cache(maxsize=64)
+def _laplace(dimension: int, rounds: int) -> float:
+    """The least nu, by a secant in logarithms: epsilon is nearly a power of nu."""
+    guess = math.sqrt(rounds * dimension) / mu_of_epsilon(TARGET, DELTA)
+    tried: list[tuple[float, float]] = []
+    for _ in range(6):
+        found = epsilon([(EuclideanLaplace(dimension, dimension / guess), rounds)], DELTA)
+        tried.append((math.log(guess), math.log(found / TARGET)))
+        if abs(tried[-1][1]) < 1e-3:
+            break
+        slope = -1.2 if len(tried) == 1 else (tried[-1][1] - tried[-2][1]) / (tried[-1][0] - tried[-2][0])
+        guess = math.exp(tried[-1][0] - tried[-1][1] / slope)
+    return guess
+
+
+@study.measure("multiplier")
+def multiplier(outcomes: Sequence[Outcome], _argument: str) -> Value:
+    """``multiplier``: nu of the first run."""
+    return Value(float(outcomes[0].cell.config.privacy.options["noise_multiplier"]))
+
+
+@study.measure("noise length")
+def noise_length(outcomes: Sequence[Outcome], _argument: str) -> Value:
+    """``noise length``: root mean square, of Laplace over Gaussian noise at one guarantee."""
+    first, second = (float(o.cell.config.privacy.options["noise_multiplier"]) for o in outcomes)
+    n = int(outcomes[0].cell.config.data.options["features"])
+    return Value(first * math.sqrt((n + 1) / n) / (second / mean_length(n) * math.sqrt(n)))

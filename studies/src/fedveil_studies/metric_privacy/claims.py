@@ -1,0 +1,128 @@
+"""Claims of the paper that no standard judge tests; study.toml has all of them, and says which judge each one has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from statistics import stdev
+
+import scipy
+
+from fedveil_studies.frame.claims import alike, compared, differing, levelled, means, rows_of, strongest, verdict_of
+from fedveil_studies.frame.described import ClaimOf
+from fedveil_studies.frame.evidence import Evidence, RunSeries
+from fedveil_studies.frame.finding import CANNOT_TELL, CONTRADICTED, HOLDS, UNTESTED, Decide, Row
+from fedveil_studies.metric_privacy.measures import rank_correlation, study
+
+SPREAD = 0.028  # the paper: "<= 0.028 across all strategies and approaches", over five runs
+SETTINGS = "vanilla", "global", "metric"
+BEST, WORST = "FedOpt", "FedAvgM"  # of the paper's rules, in every setting
+SCENARIOS = {"5": "homogeneous", "7": "non-iid"}
+HEURISTIC = "heuristic"  # begins the words of a promise that proves nothing
+
+
+@study.judge("ranking")
+def ranking(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
+    """FedOpt above the best, and FedAvgM below the worst, of the other rules that train."""
+    for table, figure in claim.figures:
+        ranked = rows_of(evidence, claim, table, figure, 0)
+        for setting in SETTINGS:
+            found = {rule: evidence.at(table, rule, setting, figure) for rule in ranked}
+            for extreme, sign, word in ((BEST, 1, "above"), (WORST, -1, "below")):
+                others = {rule: f.mean for rule, f in found.items() if f is not None and rule not in (BEST, WORST)}
+                whole = len(others) == len(found) - 2  # who is next cannot be said before all are there
+                rival = max(others, key=lambda rule: sign * others[rule]) if whole else "the others"
+                ours, other = found[extreme], found.get(rival)
+                decide = partial(verdict_of, sign=sign, margin=claim.margin)
+                label = f"{SCENARIOS[table]}, {setting}: {extreme} {word} {rival}"
+                row = compared(label, ours, other, decide, (ours, other))
+                yield strongest(replace(row, noise=None, distance=None), len(others))
+
+
+@study.judge("spread")
+def spread(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
+    """The deviation over the runs is below the paper's bound, by a normal sample's interval; the rows share 5%."""
+    [(table, figure)] = claim.figures
+    tests = len(study.labels) * len(SETTINGS)
+    for row in study.labels:
+        for setting in SETTINGS:
+            label, seen = f"{row}, {setting}", evidence.at(table, row, setting, figure)
+            count = 0 if seen is None else len(seen.values)
+            if seen is None or count < claim.seeds:
+                few = f"{count} of {claim.seeds} seeds" if count else UNTESTED
+                yield Row(label, CANNOT_TELL, "", why=few, lacking=True)
+                continue
+            found, tail = stdev(seen.values), 0.025 / tests
+            low, high = (found * ((count - 1) / scipy.stats.chi2.ppf(p, count - 1)) ** 0.5 for p in (1 - tail, tail))
+            verdict = HOLDS if high <= SPREAD else CONTRADICTED if low > SPREAD else CANNOT_TELL
+            yield Row(label, verdict, f"{found:.3f} ({low:.3f} to {high:.3f})")
+
+
+@study.judge("no learning")
+def no_learning(_claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
+    """At large multipliers global DP does no better than always saying the largest class."""
+    for z in ("0.05", "0.1"):
+        seen = evidence.at("B15", f"FedAvg, z = {z}", "global", "accuracy")
+        level = 0.5 if seen is None or seen.chance is None else round(seen.chance, 3)
+        yield levelled(f"z = {z}", means(seen), level, partial(verdict_of, sign=-1))
+
+
+@study.judge("attack works")
+def attack_works(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
+    """The paper's AUC lies above .5 without noise."""
+    [(table, figure)] = claim.figures
+    yield levelled("FedAvg", means(evidence.at(table, "FedAvg", "vanilla", figure)), 0.5, partial(verdict_of, sign=1))
+
+
+def if_the_attack_works(claim: ClaimOf, evidence: Evidence, judge: Callable[..., Iterator[Row]]) -> Iterator[Row]:
+    """An attack that does not work without noise either shows no protection."""
+    [works] = attack_works(claim, evidence)
+    for row in judge(claim, evidence):
+        idle = row.verdict == HOLDS and works.verdict != HOLDS
+        yield replace(row, verdict=CANNOT_TELL, why="the attack fails without noise too") if idle else row
+
+
+study.judge("below, if the attack works")(partial(if_the_attack_works, judge=partial(differing, sign=-1)))
+study.judge("alike, if the attack works")(partial(if_the_attack_works, judge=alike))
+
+
+@study.judge("closer")
+def closer(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
+    """The distance in the last round lies below that in the first, rule by rule."""
+    decide = partial(verdict_of, sign=-1, margin=claim.margin)
+    yield from _by_rule(
+        claim, evidence, lambda run: run.rounds["distance"][-1] / run.rounds["distance"][0], 1.0, decide
+    )
+
+
+@study.judge("less noise when close")
+def less_noise_when_close(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
+    """Sigma grows with the distance from round to round."""
+
+    def correlation(run: RunSeries) -> float:
+        return rank_correlation(run.rounds["sigma"], run.rounds["distance"])
+
+    yield from _by_rule(claim, evidence, correlation, 0.0, partial(verdict_of, sign=1))
+
+
+@study.judge("guarantee")
+def guarantee(_claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
+    """Whether runs of metric privacy promise anything."""
+    runs = [run for run in evidence.runs if run.setting == "metric"]
+    if runs:
+        none = sum(run.guarantee.startswith(HEURISTIC) for run in runs)
+        verdict = HOLDS if not none else CONTRADICTED if none == len(runs) else CANNOT_TELL
+        yield Row("metric privacy", verdict, f"none in {none} of {len(runs)} runs")
+
+
+def _by_rule(
+    claim: ClaimOf, evidence: Evidence, figure: Callable[[RunSeries], float], level: float, decide: Decide
+) -> Iterator[Row]:
+    """A figure of the rounds of metric privacy's runs, seed by seed, against a level."""
+    for table, name in claim.figures:
+        for row in study.labels:
+            seen = evidence.at(table, row, "metric", name)
+            runs = [run for run in evidence.runs if seen is not None and run.folder in seen.cells]
+            found = levelled(f"table {table}", {run.seed: figure(run) for run in runs}, level, decide)
+            yield replace(found, column=row)

@@ -1,0 +1,259 @@
+"""What the paper measures beside accuracy: its client inference, and which distance follows the clients' disagreement.
+
+The attacker is the first of three clients, the target the last. Single shot: one round of 20 epochs, and the loss of
+the new model on a tenth of the target's training images beside the aggregated loss. Multi-round: one run with the
+target and one without, and the loss on that tenth with noise after every round.
+
+The paper compares no distances. Here each is measured on the same client models, beside what no parametrisation can
+hide: the share of the server's test images on which two clients' models disagree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
+from itertools import combinations, pairwise
+from statistics import fmean
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from scipy.stats import spearmanr
+from torch import Tensor, nn
+
+from fedveil.attacks.participation.paper import multi_round, single_shot
+from fedveil.calibration import METRICS, max_pairwise_distance
+from fedveil.config import Config
+from fedveil.config.sections import Data
+from fedveil.engines.probe import Seen
+from fedveil.errors import FieldError
+from fedveil.grid import Outcome
+from fedveil.layout import Grouping, Layout
+from fedveil.learning import evaluate, predict
+from fedveil.learning.losses import cross_entropy
+from fedveil.mechanisms import keyed_seed
+from fedveil.runs.deal import deal_out
+from fedveil.runs.world import shadow_of
+from fedveil_studies.frame.described import ScaleOf
+from fedveil_studies.frame.models import Examples, outputs, test_half
+from fedveil_studies.frame.plots import Curve
+from fedveil_studies.frame.result import Value
+from fedveil_studies.frame.standard import final
+from fedveil_studies.frame.study import Study
+
+study = Study.of(__package__ or "")
+
+PARAMETERS = 6_517_476  # of the paper's network, at its image size
+UNIT = "bootstrap over the rounds of one pair of runs, as printed; rounds are not independent"
+DISAGREEMENT = "disagreement"
+DECAY = "1 / round"  # falls as training converges, and knows nothing of any model
+
+
+@study.adjust
+def keep_noise_to_clip(values: dict[str, Any], scale: ScaleOf, flags: frozenset[str]) -> None:
+    """Keep the paper's z sqrt(parameters) / n at every scale, but for the reading printed-noise."""
+    if "unscaled" not in flags:
+        values["privacy"]["noise_multiplier"] *= noise_factor(scale)
+
+
+def noise_factor(scale: ScaleOf) -> float:
+    """By what the noise multiplier is larger than the paper's, so that the noise is as long beside the clip."""
+    return math.sqrt(PARAMETERS / scale.facts.get("parameters", PARAMETERS))
+
+
+@study.change("out")
+def without_target(values: dict[str, Any]) -> None:
+    """The same data without the last client: the others keep theirs."""
+    data = values["data"]
+    if data["clients"] < 2:
+        raise FieldError("data.clients", data["clients"], "needs at least two: an attacker and a target")
+    values["data"] = {**data, "clients": data["clients"] - 1, "counts": data["counts"][:-1]}
+
+
+@dataclass(frozen=True)
+class ShadowLoss:
+    """Loss of the released model on what the attacker holds of the target's data, after every round.
+
+    Parameters
+    ----------
+    full : Config
+        The scenario with the target, whichever world is run.
+    """
+
+    full: Config
+
+    figures: ClassVar[tuple[str, ...]] = ("shadow_loss",)
+
+    @property
+    def name(self) -> str:
+        """With what decides the shadow data."""
+        return f"loss on a noisy tenth of the last client {self.full.data.model_dump_json()} {self.full.seed}"
+
+    def __call__(self, seen: Seen) -> Mapping[str, float]:
+        """Of the model after the round."""
+        shadow, federation = shadow_data(self.full, "noisy"), seen.federation
+        metrics = evaluate(federation.learner.model, federation.layout, seen.models[0], shadow.x, shadow.y)
+        return {"shadow_loss": metrics["loss"]}
+
+
+study.probe("shadow loss")(ShadowLoss)
+
+
+def shadow_data(config: Config, kind: str) -> Examples:
+    """A tenth of the last client's training examples, as the paper's attacker holds them."""
+    return _shadow(config.data.model_dump_json(), config.seed, kind)
+
+
+@lru_cache(maxsize=8)
+def _shadow(text: str, seed: int, kind: str) -> Examples:
+    dealt = deal_out(Data.model_validate_json(text), seed)
+    rng = np.random.default_rng(keyed_seed("paper shadow", seed))
+    held = shadow_of(dealt.clients[-1], kind, dealt.dataset, rng)
+    return Examples(held.x, held.y, dealt.dataset.classes)
+
+
+@study.measure("target loss")
+def target_loss(outcomes: Sequence[Outcome], _argument: str = "") -> Value:
+    """Of the new model on the attacker's tenth, without noise."""
+    [outcome] = outcomes
+    shadow = shadow_data(outcome.cell.config, "clean")
+    return Value(float(cross_entropy(outputs(outcome, shadow).to(torch.float64), shadow.y)))
+
+
+@study.measure("difference")
+def difference(outcomes: Sequence[Outcome], _argument: str = "") -> Value:
+    """Of target loss and aggregated loss, in percent of the larger."""
+    target, aggregated = target_loss(outcomes, "").value, final(outcomes, "loss").value
+    if not (math.isfinite(target) and target > 0):  # the noise overflowed the loss, or there is none left
+        return Value(math.nan)
+    return Value(single_shot("", target, aggregated).difference)
+
+
+@study.measure("attack AUC")
+def attack_auc(outcomes: Sequence[Outcome], _argument: str = "") -> Value:
+    """Of the rounds with the target against those without."""
+    inside, outside = ([-loss for loss in o.series("shadow_loss")] for o in outcomes)
+    found = multi_round("", inside, outside).auc
+    return Value(found.point, interval=(found.low, found.high), unit=UNIT)
+
+
+@cache
+def registry() -> Mapping[str, tuple[str, Grouping]]:
+    """Every distance that metric privacy can be given, by name; a grouping that changes nothing is left out."""
+    probe = Layout.from_shapes({"a.weight": (2, 2), "a.bias": (2,), "b.weight": (1, 2), "b.bias": (1,)})
+    found: dict[str, tuple[str, Grouping]] = {}
+    for metric, groups_of in METRICS.items():
+        found[metric] = (metric, "array")
+        if groups_of(probe, "module") != groups_of(probe, "array"):
+            found[f"{metric}, modules"] = (metric, "module")
+    return found
+
+
+def disagreement(models: Tensor, layout: Layout, module: nn.Module, x: Tensor) -> float:
+    """The largest share of examples [N, ...] on which two of the models [n, d] name different classes."""
+    said = [predict(module, layout, model, x).argmax(1) for model in models]
+    return max((float((a != b).double().mean()) for a, b in combinations(said, 2)), default=0.0)
+
+
+def divergences(models: Tensor, layout: Layout, module: nn.Module, x: Tensor) -> dict[str, float]:
+    """Every distance between the models [n, d], and their disagreement on x."""
+    found = {
+        name: max_pairwise_distance(models, layout, grouping, metric) for name, (metric, grouping) in registry().items()
+    }
+    return {**found, DISAGREEMENT: disagreement(models, layout, module, x)}
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """What the clients' models differ by, after every round, before the server combines them.
+
+    Parameters
+    ----------
+    full : Config
+        The scenario, for the examples to disagree on: the server's test half.
+    """
+
+    full: Config
+
+    @property
+    def name(self) -> str:
+        """With what decides the examples."""
+        what = ", ".join(self.figures)
+        return f"{what} on the test half {self.full.data.model_dump_json()} {self.full.seed}"
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """Every distance, and the disagreement."""
+        return (*registry(), DISAGREEMENT)
+
+    @cached_property
+    def examples(self) -> Examples:
+        """On which models may disagree."""
+        return test_half(self.full)
+
+    def __call__(self, seen: Seen) -> Mapping[str, float]:
+        """Of the models that the clients sent."""
+        sent = [r.value for replies in seen.received.values() for r in replies if r.kind == "model"]
+        federation = seen.federation
+        return divergences(torch.stack(sent), federation.layout, federation.learner.model, self.examples.x)
+
+
+study.probe("distances")(Divergence)
+
+
+def _series(outcomes: Sequence[Outcome], name: str) -> list[float]:
+    if name == DECAY:
+        return decay(len(outcomes[0].rows))
+    return outcomes[0].series(name)
+
+
+def decay(rounds: int) -> list[float]:
+    """``1 / round``, to compare with."""
+    return [1 / round_ for round_ in range(1, rounds + 1)]
+
+
+@study.measure("mean d")
+def mean_distance(outcomes: Sequence[Outcome], name: str) -> Value:
+    """Mean over the rounds."""
+    return Value(fmean(_series(outcomes, name)))
+
+
+@study.measure("last / first")
+def last_over_first(outcomes: Sequence[Outcome], name: str) -> Value:
+    """In the last round over the first."""
+    values = _series(outcomes, name)
+    return Value(values[-1] / values[0] if values[0] else math.nan)
+
+
+@study.measure("rank")
+def rank_with_disagreement(outcomes: Sequence[Outcome], name: str) -> Value:
+    """Rank correlation with the disagreement over the rounds."""
+    return Value(rank_correlation(_series(outcomes, name), _series(outcomes, DISAGREEMENT)))
+
+
+@study.measure("rank of changes")
+def rank_of_changes(outcomes: Sequence[Outcome], name: str) -> Value:
+    """The same of the changes from round to round, which lines that merely fall together do not have in common."""
+    return Value(correlation_of_changes(_series(outcomes, name), _series(outcomes, DISAGREEMENT)))
+
+
+@study.curve("relative")
+def relative(outcomes: Sequence[Outcome], name: str) -> Curve:
+    """In multiples of its mean over the rounds."""
+    values = _series(outcomes, name)
+    mean = fmean(values)
+    return Curve([float(r) for r in range(1, len(values) + 1)], [v / mean if mean else v for v in values])
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Spearman's; NaN where either never moves."""
+    if any(len(set(values)) < 2 for values in (first, second)):
+        return math.nan
+    return float(spearmanr(first, second).statistic)
+
+
+def correlation_of_changes(first: Sequence[float], second: Sequence[float]) -> float:
+    """Spearman's correlation of the changes from each value to the next."""
+    return rank_correlation(*([b - a for a, b in pairwise(values)] for values in (first, second)))

@@ -1,0 +1,137 @@
+"""Robust rules against every attack: what the worst one leaves, whom the rules leave out, and a map over heterogeneity.
+
+The worst attack of a rule is chosen on examples that give no figure, so that the choice itself adds no luck. (The habit
+is that of ByzFL, arXiv 2505.24802.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from statistics import fmean
+from typing import Any, Self
+
+from torch import Tensor
+
+from fedveil.attacks.poisoning import SelectionProbe, goal_of, measure, rare_clients
+from fedveil.config import Config
+from fedveil.engines.probe import Seen
+from fedveil.errors import FieldError
+from fedveil.grid import Outcome
+from fedveil.runs.prepare import Setup
+from fedveil_studies.frame import Curve, Study, Value
+from fedveil_studies.frame.described import ScaleOf
+
+study = Study.of(__name__)
+
+
+@study.adjust
+def tell_how_many(values: dict[str, Any], _scale: ScaleOf, _flags: frozenset[str]) -> None:
+    """Tell the rule how many clients are malicious."""
+    rule, n = values["aggregator"], values["data"]["clients"]
+    f = round(values["malicious"]["share"] * n)
+    if "nnm" in rule:
+        rule["nnm"] = f
+    told = {"trimmed-mean": {"fraction": (f + 0.5) / n}, "multi-krum": {"malicious": f, "selected": n - f}}
+    rule |= told.get(rule["name"], {"malicious": f} if rule["name"] in ("krum", "bulyan") else {})
+
+
+@study.probe("selection")
+class RuleWatch:
+    """Whom the rule leaves out in every round; after the run, success, recall and accuracy on two parts of examples."""
+
+    name = "robust rules"
+
+    def __init__(self, _config: Config) -> None:
+        self._model: Tensor | None = None
+        self._selection: SelectionProbe | None = None
+
+    @property
+    def figures(self) -> Collection[str]:
+        """Those of `SelectionProbe`."""
+        return () if self._selection is None else self._selection.figures
+
+    def begin(self, setup: Setup) -> None:
+        """Take who is malicious; see `fedveil.runs.judging.Judge`."""
+        poisoning, rule = setup.poisoning, setup.method.server.rule
+        if poisoning is None or rule is None:
+            raise FieldError("malicious", poisoning, "the study needs malicious clients and a rule")
+        clients: Sequence[Any] = setup.arguments["clients"]
+        honest = [p for p in range(len(clients)) if p not in poisoning.clients]
+        rare = rare_clients(clients, honest, setup.dataset.classes)
+        self._selection = SelectionProbe(rule, poisoning.clients if poisoning.acting else (), rare)
+        self._setup, self._poisoning, self._model = setup, poisoning, None
+
+    def load(self, setup: Setup) -> tuple[int, int]:
+        return 1, 0
+
+    def __call__(self, seen: Seen) -> Mapping[str, float]:
+        """One round."""
+        assert self._selection is not None
+        self._model = seen.models[0]
+        return self._selection(seen)
+
+    @classmethod
+    def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
+        """``validation`` and ``test``: success, recall and accuracy of the last model."""
+        return [judge._concluded() for judge in judges]
+
+    def _concluded(self) -> dict[str, Any]:
+        held, learner, model = self._poisoning, self._setup.learner, self._model
+        if model is None or held.x is None or held.y is None:
+            return {}
+        found = {}
+        for name, first in (("validation", 0), ("test", 1)):
+            x, y = held.x[first::2], held.y[first::2]
+            outcome = measure(learner.model, learner.layout, model, x, y, goal_of(held.behaviour, x, y))
+            found[name] = {"success": outcome.success, "recall": outcome.recall, "accuracy": outcome.accuracy}
+        return found
+
+
+def played(malicious: Mapping[str, Any]) -> tuple[str, str, bool]:
+    """What decides which attack of ``[changes]`` it is: the behaviour, the one inside it, and whether they act."""
+    return malicious["behaviour"], (malicious.get("of") or {}).get("behaviour", ""), malicious.get("acting", True)
+
+
+ATTACKS = {
+    name: played({key.partition(".")[2]: value for key, value in keys.items()})
+    for name, keys in study.described.changes.items()
+}
+
+
+def under(outcomes: Sequence[Outcome], attack: str) -> Outcome:
+    """The run under an attack."""
+    return next(o for o in outcomes if played(o.cell.config.to_dict()["malicious"]) == ATTACKS[attack])
+
+
+def figure_of(outcome: Outcome, figure: str, part: str = "test") -> float:
+    """A figure of a part of the examples, or of the rule's choice in the mean over rounds."""
+    concluded = outcome.summary.values["concluded"][RuleWatch.name][part]
+    return float(concluded[figure]) if figure in concluded else fmean(outcome.series(figure))
+
+
+def worst_of(outcomes: Sequence[Outcome]) -> float:
+    """Test accuracy under the attack that leaves the least on the other examples."""
+    acting = [o for o in outcomes if played(o.cell.config.to_dict()["malicious"])[2]]
+    return figure_of(min(acting, key=lambda o: figure_of(o, "accuracy", "validation")), "accuracy")
+
+
+@study.measure("under")
+def measured(outcomes: Sequence[Outcome], argument: str) -> Value:
+    """``under ATTACK FIGURE``: success, recall, accuracy, or one of the rule's choices, which it may not have (NaN)."""
+    attack, figure = argument.split(" ")
+    outcome = under(outcomes, attack)
+    known = figure in ("success", "recall", "accuracy") or figure in outcome.rows[0].get("figures", {})
+    return Value(figure_of(outcome, figure) if known else math.nan)
+
+
+@study.measure("worst accuracy")
+def worst(outcomes: Sequence[Outcome], _argument: str) -> Value:
+    """See `worst_of`."""
+    return Value(worst_of(outcomes))
+
+
+@study.curve("worst over share")
+def worst_over_share(outcomes: Sequence[Outcome], _argument: str) -> Curve:
+    """One point above the malicious share."""
+    return Curve([float(outcomes[0].cell.config.to_dict()["malicious"]["share"])], [worst_of(outcomes)])
