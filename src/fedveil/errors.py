@@ -12,7 +12,8 @@ from typing import Any, ParamSpec, Self, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_MOST_WORKERS = 1024
+_MOST_WORKERS, _MOST_ROUNDS, _MOST_HYPOTHESES = 1024, 1_000_000, 10_000
+_LARGEST = 2**63 - 1  # that other libraries take
 
 
 class FedVeilError(Exception):
@@ -156,19 +157,28 @@ def require_delta(field: str, value: Any) -> float:
     return _require(field, value, lambda v: 0 < v < 1, "must be a number strictly between 0 and 1")
 
 
-def require_count(field: str, value: Any, least: int = 1) -> int:
-    """Return `value` as an int, refusing all but whole numbers of at least `least`."""
+def require_count(field: str, value: Any, least: int = 1, most: int = _LARGEST) -> int:
+    """Return `value` as an int, refusing all but whole numbers of at least `least` and at most `most`."""
     if isinstance(value, bool) or not _is_real(value) or value != int(value) or value < least:
         raise FieldError(field, value, f"must be a whole number of at least {least}")
+    if value > most:
+        raise FieldError(field, value, f"must be at most {most:,}")
     return int(value)
+
+
+def require_rounds(field: str, value: Any) -> int:
+    """Return a number of rounds, refusing what nobody trains."""
+    return require_count(field, value, most=_MOST_ROUNDS)
+
+
+def require_hypotheses(field: str, value: Any) -> int:
+    """Return a number of hypotheses, refusing more models than anybody broadcasts."""
+    return require_count(field, value, most=_MOST_HYPOTHESES)
 
 
 def require_workers(field: str, value: Any) -> int:
     """Return a number of threads or processes, refusing what no machine runs."""
-    count = require_count(field, value)
-    if count > _MOST_WORKERS:
-        raise FieldError(field, value, f"must be at most {_MOST_WORKERS:,}")
-    return count
+    return require_count(field, value, most=_MOST_WORKERS)
 
 
 def require_choice(field: str, value: str, choices: Iterable[str]) -> str:

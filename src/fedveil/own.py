@@ -27,7 +27,7 @@ from fedveil.audit.participation import REHEARSALS
 from fedveil.config import Config, load
 from fedveil.engines import Federation
 from fedveil.engines.assembly import Privacy, as_client, resolve_method
-from fedveil.errors import FieldError, require_count, require_delta
+from fedveil.errors import FieldError, require_count, require_delta, require_rounds
 from fedveil.gdp import rounded_down
 from fedveil.grid.comparison import compare as compare_settings
 from fedveil.grid.comparison import named
@@ -86,7 +86,7 @@ def compare(
         raise FieldError("settings", type(settings).__name__, 'must name each: {"no privacy": None, "mine": method}')
     if out is not None:
         raise FieldError("out", str(out), "is for configurations; what a function makes has no file to run it again by")
-    planned, delta = require_count("rounds", rounds), require_delta("delta", delta)
+    planned, delta = require_rounds("rounds", rounds), require_delta("delta", delta)
     for label, given in settings.items():
         with named(label):
             _made(what, clients or (), given, 0)
@@ -241,7 +241,7 @@ def audit(
     worlds = {True: held, False: without}
     runs, planned = (
         require_count("replicates", 10 if replicates is None else replicates, least=4),
-        require_count("rounds", rounds),
+        require_rounds("rounds", rounds),
     )
     found, promised, joint = list[Participation](), "", EpsilonBound(0.0, 0.0, delta, CONFIDENCE)
     for label, protects in {"no defence": None, "with the method": method}.items():

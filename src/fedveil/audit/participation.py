@@ -29,6 +29,7 @@ from fedveil.config import Config
 from fedveil.config.world import WORLDS, World, world_of
 from fedveil.errors import FieldError, nearest, require_count
 from fedveil.grid import Cell, Finished
+from fedveil.methods import Publishing
 from fedveil.runs import Progress
 from fedveil.runs.deal import Dealt, deal_out
 from fedveil.runs.prepare import Setup, prepare
@@ -133,9 +134,9 @@ class ParticipationGame:
         return World.of(n, self.target, self.attacker, stand_in, self.shadow, self.colluders, seed)
 
     def _relation(self, planned: Planned) -> str:
-        """Of what a setting promises a client, or ""."""
+        """Of what a setting's models promise a client, or ""; metrics that are shown beside them have no world."""
         with suppress(FieldError):
-            found = promised(prepared(planned.config)).guarantee
+            found = promised(prepared(planned.config.model_copy(update={"publish": Publishing()}))).guarantee
             return found.relation if found.proven and found.unit != "record" else ""
         return ""
 

@@ -21,7 +21,7 @@ from fedveil.config.sections import Comparison, Data, Model, Pretraining, Random
 from fedveil.config.toml import dumps
 from fedveil.config.world import World
 from fedveil.engines.assembly import client_sides_of
-from fedveil.errors import FieldError, require_count, require_workers
+from fedveil.errors import FieldError, require_count, require_rounds, require_workers
 from fedveil.learning import LocalTraining
 from fedveil.learning.learner import Scoring
 from fedveil.methods import METHODS, Broadcast, ClientSide, Method, PublicFacts, Publishing, parameters
@@ -104,7 +104,7 @@ class Config(Section):
             privacy = values.get("privacy", {})
             given = privacy if isinstance(privacy, Mapping) else {"method": getattr(privacy, "method", "")}
             method = given.get("method", "vanilla")
-            if method in METHODS and "aggregator" in parameters(method):
+            if isinstance(method, str) and method in METHODS and "aggregator" in parameters(method):
                 return {**values, "aggregator": {}}
         return values
 
@@ -112,7 +112,7 @@ class Config(Section):
     def _check(self) -> Config:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
             raise FieldError("name", self.name, "names a folder: letters, digits, dots, dashes and underscores only")
-        require_count("rounds", self.rounds)
+        require_rounds("rounds", self.rounds)
         require_workers("workers", self.workers)
         require_count("seed", self.seed, least=0)
         planned = self.data.planned

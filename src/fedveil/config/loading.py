@@ -65,12 +65,18 @@ def load(where: str | Path, assignments: Sequence[str] = (), **overrides: Any) -
         if folder is None:
             raise FieldError("CONFIG", origin, f"is no valid TOML: {error}") from error
         raise damaged("CONFIG", origin, error, way_out(folder)) from error
-    before = values.get("privacy", {}).get("method")
+    before = _method(values)
     for assignment in assignments:
         assign(values, assignment)
-    if before not in (None, method := values.get("privacy", {}).get("method")):
+    if before not in (None, method := _method(values)):
         _switch(values, str(method), {assignment.partition("=")[0].strip() for assignment in assignments})
     return parse({**values, **{key: value for key, value in overrides.items() if value is not None}})
+
+
+def _method(values: Mapping[str, Any]) -> Any:
+    """What the file names as its method; None where it names nothing, or holds no table."""
+    table = values.get("privacy")
+    return table.get("method") if isinstance(table, Mapping) else None
 
 
 def _switch(values: dict[str, Any], method: str, assigned: Collection[str]) -> None:

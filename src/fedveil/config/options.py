@@ -31,6 +31,7 @@ _ACCEPTED = {
     "list_type": "must be a list",
     "is_instance_of": "must be a list",
     "model_type": "must be a table with keys of its own",
+    "dataclass_exact_type": "must be a table with keys of its own",
     "dict_type": "must be a table with keys of its own",
     "too_short": "has too few entries",
     "too_long": "has too many entries",

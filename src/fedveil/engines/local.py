@@ -37,7 +37,7 @@ from fedveil.engines.probe import Probe, Seen, probed
 from fedveil.engines.replying import Replying
 from fedveil.engines.stopping import EarlyStopping, Validators, worst_of
 from fedveil.engines.warning import Warnings
-from fedveil.errors import BudgetError, FieldError, LedgerError, NoReplyError, require_count, suggesting
+from fedveil.errors import BudgetError, FieldError, LedgerError, NoReplyError, require_count, require_rounds, suggesting
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, Figures, LocalTraining, choose_each, evaluate_clients, make_trainer
 from fedveil.learning.learner import Learned, Learner, Task
@@ -260,7 +260,7 @@ class Federation:
 
     def rounds(self, rounds: int) -> Iterator[RoundRecord]:
         """Do one round after another, up to `rounds` in all, or until `stopped`."""
-        rounds = require_count("rounds", rounds)
+        rounds = require_rounds("rounds", rounds)
         while self.round < rounds and not self.stopped:
             yield self._next(rounds)
 

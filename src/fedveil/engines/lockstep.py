@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fedveil.engines.history import Asked, Collected, RoundRecord
 from fedveil.engines.local import Federation
-from fedveil.errors import BudgetError, FieldError, NoReplyError, require_count
+from fedveil.errors import BudgetError, FieldError, NoReplyError, require_rounds
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ class Lockstep:
 
     def rounds(self, rounds: int) -> Iterator[dict[int, Played]]:
         """Do one round of every federation after another, up to `rounds` in all; yields those that finished it."""
-        rounds = require_count("rounds", rounds)
+        rounds = require_rounds("rounds", rounds)
         learner = self.federations[0].learner
         while True:
             self.stopped |= {i: f.stopped for i, f in enumerate(self.federations) if f.stopped}

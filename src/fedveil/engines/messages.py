@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import Release, count_of
-from fedveil.errors import FedVeilError, FieldError, nearest, require_count
+from fedveil.errors import FedVeilError, FieldError, nearest, require_hypotheses
 from fedveil.layout import Layout
 from fedveil.methods import Broadcast, ClientSide, PublicFacts, Releases
 
@@ -73,7 +73,7 @@ def read_public(facts: Mapping[str, Any], layout: Layout) -> tuple[PublicFacts, 
     public = PublicFacts(**values)
     if public.dimension != layout.size:
         raise FieldError("dimension", public.dimension, f"the client's layout has {layout.size} parameters")
-    return public, require_count("hypotheses", count)
+    return public, require_hypotheses("hypotheses", count)
 
 
 def read_metrics(metrics: Mapping[str, Any], counted: bool = True) -> Releases:

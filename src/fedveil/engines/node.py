@@ -11,7 +11,7 @@ from fedveil.accounting import LeakageFilter, Ledger, ParticipationFilter, Polic
 from fedveil.engines.client import ClientParty
 from fedveil.engines.lifetime import LifetimeLedger
 from fedveil.engines.party import Store
-from fedveil.errors import FieldError, require_count
+from fedveil.errors import FieldError, require_rounds
 from fedveil.layout import Layout
 from fedveil.learning import PrivateTrainer
 from fedveil.mechanisms import Source
@@ -86,7 +86,7 @@ def settle(
         policy=policy,
         ledger=RUN if ledger is None else ledger,
         dataset=dataset,
-        rounds=None if rounds is None else require_count("rounds", rounds),
+        rounds=None if rounds is None else require_rounds("rounds", rounds),
     )
 
 

@@ -19,6 +19,8 @@ from fedveil.learning.unet import sharpness, unet
 from fedveil.mechanisms.source import keyed_seed
 from fedveil.registry import Registry
 
+MOST_PARAMETERS = 1_000_000_000  # of a model of the registry
+
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
     "tanh": nn.Tanh,
@@ -202,16 +204,44 @@ def build_model(name: str, *, input_shape: Sequence[int], outputs: int, seed: in
             raise FieldError(f"model.{option}", options[option], f"{name} has no such option; {hint}")
     shape = tuple(require_count("input_shape", s) for s in input_shape)
     outputs = require_count("outputs", outputs)
+    facts = {"input_shape": shape, "outputs": outputs}
+    given = {**{k: v for k, v in facts.items() if k in parameters}, **options}
+    if name in MODELS:
+        _require_memory(name, factory, given, options)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(keyed_seed("weights", seed))
-        facts = {"input_shape": shape, "outputs": outputs}
         try:
-            model = factory(**{k: v for k, v in facts.items() if k in parameters}, **options)
-        except TypeError as error:
+            model = factory(**given)
+        except FieldError:
+            raise
+        except (TypeError, RuntimeError, MemoryError) as error:
             raise FieldError("model.name", name, f"cannot be built: {error}") from error
     if not isinstance(model, nn.Module):
         raise FieldError("model.name", name, f"built a {type(model).__name__}, and not a torch.nn.Module")
     return model
+
+
+def _require_memory(
+    name: str, factory: Callable[..., nn.Module], given: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """Count the parameters before any is there, and refuse what no machine here trains."""
+    try:
+        with torch.device("meta"):
+            size = sum(p.numel() for p in factory(**given).parameters())
+    except Exception as error:  # what the factory refuses it will refuse again; some cannot be built without memory
+        size = MOST_PARAMETERS + 1 if "overflow" in str(error).lower() else 0
+    if size > MOST_PARAMETERS:
+        field, value = max(
+            ((k, v) for k, v in options.items()), key=lambda item: _largest(item[1]), default=("name", name)
+        )
+        accepted = f"makes more than {MOST_PARAMETERS:,} parameters, the most there may be: lower it"
+        raise FieldError(f"model.{field}", value, accepted)
+
+
+def _largest(value: Any) -> float:
+    """The largest number in an option, 0 where there is none."""
+    every = value if isinstance(value, list | tuple) else [value]
+    return max((float(v) for v in every if isinstance(v, int | float)), default=0.0)
 
 
 def initial_models(

@@ -34,7 +34,15 @@ from fedveil.accounting.conditions import LIVENESS
 from fedveil.aggregation import NoState, cluster_means, halves
 from fedveil.calibration import NeighbourhoodLaplace
 from fedveil.clipping import norms
-from fedveil.errors import FieldError, Suggesting, require_choice, require_count, require_non_negative, require_positive
+from fedveil.errors import (
+    FieldError,
+    Suggesting,
+    require_choice,
+    require_count,
+    require_hypotheses,
+    require_non_negative,
+    require_positive,
+)
 from fedveil.layout import Layout
 from fedveil.mechanisms import EuclideanLaplaceNoise, GaussianNoise, Source, noised
 from fedveil.mechanisms.noise import euclidean_laplace_rows
@@ -226,7 +234,7 @@ class Clusters(Suggesting):
 
     def __post_init__(self) -> None:
         """Check k and the rounds."""
-        require_count("hypotheses", self.hypotheses)
+        require_hypotheses("hypotheses", self.hypotheses)
         require_count("divide", self.divide, least=0)
 
     def init(self, dimension: int, dtype: torch.dtype) -> NoState | Idle:

@@ -52,6 +52,7 @@ from fedveil.errors import (
     require_delta,
     require_noise,
     require_positive,
+    require_rounds,
 )
 from fedveil.layout import Layout
 from fedveil.mechanisms import Source
@@ -124,7 +125,7 @@ class RecordDP(Suggesting):
         require_delta("delta", self.delta)
         require_choice("relation", self.relation, FACTOR)
         if self.rounds is not None:
-            require_count("rounds", self.rounds)
+            require_rounds("rounds", self.rounds)
         if (self.noise_multiplier is None) == (self.epsilon is None):
             raise FieldError("noise_multiplier", self.noise_multiplier, "give either it or epsilon")
         if self.epsilon is not None and self.rounds is None:

@@ -29,7 +29,7 @@ from fedveil.engines.local import Federation
 from fedveil.engines.messages import COUNT, METRICS
 from fedveil.engines.party import Round, Store
 from fedveil.engines.probe import Seen, probed
-from fedveil.errors import BudgetError, FedVeilError, FieldError, require_count
+from fedveil.errors import BudgetError, FedVeilError, FieldError, require_rounds
 from fedveil.learning import ClientData, Figures, choose, evaluate
 from fedveil.learning.learner import Learner
 from fedveil.methods import Method
@@ -216,7 +216,7 @@ class FlowerFederation(Federation):
 
     def _drive(self, rounds: int, finish: Callable[[RoundRecord], None]) -> None:
         grid, began = self.grid(), perf_counter()
-        if require_count("rounds", rounds) <= self.round:
+        if require_rounds("rounds", rounds) <= self.round:
             return
 
         def on_round(log: Round) -> None:

@@ -32,6 +32,7 @@ from fedveil.errors import (
     cleaned,
     require_count,
     require_delta,
+    require_rounds,
 )
 from fedveil.layout import Layout
 from fedveil.mechanisms import ReproducibleSource, SecureSource, Source, keyed_seed
@@ -130,7 +131,7 @@ class FedVeilStrategy(Strategy):
         out: str | Path | None = None,
         delta: float = 1e-5,
     ) -> None:
-        self.method, self.layout, self.rounds = method, layout, require_count("rounds", rounds)
+        self.method, self.layout, self.rounds = method, layout, require_rounds("rounds", rounds)
         if initial is not None and initial.shape != (method.server.hypotheses, layout.size):
             wanted = (method.server.hypotheses, layout.size)
             raise FieldError("initial", tuple(initial.shape), f"must be [k, d] = {wanted}")

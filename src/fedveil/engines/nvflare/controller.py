@@ -23,7 +23,7 @@ from fedveil.engines.nvflare.filters import TRAIN
 from fedveil.engines.nvflare.shareables import read_reply, write_broadcast
 from fedveil.engines.party import Round, ServerParty
 from fedveil.engines.serving import Books, Serving
-from fedveil.errors import BudgetError, FieldError, cleaned, require_count, require_delta
+from fedveil.errors import BudgetError, FieldError, cleaned, require_count, require_delta, require_rounds
 from fedveil.methods import Broadcast, Releases
 
 FOLDER = "fedveil"
@@ -99,7 +99,7 @@ class FedVeilController(Controller):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self.model, self.method, self.parameters = model, method, parameters
-        self.rounds = require_count("rounds", rounds)
+        self.rounds = require_rounds("rounds", rounds)
         self.aggregator, self.model_options, self.buffers, self.sites = aggregator, model_options, buffers, sites
         self.clients_per_round, self.min_clients = clients_per_round, require_count("min_clients", min_clients)
         self.seed, self.epsilon, self.delta = seed, epsilon, require_delta("delta", delta)
