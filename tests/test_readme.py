@@ -34,14 +34,12 @@ def test_settings_are_compared_and_attacked_as_the_block_says(capsys):
 
 
 @pytest.mark.flower
-def test_the_flower_block_runs_as_it_stands_and_learns():
+def test_the_flower_block_runs_as_it_stands_and_learns(capsys):
     pytest.importorskip("flwr")
     block = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[2]
-    scope: dict[str, Any] = {}
-    exec(compile(block, "README.md", "exec"), scope)
-    model, x, y = scope["network"](), scope["x"], scope["y"]
-    model.load_state_dict(scope["context"].state["arrays"].to_torch_state_dict())
-    assert float((model(x.float() / 16).argmax(1) == y).float().mean()) > 0.7
+    exec(compile(block, "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert float(re.search(r"accuracy ([.\d]+); formal eps=8 ", printed)[1]) > 0.75
 
 
 def test_the_commands_exist():

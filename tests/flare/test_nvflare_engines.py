@@ -191,4 +191,6 @@ def test_the_example_job_runs_as_the_page_says(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(Path(fv.__file__).parents[1])}
     command = [sys.executable, str(example), str(tmp_path / "work")]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=300)
-    assert float(done.stdout.split("accuracy ")[1].split()[0]) > 0.8
+    accuracy, promise = done.stdout.split("accuracy ")[1].split(";")
+    assert float(accuracy) > 0.85
+    assert "formal eps=8 " in promise

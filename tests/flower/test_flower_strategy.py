@@ -141,6 +141,24 @@ def test_rounds_metrics_and_central_evaluation():
     assert result.train_metrics_clientapp[1]["used"] == 3
 
 
+def test_clients_that_cannot_evaluate_are_asked_once_and_told_in_a_line(caplog):
+    client = ClientApp(mods=[fv.flower.privacy_mod(LAYOUT, fv.GlobalDP(noise_multiplier=1.0))])
+    client.train()(lambda message, context: Message(message.content, reply_to=message))
+    asked = []
+
+    class Counting(InProcessGrid):
+        def _ask(self, message):
+            asked.append(message.metadata.message_type)
+            return super()._ask(message)
+
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        nodes = [{"partition-id": i} for i in range(3)]
+        run(FedVeilStrategy(fv.GlobalDP(noise_multiplier=1.0), LAYOUT, 4), client, grid=Counting(client, nodes))
+    assert asked.count("evaluate") == 3
+    [line] = [r.getMessage() for r in caplog.records if "evaluat" in r.getMessage() and "No evaluate" in r.getMessage()]
+    assert "none is asked again" in line
+
+
 def test_nobody_is_asked_to_evaluate_under_local_trust():
     strategy = FedVeilStrategy(build("group", hypotheses=1), LAYOUT, 1)
     result = run(strategy, app(method=build("group", hypotheses=1)))

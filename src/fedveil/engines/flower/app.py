@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedveil.accounting import Ledger
-from fedveil.engines.assembly import require_success
+from fedveil.engines.assembly import Privacy, require_success
 from fedveil.engines.behaviour import Behaviour, crafted
 from fedveil.engines.client import ClientParty
 from fedveil.engines.flower.grid import InProcessGrid, run_in_process
@@ -32,7 +32,6 @@ from fedveil.engines.probe import Seen, probed
 from fedveil.errors import BudgetError, FedVeilError, FieldError, require_rounds
 from fedveil.learning import ClientData, Figures, choose, evaluate
 from fedveil.learning.learner import Learner
-from fedveil.methods import Method
 
 _LOG = getLogger("flwr")
 BUFFERS = "fedveil.buffers"  # in the node's context: nothing of it is sent
@@ -41,7 +40,7 @@ BUFFERS = "fedveil.buffers"  # in the node's context: nothing of it is sent
 def learner_client_app(
     learner: Learner,
     clients: Sequence[ClientData],
-    method: Method | Callable[[int], Method] | None = None,
+    method: Privacy | Callable[[int], Privacy] | None = None,
     *,
     seed: int,
     behaviours: Mapping[int, Behaviour] | None = None,

@@ -19,6 +19,7 @@ from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from fedveil.accounting import Ledger, Policy, model_of
+from fedveil.engines.assembly import Privacy
 from fedveil.engines.client import ClientParty
 from fedveil.engines.flower.memory import Memory
 from fedveil.engines.flower.records import (
@@ -42,7 +43,7 @@ from fedveil.errors import FedVeilError, FieldError
 from fedveil.layout import Layout
 from fedveil.learning import PrivateTrainer
 from fedveil.mechanisms import Source
-from fedveil.methods import Broadcast, ClientFacts, Method, Refusal, Releases
+from fedveil.methods import Broadcast, ClientFacts, Refusal, Releases
 
 _LOG = getLogger("flwr")
 
@@ -56,7 +57,7 @@ _SOURCE: ContextVar[Source | None] = ContextVar("fedveil_training_source", defau
 
 def privacy_mod(
     layout: Layout,
-    method: Method | Callable[[int], Method] | None = None,
+    method: Privacy | Callable[[int], Privacy] | None = None,
     *,
     source: Source | None = None,
     seed: int | None = None,
@@ -76,8 +77,8 @@ def privacy_mod(
     ----------
     layout : Layout
         What the model shares.
-    method : Method or callable, optional
-        Pins the method in code; ``partition -> Method`` where clients' parameters differ. Without it,
+    method : Method, what `Federation` takes as one, or callable, optional
+        Pins the method in code; ``partition -> method`` where clients' parameters differ. Without it,
         ``privacy.method`` and ``privacy.<parameter>`` are read on each call from the node's configuration. What the
         run's configuration says, which whoever starts the run writes, is a proposal: a policy accepts or refuses it,
         and without a policy it is refused.

@@ -62,12 +62,13 @@ class Roster:
         self.nodes = {p: node for p, node in self.nodes.items() if node in connected}
         new = sorted(connected - set(self.nodes.values()))
         reasons = self._greet(grid, new, timeout) if new else []
-        for reason in reasons:
+        for reason in dict.fromkeys(reasons):
             _LOG.warning("a node did not answer the greeting and takes no part in this round: %s", reason)
         if not self.nodes and not self.partitions:
+            said = "; ".join(dict.fromkeys(reasons[:10]))
             raise UnprotectedError(
-                "no client answered the greeting: put fedveil.flower.privacy_mod(...) first in ClientApp(mods=[...]), "
-                f"and see what the clients say: {reasons[:10]}"
+                f"no client answered the greeting ({said}). Every ClientApp needs fedveil.flower.privacy_mod(layout, "
+                "method) first in its mods, with the layout and the method of the strategy"
             )
         if not self.partitions:
             self.partitions = sorted(self.nodes) if self._planned is None else list(range(self._planned))

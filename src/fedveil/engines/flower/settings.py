@@ -10,6 +10,7 @@ from flwr.app import Context
 
 from fedveil.accounting import Policy, SpendFilter
 from fedveil.aggregation import Aggregator
+from fedveil.engines.assembly import Privacy, resolve_method
 from fedveil.engines.lifetime import read_policy
 from fedveil.engines.node import CAPS, RUN, Settings, settle
 from fedveil.errors import FieldError, require_count
@@ -91,11 +92,13 @@ def method_from(context: Context, aggregator: Aggregator | None = None) -> Metho
     return build(str(keys["method"]), aggregator, **values)
 
 
-def own_method(method: Method | Callable[[int], Method] | None, context: Context) -> Method:
+def own_method(method: Privacy | Callable[[int], Privacy] | None, context: Context) -> Method:
     """A client's method: what was given in code, for its partition if that is a function, or else its configuration."""
     if method is None:
         return method_from(context)
-    return method if isinstance(method, Method) else method(partition_of(context))
+    if callable(method) and not isinstance(method, type):
+        method = method(partition_of(context))
+    return resolve_method(method)
 
 
 def partition_of(context: Context) -> int:
@@ -119,7 +122,7 @@ def partition_of(context: Context) -> int:
 
 def read_settings(
     context: Context,
-    method: Method | Callable[[int], Method] | None,
+    method: Privacy | Callable[[int], Privacy] | None,
     source: Source | None,
     seed: int | None,
     budget: Budget | None,

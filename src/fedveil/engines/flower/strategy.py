@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedveil.accounting import Guarantee, Ledger, SpendFilter
 from fedveil.engines.account import Account
-from fedveil.engines.assembly import draw_cohort
+from fedveil.engines.assembly import Privacy, draw_cohort, resolve_method
 from fedveil.engines.flower.records import REFUSED, from_arrays, read_mark, read_releases, to_arrays, write_broadcast
 from fedveil.engines.flower.roster import Roster
 from fedveil.engines.history import SERVER
@@ -36,7 +36,7 @@ from fedveil.errors import (
 )
 from fedveil.layout import Layout
 from fedveil.mechanisms import ReproducibleSource, SecureSource, Source, keyed_seed
-from fedveil.methods import Broadcast, Method, Releases, check_figures
+from fedveil.methods import Broadcast, Releases, check_figures
 
 _LOG = getLogger("flwr")
 NODE_UNAVAILABLE = 5  # Flower's code
@@ -48,8 +48,8 @@ class FedVeilStrategy(Strategy):
 
     Parameters
     ----------
-    method : Method
-        Both sides; the clients' mod must run the same client side.
+    method : Method, or what `Federation` takes as one
+        The clients' mod must be given the same.
     layout : Layout
         What the model shares.
     rounds : int
@@ -77,7 +77,8 @@ class FedVeilStrategy(Strategy):
     server : ServerParty, optional
         Instead of one built from those above: then `source`, `budget`, `scorer`, `tutor`, `ledger` and `out` are its.
     evaluate : bool
-        Whether to ask clients to evaluate; under local trust they are never asked, as no metric may leave.
+        Whether to ask clients to evaluate, until none of them does; under local trust they are never asked, as no
+        metric may leave.
     done : int
         Rounds done before (resumed runs).
     on_round : callable, optional
@@ -108,7 +109,7 @@ class FedVeilStrategy(Strategy):
 
     def __init__(
         self,
-        method: Method,
+        method: Privacy,
         layout: Layout,
         rounds: int,
         *,
@@ -131,7 +132,8 @@ class FedVeilStrategy(Strategy):
         out: str | Path | None = None,
         delta: float = 1e-5,
     ) -> None:
-        self.method, self.layout, self.rounds = method, layout, require_rounds("rounds", rounds)
+        self.method = method = resolve_method(method)
+        self.layout, self.rounds = layout, require_rounds("rounds", rounds)
         if initial is not None and initial.shape != (method.server.hypotheses, layout.size):
             wanted = (method.server.hypotheses, layout.size)
             raise FieldError("initial", tuple(initial.shape), f"must be [k, d] = {wanted}")
@@ -203,6 +205,11 @@ class FedVeilStrategy(Strategy):
             raise FieldError("num_rounds", num_rounds, f"the clients are told of {self.rounds} rounds; leave it out")
         if self.history:
             raise FieldError("start", len(self.history), "this strategy has run: build another one")
+        for name, shape in self.layout.shapes.items() if self._initial is None else ():
+            given = tuple(initial_arrays[name].shape) if name in initial_arrays else None
+            if given != shape:
+                accepted = f"the layout has the shape {shape} there: make both of one model"
+                raise FieldError(f"initial_arrays[{name!r}]", given, accepted)
         self._timeout = timeout
         left = self.rounds - self.done
         try:
@@ -291,7 +298,7 @@ class FedVeilStrategy(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Mean of the clients' metrics, weighted by their counts; None under local trust."""
-        if self.method.client.trust != "central":
+        if not self._asked:
             return None
         released, failed, _ = self._sort(replies)
         for partition, found in list(released.items()):
@@ -300,10 +307,13 @@ class FedVeilStrategy(Strategy):
             except ReplyError as error:
                 failed[partition] = cleaned(error)
                 del released[partition]
+        if not released:
+            few = cleaned("; ".join(dict.fromkeys(failed.values())))
+            _LOG.warning("FedVeil: no client evaluates, and none is asked again (%s)", few)
+            self.evaluate = False
+            return None
         for partition, reason in failed.items():
             _LOG.info("client %s did not evaluate: %s", partition, reason)
-        if not released:
-            return None
         self._result.evaluate_metrics_clientapp[server_round] = MetricRecord(dict(mean_metrics(released)))
         return self._result.evaluate_metrics_clientapp[server_round]
 
