@@ -1,11 +1,13 @@
 """`fedveil ledger`: an operator begins the ledger of a data set, and reads what was spent from it."""
 
+import hashlib
 import json
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
-from fedveil.accounting import OPEN, Entry, Guarantee, Limits, Policy, Spend
+from fedveil.accounting import OPEN, Entry, Guarantee, Ledger, Limits, Policy, Spend
 from fedveil.cli import app
 from fedveil.cli.ledger import runs_of, spent_of
 from fedveil.engines.lifetime import LifetimeLedger, read_ledger
@@ -29,9 +31,9 @@ def called(*arguments):
 def path(tmp_path):
     """A ledger with two runs: two proven releases, one of them not closed, and a heuristic one."""
     path = tmp_path / "ledgers" / "ward-7.jsonl"
-    assert called("begin", path, "--by", "the tests").exit_code == 0
+    assert called("begin", path, "--by", "the tests", "--head", tmp_path / "head").exit_code == 0
     for run, entries in (("one", [(1, MU, "a"), (2, MU, OPEN)]), ("two", [(1, LOOSE, "b")])):
-        with LifetimeLedger(path.parent, path.stem, run) as mine:
+        with LifetimeLedger(path.parent, path.stem, run, head=tmp_path / "head") as mine:
             for round_, promise, digest in entries:
                 spend = Spend(guarantee=promise, mechanism="gaussian")
                 mine.store(mine.ledger.commit(Entry((round_, "protect"), 0, digest, spend, "secure", 5)))
@@ -43,9 +45,10 @@ def test_a_ledger_is_begun_once_and_says_by_whom(path):
     assert (head["dataset"], head["by"]) == ("ward-7", "the tests")
     assert path.stat().st_mode & 0o777 == 0o600
     before = path.read_bytes()
-    assert called("begin", path, "--by", "somebody else").exit_code == 2
-    assert called("begin", path.with_suffix(".txt"), "--by", "me").exit_code == 2
-    assert called("begin", path.with_name("ward-8.jsonl")).exit_code == 2  # nobody begins it
+    assert called("begin", path, "--by", "somebody else", "--head", path.parent / "head").exit_code == 2
+    assert called("begin", path.with_suffix(".txt"), "--by", "me", "--head", path.parent / "head").exit_code == 2
+    for missing in (("--head", path.parent / "head"), ("--by", "me")):  # nobody begins it; nowhere is its head
+        assert called("begin", path.with_name("ward-8.jsonl"), *missing).exit_code == 2
     assert path.read_bytes() == before
 
 
@@ -73,3 +76,34 @@ def test_show_writes_nothing_and_names_what_is_damaged(path, tmp_path):
     assert called("show", path).exit_code == 2
     assert called("show", tmp_path / "none.jsonl").exit_code == 2
     assert called("show", path, "--policy", path).exit_code == 2
+
+
+def test_the_head_is_made_and_shown(path, tmp_path):
+    looked = called("show", path, "--head", tmp_path / "head")
+    assert looked.exit_code == 0
+    assert "agrees, 3 lines" in looked.output
+    assert "not looked at" in called("show", path).output
+    assert called("head", path, "--by", "me", "--head", tmp_path / "head").exit_code == 2  # there is one
+    assert called("head", path, "--by", "me", "--head", tmp_path / "other").exit_code == 0
+    assert called("show", path, "--head", tmp_path / "other").exit_code == 0
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    assert called("show", path, "--head", tmp_path / "head").exit_code == 2
+    assert called("show", path, "--head", tmp_path / "nowhere").exit_code == 2
+
+
+def test_record_level_releases_of_the_earlier_format_are_marked(path):
+    # made before a machine's rounding was covered; lines of that format name none
+    ledger, _, _ = read_ledger(path)
+    chain, spend = ledger.checksum, Spend(guarantee=replace(MU, unit="record", public_size=True), mechanism="gaussian")
+    values = json.loads(Ledger("old", path.stem, "").commit(Entry((1, "protect"), 0, "d", spend, "secure", 5)))
+    values = {**values, "run": "old"}
+    del values["checksum"], values["format"]
+    text = json.dumps(values, sort_keys=True)
+    mark = hashlib.sha256((chain + text).encode()).hexdigest()
+    old = path.read_text() + f'{text[:-1]}, "checksum": "{mark}"}}\n'
+    assert not spent_of(ledger, Policy()).notes[1:]
+    path.write_text(old)
+    ledger, _, _ = read_ledger(path)
+    assert [entry.doubtful for entry in ledger.all_entries] == [False, False, False, True]
+    assert "1 record-level" in spent_of(ledger, Policy()).notes[1]
+    assert "SECURITY.md" in called("show", path).output

@@ -277,11 +277,11 @@ def test_budgets_reach_validation_clients_too():
 
 
 def test_a_lifetime_ledger_holds_a_validation_client_over_all_runs(tmp_path):
-    begin_ledger(tmp_path, "validation-0", by="the tests")
+    begin_ledger(tmp_path, "validation-0", by="the tests", head=tmp_path / "head")
     rule = EarlyStopping(patience=99, validation=Validation(noise_multiplier=0.5, loss_range=2.0))
     made_in = []
     for study in ("a", "b"):
-        with LifetimeLedger(tmp_path, "validation-0", study) as mine:
+        with LifetimeLedger(tmp_path, "validation-0", study, head=tmp_path / "head") as mine:
 
             def kept(party, mine=mine, study=study):
                 return (mine.ledger, mine.store) if party == "validation-0" else (Ledger(study, party), print)

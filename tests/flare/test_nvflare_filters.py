@@ -213,8 +213,8 @@ def test_a_failed_site_is_not_seen_among_the_others(tmp_path):
 
 
 def test_the_lifetime_ledger_grows_by_a_release_a_round_and_outlives_the_job(tmp_path):
-    path = begin_ledger(tmp_path / "ledgers", "site-a", by="the tests")
-    own = {"ledger": str(tmp_path / "ledgers"), "seed": None, "participations": 4}
+    path = begin_ledger(tmp_path / "ledgers", "site-a", by="the tests", head=tmp_path / "head")
+    own = {"ledger": str(tmp_path / "ledgers"), "head": str(tmp_path / "head"), "seed": None, "participations": 4}
     first, lines = site(tmp_path / "first", **own), []
     for number in range(1, ROUNDS + 1):
         assert code(first.do("train", task(number))) == ReturnCode.OK
@@ -233,11 +233,13 @@ def test_the_lifetime_ledger_grows_by_a_release_a_round_and_outlives_the_job(tmp
 
 @pytest.mark.parametrize("rounds", [ROUNDS, 5])
 def test_the_ledger_is_free_again_after_every_task(rounds, tmp_path):
-    begin_ledger(tmp_path / "ledgers", "site-a", by="the tests")
-    one = site(tmp_path, ledger=str(tmp_path / "ledgers"), seed=None, rounds=ROUNDS)
+    begin_ledger(tmp_path / "ledgers", "site-a", by="the tests", head=tmp_path / "head")
+    one = site(tmp_path, ledger=str(tmp_path / "ledgers"), head=str(tmp_path / "head"), seed=None, rounds=ROUNDS)
     for start in (None, torch.full((LAYOUT.size,), float("nan"))):
         one.do("train", task(rounds=rounds, start=start))
-        with LifetimeLedger(tmp_path / "ledgers", "site-a", "another job", patience=0.0) as free:
+        with LifetimeLedger(
+            tmp_path / "ledgers", "site-a", "another job", patience=0.0, head=tmp_path / "head"
+        ) as free:
             assert free.ledger.party == "site-a"
 
 
@@ -257,7 +259,7 @@ def test_secure_noise_needs_a_ledger_that_somebody_began(tmp_path):
         PrivacyFilter(model=MODEL, method="sga-ldp")
     assert refused.value.field == "ledger"
     assert "begin_ledger" in str(refused.value)
-    one = site(tmp_path, ledger=str(tmp_path / "none"), seed=None)
+    one = site(tmp_path, ledger=str(tmp_path / "none"), head=str(tmp_path / "head"), seed=None)
     assert code(one.do("train", task())) == ReturnCode.TASK_DATA_FILTER_ERROR
     assert one.executor.trained == 0
 

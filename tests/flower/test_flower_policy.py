@@ -39,8 +39,13 @@ def node(run=1, run_config=None, **own):
 
 @pytest.fixture
 def folder(tmp_path):
-    begin_ledger(tmp_path / "ledgers", 2, by="the tests")
+    begin_ledger(tmp_path / "ledgers", 2, by="the tests", head=tmp_path / "ledgers-head")
     return str(tmp_path / "ledgers")
+
+
+def in_(folder):
+    """The ledger in a folder, with its head beside it."""
+    return {"ledger": folder, "head": f"{folder}-head"}
 
 
 def lines(folder):
@@ -54,7 +59,8 @@ def lines(folder):
 @pytest.mark.parametrize(
     "proposed",
     [{"privacy.method": "vanilla"}, {"privacy.method": "group"}, {"privacy.noise-multiplier": 1e-6},
-     {"privacy.seed": 1}, {"privacy.rounds": 1}, {"privacy.ledger": "elsewhere"}, {"privacy.policy": "other.toml"},
+     {"privacy.seed": 1}, {"privacy.rounds": 1}, {"privacy.ledger": "elsewhere"},
+     {"privacy.head": "elsewhere"}, {"privacy.policy": "other.toml"},
      {"privacy.participations": 9}, {"privacy.leakage-cap": 1e9}, {"privacy.dataset": "other"}],
 )  # fmt: skip
 @pytest.mark.parametrize("own", [{}, {"privacy.method": "group"}, {"method": GROUP}])
@@ -145,7 +151,7 @@ def test_secure_noise_needs_a_lifetime_ledger_or_a_word():
 
 
 def test_a_budget_holds_over_all_runs_that_a_server_begins(folder):
-    mod = privacy_mod(LAYOUT, GROUP, budget=lambda p: ParticipationFilter(3), ledger=folder)
+    mod = privacy_mod(LAYOUT, GROUP, budget=lambda p: ParticipationFilter(3), **in_(folder))
     codes = [mod(ask(), node(run), plain).has_error() for run in range(25)]
     assert codes == [False] * 3 + [True] * 22
     assert [line["run"] for line in lines(folder)] == ["0", "0", "1", "1", "2", "2"]
@@ -155,7 +161,7 @@ def test_a_budget_holds_over_all_runs_that_a_server_begins(folder):
 def test_a_policys_total_holds_over_all_runs(folder):
     policy = Policy(total=Limits(mu=1.0))
     method = build("sga-ldp", similarity="released", epsilon_min=1.0, epsilon_max=1.0)
-    mod = privacy_mod(LAYOUT, method, policy=policy, ledger=folder)
+    mod = privacy_mod(LAYOUT, method, policy=policy, **in_(folder))
     answered = [not mod(ask(), node(run), plain).has_error() for run in range(25)]
     spent = sum(line["spend"]["charge"] ** 2 for line in lines(folder) if line["digest"] != "open")
     assert 0 < sum(answered) < 25
@@ -163,7 +169,7 @@ def test_a_policys_total_holds_over_all_runs(folder):
 
 
 def test_a_round_answered_in_a_run_is_not_answered_anew_when_the_node_forgets(folder):
-    mod = privacy_mod(LAYOUT, GROUP, budget=lambda p: ParticipationFilter(1), ledger=folder)
+    mod = privacy_mod(LAYOUT, GROUP, budget=lambda p: ParticipationFilter(1), **in_(folder))
     assert not mod(ask(), node(), plain).has_error()
     assert mod(ask(), node(), never).error.code == REFUSED  # another context: what had left is lost
 
@@ -172,7 +178,7 @@ def test_a_process_that_died_in_training_answers_zero(folder):
     def die(message, context):
         os._exit(9)
 
-    mod = privacy_mod(LAYOUT, GROUP, budget=lambda p: ParticipationFilter(1), ledger=folder)
+    mod = privacy_mod(LAYOUT, GROUP, budget=lambda p: ParticipationFilter(1), **in_(folder))
     pid = os.fork()
     if pid == 0:
         mod(ask(), node(), die)
@@ -184,7 +190,7 @@ def test_a_process_that_died_in_training_answers_zero(folder):
 
 
 def test_a_torn_line_is_cut_only_in_this_ledger(folder, tmp_path):
-    mod = privacy_mod(LAYOUT, GROUP, ledger=folder)
+    mod = privacy_mod(LAYOUT, GROUP, **in_(folder))
     mod(ask(), node(), plain)
     path = f"{folder}/2.jsonl"
     with open(path, "ab") as file:
@@ -194,12 +200,12 @@ def test_a_torn_line_is_cut_only_in_this_ledger(folder, tmp_path):
     for content in (b"a letter to nobody, without an end", b'{"dataset": "3"}\n{"ro', b"", b'{"by": "me"}\n{"ro'):
         other = tmp_path / "2.jsonl"
         other.write_bytes(content)
-        assert privacy_mod(LAYOUT, GROUP, ledger=tmp_path)(ask(), node(), never).error.code == FAILED
+        assert privacy_mod(LAYOUT, GROUP, **in_(tmp_path))(ask(), node(), never).error.code == FAILED
         assert other.read_bytes() == content
 
 
 def test_an_edited_shortened_or_exchanged_ledger_is_refused(folder):
-    mod, context, path = privacy_mod(LAYOUT, GROUP, ledger=folder), node(), f"{folder}/2.jsonl"
+    mod, context, path = privacy_mod(LAYOUT, GROUP, **in_(folder)), node(), f"{folder}/2.jsonl"
     for r in (1, 2):
         mod(ask(round_=r), context, plain)
     with open(path) as file:
@@ -215,30 +221,30 @@ def test_an_edited_shortened_or_exchanged_ledger_is_refused(folder):
 
 
 def test_a_new_ledger_is_an_operators_act(tmp_path):
-    reply = privacy_mod(LAYOUT, GROUP, ledger=tmp_path)(ask(), node(), never)
+    reply = privacy_mod(LAYOUT, GROUP, **in_(tmp_path))(ask(), node(), never)
     assert reply.error.code == FAILED
     assert "begin_ledger" in reply.error.reason
     assert not list(tmp_path.iterdir())
-    path = begin_ledger(tmp_path / "new", 2, by="A. Turing: study 7 begins")
+    path = begin_ledger(tmp_path / "new", 2, by="A. Turing: study 7 begins", head=tmp_path / "head")
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
     head = json.loads(path.read_text())
     assert head["by"] == "A. Turing: study 7 begins"
     for dataset, by in ((2, "again"), (3, " "), ("../3", "me"), ("", "me")):
         with pytest.raises(FieldError):
-            begin_ledger(tmp_path / "new", dataset, by=by)
+            begin_ledger(tmp_path / "new", dataset, by=by, head=tmp_path / "head")
 
 
 def test_a_data_set_may_have_a_name(tmp_path):
-    begin_ledger(tmp_path, "ward-7", by="the tests")
-    own = {"privacy.ledger": str(tmp_path), "privacy.dataset": "ward-7"}
+    begin_ledger(tmp_path, "ward-7", by="the tests", head=tmp_path / "head")
+    own = {"privacy.ledger": str(tmp_path), "privacy.head": str(tmp_path / "head"), "privacy.dataset": "ward-7"}
     reply = privacy_mod(LAYOUT, GROUP)(ask(), node(**own), plain)
     assert reply.content["fedveil.reply"]["partition-id"] == 2
     assert (tmp_path / "ward-7.jsonl").read_text().count("ward-7") == 3
 
 
 def _hold(folder, held, done):
-    with LifetimeLedger(folder, 2, "other"):
+    with LifetimeLedger(folder, 2, "other", head=f"{folder}-head"):
         held.set()
         done.wait(20)
 
@@ -250,12 +256,15 @@ def test_one_process_at_a_time(folder):
     other.start()
     try:
         assert held.wait(20)
-        with pytest.raises(LedgerError, match="in use"), LifetimeLedger(folder, 2, "run", patience=0.1):
+        with (
+            pytest.raises(LedgerError, match="in use"),
+            LifetimeLedger(folder, 2, "run", patience=0.1, head=f"{folder}-head"),
+        ):
             pass
     finally:
         done.set()
         other.join()
-    with LifetimeLedger(folder, 2, "run", patience=0.1) as found:
+    with LifetimeLedger(folder, 2, "run", patience=0.1, head=f"{folder}-head") as found:
         assert found.ledger.lines == 0
 
 
@@ -269,7 +278,7 @@ def test_one_process_at_a_time(folder):
 def test_a_total_that_was_promised_holds_over_all_runs_without_a_policy(folder, method, rounds):
     net = nn.Sequential(nn.Linear(10, 20))
     trainer = method.noisy and PrivateTrainer(net, LAYOUT, LocalTraining(), method.noisy.noisy_steps)
-    mod, spent = privacy_mod(LAYOUT, method, ledger=folder, trainer=trainer), 0
+    mod, spent = privacy_mod(LAYOUT, method, **in_(folder), trainer=trainer), 0
     for run in range(8):
         message = ask()
         message.content["fedveil.public"]["layer_scores"] = [1.0]
@@ -288,14 +297,14 @@ def test_a_request_cannot_say_how_training_went(folder):
         message.content["arrays"] = trained(message)["arrays"]
         return Message(message.content, reply_to=message)
 
-    reply = privacy_mod(LAYOUT, method, ledger=folder)(message, node(), echoing)
+    reply = privacy_mod(LAYOUT, method, **in_(folder))(message, node(), echoing)
     assert reply.error.code == FAILED
     assert FACTS in reply.error.reason
 
 
 def test_kinds_stand_side_by_side_in_one_ledger(folder):
     for run, method in enumerate((GROUP, build("group", radius=1.0, hypotheses=1), build("sga-ldp"))):
-        assert not privacy_mod(LAYOUT, method, ledger=folder)(ask(), node(run), plain).has_error()
+        assert not privacy_mod(LAYOUT, method, **in_(folder))(ask(), node(run), plain).has_error()
     sharing = Message(RecordDict({**ask().content}), 99, "train")
 
     def train(message, context):
@@ -303,7 +312,7 @@ def test_kinds_stand_side_by_side_in_one_ledger(folder):
         reply.content[FACTS] = write_facts(0, {"0": 1.0})
         return reply
 
-    assert not privacy_mod(LAYOUT, build("fedre"), ledger=folder)(sharing, node(9), train).has_error()
-    with LifetimeLedger(folder, 2, "9") as found:
+    assert not privacy_mod(LAYOUT, build("fedre"), **in_(folder))(sharing, node(9), train).has_error()
+    with LifetimeLedger(folder, 2, "9", head=f"{folder}-head") as found:
         assert len(found.ledger.entries) == 1
         assert len(found.ledger.all_entries) == 4

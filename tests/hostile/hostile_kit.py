@@ -181,12 +181,13 @@ class FlowerNode:
         self.x, self.name, self.trained, self.raises, self.dies = x, method, [], False, False
         self.folder = tempfile.mkdtemp() if lifetime else None
         if lifetime:
-            begin_ledger(self.folder, 2, by="the harness")
+            begin_ledger(self.folder, 2, by="the harness", head=f"{self.folder}/head")
         self.mod = privacy_mod(
             LAYOUT,
             METHODS[method],
             source=Deployed(0),
             ledger=self.folder or "run",
+            head=self.folder and f"{self.folder}/head",
             trainer=trainer_of(method),
             tell=self._tell,
             **BUDGETS[budget],
@@ -249,7 +250,7 @@ class FlowerNode:
     def spent(self):
         """Everything in the ledger that may not depend on the one record."""
         if self.folder is not None:
-            with LifetimeLedger(self.folder, 2, str(self.run)) as found:
+            with LifetimeLedger(self.folder, 2, str(self.run), head=f"{self.folder}/head") as found:
                 return [_charged(e) for e in found.ledger.all_entries]
         return [_charged(e) for run, c in sorted(self.contexts.items()) for e in Memory(c).ledger(str(run), 2).entries]
 

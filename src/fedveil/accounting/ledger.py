@@ -15,6 +15,7 @@ from fedveil.reading import json_of
 Key = tuple[int, str]  # (round, purpose): the party is the ledger's own
 _encoded = json.JSONEncoder(sort_keys=True).encode
 OPEN = "open"  # the digest of an intent: nothing was handed over yet
+FORMAT = 2  # of the lines written now; 1: record-level noise did not cover how a machine rounds
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Entry:
         Kind of the noise's source: ``"secure"``, ``"reproducible"``, ``"none"``; empty in older ledgers.
     rounds : int, optional
         Rounds that were planned when a client released this.
+    format : int
+        Of the line, which tells what arithmetic the release was made with.
     """
 
     key: Key
@@ -44,6 +47,12 @@ class Entry:
     spend: Spend
     source: str = ""
     rounds: int | None = None
+    format: int = FORMAT
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether its true cost may be far above the stated one: see SECURITY.md."""
+        return self.format < FORMAT and self.spend.guarantee.unit == "record" and self.spend.guarantee.proven
 
 
 class Ledger:
@@ -85,6 +94,11 @@ class Ledger:
         return hashlib.sha256(f"fedveil {kind}\x1f{of}\x1f{self.party}".encode()).hexdigest()
 
     @property
+    def checksum(self) -> str:
+        """What chains the next line to all before it."""
+        return self._chain
+
+    @property
     def all_entries(self) -> list[Entry]:
         """Everything that was ever spent from this ledger: what a budget is charged with."""
         return [*self.earlier, *self.entries]
@@ -117,7 +131,7 @@ class Ledger:
 
     def _commit(self, entry: Entry, run: str) -> str:
         known, entries = self._find(run, entry.key), self._of(run)
-        closes = known is not None and known.digest == OPEN and known.attempt == entry.attempt
+        closes = known is not None and known.digest == OPEN != entry.digest and known.attempt == entry.attempt
         if not closes and entry.attempt != (0 if known is None else known.attempt + 1):
             raise LedgerError(f"{self.party}: attempt {entry.attempt} of {entry.key} is not the next one")
         text = _encoded({"run": run, **self._body(entry)})
@@ -199,6 +213,7 @@ class Ledger:
             "spend": {**vars(entry.spend), "guarantee": 0},
             "source": entry.source,
             "rounds": entry.rounds,
+            "format": entry.format,
         }
 
     @staticmethod
@@ -209,4 +224,4 @@ class Ledger:
 def _entry_of(values: Mapping[str, Any]) -> Entry:
     key = (values["round"], values["purpose"])
     spend, source, rounds = Spend.from_dict(values["spend"]), values.get("source", ""), values.get("rounds")
-    return Entry(key, values["attempt"], values["digest"], spend, source, rounds)
+    return Entry(key, values["attempt"], values["digest"], spend, source, rounds, int(values.get("format", 1)))

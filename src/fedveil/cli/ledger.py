@@ -12,25 +12,43 @@ from fedveil.cli.shared import console_for, told
 if TYPE_CHECKING:
     from fedveil.accounting import Policy
     from fedveil.accounting.ledger import Ledger
+    from fedveil.engines.heads import Head
     from fedveil.report.table import Table
 
 app = typer.Typer(help="The lifetime ledger of a data set: what was ever released from it.", no_args_is_help=True)
 File = Annotated[Path, typer.Argument(metavar="PATH", help="FOLDER/DATASET.jsonl; the file's name is the data set's.")]
+HeadFolder = Annotated[
+    Path, typer.Option("--head", metavar="FOLDER", help="The second place, on another disk: for the head and its key.")
+]
 
 
 @app.command()
 def begin(
     path: File,
     by: Annotated[str, typer.Option("--by", metavar="WHO", help="Who begins it, and why; recorded in its first line.")],
+    head: HeadFolder,
 ) -> None:
     """Begin a ledger, once. A file that exists is refused: what was spent stays spent."""
     with told():
         from fedveil.engines.lifetime import begin_ledger
-        from fedveil.errors import FieldError
 
-        if path.suffix != ".jsonl":
-            raise FieldError("PATH", str(path), "must end in .jsonl")
-        typer.echo(f"begun: {begin_ledger(path.parent, path.stem, by)}")
+        typer.echo(f"begun: {begin_ledger(_named(path).parent, path.stem, by, head=head)}")
+
+
+@app.command()
+def head(
+    path: File,
+    by: Annotated[str, typer.Option("--by", metavar="WHO", help="Who makes it, and why; recorded in it.")],
+    head: HeadFolder,
+) -> None:
+    """Make the head of a ledger that has none: one of an earlier version, or one whose second place was lost.
+
+    What lies in the ledger is taken as whole: look first, with `fedveil ledger show`.
+    """
+    with told():
+        from fedveil.engines.lifetime import make_head
+
+        typer.echo(f"made: {_of_head(make_head(_named(path).parent, path.stem, by, head=head))}")
 
 
 @app.command()
@@ -40,11 +58,14 @@ def show(
         Path | None, typer.Option("--policy", metavar="FILE", help="The node's policy: shows what it leaves.")
     ] = None,
     delta: Annotated[float, typer.Option("--delta", help="For record-level epsilon, without a policy.")] = 1e-5,
+    head: Annotated[
+        Path | None, typer.Option("--head", metavar="FOLDER", help="Where its head lies: checks it.")
+    ] = None,
 ) -> None:
-    """Check a ledger's chain; show its runs and what was spent, kind by kind. Nothing is written."""
+    """Check a ledger's chain and head; show its runs and what was spent, kind by kind. Nothing is written."""
     with told():
         from fedveil.accounting import Policy
-        from fedveil.engines.lifetime import read_ledger, read_policy
+        from fedveil.engines.lifetime import read_head, read_ledger, read_policy
         from fedveil.errors import FieldError
 
         rule = read_policy(policy) or Policy(distance=1.0, delta=delta)
@@ -57,6 +78,21 @@ def show(
             console.print(table)
             for note in table.notes:
                 console.print(note, markup=False, highlight=False)
+        unlooked = "head: not looked at (--head FOLDER): whether lines are missing at the end is not known"
+        console.print(unlooked if head is None else _of_head(read_head(path, head)), markup=False, highlight=False)
+
+
+def _named(path: Path) -> Path:
+    from fedveil.errors import FieldError
+
+    if path.suffix != ".jsonl":
+        raise FieldError("PATH", str(path), "must end in .jsonl")
+    return path
+
+
+def _of_head(found: Head) -> str:
+    lines = f"{found.count} line{'' if found.count == 1 else 's'}"
+    return f"head: agrees, {lines} of {found.checksum[:16]}...; begun {found.begun} by: {found.by}"
 
 
 def runs_of(ledger: Ledger, lines: list[str]) -> Table:
@@ -101,4 +137,10 @@ def spent_of(ledger: Ledger, policy: Policy) -> Table:
         rows.append((f"{kind}{at.get(kind, '')}", count, shown, allowed, left))
     numbers = ("releases", "spent", "allowed", "left")
     notes = ["A release begun and not closed counts like any other. Left of a mu: what one more release may cost."]
+    doubtful = sum(entry.doubtful for entry in ledger.all_entries)
+    if doubtful:
+        notes.append(
+            f"{doubtful} record-level releases were made before a machine's rounding was covered: against a server "
+            "that chose its weights for it, their epsilon was far above what stands here (SECURITY.md)."
+        )
     return Table(("cost", *numbers), rows, "spent in all runs", numbers, notes=notes)

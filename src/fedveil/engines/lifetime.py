@@ -7,22 +7,28 @@ line says who began it; each further line is one intent or release, on the disk 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import secrets
+import time
+from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from fedveil.accounting import Ledger, Policy
+from fedveil.engines.heads import Head, SecondPlace, checksum_of, opens
+from fedveil.engines.locking import LockedFile, sync_names, write_all
 from fedveil.errors import FieldError, LedgerError, require_choice
 from fedveil.methods import METHODS
 from fedveil.reading import json_of, toml_of
 
 PATIENCE = 60.0  # seconds to wait for another process
+_BINARY = getattr(os, "O_BINARY", 0)
 
 
-def begin_ledger(folder: str | Path, dataset: str | int, by: str) -> Path:
+def begin_ledger(folder: str | Path, dataset: str | int, by: str, *, head: str | Path | None = None) -> Path:
     """Begin the lifetime ledger of a data set: an act of whoever answers for the data, and recorded as one.
 
     Parameters
@@ -33,6 +39,8 @@ def begin_ledger(folder: str | Path, dataset: str | int, by: str) -> Path:
         Names the data set; of a Flower node without a name, its partition.
     by : str
         Who begins it, and why.
+    head : str or Path
+        The second place: another folder, on another disk at best, for the ledger's head and its key.
 
     Returns
     -------
@@ -42,20 +50,59 @@ def begin_ledger(folder: str | Path, dataset: str | int, by: str) -> Path:
     Raises
     ------
     FieldError
-        If there is one already: it is not replaced.
+        If there is one already, or a head of one: it is not replaced.
     """
     path = _path(folder, dataset)
+    place = _second_place(head, path, "begin_ledger(..., head=FOLDER)")
     if not by.strip():
         raise FieldError("by", by, "must say who begins the ledger, and why")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    head = {"dataset": str(dataset), "by": by, "begun": datetime.now(UTC).isoformat(timespec="seconds")}
+    begun = datetime.now(UTC).isoformat(timespec="seconds")
+    first = json.dumps({"dataset": str(dataset), "by": by, "begun": begun, "id": secrets.token_hex(16)})
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o600)
     except FileExistsError as error:
         raise FieldError("ledger", str(path), "exists: what was spent from it stays spent") from error
-    with os.fdopen(handle, "wb") as file:
-        _write(file.fileno(), json.dumps(head) + "\n")
+    try:
+        write_all(handle, f"{first}\n".encode())
+        sync_names(path.parent)
+        place.make(_id(first), 0, Ledger("", str(dataset), first).checksum, by)
+    except BaseException:
+        path.unlink()
+        raise
+    finally:
+        os.close(handle)
     return path
+
+
+def make_head(folder: str | Path, dataset: str | int, by: str, *, head: str | Path | None = None) -> Head:
+    """Make the head of a ledger that has none: one of an earlier version, or one whose second place was lost.
+
+    What lies in the ledger is taken as it is: whoever makes its head vouches that nothing is missing at its end.
+
+    Parameters
+    ----------
+    folder, dataset, head
+        As for `begin_ledger`.
+    by : str
+        Who makes it, and why.
+
+    Raises
+    ------
+    FieldError
+        If there is a head in that place, or no ledger.
+    LedgerError
+        If the ledger was edited, or is in use.
+    """
+    path = _path(folder, dataset)
+    place = _second_place(head, path, "make_head(..., head=FOLDER)")
+    if not by.strip():
+        raise FieldError("by", by, "must say who makes the head, and why")
+    with _opened(path, PATIENCE) as file:
+        ledger, lines, torn = _parsed(path, file.content(), "")
+        file.cut(torn)
+        place.make(_id(ledger.head or ""), len(lines), ledger.checksum, by)
+        return place.read(_id(ledger.head or ""))
 
 
 class LifetimeLedger:
@@ -63,7 +110,7 @@ class LifetimeLedger:
 
     Parameters
     ----------
-    folder, dataset
+    folder, dataset, head
         As for `begin_ledger`.
     run : str
         Names the run in every line.
@@ -76,11 +123,23 @@ class LifetimeLedger:
         As it was left; within the context.
     """
 
-    def __init__(self, folder: str | Path, dataset: str | int, run: str, patience: float = PATIENCE) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        dataset: str | int,
+        run: str,
+        patience: float = PATIENCE,
+        *,
+        head: str | Path | None = None,
+    ) -> None:
         self.path, self._run, self._dataset = _path(folder, dataset), run, str(dataset)
-        self._lock = FileLock(f"{self.path}.lock", timeout=patience)
+        self._place = _second_place(head, self.path, "LifetimeLedger(..., head=FOLDER); on a node, privacy.head")
+        self._patience = patience
         self.ledger = Ledger(run, self._dataset, "")
         self._lines: set[str] = set()
+        self._head: Head | None = None
+        self._file: LockedFile | None = None
+        self._stack = ExitStack()
 
     def __enter__(self) -> LifetimeLedger:
         """Lock and read it.
@@ -90,26 +149,26 @@ class LifetimeLedger:
         FieldError
             If there is no ledger.
         LedgerError
-            If another process holds it, or it is not this data set's, or a line was edited.
+            If another process holds it, it is not this data set's, a line was edited, or its head knows of others.
         """
-        if not self.path.exists():
-            call = f"begin_ledger({str(self.path.parent)!r}, {self._dataset!r}, by=...)"
-            fix = f"begin it, once: fedveil.engines.lifetime.{call}"
-            raise FieldError("ledger", self.path.name, f"there is none, and a new one would be a new budget; {fix}")
-        try:
-            self._lock.acquire()
-        except Timeout as error:
-            raise LedgerError(f"{self.path} is in use by another process") from error
-        try:
-            self.ledger = self._read()
-        except BaseException:
-            self._lock.release()
-            raise
+        with ExitStack() as stack:
+            self._file = stack.enter_context(_opened(self.path, self._patience))
+            if not self._place.take(time.monotonic() + self._patience):
+                raise LedgerError(f"a copy of {self.path} is in use by another process")
+            stack.callback(self._place.release)
+            self.ledger, lines, torn = _parsed(self.path, self._file.content(), self._run)
+            known = self._place.read(_id(self.ledger.head or ""))
+            self._head = known.extended(lines, Ledger(self._run, self._dataset, self.ledger.head).checksum)
+            self._file.cut(torn)  # never written whole, so its release never left
+            if self._head != known:
+                self._place.write(self._head)
+            self._lines = set(lines)
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
         """Let other processes in."""
-        self._lock.release()
+        self._stack.close()
 
     def require(self, line: str) -> None:
         """Refuse a file that was put back to before a line that the node remembers."""
@@ -117,21 +176,24 @@ class LifetimeLedger:
             raise LedgerError(f"{self.path} lacks a line that this run recorded: restore it")
 
     def store(self, line: str) -> None:
-        """Make a line durable; a failed write leaves the file as it was."""
-        with self.path.open("ab") as file:
-            before = file.tell()
-            try:
-                _write(file.fileno(), line + "\n")
-            except OSError:
-                os.truncate(self.path, before)
-                raise
+        """Make a line durable, and then its head; a failed write leaves the file as it was.
 
-    def _read(self) -> Ledger:
-        ledger, lines, torn = read_ledger(self.path, self._run)
-        self._lines = set(lines)
-        if torn:  # this ledger, as its chain says; the line was never written whole, so its release never left
-            os.truncate(self.path, self.path.stat().st_size - torn)
-        return ledger
+        Raises
+        ------
+        LedgerError
+            If the file is no longer the one that was locked.
+        OSError
+            If either cannot be written.
+        """
+        assert self._head is not None, "within the context"
+        assert self._file is not None
+        mark = checksum_of(line)
+        if not opens(line):
+            self._head = replace(self._head, announced=mark)
+            self._place.write(self._head)
+        self._file.append(f"{line}\n".encode())
+        self._head = replace(self._head, count=self._head.count + 1, checksum=mark, announced="")
+        self._place.write(self._head)
 
 
 def read_ledger(path: Path, run: str = "") -> tuple[Ledger, list[str], int]:
@@ -147,14 +209,21 @@ def read_ledger(path: Path, run: str = "") -> tuple[Ledger, list[str], int]:
     LedgerError
         If the file is no lifetime ledger, or was edited.
     """
-    whole, end, torn = path.read_bytes().rpartition(b"\n")
-    try:
-        head, *lines = whole.decode().split("\n")
-        if not end or json_of(head)["dataset"] != path.stem:
-            raise ValueError(f"its first line is not that of the ledger of data set {path.stem!r}")
-    except (ValueError, KeyError, TypeError) as error:
-        raise LedgerError(f"{path} is no lifetime ledger: {error}") from error
-    return Ledger.parse(run, path.stem, lines, head), lines, len(torn)
+    return _parsed(path, path.read_bytes(), run)
+
+
+def read_head(path: Path, head: str | Path) -> Head:
+    """What the second place knows of a ledger, without touching either.
+
+    Raises
+    ------
+    LedgerError
+        If there is no head, or the ledger and it do not agree.
+    """
+    ledger, lines, _ = read_ledger(path)
+    found = _second_place(head, path, "--head FOLDER").look(_id(ledger.head or ""))
+    found.extended(lines, Ledger("", path.stem, ledger.head).checksum)
+    return found
 
 
 def read_policy(policy: Policy | str | Path | None) -> Policy | None:
@@ -179,6 +248,31 @@ def read_policy(policy: Policy | str | Path | None) -> Policy | None:
     return policy
 
 
+def _opened(path: Path, patience: float) -> LockedFile:
+    """The file of a ledger, which is there."""
+    if not path.exists():
+        call = f"begin_ledger({str(path.parent)!r}, {path.stem!r}, by=..., head=...)"
+        fix = f"begin it, once: fedveil.engines.lifetime.{call}"
+        raise FieldError("ledger", path.name, f"there is none, and a new one would be a new budget; {fix}")
+    return LockedFile(path, patience)
+
+
+def _parsed(path: Path, content: bytes, run: str) -> tuple[Ledger, list[str], int]:
+    whole, end, torn = content.rpartition(b"\n")
+    try:
+        head, *lines = whole.decode().split("\n")
+        if not end or json_of(head)["dataset"] != path.stem:
+            raise ValueError(f"its first line is not that of the ledger of data set {path.stem!r}")
+    except (ValueError, KeyError, TypeError) as error:
+        raise LedgerError(f"{path} is no lifetime ledger: {error}") from error
+    return Ledger.parse(run, path.stem, lines, head), lines, len(torn)
+
+
+def _id(first: str) -> str:
+    """The id of a ledger: a digest of its first line."""
+    return hashlib.sha256(first.encode()).hexdigest()
+
+
 def _path(folder: str | Path, dataset: str | int) -> Path:
     name = str(dataset)
     if not name.replace("-", "").replace("_", "").isalnum():
@@ -186,8 +280,10 @@ def _path(folder: str | Path, dataset: str | int) -> Path:
     return Path(folder) / f"{name}.jsonl"
 
 
-def _write(handle: int, text: str) -> None:
-    data = text.encode()
-    while data:
-        data = data[os.write(handle, data) :]
-    os.fsync(handle)
+def _second_place(head: str | Path | None, path: Path, where: str) -> SecondPlace:
+    if head is None:
+        accepted = f"name the folder of the ledger's head, without which an older copy would pass for it: {where}"
+        raise FieldError("head", None, accepted)
+    if Path(head).resolve() in (path.parent.resolve(), path.resolve().parent):
+        raise FieldError("head", str(head), "must be another folder than the ledger's: what restores one restores both")
+    return SecondPlace(head, path.stem)

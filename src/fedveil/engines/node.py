@@ -31,6 +31,8 @@ class Settings:
         Fresh; it is charged with the ledger.
     ledger : str
         Folder of the lifetime ledger, or `RUN`.
+    head : str, optional
+        Folder of the ledger's head and its key.
     dataset : str
         Names that ledger.
     rounds : int, optional
@@ -43,6 +45,7 @@ class Settings:
     budget: SpendFilter | None
     policy: Policy | None
     ledger: str
+    head: str | None
     dataset: str
     rounds: int | None
 
@@ -56,6 +59,7 @@ def settle(
     caps: Mapping[str, Any],
     policy: Policy | None,
     ledger: str | None,
+    head: str | None,
     dataset: str,
     rounds: int | None,
     where: str,
@@ -65,7 +69,8 @@ def settle(
     Raises
     ------
     FieldError
-        If it has several budgets, or noise that cannot be repeated and no ledger; `where` says where to name one.
+        If it has several budgets, noise that cannot be repeated and no ledger, or a lifetime ledger without a head;
+        `where` says where to name them.
     """
     if len(caps) + (budget is not None) > 1:
         accepted = "give one of: a budget in code, privacy.participations, privacy.leakage-cap"
@@ -78,6 +83,9 @@ def settle(
     if ledger is None and source.deployable and recorded:
         accepted = f"name the folder of the node's lifetime ledger, which outlives this run: {where}"
         raise FieldError("ledger", None, accepted)
+    if ledger not in (None, RUN) and head is None:
+        accepted = f"name the folder of the ledger's head, without which an older copy would pass for it: {where}"
+        raise FieldError("head", None, accepted)
     return Settings(
         partition=partition,
         method=method,
@@ -85,6 +93,7 @@ def settle(
         budget=budget,
         policy=policy,
         ledger=RUN if ledger is None else ledger,
+        head=head,
         dataset=dataset,
         rounds=None if rounds is None else require_rounds("rounds", rounds),
     )
@@ -129,7 +138,7 @@ def opened(
         elif settings.ledger == RUN:
             ledger, store = memory.ledger(run, settings.partition), memory.store
         else:
-            lifetime = stack.enter_context(LifetimeLedger(settings.ledger, settings.dataset, run))
+            lifetime = stack.enter_context(LifetimeLedger(settings.ledger, settings.dataset, run, head=settings.head))
             lifetime.require(memory.last)
             ledger, store = lifetime.ledger, _both(lifetime.store, memory.store_last)
         method = settings.method

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from fedveil.config.folders import way_out
@@ -17,8 +14,8 @@ from fedveil.engines import Federation
 from fedveil.engines.history import Best
 from fedveil.engines.states import pack, unpack
 from fedveil.errors import damaged
-from fedveil.reading import json_of
 from fedveil.runs.ledgers import write_atomic
+from fedveil.runs.sealed import sealed, unsealed
 
 FILE = "round.safetensors"
 
@@ -89,8 +86,7 @@ class Checkpoint:
             "lines": dict(self.lines),
             "values": self.values,
         }
-        tensors = {key: value.detach().cpu().contiguous().clone() for key, value in self.tensors.items()}
-        write_atomic(folder / FILE, save(tensors, metadata={"fedveil": json.dumps(plain)}))
+        write_atomic(folder / FILE, sealed(self.tensors, plain))
 
     @classmethod
     def read(cls, folder: Path) -> Checkpoint | None:
@@ -99,15 +95,13 @@ class Checkpoint:
         Raises
         ------
         FieldError
-            If the file is damaged.
+            If the file is damaged: a checksum covers its tensors and values.
         """
         path = folder / FILE
         if not path.exists():
             return None
         try:
-            with safe_open(path, framework="pt") as file:
-                plain = json_of(file.metadata()["fedveil"])
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
+            tensors, plain = unsealed(path)
             return cls(tensors=tensors, **plain)
-        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, TypeError) as error:
             raise damaged("checkpoint", path, error, way_out(folder.parent)) from error

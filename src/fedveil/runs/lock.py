@@ -4,26 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 from pathlib import Path
 
+from fedveil.engines.locking import lock as _lock
 from fedveil.errors import FieldError
 
 FILE = ".lock"
-_BEYOND = 1 << 30  # a locked byte cannot be read on Windows, and the file's text should be
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _lock(handle: int) -> None:
-        os.lseek(handle, _BEYOND, os.SEEK_SET)
-        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-
-else:
-    import fcntl
-
-    def _lock(handle: int) -> None:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 class FolderLock:

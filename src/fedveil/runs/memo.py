@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from fedveil.learning import ClientData
@@ -18,6 +15,7 @@ from fedveil.learning.learner import Trainer
 from fedveil.learning.local import Trained
 from fedveil.learning.streams import Key
 from fedveil.runs.ledgers import make_folder, write_atomic
+from fedveil.runs.sealed import sealed, unsealed
 
 LAST = 1  # the last round worth keeping: later ones start from models that the noise has told apart
 
@@ -77,16 +75,14 @@ class Remembering:
 
     def _read(self, digest: str) -> Trained | None:
         try:
-            with safe_open(self._folder / f"{digest}.safetensors", framework="pt") as file:
-                plain = json.loads(file.metadata()["trained"])
-                return Trained(file.get_tensor("model"), int(plain["examples"]), float(plain["loss"]))
-        except (SafetensorError, OSError, ValueError, KeyError, TypeError):
+            tensors, plain = unsealed(self._folder / f"{digest}.safetensors")
+            return Trained(tensors["model"], int(plain["examples"]), float(plain["loss"]))
+        except (OSError, ValueError, KeyError, TypeError):
             return None  # absent or damaged: train again
 
     def _write(self, digest: str, trained: Trained) -> None:
         make_folder(self._folder)
-        plain = json.dumps({"examples": trained.examples, "loss": trained.loss})
-        content = save({"model": trained.model.contiguous()}, metadata={"trained": plain})
+        content = sealed({"model": trained.model}, {"examples": trained.examples, "loss": trained.loss})
         write_atomic(
             self._folder / f"{digest}.safetensors", content, f".{os.getpid()}"
         )  # several processes may share it

@@ -65,6 +65,7 @@ def privacy_mod(
     rounds: int | None = None,
     policy: Policy | str | Path | None = None,
     ledger: str | Path | None = None,
+    head: str | Path | None = None,
     ledgers: Callable[[str], tuple[Ledger, Store]] | None = None,
     run: str | None = None,
     trainer: PrivateTrainer | None = None,
@@ -99,6 +100,9 @@ def privacy_mod(
     ledger : str or path, optional
         Folder of the node's lifetime ledger (or ``privacy.ledger``; ``privacy.dataset`` names the data set, by default
         the partition), or ``"run"`` for one that begins anew with each run. With secure noise it must be given.
+    head : str or path, optional
+        Folder of that ledger's head (or ``privacy.head``), on another disk at best: with a lifetime ledger it must be
+        given.
     ledgers : callable, optional
         ``party -> (Ledger, Store)``: keeps the ledgers elsewhere.
     run : str, optional
@@ -127,7 +131,9 @@ def privacy_mod(
 
     def answer(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         kind = message.metadata.message_type.partition(".")[0]
-        settings = read_settings(context, method, source, seed, budget, policy, RUN if ledgers else ledger, rounds)
+        settings = read_settings(
+            context, method, source, seed, budget, policy, RUN if ledgers else ledger, head, rounds
+        )
         side = settings.method.client
         if side.trust != "central" and kind not in (MessageType.TRAIN, MessageType.EVALUATE):
             raise FieldError("message_type", kind, "under local trust only train and evaluate messages are answered")

@@ -19,7 +19,7 @@ from fedveil.methods import METHODS, Method, build, parameters
 
 PREFIX = "privacy."
 # no server may as much as propose these: who knows the seed takes the noise off
-OWN = ("seed", "participations", "leakage_cap", "ledger", "dataset", "policy")
+OWN = ("seed", "participations", "leakage_cap", "ledger", "head", "dataset", "policy")
 OTHERS = ("method", "rounds", *OWN)  # not parameters of a method
 
 Budget = Callable[[int], SpendFilter | None]
@@ -128,6 +128,7 @@ def read_settings(
     budget: Budget | None,
     policy: Policy | str | Path | None,
     ledger: str | Path | None,
+    head: str | Path | None,
     rounds: int | None,
 ) -> Settings:
     """Put code and configuration together; what is given twice, unknown, or not for the run to say, is refused.
@@ -152,6 +153,7 @@ def read_settings(
         source = SecureSource() if seed is None else ReproducibleSource(seed)
     chosen, rounds = own_method(method, context), _once("rounds", rounds, keys)
     ledger = keys.get("ledger", RUN) if ledger == RUN else _once("ledger", ledger, keys)
+    head = _once("head", head, keys)
     return settle(
         partition,
         chosen,
@@ -160,10 +162,12 @@ def read_settings(
         caps={key: keys[key] for key in CAPS if key in keys},
         policy=policy,
         ledger=None if ledger is None else str(ledger),
+        head=None if head is None else str(head),
         dataset=str(keys.get("dataset", partition)),
         rounds=rounds,
-        where="in the node's configuration or as privacy_mod(..., ledger=FOLDER), after "
-        'fedveil.flower.begin_ledger(FOLDER, ...) once; for a simulation, privacy_mod(..., ledger="run")',
+        where="in the node's configuration (privacy.ledger, privacy.head) or as privacy_mod(..., ledger=FOLDER, "
+        "head=ANOTHER), after fedveil.flower.begin_ledger(FOLDER, ..., head=ANOTHER) once; for a simulation, "
+        'privacy_mod(..., ledger="run")',
     )
 
 

@@ -59,6 +59,8 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         Policy of the layout for running statistics and counters.
     ledger : str, optional
         Folder of the site's lifetime ledger, begun once with `begin_ledger`. Needed for noise that nobody can repeat.
+    head : str, optional
+        Folder of that ledger's head, on another disk at best; needed with it.
     dataset : str, optional
         Names that ledger. Default: the site's name.
     policy : str, optional
@@ -81,6 +83,7 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         model_options: dict[str, Any] | None = None,
         buffers: str = "refuse",
         ledger: str | None = None,
+        head: str | None = None,
         dataset: str | None = None,
         policy: str | None = None,
         rounds: int | None = None,
@@ -91,7 +94,8 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self.model, self.method, self.parameters, self.model_options = model, method, parameters, model_options
-        self.buffers, self.ledger, self.dataset, self.policy, self.rounds = buffers, ledger, dataset, policy, rounds
+        self.buffers, self.ledger, self.head, self.dataset = buffers, ledger, head, dataset
+        self.policy, self.rounds = policy, rounds
         self.participations, self.leakage_cap, self.seed, self.task = participations, leakage_cap, seed, task
         self._method = method_of(method, parameters)
         self._layout: Layout | None = None
@@ -153,9 +157,11 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
             caps={name: value for name, value in caps.items() if value is not None},
             policy=policy,
             ledger=self.ledger,
+            head=self.head,
             dataset=self.dataset or site,
             rounds=self.rounds,
-            where='PrivacyFilter(ledger=FOLDER), after fedveil.nvflare.begin_ledger(FOLDER, "SITE", by=...) once',
+            where="PrivacyFilter(ledger=FOLDER, head=ANOTHER), after "
+            'fedveil.nvflare.begin_ledger(FOLDER, "SITE", by=..., head=ANOTHER) once',
         )
 
 

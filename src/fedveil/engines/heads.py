@@ -1,0 +1,224 @@
+"""The head of a lifetime ledger: how many lines it has and their checksum, under a key, in a second place.
+
+A ledger proves that none of its lines was edited, and cannot prove that none is missing at its end: an older copy is
+whole. Its head can. It lies in a folder that the operator names, on another disk at best, and the order is line, head,
+release: whatever left is in both. A ledger that lacks what its head knows, or goes on where its head does not, was put
+back or edited.
+
+A line that opens an entry may be missing in the head, as a crash between the two leaves it: it only adds to what was
+spent. Every other line is announced in the head before it is written, so that a crash is told from an edit. Both places
+put back together agree, and whoever holds ledger, head and key can forge them.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fedveil.accounting import OPEN
+from fedveil.engines.locking import sync_names, unlock, wait_for, write_all
+from fedveil.errors import FieldError, LedgerError
+from fedveil.reading import json_of
+
+_BINARY = getattr(os, "O_BINARY", 0)
+
+
+@dataclass(frozen=True)
+class Head:
+    """What the second place knows of a ledger.
+
+    Attributes
+    ----------
+    dataset, ledger : str
+        The data set's name, and SHA-256 of the ledger's first line.
+    count : int
+        Lines after the first that the ledger has at the least.
+    checksum : str
+        Of the last of them; of the first line's chain where there is none.
+    announced : str
+        The checksum of the line that is being written, or an empty one.
+    by, begun : str
+        Who made the head, and why; when.
+    """
+
+    dataset: str
+    ledger: str
+    count: int
+    checksum: str
+    by: str
+    announced: str = ""
+    begun: str = ""
+
+    def extended(self, lines: Sequence[str], first: str) -> Head:
+        """The head of a ledger that agrees with this one, with its lines after the first; `first` begins the chain.
+
+        Raises
+        ------
+        LedgerError
+            If the ledger lacks a line that the head knows, or has one that neither opens an entry nor was announced.
+        """
+        held = checksum_of(lines[self.count - 1]) if 0 < self.count <= len(lines) else first
+        if self.count > len(lines) or held != self.checksum:
+            told = f"has {len(lines)} lines, and its head knows {self.count}"
+            told = told if self.count > len(lines) else f"is another at line {self.count} than its head knows"
+            raise LedgerError(f"the ledger of {self.dataset!r} {told}: it was put back or edited; restore the last one")
+        for line in lines[self.count :]:
+            if not opens(line) and checksum_of(line) != self.announced:
+                told = f"goes on after the {self.count} lines that its head knows"
+                raise LedgerError(
+                    f"the ledger of {self.dataset!r} {told}: the head was put back, or the ledger edited; restore them"
+                )
+        checksum = checksum_of(lines[-1]) if lines else first
+        return Head(self.dataset, self.ledger, len(lines), checksum, self.by, "", self.begun)
+
+
+class SecondPlace:
+    """The folder that holds the head of a data set's ledger, and its key.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Named by the operator; not the ledger's own.
+    dataset : str
+        Names the two files, ``<dataset>.head`` and ``<dataset>.key``; the latter is locked while the ledger is in use,
+        so that copies of a ledger cannot be used at the same time.
+    """
+
+    def __init__(self, folder: str | Path, dataset: str) -> None:
+        self.file, self._key_file = Path(folder) / f"{dataset}.head", Path(folder) / f"{dataset}.key"
+        self._dataset, self._key, self._handle = dataset, b"", -1
+
+    def make(self, ledger: str, count: int, checksum: str, by: str) -> None:
+        """Make the head of a ledger, and its key.
+
+        Raises
+        ------
+        FieldError
+            If there is one: another ledger of the data set would be another budget.
+        """
+        if self.file.exists() or self._key_file.exists():
+            accepted = "holds a head of this data set: what was spent stays spent. Restore its ledger, or name another"
+            raise FieldError("head", str(self.file.parent), accepted)
+        self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._key = secrets.token_hex(32).encode()
+        try:
+            _written(self._key_file, self._key, os.O_EXCL)
+            begun = datetime.now(UTC).isoformat(timespec="seconds")
+            self.write(Head(self._dataset, ledger, count, checksum, by, "", begun))
+        except OSError:
+            self._key_file.unlink(missing_ok=True)
+            raise
+
+    def take(self, deadline: float) -> bool:
+        """Read the key and lock it; False if another process has it until then (of `time.monotonic`).
+
+        Raises
+        ------
+        LedgerError
+            If there is no key, or others can read it.
+        """
+        try:
+            self._handle = os.open(self._key_file, os.O_RDWR | _BINARY)
+            held = wait_for(self._handle, deadline)
+            if held:
+                self._know(self._handle)
+        except OSError as error:
+            self.release()
+            told = f"{self._key_file} cannot be used ({error.strerror})"
+            raise LedgerError(f"{told}: without the head of its ledger nothing leaves; restore it") from error
+        except LedgerError:
+            self.release()
+            raise
+        if not held:
+            self.release()
+        return held
+
+    def look(self, ledger: str) -> Head:
+        """The head of a ledger, without a lock."""
+        try:
+            handle = os.open(self._key_file, os.O_RDONLY | _BINARY)
+        except OSError as error:
+            raise LedgerError(f"{self._key_file} cannot be read ({error.strerror}): restore it") from error
+        try:
+            self._know(handle)
+        finally:
+            os.close(handle)
+        return self.read(ledger)
+
+    def _know(self, handle: int) -> None:
+        """Read the key."""
+        os.lseek(handle, 0, os.SEEK_SET)
+        self._key = os.read(handle, 4096).strip()
+        open_to_others = os.name == "posix" and os.fstat(handle).st_mode & 0o077
+        if open_to_others or not self._key:
+            raise LedgerError(f"{self._key_file} is empty, or others can read it: restore it, with mode 600")
+
+    def release(self) -> None:
+        """Let other processes in."""
+        if self._handle >= 0:
+            with suppress(OSError):  # it was not locked
+                unlock(self._handle)
+            os.close(self._handle)
+            self._handle = -1
+
+    def read(self, ledger: str) -> Head:
+        """The head of a ledger.
+
+        Raises
+        ------
+        LedgerError
+            If it is not there, was edited, or is another ledger's.
+        """
+        try:
+            values = json_of(self.file.read_bytes())
+            mark = values.pop("mac")
+            head = Head(**values)
+            if {type(value) for value in (head.count, mark)} != {int, str} or head.count < 0:
+                raise ValueError("a count and a code are needed")
+        except FileNotFoundError as error:
+            raise LedgerError(f"{self.file} is not there: without the head nothing leaves; restore it") from error
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise LedgerError(f"{self.file} cannot be read ({type(error).__name__}): restore it") from error
+        if not hmac.compare_digest(mark.encode(), self._mac(head).encode()):
+            raise LedgerError(f"{self.file} was edited, or its key is another: restore both")
+        if (head.dataset, head.ledger) != (self._dataset, ledger):
+            told = f"is of another ledger of data set {head.dataset!r}"
+            raise LedgerError(f"{self.file} {told}: one data set has one ledger; restore that one")
+        return head
+
+    def write(self, head: Head) -> None:
+        """Replace the head at once, on the disk when this returns."""
+        text = json.dumps({**asdict(head), "mac": self._mac(head)}) + "\n"
+        part = self.file.with_name(f".{self.file.name}.part")
+        _written(part, text.encode(), os.O_TRUNC)
+        os.replace(part, self.file)
+        sync_names(self.file.parent)
+
+    def _mac(self, head: Head) -> str:
+        text = json.dumps([getattr(head, f.name) for f in fields(head)])
+        return hmac.new(self._key, text.encode(), "sha256").hexdigest()
+
+
+def opens(line: str) -> bool:
+    """Whether a line is an intent, which only adds to what was spent."""
+    return bool(json_of(line).get("digest") == OPEN)
+
+
+def checksum_of(line: str) -> str:
+    """What chains the next line to this one."""
+    return str(json_of(line)["checksum"])
+
+
+def _written(path: Path, data: bytes, how: int) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | how | _BINARY, 0o600)
+    try:
+        write_all(handle, data)
+    finally:
+        os.close(handle)

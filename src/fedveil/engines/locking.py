@@ -1,0 +1,153 @@
+"""One process at a time, by locking the very file that is shared: no name beside it can be removed or mistaken.
+
+The operating system holds the lock, through every name of the file, and lets go of it when the process ends.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from fedveil.errors import LedgerError
+
+_BEYOND = 1 << 30  # a locked byte cannot be read on Windows, and the file's text should be
+_STEP = 0.02  # seconds between two tries
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def lock(handle: int) -> None:
+        """Lock an open file, or raise BlockingIOError or PermissionError at once if another handle has it locked."""
+        os.lseek(handle, _BEYOND, os.SEEK_SET)
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+
+    def unlock(handle: int) -> None:
+        """Let go, also of what a forked process inherited."""
+        os.lseek(handle, _BEYOND, os.SEEK_SET)
+        msvcrt.locking(handle, msvcrt.LK_UNLCK, 1)
+
+else:
+    import fcntl
+
+    def lock(handle: int) -> None:
+        """Lock an open file, or raise BlockingIOError or PermissionError at once if another handle has it locked."""
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def unlock(handle: int) -> None:
+        """Let go, also of what a forked process inherited."""
+        fcntl.flock(handle, fcntl.LOCK_UN)
+
+
+def wait_for(handle: int, deadline: float) -> bool:
+    """Lock an open file as soon as it is free; False if it is not by then (of `time.monotonic`).
+
+    Raises
+    ------
+    OSError
+        If the file system knows no locks.
+    """
+    while True:
+        try:
+            lock(handle)
+        except (BlockingIOError, PermissionError):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_STEP)
+        else:
+            return True
+
+
+class LockedFile:
+    """A file that one process at a time appends to; a context manager.
+
+    Whatever link leads to it, it is the same lock. A file that its path no longer names, or that has a second name
+    under which it can be brought back, is refused.
+
+    Parameters
+    ----------
+    path : Path
+        The file, which is there.
+    patience : float
+        Seconds to wait for another process.
+    """
+
+    def __init__(self, path: Path, patience: float) -> None:
+        self._path, self._patience, self._handle, self._process = path, patience, -1, os.getpid()
+
+    def __enter__(self) -> LockedFile:
+        """Lock it.
+
+        Raises
+        ------
+        LedgerError
+            If another process holds it, or nothing can be locked there, or it has several names.
+        """
+        self._handle = os.open(self._path, os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0))
+        try:
+            if not wait_for(self._handle, time.monotonic() + self._patience):
+                raise LedgerError(f"{self._path} is in use by another process")
+            self._require_one_name()
+        except OSError as error:
+            os.close(self._handle)
+            told = f"{self._path} cannot be locked ({error.strerror}): keep it on a file system that can"
+            raise LedgerError(told) from error
+        except LedgerError:
+            os.close(self._handle)
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Let other processes in."""
+        unlock(self._handle)
+        os.close(self._handle)
+
+    def content(self) -> bytes:
+        """All bytes."""
+        os.lseek(self._handle, 0, os.SEEK_SET)
+        with os.fdopen(os.dup(self._handle), "rb") as file:
+            return file.read()
+
+    def cut(self, length: int) -> None:
+        """Take so many bytes off the end."""
+        if length:
+            os.ftruncate(self._handle, os.fstat(self._handle).st_size - length)
+
+    def append(self, data: bytes) -> None:
+        """Write bytes and wait for the disk; a failed write leaves the file as it was."""
+        self._require_one_name()
+        before = os.fstat(self._handle).st_size
+        try:
+            write_all(self._handle, data)
+        except OSError:
+            os.ftruncate(self._handle, before)
+            raise
+
+    def _require_one_name(self) -> None:
+        held = os.fstat(self._handle)
+        try:
+            named = os.path.samestat(held, os.stat(self._path))
+        except FileNotFoundError:
+            named = False
+        if not named or self._process != os.getpid():
+            raise LedgerError(f"{self._path} was replaced while this process used it, or the process is a fork")
+        if held.st_nlink > 1:
+            raise LedgerError(f"{self._path} has {held.st_nlink} names (hard links): remove the others")
+
+
+def sync_names(folder: Path) -> None:
+    """Wait until the disk holds a folder's names; not on Windows, which has no such thing."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def write_all(handle: int, data: bytes) -> None:
+    """Write bytes to an open file and wait for the disk."""
+    while data:
+        data = data[os.write(handle, data) :]
+    os.fsync(handle)
