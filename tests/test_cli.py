@@ -325,6 +325,7 @@ def test_advise_names_everything_that_is_missing(here):
 
 def test_verify_says_when_so_few_runs_test_nothing(here, monkeypatch):
     row = {"method": "m", "dimension": 1, "claim": "mu = 1", "mu_lower": 0.0, "held": True}
+    monkeypatch.setattr("fedveil.audit.guarantees.examine_all", lambda *told: [])
     monkeypatch.setattr("fedveil.audit.guarantees.verify", lambda runs, show: [row])
     assert "--runs" in call("verify", "--runs", "8").stdout
     monkeypatch.setattr("fedveil.audit.guarantees.verify", lambda runs, show: [{**row, "mu_lower": 0.5}])

@@ -93,22 +93,36 @@ def _along(d: int) -> Score:
     return lambda seen: float(seen.moved @ e)
 
 
+def _weighted(d: int) -> Score:
+    """Rounds weighted by the noise that their other coordinates show: a round without noise decides alone."""
+    if d == 1:
+        return _along(d)
+
+    def score(seen: Sight) -> float:
+        rounds = torch.stack(seen.models)
+        weights = 1 / (rounds[:, 1:].square().mean(1) + 1e-300)
+        return float((weights * rounds[:, 0]).sum() / weights.sum())
+
+    return score
+
+
 def _proven_central(d: int) -> list[Duel]:
     """Fixed noise, C = 1, z = 1, four clients unless the rule needs others."""
     e, zero = unit(d), torch.zeros(d, dtype=torch.float64)
 
     def case(name: str, first: Sequence[Tensor], second: Sequence[Tensor], **options: Any) -> Duel:
+        score = options.pop("score", _along(d))
         rule, played = options.pop("rule", FedAvg()), {k: options.pop(k) for k in ("rounds", "counts") if k in options}
         side, cohort = GlobalDP(rule, noise_multiplier=1.0, clip=1.0, **options), len(second)
         worlds = tuple(served(side, torch.stack(list(w)), cohort=cohort, **played) for w in (first, second))
-        return central(f"global DP, {name}", worlds, _along(d))  # type: ignore[arg-type]
+        return central(f"global DP, {name}", worlds, score)  # type: ignore[arg-type]
 
     here, gone, swapped = ((first, zero, zero, zero) for first in (e, zero, -e))
     bounded = FedAvg("examples", max_examples=100)
     krum = (-e, -e, -e, e, e, e)
     return [
         case("FedAvg", gone, here),
-        case("FedAvg, three rounds", gone, here, rounds=3),
+        case("FedAvg, three rounds", gone, here, rounds=3, score=_weighted(d)),
         case("FedAvg, a client replaced", swapped, here, relation="replace-one"),
         case("FedAvg, a client stays away", gone[1:], here, relation="add/remove"),
         case("FedAvg by examples", swapped, here, relation="replace-one", rule=bounded, counts=[1e15, 1, 1, 1]),

@@ -1,0 +1,217 @@
+"""Whether noise is what is declared: residuals of many releases against independent standard normal numbers.
+
+What is left of a release without what would have been released without noise, over the declared deviation, is made of
+independent standard normal numbers [parties, rounds, coordinates]. Each test below has an exact null distribution; each
+kind's smallest p-value is multiplied by the tests of that kind and by the number of kinds (Bonferroni), so that a
+level of p is a bound on false alarms, whatever the tests have in common.
+
+    single      the smallest number (none: a release without noise) and the largest
+    size        sums of squares over blocks of 1, 2, 4, ... coordinates, over each round, odd, even, and all of them,
+                and of each party: chi-squared, both sides
+    rounds      correlation of two rounds, and of rounds a lag apart, over such blocks
+    streams     correlation of any two releases, of any party and round; of two parties over all rounds
+    coordinates correlation of two coordinates over all releases
+    shape       Kolmogorov and Smirnov's distance of all numbers from the normal law
+
+Correlations of independent normal numbers whose means are known to be 0 follow a beta law: r^2 ~ Beta(1/2, (n - 1)/2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedveil.errors import FieldError
+
+Array = NDArray[np.float64]
+
+KINDS = 6
+
+
+@dataclass(frozen=True)
+class Departure:
+    """The test of one kind that fits the declared noise least.
+
+    Attributes
+    ----------
+    kind : str
+        ``"single"``, ``"size"``, ``"rounds"``, ``"streams"``, ``"coordinates"`` or ``"shape"``.
+    p : float
+        The chance that declared noise gives a p-value as small in any test of any kind (an upper bound).
+    what : str
+        The test in words, with its figure: a share of the declared deviation, or a correlation.
+    """
+
+    kind: str
+    p: float
+    what: str
+
+
+@dataclass
+class _Least:
+    """The smallest p-value so far, and the number of tests."""
+
+    p: float = 1.0
+    what: str = ""
+    tests: int = 0
+
+    def take(self, p: Array, values: Array, say: str, places: list[str] | None = None) -> None:
+        """P-values and figures of some tests; `say` has room for a place and a value."""
+        self.tests += p.size
+        at = int(np.argmin(p))
+        if p.size and (float(p.flat[at]) < self.p or not self.what):
+            place = "" if places is None else places[at]
+            self.p, self.what = float(p.flat[at]), say.format(place=place, value=float(values.flat[at]))
+
+    def departure(self, kind: str) -> Departure:
+        """With both corrections."""
+        return Departure(kind, min(1.0, self.p * max(self.tests, 1) * KINDS), self.what)
+
+
+def departures(noise: Tensor, resolution: float = 1e-12) -> list[Departure]:
+    """Test noise of every kind; the smallest p-value first.
+
+    Parameters
+    ----------
+    noise : Tensor
+        [k, t, d] float64: residuals of k parties in t rounds over d coordinates, over the declared deviation.
+    resolution : float
+        Of the numbers, in deviations: where noise lies on a grid, its width. Smaller numbers count as this one.
+
+    Raises
+    ------
+    FieldError
+        If there is nothing to test, or a number is not finite.
+    """
+    if noise.dim() != 3 or noise.shape[1] < 2 or not noise.numel() or not bool(noise.isfinite().all()):
+        raise FieldError("noise", tuple(noise.shape), "must be finite residuals [parties, rounds >= 2, coordinates]")
+    z = noise.double().numpy()
+    found = {"single": _single(z, resolution), "size": _size(z), "rounds": _rounds(z)}
+    found |= {"streams": _streams(z), "coordinates": _coordinates(z), "shape": _shape(z)}
+    return sorted((least.departure(kind) for kind, least in found.items()), key=lambda one: one.p)
+
+
+def _single(z: Array, resolution: float) -> _Least:
+    least = _Least()
+    absolute = np.abs(z)
+    for at, p, say in (
+        (absolute.argmin(), scipy.special.erf(max(absolute.min(), resolution) / np.sqrt(2)), "smallest"),
+        (absolute.argmax(), scipy.special.erfc(absolute.max() / np.sqrt(2)), "largest"),
+    ):
+        party, round_, coordinate = np.unravel_index(at, z.shape)
+        place = f"party {party}, round {round_ + 1}, coordinate {coordinate}"
+        least.take(np.array([p]), absolute.flat[at : at + 1], f"the {say} number, {{value:.2g}} deviations ({place})")
+    least.tests = 2 * z.size
+    return least
+
+
+def _blocks(d: int) -> Iterator[tuple[int, NDArray[np.int64], Array]]:
+    """Width, starts and true widths of blocks of 1, 2, 4, ... coordinates; the last one has them all."""
+    width = 1
+    while True:
+        starts = np.arange(0, d, width)
+        yield width, starts, np.minimum(width, d - starts).astype(np.float64)
+        if width >= d:
+            return
+        width *= 2
+
+
+def _place(starts: NDArray[np.int64], width: int, d: int) -> list[str]:
+    if width >= d:
+        return [""] * len(starts)
+    return [f", coordinate {s}" if width == 1 else f", coordinates {s} to {min(s + width, d) - 1}" for s in starts]
+
+
+def _size(z: Array) -> _Least:
+    least, (parties, rounds, d) = _Least(), z.shape
+    squares = (z**2).sum(0)
+    sets = {f"round {t + 1}": [t] for t in range(rounds)}
+    sets |= {"odd rounds": list(range(0, rounds, 2)), "even rounds": list(range(1, rounds, 2))}
+    sets["all rounds"] = list(range(rounds))
+    for name, chosen in sets.items():
+        summed = squares[chosen].sum(0)
+        for width, starts, widths in _blocks(d):
+            total, freedom = np.add.reduceat(summed, starts), parties * len(chosen) * widths
+            places = [f"{name}{place}" for place in _place(starts, width, d)]
+            least.take(*_chi(total, freedom), "{place}: {value:.2f} of the declared deviation", places)
+    own = _chi((z**2).sum((1, 2)), np.full(parties, float(rounds * d)))
+    least.take(*own, "{place}: {value:.2f} of the declared deviation", [f"party {k}" for k in range(parties)])
+    return least
+
+
+def _chi(total: Array, freedom: Array) -> tuple[Array, Array]:
+    """Two-sided p-values of sums of squares, and the shares of the declared deviation."""
+    low, high = scipy.special.gammainc(freedom / 2, total / 2), scipy.special.gammaincc(freedom / 2, total / 2)
+    return np.minimum(1.0, 2 * np.minimum(low, high)), np.sqrt(total / freedom)
+
+
+def _correlated(products: Array, first: Array, second: Array, n: Array) -> tuple[Array, Array]:
+    """Two-sided p-values of correlations from sums of products and squares over n numbers, and the correlations."""
+    silent = (first <= 0) | (second <= 0) | (n < 2)  # no noise is found by its size
+    r = np.where(silent, 0.0, products / np.sqrt(np.where(silent, 1.0, first * second)))
+    p = scipy.special.betainc((np.maximum(n, 2) - 1) / 2, 0.5, np.clip(1 - r**2, 0.0, 1.0))
+    return np.where(silent, 1.0, p), r
+
+
+def _rounds(z: Array) -> _Least:
+    """Of pairs of rounds that share none, so that pairs are independent: single pairs, and two halves of each lag."""
+    least, (parties, rounds, d) = _Least(), z.shape
+    squares = (z**2).sum(0)
+    pairs = {f"rounds {a + 1} and {b + 1}": [(a, b)] for a in range(rounds) for b in range(a + 1, rounds)}
+    for lag in range(1, rounds):
+        for half in (0, 1):
+            chosen = [(a, a + lag) for a in range(rounds - lag) if a // lag % 2 == half]
+            if len(chosen) > 1:
+                pairs[f"rounds {lag} apart, from {chosen[0][0] + 1} on"] = chosen
+    for name, chosen in pairs.items():
+        products = sum((z[:, a] * z[:, b]).sum(0) for a, b in chosen)
+        first, second = (squares[list(side)].sum(0) for side in zip(*chosen, strict=True))
+        for width, starts, widths in _blocks(d):
+            xy, xx, yy = (np.add.reduceat(part, starts) for part in (products, first, second))
+            places = [f"{name}{place}" for place in _place(starts, width, d)]
+            found = _correlated(xy, xx, yy, parties * len(chosen) * widths)
+            least.take(*found, "{place}: correlation {value:.2f}", places)
+    return least
+
+
+def _strongest(least: _Least, rows: Array) -> tuple[int, int]:
+    """Count all pairs of rows as tests, and take the strongest correlation; which two they are."""
+    squares = np.einsum("ij,ij->i", rows, rows)
+    lengths = np.sqrt(np.where(squares > 0, squares, np.inf))  # no noise is found by its size
+    r = np.triu((rows / lengths[:, None]) @ (rows / lengths[:, None]).T, 1)
+    i, j = divmod(int(np.abs(r).argmax()), len(rows))
+    n = np.array([float(rows.shape[1])])
+    least.take(*_correlated(r[i : i + 1, j], np.ones(1), np.ones(1), n), "{place}: correlation {value:.2f}", ["#"])
+    least.tests += len(rows) * (len(rows) - 1) // 2 - 1
+    return i, j
+
+
+def _streams(z: Array) -> _Least:
+    parties, rounds, d = z.shape
+    least, among = _Least(), _Least()
+    (a, s), (b, t) = (divmod(at, rounds) for at in _strongest(least, z.reshape(parties * rounds, d)))
+    least.what = least.what.replace("#", f"party {a} in round {s + 1} and party {b} in round {t + 1}")
+    if parties > 1:
+        i, j = _strongest(among, z.reshape(parties, rounds * d))
+        among.what = among.what.replace("#", f"parties {i} and {j}")
+    strongest = min(least, among, key=lambda one: one.p)
+    return _Least(strongest.p, strongest.what, least.tests + among.tests)
+
+
+def _coordinates(z: Array) -> _Least:
+    least = _Least()
+    if z.shape[2] > 1:
+        i, j = _strongest(least, np.ascontiguousarray(z.reshape(-1, z.shape[2]).T))
+        least.what = least.what.replace("#", f"coordinates {i} and {j}")
+    return least
+
+
+def _shape(z: Array) -> _Least:
+    least, found = _Least(), scipy.stats.kstest(z.ravel(), "norm", method="asymp")
+    least.take(np.array([found.pvalue]), np.array([found.statistic]), "distance {value:.4f} from the normal law")
+    return least
