@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fedveil.audit import game_of, play
+from fedveil.audit import MembershipGame, game_of, play
 from fedveil.config import load
 from fedveil.errors import FieldError
 
@@ -97,3 +97,35 @@ def test_what_cannot_be_asked_is_refused(config):
     alone = config.model_copy(update={"data": config.data.model_copy(update={"holdout": 0.0})})
     with pytest.raises(FieldError, match="holdout"):
         play(game(alone))
+
+
+ALONE = ["data.partition=quantity", "data.alpha=0.3", "data.clients=6", "data.min_size=1", "data.holdout=0.2"]
+
+
+@pytest.fixture
+def uneven(tmp_path):
+    """Under seeds 1 and 2, though not under 0, a client trains on a single record."""
+    path = tmp_path / "uneven.toml"
+    path.write_text(TEXT.replace("[model.options]\n", ""))
+    given = [*ALONE, "rounds=1", "local.epochs=1", "privacy.method=vanilla"]
+    return load(str(path), given)
+
+
+def test_a_client_of_one_record_is_refused_before_anything_is_played(uneven, tmp_path):
+    with pytest.raises(FieldError, match=r"^data\.partition = 'quantity': .* seed 1, .*clients \[1, 5\]") as refused:
+        play(game(uneven), tmp_path / "audit")
+    assert all(way in str(refused.value) for way in ("data.min_size", "--attack loss"))
+    assert not (tmp_path / "audit").exists()
+
+
+def test_a_client_of_one_record_takes_no_other_attack_with_it(uneven):
+    found = play(game(uneven, attacks=("loss", "source")))
+    assert {(v.attack, v.n) for v in found.verdicts} == {("loss", 3), ("source", 3)}
+
+
+def test_runs_that_could_not_be_judged_are_said(uneven, monkeypatch):
+    monkeypatch.setattr(MembershipGame, "_require_records", lambda *_: None)
+    found = {v.attack: v for v in play(game(uneven)).verdicts}
+    assert (found["loss"].n, found["fedmia"].n) == (3, 1)
+    assert any("2 of 3 runs" in note and "seed 1" in note for note in found["fedmia"].notes)
+    assert not any("of 3 runs" in note for note in found["loss"].notes)

@@ -7,6 +7,7 @@ adversary's reference. Each run is judged by itself; runs differ in the seed.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -36,6 +37,7 @@ from fedveil.engines.probe import Seen
 from fedveil.errors import FedVeilError, FieldError, nearest, require_count
 from fedveil.grid import Cell, Finished
 from fedveil.learning import ClientData
+from fedveil.runs.deal import deal_out, split_clients
 from fedveil.runs.prepare import Setup, prepare
 
 # What is measured: its unit, and what guessing reaches.
@@ -48,6 +50,9 @@ ATTACKS: dict[str, str] = {
     "source": "top-1 accuracy less chance",
     **SHADOWED,
 }
+
+
+BY_CLIENT = ("fedmia", "fedmia-by-class", "fedmia-same-classes")  # attack each client by itself
 
 
 class MembershipView:
@@ -101,18 +106,23 @@ class MembershipView:
         tools = self._setup.learner.model, self._setup.learner.layout
         whole = -loss_of_confidence(confidence(*tools, torch.stack(self._globals), records, labels))
         odds = torch.stack([confidence(*tools, torch.stack([r.model for r in row]), records, labels) for row in table])
-        scaled = by_class(odds[..., : n + m], labels[: n + m], odds[..., n + m :], labels[n + m :])
-        each: dict[str, list[tuple[Tensor, Tensor]]] = {"fedmia": [], "fedmia-by-class": [], "fedmia-same-classes": []}
-        for client in range(len(held)):
-            own = (owner == client).nonzero().flatten()
-            plain, by = fed_mia(odds[..., : n + m], client), fed_mia(scaled, client)
-            each["fedmia"].append((plain[own], plain[n:]))
-            each["fedmia-by-class"].append((by[own], by[n:]))
-            try:
-                alike = n + same_classes(y[own], labels[n : n + m])
-                each["fedmia-same-classes"].append((plain[own], plain[alike]))
-            except FieldError:
-                continue  # of this client, too few non-members have the members' classes
+        each = dict[str, list[tuple[Tensor, Tensor]]]()
+        own = [(owner == client).nonzero().flatten() for client in range(len(held))]
+        try:
+            if few := [partition for partition, mine in zip(partitions, own, strict=True) if len(mine) < 2]:
+                raise FieldError("clients", few[:5], "have too few training records: two of each are asked for")
+            plain = [fed_mia(odds[..., : n + m], client) for client in range(len(held))]
+            each["fedmia"] = [(scores[mine], scores[n:]) for scores, mine in zip(plain, own, strict=True)]
+            each["fedmia-same-classes"] = []
+            for scores, mine in zip(plain, own, strict=True):
+                with suppress(FieldError):  # of this client, too few non-members have the members' classes
+                    alike = n + same_classes(y[mine], labels[n : n + m])
+                    each["fedmia-same-classes"].append((scores[mine], scores[alike]))
+            scaled = by_class(odds[..., : n + m], labels[: n + m], odds[..., n + m :], labels[n + m :])
+            by = [fed_mia(scaled, client) for client in range(len(held))]
+            each["fedmia-by-class"] = [(scores[mine], scores[n:]) for scores, mine in zip(by, own, strict=True)]
+        except FieldError as error:
+            refused |= {name: str(error) for name in BY_CLIENT if name not in each}
         mean = whole.mean(0)
         pairs = {"loss": (whole[-1, :n], whole[-1, n : n + m]), "loss-trajectory": (mean[:n], mean[n : n + m])}
         for name, found in each.items():
@@ -209,7 +219,23 @@ class MembershipGame:
             raise FieldError("data.name", self.config.data.name, f"is a {setup.dataset.task}; records need a class")
         if not self.config.data.holdout:
             raise FieldError("data.holdout", 0, "non-members are what clients hold out: set it")
+        if asked := [name for name in self.chosen if name in BY_CLIENT]:
+            for i in range(self.replicates):
+                self._require_records(self.config.seed + i, asked)
         return list(setup.warnings)
+
+    def _require_records(self, seed: int, asked: Sequence[str]) -> None:
+        """Refuse a deal that leaves a client too few records to be attacked by itself: its run would tell nothing."""
+        clients = deal_out(self.config.data, seed).clients
+        if self.config.stopping is not None:
+            clients, _ = split_clients(clients, self.config.stopping.clients, seed)
+        few = [i for i, client in enumerate(clients) if client.examples < 2]
+        if few:
+            accepted = (
+                f"under seed {seed}, leaves clients {few[:5]} fewer than two training records, which "
+                f"{', '.join(asked)} ask for: raise data.min_size, or name other attacks, as --attack loss"
+            )
+            raise FieldError("data.partition", self.config.data.partition, accepted)
 
     def cells(self) -> list[Cell]:
         return list(self.of_run.values())
@@ -217,10 +243,10 @@ class MembershipGame:
     def judge(self, finished: Finished) -> MembershipAudit:
         """One verdict an attack and setting, over runs."""
         found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-        refused: dict[tuple[str, str], str] = {}
+        refused: dict[tuple[str, str], list[str]] = {}
         roc: dict[str, dict[str, list[list[float]]]] = {}
         trusted: list[str] = []
-        for (label, _), cell in self.of_run.items():
+        for (label, run), cell in self.of_run.items():
             values = finished.outcomes[cell.key].summary.values
             if values["trust"] == "central" and label not in trusted:
                 trusted.append(label)
@@ -232,11 +258,15 @@ class MembershipGame:
                     if name in told["roc"]:
                         roc.setdefault(label, {}).setdefault(name, told["roc"][name])
                 else:
-                    refused[label, name] = told["refused"].get(name, "was not played")
+                    why = told["refused"].get(name, "was not played")
+                    refused.setdefault((label, name), []).append(f"under seed {self.config.seed + run}: {why}")
         undefended = self.settings[0].label
         bare = {n: float(np.mean([o["figures"] for o in v])) for (label, n), v in found.items() if label == undefended}
-        verdicts = [_over_runs(label, name, values, bare.get(name)) for (label, name), values in found.items()]
-        lines = [Refused(name, label, why) for (label, name), why in refused.items() if (label, name) not in found]
+        verdicts = [
+            _over_runs(label, name, values, bare.get(name), refused.get((label, name), ()))
+            for (label, name), values in found.items()
+        ]
+        lines = [Refused(name, label, why[0]) for (label, name), why in refused.items() if (label, name) not in found]
         notes = [
             f"{label}: the server is trusted and sees clear updates; only attacks on the global model are an outsider's"
             for label in trusted
@@ -245,8 +275,10 @@ class MembershipGame:
         return MembershipAudit(verdicts, lines, values, notes, roc)
 
 
-def _over_runs(label: str, name: str, runs: Sequence[Mapping[str, Any]], bare: float | None) -> Verdict:
-    """The mean over runs, with Student's interval from three runs on."""
+def _over_runs(
+    label: str, name: str, runs: Sequence[Mapping[str, Any]], bare: float | None, refused: Sequence[str]
+) -> Verdict:
+    """The mean over runs, with Student's interval from three runs on; `refused` says which are not in it, and why."""
     values = [float(one["figures"]) for one in runs]
     unit, point, n = ATTACKS[name], float(np.mean(values)), len(values)
     half, notes, details = 0.0, [], {}
@@ -254,6 +286,8 @@ def _over_runs(label: str, name: str, runs: Sequence[Mapping[str, Any]], bare: f
         half = float(scipy.stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / n**0.5)
     else:
         notes.append("no interval: three runs are the least for one")
+    if refused:
+        notes.append(f"{len(refused)} of {len(refused) + n} runs are not in it; {refused[0]}")
     if all("rates" in one for one in runs):
         for alpha in RATES:
             rates = [one["rates"].get(f"{alpha:g}") for one in runs]
