@@ -62,8 +62,27 @@ def test_numerics_and_data_are_part_of_the_key(monkeypatch):
     monkeypatch.setattr(cell, "data_digest", lambda spec: "0123456789")
     other = Cell("a", config()).key
     assert (other[:12], other[-6:]) == (before[:12], "012345")
-    monkeypatch.setattr(cell, "NUMERICS", summary.NUMERICS + 1)
-    assert Cell("a", config()).key[:12] != before[:12]
+    assert Cell("a", config()).numerics == 3  # as in files of one number for all
+
+
+def test_a_key_holds_the_numbers_of_the_paths_it_takes_alone(monkeypatch):
+    record = {"method": "record", "examples": 10, "noise_multiplier": 1.0}
+    cells = {
+        "record": config(privacy=record),
+        "sequential": config(trainer="sequential"),
+        "stacked": config(trainer="batched"),
+        "either": config(),
+    }
+    before = {name: Cell("a", c).key for name, c in cells.items()}
+    for path, moved in (
+        ("record", {"record"}),
+        ("sequential", {"sequential", "either"}),
+        ("stacked", {"stacked", "either"}),
+        ("noise", set(cells)),
+    ):
+        monkeypatch.setitem(summary.NUMERICS, path, summary.NUMERICS[path] + 1)
+        assert {name for name, c in cells.items() if Cell("a", c).key != before[name]} == moved
+        monkeypatch.setitem(summary.NUMERICS, path, summary.NUMERICS[path] - 1)
 
 
 def test_the_digest_is_of_the_examples():
@@ -111,7 +130,7 @@ def test_every_cell_is_run_once_and_found_again(tmp_path):
     assert not found.failed
     outcome = found.outcomes[cells[0].key]
     assert outcome.series("largest") == [row["figures"]["largest"] for row in outcome.rows]
-    assert outcome.summary.values["numerics"] == summary.NUMERICS
+    assert outcome.summary.values["numerics"] == cells[0].numerics
     again, other = Said(), Store(tmp_path)
     assert dict(other.run([Cell("renamed", config(), (Largest(),))], again).outcomes)[cells[0].key].rows == outcome.rows
     assert not again.begun

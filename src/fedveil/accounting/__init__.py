@@ -22,7 +22,7 @@ from fedveil.accounting.planning import Plan, delta_warning, plan
 from fedveil.accounting.policy import Limits, Policy
 from fedveil.accounting.release import Release, count_of, digest, model_of
 from fedveil.accounting.spend import Spend, nothing
-from fedveil.accounting.steps import StepFilter, least_noise, step_event
+from fedveil.accounting.steps import StepFilter, least_noise, least_places, step_event
 from fedveil.gdp import compose_mu, delta_of_mu, epsilon_of_mu, mu_of_epsilon
 
 __all__ = [
@@ -66,6 +66,7 @@ __all__ = [
     "euclidean_laplace_epsilon",
     "guarantee_values",
     "least_noise",
+    "least_places",
     "model_of",
     "mu_of_epsilon",
     "nothing",

@@ -26,6 +26,7 @@ from fedveil.accounting.events import (
     Poisson,
     Relation,
     grouped,
+    spilled,
 )
 from fedveil.accounting.meaning import Curve
 from fedveil.errors import FieldError, require_choice, require_delta
@@ -65,10 +66,10 @@ def epsilon(events: Iterable[tuple[Event, int]], delta: float, relation: Relatio
         For a combination that cannot be bounded.
     """
     counts = grouped(events)
-    delta = require_delta("delta", delta)
     factor = FACTOR[require_choice("relation", relation, FACTOR)]  # type: ignore[index]
     if not counts:
         return 0.0
+    delta = _charged(delta, counts, relation)
     mu = compose_mu(factor / e.noise_multiplier * math.sqrt(c) for e, c in counts.items() if isinstance(e, Gaussian))
     others: dict[Event, int] = {e: c for e, c in counts.items() if not isinstance(e, Gaussian)}
     if not others:
@@ -90,7 +91,15 @@ def renyi_epsilon(events: Iterable[tuple[Event, int]], delta: float, relation: R
     factor = FACTOR[require_choice("relation", relation, FACTOR)]  # type: ignore[index]
     mu = compose_mu(factor / e.noise_multiplier * math.sqrt(c) for e, c in counts.items() if isinstance(e, Gaussian))
     others: dict[Event, int] = {e: c for e, c in counts.items() if not isinstance(e, Gaussian)}
-    return _renyi(others, mu, factor, require_delta("delta", delta), relation)
+    return _renyi(others, mu, factor, _charged(delta, counts, relation), relation)
+
+
+def _charged(delta: float, counts: dict[Event, int], relation: Relation) -> float:
+    """What is left of delta without the chance that a lot finds no place."""
+    lost = spilled(counts, relation)
+    if require_delta("delta", delta) <= lost:
+        raise FieldError("delta", delta, f"must be above {lost:.2g}, the chance that a lot of these steps is too large")
+    return delta - lost
 
 
 def _library() -> Any:
@@ -119,10 +128,10 @@ def curve(events: Iterable[tuple[Event, int]], relation: Relation = "zero-out") 
     mu = compose_mu(factor / e.noise_multiplier * math.sqrt(c) for e, c in counts.items() if isinstance(e, Gaussian))
     composed, mu, added = _total_loss(others, mu, factor, relation) if others else (None, mu, 0.0)
     largest = epsilon_of_mu(mu, _RARE) if composed is None else float(composed.get_epsilon_for_delta(_RARE))
-    epsilons = np.linspace(0.0, largest, _CURVE)
+    epsilons, lost = np.linspace(0.0, largest, _CURVE), spilled(counts, relation)
     if composed is None:
-        return added + epsilons, np.array([delta_of_mu(mu, float(e)) for e in epsilons])
-    return added + epsilons, np.asarray(composed.get_delta_for_epsilon(epsilons), np.float64)
+        return added + epsilons, np.array([delta_of_mu(mu, float(e)) for e in epsilons]) + lost
+    return added + epsilons, np.asarray(composed.get_delta_for_epsilon(epsilons), np.float64) + lost
 
 
 def _loss_distribution(others: dict[Event, int], mu: float, factor: float, delta: float, relation: Relation) -> float:

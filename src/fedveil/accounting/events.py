@@ -21,6 +21,10 @@ Relation = Literal["zero-out", "add/remove", "replace-one"]
 # Largest change of a sum of contributions clipped to C, in units of C, when one unit changes.
 FACTOR: dict[Relation, float] = {"zero-out": 1.0, "add/remove": 1.0, "replace-one": 2.0}
 
+# Under add/remove a Poisson lot goes into a public number of places, and one that is too large counts as nothing. That
+# chance, of a lot and of all lots with so many units more, is charged to delta for every sampled step.
+SPILLED, SPARE = 1e-18, 10
+
 
 @dataclass(frozen=True)
 class Gaussian:
@@ -191,6 +195,12 @@ def grouped(events: Iterable[tuple[Event, int]] | Sequence[tuple[Event, int]]) -
             event = event.event
         counts[event] = counts.get(event, 0) + count
     return counts
+
+
+def spilled(counts: Mapping[Event, int], relation: Relation) -> float:
+    """Delta of the sampled steps whose lots may be too large for their places."""
+    sampled = sum(c for e, c in counts.items() if isinstance(e, Poisson | Mixture))
+    return sampled * SPILLED if relation == "add/remove" else 0.0
 
 
 def _inner(outer: str, event: object, allowed: tuple[type, ...]) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedveil.accounting.events import (
     FACTOR,
+    SPARE,
     EuclideanLaplace,
     Event,
     Gaussian,
@@ -261,6 +262,9 @@ class Guarantee:
             return replace(self, rho=size**2 * self.rho, group=size)
         if not self.events:
             raise FieldError("group", size, "a d-private promise is about vectors, not about units")
+        if self.relation == "add/remove" and size > SPARE:
+            accepted = f"must be at most {SPARE} under add/remove with sampling, or take zero-out"
+            raise FieldError("group", size, accepted)
         sampled = self.relation != "replace-one"
         return replace(self, events=tuple((grown(e, size, sampled), c) for e, c in self.events), group=size)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-import scipy
+import scipy.optimize
+import scipy.special
 
 from fedveil.accounting.composition import epsilon as epsilon_of
 from fedveil.accounting.events import FACTOR, Event, Gaussian, Poisson, Relation
@@ -20,6 +21,16 @@ def step_event(noise_multiplier: float, rate: float = 1.0) -> Event:
     """One noisy step: a Gaussian sum over everybody, or over a Poisson sample."""
     noise = Gaussian(noise_multiplier)
     return noise if rate == 1 else Poisson(rate, noise)
+
+
+@lru_cache(maxsize=256)
+def least_places(examples: int, rate: float, chance: float) -> int:
+    """The least size of a batch that a Poisson lot exceeds with at most this chance; never more than the examples."""
+    low, high = -1, examples
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if scipy.special.bdtrc(middle, examples, rate) <= chance else (middle, high)
+    return max(high, 1)
 
 
 @lru_cache(maxsize=64)

@@ -29,7 +29,7 @@ from fedveil.runs import Progress
 from fedveil.runs.ledgers import write_atomic
 from fedveil.runs.provenance import provenance
 from fedveil.runs.runner import Silent, one_thread
-from fedveil.runs.summary import NUMERICS, REPRODUCIBLE, versions
+from fedveil.runs.summary import REPRODUCIBLE, versions
 
 RESULT = "audit.json"
 USUAL = "participation"
@@ -190,7 +190,11 @@ def play(game: Game[Found], out: str | Path | None = None, progress: Progress | 
             for note in found.notes:
                 progress.say(note)
             about: dict[str, Any] = {"game": game.name, "notes": notes + found.notes, "source": REPRODUCIBLE}
-            about |= {"versions": versions(), "numerics": NUMERICS, "seconds": round(perf_counter() - began, 1)}
+            about |= {
+                "versions": versions(),
+                "numerics": Cell("", game.config).numerics,
+                "seconds": round(perf_counter() - began, 1),
+            }
             about["provenance"] = provenance(f"{game.config.data.name}, as in {game.config.name}", [game.config.seed])
             found.values.setdefault("results", [verdict.to_dict() for verdict in found.verdicts])
             found.values.update(about)

@@ -13,8 +13,9 @@ from fedveil.config import Config
 from fedveil.config.variants import slug
 from fedveil.data import MissingDataError
 from fedveil.engines.probe import Probe
+from fedveil.methods import METHODS
 from fedveil.runs.deal import data_digest
-from fedveil.runs.summary import NUMERICS
+from fedveil.runs.summary import numerics_of
 
 ELSEWHERE = ("name", "device")  # what a run is called, and where it is done, changes none of its figures
 ABSENT = "?" * 6
@@ -50,12 +51,13 @@ class Cell:
     def key(self) -> str:
         """SHA-256, shortened, of what decides the figures, and of the data.
 
-        Into it go the configuration without what is at its default, the probes, the cells whose sigma it takes and
-        `NUMERICS`. An option that FedVeil learns later changes no key; a default or an arithmetic that changes raises
-        `NUMERICS` and changes all. The last six characters are the data's own; ``??????`` where these are not here.
+        Into it go the configuration without what is at its default, the probes, the cells whose sigma it takes and the
+        `NUMERICS` of its paths. An option that FedVeil learns later changes no key; a default or an arithmetic that
+        changes raises the number of its path, and the keys of the cells that take it. The last six characters are the
+        data's own; ``??????`` where these are not here.
         """
         values = {k: v for k, v in self.config.differing().items() if k not in ELSEWHERE}
-        parts: dict[str, Any] = {"config": values, "numerics": NUMERICS}
+        parts: dict[str, Any] = {"config": values, "numerics": self.numerics}
         parts["probes"] = sorted(probe.name for probe in self.probes)
         parts["sigma of"] = [cell.key for cell in self.sources]
         digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
@@ -63,6 +65,12 @@ class Cell:
             return f"{digest}-{data_digest(self.config.data)[: len(ABSENT)]}"
         except MissingDataError:
             return f"{digest}-{ABSENT}"
+
+    @property
+    def numerics(self) -> int | str:
+        """The numbers of its paths."""
+        client = METHODS[self.config.privacy.method].client
+        return numerics_of("noisy_steps" in getattr(client, "needs", ()), self.config.trainer)
 
     @cached_property
     def kind(self) -> str:

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning.clients import ClientData
+from fedveil.learning.layerwise import without
 from fedveil.learning.local import LocalTraining, Trained
-from fedveil.learning.losses import loss_of, losses_of
+from fedveil.learning.losses import losses_of
 from fedveil.learning.per_example import PerExample
 from fedveil.learning.streams import Key, stream
 from fedveil.learning.training import SequentialTrainer, check_request
@@ -65,6 +66,7 @@ class PrivateTrainer(SequentialTrainer):
             raise FieldError(local.unusual, getattr(local, local.unusual), "has no form with noise inside training")
         super().__init__(model, layout, local, device=device)
         self.noisy = replace(noisy, lr=local.rate()) if noisy.summed else noisy
+        self._sums = PerExample(self._model, layout, str(local.loss), self._generator)
         self._unchecked, self._alone = True, Lock()
         self._spare = deepcopy(model)  # for `idle`: training that took too long may still be busy with the other
 
@@ -110,8 +112,12 @@ class PrivateTrainer(SequentialTrainer):
         raise FieldError("sources", None, "a private trainer draws noise: call train_noisily with one source a client")
 
     def check_sizes(self, clients: Sequence[ClientData], least: int = 2) -> None:
-        """Refuse silos of fewer examples than a few, or than a sampled step's lot, where their sizes are public."""
+        """Refuse silos of more examples than are promised; of fewer than a lot, or a few, where sizes are public."""
         noisy = self.noisy
+        for i, client in enumerate(clients if noisy.most else ()):
+            if client.examples > noisy.most:
+                accepted = f"must be at most the {noisy.most} that are promised: raise most, or leave examples out"
+                raise FieldError(f"examples of silo {i}", client.examples, accepted)
         for i, n in enumerate([c.examples for c in clients] if noisy.public_size else ()):
             if n < least:
                 accepted = f"must be at least {least}: join the silo with another, or run without it"
@@ -139,19 +145,18 @@ class PrivateTrainer(SequentialTrainer):
         # a mask follows its example's place in the batch, which under add/remove tells who else is there
         stream((*key, int(source.child("dropout").bits(1))), "dropout", self._generator)
         optimizer = self._optimizer(self.local.rate())
-        sums = PerExample(self._model, self.layout, loss_of(self.local.loss))
         anchors = [p.detach().clone() for p in self._parameters] if self.local.prox else []
-        lots, noise = source.child("lots"), source.child("noise")
+        lots, places, noise = source.child("lots"), source.child("places"), source.child("noise")
         seen, examples = 0.0, 0
         failure: Exception | None = None
         for _ in range(noisy.steps):
             rows = torch.arange(n) if noisy.rate == 1 else (lots.uniform(n) < noisy.rate).nonzero()[:, 0]
             total = torch.zeros(self.layout.size, dtype=torch.float64)
             try:
-                if len(rows):
-                    found, losses = sums.clipped_sum(*self._batch(client, rows), noisy.clip)
+                if n:
+                    found, losses = self._clipped_sum(client, rows, places)
                     total += found.cpu()
-                    seen, examples = seen + float(losses.sum()), examples + len(rows)
+                    seen, examples = seen + float(losses.sum()), examples + len(losses)
             except Exception as error:  # of all its examples: each counts as zero, and other steps stay as they are
                 failure = error
             total = noised(total, GaussianNoise(noisy.deviation), noise, self.layout.dtype)
@@ -164,3 +169,23 @@ class PrivateTrainer(SequentialTrainer):
             _LOG.error("the examples of a step failed, and count as zero", exc_info=failure)
         model, failed = self.layout.read(self._model).cpu(), None if examples else failure
         return Trained(model, n, seen / max(examples, 1), noisy, failed)
+
+    def _clipped_sum(self, client: ClientData, rows: Tensor, source: Source) -> tuple[Tensor, Tensor]:
+        """The clipped sum of a lot and its losses: no example's place in the batch follows who else is in the lot.
+
+        A full batch of a public number of examples has them in their order. Otherwise they are spread over a public
+        number of places at random, with dummies between them; a lot that is too large counts as zero.
+        """
+        noisy, count = self.noisy, self.noisy.places(client.examples)
+        if not count or (noisy.rate == 1 and noisy.public_size):
+            return self._sums.clipped_sum(*self._batch(client, rows), noisy.clip, alone=not count)
+        order = source.uniform(count).argsort()[: len(rows)]
+        if len(rows) > count:
+            raise FieldError("rate", noisy.rate, f"drew a lot of more than {count} examples")
+        present = torch.zeros(count, dtype=torch.bool)
+        present[order] = True
+        spread = torch.zeros(count, dtype=torch.int64)  # a dummy is any example of the client's, until it is 0
+        spread[order] = rows
+        x, y = self._batch(client, spread)
+        gone = (~present).to(self._device)
+        return self._sums.clipped_sum(without(x, gone), without(y, gone), noisy.clip, present.to(self._device))

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedveil.accounting import Release, Spend
+from fedveil.accounting import Release, Spend, least_places
+from fedveil.accounting.events import SPARE, SPILLED
 from fedveil.errors import FieldError, require_count
 from fedveil.layout import Layout
 
 Releases = tuple[Release, ...]
+LOST = 1e-4  # chance that a lot of a public number of examples is too large for its batch, and the step is noise alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +91,9 @@ class NoisySteps:
         What the noisy sum is divided by: a constant, never the size of the sample.
     public_size : bool
         Whether a silo may be refused for its number of examples.
+    most : int
+        The most examples of a silo whose number is private: so many rows has a full batch. 0: any number, and every
+        example is taken in a call of its own.
     summed : bool
         Whether the noise is enough only in a sum over silos: what comes after a step must then be linear.
     lr : float
@@ -103,6 +108,14 @@ class NoisySteps:
     public_size: bool = True
     summed: bool = False
     lr: float = 0.0
+    most: int = 0
+
+    def places(self, examples: int) -> int:
+        """Rows of a step's batch, examples and dummies, by public numbers alone; 0: one example a call."""
+        if not self.public_size:
+            most = self.most if self.rate == 1 else least_places(self.most, self.rate, SPILLED) + SPARE
+            return min(most, self.most)
+        return examples if self.rate == 1 else least_places(examples, self.rate, LOST)
 
 
 @dataclass(frozen=True, kw_only=True)

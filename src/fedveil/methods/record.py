@@ -95,6 +95,9 @@ class RecordDP(Suggesting):
     relation : {"zero-out", "add/remove", "replace-one"}
         Which silos are neighbours. Under ``"add/remove"`` a silo's size is private, and nothing depends on it; it is
         public under the others.
+    most : int, optional
+        Under ``"add/remove"``, the most examples that a silo may have, a condition of the promise; a full batch has so
+        many rows, and costs so much. Twice `examples` by default.
 
     Raises
     ------
@@ -111,6 +114,7 @@ class RecordDP(Suggesting):
     steps: int = 1
     rate: float = 1.0
     relation: Relation = "zero-out"
+    most: int | None = None
 
     trust: ClassVar[Trust] = "local"
     needs: ClassVar[frozenset[str]] = frozenset({"noisy_steps"})
@@ -130,6 +134,10 @@ class RecordDP(Suggesting):
             raise FieldError("noise_multiplier", self.noise_multiplier, "give either it or epsilon")
         if self.epsilon is not None and self.rounds is None:
             raise FieldError("rounds", None, "is needed with epsilon, which is the total over the rounds planned")
+        if self.most is not None and self.relation != "add/remove":
+            raise FieldError("most", self.most, 'goes with relation = "add/remove": sizes are public under the others')
+        if self.most is not None:
+            require_count("most", self.most)
         step_event(self.multiplier, self.rate)
 
     def _examples(self) -> float:
@@ -159,7 +167,15 @@ class RecordDP(Suggesting):
             denominator=self.rate * self._examples(),
             public_size=self.relation != "add/remove",
             summed=self.trust == "trusted sum",
+            most=self._most,
         )
+
+    @property
+    def _most(self) -> int:
+        """The most examples of a silo whose number is private."""
+        if self.relation != "add/remove":
+            return 0
+        return math.ceil(2 * self._examples()) if self.most is None else self.most
 
     @property
     def _added(self) -> float:
@@ -219,7 +235,10 @@ class RecordDP(Suggesting):
         return ()
 
     def _conditions(self) -> tuple[str, ...]:
-        return (LIVENESS, NO_FAILURE)
+        return (*self._sizes(), LIVENESS, NO_FAILURE)
+
+    def _sizes(self) -> tuple[str, ...]:
+        return (f"no silo has more than {self._most} examples",) if self._most else ()
 
     def _spend(self) -> Spend:
         event, added = step_event(self.multiplier, self.rate), self._added * self.clip
@@ -301,7 +320,8 @@ class RecordShares(RecordDP):
         return tuple(Release("metric", torch.tensor(float(known[k]), dtype=torch.float64), k) for k in TERMS)
 
     def _conditions(self) -> tuple[str, ...]:
-        return (SUM_IS_TRUSTED, whole_noise(self.silos, self.tolerated), LIVENESS, NO_FAILURE)
+        whole = whole_noise(self.silos, self.tolerated)
+        return (SUM_IS_TRUSTED, whole, *self._sizes(), LIVENESS, NO_FAILURE)
 
 
 @dataclass(frozen=True)

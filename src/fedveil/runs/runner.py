@@ -166,7 +166,8 @@ def summary_of(
     config = setup.config
     guarantee, parties = guarantees_of(federation.method, ledgers.books, config.privacy.budget.delta)
     dataset = setup.dataset
-    core = core_of(label, federation.method, federation.layout, rows, guarantee, config.privacy.budget.delta)
+    method, delta = federation.method, config.privacy.budget.delta
+    core = core_of(label, method, federation.layout, rows, guarantee, delta, config.trainer)
     return {
         **core,
         "name": config.name,

@@ -30,7 +30,9 @@ from fedveil.reading import json_of
 
 METRICS = "metrics.jsonl"
 METRICS_CSV = "metrics.csv"
-NUMERICS = 3  # raised by any change of a default or of arithmetic: runs of two versions are not the same run
+# Raised by any change of a default or of arithmetic on that path: runs of two versions are not the same run.
+NUMERICS = {"sequential": 3, "stacked": 3, "record": 4, "noise": 3}
+_COMMON = 3  # a run whose paths all have this number says it alone
 LAST, SHARE = (
     5,
     5,
@@ -295,7 +297,13 @@ def participations_of(federation: Federation, books: Mapping[str, Ledger]) -> di
 
 
 def core_of(
-    label: str, method: Method, layout: Layout, rows: Sequence[Row], guarantee: Guarantee, delta: float
+    label: str,
+    method: Method,
+    layout: Layout,
+    rows: Sequence[Row],
+    guarantee: Guarantee,
+    delta: float,
+    trainer: str = "auto",
 ) -> dict[str, Any]:
     """What every summary holds, whoever ran the rounds."""
     counted = {kind: sum(len(row[kind]) for row in rows) for kind in ("failed", "invalid", "refused")}
@@ -312,9 +320,25 @@ def core_of(
         "replies": {"used": sum(row["replies"] for row in rows), **counted},
         "dimension": layout.size,
         "versions": versions(),
-        "numerics": NUMERICS,
+        "numerics": numerics_of(method.noisy is not None, trainer),
         "seconds": {"rounds": round(sum(row["seconds"] for row in rows), 3)},
     }
+
+
+def numerics_of(record: bool, trainer: str = "auto") -> int | str:
+    """The numbers of the paths that a run takes, out of `NUMERICS`.
+
+    Parameters
+    ----------
+    record : bool
+        Whether the noise goes inside training.
+    trainer : {"auto", "batched", "sequential"}
+        How it trains otherwise; what ``"auto"`` chooses is left open.
+    """
+    trained = {"auto": ("sequential", "stacked"), "batched": ("stacked",), "sequential": ("sequential",)}
+    paths = (*(("record",) if record else trained[trainer]), "noise")
+    raised = [f"{path} {NUMERICS[path]}" for path in paths if NUMERICS[path] != _COMMON]
+    return ", ".join(raised) or _COMMON
 
 
 def versions() -> dict[str, str]:

@@ -132,7 +132,7 @@ def read_facts(content: RecordDict, layout: Layout, broadcast: Broadcast) -> Cli
         marks = record["noised"]
         if not isinstance(marks, list) or len(marks) != len(fields(NoisySteps)):
             raise FieldError("noised", marks, "must be what write_facts makes of Trained.noised")
-        steps, rate, clip, deviation, denominator, public, summed, lr = (float(v) for v in marks)
+        steps, rate, clip, deviation, denominator, public, summed, lr, most = (float(v) for v in marks)
         noised = NoisySteps(
             steps=int(steps),
             rate=rate,
@@ -142,6 +142,7 @@ def read_facts(content: RecordDict, layout: Layout, broadcast: Broadcast) -> Cli
             public_size=bool(public),
             summed=bool(summed),
             lr=lr,
+            most=int(most),
         )
     return ClientFacts(broadcast=broadcast, layout=layout, chosen=chosen, layer_scores=scores, noised=noised)
 

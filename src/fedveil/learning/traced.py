@@ -1,0 +1,186 @@
+"""Gradients of single examples for a module with code of its own: a fixed list of operators, or one example a call.
+
+`torch.func.vmap` keeps examples apart in exact arithmetic, and its trace on dummies is a list of operators that no
+value of the data changes: no branch, no exception, no state between calls. Each operator must be one whose result for a
+row, at its place in a batch of this size, follows from that row alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from operator import getitem
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fedveil.layout import Layout
+from fedveil.learning.labels import masked, usable
+from fedveil.learning.layerwise import Gradients, weighted, without
+from fedveil.learning.losses import LOSSES, outputs_of
+
+
+class ByValue(Exception):
+    """What the module does may follow values of its examples."""
+
+
+class ByOperators:
+    """The way of a trace: one list of operators a shape, made on dummies.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Read only.
+    layout : Layout
+        Of the model.
+    loss : str
+        Of an example.
+    generator : torch.Generator, optional
+        What a module draws from the global random state comes from this one's stream.
+    """
+
+    def __init__(self, model: nn.Module, layout: Layout, loss: str, generator: torch.Generator | None) -> None:
+        self._model, self._layout, self._loss, self._generator = model, layout, loss, generator
+        self._graphs: dict[object, tuple[GraphModule, tuple[int, ...]]] = {}
+        self.held = layout.size
+
+    def prepare(self, x: Tensor, y: Tensor) -> None:
+        """Trace the model on dummies [B, ...].
+
+        Raises
+        ------
+        ByValue
+            If it cannot be traced, or has an operator that is not known to be blind to values.
+        """
+        from torch.fx.experimental.proxy_tensor import make_fx  # takes a second to import
+
+        module = fresh(self._model)
+        try:
+            with torch.no_grad():
+                outputs = tuple(outputs_of(fresh(self._model)(x[:1])).shape)[1:]
+            y, loss = masked(y, (len(x), *outputs), self._loss)
+
+            def alone(parameters: dict[str, Tensor], one: Tensor, target: Tensor) -> Tensor:
+                return loss(outputs_of(torch.func.functional_call(module, parameters, (one[None],))), target[None])
+
+            each = torch.func.vmap(torch.func.grad_and_value(alone), in_dims=(None, 0, 0), randomness="different")
+            graph: GraphModule = make_fx(torch.func.functionalize(each))(self._parameters(), x, y)
+        except Exception as error:
+            raise ByValue(f"{type(self._model).__name__} cannot be traced: {error}".partition("\n")[0]) from error
+        for node in graph.graph.nodes:
+            operator = getattr(node.target, "overloadpacket", node.target)
+            blind = operator is getitem or str(operator) in _OPERATORS
+            if node.op == "call_module" or (node.op == "call_function" and not blind):
+                raise ByValue(f"{type(self._model).__name__} uses {operator}, which may follow values")
+        self._graphs[x.shape] = graph, outputs
+
+    def __call__(self, x: Tensor, y: Tensor, here: Tensor) -> tuple[Gradients, Tensor, Tensor]:
+        """Gradients, losses [B], and which examples [B] have both."""
+        graph, outputs = self._graphs[x.shape]
+        y, good = usable(y, (len(x), *outputs), self._loss)
+        with seeded(self._generator), torch.no_grad():
+            named, losses = graph(self._parameters(), x, masked(y, (len(x), *outputs), self._loss)[0])
+        rows = [named[name].reshape(len(x), -1).to(self._layout.dtype) for name in self._layout.names]
+        return Rows(torch.cat(rows, 1).detach()), losses.detach(), here & good
+
+    def _parameters(self) -> dict[str, Tensor]:
+        every = dict(self._model.named_parameters())
+        return {name: every[name].detach() for name in self._layout.names}
+
+
+class OneByOne:
+    """Every example in a call of its own, on a copy of the module of its own; parameters as for `ByOperators`."""
+
+    def __init__(self, model: nn.Module, layout: Layout, loss: str, generator: torch.Generator | None) -> None:
+        self._model, self._layout, self._loss, self._generator = model, layout, LOSSES[loss], generator
+        self.held = layout.size
+        self.failure: Exception | None = None
+
+    def __call__(self, x: Tensor, y: Tensor, here: Tensor) -> tuple[Gradients, Tensor, Tensor]:
+        """Gradients, losses [B], and which examples [B] have both: one that raises has not."""
+        rows = torch.zeros((len(x), self._layout.size), dtype=self._layout.dtype, device=x.device)
+        losses, good = torch.zeros(len(x), dtype=self._layout.dtype, device=x.device), here.clone()
+        with seeded(self._generator):
+            for i in here.nonzero()[:, 0].tolist():
+                try:
+                    rows[i], losses[i] = self._one(x[i : i + 1].clone(), y[i : i + 1].clone())
+                except Exception as error:
+                    self.failure, good[i] = error, False
+        return Rows(rows), losses, good
+
+    def _one(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        module = fresh(self._model)
+        every = dict(module.named_parameters())
+        shared = [every[name] for name in self._layout.names]
+        loss = self._loss(outputs_of(module(x)), y)
+        found = torch.autograd.grad(loss, shared, allow_unused=True)
+        blocks = [torch.zeros_like(p) if g is None else g for p, g in zip(shared, found, strict=True)]
+        return torch.cat([g.reshape(-1).to(self._layout.dtype) for g in blocks]), loss.detach()
+
+
+class Rows:
+    """Gradients [B, d] of single examples; see `fedveil.learning.layerwise.Gradients`."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self._rows = rows
+        self.squares = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square()
+
+    def parts(self) -> list[Tensor]:
+        """The rows."""
+        return [self._rows]
+
+    def sum(self, scale: Tensor) -> Tensor:
+        """Their sum [d] with factors [B]."""
+        return weighted(self._rows if scale.all() else without(self._rows, scale == 0), scale)
+
+
+def fresh(model: nn.Module) -> nn.Module:
+    """A copy with the same parameters and generators, and nothing that an earlier call left in the module."""
+    kept: list[object] = [*model.parameters(), *generators_of(model)]
+    return deepcopy(model, {id(one): one for one in kept})
+
+
+def generators_of(model: nn.Module) -> list[torch.Generator]:
+    """What the modules of a model draw from, beside the global random state."""
+    found = [v for m in model.modules() for v in vars(m).values() if isinstance(v, torch.Generator)]
+    return list({id(g): g for g in found}.values())
+
+
+@contextmanager
+def seeded(generator: torch.Generator | None) -> Iterator[None]:
+    """Draw what a module takes from the global random state from this generator's stream."""
+    if generator is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(int(torch.randint(1 << 62, (), generator=generator)))
+        yield
+
+
+# Operators of a batch whose rows meet nobody else's, that raise for no value, and whose kernel follows none: so no
+# indexing (it raises), sorting, sparse or dynamically quantised one.
+_BLIND = """
+_adaptive_avg_pool2d _adaptive_avg_pool2d_backward _log_softmax _log_softmax_backward_data _safe_softmax _softmax
+_softmax_backward_data _to_copy _unsafe_view abs acos acosh add addbmm addcdiv addcmul addmm alias amax amin arange
+asin asinh atan atan2 atanh avg_pool1d avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward baddbmm bernoulli
+bitwise_and bitwise_not bitwise_or bmm cat celu chunk clamp clamp_max clamp_min clone col2im constant_pad_nd
+convolution convolution_backward copysign cos cosh cumsum detach diagonal div dot elu elu_backward empty empty_like eq
+erf erfc exp exp2 expand expand_as expm1 eye fill flip floor fmod frac full full_like ge gelu gelu_backward gt
+hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward im2col isfinite isinf isnan
+le leaky_relu leaky_relu_backward lerp lift_fresh_copy linalg_vector_norm linspace log log10 log1p log2
+log_sigmoid_backward log_sigmoid_forward logaddexp logical_and logical_not logical_or logit logsumexp lt masked_fill
+max max_pool2d_with_indices max_pool2d_with_indices_backward max_pool3d_with_indices max_pool3d_with_indices_backward
+maximum mean min minimum mish mish_backward mm mul mv nan_to_num narrow native_dropout native_dropout_backward
+native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward ne neg new_empty new_full
+new_ones new_zeros norm ones ones_like permute pixel_shuffle pixel_unshuffle pow prod rand rand_like randn randn_like
+reciprocal reflection_pad2d reflection_pad2d_backward relu relu6 remainder repeat replication_pad2d
+replication_pad2d_backward reshape roll round rsqrt rsub scalar_tensor select select_backward select_scatter sgn
+sigmoid sigmoid_backward sign silu silu_backward sin sinh slice slice_backward slice_scatter softplus
+softplus_backward softshrink split_with_sizes sqrt square squeeze stack std sub sum sym_size t tan tanh tanh_backward
+threshold threshold_backward transpose tril triu trunc unbind unfold unfold_backward unsqueeze upsample_bilinear2d
+upsample_bilinear2d_backward upsample_nearest2d upsample_nearest2d_backward var var_mean view view_as_real where xlogy
+zeros zeros_like
+"""
+_OPERATORS = frozenset(f"aten.{name}" for name in _BLIND.split())
