@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from fedveil.attacks import bound
 from fedveil.attacks.residuals import departures
 from fedveil.audit import guarantees
-from fedveil.audit.guarantees import LEVEL, game, noise
+from fedveil.audit.guarantees import LEVEL, game, noise, played
 from fedveil.cli import app
 from fedveil.errors import FieldError
 from fedveil.mechanisms import GaussianNoise, ReproducibleSource
@@ -119,7 +119,7 @@ def test_clients_that_share_their_noise_are_found():
 def test_the_library_itself_without_noise_on_a_coordinate_ends_the_command(monkeypatch, tmp_path):
     monkeypatch.setattr(guarantees, "DIMENSIONS", (11,))
     monkeypatch.setattr(game, "DIMENSIONS", ())
-    monkeypatch.setattr(noise, "PARTIES", 6)
+    monkeypatch.setattr(played, "PARTIES", 6)
     drawn = GaussianNoise.sample
 
     def sample(self, size, **options):

@@ -5,14 +5,14 @@ import json
 from typer.testing import CliRunner
 
 from fedveil.audit import guarantees
-from fedveil.audit.guarantees import cases, game, noise
+from fedveil.audit.guarantees import cases, game, noise, played
 from fedveil.cli import app
 
 
 def test_every_claim_is_played_and_a_beaten_one_ends_the_command(tmp_path, monkeypatch):
     monkeypatch.setattr(guarantees, "DIMENSIONS", (1,))
     monkeypatch.setattr(game, "DIMENSIONS", (1,))
-    monkeypatch.setattr(noise, "PARTIES", 4)
+    monkeypatch.setattr(played, "PARTIES", 4)
     result = CliRunner().invoke(app, ["verify", "--runs", "60", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
     record = json.loads((tmp_path / "game.json").read_text())
