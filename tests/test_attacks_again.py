@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +14,6 @@ from fedveil import grid
 from fedveil.accounting import Release
 from fedveil.attacks import ATTACKS, Attack, Verdict
 from fedveil.audit import GAMES, Judgement, audit, game_of, participation
-from fedveil.audit.printed import PrintedLoss, cells_of, cells_without_target
 from fedveil.audit.view import ParticipationView
 from fedveil.cli import app
 from fedveil.config import load
@@ -51,15 +49,14 @@ def rows(found):
 
 def test_more_attacks_and_more_replicates_find_the_runs_of_the_folder(tmp_path, monkeypatch, few):
     config, folder = load("digits-cia", SMALL), tmp_path / "a"
-    audit(config, folder, attacks=("side-channel", "paper-single-shot"), replicates=5)
+    audit(config, folder, attacks=("side-channel",), replicates=5)
     first = json.loads((folder / "audit.json").read_text())
     with monkeypatch.context() as patch:
         patch.setattr("fedveil.grid.store.run_together", lambda *_: pytest.fail("is played again"))
-        audit(config, folder, attacks=("loss", "side-channel", "paper-single-shot"), replicates=5)
+        audit(config, folder, attacks=("loss", "side-channel"), replicates=5)
         second = json.loads((folder / "audit.json").read_text())
         assert audit(config, folder, attacks=("loss",), replicates=4).values["replicates"] == 4
     assert rows(first).items() <= rows(second).items()
-    assert second["paper"] == first["paper"]
     before = len(list((folder / "cells").iterdir()))
     audit(config, folder, attacks=("loss",), replicates=6)
     assert len(list((folder / "cells").iterdir())) == before + 2 * 2  # one more in each world of each setting
@@ -97,12 +94,6 @@ def test_a_reply_that_the_server_drops_counts_as_nothing_sent():
     assert view._observation().sent[:, 0].tolist() == [[1, 2, 3], [0, 0, 0]]
 
 
-def test_the_papers_shadow_is_its_own_whatever_is_asked():
-    config = load("digits-cia", SMALL)
-    clean, public = (cells_of("paper-single-shot", "x", config, World.of(3, shadow=s)) for s in ("clean", "public"))
-    assert [cell.key for cell in clean] == [cell.key for cell in public]
-
-
 def test_any_game_is_played_by_its_name(tmp_path):
     asked = ["audit", "digits-cia", "--set", "rounds=1", "--out", str(tmp_path / "a")]
     result = CliRunner().invoke(app, [*asked, "--game", "membership", "--attack", "loss", "--replicates", "1"])
@@ -122,6 +113,7 @@ def test_any_game_is_played_by_its_name(tmp_path):
         (["inversion"], {"images": 2}, "inversion"),
         (["inversion", "dlg"], {}, "inversion"),
         (["membership"], {}, "membership"),
+        (["paper-single-shot", "paper-multi-round"], {}, "as-printed"),
     ],
 )
 def test_attacks_tell_which_game_is_played(attacks, options, game):
@@ -202,24 +194,6 @@ def test_a_game_of_ones_own_is_played_and_leaves_its_verdicts(tmp_path, monkeypa
     assert fv.audit(load("digits-cia", ["rounds=1"]), attacks=["coin"]).verdicts[0].attack == "coin"
 
 
-def test_with_both_worlds_alike_the_papers_statistic_is_of_two_runs_without_the_target():
-    config = load("digits-cia", SMALL)
-    cells = cells_of("paper-multi-round", "x", config, World.of(3, stand_in="itself"))
-    assert [cell.config.world.inside for cell in cells] == [False, False]
-    assert cells[0].config.seed != cells[1].config.seed
-    assert [c.key for c in cells] == [c.key for c in cells_without_target(config, World.of(3), 2)]
-
-
-def test_runs_without_the_target_differ_in_all_but_their_deal():
-    config = load("digits-cia", SMALL)
-    cells = cells_without_target(config, World.of(3), 2)
-    first, second = (prepare(cell.config) for cell in cells)
-    assert torch.equal(first.shares.shadow.x, second.shares.shadow.x)
-    assert all(torch.equal(a.x, b.x) for a, b in zip(first.shares.clients, second.shares.clients, strict=True))
-    assert not torch.equal(first.arguments["initial"], second.arguments["initial"])
-    assert len(first.shares.clients) == 2
-
-
 def test_seed_and_device_are_those_of_the_other_commands(tmp_path, monkeypatch):
     asked = []
 
@@ -246,36 +220,6 @@ def test_its_help_names_every_attack():
     shown = set(CliRunner().invoke(app, ["audit", "--help"]).stdout.split())
     names = {attack for game in GAMES.values() for attack in game.known}
     assert {name for name in names if not name.endswith(("-update", "-trajectory"))} | {"own-update"} <= shown
-
-
-def test_a_statistic_that_cannot_be_computed_is_refused_and_the_rest_stays(tmp_path, monkeypatch, few):
-    config, folder = load("digits-cia", SMALL), tmp_path / "a"
-    monkeypatch.setattr(PrintedLoss, "__call__", lambda self, seen: {"shadow_loss": float("nan")})
-    monkeypatch.setattr("fedveil.audit.printed._scheduled", diverging(participation_schedule()))
-    found = audit(config, folder, attacks=("loss", "paper-single-shot", "paper-multi-round"), replicates=4)
-    refused = {(r.attack, r.setting): r.reason for r in found.judged.refused}
-    assert set(refused) == {(a, s) for a in ("paper-single-shot", "paper-multi-round") for s in ("vanilla", "global")}
-    assert "the losses are nan and" in refused["paper-single-shot", "global"]
-    assert "no usable reply" in refused["paper-multi-round", "vanilla"]
-    again = audit(config, folder, attacks=("loss", "paper-single-shot", "paper-multi-round"), replicates=4)
-    assert {(r.attack, r.setting): r.reason for r in again.judged.refused} == refused  # from the folder
-    assert again.judged.verdicts
-
-
-def participation_schedule():
-    from fedveil.audit.printed import _scheduled
-
-    return _scheduled
-
-
-def diverging(schedule):
-    """Every client of a long schedule diverges."""
-
-    def scheduled(config, rounds, epochs, world):
-        found = schedule(config, rounds, epochs, world)
-        return found if rounds == 1 else found.model_copy(update={"local": replace(found.local, lr=1e39)})
-
-    return scheduled
 
 
 def test_an_attack_that_only_some_defences_exclude_is_played_against_the_others(few):

@@ -10,9 +10,7 @@ from typer.testing import CliRunner
 
 from fedveil import audit as audits
 from fedveil.attacks import ATTACKS
-from fedveil.attacks.participation.paper import NOT_INDEPENDENT
 from fedveil.attacks.statistics import epsilon_ceiling
-from fedveil.audit.participation import NAMES
 from fedveil.audit.settings import settings_of
 from fedveil.cli import app
 from fedveil.config.variants import EQUAL_SIGMA
@@ -23,6 +21,8 @@ from fedveil.grid import Store
 from fedveil.methods import Publishing
 from fedveil.methods.publishing import MODES
 from fedveil.report.audit_headline import fewest_runs
+from fedveil_studies.metric_privacy.game import PrintedGame
+from fedveil_studies.metric_privacy.printed import NOT_INDEPENDENT
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "metric-privacy"
 INFERENCE = RESULTS / "client-inference"
@@ -75,8 +75,8 @@ def test_it_begins_with_what_to_run_and_ends_with_what_was_measured():
 
 
 def test_it_names_every_attack_shadow_world_and_way_of_publishing():
-    named = set(re.findall(r"`\"?([a-z-]+)\"?`", PAGE))
-    assert set(NAMES) | set(ATTACKS) | set(SHADOWS) | set(WORLDS) | set(MODES) <= named
+    named = set(re.findall(r"`(?:--attack )?\"?([a-z-]+)\"?`", PAGE))
+    assert set(PrintedGame.known) | set(ATTACKS) | set(SHADOWS) | set(WORLDS) | set(MODES) <= named
 
 
 def test_its_ceilings_are_those_of_the_code():

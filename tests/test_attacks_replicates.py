@@ -164,7 +164,6 @@ def test_settings_are_planned_with_the_undefended_one_first():
     assert len(cases) == len(set(cases)) == 4 * 2 * 2 * (6 + 8)  # honest ones too: sigma is matched on those
     single = ParticipationGame(config, False, ("active",), 6)
     assert len(single.cases) == 2 * 2 * (6 + 8)
-    assert not ParticipationGame(config, True, ("paper-multi-round",), 6).cases
     keys = {cell.key for cell in single.cells()}
     assert len(keys) == len(single.cells())
     kinds = {cell.kind for cell in single.cells()}

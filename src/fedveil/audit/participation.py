@@ -6,28 +6,25 @@ about the defence. Every run has its own data, first model, training order, coho
 
 from __future__ import annotations
 
-from collections import ChainMap
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar
 
-from fedveil.attacks import ATTACKS, Active, Attack, Participation, SideChannel, ThreatError, Weighing
-from fedveil.attacks.participation.paper import MULTI_ROUND, SINGLE_SHOT, SingleShot
+from fedveil.attacks import ATTACKS, Active, Attack, SideChannel, ThreatError, Weighing
 from fedveil.attacks.participation.result import RUN
 from fedveil.attacks.statistics import epsilon_ceiling
 from fedveil.audit.game import GAMES, Judgement, play
-from fedveil.audit.printed import cells_of, judge_printed
 from fedveil.audit.replicates import HONEST, MALICIOUS, Case, Replicate, never_drawn
 from fedveil.audit.scoring import Judged, judge_all
 from fedveil.audit.settings import Planned, settings_of
 from fedveil.audit.view import PASSIVE, ParticipationView, threat_of
 from fedveil.config import Config
 from fedveil.config.world import WORLDS, World, world_of
-from fedveil.errors import FieldError, nearest, require_count
+from fedveil.errors import FieldError, require_count
 from fedveil.grid import Cell, Finished
 from fedveil.methods import Publishing
 from fedveil.runs import Progress
@@ -36,8 +33,6 @@ from fedveil.runs.prepare import Setup, prepare
 from fedveil.runs.promised import prepared, promised
 from fedveil.runs.world import share_out
 
-PRINTED = (SINGLE_SHOT, MULTI_ROUND)
-NAMES: Mapping[str, Any] = ChainMap(dict.fromkeys(PRINTED), ATTACKS)  # with those that are registered later
 LEAST, REHEARSALS = 4, 8  # runs in each world; rehearsals are half as many as runs, and at least so many
 DRAWN = ("dirichlet", "quantity", "shards")  # partitions that draw the clients' sizes
 
@@ -52,14 +47,10 @@ class Audit(Judgement):
         Every attack in every setting.
     settings : tuple of str
         The undefended federation first.
-    single_shots, multi_rounds : list of SingleShot, list of Participation
-        The paper's, if asked for.
     """
 
     judged: Judged = field(default_factory=Judged)
     settings: tuple[str, ...] = ()
-    single_shots: list[SingleShot] = field(default_factory=list)
-    multi_rounds: list[Participation] = field(default_factory=list)
 
 
 @GAMES.register("participation")
@@ -74,7 +65,7 @@ class ParticipationGame:
     compare : bool
         Play every setting of ``[compare]`` instead of the one of ``[privacy]``.
     attacks : tuple of str
-        Of `NAMES`; without any, all of them.
+        Of `ATTACKS`; without any, all of them.
     replicates : int
         Evaluated runs in each world; half as many more (at least 8) are rehearsals.
     target, attacker : int, optional
@@ -99,16 +90,13 @@ class ParticipationGame:
     world: str | None = None
 
     name: ClassVar[str] = "participation"
-    known: ClassVar[Collection[str]] = NAMES
+    known: ClassVar[Collection[str]] = ATTACKS
     together: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Refuse what is unknown, and fill in all attacks that the configuration allows."""
+        """Refuse what is unknown."""
         for name in self.attacks:
-            if name not in NAMES:
-                raise FieldError("--attack", name, nearest(name, NAMES))
-        if SINGLE_SHOT in self.attacks and not self.config.data.holdout:
-            raise FieldError("--attack", SINGLE_SHOT, "needs an aggregated test loss: set data.holdout")
+            ATTACKS.choose(name)
         require_count("--replicates", self.replicates, least=LEAST)
 
     def question(self) -> dict[str, Any]:
@@ -117,9 +105,8 @@ class ParticipationGame:
 
     @cached_property
     def chosen(self) -> tuple[str, ...]:
-        """The attacks that were asked for, or all that the configuration allows."""
-        every = (n for n in NAMES if n != SINGLE_SHOT or self.config.data.holdout)
-        return tuple(dict.fromkeys(self.attacks)) or tuple(every)
+        """The attacks that were asked for, or all."""
+        return tuple(dict.fromkeys(self.attacks)) or tuple(ATTACKS)
 
     @cached_property
     def dealt(self) -> Dealt:
@@ -153,10 +140,9 @@ class ParticipationGame:
     @cached_property
     def cases(self) -> list[Case]:
         """Every run: of each setting, with honest and crafted updates as needed, rehearsed and evaluated."""
-        attacks = [name for name in self.chosen if name in ATTACKS]
-        matched = bool(attacks) and any(p.matches for p in self.settings)
-        kinds = [HONEST] * (matched or any(name != Active.name for name in attacks))
-        kinds += [MALICIOUS] * (Active.name in attacks)
+        matched = any(p.matches for p in self.settings)
+        kinds = [HONEST] * (matched or any(name != Active.name for name in self.chosen))
+        kinds += [MALICIOUS] * (Active.name in self.chosen)
         counts = {"rehearsal": self.rehearsals, "run": self.replicates}
         return [
             Case(planned.label, kind, phase, inside, index)
@@ -177,7 +163,7 @@ class ParticipationGame:
         planned, found = {p.label: p for p in self.settings}, dict[Case, Cell]()
         for case in self.cases:
             setting = planned[case.setting]
-            sources = self._sources(setting.matches) if setting.matches else None
+            sources = self.rehearsed(setting.matches) if setting.matches else None
             found[case] = self._cell(case, setting.config, sources)
         return found
 
@@ -189,32 +175,20 @@ class ParticipationGame:
     @cached_property
     def _others(self) -> tuple[type[Attack], ...]:
         """Attacks that somebody registered, and those that they weigh."""
-        kinds = [ATTACKS[name] for name in self.chosen if name in ATTACKS]
+        kinds = [ATTACKS[name] for name in self.chosen]
         parts = [part for kind in kinds for part in (kind.weighs if issubclass(kind, Weighing) else (kind,))]
         own = {*PASSIVE, SideChannel, *Active.weighs}
         return tuple(dict.fromkeys(part for part in parts if part not in own))
 
     @cache  # noqa: B019 - the game lives as long as its cells
-    def _sources(self, label: str) -> tuple[Cell, ...]:
+    def rehearsed(self, label: str) -> tuple[Cell, ...]:
+        """The rehearsals of a setting with the target: a setting that matches its sigma takes their average."""
         config = next(p.config for p in self.settings if p.label == label)
         cases = [Case(label, HONEST, "rehearsal", True, i) for i in range(self.rehearsals)]
         return tuple(self._cell(case, config) for case in cases)
 
-    @cached_property
-    def printed(self) -> dict[tuple[str, str], list[Cell]]:
-        """The runs of the paper's statistics."""
-        names = [name for name in self.chosen if name in PRINTED]
-        found = {}
-        for planned in self.settings:
-            for name in names:
-                cells = cells_of(name, planned.label, planned.config, self.roles)
-                if planned.matches:
-                    cells = [replace(cell, sigma_of=self._sources(planned.matches)) for cell in cells]
-                found[name, planned.label] = cells
-        return found
-
     def cells(self) -> list[Cell]:
-        return [*(cell for cells in self.printed.values() for cell in cells), *self.of_case.values()]
+        return [*self.of_case.values()]
 
     def check(self) -> list[str]:
         """Refuse what no adversary could do and what cannot be dealt out; say what is odd."""
@@ -240,8 +214,6 @@ class ParticipationGame:
 
     def _check_threats(self, setups: Sequence[Setup]) -> None:
         for name in self.attacks:
-            if name not in ATTACKS:
-                continue
             errors = []
             for setup in setups:
                 crafted = name == Active.name
@@ -258,10 +230,7 @@ class ParticipationGame:
         """Figures from finished runs."""
         delta, labels = self.config.privacy.budget.delta, tuple(p.label for p in self.settings)
         done = {case: Replicate.of(case, finished.outcomes[cell.key]) for case, cell in self.of_case.items()}
-        attacks = [name for name in self.chosen if name in ATTACKS]
-        judged = judge_all(done, labels, attacks, self.roles.stand_in, delta, self.config.publish.metrics)
-        shots, rounds, refused = judge_printed(self.printed, finished)
-        judged.refused.extend(refused)
+        judged = judge_all(done, labels, self.chosen, self.roles.stand_in, delta, self.config.publish.metrics)
         runs, rehearsed = ({c.index for c in self.cases if c.phase == phase} for phase in ("run", "rehearsal"))
         values = {
             "name": self.config.name,
@@ -271,18 +240,17 @@ class ParticipationGame:
             "replicates": len(runs),
             "rehearsals": len(rehearsed),
             "delta": delta,
-            "epsilon_ceiling": epsilon_ceiling(len(runs), delta) if runs else None,
+            "epsilon_ceiling": epsilon_ceiling(len(runs), delta),
             "published_metrics": {"mode": self.config.publish.metrics, "text": self.config.publish.describe()},
             "settings": {p.label: _about(p, done.values()) for p in self.settings},
             "results": [v.to_dict() for v in judged.verdicts],
             "refused": [asdict(r) for r in judged.refused],
             "together": {label: asdict(bound) for label, bound in judged.together.items()},
-            "paper": {"single_shot": [asdict(s) for s in shots], "multi_round": [r.to_dict() for r in rounds]},
             "seed": self.config.seed,
         }
-        verdicts = [*(v.result for v in judged.verdicts), *rounds]
+        verdicts = [v.result for v in judged.verdicts]
         notes = _afterthoughts(list(done.values()))
-        return Audit(verdicts, judged.refused, values, notes, judged, labels, shots, rounds)
+        return Audit(verdicts, judged.refused, values, notes, judged, labels)
 
 
 def audit(config: Config, out: str | Path | None = None, *, progress: Progress | None = None, **options: Any) -> Audit:

@@ -94,7 +94,6 @@ def audit(
     Attacks of one client on the participation of another, over runs with and without it:
       loss  calibrated-loss  likelihood-ratio  side-channel  own-update  adaptive
       informed  colluding  noise-size  active
-      paper-single-shot  paper-multi-round (as printed, not for inference)
     By the server, on the images behind one round's releases:
       inversion (those that fit)  analytic  dlg  idlg  cosine  estimated-statistics
       running-statistics  local-steps  see-through  spear
@@ -104,6 +103,8 @@ def audit(
       calibrated-loss  lira-online  lira-offline  rmia-online  rmia-offline
       bavaria-online  bavaria-offline  bavaria-n-online
       each of the last two lines also as NAME-update, NAME-trajectory
+    With the studies of papers installed, as the metric privacy paper prints them and not for inference:
+      paper-single-shot  paper-multi-round
     """  # noqa: D301 - the control character itself, by which click leaves the lines below it alone
     with told() as going:
         from fedveil.config import load

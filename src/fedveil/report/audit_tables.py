@@ -6,10 +6,8 @@ import math
 from typing import Any
 
 from fedveil.attacks.participation.colluding import Colluding
-from fedveil.attacks.participation.paper import MULTI_ROUND, SINGLE_SHOT
 from fedveil.attacks.statistics import epsilon_ceiling
 from fedveil.audit import Audit
-from fedveil.audit.printed import PLAYED
 from fedveil.audit.scoring import Scored, row_of
 from fedveil.config.world import IN_ITS_PLACE
 from fedveil.gdp import rounded_down
@@ -87,26 +85,6 @@ def audit_notes(found: Audit) -> list[str]:
         notes += [f"{verdict.result.attack}, {verdict.result.setting}: {note}" for note in kept]
     rates = [n for v in found.judged.verdicts for n in v.result.notes if n.startswith("no true positive rate")]
     return notes + rates[:1]
-
-
-def paper_table(found: Audit) -> Table | None:
-    """The paper's own statistics, named as such; None if they were not asked for."""
-    rows = []
-    for shot in found.single_shots:
-        losses = f"shadow loss {shot.shadow_loss:.3f}, aggregated loss {shot.aggregated_loss:.3f}"
-        rows.append((SINGLE_SHOT, shot.setting, f"{shot.difference:.1f}% ({losses})"))
-    for result in found.multi_rounds:
-        figure = f"AUC {in_words(result.auc)} over {result.runs[0]} + {result.runs[1]} rounds of one pair of runs"
-        rows.append((MULTI_ROUND, result.setting, figure))
-    title = "As printed in the metric privacy paper: for comparison with its tables, not for inference"
-    return Table(("statistic", "setting", "figure"), rows, title, wraps=("figure",)) if rows else None
-
-
-def paper_notes(found: Audit) -> list[str]:
-    """What they were computed on, and why they are not for inference."""
-    notes = [f"{SINGLE_SHOT}: {PLAYED[SINGLE_SHOT]}; {shot.note}." for shot in found.single_shots[:1]]
-    more = [f"{MULTI_ROUND}: {PLAYED[MULTI_ROUND]}; {'; '.join(r.notes)}." for r in found.multi_rounds[:1]]
-    return notes + more
 
 
 def _figures(verdict: Scored) -> list[str]:

@@ -13,7 +13,7 @@ from fedveil.audit.inversion import InversionAudit
 from fedveil.audit.membership import MembershipAudit
 from fedveil.report.audit_figures import draw_audit, draw_evidence
 from fedveil.report.audit_headline import compared, headline
-from fedveil.report.audit_tables import audit_notes, audit_tables, paper_notes, paper_table
+from fedveil.report.audit_tables import audit_notes, audit_tables
 from fedveil.report.inversion_figure import draw_inversion
 from fedveil.report.inversion_table import inversion_table
 from fedveil.report.roc import draw_roc
@@ -72,10 +72,9 @@ def _membership(found: MembershipAudit, folder: Path) -> Shown:
 
 @show.register
 def _participation(found: Audit, folder: Path) -> Shown:
-    judged = found.judged.verdicts or found.judged.refused
     first = headline(found)
-    tables = [t for t in (first, *(audit_tables(found) if judged else []), paper_table(found)) if t is not None]
-    notes = [*(first.notes if first else []), *(audit_notes(found) if judged else []), *paper_notes(found)]
+    tables = [t for t in (first, *audit_tables(found)) if t is not None]
+    notes = [*(first.notes if first else []), *audit_notes(found)]
     drawn = [draw_audit(found, folder / "audit.png"), draw_evidence(found, folder / "evidence.png")]
     return Shown(tables, [*notes, *compared(found)], drawn)
 

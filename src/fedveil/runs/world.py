@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedveil.attacks.participation.paper import SHADOW_NOISE, SHADOW_SHARE
 from fedveil.config.sections import Data
 from fedveil.config.world import DRAWN, World
 from fedveil.data import DataSet
@@ -24,6 +23,7 @@ from fedveil.mechanisms import keyed_seed
 from fedveil.runs.deal import Dealt, clients_of
 from fedveil.runs.pool import Pool, Proportions, proportions_of, strata_of
 
+SHADOW_SHARE, SHADOW_NOISE = 0.1, 0.2  # of the target's training examples; of the largest pixel value
 REFERENCE, LEAST = 200, 20  # examples on which nobody trains: wanted, and needed
 
 

@@ -23,7 +23,6 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
-from fedveil.attacks.participation.paper import multi_round, single_shot
 from fedveil.calibration import METRICS, max_pairwise_distance
 from fedveil.config import Config
 from fedveil.config.sections import Data
@@ -42,6 +41,7 @@ from fedveil_studies.frame.plots import Curve
 from fedveil_studies.frame.result import Value
 from fedveil_studies.frame.standard import final
 from fedveil_studies.frame.study import Study
+from fedveil_studies.metric_privacy.printed import multi_round, single_shot
 
 study = Study.of(__package__ or "")
 
@@ -128,7 +128,7 @@ def difference(outcomes: Sequence[Outcome], _argument: str = "") -> Value:
     target, aggregated = target_loss(outcomes, "").value, final(outcomes, "loss").value
     if not (math.isfinite(target) and target > 0):  # the noise overflowed the loss, or there is none left
         return Value(math.nan)
-    return Value(single_shot("", target, aggregated).difference)
+    return Value(single_shot("", target, aggregated).point)
 
 
 @study.measure("attack AUC")

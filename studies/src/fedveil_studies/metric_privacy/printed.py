@@ -12,17 +12,17 @@ examples (multi-round: with Gaussian noise of a fifth of the largest pixel value
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from numpy.typing import ArrayLike
 
-from fedveil.attacks.participation.result import Participation, judge
+from fedveil.attacks import Verdict
+from fedveil.attacks.participation import Participation, judge
 from fedveil.attacks.statistics import auc_interval
 from fedveil.errors import require_positive
 
 SINGLE_SHOT, MULTI_ROUND = "paper-single-shot", "paper-multi-round"
 SINGLE_EPOCHS, MULTI_EPOCHS, MULTI_ROUNDS = 20, 5, 20
-SHADOW_SHARE, SHADOW_NOISE = 0.1, 0.2
 
 NOT_INDEPENDENT = (
     "the rounds of one run are not independent, so this interval is no inference about participation: on digits it "
@@ -33,33 +33,22 @@ NO_OTHER_WORLD = (
 )
 
 
-@dataclass(frozen=True)
-class SingleShot:
-    """The paper's single-shot figure.
-
-    Attributes
-    ----------
-    setting : str
-        What was attacked.
-    shadow_loss, aggregated_loss : float
-        Of the model after one round.
-    difference : float
-        In percent.
-    note : str
-        What has to be said beside it.
-    """
-
-    setting: str
-    shadow_loss: float
-    aggregated_loss: float
-    difference: float
-    note: str = NO_OTHER_WORLD
-
-
-def single_shot(setting: str, shadow_loss: float, aggregated_loss: float) -> SingleShot:
-    """The relative difference of the two losses."""
+def single_shot(setting: str, shadow_loss: float, aggregated_loss: float) -> Verdict:
+    """The relative difference of the two losses of the model after one round, in percent."""
     loss = require_positive("shadow_loss", shadow_loss)
-    return SingleShot(setting, loss, aggregated_loss, 100 * (loss - aggregated_loss) / loss)
+    difference = 100 * (loss - aggregated_loss) / loss
+    return Verdict(
+        attack=SINGLE_SHOT,
+        setting=setting,
+        figure="difference of the losses, in percent",
+        point=difference,
+        low=difference,
+        high=difference,
+        n=1,
+        replication="one run",
+        details={"shadow loss": shadow_loss, "aggregated loss": aggregated_loss},
+        notes=(NO_OTHER_WORLD,),
+    )
 
 
 def multi_round(setting: str, inside: ArrayLike, outside: ArrayLike) -> Participation:

@@ -1,0 +1,213 @@
+"""The attacks of the metric privacy paper on its own schedule: one run, or one with and one without the target.
+
+``fedveil audit CONFIG --attack paper-single-shot`` plays them, in every setting and beside the undefended federation.
+What is made of the losses is in `fedveil_studies.metric_privacy.printed`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+from fedveil.attacks import Knowledge, Verdict
+from fedveil.audit import Judgement, ParticipationGame
+from fedveil.audit.game import Refused
+from fedveil.config import Config
+from fedveil.config.world import World
+from fedveil.engines.probe import Seen
+from fedveil.errors import FieldError, nearest
+from fedveil.grid import Cell, Finished
+from fedveil.mechanisms import keyed_seed
+from fedveil.runs.prepare import Setup, prepare
+from fedveil_studies.metric_privacy.printed import (
+    MULTI_EPOCHS,
+    MULTI_ROUND,
+    MULTI_ROUNDS,
+    SINGLE_EPOCHS,
+    SINGLE_SHOT,
+    multi_round,
+    single_shot,
+)
+
+LOSS = "shadow_loss"
+PLAYED = {
+    SINGLE_SHOT: f"one round of {SINGLE_EPOCHS} epochs on the paper's own shadow data, whatever --shadow says: a tenth "
+    "of the target's training examples",
+    MULTI_ROUND: f"{MULTI_ROUNDS} rounds of {MULTI_EPOCHS} epochs on the paper's own shadow data and world without the "
+    "target, whatever --shadow and --out-world say: a tenth of its training examples with Gaussian noise, and nobody "
+    "in its place (with --out-world itself, both runs lack the target)",
+}
+
+
+class PrintedLoss:
+    """A probe of runs of a world: the loss of each new model on what the adversary holds of the target's data."""
+
+    name = "loss on the shadow data"
+    figures: Collection[str] = (LOSS,)
+
+    def begin(self, setup: Setup) -> None:
+        """Take the adversary's data."""
+        assert setup.shares is not None
+        learner = setup.learner
+        self._known = Knowledge(learner.model, learner.layout, learner.local.loss, setup.shares.shadow)
+
+    def load(self, setup: Setup) -> tuple[int, int]:
+        return 0, 0
+
+    def __call__(self, seen: Seen) -> dict[str, float]:
+        """After a round."""
+        return {LOSS: float(self._known.loss_of(seen.models[None], self._known.shadow)[0])}
+
+    @classmethod
+    def conclude(cls, judges: Sequence[PrintedLoss]) -> list[dict[str, object]]:
+        return [{} for _ in judges]
+
+
+def cells_of(name: str, label: str, config: Config, world: World) -> list[Cell]:
+    """The runs of one of the statistics, with the target first."""
+    shared = world.model_copy(update={"anew": False, "stand_in": "remove", "inside": True, "crafted": False})
+    if name == SINGLE_SHOT:
+        once = _scheduled(config, 1, SINGLE_EPOCHS, shared.model_copy(update={"shadow": "clean"}))
+        return [Cell(f"{label} {name}", once, (PrintedLoss(),))]
+    if world.stand_in == "itself":  # two runs that both lack the target: what there is to see where nothing is
+        return cells_without_target(config, world.model_copy(update={"stand_in": "remove"}), 2)
+    noisy = shared.model_copy(update={"shadow": "noisy"})
+    worlds = (noisy, noisy.model_copy(update={"inside": False}))
+    return [
+        Cell(f"{label} {name}", _scheduled(config, MULTI_ROUNDS, MULTI_EPOCHS, one), (PrintedLoss(),)) for one in worlds
+    ]
+
+
+def cells_without_target(config: Config, world: World, runs: int) -> list[Cell]:
+    """Runs of the multi-round statistic without the target: one deal and one shadow, but models, order and noise anew.
+
+    Any two of them are what the paper's statistic sees where there is nothing to see.
+    """
+    outside = cells_of(MULTI_ROUND, config.privacy.method, config, world)[1]
+    seeds = (keyed_seed("without target", world.base, i) for i in range(runs))
+    return [replace(outside, config=outside.config.model_copy(update={"seed": seed})) for seed in seeds]
+
+
+def _scheduled(config: Config, rounds: int, epochs: int, world: World) -> Config:
+    local = replace(config.local, epochs=epochs)
+    return config.model_copy(update={"rounds": rounds, "local": local, "world": world})
+
+
+def scores(cell: Cell, finished: Finished) -> list[float]:
+    """Minus the loss after each round; [] of a run that has none."""
+    outcome = finished.outcomes.get(cell.key)
+    return [] if outcome is None else [-value for value in outcome.series(LOSS)]
+
+
+@dataclass(frozen=True, eq=False)
+class PrintedGame:
+    """The paper's statistics: for setting beside its tables, and no test of participation.
+
+    Parameters
+    ----------
+    config : Config
+        Of one run, or with the settings of a comparison.
+    compare : bool
+        Play every setting of ``[compare]`` instead of the one of ``[privacy]``.
+    attacks : tuple of str
+        Of `known`; without any, all that the configuration allows.
+    target, attacker, colluders, world
+        As in `ParticipationGame`; with ``world="itself"`` both runs of the multi-round statistic lack the target.
+    replicates : int
+        Of the audit of participation whose rehearsals give a setting its matched sigma.
+    """
+
+    config: Config
+    compare: bool = False
+    attacks: tuple[str, ...] = ()
+    target: int | None = None
+    attacker: int | None = None
+    colluders: int | None = None
+    world: str | None = None
+    replicates: int = 30
+
+    name: ClassVar[str] = "as-printed"
+    known: ClassVar[Collection[str]] = (SINGLE_SHOT, MULTI_ROUND)
+    together: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Refuse what is unknown, and a single shot without an aggregated loss."""
+        for name in self.attacks:
+            if name not in self.known:
+                raise FieldError("--attack", name, nearest(name, self.known))
+        if SINGLE_SHOT in self.attacks and not self.config.data.holdout:
+            raise FieldError("--attack", SINGLE_SHOT, "needs an aggregated test loss: set data.holdout")
+
+    @cached_property
+    def participation(self) -> ParticipationGame:
+        """The audit that has the same target, attacker and settings."""
+        return ParticipationGame(
+            self.config,
+            self.compare,
+            replicates=self.replicates,
+            target=self.target,
+            attacker=self.attacker,
+            colluders=self.colluders,
+            world=self.world,
+        )
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """The statistics that were asked for, or all that the configuration allows."""
+        every = (name for name in self.known if name != SINGLE_SHOT or self.config.data.holdout)
+        return tuple(dict.fromkeys(self.attacks)) or tuple(every)
+
+    @cached_property
+    def runs(self) -> dict[tuple[str, str], list[Cell]]:
+        """The runs of each statistic, by its name and setting."""
+        found = {}
+        for planned in self.participation.settings:
+            for name in self.chosen:
+                cells = cells_of(name, planned.label, planned.config, self.participation.roles)
+                if planned.matches:
+                    sources = self.participation.rehearsed(planned.matches)
+                    cells = [replace(cell, sigma_of=sources) for cell in cells]
+                found[name, planned.label] = cells
+        return found
+
+    def question(self) -> dict[str, Any]:
+        return {**self.participation.roles.roles(), "seed": self.config.seed, "attacks": list(self.chosen)}
+
+    def check(self) -> list[str]:
+        """Refuse what cannot be prepared; say what is odd."""
+        every = [prepare(cell.config).warnings for cell in self.cells()]
+        return list(dict.fromkeys(warning for warnings in every for warning in warnings))
+
+    def cells(self) -> list[Cell]:
+        return [cell for cells in self.runs.values() for cell in cells]
+
+    def judge(self, finished: Finished) -> Judgement:
+        """The statistics; what cannot be computed is refused, with the reason."""
+        verdicts, refused = list[Verdict](), list[Refused]()
+        for (name, label), cells in self.runs.items():
+            found = _judged(name, label, cells, finished)
+            if isinstance(found, Refused):
+                refused.append(found)
+            else:
+                verdicts.append(replace(found, notes=(f"{name}: {PLAYED[name]}", *found.notes)))
+        values = {"name": self.config.name, **self.question(), "refused": [asdict(one) for one in refused]}
+        return Judgement(verdicts, refused, values)
+
+
+def _judged(name: str, label: str, cells: Sequence[Cell], finished: Finished) -> Verdict | Refused:
+    outcomes = [finished.outcomes.get(cell.key) for cell in cells]
+    why = next((finished.failed.get(c.key, "") for c in cells if c.key not in finished.outcomes), "")
+    why = why or next((str(o.summary.values["stopped"]) for o in outcomes if o and o.summary.values["stopped"]), "")
+    if why:
+        return Refused(name, label, why)
+    if name == MULTI_ROUND:
+        return multi_round(label, scores(cells[0], finished), scores(cells[1], finished))
+    [outcome] = outcomes
+    assert outcome is not None
+    shadow, aggregated = outcome.series(LOSS)[-1], float(outcome.summary.values["metrics"]["loss"])
+    if 0 < shadow < math.inf and math.isfinite(aggregated):
+        return single_shot(label, shadow, aggregated)
+    return Refused(name, label, f"the losses are {shadow:g} and {aggregated:g}: there is no share of them")
