@@ -15,6 +15,7 @@ LOCKS = "tests/crash/test_lock.py"
 RECORD, PRIVATE = f"{CORE}record.py", "tests/test_learning_private.py"
 PRINTED = f"{CORE}printed_figures.py"
 CROWDS = f"{CORE}large_cohorts.py"
+ROUNDS = f"{CORE}noise_over_rounds.py::test_every_methods_noise_is_sound_and_is_found_used_again"
 
 
 @dataclass(frozen=True)
@@ -293,6 +294,14 @@ BUGS = (
     _bug("adaptive clip runs the wrong way", "clipping.py", "min(-self.lr", "min(self.lr", CENTRAL),
     # streams
     _bug("noise repeats in every round", "engines/party.py", _KEY, _KEY.replace("round_, ", ""), PARTIES, ENGINE),
+    _bug("noise repeats in odd rounds", "engines/party.py", _KEY, _KEY.replace("round_,", "round_ & ~1,"), ROUNDS),
+    _bug(
+        "no noise on the first coordinate",
+        "mechanisms/noise.py",
+        "dtype).mul_(self.sigma)",
+        "dtype).mul_(self.sigma * (torch.arange(size) > 0))",
+        ROUNDS,
+    ),
     _bug(
         "clients share their noise",
         "engines/client.py",
