@@ -27,8 +27,11 @@ def toml_of(text: str) -> dict[str, Any]:
         if _DOTTED.search(text):
             raise RecursionError
         return _shallow(tomllib.loads(text))
-    except tomllib.TOMLDecodeError:
-        raise
+    except tomllib.TOMLDecodeError as error:
+        if "\\" not in text:
+            raise
+        hint = "in a path write / or 'single quotes': between double quotes a backslash begins a code"
+        raise tomllib.TOMLDecodeError(f"{error}; {hint}") from error
     except ValueError as error:  # a number of more digits than Python reads
         raise tomllib.TOMLDecodeError(str(error)) from error
     except RecursionError:

@@ -36,6 +36,9 @@ def require_rule(field: str, value: Any) -> None:
     """
     if isinstance(value, type) and issubclass(value, Aggregator):
         raise FieldError(field, value.__name__, f"is a class: write {value.__name__}()")
+    if isinstance(value, int | float):
+        accepted = f"is no rule: give numbers by name, noise_multiplier={value} or epsilon={value} with its rounds"
+        raise FieldError(field, value, accepted)
     if not isinstance(value, Aggregator):
         raise FieldError(field, value, "must be a rule, such as fedveil.FedAvg() or fedveil.FedMedian()")
 

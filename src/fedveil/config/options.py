@@ -38,6 +38,15 @@ _ACCEPTED = {
 }
 
 
+# Tables as others call them.
+_MEANT = dict.fromkeys(("training", "train", "trainer", "optimizer", "client"), "local") | {
+    **dict.fromkeys(("dp", "differential_privacy", "noise"), "privacy"),
+    **dict.fromkeys(("dataset", "partition", "clients"), "data"),
+    **dict.fromkeys(("server", "strategy", "aggregation"), "aggregator"),
+    "network": "model",
+}
+
+
 class ConfigError(FedVeilError, ValueError):
     """A configuration that cannot be used.
 
@@ -170,7 +179,9 @@ def problems_of(
         kind, value = item["type"], item["input"]
         if kind == "extra_forbidden":
             names = known(field.rpartition(".")[0]) if known else ()
-            accepted = "is no key here; " + nearest(field.rpartition(".")[2], names) if names else "is no key here"
+            meant = _MEANT.get(field)
+            hint = f"write [{meant}]" if meant else nearest(field.rpartition(".")[2], names)
+            accepted = f"is no key here; {hint}" if names else "is no key here"
         elif kind == "literal_error":
             choices = re.findall(r"'([^']*)'", item["ctx"]["expected"])
             accepted = nearest(str(value), choices)

@@ -118,25 +118,28 @@ def _halves(root: Path) -> list[Path]:
     found = {folder.name: folder for folder in _folders(root)}
     if "train" not in found:
         if "test" in found:
-            raise FieldError(str(root), sorted(found), "holds test but no train: name the other folder train")
+            raise FieldError("data.path", str(root), "holds test but no train: name the other folder train")
         return [root]
     others = [name for name in found if name not in ("train", "test")]
     if others:
-        raise FieldError(str(root), others, "beside train there may only be test; leave data.path at one level")
+        accepted = f"holds {', '.join(others)} beside train, where only test may stand: rename it test, or take it out"
+        raise FieldError("data.path", str(root), accepted)
     return [found[name] for name in ("train", "test") if name in found]
 
 
 def _items(half: Path, with_clients: bool, max_images: int, absent: Sequence[str], people: bool) -> list[_Item]:
     clients = _folders(half) if with_clients else [half]
+    how = f"{half}/<client>/<class>/<image>" if with_clients else f"{half}/<class>/<image>"
     if not clients:
-        raise FieldError(str(half), "no folder", "must hold one folder a client, and in it one a class")
+        raise FieldError("data.path", str(half), f"holds no folder: images lie in {how}")
     found: list[_Item] = []
     for client in clients:
         groups = _folders(client)
         loose = next((p for p in sorted(client.iterdir()) if p.suffix.lower() in SUFFIXES), None)
         if loose is not None or not groups:
-            given = str(loose.name) if loose else "no folder"
-            raise FieldError(str(client), given, "images must lie in one folder a class")
+            held = f"holds {loose.name}" if loose else "holds no folder"
+            other = '; where they lie in <class>/<image>, leave layout = "clients" out' if with_clients else ""
+            raise FieldError("data.path", str(client), f"{held}: images lie in {how}{other}")
         for group in groups:
             owners = _folders(group) if people else [group]
             inside = [(owner, p) for owner in owners for p in sorted(owner.iterdir()) if not _clutter(p)]
@@ -145,6 +148,10 @@ def _items(half: Path, with_clients: bool, max_images: int, absent: Sequence[str
             if not inside and not with_clients and group.name not in absent:
                 raise FieldError(str(group), "no image", "is empty: remove the folder, or list it in data.absent")
             for owner, file in inside:
+                if file.is_dir():
+                    other = "" if with_clients else '; where the upper folders are clients, write layout = "clients"'
+                    accepted = f"is a folder: images lie in {how}. Give data.path at the right level{other}"
+                    raise FieldError("data.path", str(file), accepted)
                 if file.suffix.lower() not in SUFFIXES or not file.is_file():
                     raise FieldError(str(file), file.suffix, f"is no image: {', '.join(SUFFIXES)} may stand here")
                 site = client.name if with_clients else ""

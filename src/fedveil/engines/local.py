@@ -303,7 +303,7 @@ class Federation:
         collected = self.replying.collect(asked, learned)
         trained = [outcome.trained for outcome in learned if isinstance(outcome, Learned) and outcome.trained.examples]
         if trained:  # the experimenter, who holds every client, may see what each would see alone
-            loss, kind = median(t.loss for t in trained), self.learner.local.loss
+            loss, kind = median(t.loss for t in trained), str(self.learner.local.loss)
             length = self.warnings.trained(asked.broadcast.models[0], [t.model for t in trained], loss, kind)
             if self.method.noisy is None:
                 self.warnings.protected(list(collected.scales.values()), len(collected.replies), length)

@@ -94,7 +94,7 @@ class CentralNoise(Suggesting, ABC):
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
-        require_rule("aggregator", self.aggregator)
+        self._require_names()
         require_noise("noise_multiplier", self.noise_multiplier)
         if not isinstance(self.clip, QuantileClip):
             require_positive("clip", self.clip)
@@ -115,6 +115,12 @@ class CentralNoise(Suggesting, ABC):
         if self.order == "formal":  # both refuse what has no public bound
             self.aggregator.planned_weights(torch.ones(1), 1, 1)
             self._sensitivity(1.0, 1, self.relation)
+
+    def _require_names(self) -> None:
+        """Refuse numbers where a rule and the name of a mechanism belong."""
+        require_rule("aggregator", self.aggregator)
+        if not isinstance(self.noise, str):
+            raise FieldError("noise", self.noise, f"names a mechanism; write noise_multiplier={self.noise}")
 
     @property
     def rule(self) -> Aggregator:

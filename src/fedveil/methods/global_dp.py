@@ -42,6 +42,7 @@ class GlobalDP(CentralNoise):
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, and a noise that nobody chose."""
+        self._require_names()
         if self.epsilon is not None:
             object.__setattr__(self, "noise_multiplier", self._calibrated(self.epsilon))
         elif self.noise_multiplier == 0:

@@ -10,7 +10,7 @@ from pathlib import Path
 from fedveil.accounting import Ledger
 from fedveil.engines.history import SERVER
 from fedveil.engines.party import Store
-from fedveil.errors import LedgerError
+from fedveil.errors import FieldError, LedgerError
 from fedveil.reading import json_of
 
 SHARED = "clients"  # name of the file of all clients' ledgers
@@ -222,7 +222,11 @@ def make_folder(path: Path) -> None:
     """Make a folder for its owner alone, and those it lies in, unless they are there; wait for the disk."""
     if not path.parent.exists():
         make_folder(path.parent)
-    path.mkdir(mode=0o700, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        accepted = f"cannot be made ({error.strerror}): give a folder of your own with --out (in Python, out=)"
+        raise FieldError("--out", str(path), accepted) from error
     sync(path.parent)
 
 

@@ -98,7 +98,7 @@ def own_method(method: Privacy | Callable[[int], Privacy] | None, context: Conte
         return method_from(context)
     if callable(method) and not isinstance(method, type):
         method = method(partition_of(context))
-    return resolve_method(method)
+    return resolve_method(method)  # type: ignore[arg-type]  # a class is refused by name
 
 
 def partition_of(context: Context) -> int:
