@@ -1,25 +1,35 @@
 """What leaves a site, and what it refuses, with FLARE's own client runner around the filters."""
 
+import json
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from flare_kit import MODEL, ROUNDS, SITES, Site, Trainer, learner, run, sites_of
+from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.filter import Filter
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_exception import UnsafeJobError
 from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.utils.event import fire_event_to_components
+from nvflare.apis.workspace import Workspace
+from nvflare.app_common.ccwf.client_ctl import ClientSideController
 from nvflare.app_common.widgets.convert_to_fed_event import ConvertToFedEvent
+from nvflare.widgets.fed_event import ClientFedEventRunner
+from nvflare.widgets.info_collector import InfoCollector
+from nvflare.widgets.widget import Widget
 
 from fedveil.engines.lifetime import LifetimeLedger
 from fedveil.engines.nvflare.memory import RunMemory
 from fedveil.engines.nvflare.shareables import read_reply, write_broadcast
 from fedveil.errors import FieldError
 from fedveil.methods import Broadcast, PublicFacts, build
-from fedveil.nvflare import PrivacyFilter, ReleaseFilter, begin_ledger
+from fedveil.nvflare import JobGuard, PrivacyFilter, ReleaseFilter, begin_ledger
 
 pytestmark = pytest.mark.nvflare
 SGA, LAYOUT = build("sga-ldp"), learner().layout
@@ -302,12 +312,153 @@ def test_a_chain_in_which_a_result_could_leave_unprotected_is_refused(chain, tmp
     assert "DXO" not in reply
 
 
-def test_components_that_send_metrics_past_the_filters_are_refused(tmp_path):
-    filters = [PrivacyFilter(model=MODEL, method="sga-ldp", seed=0), ReleaseFilter()]
-    widget = ConvertToFedEvent(events_to_convert=["analytix_log_stats"])
-    one = Site("site-a", tmp_path, Trainer(0), filters, components={"metrics": widget})
-    assert code(one.do("train", task())) == ReturnCode.TASK_DATA_FILTER_ERROR
-    assert one.executor.trained == 0
+def made(path, *arguments, **named):
+    """Of a class that not every FLARE has."""
+    module, _, name = path.rpartition(".")
+    try:
+        kind = getattr(import_module(f"nvflare.{module}"), name)
+    except (ImportError, AttributeError):
+        pytest.skip(f"this FLARE has no {name}")
+    return kind(*arguments, **named)
+
+
+class OfTheJob(Widget):
+    """What a job's own code may bring."""
+
+
+PARTS = {
+    "hands out files": lambda: made("app_common.streamers.file_retriever.FileRetriever", source_dir="/"),
+    "hands out objects": lambda: made("app_common.streamers.container_retriever.ContainerRetriever"),
+    "streams the site's log": lambda: made("app_common.logging.site_log_streamer.SiteLogStreamer"),
+    "streams the job's log": lambda: made("app_common.logging.job_log_streamer.JobLogStreamer"),
+    "sends the site's log, in FLARE 2.7": lambda: made("app_common.logging.log_sender.ErrorLogSender"),
+    "sends events": lambda: ConvertToFedEvent(events_to_convert=["analytix_log_stats"]),
+    "runs a command": lambda: made("app_common.launchers.subprocess_launcher.SubprocessLauncher", script="curl"),
+    "streams tensors": lambda: made("app_opt.tensor_stream.client.TensorClientStreamer"),
+    "looks like the runtime": lambda: made(
+        "private.stream_runner.ObjectStreamer", SimpleNamespace(register_aux_message_handler=lambda **named: None)
+    ),
+    "is a job's own": OfTheJob,
+    "is no part of FLARE's at all": object,
+}
+
+
+@pytest.mark.parametrize("what", PARTS)
+def test_a_part_that_is_on_no_list_is_refused_before_anything_trains(what, tmp_path):
+    for place in ("components", "handlers"):
+        part = PARTS[what]()
+        if place == "handlers" and what in ("looks like the runtime", "is no part of FLARE's at all"):
+            continue
+        one = site(tmp_path / place)
+        one.engine.components = {"it": part} if place == "components" else {}
+        one.engine.handlers = [part] if place == "handlers" else []
+        assert code(one.do("train", task())) == ReturnCode.TASK_DATA_FILTER_ERROR
+        assert one.executor.trained == 0
+        answers_for = [f"{type(part).__module__}.{type(part).__qualname__}"]
+        vouched = site(tmp_path / f"{place} of the site's", allow=answers_for)
+        vouched.engine.components, vouched.engine.handlers = one.engine.components, one.engine.handlers
+        assert code(vouched.do("train", task())) == ReturnCode.OK
+
+
+class Swarming(ClientSideController):
+    """A site's own executor on top of one that talks to other sites."""
+
+    def start_workflow(self, shareable, fl_ctx, abort_signal):
+        return make_reply(ReturnCode.OK)
+
+    def do_learn_task(self, name, data, fl_ctx, abort_signal):
+        pass
+
+
+def client_api(**arguments):
+    return made("app_common.executors.client_api_executor.ClientAPIExecutor", **arguments)
+
+
+EXECUTORS = {
+    "talks to other sites": lambda: Swarming(task_name_prefix="swarm"),
+    "is FLARE's, and on no list": lambda: made("app_common.np.np_trainer.NPTrainer"),
+    "runs a job's command": lambda: client_api(execution_mode="external_process", command="curl"),
+    "is attached from outside": lambda: client_api(execution_mode="attach", attach_id="x"),
+}
+
+
+@pytest.mark.parametrize("what", EXECUTORS)
+def test_an_executor_that_is_on_no_list_is_refused_for_whatever_task(what, tmp_path):
+    for tasks in ("another", "swarm_*"):
+        one, executor = site(tmp_path / tasks), EXECUTORS[what]()
+        one.runner.task_router.add_executor([tasks], executor)
+        assert code(one.do("train", task())) == ReturnCode.TASK_DATA_FILTER_ERROR
+        assert one.executor.trained == 0
+
+
+def test_what_every_job_of_flares_holds_is_on_the_list(tmp_path):
+    one = site(tmp_path)
+    in_process = "app_opt.pt.in_process_client_api_executor.PTInProcessClientAPIExecutor"
+    try:
+        executor = client_api(execution_mode="in_process", task_script_path="train.py")
+    except pytest.skip.Exception:  # FLARE 2.7 and 2.8
+        executor = made(in_process, task_script_path="train.py")
+    one.runner.task_router.add_executor(["another"], executor)
+    auxiliary = made("private.aux_runner.AuxRunner", one.engine)
+    streamer = made("private.stream_runner.ObjectStreamer", auxiliary)
+    widgets = [InfoCollector(), ClientFedEventRunner()]
+    one.engine.handlers = [executor, *widgets, auxiliary, streamer, one.runner]
+    assert code(one.do("train", task())) == ReturnCode.OK
+
+
+def test_warnings_and_errors_are_not_collected_for_the_server(tmp_path):
+    """FLARE's `show_errors` reads them, and their texts quote data."""
+    one, collector = site(tmp_path, Raising(ValueError(SECRET))), InfoCollector()
+    one.engine.handlers = [collector]
+    one.engine.fire_event = lambda event, fl_ctx: fire_event_to_components(event, one.engine.handlers, fl_ctx)
+    collector.reset_all()
+    one.executor.log_warning(one.engine.manager.new_context(), SECRET)
+    assert SECRET in str(collector.get_errors())
+    assert code(one.do("train", task())) == ReturnCode.OK
+    assert code(one.do("validate", task())) == ReturnCode.TASK_DATA_FILTER_ERROR  # which FLARE logs as an exception
+    one.executor.log_exception(one.engine.manager.new_context(), SECRET)
+    assert not collector.get_errors().get("exception")
+    assert SECRET not in str(collector.get_errors())
+
+
+@pytest.mark.parametrize("what", ["hands out files", "is a job's own"])
+def test_the_guard_stops_a_job_before_its_parts_start(what, tmp_path):
+    for allow in ([], ["nvflare.app_common.streamers.file_retriever.FileRetriever", f"{__name__}.OfTheJob"]):
+        one, part = site(tmp_path / str(len(allow))), PARTS[what]()
+        guard = JobGuard(allow=allow)
+        one.engine.components = {"guard": guard, "it": part}
+        one.engine.handlers = [part, InfoCollector(), guard]
+        fl_ctx = one.engine.manager.new_context()
+        fl_ctx.set_prop(FLContextKey.RUNNER, one.runner, private=True)
+        fire_event_to_components(EventType.ABOUT_TO_START_RUN, one.engine.handlers, fl_ctx)
+        assert len(one.engine.panics) == (not allow)
+        assert (part in one.engine.handlers) == bool(allow)
+        assert len(one.engine.handlers) == 2 + bool(allow)
+
+
+@pytest.mark.parametrize(
+    ("component", "switch", "expected"),
+    [
+        ("app_common.logging.site_log_streamer.SiteLogStreamer", None, False),
+        ("app_common.logging.site_log_streamer.SiteLogStreamer", True, False),
+        ("app_common.logging.site_log_streamer.SiteLogStreamer", False, True),
+        ("app_common.logging.log_sender.ErrorLogSender", False, False),
+        ("app_common.resource_managers.gpu_resource_manager.GPUResourceManager", None, True),
+    ],
+)
+def test_what_the_sites_own_process_loads_is_asked_too(component, switch, expected, tmp_path):
+    one = site(tmp_path)
+    local = tmp_path / "workspace" / "local"
+    (tmp_path / "workspace" / "startup").mkdir(parents=True)
+    local.mkdir()
+    (tmp_path / "workspace" / "startup" / "fed_client.json").write_text("{}")
+    values = {} if switch is None else {"allow_log_streaming": switch}
+    resources = {**values, "components": [{"id": "it", "path": f"nvflare.{component}"}]}
+    (local / "resources.json.default").write_text(json.dumps(resources))
+    one.engine.get_workspace = lambda: Workspace(str(tmp_path / "workspace"), "site-a")
+    reply = one.do("train", task())
+    assert code(reply) == (ReturnCode.OK if expected else ReturnCode.TASK_DATA_FILTER_ERROR)
+    assert one.executor.trained == expected
 
 
 def test_filters_of_a_jobs_configuration_work_for_the_task_by_name(tmp_path):

@@ -25,6 +25,7 @@ from fedveil.engines.lifetime import read_policy
 from fedveil.engines.node import Settings, disagreement, opened, settle
 from fedveil.engines.nvflare.building import method_of, model_of_name, source_of
 from fedveil.engines.nvflare.memory import RunMemory, marker_of
+from fedveil.engines.nvflare.quiet import require_quiet
 from fedveil.engines.nvflare.shareables import read_broadcast, read_trained, write_reply
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.layout import Layout
@@ -32,11 +33,6 @@ from fedveil.methods import Broadcast, ClientFacts, Refusal, Releases
 
 TRAIN = "train"
 PENDING = "fedveil.pending"  # in the context of one task, private to the client
-CARRIERS = (
-    "ConvertToFedEvent",
-    "JobLogStreamer",
-    "MetricRelay",
-)  # components that send past the filters
 
 
 class PrivacyFilter(Filter):  # type: ignore[misc]
@@ -73,6 +69,9 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         Reproducible noise, for experiments: who knows the seed knows the noise.
     task : str
         The task that trains. Under local trust all others are refused.
+    allow : list of str, optional
+        Classes beside FedVeil's list that may run in a job under local trust, ``"package.module.Class"``: the site
+        answers for what they send.
     """
 
     def __init__(
@@ -91,8 +90,10 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         leakage_cap: float | None = None,
         seed: int | None = None,
         task: str = TRAIN,
+        allow: list[str] | None = None,
     ) -> None:
         super().__init__()
+        self.allow = list(allow or ())
         self.model, self.method, self.parameters, self.model_options = model, method, parameters, model_options
         self.buffers, self.ledger, self.head, self.dataset = buffers, ledger, head, dataset
         self.policy, self.rounds = policy, rounds
@@ -117,7 +118,7 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         runner = _runner(fl_ctx)
         _require_last(runner, fl_ctx, task)
         if local:
-            _require_quiet(fl_ctx)
+            require_quiet(fl_ctx, self.allow)
             _shield(runner.find_executor(task))
         if self._layout is None:  # not before, when a job's own code cannot be imported
             self._layout, _ = model_of_name(self.model, self.model_options, self.buffers, 0)
@@ -133,7 +134,7 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
             party = stack.enter_context(opened(memory, settings, self._layout, run))
             verdict = disagreement(broadcast.public, settings.rounds) or party.admit(broadcast)
             if isinstance(verdict, Refusal):
-                self.log_warning(fl_ctx, f"FedVeil: the site takes no part: {verdict.reason}")
+                self.logger.warning("FedVeil: the site takes no part: %s", verdict.reason)
                 raise FedVeilError(verdict.reason)
             self._open = stack.pop_all()
         public, cookies = deepcopy((fl_ctx.get_all_public_props(), dict(shareable.get_cookie_jar() or {})))
@@ -190,9 +191,7 @@ class ReleaseFilter(Filter):  # type: ignore[misc]
             with pending.open:
                 result = pending.answer(shareable)
                 if pending.party.failure is not None:
-                    self.log_warning(
-                        fl_ctx, f"FedVeil: the site answered with a zero update: {pending.party.failure!r}"
-                    )
+                    self.logger.warning("FedVeil: the site answered with a zero update: %r", pending.party.failure)
         finally:
             pending.restore(fl_ctx)
         return result
@@ -262,16 +261,6 @@ def _require_last(runner: Any, fl_ctx: FLContext, task: str) -> None:
     if not chain or not isinstance(chain[-1], ReleaseFilter):
         found = [type(f).__name__ for f in chain]
         raise FieldError("task_result_filters", found, f"must end with ReleaseFilter, for the task {task!r} by name")
-
-
-def _require_quiet(fl_ctx: FLContext) -> None:
-    """Refuse a job whose components send metrics or logs past the filters."""
-    for name, component in fl_ctx.get_engine().get_all_components().items():
-        if any(kind.__name__ in CARRIERS for kind in type(component).__mro__):
-            accepted = (
-                "sends metrics or logs past the filters: leave it out (and allow_log_streaming of the site false)"
-            )
-            raise FieldError(f"components.{name}", type(component).__name__, accepted)
 
 
 def _shield(executor: Any) -> None:

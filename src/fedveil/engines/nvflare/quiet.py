@@ -1,0 +1,175 @@
+"""What may run in a site's job beside the filters: a list, and everything else is refused.
+
+Whatever FLARE loads into the process of a job can send data without the filters: retrievers hand out files on request,
+streamers tail logs, widgets and launchers send metrics, swarm controllers talk to other sites, launchers run commands.
+So classes are named here that do none of this; a site names its own, which it answers for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+
+from fedveil.errors import FieldError
+
+FLARE = "nvflare."
+# of FLARE 2.7 to 2.9; those of one version are missing in others
+RUNTIME = {
+    "nvflare.private.aux_runner.AuxRunner",
+    "nvflare.private.fed.client.client_runner.ClientRunner",
+    "nvflare.private.stream_runner.ObjectStreamer",
+    "nvflare.widgets.fed_event.ClientFedEventRunner",
+    "nvflare.widgets.info_collector.InfoCollector",  # `silence` empties it
+}
+BASES = {
+    "nvflare.apis.executor.Executor",
+    "nvflare.apis.fl_component.FLComponent",
+    "nvflare.apis.persistable.StatePersistable",
+}
+EXECUTORS = {
+    "nvflare.app_common.executors.client_api_executor.ClientAPIExecutor",  # in this process, see `_foreign`
+    "nvflare.app_common.executors.in_process_client_api_executor.InProcessClientAPIExecutor",
+    "nvflare.app_opt.pt.in_process_client_api_executor.PTInProcessClientAPIExecutor",
+    "nvflare.app_opt.tf.in_process_client_api_executor.TFInProcessClientAPIExecutor",
+}
+PARTS = {
+    "fedveil.engines.nvflare.filters.PrivacyFilter",
+    "fedveil.engines.nvflare.filters.ReleaseFilter",
+    "fedveil.engines.nvflare.quiet.JobGuard",
+    "nvflare.app_common.filters.convert_weights.ConvertWeights",
+    "nvflare.app_common.filters.dxo_blocker.DXOBlocker",
+    "nvflare.app_common.filters.exclude_vars.ExcludeVars",
+    "nvflare.app_common.filters.percentile_privacy.PercentilePrivacy",
+    "nvflare.app_common.filters.svt_privacy.SVTPrivacy",
+    "nvflare.app_common.widgets.decomposer_reg.DecomposerRegister",
+    "nvflare.app_opt.pt.numpy_params_converter.NumpyToPTParamsConverter",
+    "nvflare.app_opt.pt.numpy_params_converter.PTToNumpyParamsConverter",
+}
+# of the site's own process: what its resources.json names
+SITE = {
+    "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher",
+    "nvflare.app_common.resource_consumers.gpu_resource_consumer.GPUResourceConsumer",
+    "nvflare.app_common.resource_consumers.list_resource_consumer.ListResourceConsumer",
+    "nvflare.app_common.resource_managers.gpu_resource_manager.GPUResourceManager",
+    "nvflare.app_common.resource_managers.list_resource_manager.ListResourceManager",
+    "nvflare.app_common.resource_managers.passthrough_resource_manager.PassthroughResourceManager",
+    "nvflare.app_common.widgets.component_path_authorizer.ComponentPathAuthorizer",
+}
+STREAMER, SWITCH = "nvflare.app_common.logging.site_log_streamer.SiteLogStreamer", "allow_log_streaming"
+
+
+def require_quiet(fl_ctx: FLContext, allow: Sequence[str] = ()) -> None:
+    """Refuse a job, or a site, with a part that is on no list; empty the collector that answers the server's questions.
+
+    Parameters
+    ----------
+    fl_ctx : FLContext
+        Of the process of a client's job.
+    allow : sequence of str
+        Classes that the site answers for, ``"package.module.Class"``.
+
+    Raises
+    ------
+    FieldError
+        Naming the part.
+    """
+    for where, part in _parts(fl_ctx):
+        if _foreign(part, where, allow):
+            raise FieldError(where, _name(type(part)), _told("allow"))
+    engine = fl_ctx.get_engine()
+    for path, switched_off in _site_parts(engine.get_workspace()):
+        if path not in SITE and path not in allow and not (path == STREAMER and switched_off):
+            told = "may send logs, and tracebacks quote data: take it out of the site's resources.json"
+            raise FieldError("components", path, f"{told}, with {SWITCH} = false where FLARE knows that")
+    silence(engine)
+
+
+def silence(engine: Any) -> None:
+    """Let FLARE's collector of warnings and errors, which the server can read (``show_errors``), collect none."""
+    for handler in getattr(engine, "handlers", ()):
+        if hasattr(handler, "add_error"):
+            handler.add_error = lambda *arguments, **named: None
+            handler.reset_errors()
+
+
+class JobGuard(FLComponent):  # type: ignore[misc]
+    """Stop a job with a part that is on no list before it starts: `PrivacyFilter` is asked when a task comes.
+
+    A component of the site's ``local/privacy.json``.
+
+    Parameters
+    ----------
+    allow : list of str, optional
+        As for `PrivacyFilter`.
+    """
+
+    def __init__(self, allow: list[str] | None = None) -> None:
+        super().__init__()
+        self.allow = list(allow or ())
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Look when everything is loaded and nothing has started."""
+        if event_type != EventType.ABOUT_TO_START_RUN:
+            return
+        try:
+            require_quiet(fl_ctx, self.allow)
+        except FieldError as error:
+            foreign = [part for where, part in _parts(fl_ctx) if _foreign(part, where, self.allow)]
+            handlers = fl_ctx.get_engine().handlers
+            handlers[:] = [h for h in handlers if not any(h is part for part in foreign)]  # they see no start
+            self.system_panic(f"FedVeil: {error}", fl_ctx)
+
+
+def _parts(fl_ctx: FLContext) -> Iterator[tuple[str, Any]]:
+    """Everything that the process of the job holds, and where."""
+    engine, runner = fl_ctx.get_engine(), fl_ctx.get_prop(FLContextKey.RUNNER)
+    for name, part in engine.get_all_components().items():
+        yield f"components.{name}", part
+    for tasks, part in ({} if runner is None else runner.task_router.task_table).items():
+        yield f"executors.{tasks}", part
+    for part in getattr(engine, "handlers", ()):
+        yield "handlers", part
+
+
+def _foreign(part: Any, where: str, allow: Sequence[str]) -> bool:
+    """Whether a part is on no list.
+
+    An executor that is not FLARE's is the site's training code, or code that a job brought: no filter holds code.
+    """
+    own, kinds = _name(type(part)), {_name(kind) for kind in type(part).__mro__}
+    if own in allow:
+        return False
+    if isinstance(part, Executor):
+        elsewhere = getattr(part, "execution_mode", "in_process") != "in_process"  # a command that the job names
+        return elsewhere or any(kind.startswith(FLARE) for kind in kinds - EXECUTORS - BASES)
+    return own not in PARTS and (own not in RUNTIME or where != "handlers")
+
+
+def _site_parts(workspace: Any) -> Iterator[tuple[str, bool]]:
+    """Paths of the classes that the site's own process loads, and whether log streaming is switched off."""
+    find = getattr(workspace, "get_config_files_for_startup", None)
+    files = [] if find is None else find(is_server=False, for_job=False)
+    read = [json.loads(Path(file).read_text()) for file in files if file and Path(file).exists()]
+    switched_off = any(values.get(SWITCH) is False for values in read)
+    for values in read:
+        for component in values.get("components", ()):
+            yield str(component.get("path", component.get("name"))), switched_off
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _told(option: str) -> str:
+    return (
+        "is not among the classes that send nothing past the filters: leave it out of the job, or, if the site answers "
+        f"for it, name it in {option} of PrivacyFilter and JobGuard"
+    )
