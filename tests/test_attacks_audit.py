@@ -1,6 +1,7 @@
 """Audits from end to end: attacks that succeed where they must and fail where they must, folders, what is printed."""
 
 import json
+import os
 
 import pytest
 from typer.testing import CliRunner
@@ -238,6 +239,7 @@ def test_the_command_prints_what_was_found_and_what_it_means(tmp_path, monkeypat
     assert all(ord(c) >= 32 or c == "\n" for c in result.stdout)
     folder = tmp_path / "runs" / "digits-cia-audit"
     assert min((folder / name).stat().st_size for name in ("audit.png", "evidence.png")) > 20_000
+    assert os.name != "posix" or {p.stat().st_mode & 0o777 for p in folder.iterdir() if p.is_file()} == {0o600}
     values = json.loads((folder / "audit.json").read_text())
     assert values["unit"] == "one run of the federation"
     assert {r["valid_without_defence"] for r in values["results"]} <= {True, False}

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import tomllib
 
 import numpy as np
@@ -217,6 +218,8 @@ def show(tmp_path, *arguments):
     rows = list(csv.DictReader((tmp_path / "out" / "partition.csv").open()))
     picture = (tmp_path / "out" / "partition.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
+    held = {path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()}
+    assert os.name != "posix" or held == {0o600}
     return result.output, rows
 
 

@@ -1,6 +1,7 @@
 """Accuracy against attacks: a comparison that audits its settings."""
 
 import json
+import os
 
 import pytest
 from typer.testing import CliRunner
@@ -29,10 +30,26 @@ sweep = { noise_multiplier = [0.1] }
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("front")
     (path / "front.toml").write_text(TOML)
-    result = CliRunner().invoke(app, ["compare", str(path / "front.toml"), "--audit", "8", "--out", str(path / "out")])
+    umask = os.umask(0o022)
+    try:
+        result = CliRunner().invoke(
+            app, ["compare", str(path / "front.toml"), "--audit", "8", "--out", str(path / "out")]
+        )
+    finally:
+        os.umask(umask)
     assert result.exit_code == 0, result.output
     assert "attack AUC" in result.output
     return path / "out"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs modes")
+def test_whatever_is_left_is_its_owners_alone(folder):
+    # curves and the runs that were played side by side were readable for everybody
+    modes = {path: path.stat().st_mode & 0o777 for path in (folder, *folder.rglob("*"))}
+    assert {mode for path, mode in modes.items() if path.is_dir()} == {0o700}
+    assert {mode for path, mode in modes.items() if path.is_file()} == {0o600}
+    for place in (folder, folder / "audit"):
+        assert "private" in (place / "PRIVATE.txt").read_text()
 
 
 def test_every_setting_is_attacked_in_one_audit(folder):

@@ -239,6 +239,11 @@ def test_the_lifetime_ledger_grows_by_a_release_a_round_and_outlives_the_job(tmp
     assert read(later, 1) == ReturnCode.OK
     assert read(later, 2) == ReturnCode.TASK_DATA_FILTER_ERROR  # four in all
     assert later.executor.trained == 1
+    path.write_text("".join(f"{line}\n" for line in lines[0]))  # a backup, with room for three more
+    restored = site(tmp_path / "restored", **own)
+    restored.engine.manager.job_id = restored.runner.job_id = "job-3"
+    assert read(restored, 1) == ReturnCode.TASK_DATA_FILTER_ERROR
+    assert restored.executor.trained == 0
 
 
 @pytest.mark.parametrize("rounds", [ROUNDS, 5])

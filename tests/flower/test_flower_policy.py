@@ -220,6 +220,32 @@ def test_an_edited_shortened_or_exchanged_ledger_is_refused(folder):
     assert not mod(ask(round_=3), context, plain).has_error()
 
 
+def test_a_ledger_put_back_to_an_earlier_run_is_refused_before_data_are_touched(folder):
+    mod = privacy_mod(LAYOUT, GROUP, budget=lambda p: ParticipationFilter(3), **in_(folder))
+    path = f"{folder}/2.jsonl"
+    for run in range(3):
+        if run == 1:
+            with open(path, "rb") as file:
+                older = file.read()
+        assert not mod(ask(), node(run), plain).has_error()
+    with open(path, "rb") as file:
+        last = file.read()
+    for content in (older, last):
+        with open(path, "wb") as file:
+            file.write(content)
+        assert mod(ask(), node(3), never).error.code == (FAILED if content == older else REFUSED)
+
+
+def test_a_lifetime_ledger_needs_its_head(folder):
+    assert "head" in privacy_mod(LAYOUT, GROUP, ledger=folder)(ask(), node(), never).error.reason
+    own = {"privacy.ledger": folder, "privacy.head": f"{folder}-head"}
+    assert not privacy_mod(LAYOUT, GROUP)(ask(), node(**own), plain).has_error()
+    os.rename(f"{folder}-head/2.head", f"{folder}-head/lost")
+    assert privacy_mod(LAYOUT, GROUP)(ask(), node(2, **own), never).error.code == FAILED
+    os.rename(f"{folder}-head/lost", f"{folder}-head/2.head")
+    assert not privacy_mod(LAYOUT, GROUP)(ask(), node(2, **own), plain).has_error()
+
+
 def test_a_new_ledger_is_an_operators_act(tmp_path):
     reply = privacy_mod(LAYOUT, GROUP, **in_(tmp_path))(ask(), node(), never)
     assert reply.error.code == FAILED

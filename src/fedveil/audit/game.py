@@ -21,11 +21,12 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from fedveil.attacks import Verdict
 from fedveil.config import Config
-from fedveil.config.folders import AUDIT, CONFIG, SPEC
+from fedveil.config.folders import AUDIT, CELLS, CONFIG, SPEC
 from fedveil.errors import FieldError, nearest
 from fedveil.grid import Cell, Finished, Store
 from fedveil.registry import Registry
 from fedveil.runs import Progress
+from fedveil.runs.folder import mark_private
 from fedveil.runs.ledgers import write_atomic
 from fedveil.runs.provenance import provenance
 from fedveil.runs.runner import Silent, one_thread
@@ -33,6 +34,11 @@ from fedveil.runs.summary import REPRODUCIBLE, versions
 
 RESULT = "audit.json"
 USUAL = "participation"
+UNNOISED = {
+    "*.png": "private: of an inversion they show clients' examples; else figures measured without noise",
+    f"{RESULT}, audit.md": "private: they tell what attacks that know the data found",
+    CELLS: "private: see PRIVATE.txt of each run",
+}
 FLAGS = {"world": "--out-world"}  # options that the command line calls otherwise
 
 
@@ -184,6 +190,7 @@ def play(game: Game[Found], out: str | Path | None = None, progress: Progress | 
                     path / SPEC, (json.dumps({"game": game.name, **game.question()}, indent=1) + "\n").encode()
                 )
                 write_atomic(path / CONFIG, game.config.to_toml().encode())
+                mark_private(path, UNNOISED)
             for note in notes:
                 progress.say(note)
             found = game.judge(store.run(game.cells(), progress, jobs, together=game.together))

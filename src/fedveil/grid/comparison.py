@@ -17,10 +17,17 @@ from fedveil.grid.outcome import Finished
 from fedveil.grid.store import Store
 from fedveil.reading import toml_of
 from fedveil.runs import Progress, Summary
+from fedveil.runs.folder import mark_private
 from fedveil.runs.ledgers import make_folder, write_atomic
 from fedveil.runs.prepare import check
 
 RESULT = "comparison.json"
+UNNOISED = {
+    RESULT: "private: metrics and noise of every run are measured without noise",
+    "*.png": "private: curves of the same",
+    CELLS: "private: see PRIVATE.txt of each run",
+    "audit": "private: attacks that know the data",
+}
 
 
 @contextmanager
@@ -92,6 +99,8 @@ def compare(
     if path is not None and not resume:
         make_folder(path)
         write_atomic(path / CONFIG, config.to_toml().encode())
+    if path is not None:
+        mark_private(path, UNNOISED)
     finished = store.run([cell for _, cell in planned], progress)
     for why in finished.failed.values():
         raise NoReplyError(why)

@@ -19,7 +19,7 @@ from fedveil.grid.matched import matched
 from fedveil.grid.outcome import Finished, Outcome
 from fedveil.runs import Progress, Summary, run
 from fedveil.runs.judging import judged
-from fedveil.runs.ledgers import make_folder, sync, write_atomic
+from fedveil.runs.ledgers import make_folder, write_atomic
 from fedveil.runs.lock import FolderLock
 from fedveil.runs.prepare import prepare, resolve_device
 from fedveil.runs.runner import Silent
@@ -242,10 +242,9 @@ class Store:
         self._kept[cell.key] = Outcome(cell, summary, path)
         if path is None:
             return
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
         for name, text in ((CONFIG, config.to_toml()), (METRICS, "".join(f"{json.dumps(r)}\n" for r in summary.rows))):
-            (path / name).write_text(text, encoding="utf-8")
-            sync(path / name)
+            write_atomic(path / name, text.encode())
         write_atomic(path / "summary.json", (json.dumps(summary.values) + "\n").encode())
 
     def _at_once(self, left: Sequence[Cell], jobs: int, progress: Progress, failed: dict[str, str]) -> None:

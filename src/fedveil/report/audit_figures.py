@@ -15,7 +15,7 @@ from fedveil.attacks.statistics import roc
 from fedveil.audit import Audit
 from fedveil.audit.scoring import Scored, attack_of
 from fedveil.report.audit_tables import SUPPOSED, by_attack
-from fedveil.report.canvas import MARKERS, whole_numbers
+from fedveil.report.canvas import MARKERS, keep, whole_numbers
 from fedveil.report.labels import Points, columns_within, labelled, legend_below, wrapped
 
 if TYPE_CHECKING:
@@ -51,10 +51,7 @@ def draw_evidence(found: Audit, file: Path) -> Path | None:
 
 
 def _saved(figure: Figure | None, file: Path) -> Path | None:
-    if figure is None:
-        return None
-    figure.savefig(file, dpi=110)
-    return file
+    return None if figure is None else keep(figure, file, 110)
 
 
 def audit_figure(found: Audit) -> Figure | None:

@@ -18,6 +18,7 @@ from fedveil.report.inversion_figure import draw_inversion
 from fedveil.report.inversion_table import inversion_table
 from fedveil.report.roc import draw_roc
 from fedveil.report.table import NOTHING, Table
+from fedveil.runs.ledgers import write_atomic
 
 PAGE = "audit.md"
 
@@ -34,7 +35,7 @@ class Shown:
         """Write ``audit.md``; the names of all files that a reader of this audit opens."""
         pages = [line for table in self.tables for line in replace(table, notes=()).markdown()]
         notes = [*(f"* {note}" for note in self.notes), ""]
-        (folder / PAGE).write_text("\n".join([*pages, *notes]), encoding="utf-8")
+        write_atomic(folder / PAGE, "\n".join([*pages, *notes]).encode())
         return [RESULT, PAGE, *(file.name for file in self.pictures if file is not None)]
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from fedveil.runs.ledgers import write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -13,6 +17,14 @@ if TYPE_CHECKING:
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D00")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "-", "-", "--", "-.", ":", "--", "-.")
+
+
+def keep(figure: Figure, file: Path, dpi: int) -> Path:
+    """Write a figure as a PNG for its owner alone: it shows private data, or figures without noise."""
+    drawn = BytesIO()
+    figure.savefig(drawn, dpi=dpi, format="png")
+    write_atomic(file, drawn.getvalue())
+    return file
 
 
 def new_figure(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedveil.report.canvas import keep
 from fedveil.report.curves import curves
 from fedveil.report.pareto import pareto
 from fedveil.runs.summary import Summary
@@ -20,5 +21,5 @@ def draw(summaries: Sequence[Summary], folder: Path) -> list[Path]:
     """
     files = [folder / "curves.png", folder / "pareto.png"]
     for file, figure in zip(files, (curves(summaries), pareto(summaries)), strict=True):
-        figure.savefig(file, dpi=150)
+        keep(figure, file, 150)
     return files

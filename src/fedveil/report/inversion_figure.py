@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fedveil.attacks.inversion import Inverted
 from fedveil.errors import FieldError
+from fedveil.report.canvas import keep
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,8 +53,7 @@ def inversion_figure(found: Inverted, attack: str, pixels: tuple[float, float] =
 
 def draw_inversion(found: Inverted, attack: str, file: Path, pixels: tuple[float, float] = (0.0, 1.0)) -> Path:
     """Write `inversion_figure` as a PNG."""
-    inversion_figure(found, attack, pixels).savefig(file, dpi=110)
-    return file
+    return keep(inversion_figure(found, attack, pixels), file, 110)
 
 
 def _shown(image: Tensor, pixels: tuple[float, float]) -> Tensor:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedveil.data import DataSet, Holding
+from fedveil.report.canvas import keep
 from fedveil.report.table import NOTHING, Table
+from fedveil.runs.ledgers import make_folder, write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,17 +44,16 @@ def write(found: Sequence[Holding], dataset: DataSet, folder: Path) -> list[Path
     list of Path
         The files.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     picture, table = folder / "partition.png", folder / "partition.csv"
-    draw(found, dataset).savefig(picture, dpi=150)
+    keep(draw(found, dataset), picture, 150)
     values = list(dataset.names()) if dataset.classes else ["mean", "deviation"]
     rows = []
     for h in found:
         own = h.counts if dataset.classes else (h.mean, h.deviation)
         rows.append([h.name, h.examples, h.held_out, h.present, *own, "; ".join(h.notes)])
-    table.write_text(
-        Table(["client", "examples", "held out", "classes", *values, "notes"], rows).csv(), encoding="utf-8"
-    )
+    written = Table(["client", "examples", "held out", "classes", *values, "notes"], rows).csv()
+    write_atomic(table, written.encode())
     return [picture, table]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedveil.report.canvas import COLOURS, new_figure
+from fedveil.report.canvas import COLOURS, keep, new_figure
 from fedveil.report.labels import labelled, legend_below
 
 if TYPE_CHECKING:
@@ -32,5 +32,4 @@ def draw_roc(found: MembershipAudit, file: Path) -> Path | None:
         axes.set(xscale="log", yscale="log", title=setting, xlabel="false positive rate", ylabel="true positive rate")
         axes.set(xlim=(least, 1), ylim=(least / 2, 1.05))
     legend_below(figure, labelled(list(panels.values())), size=8)
-    figure.savefig(file, dpi=120)
-    return file
+    return keep(figure, file, 120)

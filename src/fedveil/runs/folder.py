@@ -39,6 +39,12 @@ UNNOISED = {
 PRIVATE = "PRIVATE.txt"
 
 
+def mark_private(folder: Path, what: Mapping[str, str]) -> None:
+    """Leave ``PRIVATE.txt``, which says what in a folder carries no noise."""
+    if not (folder / PRIVATE).exists():
+        write_atomic(folder / PRIVATE, "".join(f"{name}: {why}\n" for name, why in what.items()).encode())
+
+
 class RunFolder:
     """The folder of one run.
 
@@ -104,8 +110,7 @@ class RunFolder:
         if not (self.path / CONFIG).exists():
             write_atomic(self.path / RUN_ID, json.dumps({"run_id": self.run_id}).encode())
             write_atomic(self.path / CONFIG, self.config.to_toml().encode())
-        if not (self.path / PRIVATE).exists():
-            write_atomic(self.path / PRIVATE, "".join(f"{name}: {why}\n" for name, why in UNNOISED.items()).encode())
+        mark_private(self.path, UNNOISED)
 
     def close(self) -> None:
         """Let other processes write here."""
