@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import norm
+from scipy.stats import binom, norm
 
 from fedveil.accounting import (
     FixedSize,
@@ -187,3 +187,23 @@ def test_a_step_filter_within_a_budget():
     book = StepFilter.within(Gaussian(10.0), 4, DELTA)
     assert epsilon([(Gaussian(10.0), book.steps)], DELTA) <= 4 < epsilon([(Gaussian(10.0), book.steps + 1)], DELTA)
     assert StepFilter.within(Gaussian(0.1), 1, DELTA).steps == 0
+
+
+def test_lots_that_find_no_place_are_charged_to_delta():
+    """Under add/remove the size of a lot is private: what exceeds its places is lost with a chance that is charged."""
+    from fedveil.accounting import epsilon, least_places
+    from fedveil.accounting.events import SPARE, SPILLED
+
+    steps, event = 10**4, step_event(4.0, 0.01)
+    assert epsilon([(event, steps)], 1.5e-14, "add/remove") > epsilon([(event, steps)], 1.5e-14, "zero-out")
+    with pytest.raises(FieldError, match="too large"):
+        epsilon([(event, steps)], 1e-14, "add/remove")
+    for n, rate in ((10, 0.5), (1000, 0.01), (100_000, 0.1)):
+        places = least_places(n, rate, SPILLED)
+        tail = binom(n, rate).sf
+        assert tail(places) <= SPILLED
+        assert places == 1 or tail(places - 1) > SPILLED
+    sampled = promise(relation="add/remove", public_size=False, events=((event, 1),))
+    assert sampled.of_group(SPARE).epsilon(DELTA) > sampled.epsilon(DELTA)
+    with pytest.raises(FieldError, match="group"):
+        sampled.of_group(SPARE + 1)

@@ -4,8 +4,9 @@ One forward and one backward pass to the layers' outputs give each layer's input
 and clipped sums follow without a second pass (the "book-keeping" of Bu et al. 2023, arXiv 2210.00038): a dense layer's
 gradients are never formed.
 
-Row i of every tensor belongs to example i because every module is of a type that is listed here, and nothing listens:
-a subclass, a hook or a parametrisation may mix rows, and a model with one goes another way.
+Row i of every tensor belongs to example i because every module is of a type that is listed here, or its own method is
+replaced by what `fedveil.learning.recognised` reads in it, and nothing listens: a subclass, a hook or a parametrisation
+may mix rows, and a model with one goes another way.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.nn.modules import module as torch_module
 
@@ -23,6 +24,7 @@ from fedveil.layout import Layout
 from fedveil.learning.dropout import KeyedDropout
 from fedveil.learning.labels import usable
 from fedveil.learning.losses import losses_of
+from fedveil.learning.recognised import NotApart, check, recognised
 
 _BLOCK = 1 << 20  # numbers that are converted to float64 at once
 
@@ -31,8 +33,13 @@ Rule = Callable[[Any, Tensor, Tensor], dict[str, Tensor]]
 Layers = dict[nn.Module, dict[str, str]]
 
 
-class NotApart(Exception):
-    """The module is not one whose layers' gradients follow from inputs and output gradients."""
+def _has_hooks(layer: nn.Module) -> bool:
+    """Whether something listens to a module or its parameters, or stands in for its method."""
+    if any(getattr(layer, name, None) for name in _HOOKS) or "forward" in vars(layer):
+        return True
+    hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    every = list(layer.parameters(recurse=False))
+    return any(type(p) is not nn.Parameter or any(getattr(p, name, None) for name in hooks) for p in every)
 
 
 @dataclass
@@ -43,39 +50,28 @@ class _Tap:
     outputs: list[tuple[Tensor, int]] = field(default_factory=list)
 
 
-def known_layers(model: nn.Module, layout: Layout) -> Layers:
-    """The layers with shared parameters, each with the layout's name of its parameters.
+def known_layers(model: nn.Module, layout: Layout, names: dict[int, str]) -> Layers:
+    """The layers with shared parameters, each with the layout's name (by identity, in `names`) of its parameters.
 
     Raises
     ------
     NotApart
-        If a module is not known.
+        If a shared parameter belongs to something else.
     """
-    if torch_module._has_any_global_hook():  # type: ignore[no-untyped-call]
-        raise NotApart("hooks on all modules")
-    owners = {id(p): name for name, p in model.named_parameters()}
     found: Layers = {}
-    seen = 0
     for layer in model.modules():
-        if not _is_known(layer):
-            raise NotApart(f"{type(layer).__name__} is no known layer")
-        own = {k: owners[id(p)] for k, p in layer.named_parameters(recurse=False) if owners.get(id(p)) in layout.names}
-        if not own:
-            continue
-        found[layer] = own
-        seen += len(own)
-    if seen != len(layout.names) or any(len(own) != len(list(m.parameters(recurse=False))) for m, own in found.items()):
-        raise NotApart("a layer is trained in part")
+        own = {k: names[id(p)] for k, p in layer.named_parameters(recurse=False) if names[id(p)] in layout.names}
+        if own and (type(layer) not in _RULES or len(own) != len(list(layer.parameters(recurse=False)))):
+            raise NotApart(f"{type(layer).__name__} is no known layer, or trained in part")
+        if own:
+            found[layer] = own
+    if sum(map(len, found.values())) != len(layout.names):
+        raise NotApart("a parameter is in no layer that is used, or in two")
     return found
 
 
 def _is_known(layer: nn.Module) -> bool:
     """Whether a module is exactly what torch or FedVeil wrote, and keeps the rows of a batch apart."""
-    if any(getattr(layer, name, None) for name in _HOOKS) or "forward" in vars(layer):
-        return False
-    for p in layer.parameters(recurse=False):
-        if type(p) is not nn.Parameter or p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
-            return False
     if isinstance(layer, nn.Flatten | nn.Unflatten | nn.Softmax | nn.LogSoftmax):
         axis = getattr(layer, "start_dim", getattr(layer, "dim", None))
         if not isinstance(axis, int) or axis < 1:
@@ -105,7 +101,12 @@ class ByLayers:
 
     def __init__(self, model: nn.Module, layout: Layout, loss: str) -> None:
         self._model, self._layout, self._loss = model, layout, loss
-        self._layers = known_layers(model, layout)
+        if torch_module._has_any_global_hook() or any(_has_hooks(m) for m in model.modules()):  # type: ignore[no-untyped-call]
+            raise NotApart("a module has hooks")
+        if not all(_is_known(m) for m in model.modules()):
+            self._model = recognised(model, _is_known)
+        names = {id(p): name for name, p in model.named_parameters()}
+        self._layers = known_layers(self._model, layout, names)
         formed = [p.numel() for one in self._layers if type(one) is not nn.Linear for p in one.parameters()]
         self.held = max(1, sum(formed))
 
@@ -119,6 +120,8 @@ class ByLayers:
         """
         with torch.no_grad():
             for rows in (x[:1], x):
+                if isinstance(self._model, fx.GraphModule):
+                    check(self._model, rows)
                 self._listened(rows)
 
     def __call__(self, x: Tensor, y: Tensor, here: Tensor) -> tuple[Gradients, Tensor, Tensor]:

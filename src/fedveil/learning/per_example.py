@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from fedveil.clipping import SHRINK
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
-from fedveil.learning.layerwise import ByLayers, NotApart, without
+from fedveil.learning.layerwise import ByLayers, without
 from fedveil.learning.losses import as_input, losses_of
-from fedveil.learning.traced import ByOperators, ByValue, OneByOne, generators_of
+from fedveil.learning.recognised import NotApart, generators_of
+from fedveil.learning.traced import ByOperators, ByValue, OneByOne
 
 _LOG = logging.getLogger(__name__)
 _ELEMENTS = 1 << 24  # numbers of single examples' gradients that are held at once
@@ -166,10 +167,9 @@ class PerExample:
             way.prepare(dummies, labels)
             before, place = bits(dummies), torch.arange(width, device=x.device)
             for turn, others in enumerate((place % 2 == 0, place % 2 == 1, place < width // 2, place >= width // 2)):
-                changed = dummies.clone()
-                for i in others.nonzero()[:, 0].tolist():
-                    changed[i] = _OTHERS[(i // 2 + turn) % len(_OTHERS)] if floats else 1
-                after = bits(changed)
+                values = torch.tensor(_OTHERS if floats else [1], dtype=x.dtype, device=x.device)
+                rows = values[(place // 2 + turn) % len(values)].view(-1, *[1] * (x.dim() - 1))
+                after = bits(as_input(torch.where(others.view(rows.shape), rows, dummies), some))
                 if any(not torch.equal(a[~others], b[~others]) for a, b in zip(before, after, strict=True)):
                     return False
             return True

@@ -66,6 +66,7 @@ class PrivateTrainer(SequentialTrainer):
             raise FieldError(local.unusual, getattr(local, local.unusual), "has no form with noise inside training")
         super().__init__(model, layout, local, device=device)
         self.noisy = replace(noisy, lr=local.rate()) if noisy.summed else noisy
+        self._model.train()
         self._sums = PerExample(self._model, layout, str(local.loss), self._generator)
         self._unchecked, self._alone = True, Lock()
         self._spare = deepcopy(model)  # for `idle`: training that took too long may still be busy with the other

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from operator import getitem
 
 import torch
@@ -20,6 +19,7 @@ from fedveil.layout import Layout
 from fedveil.learning.labels import masked, usable
 from fedveil.learning.layerwise import Gradients, weighted, without
 from fedveil.learning.losses import LOSSES, outputs_of
+from fedveil.learning.recognised import fresh
 
 
 class ByValue(Exception):
@@ -134,18 +134,6 @@ class Rows:
     def sum(self, scale: Tensor) -> Tensor:
         """Their sum [d] with factors [B]."""
         return weighted(self._rows if scale.all() else without(self._rows, scale == 0), scale)
-
-
-def fresh(model: nn.Module) -> nn.Module:
-    """A copy with the same parameters and generators, and nothing that an earlier call left in the module."""
-    kept: list[object] = [*model.parameters(), *generators_of(model)]
-    return deepcopy(model, {id(one): one for one in kept})
-
-
-def generators_of(model: nn.Module) -> list[torch.Generator]:
-    """What the modules of a model draw from, beside the global random state."""
-    found = [v for m in model.modules() for v in vars(m).values() if isinstance(v, torch.Generator)]
-    return list({id(g): g for g in found}.values())
 
 
 @contextmanager
