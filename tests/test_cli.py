@@ -337,7 +337,12 @@ def test_tables_are_lines_of_json_and_quiet_prints_nothing(tmp_path):
     assert {row["preset"] for row in json.loads(result.stdout)} == set(presets())
     short = ["digits-compare", "--set", "rounds=2", "--out"]
     result = CliRunner().invoke(app, ["--json", "run", *short, str(tmp_path / "a")])
-    assert json.loads(result.stdout)["replies"].startswith("20 used")
+    told = json.loads(result.stdout)
+    assert told["replies"]["used"] == 20
+    assert told == json.loads((tmp_path / "a" / "summary.json").read_text())
+    compared = CliRunner().invoke(app, ["--json", "compare", *short, str(tmp_path / "c"), "--set", "data.clients=4"])
+    assert [s["setting"] for s in json.loads(compared.stdout)][:2] == ["vanilla", "global DP"]
+    assert json.loads(compared.stdout)[1]["noise"]["sigma"]["mean"] > 0
     result = CliRunner().invoke(app, ["-q", "run", *short, str(tmp_path / "b")])
     assert (result.exit_code, result.output) == (0, "")
     rows = list(csv.DictReader((tmp_path / "b" / "metrics.csv").open()))

@@ -44,7 +44,11 @@ def norms(updates: Tensor) -> Tensor:
     parts = [torch.linalg.vector_norm(rows[..., c], dim=-1, dtype=torch.float64) for c in blocks_of(*_shape(rows))]
     lengths = parts[0] if len(parts) == 1 else torch.stack(parts).square_().sum(0).sqrt_()
     if not torch.isfinite(lengths).all():
-        raise FieldError("updates", "NaN or infinity", "must be finite: the trainer diverged or the reply is damaged")
+        raise FieldError(
+            "updates",
+            "NaN or infinity",
+            "must be finite: training diverged (lower its learning rate), or the reply is damaged",
+        )
     return cast(Tensor, lengths)
 
 

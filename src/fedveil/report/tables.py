@@ -73,7 +73,8 @@ def comparison_tables(summaries: Sequence[Summary], width: int) -> list[Table]:
         cells += [f"{fmean(p['test_metrics'][tested] for p in public):.3f}"] if tested else []
         rows.append(["public examples alone", *cells, *[NOTHING] * (len(numbers) - len(cells) + 1), "public data"])
     header = ["setting", *numbers, "seconds", "guarantee"]
-    whole = Table(header, rows, title, [*numbers, "seconds"], ["guarantee"])
+    data = [dict(s.values) for s in summaries]
+    whole = Table(header, rows, title, [*numbers, "seconds"], ["guarantee"], data=data)
     first = numbers.index("sigma") if figures == OF_TWO else len(numbers)
     parts = [("setting", *numbers[:first]), ("setting", *numbers[first:], "seconds", "guarantee")]
     return [whole] if width >= WIDE else [whole.only(*names) for names in parts]
@@ -265,7 +266,7 @@ def run_table(summary: Summary) -> Table:
     rows.append(("time", f"{values['seconds']['rounds']:.1f} s in {values['rounds']} rounds"))
     if values["data"]["note"]:
         rows.append(("note", str(values["data"]["note"])))
-    return Table.facts(rows)
+    return Table.facts(rows, {**values, **({"to be useful": instead} if instead else {})})
 
 
 def _averaged(runs: Sequence[Summary], figure: str, spread: bool = True) -> str:
