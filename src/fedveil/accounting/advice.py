@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from fedveil.accounting.conditions import AS_READ, conditions_of, whole_noise
+from fedveil.accounting.conditions import AS_READ, at_most, conditions_of, whole_noise
 from fedveil.accounting.events import FACTOR, Relation
 from fedveil.accounting.guarantee import VACUOUS, Guarantee, Trust, Unit
 from fedveil.accounting.planning import ENOUGH
@@ -129,18 +129,19 @@ def advise(
     target = f"epsilon = {float(epsilon)}", f"delta = {float(delta)}"
     sound = ('scores = "public"', *target)
     under = () if relation == "zero-out" else (f'relation = "{relation}"',)
-    planned = (*target, f"rounds = {rounds}", f"examples = {each}", *under)
+    sizes, most = ((at_most(2 * each),), (f"most = {2 * each}",)) if relation == "add/remove" else ((), ())
+    planned = (*target, f"rounds = {rounds}", f"examples = {each}", *under, *most)
     noise = (f"noise_multiplier = {rounded_up(z, 6)}", *under)
     found = [
         _choice("global", "client", "central", z, z * root / n, relation, rounds, noise),
         _choice("fedre", "client", "local", twice, twice * root / math.sqrt(n), "replace-one", rounds, sound),
-        _choice("record", "record", "local", z, z * root * math.sqrt(n) / total, relation, rounds, planned),
+        _choice("record", "record", "local", z, z * root * math.sqrt(n) / total, relation, rounds, planned, *sizes),
     ]
     if n > tolerated:
         summed = z * root * math.sqrt(n / (n - tolerated)) / total
         lines = (*planned, f"silos = {n}", f"tolerated = {tolerated}")
-        whole = whole_noise(n, tolerated)
-        found.append(_choice("record-sum", "record", "trusted sum", z, summed, relation, rounds, lines, whole))
+        more = (whole_noise(n, tolerated), *sizes)
+        found.append(_choice("record-sum", "record", "trusted sum", z, summed, relation, rounds, lines, *more))
     fit = [c for c in found if unit in (None, c.unit) and trust in (None, c.trust)]
     fit.sort(key=lambda c: c.noise_to_signal or 0.0)
     heuristics = [

@@ -18,6 +18,11 @@ def whole_noise(silos: int, tolerated: int) -> str:
     return f"at most {tolerated} of {silos} silos drop out, lie about their noise or pool what they know"
 
 
+def at_most(examples: int) -> str:
+    """Of a record's promise under add/remove, whose rows are public in number."""
+    return f"no silo has more than {examples} examples"
+
+
 def conditions_of(unit: Unit, trust: Trust, relation: Relation) -> tuple[str, ...]:
     """What has to hold wherever a unit is promised something under a trust model, whoever builds it."""
     found: tuple[str, ...] = (SUM_IS_TRUSTED,) if trust == "trusted sum" else ()

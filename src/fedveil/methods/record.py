@@ -39,7 +39,7 @@ from fedveil.accounting import (
     nothing,
     step_event,
 )
-from fedveil.accounting.conditions import LIVENESS, NO_FAILURE, SUM_IS_TRUSTED, whole_noise
+from fedveil.accounting.conditions import LIVENESS, NO_FAILURE, SUM_IS_TRUSTED, at_most, whole_noise
 from fedveil.accounting.events import FACTOR, Gaussian
 from fedveil.aggregation import NoState, WeightedMean
 from fedveil.errors import (
@@ -238,7 +238,7 @@ class RecordDP(Suggesting):
         return (*self._sizes(), LIVENESS, NO_FAILURE)
 
     def _sizes(self) -> tuple[str, ...]:
-        return (f"no silo has more than {self._most} examples",) if self._most else ()
+        return (at_most(self._most),) if self._most else ()
 
     def _spend(self) -> Spend:
         event, added = step_event(self.multiplier, self.rate), self._added * self.clip
