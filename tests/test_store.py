@@ -85,6 +85,11 @@ def test_a_key_holds_the_numbers_of_the_paths_it_takes_alone(monkeypatch):
         monkeypatch.setitem(summary.NUMERICS, path, summary.NUMERICS[path] - 1)
 
 
+@pytest.mark.parametrize("name", ["digits-fedre", "digits-group", "digits-record", "digits-sga-ldp", "digits-compare"])
+def test_a_configuration_of_every_method_has_a_key(name):
+    assert Cell("x", load(name)).key == Cell("y", load(name)).key
+
+
 def test_the_digest_is_of_the_examples():
     first, second = (config(data__name="digits").data, config(data__clients=2).data)
     assert deal.data_digest(first) == deal.data_digest(second) != deal.data_digest(load("digits-cia").data)[:6]

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from inspect import getattr_static
 from typing import Any
 
 from fedveil.config import Config
@@ -69,8 +70,9 @@ class Cell:
     @property
     def numerics(self) -> int | str:
         """The numbers of its paths."""
-        client = METHODS[self.config.privacy.method].client
-        return numerics_of("noisy_steps" in getattr(client, "needs", ()), self.config.trainer)
+        needs = getattr_static(METHODS[self.config.privacy.method].client, "needs", None)
+        record = isinstance(needs, frozenset) and "noisy_steps" in needs  # where parameters decide, it is a property
+        return numerics_of(record, self.config.trainer)
 
     @cached_property
     def kind(self) -> str:
