@@ -79,9 +79,11 @@ class Scripted:
     """A learner whose clients move their start by given steps: {partition: [d]}, the same in every round."""
 
     trainer = private_trainer = None
+    local = LocalTraining()
 
     def __init__(self, steps, chosen=None, scores=None, public_scores=None):
         self.steps, self.chosen, self.scores = steps, chosen or {}, scores
+        self.model = wide()
         self._public_scores = public_scores
 
     def learn(self, models, clients, keys, needs=frozenset(), sources=()):
