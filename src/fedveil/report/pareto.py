@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
@@ -58,15 +58,11 @@ class Point:
     audited: bool
 
 
-AT: dict[str, Callable[[Point], float | None]] = {  # where a point lies in a panel, if it does
-    "attack": lambda p: float(p.attack["auc"]) if p.attack else None,
-    "noise": lambda p: p.ratio,
-}
-
-
 def place(panel: str, point: Point) -> float | None:
     """Where a point lies in a panel, if it does; a panel of epsilons is named by their promise."""
-    return AT[panel](point) if panel in AT else point.epsilon if panel == " ".join(point.promise) else None
+    if panel == "attack":
+        return float(point.attack["auc"]) if point.attack else None
+    return point.ratio if panel == "noise" else point.epsilon if panel == " ".join(point.promise) else None
 
 
 def pareto(summaries: Sequence[Summary]) -> Figure:
@@ -131,18 +127,22 @@ def _points(runs: Sequence[Summary], name: str) -> list[Point]:
     return found
 
 
-def _attack(axes: Axes, points: dict[str, list[Point]], better: int) -> None:
+def _draw(axes: Axes, panel: str, points: dict[str, list[Point]]) -> list[tuple[float, float]]:
+    """The points of all settings that lie in a panel, with their bars."""
+    every: list[tuple[float, float]] = []
     for number, (base, some) in enumerate(points.items()):
-        shown = [p for p in some if p.attack]
+        shown = [(x, p) for p in some if (x := place(panel, p)) is not None]
         if not shown:
             continue
-        x = [p.attack["auc"] for p in shown if p.attack]
-        errors = [[p.attack[k] for p in shown if p.attack] for k in ("low", "high")]
-        spans = [[a - b for a, b in zip(x, errors[0], strict=True)], [b - a for a, b in zip(x, errors[1], strict=True)]]
-        style = _style(number, len(shown))
-        axes.errorbar(x, [p.quality for p in shown], xerr=spans, yerr=[p.spread for p in shown], label=base, **style)
-    every = [(p.attack["auc"], p.quality) for some in points.values() for p in some if p.attack]
-    _front(axes, every, better)
+        spans = [[abs(p.attack[k] - x) for x, p in shown if p.attack] for k in ("low", "high")]
+        every += (own := [(x, p.quality) for x, p in shown])
+        bars: dict[str, Any] = {"xerr": spans if panel == "attack" else None, "yerr": [p.spread for _, p in shown]}
+        axes.errorbar([x for x, _ in own], [y for _, y in own], label=base, **bars, **_style(number, len(own)))
+    return every
+
+
+def _attack(axes: Axes, points: dict[str, list[Point]], better: int) -> None:
+    _front(axes, _draw(axes, "attack", points), better)
     axes.axvline(0.5, color="#999999", linewidth=0.8, linestyle=":")
     axes.set_xlabel("AUC of the strongest attack on a client's participation\n(bars: 95% over runs; .5 is guessing)")
     axes.set_title(_attacked(points, better), fontsize=9)
@@ -184,19 +184,13 @@ def _attacked(points: dict[str, list[Point]], better: int) -> str:
 
 def _noise(axes: Axes, points: dict[str, list[Point]], better: int) -> None:
     for number, (base, some) in enumerate(points.items()):
-        shown = [p for p in some if p.ratio is not None]
         for p in some:
             if not p.noisy:
                 axes.axhline(p.quality, color=COLOURS[number % 8], linestyle="--", linewidth=1, zorder=1)
-        if not shown:
-            if not any(p.noisy for p in some):
-                axes.plot([], [], color=COLOURS[number % 8], linestyle="--", label=f"{base} (no noise)")
-            continue
-        x = [p.ratio for p in shown if p.ratio is not None]
-        errors = [p.spread for p in shown]
-        axes.errorbar(x, [p.quality for p in shown], yerr=errors, label=base, **_style(number, len(shown)))
+        if not any(p.noisy or p.ratio is not None for p in some):
+            axes.plot([], [], color=COLOURS[number % 8], linestyle="--", label=f"{base} (no noise)")
     axes.set_xlabel("noise / clip = sigma sqrt(parameters) / C,\nmean over the rounds")
-    if any(p.ratio is not None for some in points.values() for p in some):
+    if _draw(axes, "noise", points):
         axes.set_xlim(0, axes.get_xlim()[1] * 1.05)
         axes.set_title(f"at equal noise: who is {'higher' if better > 0 else 'lower'}?", fontsize=9)
     else:
@@ -205,17 +199,11 @@ def _noise(axes: Axes, points: dict[str, list[Point]], better: int) -> None:
 
 
 def _epsilon(axes: Axes, panel: str, points: dict[str, list[Point]], summaries: Sequence[Summary], better: int) -> None:
-    proven = [p for some in points.values() for p in some if place(panel, p) is not None]
-    if not proven:
+    every = _draw(axes, panel, points)
+    if not every:
         say(axes, "no setting has a proven epsilon", keep_y=True)
         return
-    for number, (base, some) in enumerate(points.items()):
-        shown = [p for p in some if place(panel, p) is not None]
-        if shown:
-            x = [p.epsilon for p in shown if p.epsilon is not None]
-            errors = [p.spread for p in shown]
-            axes.errorbar(x, [p.quality for p in shown], yerr=errors, label=base, **_style(number, len(shown)))
-    _front(axes, [(p.epsilon, p.quality) for p in proven if p.epsilon is not None], better)
+    _front(axes, every, better)
     here = [s for s in summaries if proven_epsilon(s) is not None and " ".join(promise_of(s)) == panel]
     unit = worst_guarantee(here[0])
     axes.set_xscale("log")
