@@ -14,12 +14,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from fedveil.config import parse
 from fedveil.errors import FieldError, LedgerError
 from fedveil.runs import run
 from fedveil.runs.checkpoint import Checkpoint
+from fedveil.runs.sealed import sealed
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 
@@ -183,6 +185,11 @@ def test_a_checkpoint_with_a_flipped_bit_is_refused(folder):
     save_file(tensors, path, metadata={"fedveil": "{}"})  # as an earlier version wrote it, without a checksum
     with pytest.raises(FieldError, match="checksum"):
         run(config(), folder, resume=True)
+
+
+def test_the_same_state_is_the_same_file():
+    same = {sealed({"w": torch.zeros(2)}, {"round": 1}) for _ in range(20)}
+    assert len(same) == 1
 
 
 def assert_refused(folder, message):

@@ -14,7 +14,7 @@ from torch import Tensor, uint8
 
 from fedveil.reading import json_of
 
-PLAIN, CHECKSUM = "fedveil", "checksum"  # keys of the file's metadata
+PLAIN = "fedveil"  # the one entry of the metadata: the checksum, a space, the values
 
 
 def sealed(tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> bytes:
@@ -29,7 +29,7 @@ def sealed(tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> bytes:
     """
     own = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
     text = json.dumps(plain)
-    return save(own, metadata={PLAIN: text, CHECKSUM: _checksum(own, text)})
+    return save(own, metadata={PLAIN: f"{_checksum(own, text)} {text}"})  # of several entries the order is not kept
 
 
 def unsealed(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -46,8 +46,8 @@ def unsealed(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
     except SafetensorError as error:
         raise ValueError(str(error)) from error
-    text = metadata.get(PLAIN, "")
-    if metadata.get(CHECKSUM) != _checksum(tensors, text):
+    checksum, _, text = metadata.get(PLAIN, "").partition(" ")
+    if checksum != _checksum(tensors, text):
         raise ValueError("its checksum does not fit, or it is of an earlier version")
     plain = json_of(text)
     if not isinstance(plain, dict):
