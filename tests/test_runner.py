@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedveil.config import parse
+from fedveil.config import load, parse
 from fedveil.errors import FieldError, LedgerError
 from fedveil.grid import compare
 from fedveil.runs import run
@@ -108,6 +108,43 @@ def test_a_crash_between_ledger_and_checkpoint_costs_nothing_twice(tmp_path):
         (tmp_path / "parts" / "ledger" / file.name).write_text("".join(kept))
     run(spec, tmp_path / "parts", resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_a_finished_run_goes_on_for_more_rounds_to_the_same_bits(tmp_path, name):
+    short, long = (config(**METHODS[name], rounds=rounds) for rounds in (3, 4))
+    run(short, tmp_path / "parts")
+    parts = run(long, tmp_path / "parts", resume=True)
+    whole = run(long, tmp_path / "whole")
+    assert rows_of(tmp_path / "parts") == rows_of(tmp_path / "whole")
+    assert all(torch.equal(v, model_of(tmp_path / "whole")[k]) for k, v in model_of(tmp_path / "parts").items())
+    assert parts.values["guarantees"] == whole.values["guarantees"]
+    assert run(load(tmp_path / "parts"), tmp_path / "parts", resume=True).rows == parts.rows
+    with pytest.raises(FieldError, match=r"see rounds"):
+        run(short, tmp_path / "parts", resume=True)
+
+
+def test_where_the_noise_follows_the_number_of_rounds_no_more_are_run(tmp_path):
+    assignments = ["data.clients=3", "scoring.images=1", "scoring.method=signal"]
+    run(load("digits-fedre", [*assignments, "rounds=1"]), tmp_path / "run")
+    before = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
+    with pytest.raises(FieldError, match="made for 1 rounds"):
+        run(load("digits-fedre", [*assignments, "rounds=2"]), tmp_path / "run", resume=True)
+    assert {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()} == before
+
+
+def test_rounds_planned_for_an_epsilon_are_not_exceeded(tmp_path):
+    planned = {"privacy": {"method": "global", "epsilon": 8.0, "rounds": 3, "clip": 1.0}}
+    run(config(**planned, rounds=2), tmp_path / "run")
+    run(config(**planned, rounds=3), tmp_path / "run", resume=True)
+    with pytest.raises(FieldError, match="start anew"):
+        run(config(**planned, rounds=4), tmp_path / "run", resume=True)
+    held = {"privacy": {"method": "global", "noise_multiplier": 8.0, "clip": 1.0, "budget": {"epsilon": 1.2}}}
+    first = run(config(**held, rounds=3), tmp_path / "held")
+    more, whole = (run(config(**held, rounds=9), tmp_path / n, resume=n == "held") for n in ("held", "whole"))
+    assert not first.values["stopped"]
+    assert more.values["stopped"] == whole.values["stopped"] != ""
+    assert more.values["rounds"] == whole.values["rounds"] < 9
 
 
 def test_a_finished_run_resumes_to_itself(tmp_path):

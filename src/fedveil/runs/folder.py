@@ -51,7 +51,7 @@ class RunFolder:
     Parameters
     ----------
     path : Path
-        New or empty, or (`resume`) that of a run with the same configuration.
+        New or empty, or (`resume`) that of a run with the same configuration, or with fewer rounds.
     config : Config
         Of the run.
     resume : bool
@@ -81,6 +81,7 @@ class RunFolder:
         self.rows: list[Row] = []
         self.checkpoint: Checkpoint | None = None
         self._lock, self._durable, self._resumed = FolderLock(path), config.source.kind == "secure", resume
+        self._longer = False
         try:
             if resume:
                 self._reopen()
@@ -107,7 +108,9 @@ class RunFolder:
             make_folder(folder)
             for left in folder.glob(".*.part"):  # by a process that was killed while it replaced a file
                 left.unlink()
-        if not (self.path / CONFIG).exists():
+        if self._longer:
+            (self.path / "summary.json").unlink(missing_ok=True)  # by which it was finished
+        if self._longer or not (self.path / CONFIG).exists():
             write_atomic(self.path / RUN_ID, json.dumps({"run_id": self.run_id}).encode())
             write_atomic(self.path / CONFIG, self.config.to_toml().encode())
         mark_private(self.path, UNNOISED)
@@ -145,6 +148,8 @@ class RunFolder:
         require_begun(self.path, RUN)
         self._lock.take()
         stored = load(self.path)
+        if self.config.rounds > stored.rounds:
+            stored, self._longer = _longer(stored, self.config), True
         if stored.fingerprint() != self.config.fingerprint():
             named = ", ".join(_differences(stored.to_dict(), self.config.to_dict()))
             raise FieldError(
@@ -188,6 +193,18 @@ class RunFolder:
             raise damaged("--resume", f"{path}, line {len(self.rows) + 1}", lost, way_out(self.path))
         if path.exists():
             write_atomic(path, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
+
+
+def _longer(stored: Config, config: Config) -> Config:
+    """The stored configuration with more rounds, where no promise and no noise was made for fewer."""
+    planned = stored.privacy.options.get("rounds") or config.rounds
+    if planned < config.rounds or config.privacy.build(config.aggregator).client.composed:
+        accepted = (
+            f"the noise was made for {min(planned, stored.rounds)} rounds, and more would exceed its promise: "
+            "start anew with another --out, planned for all of them"
+        )
+        raise FieldError("rounds", config.rounds, accepted)
+    return stored.model_copy(update={"rounds": config.rounds})
 
 
 def _row_of(line: str) -> Row:
