@@ -230,7 +230,8 @@ def test_the_command_prints_what_was_found_and_what_it_means(tmp_path, monkeypat
         "Metrics that clients see after each round: noised: z = 1",
         "shadow data lack classes that the target has (5, 6, 7, 8, 9)",
         "sequential test for errors of 5%",
-        "written to runs/digits-cia-audit: audit.json, audit.md, audit.png, evidence.png",
+        "written to runs/digits-cia-audit: audit.json, audit.md, audit.csv",
+        "audit.png, audit.pdf, evidence.png, evidence.pdf",
     ):
         assert words in " ".join(result.output.split()), words
     assert result.output.index("attacks that work") < result.output.index("vanilla: guarantee none")

@@ -25,7 +25,7 @@ from fedveil.attacks.statistics import CONFIDENCE, EpsilonBound, joint_bound
 from fedveil.audit.game import Judgement, game_of, play
 from fedveil.audit.participation import REHEARSALS
 from fedveil.config import Config, load
-from fedveil.engines import Federation
+from fedveil.engines import Federation, RoundRecord
 from fedveil.engines.assembly import Privacy, as_client, resolve_method
 from fedveil.errors import FieldError, require_count, require_delta, require_rounds
 from fedveil.gdp import rounded_down
@@ -34,6 +34,7 @@ from fedveil.grid.comparison import named
 from fedveil.learning import ClientData, LocalTraining
 from fedveil.learning.metrics import task_of
 from fedveil.methods.publishing import Publishing
+from fedveil.runs.runner import Progress, Silent
 from fedveil.runs.summary import REPRODUCIBLE, Row, Summary, core_of, guarantees_of, row_of
 
 Clients = Sequence[Any]
@@ -50,6 +51,7 @@ def compare(
     seeds: int = 1,
     delta: float = 1e-5,
     out: str | Path | None = None,
+    progress: Progress | None = None,
 ) -> Compared:
     """Compare privacy settings side by side.
 
@@ -70,6 +72,8 @@ def compare(
         At which an epsilon is stated.
     out : path, optional
         Of a configuration: where its runs are kept.
+    progress : Progress, optional
+        Is told how it goes; by default a bar on a terminal, and nobody elsewhere.
 
     Returns
     -------
@@ -78,7 +82,7 @@ def compare(
     """
     if isinstance(what, Config | str | Path):
         config = what if isinstance(what, Config) else load(str(what))
-        return Compared(tuple(compare_settings(config, out, seeds=seeds)))
+        return Compared(tuple(compare_settings(config, out, seeds=seeds, progress=progress or shown())))
     for name, value in (("clients", clients), ("settings", settings), ("rounds", rounds)):
         if not value:
             raise FieldError(name, value, "is needed beside a function: compare(make, clients, settings, rounds=10)")
@@ -92,9 +96,10 @@ def compare(
             _made(what, clients or (), given, 0)
     repeated = range(require_count("seeds", seeds))
     plans = [(label, given, seed) for label, given in settings.items() for seed in repeated]
-    return Compared(
-        tuple(_played(_made(what, clients or (), given, s), label, planned, s, delta) for label, given, s in plans)
-    )
+    going, found = progress or shown(), []
+    for label, given, s in plans:
+        found.append(_played(_made(what, clients or (), given, s), label, planned, s, delta, going))
+    return Compared(tuple(found))
 
 
 @dataclass(frozen=True)
@@ -135,6 +140,16 @@ def _made(make: Make, clients: Clients, given: Setting, seed: int) -> Federation
     return make_one(make, clients, method, seed, **({} if local is None else {"local": local}))
 
 
+def shown() -> Progress:
+    """A bar on a terminal, and nothing elsewhere."""
+    from rich.console import Console
+
+    from fedveil.report.progress import progress_for
+
+    console = Console(stderr=True)
+    return progress_for(console) if console.is_terminal else Silent()
+
+
 def make_one(make: Make, clients: Clients, method: Privacy | None, seed: int, **more: LocalTraining) -> Federation:
     """Call a user's function, and refuse what it must not return."""
     written = "lambda clients, method, seed: fv.Federation(..., clients=clients, method=method, seed=seed)"
@@ -150,11 +165,20 @@ def make_one(make: Make, clients: Clients, method: Privacy | None, seed: int, **
     return found
 
 
-def _played(federation: Federation, label: str, rounds: int, seed: int, delta: float) -> Summary:
+def _played(federation: Federation, label: str, rounds: int, seed: int, delta: float, progress: Progress) -> Summary:
     """One run, summed up as a run of a configuration would be."""
     rows: list[Row] = []
     its = federation
-    history = its.run(rounds, lambda record: rows.append(row_of(record, its.method, its.layout, its.client_sides)))
+
+    def on_round(record: RoundRecord) -> None:
+        rows.append(row_of(record, its.method, its.layout, its.client_sides))
+        progress.advance(rows[-1])
+
+    progress.begin(f"{label}, seed {seed}", 0, rounds)
+    try:
+        history = its.run(rounds, on_round)
+    finally:
+        progress.end()
     guarantee, parties = guarantees_of(its.method, its.books(), delta)
     secure = its.source.deployable
     return Summary(
@@ -187,6 +211,7 @@ def audit(
     instead: Any = None,
     reference: Any = None,
     delta: float = 1e-5,
+    progress: Progress | None = None,
     **options: Any,
 ) -> OwnAudit | Judgement:
     """Measure how well whoever receives every model tells whether one client takes part, with and without `method`.
@@ -199,7 +224,7 @@ def audit(
     ----------
     what : callable, Config or path
         ``make(clients, method, seed) -> Federation``, or a configuration: `options` are then those of
-        `fedveil.audit.game_of`, ``out`` for a folder and ``progress``.
+        `fedveil.audit.game_of`, and ``out`` for a folder.
     clients : sequence
         As for `Federation`.
     method : optional
@@ -216,12 +241,15 @@ def audit(
         Examples on which nobody trains, for the calibrated attacks. Default: the other clients' held-out ones.
     delta : float
         Of the epsilons.
+    progress : Progress, optional
+        Is told how it goes; by default a bar on a terminal, and nobody elsewhere.
     """
+    going = progress or shown()
     if isinstance(what, Config | str | Path):
         config = what if isinstance(what, Config) else load(str(what))
-        places = {key: options.pop(key) for key in ("out", "progress") if key in options}
+        out = options.pop("out", None)
         asked = options if replicates is None else {"replicates": replicates, **options}
-        return play(game_of(config, **asked), **places)
+        return play(game_of(config, **asked), out, going)
     for name, value in (("clients", clients), ("rounds", rounds)):
         if not value:
             raise FieldError(name, value, "is needed beside a function: audit(make, clients, method, rounds=10)")
@@ -246,7 +274,11 @@ def audit(
     found, promised, joint = list[Participation](), "", EpsilonBound(0.0, 0.0, delta, CONFIDENCE)
     for label, protects in {"no defence": None, "with the method": method}.items():
         if label == "no defence" or method is not None:
-            traces, promised = _traces(what, worlds, protects, planned, runs, shadow, known, delta)
+            going.begin(label, 0, 2 * (runs + max(REHEARSALS, runs // 2)))
+            try:
+                traces, promised = _traces(what, worlds, protects, planned, runs, shadow, known, delta, going)
+            finally:
+                going.end()
             verdicts, joint = _judged(traces, label, delta, relation)
             found += verdicts
     return OwnAudit(tuple(found), where, relation, promised, joint)
@@ -277,8 +309,13 @@ class OwnAudit:
     measured: EpsilonBound
 
     def __str__(self) -> str:
-        """A line an attack, then what was promised beside what was measured."""
-        lines = [
+        """The answer, a line an attack, then what was promised beside what was measured."""
+        from fedveil.report.words import answered
+
+        own = [v for v in self.verdicts if v.setting == self.verdicts[-1].setting]
+        told = answered(own[0].setting, own, max(own, key=lambda v: v.point))
+        lines = [f"Can others tell whether client {self.target} takes part? {told}"]
+        lines += [
             f"{v.setting}, {v.attack}: AUC {v.point:.3f} ({v.low:.2f}-{v.high:.2f}) over {v.n} runs"
             for v in self.verdicts
         ]
@@ -302,6 +339,7 @@ def _traces(
     shadow: ClientData,
     reference: ClientData | None,
     delta: float,
+    progress: Progress,
 ) -> tuple[dict[tuple[str, bool], dict[str, Tensor]], str]:
     """Scores [runs, R] of each attack, by phase and world, and the guarantee of a run."""
     scores: dict[tuple[str, bool], dict[str, list[Tensor]]] = {}
@@ -313,6 +351,9 @@ def _traces(
                 federation = make_one(make, clients, method, 2 * seed + inside)
                 broadcasts = [federation.models.clone()]
                 history = federation.run(rounds, lambda _: broadcasts.append(federation.models.clone()))  # noqa: B023
+                progress.advance(
+                    row_of(history.rounds[-1], federation.method, federation.layout, federation.client_sides)
+                )
                 promised = history.guarantee.describe(delta)
                 for name, trace in _scores(federation, torch.stack(broadcasts), shadow, reference).items():
                     own.setdefault(name, []).append(trace)

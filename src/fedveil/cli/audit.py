@@ -124,6 +124,8 @@ def audit(
         going.folder, going.command = folder, "the same command"
         found = play(built, folder, progress_for(console))
         shown = show(found, folder)
+        if shown.answer:
+            console.print(shown.answer, "", sep="\n", markup=False, highlight=False)
         for table in shown.tables:
             console.print(table)
             console.print()

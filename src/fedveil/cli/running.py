@@ -1,8 +1,9 @@
-"""`fedveil run`, `compare`, `plan` and `presets`."""
+"""`fedveil init`, `run`, `compare`, `plan` and `presets`."""
 
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -27,8 +28,28 @@ from fedveil.cli.shared import (
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (run, compare, plan, presets):
+    for command in (init, run, compare, plan, presets):
         app.command()(command)
+
+
+def init(
+    data: Annotated[str, typer.Option(prompt="Your data: a folder of images, a CSV or NPZ file, or a name")] = "digits",
+    clients: Annotated[int, typer.Option(prompt="How many clients (hospitals, or other parties)")] = 10,
+    protect: Annotated[str, typer.Option(prompt="What to protect: all of a client, a record, or nothing")] = "client",
+    epsilon: Annotated[float, typer.Option(help="Of the promise, in total.")] = 8.0,
+    target: Annotated[str, typer.Option(help="A table's column to predict; default: the last.")] = "",
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write.")] = Path("my.toml"),
+) -> None:
+    """Write a first configuration for your data; what is not given is asked for."""
+    with told():
+        from fedveil.config.first import first_config
+        from fedveil.errors import FieldError
+
+        if file.exists():
+            raise FieldError("FILE", str(file), "is there already: give another name, as in fedveil init other.toml")
+        text = first_config(file.stem, data, clients, protect, epsilon=epsilon, target=target)
+        file.write_text(text, encoding="utf-8")
+        typer.echo(f"written to {file}; go on with: fedveil compare {shlex.quote(str(file))}")
 
 
 def run(
@@ -48,6 +69,7 @@ def run(
 
         from fedveil.grid import Cell, Store
         from fedveil.report.progress import progress_for
+        from fedveil.report.table import write
         from fedveil.report.tables import run_table
 
         folder = out or folder_of(config, spec.name)
@@ -55,7 +77,9 @@ def run(
         console = console_for()
         quiet(spec.engine)
         summary = Store(None).run_in(folder, Cell("", spec), progress_for(console), resume=resume).summary
-        console.print(run_table(summary))
+        table = run_table(summary)
+        write(folder, "table", [table])
+        console.print(table)
         console.print(f"written to {folder}", markup=False, highlight=False, soft_wrap=True)
         stop_early([summary.stopped])
 
@@ -86,7 +110,8 @@ def compare(
         from fedveil.audit.front import attack_settings, check_audit, with_attacks
         from fedveil.report.figures import draw
         from fedveil.report.progress import progress_for
-        from fedveil.report.tables import comparison_notes, comparison_tables
+        from fedveil.report.table import write
+        from fedveil.report.tables import WIDE, comparison_notes, comparison_tables
 
         folder = out or (folder_of(config, spec.name) if resume else fresh(folder_of(config, spec.name)))
         asked = f" --seeds {seeds}" * (seeds > 1) + f" --audit {audit}" * (audit > 0)
@@ -108,7 +133,8 @@ def compare(
             console.print(table)
         for note in comparison_notes(found):
             console.print(note, markup=False, highlight=False)
-        names = ", ".join(["comparison.json", *(f.name for f in files)])
+        written = write(folder, "table", comparison_tables(found, WIDE), comparison_notes(found))
+        names = ", ".join(["comparison.json", *written, *(f.stem + kind for f in files for kind in (".png", ".pdf"))])
         console.print(f"written to {folder}: {names}", markup=False, highlight=False, soft_wrap=True)
         stop_early([s.stopped for s in found])
 
@@ -190,11 +216,18 @@ def _planned(config: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     return values, promise.guarantee.conditions
 
 
-def presets() -> None:
-    """List the packaged configurations, for `run` and `compare`."""
+def presets(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Print this one, to begin a file of yours.")
+    ] = None,
+) -> None:
+    """List the packaged configurations, for `run` and `compare`, or print one."""
     with told():
         from fedveil import config
         from fedveil.report.table import Table
 
+        if name is not None:
+            typer.echo(config.loading.text_of(name)[0], nl=False)
+            return
         found = list(config.presets().items())
         console_for().print(Table(("preset", "what it is"), found, wraps=("what it is",)))

@@ -62,7 +62,9 @@ Out = Annotated[
 EngineOption = Annotated[Engine | None, typer.Option("--engine", help="Who moves the messages.")]
 DeviceOption = Annotated[Device | None, typer.Option("--device", help="Where clients train.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Of data split, models, training and reproducible noise.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with the run in the folder; with --set rounds=N for more rounds.")
+]
 
 
 class GoOn:

@@ -55,7 +55,7 @@ def load(where: str | Path, assignments: Sequence[str] = (), **overrides: Any) -
     ConfigError, FieldError
         With one line for everything that is wrong.
     """
-    text, origin = _text(where)
+    text, origin = text_of(where)
     folder = Path(where) if (Path(where) / CONFIG).is_file() else None
     try:
         values = toml_of(text)
@@ -157,7 +157,8 @@ def _value(text: str) -> Any:
         return text
 
 
-def _text(where: str | Path) -> tuple[str, str]:
+def text_of(where: str | Path) -> tuple[str, str]:
+    """The text of a file, a run folder's or a preset, and what to call it."""
     path = Path(where)
     if path.is_dir() and (path / CONFIG).is_file():
         path = path / CONFIG

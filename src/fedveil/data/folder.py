@@ -40,7 +40,7 @@ def load_folder(
     max_pixels: int = MAX_PIXELS,
     max_gib: float = 4.0,
 ) -> DataSet:
-    """Load a folder of PNG, JPEG, BMP, TIFF or GIF images, in the order of their names.
+    """Load a folder of PNG, JPEG, BMP, TIFF, GIF or DICOM (``.dcm``) images, in the order of their names.
 
     Parameters
     ----------

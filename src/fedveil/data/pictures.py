@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".gif")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".gif", ".dcm")
 MODES = ("auto", "grey", "rgb")
 MAX_PIXELS = 1 << 24  # 4096 x 4096
 
@@ -62,7 +62,12 @@ def decode(
         Naming the file, if it is damaged, too large, or of another kind.
     """
     image_module = pillow()
+    medical = name.lower().endswith(".dcm")
+    dicom = optional("pydicom", "reading DICOM needs pydicom", '"fedveil[dicom]"') if medical else None
     try:
+        if dicom is not None:
+            opened = dicom.dcmread(BytesIO(source) if isinstance(source, bytes) else source)
+            return _pixels(name, image_module.fromarray(_slice(name, opened, max_pixels)), mode, size)
         with warnings.catch_warnings():
             warnings.simplefilter("error", image_module.DecompressionBombWarning)
             with image_module.open(BytesIO(source) if isinstance(source, bytes) else source, formats=_FORMATS) as image:
@@ -76,7 +81,7 @@ def decode(
     except FieldError:
         raise
     except Exception as error:  # damaged files make decoders raise nearly anything
-        kinds = ", ".join(_FORMATS)
+        kinds = ", ".join((*_FORMATS, "DICOM"))
         raise FieldError(name, type(error).__name__, f"cannot be read as {kinds}: {error}") from error
 
 
@@ -142,6 +147,29 @@ def pillow() -> Any:
 def _shape(values: Array) -> str:
     colour = "RGB" if values.ndim == 3 else "grey"
     return f"{values.shape[0]} x {values.shape[1]} {colour}{' 16-bit' if values.dtype == np.float32 else ''}"
+
+
+def _slice(name: str, opened: Any, max_pixels: int) -> Array:
+    """A DICOM file's single grey image, uint16 from black to white: its own window, or what its bits can hold.
+
+    Nothing of the header is used but what says how pixels are stored and shown.
+    """
+    from pydicom.pixels import apply_modality_lut
+
+    shape = (opened.Rows, opened.Columns, int(opened.get("NumberOfFrames") or 1), opened.SamplesPerPixel)
+    if shape[0] * shape[1] > max_pixels or shape[2:] != (1, 1):
+        accepted = f"must be one grey image of at most {max_pixels} pixels; data.max_pixels, or convert it"
+        raise FieldError(name, " x ".join(map(str, shape)), accepted)
+    bits, signed = opened.BitsStored, opened.PixelRepresentation
+    ends = np.array([-(1 << bits - 1), (1 << bits - 1) - 1] if signed else [0, (1 << bits) - 1], np.int32)
+    low, high = np.sort(apply_modality_lut(ends, opened))
+    if "WindowCenter" in opened:
+        centre, width = (np.ravel(opened[key].value)[0] for key in ("WindowCenter", "WindowWidth"))
+        low, high = float(centre) - float(width) / 2, float(centre) + float(width) / 2
+    shown = ((apply_modality_lut(opened.pixel_array, opened) - low) / (high - low)).clip(0, 1)
+    dark = opened.PhotometricInterpretation == "MONOCHROME1"
+    deep: Array = np.round(65535 * (1 - shown if dark else shown)).astype(np.uint16)
+    return deep
 
 
 def _pixels(name: str, image: Image, mode: str, size: tuple[int, int] | None) -> Array:

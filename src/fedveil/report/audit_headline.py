@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
-from fedveil.attacks.statistics import Estimate, epsilon_ceiling
+from fedveil.attacks.participation import Participation
+from fedveil.attacks.statistics import epsilon_ceiling
 from fedveil.audit import Audit
+from fedveil.audit.game import Refused
 from fedveil.config.world import world_of
 from fedveil.gdp import rounded_down
 from fedveil.report.table import NOTHING, Table
+from fedveil.report.words import answered, in_words
 
 LITTLE = 0.5  # an epsilon: with runs that cannot even prove this much, that has to be said
 MILESTONES = (0.0, 0.5, 1.0, 2.0)
@@ -24,9 +28,7 @@ def headline(found: Audit) -> Table | None:
     every = {(v.result.attack, v.result.setting): v.result for v in found.judged.verdicts}
     rows = []
     for label in labels:
-        own = [v.result for v in found.judged.verdicts if v.result.setting == label and not v.supposed]
-        counted = [r for r in own if r.valid or r.succeeds]
-        best = max(counted, key=lambda r: (r.point, r.auc.low), default=None)
+        own, counted, best = _strongest(found, label)
         undefended = None if best is None else every.get((best.attack, plain))
         bound = found.values["together"].get(label)
         cells = [NOTHING if best is None else best.attack, f"{len(counted)} of {len(own)}"]
@@ -41,9 +43,28 @@ def headline(found: Audit) -> Table | None:
     return Table(["against", "strongest", *numbers], rows, title, numbers, notes=too_few(found.values))
 
 
-def in_words(value: Estimate) -> str:
-    """A figure with its interval."""
-    return f"{value.point:.3f} ({value.low:.2f}-{value.high:.2f})"
+def _strongest(found: Audit, label: str) -> tuple[list[Participation], list[Participation], Participation | None]:
+    """What was judged against a setting, what counts of it, and the strongest of these."""
+    own = [v.result for v in found.judged.verdicts if v.result.setting == label and not v.supposed]
+    counted = [r for r in own if r.valid or r.succeeds]
+    return own, counted, max(counted, key=lambda r: (r.point, r.auc.low), default=None)
+
+
+def answer(found: Audit) -> str:
+    """The question and its answer for each setting, a sentence each; empty where nothing was judged."""
+    labels = found.settings[1:] or found.settings
+    lines = [answered(label, own, best) for label in labels for own, _, best in [_strongest(found, label)] if own]
+    asked = f"Can client {found.values['attacker']} tell whether client {found.values['target']} takes part?"
+    return " ".join([asked, *lines]) if lines else ""
+
+
+def folded(refused: Sequence[Refused]) -> list[str]:
+    """One line for all attacks that were not run, by the reason."""
+    reasons: dict[str, dict[str, None]] = {}
+    for one in refused:
+        reasons.setdefault(one.reason, {})[one.attack] = None
+    said = "; ".join(f"{', '.join(attacks)} ({reason})" for reason, attacks in reasons.items())
+    return [f"not run: {said}"] if said else []
 
 
 def compared(found: Audit) -> list[str]:

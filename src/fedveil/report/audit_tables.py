@@ -11,8 +11,9 @@ from fedveil.audit import Audit
 from fedveil.audit.scoring import Scored, row_of
 from fedveil.config.world import IN_ITS_PLACE
 from fedveil.gdp import rounded_down
-from fedveil.report.audit_headline import in_words
+from fedveil.report.audit_headline import folded
 from fedveil.report.table import NOTHING, Table
+from fedveil.report.words import in_words
 
 CEILINGS = (20, 50, 100, 300, 1000)
 SUPPOSED = " *"  # behind the name of an attack on metrics that are not published so
@@ -21,9 +22,7 @@ SUPPOSED = " *"  # behind the name of an attack on metrics that are not publishe
 def audit_tables(found: Audit) -> list[Table]:
     """One table a setting, the undefended federation first; defended ones beside it."""
     rows = by_attack(found)
-    refused = {(r.attack, r.setting) for r in found.judged.refused}
-    names = [*rows, *sorted({attack for attack, _ in refused} - set(rows))]
-    return [_table(found, label, names, rows) for label in found.settings]
+    return [_table(found, label, list(rows), rows) for label in found.settings]
 
 
 def _table(found: Audit, label: str, names: list[str], rows: dict[str, dict[str, Scored]]) -> Table:
@@ -79,7 +78,7 @@ def audit_notes(found: Audit) -> list[str]:
     if any(v.supposed for v in found.judged.verdicts):
         notes.append("* supposes that metrics are published so, which they are not here.")
     notes += [_sequential(v) for v in found.judged.verdicts if v.sequential is not None and not v.supposed]
-    notes += [f"{r.attack}, {r.setting}: refused: {r.reason}" for r in found.judged.refused]
+    notes += folded(found.judged.refused)
     for verdict in found.judged.verdicts:
         kept = [n for n in verdict.result.notes if not n.startswith("no true positive rate")]
         notes += [f"{verdict.result.attack}, {verdict.result.setting}: {note}" for note in kept]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import singledispatch
 from pathlib import Path
 
@@ -12,31 +12,30 @@ from fedveil.audit.game import RESULT
 from fedveil.audit.inversion import InversionAudit
 from fedveil.audit.membership import MembershipAudit
 from fedveil.report.audit_figures import draw_audit, draw_evidence
-from fedveil.report.audit_headline import compared, headline
+from fedveil.report.audit_headline import answer, compared, folded, headline
 from fedveil.report.audit_tables import audit_notes, audit_tables
 from fedveil.report.inversion_figure import draw_inversion
 from fedveil.report.inversion_table import inversion_table
 from fedveil.report.roc import draw_roc
-from fedveil.report.table import NOTHING, Table
-from fedveil.runs.ledgers import write_atomic
+from fedveil.report.table import NOTHING, Table, write
 
-PAGE = "audit.md"
+PAGE = "audit"
 
 
 @dataclass(frozen=True)
 class Shown:
-    """Tables, what has to be said below them, and the pictures that were drawn."""
+    """Tables, what has to be said below them, the pictures that were drawn, and the answer, which comes first."""
 
     tables: Sequence[Table]
     notes: Sequence[str]
     pictures: Sequence[Path | None] = ()
+    answer: str = ""
 
     def write(self, folder: Path) -> list[str]:
-        """Write ``audit.md``; the names of all files that a reader of this audit opens."""
-        pages = [line for table in self.tables for line in replace(table, notes=()).markdown()]
-        notes = [*(f"* {note}" for note in self.notes), ""]
-        write_atomic(folder / PAGE, "\n".join([*pages, *notes]).encode())
-        return [RESULT, PAGE, *(file.name for file in self.pictures if file is not None)]
+        """Write ``audit.md`` and the tables as CSV; the names of all files that a reader of this audit opens."""
+        files = write(folder, PAGE, self.tables, self.notes, self.answer)
+        pictures = [file for file in self.pictures if file is not None]
+        return [RESULT, *files, *(f"{file.stem}{kind}" for file in pictures for kind in (".png", ".pdf"))]
 
 
 @singledispatch
@@ -60,7 +59,7 @@ def show(found: Judgement, folder: Path) -> Shown:
         for v in found.verdicts
     ]
     header = ("attack", "setting", "figure", "point", "95%", "n", "without defence", "valid", *details)
-    said = [f"{r.attack}, {r.setting}: {r.reason}" for r in found.refused]
+    said = folded(found.refused)
     said += dict.fromkeys(note for v in found.verdicts for note in v.notes)
     return Shown([Table(header, rows, wraps=("figure",))], said)
 
@@ -77,7 +76,7 @@ def _participation(found: Audit, folder: Path) -> Shown:
     tables = [t for t in (first, *audit_tables(found)) if t is not None]
     notes = [*(first.notes if first else []), *audit_notes(found)]
     drawn = [draw_audit(found, folder / "audit.png"), draw_evidence(found, folder / "evidence.png")]
-    return Shown(tables, [*notes, *compared(found)], drawn)
+    return Shown(tables, [*notes, *compared(found)], drawn, answer(found))
 
 
 @show.register

@@ -20,10 +20,11 @@ DASHES = ("-", "-", "-", "--", "-.", ":", "--", "-.")
 
 
 def keep(figure: Figure, file: Path, dpi: int) -> Path:
-    """Write a figure as a PNG for its owner alone: it shows private data, or figures without noise."""
-    drawn = BytesIO()
-    figure.savefig(drawn, dpi=dpi, format="png")
-    write_atomic(file, drawn.getvalue())
+    """Write a figure as PNG, and as PDF beside it, for its owner alone: it shows private data, or no noise."""
+    for kind in ("png", "pdf"):
+        drawn = BytesIO()
+        figure.savefig(drawn, dpi=dpi, format=kind)
+        write_atomic(file.with_suffix(f".{kind}"), drawn.getvalue())
     return file
 
 

@@ -1,4 +1,4 @@
-"""Figures of a comparison, as PNG files; matplotlib is imported when the first one is drawn."""
+"""Figures of a comparison, as PNG and PDF files; matplotlib is imported when the first one is drawn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedveil.runs.summary import Summary
 
 
 def draw(summaries: Sequence[Summary], folder: Path) -> list[Path]:
-    """Write ``curves.png`` and ``pareto.png``.
+    """Write ``curves.png`` and ``pareto.png``, and the same as PDF.
 
     Returns
     -------

@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -91,7 +92,20 @@ class Table:
         return [dict(zip(self.header, map(str, row), strict=True)) for row in self.rows]
 
     def csv(self) -> str:
-        """Header and rows."""
+        """Header, where there is one, and rows."""
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([self.header, *self.rows])
+        header = [self.header] if any(self.header) else []
+        csv.writer(text, lineterminator="\n").writerows([*header, *self.rows])
         return text.getvalue()
+
+
+def write(folder: Path, name: str, tables: Sequence[Table], notes: Sequence[str] = (), first: str = "") -> list[str]:
+    """Write tables as a Markdown page, with a text above and notes below, and as CSV, a file each; the files' names."""
+    from fedveil.runs.ledgers import write_atomic  # with PyTorch, which a table alone does not need
+
+    lines = [line for table in tables for line in replace(table, notes=()).markdown()]
+    files = {f"{name}.md": "\n".join([*([first, ""] if first else []), *lines, *(f"* {note}" for note in notes), ""])}
+    files |= {f"{name}-{i}.csv" if i > 1 else f"{name}.csv": table.csv() for i, table in enumerate(tables, 1)}
+    for file, text in files.items():
+        write_atomic(folder / file, text.encode())
+    return list(files)
