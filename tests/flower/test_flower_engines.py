@@ -210,5 +210,7 @@ def test_clients_with_their_own_parameters_are_the_same_behind_flower(name):
 
 
 def test_flower_has_no_validation_clients():
+    mine = digits()[0]
+    others = [ClientData(1 - mine.x, mine.y)]  # nobody's records
     with pytest.raises(FieldError, match="embedded engine"):
-        FlowerFederation(**arguments("vanilla", validation_clients=digits()[:1], stopping=EarlyStopping()))
+        FlowerFederation(**arguments("vanilla", validation_clients=others, stopping=EarlyStopping()))
