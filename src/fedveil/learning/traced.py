@@ -83,7 +83,7 @@ class ByOperators:
         with seeded(self._generator), torch.no_grad():
             named, losses = graph(self._parameters(), x, masked(y, (len(x), *outputs), self._loss)[0])
         rows = [named[name].reshape(len(x), -1).to(self._layout.dtype) for name in self._layout.names]
-        return Rows(torch.cat(rows, 1).detach()), losses.detach(), here & good
+        return GradientRows(torch.cat(rows, 1).detach()), losses.detach(), here & good
 
     def _parameters(self) -> dict[str, Tensor]:
         every = dict(self._model.named_parameters())
@@ -108,7 +108,7 @@ class OneByOne:
                     rows[i], losses[i] = self._one(x[i : i + 1].clone(), y[i : i + 1].clone())
                 except Exception as error:
                     self.failure, good[i] = error, False
-        return Rows(rows), losses, good
+        return GradientRows(rows), losses, good
 
     def _one(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         module = fresh(self._model)
@@ -120,7 +120,7 @@ class OneByOne:
         return torch.cat([g.reshape(-1).to(self._layout.dtype) for g in blocks]), loss.detach()
 
 
-class Rows:
+class GradientRows:
     """Gradients [B, d] of single examples; see `fedveil.learning.layerwise.Gradients`."""
 
     def __init__(self, rows: Tensor) -> None:

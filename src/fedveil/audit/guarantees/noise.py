@@ -32,7 +32,7 @@ LEVEL = 1e-3  # chance of a false alarm in all rows of one call together, at mos
 
 
 @dataclass(frozen=True)
-class Played:
+class NoiseGame:
     """A method and its noise.
 
     Attributes
@@ -54,35 +54,35 @@ class Played:
         return departures(self.play(source), self.resolution)[0]
 
 
-def methods(d: int) -> list[Played]:
+def methods(d: int) -> list[NoiseGame]:
     """Every method that adds noise, at dimension d."""
     z: dict[str, Any] = {"noise_multiplier": 1.0, "clip": 1.0}
     moving = QuantileClip(initial=1.0, quantile=0.5, lr=0.2, bit_noise=1.0)
     found = [
-        Played("global DP, FedAvg", served_noise(GlobalDP(**z), d)),
-        Played("global DP, FedAvg, a client replaced", served_noise(GlobalDP(**z, relation="replace-one"), d)),
-        Played("global DP, FedAvg, as printed", served_noise(GlobalDP(**z, order="printed"), d)),
-        Played("global DP, FedMedian", served_noise(GlobalDP(FedMedian(), **z), d)),
-        Played("global DP, TrimmedMean", served_noise(GlobalDP(TrimmedMean(0.25), **z), d)),
-        Played("global DP, Krum", served_noise(GlobalDP(Krum(malicious=1), **z), d, cohort=7, apart=0.0)),
-        Played("global DP, discrete noise", served_noise(GlobalDP(**z, noise="discrete"), d, apart=0.0), 1 / STEPS),
-        Played("global DP, adaptive clipping", served_noise(GlobalDP(noise_multiplier=1.0, clip=moving), d)),
-        Played("metric privacy, scale from releases", served_noise(MetricPrivacy(**z, distance_on="released"), d)),
-        Played("metric privacy, as printed", served_noise(MetricPrivacy(**z, order="printed"), d)),
-        Played("group privacy, as printed", sent_noise(GroupPrivacy(noise_multiplier=1.0), d)),
-        Played("group privacy, public radius", sent_noise(GroupPrivacy(noise_multiplier=float(d), radius=1.0), d)),
-        Played("FedRE, as printed", sent_noise(FedRE(epsilon=50.0, clip=1.0), d)),
-        Played("FedRE, mu split by public scores", sent_noise(FedRE(epsilon=50.0, clip=1.0, scores="public"), d)),
-        Played("SGA-LDP, as printed", sent_noise(SGALDP(), d)),
-        Played("SGA-LDP, released similarity", sent_noise(SGALDP(similarity="released"), d)),
-        Played("SGA-LDP, noised similarity", sent_noise(SGALDP(similarity="noised"), d)),
-        Played("record-level DP, two steps", trained_noise(RecordDP(examples=4, noise_multiplier=1.0, steps=2), d)),
-        Played("secure source", drawn_noise(d)),
+        NoiseGame("global DP, FedAvg", served_noise(GlobalDP(**z), d)),
+        NoiseGame("global DP, FedAvg, a client replaced", served_noise(GlobalDP(**z, relation="replace-one"), d)),
+        NoiseGame("global DP, FedAvg, as printed", served_noise(GlobalDP(**z, order="printed"), d)),
+        NoiseGame("global DP, FedMedian", served_noise(GlobalDP(FedMedian(), **z), d)),
+        NoiseGame("global DP, TrimmedMean", served_noise(GlobalDP(TrimmedMean(0.25), **z), d)),
+        NoiseGame("global DP, Krum", served_noise(GlobalDP(Krum(malicious=1), **z), d, cohort=7, apart=0.0)),
+        NoiseGame("global DP, discrete noise", served_noise(GlobalDP(**z, noise="discrete"), d, apart=0.0), 1 / STEPS),
+        NoiseGame("global DP, adaptive clipping", served_noise(GlobalDP(noise_multiplier=1.0, clip=moving), d)),
+        NoiseGame("metric privacy, scale from releases", served_noise(MetricPrivacy(**z, distance_on="released"), d)),
+        NoiseGame("metric privacy, as printed", served_noise(MetricPrivacy(**z, order="printed"), d)),
+        NoiseGame("group privacy, as printed", sent_noise(GroupPrivacy(noise_multiplier=1.0), d)),
+        NoiseGame("group privacy, public radius", sent_noise(GroupPrivacy(noise_multiplier=float(d), radius=1.0), d)),
+        NoiseGame("FedRE, as printed", sent_noise(FedRE(epsilon=50.0, clip=1.0), d)),
+        NoiseGame("FedRE, mu split by public scores", sent_noise(FedRE(epsilon=50.0, clip=1.0, scores="public"), d)),
+        NoiseGame("SGA-LDP, as printed", sent_noise(SGALDP(), d)),
+        NoiseGame("SGA-LDP, released similarity", sent_noise(SGALDP(similarity="released"), d)),
+        NoiseGame("SGA-LDP, noised similarity", sent_noise(SGALDP(similarity="noised"), d)),
+        NoiseGame("record-level DP, two steps", trained_noise(RecordDP(examples=4, noise_multiplier=1.0, steps=2), d)),
+        NoiseGame("secure source", drawn_noise(d)),
     ]
     if d == 1:
         found += [
-            Played("published metrics", published_noise()),
-            Played("adaptive clipping, the next norm", clip_noise(moving)),
+            NoiseGame("published metrics", published_noise()),
+            NoiseGame("adaptive clipping, the next norm", clip_noise(moving)),
         ]
     return found
 
