@@ -97,6 +97,13 @@ def test_recurrent_layers_train_under_client_level_methods(kind, method):
     model.load_state_dict(history.state_dicts[0])
 
 
+@pytest.mark.parametrize("kind", [Logits, Named, Pair])
+def test_record_level_takes_the_same_outputs(kind):
+    record = fv.RecordDP(epsilon=8.0, delta=1e-5, rounds=2, examples=20, clip=1.0)
+    wanted, found = (federation(seeded(k), method=record).run(2) for k in (Plain, kind))
+    torch.testing.assert_close(found.models, wanted.models)
+
+
 def test_attacks_and_scores_see_the_same_outputs():
     plain, other = seeded(Plain), seeded(Logits)
     layout, data = fv.Layout.from_module(plain), ClientData(X, Y)

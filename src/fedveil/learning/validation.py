@@ -14,6 +14,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
+from fedveil.learning.losses import outputs_of
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ def require_unmixed(model: nn.Module, x: Tensor, layout: Layout) -> None:
             for batch in (probe, other):
                 torch.default_generator.manual_seed(0)  # for dropout that is no module
                 with suppress(Exception):
-                    found.append(copy(batch)[0])
+                    found.append(outputs_of(copy(batch))[0])
         if len(found) < 2:  # a model that fails on the probe (integers that number nothing) fails, or not, in training
             return
         together, changed = found
