@@ -7,7 +7,7 @@ from fedveil.accounting.guarantee import Trust, Unit
 
 # Of every proven local guarantee: a failure is answered with noise, a dead or slow process is not.
 LIVENESS = "whether a client's process lives, and how long it takes, does not depend on its data"
-NO_FAILURE = "whether a silo fails outside its noisy steps does not depend on one record"
+NO_FAILURE = "whether a silo fails outside its noisy steps does not depend on one record or person"
 SUM_IS_TRUSTED = "whoever receives single shares is trusted to hand on their sum alone"
 FIXED_COHORT = "the planned cohort stays the same, and is not sampled, whoever belongs"
 AS_READ = "one {unit} moves what the noise is added to by at most the clip, and every release has noise of its own"
@@ -18,9 +18,14 @@ def whole_noise(silos: int, tolerated: int) -> str:
     return f"at most {tolerated} of {silos} silos drop out, lie about their noise or pool what they know"
 
 
-def at_most(examples: int) -> str:
-    """Of a record's promise under add/remove, whose rows are public in number."""
-    return f"no silo has more than {examples} examples"
+def at_most(count: int, what: str) -> str:
+    """Of a promise under add/remove, whose rows are public in number: "examples" or "people"."""
+    return f"no silo has more than {count} {what}"
+
+
+def few_silos(silos: int) -> str:
+    """Of a promise for persons: at how many silos one may be."""
+    return f"no person is at more than {silos} silo{'s' * (silos > 1)}"
 
 
 def conditions_of(unit: Unit, trust: Trust, relation: Relation) -> tuple[str, ...]:
@@ -30,4 +35,4 @@ def conditions_of(unit: Unit, trust: Trust, relation: Relation) -> tuple[str, ..
         found += (LIVENESS,)
     elif relation == "add/remove" and unit == "client":
         found += (FIXED_COHORT,)
-    return (*found, NO_FAILURE) if unit == "record" else found
+    return (*found, NO_FAILURE) if unit in ("record", "person") else found

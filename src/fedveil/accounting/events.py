@@ -242,6 +242,21 @@ def grown(event: Event, size: int, sampled: bool) -> Event:
     raise FieldError("group", size, f"{type(event).__name__} events have no bound for groups here")
 
 
+def doubled(event: Event) -> Event:
+    """The event for a unit that contributes twice as much, and is sampled as often.
+
+    Raises
+    ------
+    FieldError
+        For a kind without such a bound here.
+    """
+    if isinstance(event, Gaussian):
+        return Gaussian(event.noise_multiplier / 2)
+    if isinstance(event, Poisson) and isinstance(event.event, Gaussian):
+        return Poisson(event.rate, Gaussian(event.event.noise_multiplier / 2))
+    raise FieldError("event", type(event).__name__, "has no bound for twice the contribution here")
+
+
 def events_to_list(events: Iterable[tuple[Event, int]]) -> list[list[Any]]:
     """(event, count) pairs as plain values for JSON."""
     return [[_plain(event), count] for event, count in events]

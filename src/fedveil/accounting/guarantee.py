@@ -18,6 +18,7 @@ from fedveil.accounting.events import (
     Event,
     Gaussian,
     Relation,
+    doubled,
     events_from_list,
     events_to_list,
     grouped,
@@ -28,7 +29,7 @@ from fedveil.accounting.meaning import Meaning, meaning_of_curve, meaning_of_mu
 from fedveil.errors import FieldError, HeuristicError, require_choice, require_count, require_non_negative
 from fedveil.gdp import compose_mu, epsilon_of_mu, epsilon_of_rho, rounded_up
 
-Unit = Literal["client", "record", "parameter vector"]
+Unit = Literal["client", "record", "person", "parameter vector"]
 Trust = Literal["central", "local", "trusted sum"]
 Status = Literal["formal", "conditional", "heuristic", "none"]
 Scope = Literal["round", "total"]
@@ -59,8 +60,9 @@ class Guarantee:
 
     Parameters
     ----------
-    unit : {"client", "record", "parameter vector"}
-        What is protected: all data of a client, one record, or the vector that a client holds.
+    unit : {"client", "record", "person", "parameter vector"}
+        What is protected: all data of a client, one record, all records of one person, or the vector that a client
+        holds.
     relation : {"zero-out", "add/remove", "replace-one"}
         Which inputs are neighbours.
     trust : {"central", "local", "trusted sum"}
@@ -140,8 +142,8 @@ class Guarantee:
         if self.status in ("formal", "conditional") and given != 1:
             accepted = "needs exactly one of mu, mu_per_distance alone, rho, epsilon_per_distance and events"
             raise FieldError("status", self.status, accepted)
-        if (self.public_size is not None) != (self.unit == "record"):
-            raise FieldError("public_size", self.public_size, "is stated for records, and only for them")
+        if (self.public_size is not None) != (self.unit in ("record", "person")):
+            raise FieldError("public_size", self.public_size, "is stated for records and persons, and only for them")
         if (self.status == "conditional") != bool(self.conditions):
             raise FieldError("conditions", self.conditions, "belong to a conditional guarantee, and it needs them")
 
@@ -268,6 +270,25 @@ class Guarantee:
         sampled = self.relation != "replace-one"
         return replace(self, events=tuple((grown(e, size, sampled), c) for e, c in self.events), group=size)
 
+    def of_record(self) -> Guarantee:
+        """The promise for one record of a protected person.
+
+        Where neighbours differ in a person who comes, goes or counts zero, a person who loses one of her records still
+        moves the clipped mean by up to twice its bound: mu doubles. Under replace-one it is the promise for the person.
+
+        Raises
+        ------
+        FieldError
+            If it is no promise for persons.
+        """
+        if self.unit != "person":
+            raise FieldError("unit", self.unit, "must be a person")
+        if self.relation == "replace-one" or not self.proven:
+            return replace(self, unit="record")
+        if self.mu is not None:
+            return replace(self, unit="record", mu=2 * self.mu)
+        return replace(self, unit="record", events=tuple((doubled(event), count) for event, count in self.events))
+
     def describe(self, delta: float | None = None) -> str:
         """One line for a table, with unit, relation, trust and scope; an epsilon only where one is proven."""
         if self.status == "none":
@@ -325,6 +346,8 @@ def guarantee_values(guarantee: Guarantee, delta: float) -> dict[str, Any]:
         values |= {"meaning": guarantee.meaning().to_dict()}
         if guarantee.unit == "record":
             values |= {"epsilon_of_10_records": guarantee.of_group(10).epsilon(delta)}
+        if guarantee.unit == "person":
+            values |= {"epsilon_of_one_record": guarantee.of_record().epsilon(delta)}
     return {"text": guarantee.describe(delta), **values}
 
 

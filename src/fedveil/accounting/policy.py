@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_args
 
 from fedveil.accounting.events import FACTOR
@@ -36,6 +36,9 @@ class Limits:
         Gaussian DP of one record; sampled steps have none, and need `record_epsilon`.
     record_epsilon : float, optional
         Epsilon of one record at the policy's `delta`, of sampled and unsampled steps together.
+    person_mu, person_epsilon : float, optional
+        The same of one person, with all her records. Noise for single records counts here only where the policy says
+        how many one person has (`records_per_person`).
     leakage : float, optional
         d-privacy: epsilon at the policy's `distance`.
     participations : int, optional
@@ -45,12 +48,14 @@ class Limits:
     mu: float | None = None
     record_mu: float | None = None
     record_epsilon: float | None = None
+    person_mu: float | None = None
+    person_epsilon: float | None = None
     leakage: float | None = None
     participations: int | None = None
 
     def __post_init__(self) -> None:
         """Check all."""
-        for name in ("mu", "record_mu", "record_epsilon", "leakage"):
+        for name in ("mu", "record_mu", "record_epsilon", "person_mu", "person_epsilon", "leakage"):
             if getattr(self, name) is not None:
                 _number(name, getattr(self, name), require_positive)
         if self.participations is not None:
@@ -77,7 +82,10 @@ class Policy:
     distance : float, optional
         Between two parameter vectors, at which d-private leakage is counted; needed to allow any.
     delta : float
-        At which `record_epsilon` is counted.
+        At which `record_epsilon` and `person_epsilon` are counted.
+    records_per_person : int, optional
+        The most records that one person has at this node, as its owner declares it (never a count of the data, which
+        is private): releases for single records then count as releases for persons, too.
     relations : sequence of {"zero-out", "add/remove", "replace-one"}, optional
         Allowed relations: a cost under zero-out is half of that under replace-one. Default: all.
     hypotheses_apart : float
@@ -99,6 +107,7 @@ class Policy:
     total: Limits = field(default_factory=Limits)
     distance: float | None = None
     delta: float = 1e-5
+    records_per_person: int | None = None
     relations: Sequence[str] | None = None
     hypotheses_apart: float = 0.0
     secure_source: bool = True
@@ -121,6 +130,10 @@ class Policy:
         for name in ("release", "total"):
             if not isinstance(given[name], Limits):
                 raise FieldError(f"policy.{name}", given[name], "must be Limits (in TOML, a table)")
+        if self.records_per_person is not None:
+            if type(self.records_per_person) is not int:
+                raise FieldError("policy.records_per_person", self.records_per_person, "must be a whole number")
+            require_count("policy.records_per_person", self.records_per_person)
         if not isinstance(self.secure_source, bool):
             raise FieldError("policy.secure_source", self.secure_source, "must be true or false")
         if self.release.participations is not None:
@@ -185,8 +198,8 @@ class Policy:
         """
         spends = list(spends)
         found: dict[str, tuple[int, float, float | None]] = {}
-        for kind in dict.fromkeys([*(f.name for f in fields(Limits)), *(k for s in spends for k in kinds_of(s))]):
-            own = spends if kind == "participations" else [s for s in spends if kind in kinds_of(s)]
+        for kind in dict.fromkeys([*(f.name for f in fields(Limits)), *(k for s in spends for k in self._kinds(s))]):
+            own = spends if kind == "participations" else [s for s in spends if kind in self._kinds(s)]
             limit = getattr(self.total, kind, None)
             if own or limit is not None:
                 try:
@@ -197,7 +210,7 @@ class Policy:
         return found
 
     def _dear(self, quoted: Spend, past: Sequence[Spend]) -> str | None:
-        kinds = kinds_of(quoted)
+        kinds = self._kinds(quoted)
         if not any(getattr(self.total, kind, None) is not None for kind in kinds):
             return f"the node's policy names no total of {' or '.join(kinds)}, so it allows none"
         for scope, limits, spends in (("release", self.release, ()), ("total", self.total, past)):
@@ -206,7 +219,7 @@ class Policy:
                 if limit is None:
                     continue
                 try:
-                    cost = self._cost(kind, [*(s for s in spends if kind in kinds_of(s)), quoted])
+                    cost = self._cost(kind, [*(s for s in spends if kind in self._kinds(s)), quoted])
                 except FieldError:
                     return (
                         f"the node's policy counts {kind}, and the ledger holds promises of another relation or trust"
@@ -220,9 +233,25 @@ class Policy:
             return len(spends)
         if kind == "leakage":
             return math.fsum((s.guarantee.epsilon_per_distance or 0.0) * (self.distance or 0.0) for s in spends)
-        if kind == "record_epsilon":
+        if kind.startswith("person"):
+            spends = [self._of_person(s) for s in spends]
+        if kind.endswith("_epsilon"):
             return total(s.guarantee for s in spends).epsilon(self.delta) if spends else 0.0
         return compose_mu((s.guarantee.mu or 0.0) if s.charge is None else s.charge for s in spends)
+
+    def _kinds(self, spend: Spend) -> tuple[str, ...]:
+        """The kinds of cost of a spend; one for records is one for persons too, if it is said how many they have."""
+        kinds = kinds_of(spend)
+        if self.records_per_person is not None and kinds[-1] == "record_epsilon":
+            kinds += tuple(kind.replace("record", "person") for kind in kinds)
+        return kinds
+
+    def _of_person(self, spend: Spend) -> Spend:
+        """What a spend costs a person: one for single records, as for a group of all that she may have."""
+        if spend.guarantee.unit == "person":
+            return spend
+        many = spend.guarantee.of_group(self.records_per_person or 1)
+        return replace(spend, guarantee=replace(many, unit="person", group=1), charge=None)
 
 
 def kinds_of(spend: Spend) -> tuple[str, ...]:
@@ -232,8 +261,9 @@ def kinds_of(spend: Spend) -> tuple[str, ...]:
         return ("participations",)
     if promise.by_distance:
         return ("leakage" if promise.epsilon_per_distance is not None else "mu over distance",)
-    if promise.unit == "record" and (promise.mu is not None or promise.events):
-        return ("record_epsilon",) if promise.mu is None else ("record_mu", "record_epsilon")
+    if promise.unit in ("record", "person") and (promise.mu is not None or promise.events):
+        kinds = (f"{promise.unit}_mu", f"{promise.unit}_epsilon")
+        return kinds[1:] if promise.mu is None else kinds
     if promise.mu is not None:
         return ("mu" if promise.unit == "client" else f"mu of a {promise.unit}",)
     return ("rho" if promise.rho is not None else "unprotected",)

@@ -109,6 +109,7 @@ class ByLayers:
         self._layers = known_layers(self._model, layout, names)
         formed = [p.numel() for one in self._layers if type(one) is not nn.Linear for p in one.parameters()]
         self.held = max(1, sum(formed))
+        self._known: tuple[Tensor, int, Tensor] | None = None
 
     def prepare(self, x: Tensor, y: Tensor) -> None:
         """Check with dummies, and with one alone: in a batch, another axis may be as long as the batch.
@@ -132,8 +133,19 @@ class ByLayers:
         grads = torch.autograd.grad(losses.sum(), [tap.outputs[0][0] for tap in taps])
         with torch.no_grad():
             pairs = zip(self._layers.items(), taps, grads, strict=True)
-            found = [_OfLayer(layer, names, tap.inputs[0], b) for (layer, names), tap, b in pairs]
+            found = [
+                _OfLayer(layer, names, tap.inputs[0], b, self._widened(x, tap.inputs[0]))
+                for (layer, names), tap, b in pairs
+            ]
         return _OfLayers(found, self._layout), losses.detach(), here & good
+
+    def _widened(self, x: Tensor, a: Tensor) -> Tensor | None:
+        """What a layer sees, in float64, where that is the batch itself, which is often the same one as before."""
+        if a.data_ptr() != x.data_ptr() or a.numel() != x.numel() or a.stride(-1) != 1:
+            return None
+        if self._known is None or self._known[0] is not x or self._known[1] != x._version:
+            self._known = x, x._version, a.to(torch.float64)
+        return self._known[2].view(a.shape)
 
     def _listened(self, x: Tensor) -> tuple[list[_Tap], Tensor]:
         """What each layer sees of a batch, and the model's output."""
@@ -162,7 +174,8 @@ class Gradients(Protocol):
         [B], their squared norms in float64.
     """
 
-    squares: Tensor
+    @property
+    def squares(self) -> Tensor: ...
 
     def parts(self) -> list[Tensor]:
         """Everything that they are made of, as tensors [B, ...]."""
@@ -170,19 +183,33 @@ class Gradients(Protocol):
     def sum(self, scale: Tensor) -> Tensor:
         """Sum [d] with factors [B], in float64; where the factor is 0 the gradient may be NaN or infinite."""
 
+    def means(self, weights: Tensor, each: int) -> Tensor:
+        """Weighted sums of every `each` rows, formed: [B / each, d] float64, with weights [B] as for `sum`."""
+
 
 class _OfLayers:
     def __init__(self, layers: list[_OfLayer], layout: Layout) -> None:
         self._layers, self._layout = layers, layout
-        self.squares = torch.stack([one.squares for one in layers]).sum(0)
+
+    @property
+    def squares(self) -> Tensor:
+        return torch.stack([one.squares() for one in self._layers]).sum(0)
 
     def parts(self) -> list[Tensor]:
         return [part for one in self._layers for part in one.parts()]
 
-    def sum(self, scale: Tensor) -> Tensor:
-        if not scale.all():
+    def means(self, weights: Tensor, each: int) -> Tensor:
+        self._drop(weights == 0)
+        named = {name: value for one in self._layers for name, value in one.means(weights, each)}
+        return torch.cat([named[name].flatten(1) for name in self._layout.names], 1)
+
+    def _drop(self, gone: Tensor) -> None:
+        if gone.any():
             for one in self._layers:
-                one.drop(scale == 0)
+                one.drop(gone)
+
+    def sum(self, scale: Tensor) -> Tensor:
+        self._drop(scale == 0)
         named = {name: value for one in self._layers for name, value in one.sum(scale)}
         return torch.cat([named[name].reshape(-1) for name in self._layout.names])
 
@@ -190,16 +217,16 @@ class _OfLayers:
 class _OfLayer:
     """Gradients of one layer's parameters for single examples: their squared norms [B] and their weighted sum."""
 
-    def __init__(self, layer: nn.Module, names: dict[str, str], a: Tensor, b: Tensor) -> None:
-        self.squares: Tensor
-        self._names, self._a, self._b = names, a, b
+    def __init__(self, layer: nn.Module, names: dict[str, str], a: Tensor, b: Tensor, wide: Tensor | None) -> None:
+        self._names, self._a, self._b, self._wide = names, a, b, wide
         self._dense = type(layer) is nn.Linear and a.dim() == 2
-        self._formed: dict[str, Tensor] = {}
+        self._formed: dict[str, Tensor] = {} if self._dense else _RULES[type(layer)](layer, a, b)
+
+    def squares(self) -> Tensor:
+        """Squared norms [B]: of a dense layer products of two."""
         if self._dense:
-            self.squares = _square(b) * (_square(a) + (layer.bias is not None))
-            return
-        self._formed = _RULES[type(layer)](layer, a, b)
-        self.squares = torch.stack([_square(g) for g in self._formed.values()]).sum(0)
+            return _square(self._b) * (_square(self._a) + ("bias" in self._names))
+        return torch.stack([_square(g) for g in self._formed.values()]).sum(0)
 
     def parts(self) -> list[Tensor]:
         """What the sum is made of."""
@@ -207,8 +234,19 @@ class _OfLayer:
 
     def drop(self, gone: Tensor) -> None:
         """Make the rows of some examples 0: 0 times infinity is no 0."""
-        self._a, self._b = without(self._a, gone), without(self._b, gone)
+        if not self._a.sum().isfinite():
+            self._a, self._wide = without(self._a, gone), None
+        self._b = without(self._b, gone)
         self._formed = {name: without(rows, gone) for name, rows in self._formed.items()}
+
+    def means(self, weights: Tensor, each: int) -> list[tuple[str, Tensor]]:
+        """(name in the layout, weighted sums [B / each, *shape] of every `each` examples' gradients)."""
+        if not self._dense:
+            return [(self._names[k], grouped(g.flatten(1), weights, each)) for k, g in self._formed.items()]
+        wide = self._a.to(torch.float64) if self._wide is None else self._wide
+        a, b = (v.view(-1, each, v.shape[1]) for v in (wide, self._b * weights[:, None]))
+        found = {"weight": torch.bmm(b.transpose(1, 2), a), "bias": b.sum(1)}
+        return [(self._names[k], value) for k, value in found.items() if k in self._names]
 
     def sum(self, scale: Tensor) -> list[tuple[str, Tensor]]:
         """(name in the layout, sum over the examples of scale times gradient)."""
@@ -227,6 +265,12 @@ def weighted(rows: Tensor, weights: Tensor) -> Tensor:
     for start in range(0, len(rows), step):
         total += weights[start : start + step] @ rows[start : start + step].to(torch.float64)
     return total
+
+
+def grouped(rows: Tensor, weights: Tensor, each: int) -> Tensor:
+    """Weighted sums [B / each, d] of every `each` rows [B, d], in float64."""
+    parts = rows.view(-1, each, rows.shape[1])
+    return torch.stack([w @ part.to(torch.float64) for w, part in zip(weights.view(-1, each), parts, strict=True)])
 
 
 def without(rows: Tensor, gone: Tensor) -> Tensor:

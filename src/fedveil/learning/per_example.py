@@ -66,18 +66,30 @@ class PerExample:
         return {ByLayers: "layers", ByOperators: "operators", OneByOne: "one by one"}[type(self._way)]
 
     def clipped_sum(
-        self, x: Tensor, y: Tensor, clip: float, present: Tensor | None = None, *, alone: bool = False
+        self,
+        x: Tensor,
+        y: Tensor,
+        clip: float,
+        present: Tensor | None = None,
+        *,
+        each: int = 1,
+        alone: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Sum of the examples' gradients, each scaled down to a norm of at most `clip`.
+        """Sum of the examples' gradients, or of persons' mean gradients, each scaled down to a norm of at most `clip`.
+
+        A person's mean is formed, in float64, and that very vector is clipped: images with long gradients that cancel
+        give norms by products of norms (or Gram matrices) that are rounding alone.
 
         Parameters
         ----------
         x, y : Tensor
             [B, ...], B public unless `alone`.
         clip : float
-            C. An example whose gradient is not finite, that raises, or whose label is no class, counts as zero.
+            C. What is not finite, raises, or has a label that is no class, counts as zero.
         present : Tensor, optional
             [B], False where a row is a dummy; every row is an example by default.
+        each : int
+            Rows of one person, who has examples in some of them: her mean is over those that are present.
         alone : bool
             Whether to take one example a call, so that nothing follows B.
 
@@ -94,38 +106,49 @@ class PerExample:
             If no example has one.
         """
         here = torch.ones(len(x), dtype=torch.bool, device=x.device) if present is None else present
-        way, width = self._prepare(x, y) if not alone and len(x) else (self._alone, len(x))
-        within = clip * (1 - max(SHRINK, 0 if alone else 2 * len(x) ** 2 * 2.0**-53))
+        way, width = self._prepare(x, y, each) if not alone and len(x) else (self._alone, len(x))
+        within = clip * (1 - max(SHRINK, 0 if alone else 2 * (len(x) / each) ** 2 * 2.0**-53))
         if width == len(x):
-            total, losses, counted = self._part(way, x, y, here, within)
+            total, losses, counted = self._part(way, x, y, here, within, each)
         else:
             chunks = [[_chunk(t, start, width) for t in (x, y, here)] for start in range(0, len(x), width)]
-            parts = [self._part(way, a, b, c, within) for a, b, c in chunks]
+            parts = [self._part(way, a, b, c, within, each) for a, b, c in chunks]
             total = torch.stack([part[0] for part in parts]).sum(0)
             losses, counted = (torch.cat([part[i] for part in parts]) for i in (1, 2))
         if here.any() and not counted.any():
             raise self._alone.failure or FieldError("y", f"from {y.min()} to {y.max()}", "must be classes of the model")
         return total, losses[counted]
 
-    def _part(self, way: Way, x: Tensor, y: Tensor, here: Tensor, within: float) -> tuple[Tensor, Tensor, Tensor]:
+    def _part(
+        self, way: Way, x: Tensor, y: Tensor, here: Tensor, within: float, each: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Clipped sum [d], losses [B], and which examples [B] have one."""
+        images = here.view(-1, each).sum(1, keepdim=True).clamp_(min=1)
         if x.is_floating_point() and not x.sum().isfinite():
             here = here & x.isfinite().reshape(len(x), -1).all(1)
             x = without(x, ~here)
         gradients, losses, good = way(x, y, here)
+        if each > 1:
+            means = gradients.means((good.view(-1, each) / images.to(torch.float64)).view(-1), each)
+            lengths = torch.linalg.vector_norm(means, dim=1)
+            scale = (within / lengths).clamp_(max=1.0)
+            kept = lengths.isfinite()
+            return scale.where(kept, 0.0) @ without(means, ~kept), losses, good
         lengths = gradients.squares.sqrt()
         scale = (within / lengths).clamp_(max=1.0)
         return gradients.sum(scale.where(good & lengths.isfinite(), 0.0)), losses, good
 
-    def _prepare(self, x: Tensor, y: Tensor) -> tuple[Way, int]:
+    def _prepare(self, x: Tensor, y: Tensor, each: int) -> tuple[Way, int]:
         """Choose the way, by public facts alone, check it on the machine at hand, and say how long a chunk is."""
         while True:
-            width = ceil(len(x) / ceil(len(x) / max(1, _ELEMENTS // self._way.held)))
-            key = (self._way, width, x.shape[1:], x.dtype, y.shape[1:], y.dtype, torch.get_num_threads())
+            held = self._way.held if each == 1 else each * self._way.held + self._layout.size
+            units = len(x) // each
+            width = ceil(units / ceil(units / max(1, _ELEMENTS // held))) * each
+            key = (self._way, width, each, x.shape[1:], x.dtype, y.shape[1:], y.dtype, torch.get_num_threads())
             if isinstance(self._way, OneByOne) or key in self._checked:
                 return self._way, width
             try:
-                if self._keeps_apart(self._way, x, y, width):
+                if self._keeps_apart(self._way, x, y, width, each):
                     self._checked.add(key)
                     return self._way, width
                 why = "the kernels of this machine do not keep the rounding of examples apart"
@@ -137,8 +160,8 @@ class PerExample:
             self._way = self._alone
             _LOG.warning("one example a call, some 200 times slower than a batch: %s", why)
 
-    def _keeps_apart(self, way: ByLayers | ByOperators, x: Tensor, y: Tensor, width: int) -> bool:
-        """Whether rows keep their bits at their places among dummies, whatever else is in the batch.
+    def _keeps_apart(self, way: ByLayers | ByOperators, x: Tensor, y: Tensor, width: int, each: int) -> bool:
+        """Whether rows, and persons' means, keep their bits at their places among dummies, whatever else is there.
 
         The weights are random: a server could choose some under which every row is NaN.
         """
@@ -159,17 +182,23 @@ class PerExample:
             with torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(0)
                 found, losses, _ = way(examples, labels, torch.ones(width, dtype=torch.bool, device=x.device))
-            return [_bits(part) for part in (*found.parts(), losses)]
+            parts = [_bits(part).view(width // each, -1) for part in (*found.parts(), losses)]
+            if each > 1:
+                parts.append(_bits(found.means(torch.full((width,), 1 / each, dtype=torch.float64), each)))
+            return parts
 
         try:
             layout.load(self._model, random.to(weights))
             dummies = as_input(dummies.to(x.dtype), some)
             way.prepare(dummies, labels)
-            before, place = bits(dummies), torch.arange(width, device=x.device)
-            for turn, others in enumerate((place % 2 == 0, place % 2 == 1, place < width // 2, place >= width // 2)):
+            before, units = bits(dummies), width // each
+            unit = torch.arange(units, device=x.device)
+            place = torch.arange(width, device=x.device)
+            for turn, others in enumerate((unit % 2 == 0, unit % 2 == 1, unit < units // 2, unit >= units // 2)):
                 values = torch.tensor(_OTHERS if floats else [1], dtype=x.dtype, device=x.device)
                 rows = values[(place // 2 + turn) % len(values)].view(-1, *[1] * (x.dim() - 1))
-                after = bits(as_input(torch.where(others.view(rows.shape), rows, dummies), some))
+                changed = others.repeat_interleave(each).view(rows.shape)
+                after = bits(as_input(torch.where(changed, rows, dummies), some))
                 if any(not torch.equal(a[~others], b[~others]) for a, b in zip(before, after, strict=True)):
                     return False
             return True

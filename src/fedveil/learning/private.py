@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from threading import Lock
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +22,7 @@ from fedveil.learning.losses import losses_of
 from fedveil.learning.per_example import PerExample
 from fedveil.learning.streams import Key, stream
 from fedveil.learning.training import SequentialTrainer, check_request
+from fedveil.learning.units import Units
 from fedveil.learning.validation import require_apart, require_unmixed
 from fedveil.mechanisms import GaussianNoise, Source, noised
 from fedveil.methods.facts import NoisySteps
@@ -68,6 +71,8 @@ class PrivateTrainer(SequentialTrainer):
         self.noisy = replace(noisy, lr=local.rate()) if noisy.summed else noisy
         self._model.train()
         self._sums = PerExample(self._model, layout, str(local.loss), self._generator)
+        self._units: WeakKeyDictionary[ClientData, Units] = WeakKeyDictionary()
+        self._whole: WeakKeyDictionary[ClientData, tuple[Tensor, Tensor, Tensor]] = WeakKeyDictionary()
         self._unchecked, self._alone = True, Lock()
         self._spare = deepcopy(model)  # for `idle`: training that took too long may still be busy with the other
 
@@ -104,7 +109,8 @@ class PrivateTrainer(SequentialTrainer):
 
     def idle(self, start: Tensor, source: Source) -> Trained:
         """What a silo without examples would answer to a start [d]: the noise of all steps, and nothing else."""
-        nobody = ClientData(torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64))
+        none = torch.zeros(0, dtype=torch.int64)
+        nobody = ClientData(torch.zeros(0, 1), none, person=none)
         own = PrivateTrainer(self._spare, self.layout, self.local, self.noisy, str(self._device))
         return own._noisy(start, nobody, (), source)
 
@@ -113,22 +119,24 @@ class PrivateTrainer(SequentialTrainer):
         raise FieldError("sources", None, "a private trainer draws noise: call train_noisily with one source a client")
 
     def check_sizes(self, clients: Sequence[ClientData], least: int = 2) -> None:
-        """Refuse silos of more examples than are promised; of fewer than a lot, or a few, where sizes are public."""
-        noisy = self.noisy
-        for i, client in enumerate(clients if noisy.most else ()):
-            if client.examples > noisy.most:
-                accepted = f"must be at most the {noisy.most} that are promised: raise most, or leave examples out"
-                raise FieldError(f"examples of silo {i}", client.examples, accepted)
-        for i, n in enumerate([c.examples for c in clients] if noisy.public_size else ()):
-            if n < least:
-                accepted = f"must be at least {least}: join the silo with another, or run without it"
-                raise FieldError(f"examples of silo {i}", n, accepted)
-            lot = noisy.denominator
-            if noisy.rate < 1 and n < lot * (1 - 1e-9):
-                accepted = (
-                    f"must be at least the lot of {lot:g} that a step expects: lower rate or examples, or leave it out"
+        """Refuse silos of more units than are promised; of fewer than a lot, or a few, where their number is public."""
+        noisy, lot = self.noisy, self.noisy.denominator
+        for i, n in enumerate(len(self._units_of(c)) for c in clients):
+            field = f"{noisy.unit} of silo {i}"
+            if noisy.most and n > noisy.most:
+                raise FieldError(
+                    field, n, f"must be at most the {noisy.most} that are promised: raise most, or leave some out"
                 )
-                raise FieldError(f"examples of silo {i}", n, accepted)
+            if noisy.public_size and n < least:
+                raise FieldError(field, n, f"must be at least {least}: join the silo with another, or run without it")
+            if noisy.public_size and noisy.rate < 1 and n < lot * (1 - 1e-9):
+                accepted = f"must be at least the lot of {lot:g} that a step expects: lower rate or the number planned"
+                raise FieldError(field, n, accepted)
+
+    def _units_of(self, client: ClientData) -> Units:
+        if client not in self._units:
+            self._units[client] = Units.of(client, self.noisy.images)
+        return self._units[client]
 
     def require_fine(self, starts: Tensor) -> None:
         """Refuse weights so coarse that a share's noise is rounded away in each silo, and one record's step is not."""
@@ -141,7 +149,7 @@ class PrivateTrainer(SequentialTrainer):
             raise FieldError("lr", self.noisy.lr, f"{accepted}train in float64, or use the method 'record'")
 
     def _noisy(self, start: Tensor, client: ClientData, key: Key, source: Source) -> Trained:
-        noisy, n = self.noisy, client.examples
+        noisy, n = self.noisy, len(self._units_of(client))
         self._reset(start)
         # a mask follows its example's place in the batch, which under add/remove tells who else is there
         stream((*key, int(source.child("dropout").bits(1))), "dropout", self._generator)
@@ -151,11 +159,11 @@ class PrivateTrainer(SequentialTrainer):
         seen, examples = 0.0, 0
         failure: Exception | None = None
         for _ in range(noisy.steps):
-            rows = torch.arange(n) if noisy.rate == 1 else (lots.uniform(n) < noisy.rate).nonzero()[:, 0]
+            chosen = torch.arange(n) if noisy.rate == 1 else (lots.uniform(n) < noisy.rate).nonzero()[:, 0]
             total = torch.zeros(self.layout.size, dtype=torch.float64)
             try:
                 if n:
-                    found, losses = self._clipped_sum(client, rows, places)
+                    found, losses = self._clipped_sum(client, chosen, places)
                     total += found.cpu()
                     seen, examples = seen + float(losses.sum()), examples + len(losses)
             except Exception as error:  # of all its examples: each counts as zero, and other steps stay as they are
@@ -169,24 +177,33 @@ class PrivateTrainer(SequentialTrainer):
         if failure is not None:
             _LOG.error("the examples of a step failed, and count as zero", exc_info=failure)
         model, failed = self.layout.read(self._model).cpu(), None if examples else failure
-        return Trained(model, n, seen / max(examples, 1), noisy, failed)
+        return Trained(model, client.examples, seen / max(examples, 1), noisy, failed)
 
-    def _clipped_sum(self, client: ClientData, rows: Tensor, source: Source) -> tuple[Tensor, Tensor]:
-        """The clipped sum of a lot and its losses: no example's place in the batch follows who else is in the lot.
+    def _clipped_sum(self, client: ClientData, chosen: Tensor, source: Source) -> tuple[Tensor, Tensor]:
+        """The clipped sum of a lot of units and its losses: nobody's place in the batch follows who else is in it.
 
-        A full batch of a public number of examples has them in their order. Otherwise they are spread over a public
+        A full batch of a public number of units has them in their order. Otherwise they are spread over a public
         number of places at random, with dummies between them; a lot that is too large counts as zero.
         """
-        noisy, count = self.noisy, self.noisy.places(client.examples)
+        noisy, units = self.noisy, self._units_of(client)
+        count = noisy.places(len(units))
+        how: dict[str, Any] = {"each": units.each, "alone": not count}
         if not count or (noisy.rate == 1 and noisy.public_size):
-            return self._sums.clipped_sum(*self._batch(client, rows), noisy.clip, alone=not count)
-        order = source.uniform(count).argsort()[: len(rows)]
-        if len(rows) > count:
-            raise FieldError("rate", noisy.rate, f"drew a lot of more than {count} examples")
-        present = torch.zeros(count, dtype=torch.bool)
-        present[order] = True
-        spread = torch.zeros(count, dtype=torch.int64)  # a dummy is any example of the client's, until it is 0
-        spread[order] = rows
-        x, y = self._batch(client, spread)
-        gone = (~present).to(self._device)
-        return self._sums.clipped_sum(without(x, gone), without(y, gone), noisy.clip, present.to(self._device))
+            if client not in self._whole:
+                self._whole.clear()  # of one client at a time
+                self._whole[client] = self._placed(client, units, chosen, None, len(chosen))
+            return self._sums.clipped_sum(*self._whole[client][:2], noisy.clip, self._whole[client][2], **how)
+        if len(chosen) > count:
+            raise FieldError("rate", noisy.rate, f"drew a lot of more than {count} {noisy.unit}")
+        places = source.uniform(count).argsort()[: len(chosen)]
+        x, y, present = self._placed(client, units, chosen, places, count)
+        return self._sums.clipped_sum(x, y, noisy.clip, present, **how)
+
+    def _placed(
+        self, client: ClientData, units: Units, chosen: Tensor, places: Tensor | None, count: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Examples and labels [count * each, ...] with 0 where there is none, and where there is one."""
+        rows, present = units.at(chosen, places, count)
+        x, y = self._batch(client, rows)
+        here = present.to(self._device)
+        return (x, y, here) if here.all() else (without(x, ~here), without(y, ~here), here)

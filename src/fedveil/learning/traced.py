@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 
 from fedveil.layout import Layout
 from fedveil.learning.labels import masked, usable
-from fedveil.learning.layerwise import Gradients, weighted, without
+from fedveil.learning.layerwise import Gradients, grouped, weighted, without
 from fedveil.learning.losses import LOSSES, outputs_of
 from fedveil.learning.recognised import fresh
 
@@ -125,11 +125,19 @@ class GradientRows:
 
     def __init__(self, rows: Tensor) -> None:
         self._rows = rows
-        self.squares = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square()
+
+    @property
+    def squares(self) -> Tensor:
+        """Their squared norms [B], in float64."""
+        return torch.linalg.vector_norm(self._rows, dim=1, dtype=torch.float64).square()
 
     def parts(self) -> list[Tensor]:
         """The rows."""
         return [self._rows]
+
+    def means(self, weights: Tensor, each: int) -> Tensor:
+        """Weighted sums of every `each` rows."""
+        return grouped(without(self._rows, weights == 0), weights, each)
 
     def sum(self, scale: Tensor) -> Tensor:
         """Their sum [d] with factors [B]."""

@@ -84,16 +84,18 @@ class NoisySteps:
     rate : float
         Poisson sampling rate of each; 1 is the full batch.
     clip : float
-        C, the longest gradient of one example.
+        C, the longest gradient of one example, or of one person (the mean over her images).
     deviation : float
         Of the noise on the sum of a step's clipped gradients.
     denominator : float
         What the noisy sum is divided by: a constant, never the size of the sample.
     public_size : bool
-        Whether a silo may be refused for its number of examples.
+        Whether a silo may be refused for its number of examples (of persons).
     most : int
-        The most examples of a silo whose number is private: so many rows has a full batch. 0: any number, and every
-        example is taken in a call of its own.
+        The most examples (persons) of a silo whose number is private: so many places has a full batch. 0: any number,
+        and every example is taken in a call of its own.
+    images : int
+        0: examples are clipped. Otherwise persons are, each with the first so many of her images.
     summed : bool
         Whether the noise is enough only in a sum over silos: what comes after a step must then be linear.
     lr : float
@@ -109,9 +111,15 @@ class NoisySteps:
     summed: bool = False
     lr: float = 0.0
     most: int = 0
+    images: int = 0
+
+    @property
+    def unit(self) -> str:
+        """What is clipped, for messages."""
+        return "persons" if self.images else "examples"
 
     def places(self, examples: int) -> int:
-        """Rows of a step's batch, examples and dummies, by public numbers alone; 0: one example a call."""
+        """Places of a step's batch, examples (persons) and dummies, by public numbers alone; 0: one example a call."""
         if not self.public_size:
             most = self.most if self.rate == 1 else least_places(self.most, self.rate, SPILLED) + SPARE
             return min(most, self.most)

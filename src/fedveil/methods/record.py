@@ -1,9 +1,12 @@
-"""Record-level privacy in the silos: per-example clipped gradients with noise, inside local training.
+"""Record- and person-level privacy in the silos: clipped gradients with noise, inside local training.
 
 Source: Abadi et al. 2016 (arXiv 1607.00133), DP-SGD. Every step of a silo sums its examples' gradients, each clipped to
 C, over the whole silo or over a Poisson sample, adds Gaussian noise and divides by a *fixed* number: one that followed
 the size of the sample would not be covered by the noise. Everything that comes after is post-processing: momentum, the
 server's rule, the model.
+
+With ``unit="person"`` what is clipped is the mean gradient of all images of one person: one person moves a sum by at
+most C however many images she has, and Poisson samples draw persons.
 
 Two trust models:
 
@@ -22,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -39,7 +42,7 @@ from fedveil.accounting import (
     nothing,
     step_event,
 )
-from fedveil.accounting.conditions import LIVENESS, NO_FAILURE, SUM_IS_TRUSTED, at_most, whole_noise
+from fedveil.accounting.conditions import LIVENESS, NO_FAILURE, SUM_IS_TRUSTED, at_most, few_silos, whole_noise
 from fedveil.accounting.events import FACTOR, Gaussian
 from fedveil.aggregation import NoState, WeightedMean
 from fedveil.errors import (
@@ -68,7 +71,7 @@ from fedveil.methods.facts import (
 )
 from fedveil.methods.plain import Plain
 
-TERMS = ("clip", "deviation", "denominator", "rate", "silos", "tolerated", "lr")
+TERMS = ("clip", "deviation", "denominator", "rate", "images", "silos_per_person", "silos", "tolerated", "lr")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +83,17 @@ class RecordDP(Suggesting):
     examples : float
         Examples planned for a silo, a public number and the same for all; needed. `rate` times it is the denominator of
         every step, so that a silo with more of them weighs more.
+    unit : {"record", "person"}
+        Whose contribution is clipped, and protected.
+    people : float
+        With ``unit="person"``, in the place of `examples`: persons planned for a silo.
+    records_per_person : int
+        With ``unit="person"``, needed: the most examples of one person that are used, the first of hers; a step costs
+        time for so many of each.
+    silos_per_person : int
+        The most silos at which one person may be; the noise is raised so that the promise holds for her in all.
     clip : float
-        C, the longest gradient of one example.
+        C, the longest gradient of one example, or of one person.
     noise_multiplier : float, optional
         z: the noise on a step's sum has deviation z * C.
     epsilon, delta : float, optional
@@ -96,8 +108,8 @@ class RecordDP(Suggesting):
         Which silos are neighbours. Under ``"add/remove"`` a silo's size is private, and nothing depends on it; it is
         public under the others.
     most : int, optional
-        Under ``"add/remove"``, the most examples that a silo may have, a condition of the promise; a full batch has so
-        many rows, and costs so much. Twice `examples` by default.
+        Under ``"add/remove"``, the most examples (persons) that a silo may have, a condition of the promise; a full
+        batch has so many places, and costs so much. Twice what is planned by default.
 
     Raises
     ------
@@ -106,6 +118,10 @@ class RecordDP(Suggesting):
     """
 
     examples: float | None = None
+    unit: Literal["record", "person"] = "record"
+    people: float | None = None
+    records_per_person: int | None = None
+    silos_per_person: int = 1
     clip: float = 1.0
     noise_multiplier: float | None = None
     epsilon: float | None = None
@@ -123,7 +139,8 @@ class RecordDP(Suggesting):
 
     def __post_init__(self) -> None:
         """Check all."""
-        self._examples()
+        require_choice("unit", self.unit, ("record", "person"))
+        self._check_unit()
         require_positive("clip", self.clip)
         require_count("steps", self.steps)
         require_delta("delta", self.delta)
@@ -140,21 +157,48 @@ class RecordDP(Suggesting):
             require_count("most", self.most)
         step_event(self.multiplier, self.rate)
 
-    def _examples(self) -> float:
-        if self.examples is None:
-            raise FieldError(
-                "examples", None, "is needed: the number planned for a silo, such as the mean of their sizes"
-            )
-        return require_positive("examples", self.examples)
+    def _check_unit(self) -> None:
+        person = {"people": self.people, "records_per_person": self.records_per_person}
+        needed = person if self.unit == "person" else {"examples": self.examples}
+        for name, value in {**person, "examples": self.examples}.items():
+            if name not in needed and value is not None:
+                raise FieldError(name, value, f'does not belong to unit = "{self.unit}": give {", ".join(needed)}')
+            if name in needed and value is None:
+                raise FieldError(name, None, "is needed: a planned, public number, such as the mean over the silos")
+        require_positive(self._counted, self._planned)
+        if self.unit == "person":
+            require_count("records_per_person", self.records_per_person)
+        if require_count("silos_per_person", self.silos_per_person) > 1 and self.unit != "person":
+            raise FieldError("silos_per_person", self.silos_per_person, 'goes with unit = "person"')
+        if self._together > 1 and self.rate < 1:
+            accepted = "cannot be above 1 in a sum of sampled steps: set rate to 1, or sum nothing"
+            raise FieldError("silos_per_person", self.silos_per_person, accepted)
+
+    @property
+    def _counted(self) -> str:
+        return "people" if self.unit == "person" else "examples"
+
+    @property
+    def _planned(self) -> float:
+        return float((self.people if self.unit == "person" else self.examples) or 0.0)
+
+    @property
+    def _together(self) -> int:
+        """Shares of one sum that one unit may be in: they add up, while separate releases compose."""
+        return self.silos_per_person if self.trust == "trusted sum" else 1
+
+    @property
+    def _counts(self) -> int:
+        """Noisy steps of a round that one unit may be in."""
+        return self.steps * self.silos_per_person // self._together
 
     @property
     def multiplier(self) -> float:
-        """z, of the noise that the promise counts."""
+        """Noise that the promise counts: its deviation over what one unit can contribute to a sum."""
         if self.noise_multiplier is not None:
-            return require_noise("noise_multiplier", self.noise_multiplier)
-        return least_noise(
-            self.epsilon or 0.0, self.delta, (self.rounds or 0) * self.steps, rate=self.rate, relation=self.relation
-        )
+            return require_noise("noise_multiplier", self.noise_multiplier) / self._together
+        count = (self.rounds or 0) * self._counts
+        return least_noise(self.epsilon or 0.0, self.delta, count, rate=self.rate, relation=self.relation)
 
     @property
     def noisy_steps(self) -> NoisySteps:
@@ -164,10 +208,11 @@ class RecordDP(Suggesting):
             rate=self.rate,
             clip=self.clip,
             deviation=self._added * self.clip,
-            denominator=self.rate * self._examples(),
+            denominator=self.rate * self._planned,
             public_size=self.relation != "add/remove",
             summed=self.trust == "trusted sum",
             most=self._most,
+            images=self.records_per_person or 0,
         )
 
     @property
@@ -175,21 +220,21 @@ class RecordDP(Suggesting):
         """The most examples of a silo whose number is private."""
         if self.relation != "add/remove":
             return 0
-        return math.ceil(2 * self._examples()) if self.most is None else self.most
+        return math.ceil(2 * self._planned) if self.most is None else self.most
 
     @property
     def _added(self) -> float:
         """The noise that one silo adds, in units of C."""
-        return self.multiplier
+        return self.multiplier * self._together
 
     def noise_on_mean(self, silos: int) -> float:
         """Deviation of the noise on a step's mean gradient over so many silos; the signal is at most C."""
-        return self._added * self.clip / (self.rate * self._examples() * math.sqrt(silos))
+        return self._added * self.clip / (self.rate * self._planned * math.sqrt(silos))
 
     def budget(self) -> StepFilter | None:
         """A filter that holds a silo to the steps planned; None without a plan."""
         event = step_event(self.multiplier, self.rate)
-        return None if self.rounds is None else StepFilter(event, self.rounds * self.steps)
+        return None if self.rounds is None else StepFilter(event, self.rounds * self._counts)
 
     def within(self, epsilon: float, delta: float) -> StepFilter:
         """A filter that holds a silo to a total."""
@@ -238,19 +283,20 @@ class RecordDP(Suggesting):
         return (*self._sizes(), LIVENESS, NO_FAILURE)
 
     def _sizes(self) -> tuple[str, ...]:
-        return (at_most(self._most),) if self._most else ()
+        sizes = (at_most(self._most, self._counted),) if self._most else ()
+        return (few_silos(self.silos_per_person), *sizes) if self.unit == "person" else sizes
 
     def _spend(self) -> Spend:
         event, added = step_event(self.multiplier, self.rate), self._added * self.clip
         full = isinstance(event, Gaussian)
         guarantee = Guarantee(
-            unit="record",
+            unit=self.unit,
             relation=self.relation,
             trust=self.trust,
             status="conditional",
             scope="round",
-            mu=FACTOR[self.relation] * math.sqrt(self.steps) / self.multiplier if full else None,
-            events=() if full else ((event, self.steps),),
+            mu=FACTOR[self.relation] * math.sqrt(self._counts) / self.multiplier if full else None,
+            events=() if full else ((event, self._counts),),
             public_size=self.relation != "add/remove",
             conditions=self._conditions(),
         )
@@ -292,7 +338,7 @@ class RecordShares(RecordDP):
 
     @property
     def _added(self) -> float:
-        return self.multiplier / math.sqrt(self.silos - self.tolerated)
+        return self.multiplier * self._together / math.sqrt(self.silos - self.tolerated)
 
     def quote(self, broadcast: Broadcast, state: NoState) -> Spend | Refusal:
         """Decline a sum of another number of silos."""

@@ -196,6 +196,8 @@ def _meaning(guarantee: Mapping[str, Any]) -> str:
     if "epsilon_of_10_records" in guarantee:
         together = rounded_up(guarantee["epsilon_of_10_records"], 3)
         line += f" For 10 records of one person together epsilon is {together}."
+    if "epsilon_of_one_record" in guarantee:
+        line += f" For one of her records alone epsilon is {rounded_up(guarantee['epsilon_of_one_record'], 3)}."
     return line
 
 

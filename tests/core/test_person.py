@@ -1,0 +1,279 @@
+"""Person-level privacy: one person moves a step's sum by at most C, whatever the number of her images."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import fedveil as fv
+from fedveil.accounting import Policy
+from fedveil.accounting.composition import epsilon
+from fedveil.accounting.events import Gaussian, Poisson
+from fedveil.accounting.guarantee import guarantee_values
+from fedveil.accounting.policy import Limits
+from fedveil.errors import FieldError
+from fedveil.gdp import epsilon_of_mu
+from fedveil.layout import Layout
+from fedveil.learning import ClientData, LocalTraining, PrivateTrainer
+from fedveil.learning.per_example import PerExample
+from fedveil.learning.units import Units
+from fedveil.mechanisms import ReproducibleSource
+from fedveil.methods import build
+
+CLIP = 0.05
+NETS = {
+    "head": lambda: nn.Linear(6, 3),
+    "dense": lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)),
+    "conv": lambda: nn.Sequential(nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 2), nn.Flatten(), nn.Linear(8, 3)),
+}
+
+
+class Own(nn.Module):
+    """A model with code of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return torch.tanh(self.a(x)) * 2
+
+
+NETS["own"] = Own
+
+
+def silo(counts, seed=0, scale=1.0):
+    n = sum(counts)
+    generator = torch.Generator().manual_seed(seed)
+    x = scale * torch.randn(n, 6, generator=generator)
+    person = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    order = torch.randperm(n, generator=generator)
+    return ClientData(x[order], torch.randint(0, 3, (n,), generator=generator), person=person[order])
+
+
+def trainer(model, images, clip=CLIP, deviation=1e-12, **noisy):
+    method = build("record", unit="person", people=1, records_per_person=images, noise_multiplier=1.0, clip=clip)
+    steps = replace(method.noisy.noisy_steps, deviation=deviation, denominator=1.0, **noisy)
+    return PrivateTrainer(model, Layout.from_module(model), LocalTraining(lr=1.0), steps)
+
+
+def step(model, client, images, start=None, clip=CLIP, **noisy):
+    """What one noiseless step of learning rate 1 takes off the model: the clipped sum."""
+    layout = Layout.from_module(model)
+    start = layout.read(model).to(torch.float32) if start is None else start
+    made = trainer(model, images, clip, **noisy)._noisy(start, client, (0, 1, 2), ReproducibleSource(0))
+    if made.failure is not None:
+        raise made.failure
+    return start - made.model
+
+
+def means(model, client, images):
+    """Each person's clipped mean gradient over her first images, by plain autograd."""
+    found = []
+    for person in client.person.unique():
+        rows = (client.person == person).nonzero()[:images, 0]
+        model.zero_grad()
+        nn.functional.cross_entropy(model(client.x[rows]), client.y[rows]).backward()
+        gradient = torch.cat([p.grad.reshape(-1) for p in model.parameters()]).double()
+        found.append(gradient * min(1.0, CLIP / float(gradient.norm())))
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("images", [3, 9])
+def test_a_step_is_the_sum_of_persons_clipped_means(net, images):
+    torch.manual_seed(1)
+    model, client = NETS[net](), silo([1, 2, 9, 3, 1])
+    assert torch.allclose(step(model, client, images).double(), means(model, client, images).sum(0), atol=2e-7)
+
+
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("count", [1, 2, 400])
+def test_one_person_moves_a_sum_by_at_most_the_clip_whatever_she_has(net, count):
+    torch.manual_seed(2)
+    model, most = NETS[net](), 400 if net != "own" else 40
+    others = silo([2, 3, 1])
+    hers = silo([count], seed=7, scale=50.0)
+    both = ClientData(
+        torch.cat([hers.x, others.x]), torch.cat([hers.y, others.y]), person=torch.cat([hers.person, others.person + 1])
+    )
+    gone = ClientData(both.x.clone(), both.y, person=both.person)
+    gone.x[: len(hers.x)] = math.nan  # what zero-out makes of her
+    moved = (step(model, both, most).double() - step(model, gone, most).double()).norm()
+    assert float(moved) <= CLIP * (1 + 1e-5)
+
+
+def test_long_gradients_that_cancel_are_clipped_as_the_mean_that_they_form():
+    model, layout = nn.Linear(6, 3, bias=False), None
+    layout = Layout.from_module(model)
+    sums = PerExample(model, layout, "mse")
+    # two images whose gradients are 1e19 long and cancel but for their last digits: norms by products of norms,
+    # or by Gram matrices, are rounding alone
+    x = torch.zeros(4, 6)
+    x[0], x[1], x[2], x[3] = 1e10, -1e10, 3e9, -3e9
+    y = torch.full((4, 3), 1e9)
+    found, _ = sums.clipped_sum(x, y, CLIP, each=4)
+    assert float(found.norm()) <= CLIP
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_a_persons_mean_has_the_bits_that_it_has_when_she_is_alone(net):
+    torch.manual_seed(3)
+    model, each, people = NETS[net](), 4, 6
+    layout = Layout.from_module(model)
+    x, y = torch.randn(people * each, 6), torch.randint(0, 3, (people * each,))
+    present = torch.rand(people * each) < 0.7
+    sums = PerExample(model, layout, "cross_entropy")
+    for person in range(people):
+        mine = torch.arange(person * each, (person + 1) * each)
+        present[mine[0]] = True
+        alone = torch.zeros_like(present)
+        alone[mine] = present[mine]
+        first = None
+        for others in (0.0, 1.0, 1e38, math.nan, math.inf):
+            company = torch.full_like(x, others)
+            company[mine] = x[mine]
+            found, _ = sums.clipped_sum(company, y, CLIP, alone, each=each)
+            first = found if first is None else first
+            assert torch.equal(found, first)
+
+
+def test_images_beyond_the_declared_number_are_left_out_by_her_own_order_alone():
+    client = silo([5, 1, 3])
+    units = Units.of(client, 2)
+    assert len(units) == 3
+    assert units.present.sum(1).tolist() == [2, 1, 2]
+    for person in range(3):
+        rows = (client.person == person).nonzero()[:, 0]
+        kept = units.rows[person][units.present[person]]
+        assert kept.tolist() == rows[: len(kept)].tolist()
+    fewer = ClientData(
+        client.x[client.person != 1], client.y[client.person != 1], person=client.person[client.person != 1]
+    )
+    for a, b in ((0, 0), (2, 1)):
+        before = client.x[units.rows[a]][units.present[a]]
+        after = Units.of(fewer, 2)
+        assert torch.equal(before, fewer.x[after.rows[b]][after.present[b]])
+
+
+def test_everybody_and_nobody():
+    one = silo([30])
+    assert Units.of(one, 30).rows.shape == (1, 30)
+    nobody = ClientData(torch.zeros(0, 6), torch.zeros(0, dtype=torch.int64), person=torch.zeros(0, dtype=torch.int64))
+    assert len(Units.of(nobody, 3)) == 0
+    assert float(step(nn.Linear(6, 3), nobody, 3, public_size=False, most=5).norm()) < 1e-9
+
+
+def test_without_ids_nothing_is_trained():
+    client = ClientData(torch.randn(4, 6), torch.tensor([0, 1, 2, 0]))
+    with pytest.raises(FieldError) as refused:
+        fv.Federation(model=nn.Linear(6, 3), clients=[client] * 2, method=person())
+    assert refused.value.field == "person"
+
+
+def person(name="record", **values):
+    shared = {"unit": "person", "people": 6, "records_per_person": 4, "noise_multiplier": 2.0, "rounds": 3}
+    return build(name, **{**shared, "clip": CLIP, **({"silos": 4} if name == "record-sum" else {}), **values})
+
+
+@pytest.mark.parametrize("name", ["record", "record-sum"])
+@pytest.mark.parametrize(("relation", "factor"), [("zero-out", 1), ("add/remove", 1), ("replace-one", 2)])
+def test_a_run_promises_a_person(name, relation, factor):
+    clients = [silo([1, 2, 4, 3, 1, 7], seed=i) for i in range(4)]
+    fed = fv.Federation(model=nn.Linear(6, 3), clients=clients, method=person(name, relation=relation), seed=0)
+    guarantee = fed.run(3).guarantee
+    assert (guarantee.unit, guarantee.relation) == ("person", relation)
+    assert guarantee.mu == pytest.approx(factor * math.sqrt(3) / 2)
+    doubled = 1 if relation == "replace-one" else 2
+    values = guarantee_values(guarantee, 1e-5)
+    assert values["epsilon_of_one_record"] == pytest.approx(epsilon_of_mu(doubled * guarantee.mu, 1e-5))
+    assert fed.run(4).stopped  # beyond the plan
+
+
+def test_one_record_of_a_sampled_person_comes_and_goes_with_her():
+    sampled = person(rate=0.25, relation="zero-out", rounds=4).client._spend().guarantee
+    expected = epsilon([(Poisson(0.25, Gaussian(1.0)), 1)], 1e-5)
+    assert sampled.of_record().epsilon(1e-5) == pytest.approx(expected, rel=1e-3)
+    assert sampled.of_record().epsilon(1e-5) > sampled.of_group(2).epsilon(1e-5)  # not as two that are drawn apart
+    with pytest.raises(FieldError):
+        build("record", examples=6, noise_multiplier=2.0).client._spend().guarantee.of_record()
+
+
+@pytest.mark.parametrize("silos", [2, 3])
+def test_a_person_of_several_silos_is_promised_the_same_at_the_price_of_more_noise(silos):
+    alone, shared = person(), person(silos_per_person=silos)
+    assert shared.client._spend().guarantee.mu == pytest.approx(alone.client._spend().guarantee.mu * math.sqrt(silos))
+    summed = person("record-sum", silos_per_person=silos)
+    single = person("record-sum").client._spend().guarantee.mu
+    assert summed.client._spend().guarantee.mu == pytest.approx(single * silos)
+    for name in ("record", "record-sum"):
+        target = {"noise_multiplier": None, "epsilon": 4.0, "silos_per_person": silos}
+        method = person(name, **target)
+        total = method.client._spend().guarantee.mu * math.sqrt(3)
+        assert epsilon_of_mu(total, 1e-5) == pytest.approx(4.0, rel=1e-9)
+        assert (
+            method.noisy.noisy_steps.deviation
+            > person(name, **{**target, "silos_per_person": 1}).noisy.noisy_steps.deviation
+        )
+    with pytest.raises(FieldError, match="silos_per_person"):
+        person("record-sum", silos_per_person=2, rate=0.5)
+    clients = [silo([1, 2, 4, 3, 1, 7], seed=i) for i in range(4)]
+    assert fv.Federation(model=nn.Linear(6, 3), clients=clients, method=shared).run(3).guarantee.mu == pytest.approx(
+        math.sqrt(3 * silos) / 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"examples": 5.0}, "examples"),
+        ({"people": None}, "people"),
+        ({"records_per_person": None}, "records_per_person"),
+        ({"records_per_person": 0}, "records_per_person"),
+        ({"people": math.nan}, "people"),
+        ({"silos_per_person": 0}, "silos_per_person"),
+        ({"unit": "record"}, "people"),
+        ({"unit": "image"}, "unit"),
+        (
+            {"unit": "record", "people": None, "records_per_person": None, "examples": 5, "silos_per_person": 2},
+            "silos_per_person",
+        ),
+    ],
+)
+def test_what_does_not_belong_together_is_refused(values, field):
+    with pytest.raises(FieldError) as refused:
+        person(**values)
+    assert refused.value.field == field
+
+
+def test_fewer_people_than_a_few_are_refused_only_where_their_number_is_public():
+    clients = [silo([5]), silo([1, 2, 3])]
+    with pytest.raises(FieldError, match="persons of silo 0"):
+        fv.Federation(model=nn.Linear(6, 3), clients=clients, method=person())
+    assert fv.Federation(model=nn.Linear(6, 3), clients=clients, method=person(relation="add/remove")).run(1).rounds
+
+
+# ---- policies
+
+
+def test_a_policy_counts_persons_and_records_of_a_declared_number():
+    record = build("record", examples=6, noise_multiplier=2.0).client._spend()
+    one = person().client._spend()
+    for limits, spend, allowed in (
+        (Limits(person_mu=1.0), one, True),
+        (Limits(person_mu=0.4), one, False),
+        (Limits(person_epsilon=epsilon_of_mu(0.5, 1e-5) * 1.001), one, True),
+        (Limits(record_mu=9.0), one, False),  # another kind
+        (Limits(person_mu=9.0), record, False),
+    ):
+        assert (Policy(total=limits).refusal("record", "local", True, spend, ()) is None) == allowed
+    declared = Policy(total=Limits(person_mu=2.0), records_per_person=3)
+    assert declared.refusal("record", "local", True, record, ()) is None
+    assert declared.refusal("record", "local", True, record, [record]) is not None  # 3 x .5 twice is 2.12
+    assert declared.refusal("record", "local", True, one, [record]) is None  # 1.58
+    assert declared.standing([record, one])["person_mu"][1] == pytest.approx(math.hypot(1.5, 0.5))
+    for bad in (0, 1.5, True, "3"):
+        with pytest.raises(FieldError, match="records_per_person"):
+            Policy(records_per_person=bad)
