@@ -86,6 +86,23 @@ def test_unit_and_trust_narrow_the_choice():
     assert {c.trust for c in advise(**DIGITS, trust="local")} == {"local"}
     assert [c.method for c in advise(**{**DIGITS, "clients": 1}, unit="record")] == ["record"]  # no sum of one silo
     with pytest.raises(FieldError, match="unit"):
+        advise(**DIGITS, unit="image")
+
+
+def test_a_person_is_protected_as_such_by_all_her_records_together_or_with_her_client():
+    found = advise(**DIGITS, unit="person", records_per_person=4)
+    assert {(c.unit, c.guarantee.group) for c in found if c.guarantee} == {("person", 1), ("record", 4), ("client", 1)}
+    for choice in found:
+        if choice.guarantee is not None:
+            assert choice.guarantee.epsilon(DIGITS.get("delta", 1e-5)) == pytest.approx(DIGITS["epsilon"], rel=1e-6)
+    single = next(c for c in found if c.unit == "person" and c.trust == "local")
+    values = tomllib.loads("\n".join(single.lines))
+    method = build(values.pop("method"), **values)
+    assert method.client._spend().guarantee.unit == "person"
+    assert method.client.multiplier == pytest.approx(single.noise_multiplier)
+    assert method.client.noise_on_mean(10) * math.sqrt(DIGITS["dimension"]) == pytest.approx(single.noise_to_signal, rel=0.02)
+    assert {(c.unit, c.guarantee.group) for c in advise(**DIGITS) if c.guarantee} == {("record", 1), ("client", 1)}
+    with pytest.raises(FieldError, match="records_per_person"):
         advise(**DIGITS, unit="person")
 
 

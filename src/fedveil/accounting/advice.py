@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from fedveil.accounting.conditions import AS_READ, at_most, conditions_of, whole_noise
+from fedveil.accounting.conditions import AS_READ, at_most, conditions_of, few_silos, whole_noise
 from fedveil.accounting.events import FACTOR, Relation
 from fedveil.accounting.guarantee import VACUOUS, Guarantee, Trust, Unit
 from fedveil.accounting.planning import ENOUGH
@@ -84,6 +84,7 @@ def advise(
     trust: Trust | None = None,
     relation: Relation = "zero-out",
     tolerated: int = 1,
+    records_per_person: int | None = None,
 ) -> tuple[Choice, ...]:
     """Rank what reaches a target, and say what is hopeless.
 
@@ -97,14 +98,18 @@ def advise(
         Rounds, of one noisy step each at the record level.
     epsilon, delta : float
         Target of the total.
-    unit : {"client", "record"}, optional
-        What has to be protected; by default both are looked at.
+    unit : {"client", "record", "person"}, optional
+        What has to be protected; by default clients and records are looked at, and persons where it is said how many
+        records one has. A person is protected as such, by a promise for all her records together, and by one for
+        clients.
     trust : {"central", "local", "trusted sum"}, optional
         The only trust model there is; by default all are looked at.
     relation : {"zero-out", "add/remove", "replace-one"}
         Neighbouring inputs of the promises; without trust at the client level it is replace-one in any case.
     tolerated : int
         Silos of a trusted sum that may drop out, lie or collude.
+    records_per_person : int, optional
+        The most records of one person, as declared; a count of the data would be a release.
 
     Returns
     -------
@@ -120,29 +125,43 @@ def advise(
     d, rounds = require_count("dimension", dimension), require_count("rounds", rounds)
     tolerated = require_count("tolerated", tolerated)
     if unit is not None:
-        require_choice("unit", unit, ("client", "record"))
+        require_choice("unit", unit, ("client", "record", "person"))
+    if unit == "person" and records_per_person is None:
+        raise FieldError("records_per_person", None, "is needed for persons: declare the most records that one has")
+    k = require_count("records_per_person", records_per_person or 1)
     if trust is not None:
         require_choice("trust", trust, ("central", "local", "trusted sum"))
     z = least_noise(epsilon, delta, rounds, relation=relation)
     twice = least_noise(epsilon, delta, rounds, relation="replace-one")
-    root, total = math.sqrt(d), n * each
+    root = math.sqrt(d)
     target = f"epsilon = {float(epsilon)}", f"delta = {float(delta)}"
     sound = ('scores = "public"', *target)
     under = () if relation == "zero-out" else (f'relation = "{relation}"',)
-    sizes, most = ((at_most(2 * each),), (f"most = {2 * each}",)) if relation == "add/remove" else ((), ())
-    planned = (*target, f"rounds = {rounds}", f"examples = {each}", *under, *most)
+    run = (*target, f"rounds = {rounds}")
     noise = (f"noise_multiplier = {rounded_up(z, 6)}", *under)
     found = [
         _choice("global", "client", "central", z, z * root / n, relation, rounds, noise),
         _choice("fedre", "client", "local", twice, twice * root / math.sqrt(n), "replace-one", rounds, sound),
-        _choice("record", "record", "local", z, z * root * math.sqrt(n) / total, relation, rounds, planned, *sizes),
     ]
-    if n > tolerated:
-        summed = z * root * math.sqrt(n / (n - tolerated)) / total
-        lines = (*planned, f"silos = {n}", f"tolerated = {tolerated}")
-        more = (whole_noise(n, tolerated), *sizes)
-        found.append(_choice("record-sum", "record", "trusted sum", z, summed, relation, rounds, lines, *more))
-    fit = [c for c in found if unit in (None, c.unit) and trust in (None, c.trust)]
+    people = max(1, each // k)
+    kinds: dict[tuple[Unit, int], tuple[int, tuple[str, ...]]] = {("record", 1): (each, (f"examples = {each}",))}
+    if records_per_person is not None:
+        named = ('unit = "person"', f"people = {people}", f"records_per_person = {k}")
+        kinds = {("person", 1): (people, named), ("record", k): (each, (f"examples = {each}",)), **kinds}
+    for (whose, group), (count, lines) in kinds.items():
+        sizes, most = _sizes(relation, count, "people" if whose == "person" else "examples")
+        loud = z * group  # of a group the epsilon asked for is that of all records together
+        noisy = run if group == 1 else (f"noise_multiplier = {rounded_up(loud, 6)}", f"rounds = {rounds}")
+        own = (*noisy, *lines, *under, *most)
+        about: tuple[Relation, int] = relation, rounds
+        alone = loud * root * math.sqrt(n) / (n * count)
+        found.append(_choice("record", whose, "local", loud, alone, *about, own, *sizes, group=group))
+        if n > tolerated:
+            summed = loud * root * math.sqrt(n / (n - tolerated)) / (n * count)
+            shares = (*own, f"silos = {n}", f"tolerated = {tolerated}")
+            more = (whole_noise(n, tolerated), *sizes)
+            found.append(_choice("record-sum", whose, "trusted sum", loud, summed, *about, shares, *more, group=group))
+    fit = [c for c in found if trust in (None, c.trust) and _covers(c, unit)]
     fit.sort(key=lambda c: c.noise_to_signal or 0.0)
     heuristics = [
         Choice(method=name, unit="client", trust=where, verdict="no promise", evidence=seen)  # type: ignore[arg-type]
@@ -150,6 +169,21 @@ def advise(
         if trust in (None, where) and unit in (None, "client")
     ]
     return (*fit, *heuristics)
+
+
+def _sizes(relation: Relation, planned: int, what: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The condition on sizes, and the line of the configuration that says it."""
+    if relation != "add/remove":
+        return (), ()
+    return (at_most(2 * planned, what),), (f"most = {2 * planned}",)
+
+
+def _covers(choice: Choice, unit: Unit | None) -> bool:
+    """Whether a choice protects what has to be protected."""
+    group = 1 if choice.guarantee is None else choice.guarantee.group
+    if unit == "person":
+        return choice.unit != "record" or group > 1
+    return group == 1 if unit is None else choice.unit == unit and group == 1
 
 
 def _choice(
@@ -162,8 +196,11 @@ def _choice(
     rounds: int,
     lines: tuple[str, ...],
     *more: str,
+    group: int = 1,
 ) -> Choice:
     conditions = (*conditions_of(unit, trust, relation), *more)
+    if unit == "person":
+        conditions = (few_silos(1), *conditions)
     guarantee = Guarantee(
         unit=unit,
         relation=relation,
@@ -182,9 +219,9 @@ def _choice(
         verdict=verdict,
         noise_to_signal=ratio,
         noise_multiplier=z,
-        guarantee=guarantee,
+        guarantee=guarantee.of_group(group),
         lines=(f'method = "{method}"', *lines),
-        evidence=_EVIDENCE[method],
+        evidence=_EVIDENCE[method] if group == 1 and unit != "person" else "",
     )
 
 
@@ -294,7 +331,7 @@ def reading(
             status="conditional",  # how somebody else's noise is drawn and added is not looked at here
             scope=scope,
             mu=change * math.sqrt(count) / sigma,
-            public_size=None if unit != "record" else relation != "add/remove",
+            public_size=None if unit not in ("record", "person") else relation != "add/remove",
             conditions=conditions,
         )
 

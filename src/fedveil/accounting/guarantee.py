@@ -344,7 +344,7 @@ def guarantee_values(guarantee: Guarantee, delta: float) -> dict[str, Any]:
         epsilon = guarantee.epsilon(delta)
         values |= {"epsilon": epsilon, "delta": delta, "vacuous": epsilon > VACUOUS}
         values |= {"meaning": guarantee.meaning().to_dict()}
-        if guarantee.unit == "record":
+        if guarantee.unit == "record" and guarantee.group == 1:
             values |= {"epsilon_of_10_records": guarantee.of_group(10).epsilon(delta)}
         if guarantee.unit == "person":
             values |= {"epsilon_of_one_record": guarantee.of_record().epsilon(delta)}

@@ -34,7 +34,12 @@ def advise(
     rounds: Annotated[int | None, typer.Option("--rounds", help="Rounds.")] = None,
     epsilon: Annotated[float | None, typer.Option("--epsilon", help="Target of the total.")] = None,
     delta: Annotated[float, typer.Option("--delta", help="Of every epsilon.")] = 1e-5,
-    unit: Annotated[str | None, typer.Option("--unit", help="client or record; default: both.")] = None,
+    unit: Annotated[
+        str | None, typer.Option("--unit", help="client, record or person; default: what is known.")
+    ] = None,
+    records_per_person: Annotated[
+        int | None, typer.Option("--records-per-person", help="The most records of one person, as declared.")
+    ] = None,
     trust: Annotated[str | None, typer.Option("--trust", help="central, local or 'trusted sum'; default: all.")] = None,
     relation: Annotated[str, typer.Option("--relation", help="Neighbours.")] = "zero-out",
     clip: Annotated[
@@ -61,6 +66,7 @@ def advise(
             "trust": trust,
         }
         target = {**base, "clients": clients, "examples": examples, "dimension": dimension}
+        target["records_per_person"] = records_per_person
         existing = {**base, "clip": clip, "sigma": sigma, "sensitivity": sensitivity}
         tables = _tables(config)
         if config is not None and not tables.keys() & {"advise", "existing"}:
@@ -103,6 +109,9 @@ def _experiment(name: str, target: Mapping[str, Any], console: Console) -> None:
         console.print("--epsilon 4, say, ranks what reaches that total for this federation")
         return
     _show(choices(setup, promise, epsilon, target["examples"], target["dimension"]), delta, console)
+    if found.unit == "record" and any(client.person is not None for client in setup.arguments["clients"]):
+        said = 'the data say whose each example is, and this promises single examples: unit = "person" promises people'
+        console.print(said, markup=False, highlight=False)
     if setup.config.publish.metrics != "off" or setup.config.stopping is not None:
         said = "these totals are of the models alone: what [publish] and [stopping] release comes on top"
         console.print(said, markup=False, highlight=False)

@@ -129,7 +129,8 @@ class GradientRows:
     @property
     def squares(self) -> Tensor:
         """Their squared norms [B], in float64."""
-        return torch.linalg.vector_norm(self._rows, dim=1, dtype=torch.float64).square()
+        lengths: Tensor = torch.linalg.vector_norm(self._rows, dim=1, dtype=torch.float64)
+        return lengths.square()
 
     def parts(self) -> list[Tensor]:
         """The rows."""

@@ -38,7 +38,7 @@ def _advice_table(choices: Sequence[Choice], delta: float) -> Table:
     header = ("verdict", "method", "noise/signal", "promise", "in [privacy]", "measured")
     proven = [c.guarantee for c in choices if c.guarantee is not None]
     notes = [f"at that total, {g.meaning().describe()}" for g in proven[:1]]
-    for g in [g for g in proven if g.unit == "record"][:1]:
+    for g in [g for g in proven if g.unit == "record" and g.group == 1][:1]:
         many = rounded_up(g.of_group(10).epsilon(delta), 3)
         notes.append(f"a record is not a person: for 10 records of one person together epsilon is {many}")
     data = [_choice_values(c, delta) for c in choices]

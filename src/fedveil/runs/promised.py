@@ -106,6 +106,8 @@ def choices(
         epsilon=epsilon,
         delta=config.privacy.budget.delta,
         relation=found.relation if found.proven and not found.by_distance else "zero-out",
+        unit="person" if found.unit == "person" else None,
+        records_per_person=None if setup.method.noisy is None else setup.method.noisy.noisy_steps.images or None,
     )
 
 
