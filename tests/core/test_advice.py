@@ -100,7 +100,9 @@ def test_a_person_is_protected_as_such_by_all_her_records_together_or_with_her_c
     method = build(values.pop("method"), **values)
     assert method.client._spend().guarantee.unit == "person"
     assert method.client.multiplier == pytest.approx(single.noise_multiplier)
-    assert method.client.noise_on_mean(10) * math.sqrt(DIGITS["dimension"]) == pytest.approx(single.noise_to_signal, rel=0.02)
+    assert method.client.noise_on_mean(10) * math.sqrt(DIGITS["dimension"]) == pytest.approx(
+        single.noise_to_signal, rel=0.02
+    )
     assert {(c.unit, c.guarantee.group) for c in advise(**DIGITS) if c.guarantee} == {("record", 1), ("client", 1)}
     with pytest.raises(FieldError, match="records_per_person"):
         advise(**DIGITS, unit="person")
