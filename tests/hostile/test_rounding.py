@@ -5,6 +5,12 @@ which way every example's gradient points. Where rounding followed the shape of 
 presence turned all the others round: with 16 records the sum moved by 29 C (promised: C).
 """
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -195,3 +201,121 @@ def test_a_model_that_evades_the_check_for_mixing_mixes_nothing(monkeypatch, mak
     first, second = (sums.of(trainer, layout.read(model), data) for data in ((x, y), (x[:-1], y[:-1])))
     assert first.norm() > 100 * clip
     assert float((first - second).norm()) <= clip * BOUND
+
+
+# ---- the oracle: bits of rows at equal places, and coupled sums, for networks, sizes and neighbours drawn at random
+
+
+class Attends(nn.Module):
+    """Code of its own: attention over the parts of an example."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out = nn.Linear(4, 12), nn.Linear(4, 3)
+
+    def forward(self, x):
+        q, k, v = self.inner(x.unflatten(1, (4, 4))).split(4, dim=-1)
+        return self.out((torch.softmax(q @ k.transpose(-1, -2) / 2, -1) @ v).mean(-2))
+
+
+def pictures():
+    """A convolution before a normalisation: the gradient of its shifts is rounding alone."""
+    layers = (nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.SiLU(), nn.Flatten(), nn.Linear(16, 3))
+    return nn.Sequential(nn.Unflatten(1, (1, 4, 4)), *layers)
+
+
+NETWORKS = {
+    "dense": lambda: nn.Sequential(nn.Linear(16, 7), nn.Sigmoid(), nn.Linear(7, 3)),
+    "one unit": lambda: nn.Sequential(nn.Linear(16, 1), nn.Softplus(), nn.Linear(1, 3)),
+    "normed": lambda: nn.Sequential(nn.Linear(16, 9), nn.LayerNorm(9), nn.SiLU(), nn.Linear(9, 3)),
+    "pictures": pictures,
+    "attention": Attends,
+    "own code": lambda: Own(nn.Sequential(nn.Linear(16, 5), nn.Sigmoid(), nn.Linear(5, 3))),
+}
+
+
+def null_space(x, rows, generator):
+    """Rows [rows, d] at right angles to most records: what is left of a product is rounding, and is scaled up."""
+    basis = torch.linalg.svd(x[: min(len(x), x.shape[1] - 1)].double())[2][-max(1, x.shape[1] - len(x)) :]
+    return (1e7 * torch.randn(rows, len(basis), generator=generator, dtype=torch.float64) @ basis).float()
+
+
+def worst(name, n, generator):
+    """Whether rows kept their bits, and the most in C that a sum moved, over neighbours of a data set of n records."""
+    model, places = NETWORKS[name](), n + int(torch.randint(1, 9, (), generator=generator))
+    layout = Layout.from_module(model)
+    x, y = torch.randn(n, 16, generator=generator), torch.randint(0, 3, (n,), generator=generator)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator))
+        first = next(model.parameters())
+        if first.dim() == 2 and first.shape[1] == 16:
+            first.copy_(null_space(x, len(first), generator))
+    sums, order = PerExample(model, layout, "cross_entropy"), torch.randperm(places, generator=generator)[:n]
+
+    def world(changed):
+        batch, labels = torch.zeros(places, 16), torch.zeros(places, dtype=torch.int64)
+        present = torch.zeros(places, dtype=torch.bool)
+        batch[order], labels[order], present[order] = x, y, True
+        if changed == "missing":
+            batch[order[-1]], labels[order[-1]], present[order[-1]] = 0, 0, False
+        elif changed == "label":
+            labels[order[-1]] = 9
+        elif changed is not None:
+            batch[order[-1]] = changed
+        found = sums.clipped_sum(batch, labels, CLIP, present)[0]
+        rows = sums._way(batch, labels.clamp(max=2), present)[0].parts()
+        return found, [r[order[:-1]].contiguous().view(torch.int32) for r in rows]
+
+    total, bits = world(None)
+    kept, moved = sums.way != "one by one", 0.0
+    for changed in ("missing", "label", 0.0, 1e38, float("inf"), float("nan"), 1e-42):
+        other, later = world(changed)
+        kept = kept and all(torch.equal(a, b) for a, b in zip(bits, later, strict=True))
+        replaced = 2 if changed in (0.0, 1e38, 1e-42) else 1
+        moved = max(moved, float((total - other).norm()) / CLIP / replaced)
+    return kept, moved
+
+
+def explored(sizes, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return {(name, n): worst(name, n, generator) for name in NETWORKS for n in sizes}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_rows_keep_their_bits_and_sums_their_bound(name):
+    generator = torch.Generator().manual_seed(0)
+    for n in (2, 15, 16, 33):
+        kept, moved = worst(name, n, generator)
+        assert kept
+        assert moved <= BOUND
+
+
+SETS = {
+    "this processor's": {},
+    "AVX2": {"MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"},
+    "SSE4.2": {
+        "MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "ONEDNN_MAX_CPU_ISA": "SSE41", "ATEN_CPU_CAPABILITY": "default"
+    },
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("instructions", SETS)
+def test_the_law_holds_on_other_instruction_sets(instructions, threads):
+    """Batches of 2 to 70, in a process of its own: rows keep their bits, or it is one example a call."""
+    program = (
+        "import sys, json, torch; sys.path.insert(0, sys.argv[1]); import test_rounding as t;"
+        f"torch.set_num_threads({threads});"
+        "found = t.explored(range(2, 71), 1);"
+        "print(json.dumps([torch.backends.cpu.get_cpu_capability(), len(found), sum(k for k, _ in found.values()),"
+        " max(m for _, m in found.values())]))"
+    )
+    here = str(Path(__file__).parent)
+    environment = {**os.environ, **SETS[instructions]}
+    done = subprocess.run([sys.executable, "-c", program, here], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    kind, cases, kept, moved = json.loads(done.stdout.splitlines()[-1])
+    print(f"\n{instructions} ({kind}), threads {threads}: {cases} cases, {kept} in batches, at most {moved:.9f} C")
+    assert moved <= BOUND

@@ -175,9 +175,9 @@ new_ones new_zeros norm ones ones_like permute pixel_shuffle pixel_unshuffle pow
 reciprocal reflection_pad2d reflection_pad2d_backward relu relu6 remainder repeat replication_pad2d
 replication_pad2d_backward reshape roll round rsqrt rsub scalar_tensor select select_backward select_scatter sgn
 sigmoid sigmoid_backward sign silu silu_backward sin sinh slice slice_backward slice_scatter softplus
-softplus_backward softshrink split_with_sizes sqrt square squeeze stack std sub sum sym_size t tan tanh tanh_backward
-threshold threshold_backward transpose tril triu trunc unbind unfold unfold_backward unsqueeze upsample_bilinear2d
-upsample_bilinear2d_backward upsample_nearest2d upsample_nearest2d_backward var var_mean view view_as_real where xlogy
-zeros zeros_like
+softplus_backward softshrink split split_with_sizes sqrt square squeeze stack std sub sum sym_size t tan tanh
+tanh_backward threshold threshold_backward transpose tril triu trunc unbind unfold unfold_backward unsafe_split
+unsqueeze upsample_bilinear2d upsample_bilinear2d_backward upsample_nearest2d upsample_nearest2d_backward var var_mean
+view view_as_real where xlogy zeros zeros_like
 """
 _OPERATORS = frozenset(f"aten.{name}" for name in _BLIND.split())

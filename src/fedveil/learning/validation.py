@@ -110,7 +110,9 @@ def require_apart(model: nn.Module) -> None:
 
 
 def require_unmixed(model: nn.Module, x: Tensor, layout: Layout) -> None:
-    """Refuse a model that mixes the examples of a batch or puts them in another order, whatever its modules are called.
+    """Refuse a model that visibly mixes the examples of a batch, and would be trained as another one.
+
+    No promise rests on this check, which sees few values: nothing in `PerExample` mixes examples.
 
     Parameters
     ----------
