@@ -98,7 +98,7 @@ class Registry(MutableMapping[str, T]):
     @cached_property
     def _entries(self) -> dict[str, EntryPoint]:
         found = entry_points(group=self._group) if self._group else ()
-        return {one.name: one for one in found if one.name not in self._own}
+        return {one.name: one for one in sorted(found) if one.name not in self._own}
 
     @cached_property
     def _known(self) -> dict[str, T | EntryPoint]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedveil.attacks.statistics import Estimate, auc_interval, wins
 from fedveil.errors import damaged
 from fedveil_studies.frame.evidence import Difference, difference
-from fedveil_studies.frame.finding import Finding, Row
+from fedveil_studies.frame.study import Study
 
 RESAMPLES = 2000
 Scores = tuple[NDArray[np.float64], NDArray[np.float64]]
@@ -27,6 +27,8 @@ class Audited:
 
     Attributes
     ----------
+    study : Study
+        Whose claims it is for.
     title, command : str
         On which data, in how many runs; and how to do it again.
     methods : dict of str to str
@@ -41,6 +43,7 @@ class Audited:
         Attacks that work without the defence.
     """
 
+    study: Study
     title: str
     command: str
     methods: Mapping[str, str]
@@ -86,27 +89,12 @@ class Audited:
         return difference([a - b for a, b in pairs], "runs")
 
 
-@dataclass(frozen=True)
-class AuditClaim:
-    """A claim that is tested on independent runs with and without a client; see `ClaimOf`."""
-
-    name: str
-    says: str
-    judge: Callable[[Audited], Iterable[Row]]
-    answers: tuple[str, ...] = ()
-    note: str = ""
-
-    def finding(self, audit: Audited) -> Finding:
-        """What an audit says; rows are attacks, which share the 5% between them."""
-        return Finding(audit.title, tuple(self.judge(audit)), pooled=False)
-
-
 def _together(first: float, second: float, correlation: float) -> float:
     """How far a difference may be off if its parts may be off by so much."""
     return math.sqrt(max(0.0, first**2 - 2 * correlation * first * second + second**2))
 
 
-def read_audits(folder: Path) -> list[Audited]:
+def read_audits(folder: Path, study: Study) -> list[Audited]:
     """The files ``audit-*.json`` below a folder.
 
     Raises
@@ -117,13 +105,13 @@ def read_audits(folder: Path) -> list[Audited]:
     found = []
     for path in sorted(folder.rglob("audit-*.json")):
         try:
-            found.append(_audited(json.loads(path.read_bytes())))
+            found.append(_audited(json.loads(path.read_bytes()), study))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise damaged("audit", path, error, "restore it, or copy the audit's audit.json there again") from error
     return found
 
 
-def _audited(values: Mapping[str, Any]) -> Audited:
+def _audited(values: Mapping[str, Any], study: Study) -> Audited:
     results = [r for r in values["results"] if not r["supposed"]]  # those on metrics that clients are not shown
     scores = {
         (str(r["attack"]), str(r["setting"])): (np.array(r["scores"]["in"]), np.array(r["scores"]["out"]))
@@ -133,6 +121,7 @@ def _audited(values: Mapping[str, Any]) -> Audited:
     data = str(values["provenance"]["data"]).partition(",")[0]
     accuracies = values.get("accuracies") or {label: about["accuracies"] for label, about in settings.items()}
     return Audited(
+        study=study,
         title=f"on {data}, {runs} + {runs} runs",
         command=str(values["provenance"]["command"]),
         methods={label: str(about["method"]) for label, about in settings.items()},

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, product
 
 from fedveil.errors import FieldError, require_choice
+from fedveil_studies.frame.claims import JUDGES
 from fedveil_studies.frame.described import Part, TableOf
 from fedveil_studies.frame.standard import CURVES, MEASURES, require_known
 from fedveil_studies.frame.study import Study
@@ -84,7 +85,7 @@ def _claims(study: Study) -> Iterator[Name]:
     told = study.described
     for claim in told.claims:
         where = f"claims, {claim.name!r}"
-        yield f"{where}: expect", claim.expect, study.judges
+        yield f"{where}: expect", claim.expect, {*JUDGES, *study.judges}
         for table, figure in claim.figures:
             yield f"{where}: figures", table, told.tables
             yield f"{where}: figures", figure, _figures(told.tables[table])

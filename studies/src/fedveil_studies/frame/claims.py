@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
+from typing import Any
 
+from fedveil_studies.frame.audited import Audited
 from fedveil_studies.frame.described import ClaimOf
 from fedveil_studies.frame.evidence import DRAWS, Difference, Evidence, against, differ
 from fedveil_studies.frame.finding import (
@@ -23,13 +25,14 @@ from fedveil_studies.frame.finding import (
 )
 from fedveil_studies.frame.result import Result
 
-Judge = Callable[[ClaimOf, Evidence], Iterable["Row"]]
+Judge = Callable[[ClaimOf, Any], Iterable[Row]]  # of Evidence, or of an Audited
 
 
-def judge(claim: ClaimOf, evidence: Evidence) -> Finding:
-    """Test a claim on a group of runs."""
-    rows = tuple(_with_seeds(row, claim.seeds) for row in evidence.study.judges[claim.expect](claim, evidence))
-    return Finding(evidence.title, rows, claim.pooled and claim.expect != "alike")
+def judge(claim: ClaimOf, evidence: Evidence | Audited) -> Finding:
+    """Test a claim on a group of runs, or on an audit."""
+    found: Judge = {**JUDGES, **evidence.study.judges}[claim.expect]
+    rows = tuple(_with_seeds(row, claim.seeds) for row in found(claim, evidence))
+    return Finding(evidence.title, rows, claim.pooled and claim.expect != "alike" and claim.on == "tables")
 
 
 def best_of(claim: ClaimOf, every: Sequence[Evidence]) -> tuple[Finding, list[Finding]]:

@@ -173,6 +173,8 @@ class ClaimOf(_Table):
     ----------
     name, says : str
         For the page, and the place where the paper says it.
+    on : {"tables", "audits"}
+        What it is judged on: table files, or audits of independent runs with and without a client.
     answers : tuple of str
         Which of ``[statements]`` it judges.
     figures : tuple of pairs
@@ -203,6 +205,7 @@ class ClaimOf(_Table):
 
     name: str
     says: str
+    on: Literal["tables", "audits"] = "tables"
     answers: tuple[str, ...] = ()
     figures: tuple[tuple[str, str], ...] = ()
     expect: str = "above"

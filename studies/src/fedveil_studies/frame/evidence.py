@@ -11,8 +11,8 @@ from statistics import fmean
 from typing import Any
 
 from fedveil.errors import damaged
-from fedveil_studies.frame.paper import Paper
 from fedveil_studies.frame.result import Place, Result, from_json, interval_of
+from fedveil_studies.frame.study import Study
 
 SEEDS, DRAWS, ONE_RUN = "seeds", "noise draws on one training", "one run"
 WRITTEN_AGAIN = "restore it, or delete it and ask for this table again with --no-run: finished runs are kept"
@@ -51,7 +51,7 @@ class Evidence:
 
     Attributes
     ----------
-    study : Paper
+    study : Study
         Which.
     scale : str
         Of it.
@@ -63,7 +63,7 @@ class Evidence:
         Round by round.
     """
 
-    study: Paper
+    study: Study
     scale: str
     readings: tuple[str, ...] = ()
     results: Mapping[Place, Result] = field(default_factory=dict)
@@ -168,7 +168,7 @@ def mean_of(differences: Sequence[Difference]) -> Difference | None:
     return difference([fmean(one[seed] for one in by_seed) for seed in common], SEEDS, common)
 
 
-def read_evidence(folder: Path, study: Paper) -> list[Evidence]:
+def read_evidence(folder: Path, study: Study) -> list[Evidence]:
     """The table files and cells of a study below a folder, together by scale and reading.
 
     Raises
@@ -193,7 +193,7 @@ def read_evidence(folder: Path, study: Paper) -> list[Evidence]:
     return list(found.values())
 
 
-def _runs(path: Path, study: Paper) -> tuple[RunSeries, ...]:
+def _runs(path: Path, study: Study) -> tuple[RunSeries, ...]:
     """The runs of cells.json; none where there is no such file."""
     if not path.is_file():
         return ()

@@ -97,7 +97,7 @@ class Pages:
             self._write(self.folder / TABLES, tables_page(self.folder, study.study)),
             self._write(self.folder / CELLS, dumps({"provenance": head, "cells": lines})),
         ]
-        if study.study.described.claims or study.study.audit_claims:
+        if study.study.described.claims:
             written.append(self._write(self.root / CLAIMS, claims_page(self.root, study.study)))
         return written
 

@@ -1,4 +1,4 @@
-"""What is measured on cells, repetition by repetition, and set beside what a paper printed."""
+"""What is planned, measured on cells repetition by repetition, and set beside what a paper printed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
+from typing import Any
 
 from fedveil.grid import Cell, Outcome
 from fedveil.runs.summary import LAST, Summary
@@ -28,14 +29,29 @@ class Repetition:
 
 @dataclass(frozen=True, eq=False)
 class Measurement:
-    """One figure of a table: where it stands, what was printed there, and how it is measured."""
+    """One figure of a table, or one line of a plot: where it stands, its runs, and how it is measured.
+
+    Attributes
+    ----------
+    row, setting, figure : str
+        Where it stands; of a line, `row` is its label.
+    repetitions : tuple of Repetition
+        Its runs.
+    measure : callable
+        ``outcomes of a repetition -> Value``, of a line ``-> Curve``.
+    published : Published or None
+        What was printed there.
+    panel : str
+        Of a plot.
+    """
 
     row: str
     setting: str
     figure: str
     repetitions: tuple[Repetition, ...]
-    measure: Callable[[Sequence[Outcome]], Value]
+    measure: Callable[[Sequence[Outcome]], Any]
     published: Published | None = None
+    panel: str = ""
 
 
 def measured(one: Measurement, finished: Mapping[str, Outcome]) -> Result:

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from fedveil.report.table import NOTHING, Table
 from fedveil_studies.frame.audited import Audited, read_audits
-from fedveil_studies.frame.claims import best_of
+from fedveil_studies.frame.claims import best_of, judge
 from fedveil_studies.frame.described import ClaimOf
 from fedveil_studies.frame.evidence import Evidence, read_evidence
 from fedveil_studies.frame.finding import CANNOT_TELL, CONTRADICTED, HOLDS, NO_DIFFERENCE, RULES, UNTESTED, Finding, Row
@@ -33,7 +33,7 @@ def claims_page(folder: Path, study: Study) -> str:
     """
     told = study.described
     every = read_evidence(folder, study) or [Evidence(study, next(iter(told.scales)))]
-    judged = [(claim, *best_of(claim, every)) for claim in told.claims]
+    judged = [(claim, *best_of(claim, every)) for claim in told.claims if claim.on == "tables"]
     lines = [f"# {study.name}: what the paper claims, and what was found", "", f"{told.title}. {told.source}.", ""]
     lines += ["Generated from the files beside this page. Settings are paired under the same seeds.", ""]
     lines += [*(f"* {rule}" for rule in RULES), ""]
@@ -54,9 +54,10 @@ def claims_page(folder: Path, study: Study) -> str:
     ours = [_claim_row(*one) for one in judged if not one[0].asked]
     for title, rows in (("What the paper claims", asked), ("Questions of ours", ours)):
         lines += Table(HEADER, rows, title).markdown() if rows else []
-    audits = read_audits(folder) if study.audit_claims else []
+    on_audits = [claim for claim in told.claims if claim.on == "audits"]
+    audits = read_audits(folder, study) if on_audits else []
     if audits:
-        lines += _audited(study, audits)
+        lines += _audited(on_audits, audits)
     lines += _row_by_row(study, judged)
     lines += _noise(every)
     lines += ["## Runs that would tell more", "", *_missing(judged, every)]
@@ -89,10 +90,10 @@ def _printed(finding: Finding) -> str:
     return f"{mean:+.3f}" if abs(mean) < 1 else f"{mean:+.3g}"
 
 
-def _audited(study: Study, audits: Sequence[Audited]) -> list[str]:
+def _audited(claims: Sequence[ClaimOf], audits: Sequence[Audited]) -> list[str]:
     rows = []
-    for claim in study.audit_claims:
-        found = [claim.finding(audit) for audit in audits]
+    for claim in claims:
+        found = [judge(claim, audit) for audit in audits]
         said = [f"**{f.verdict}**: {'; '.join(map(_in_short, f.rows))}" for f in found]
         rows.append([" ".join(claim.answers), f"{claim.name} ({claim.says})", *said])
     note = (

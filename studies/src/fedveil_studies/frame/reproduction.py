@@ -2,47 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from fedveil.errors import FieldError, nearest
+from fedveil.config import Config, parse
+from fedveil.errors import FieldError, nearest, require_choice
 from fedveil.grid import Cell, Outcome, distinct
-from fedveil_studies.frame.described import Part, TableOf
+from fedveil.runs.prepare import resolve_device
+from fedveil_studies.frame.choices import Choices, configuration, scenario_values
+from fedveil_studies.frame.described import ScaleOf, TableOf
 from fedveil_studies.frame.measure import Measurement, Repetition
-from fedveil_studies.frame.plots import Curve, Line, Plot
-from fedveil_studies.frame.runs import Runs
+from fedveil_studies.frame.plots import Line, Plot
+from fedveil_studies.frame.result import Published
+from fedveil_studies.frame.study import Study
 
 
-@dataclass(frozen=True, eq=False)
-class PlannedLine:
-    """One line of a figure: where it stands, the level that the paper printed, and how it is measured."""
-
-    panel: str
-    label: str
-    repetitions: tuple[Repetition, ...]
-    curve: Callable[[Sequence[Outcome]], Curve]
-    printed: float | None = None
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where one line of a table or figure stands."""
-
-    part: Part
-    scenario: str
-    setting: str
-    row: str
-    of: str
-    figure: str
-
-
-class Reproduction(Runs):
+class Reproduction:
     """The runs, tables and figures of a study at one scale, under some readings.
 
-    See `Runs` for what it is made of, its parameters and its attributes.
+    Parameters
+    ----------
+    study : Study
+        The paper.
+    choices : Choices, optional
+        What the user chose.
+
+    Attributes
+    ----------
+    tables, figures : dict of str to str
+        Titles by number: those that the chosen rows stand in.
+    rows, seeds : tuple
+        In order.
+
+    Raises
+    ------
+    FieldError
+        If the study has no such scale, row or reading.
     """
+
+    def __init__(self, study: Study, choices: Choices | None = None) -> None:
+        told, choices = study.described, choices or Choices()
+        scale = choices.scale or next(iter(told.scales))
+        require_choice("--scale", scale, told.scales)
+        for option, names, known in (
+            ("--row", choices.rows, told.rows),
+            ("--reading", choices.readings, told.readings),
+        ):
+            for name in names:
+                require_choice(option, name, known)
+        readings = tuple(name for name in told.readings if name in choices.readings)
+        device = resolve_device(choices.device)
+        self.study, self.choices = study, replace(choices, scale=scale, readings=readings, device=device)
+        chosen = choices.rows or [name for name, row in told.rows.items() if not row.extra]
+        self.rows = tuple(name for name in told.rows if name in chosen)
+        own = range(choices.seed, choices.seed + choices.seeds)
+        self.seeds = tuple(sorted({*own, *choices.more_seeds}))
+        self.tables, self.figures = (
+            {name: content.title for name, content in every.items() if self._fits(content)}
+            for every in (told.tables, told.figures)
+        )
+        self.figures |= {name: (drawn.__doc__ or name).split("\n")[0] for name, drawn in study.pictures.items()}
+        self._cells: dict[Hashable, Cell] = {}
+
+    @property
+    def scale(self) -> ScaleOf:
+        """The chosen one."""
+        return self.study.described.scales[self.choices.scale]
 
     @property
     def made_of(self) -> dict[str, Any]:
@@ -58,37 +85,76 @@ class Reproduction(Runs):
         more = (*self.choices.more_seeds, *map(int, values["seeds"]))
         return Reproduction(self.study, replace(self.choices, rows=(*self.rows, *known), more_seeds=more, draws=draws))
 
+    def cell(
+        self,
+        scenario: str,
+        row: str,
+        setting: str,
+        seed: int,
+        *,
+        draw: int = 0,
+        change: str = "",
+        keys: Mapping[str, Any] | None = None,
+        probe: str = "",
+    ) -> Cell:
+        """One run.
+
+        Parameters
+        ----------
+        scenario, row, setting : str
+            By name.
+        seed : int
+            Of data, first model, training and noise.
+        draw : int
+            Above 0: other noise on the same training.
+        change : str
+            Of the configuration, by name.
+        keys : mapping, optional
+            Dotted keys.
+        probe : str
+            Measures more after each round.
+        """
+        keys = keys or {}
+        key = (scenario, row, setting, seed, draw, change, tuple(keys.items()), probe)
+        if key not in self._cells:
+            config = configuration(
+                self.study, self.choices, scenario, row, setting, seed, draw=draw, change=change, keys=keys
+            )
+            shown = [config.name.removesuffix(f"-{setting}"), setting, f"seed {seed}"]
+            shown += [f"draw {draw}"] if draw else []
+            shown += [f"{name.rpartition('.')[2]} {value}" for name, value in keys.items()]
+            probes = (self.study.probes[probe](self.full(scenario, seed)),) if probe else ()
+            matched = self.study.described.settings[setting].sigma_of
+            source = self.cell(scenario, row, matched, seed) if matched else None
+            self._cells[key] = Cell(" ".join(shown), config, probes, source)
+        return self._cells[key]
+
+    def full(self, scenario: str, seed: int) -> Config:
+        """The scenario with all its clients, for who wants to look at the data."""
+        row = next(iter(self.study.described.rows))
+        return parse(scenario_values(self.study, self.choices, scenario, row, seed))
+
     def measurements(self, table: str) -> list[Measurement]:
         """What a table is made of."""
         found = []
         for place in self._places(self.study.described.tables[table]):
-            row, published = self._filled(place.part.label, place), self.study.published
-            found.append(
-                Measurement(
-                    row=row,
-                    setting=place.setting,
-                    figure=place.figure,
-                    repetitions=self._repetitions(place),
-                    measure=self.study.function("measures", place.part.figures[place.figure].format(of=place.of)),
-                    published=published.get((table, row, place.setting, place.figure)),
-                )
-            )
+            row = _filled(place["part"].label, place)
+            printed = self.study.published.get((table, row, place["setting"], place["figure"]))
+            found.append(self._planned("measures", place, row, printed))
         return found
 
-    def lines(self, figure: str) -> list[PlannedLine]:
+    def lines(self, figure: str) -> list[Measurement]:
         """What a figure is made of."""
         if figure in self.study.pictures:
             return []
         content, found = self.study.described.figures[figure], []
         for place in self._places(content):
-            panel, label = self._filled(place.part.panel, place), self._filled(place.part.line, place)
-            level = None
+            line, level = _filled(place["part"].line, place), None
             if content.level is not None:
                 table, name = content.level
-                level = self.study.published.get((table, label, place.setting, name))
-            curve = self.study.function("curves", place.part.figures[place.figure].format(of=place.of))
-            repetitions = self._repetitions(place)
-            found.append(PlannedLine(panel, label, repetitions, curve, None if level is None else level.value))
+                level = self.study.published.get((table, line, place["setting"], name))
+            one = self._planned("curves", place, line, level)
+            found.append(replace(one, panel=_filled(place["part"].panel, place)))
         return found
 
     def plot(self, figure: str, finished: Mapping[str, Outcome]) -> Plot:
@@ -96,15 +162,16 @@ class Reproduction(Runs):
         content, lines = self.study.described.figures[figure], []
         for one in self.lines(figure):
             done = [outcomes for outcomes in (r.outcomes(finished) for r in one.repetitions) if outcomes]
-            lines.append(Line(one.panel, one.label, [one.curve(outcomes) for outcomes in done], one.printed))
+            printed = None if one.published is None else one.published.value
+            lines.append(Line(one.panel, one.row, [one.measure(outcomes) for outcomes in done], printed))
         said = f"ticks at the right: what the paper's table {content.level[0]} has" if content.level else ""
         return Plot(f"{figure}: {content.title}", content.x, content.y, lines, content.diagonal, said, content.heat)
 
     def cells(self, selection: Selection) -> list[Cell]:
         """Every cell that a selection needs, once, in order."""
-        found = [m.repetitions for table in selection.tables for m in self.measurements(table)]
-        found += [line.repetitions for figure in selection.figures for line in self.lines(figure)]
-        return distinct([cell for repetitions in found for one in repetitions for cell in one.cells])
+        planned = [one for table in selection.tables for one in self.measurements(table)]
+        planned += [one for figure in selection.figures for one in self.lines(figure)]
+        return distinct([cell for one in planned for repetition in one.repetitions for cell in repetition.cells])
 
     def notes(self, names: Sequence[str]) -> list[str]:
         """What has to be said beside these tables and figures."""
@@ -113,41 +180,34 @@ class Reproduction(Runs):
         found += [f"reading {name}: {told.readings[name].what}" for name in chosen.readings]
         return found + [note.text for note in told.notes if not note.beside or {*note.beside} & {*names}]
 
-    def _places(self, content: TableOf) -> list[_Place]:
-        """Every line, in the order that the content wants; parts in theirs."""
-        told, found = self.study.described, []
+    def _planned(self, kind: str, place: Mapping[str, Any], row: str, published: Published | None) -> Measurement:
+        text = place["part"].figures[place["figure"]].format(of=place["of"])
+        measure, runs = self.study.function(kind, text), self._repetitions(place)
+        return Measurement(row, place["setting"], place["figure"], runs, measure, published)
+
+    def _places(self, content: TableOf) -> Iterator[dict[str, Any]]:
+        """Every line in the order that the content wants, parts in theirs: the part, names by axis, labels of names."""
+        told = self.study.described
         for part in content.parts:
             rows = [row for row in part.rows or self.rows if row in self.rows]
             settings = part.settings or [name for name, setting in told.settings.items() if not setting.extra]
             axes = {"scenario": part.scenarios, "setting": settings, "row": rows, "of": part.of, "figure": part.figures}
-            for values in product(*(axes[name] for name in content.order)):
-                found.append(_Place(part, **dict(zip(content.order, values, strict=True))))
-        return found
+            for names in product(*(axes[axis] for axis in content.order)):
+                place: dict[str, Any] = dict(zip(content.order, names, strict=True))
+                labels = {"row": told.rows[place["row"]].label, "setting": told.settings[place["setting"]].label}
+                labels["scenario"] = told.scenarios[place["scenario"]].label or place["scenario"]
+                yield {"part": part, "labels": labels, **place}
 
-    def _filled(self, template: str, place: _Place) -> str:
-        told = self.study.described
-        words = {"row": told.rows[place.row].label, "setting": told.settings[place.setting].label}
-        words["scenario"] = told.scenarios[place.scenario].label or place.scenario
-        return template.format(**words, of=place.of, figure=place.figure)
-
-    def _repetitions(self, place: _Place) -> tuple[Repetition, ...]:
+    def _repetitions(self, place: Mapping[str, Any]) -> tuple[Repetition, ...]:
         """One a seed, or where the noise is drawn several times and there is some, one a seed and draw."""
-        part, noisy = place.part, self.study.described.settings[place.setting].privacy.get("method") != "vanilla"
+        part, named = place["part"], (place["scenario"], place["row"], place["setting"])
+        noisy = self.study.described.settings[place["setting"]].privacy.get("method") != "vanilla"
         draws = self.choices.draws if part.draws and noisy else 1
         return tuple(
             Repetition(
                 seed,
                 tuple(
-                    self.cell(
-                        place.scenario,
-                        place.row,
-                        place.setting,
-                        seed,
-                        draw=draw,
-                        change=change,
-                        keys=part.set,
-                        probe=part.probe,
-                    )
+                    self.cell(*named, seed, draw=draw, change=change, keys=part.set, probe=part.probe)
                     for change in part.cells
                 ),
                 draw,
@@ -155,6 +215,13 @@ class Reproduction(Runs):
             for seed in self.seeds
             for draw in range(draws)
         )
+
+    def _fits(self, content: TableOf) -> bool:
+        return not content.rows or any(row in self.rows for row in content.rows)
+
+
+def _filled(template: str, place: Mapping[str, Any]) -> str:
+    return template.format(**place["labels"], of=place["of"], figure=place["figure"])
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import csv
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import TYPE_CHECKING, Any
@@ -12,10 +13,7 @@ from fedveil.engines.probe import Probe
 from fedveil.errors import FieldError
 from fedveil.grid import Outcome
 from fedveil.registry import Registry
-from fedveil_studies.frame.audited import AuditClaim
-from fedveil_studies.frame.claims import JUDGES
 from fedveil_studies.frame.described import Described, ScaleOf
-from fedveil_studies.frame.paper import Paper, read_published
 from fedveil_studies.frame.plots import Curve
 from fedveil_studies.frame.result import Place, Published, Value
 from fedveil_studies.frame.standard import CURVES, MEASURES
@@ -30,7 +28,7 @@ Adjust = Callable[[dict[str, Any], ScaleOf, frozenset[str]], None]
 Picture = Callable[[Any], "Figure"]  # of a Reproduction
 
 
-class Study(Paper):
+class Study:
     """A paper's experiments.
 
     Parameters
@@ -55,24 +53,23 @@ class Study(Paper):
         ``@study.picture("4")`` registers ``reproduction -> matplotlib Figure``, the figure 4, which is no plot of runs;
         its docstring is the title.
     judge : decorator
-        Registers ``(claim, evidence) -> rows`` for claims that no standard judge can test.
+        Registers ``(claim, evidence) -> rows`` for claims that no standard judge can test; of a claim on audits the
+        evidence is an `Audited`.
     measures, curves, probes, changes, pictures, judges : Registry
         What is registered.
-    audit_claims : list of AuditClaim
-        Claims that are tested on audits, not on tables.
     """
 
     def __init__(self, name: str, described: Described, published: Mapping[Place, Published]) -> None:
-        super().__init__(name, described, published, JUDGES)
+        self.name, self.described, self.published = name, described, published
         self.measures: Registry[Measure] = Registry(f"{name}, measure", MEASURES)
         self.curves: Registry[Draw] = Registry(f"{name}, curve", CURVES)
         self.probes: Registry[Callable[[Config], Probe]] = Registry(f"{name}, probe", {})
         self.changes: Registry[Change] = Registry(f"{name}, change", {})
+        self.judges: Registry[Callable[..., Iterable[Any]]] = Registry(f"{name}, judge", {})
         self.measure, self.curve, self.judge = self.measures.register, self.curves.register, self.judges.register
         self.pictures: Registry[Picture] = Registry("--figure", {})
         self.probe, self.change, self.picture = self.probes.register, self.changes.register, self.pictures.register
         self.adjusted: list[Adjust] = []
-        self.audit_claims: list[AuditClaim] = []
 
     @classmethod
     def of(cls, package: str, folder: Traversable | None = None) -> Study:
@@ -107,6 +104,20 @@ class Study(Paper):
         described = described.model_copy(update={"scenarios": {**described.scenarios, **beside}})
         return cls(name, described, read_published(where / "published.csv"))
 
+    def label(self, row: str) -> str:
+        """A row's name in the tables."""
+        return self.described.rows[row].label
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Labels of the paper's own rows."""
+        return tuple(row.label for row in self.described.rows.values() if not row.extra)
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """Labels of the settings by name."""
+        return {name: setting.label for name, setting in self.described.settings.items()}
+
     def adjust(self, function: Adjust) -> Adjust:
         """Register ``(values, scale, flags of the readings) -> None``, applied to every configuration, in place."""
         self.adjusted.append(function)
@@ -140,3 +151,13 @@ class Study(Paper):
         name = max(found, key=len, default=text.split(" ")[0])
         known.choose(name)
         return name
+
+
+def read_published(file: Traversable) -> dict[Place, Published]:
+    """The printed figures, by (table, row, setting, figure)."""
+    found = {}
+    for line in csv.DictReader(file.read_text(encoding="utf-8").splitlines()):
+        place = (line["table"], line["row"], line["setting"], line["figure"])
+        numbers = {k: float(line[k]) for k in ("deviation", "low", "high") if line.get(k)}
+        found[place] = Published(float(line["value"]), **numbers)
+    return found
