@@ -1036,7 +1036,7 @@ BUGS = (
     _bug(
         "a policy adds unlike kinds",
         "accounting/policy.py",
-        "*(s for s in spends if kind in kinds_of(s))",
+        "*(s for s in spends if kind in self._kinds(s))",
         "*spends",
         f"{CORE}policy.py",
     ),
