@@ -550,7 +550,7 @@ def test_ten_images_suffice_where_the_shares_stay_within_a_twentieth(tmp_path, v
     (tmp_path / "small").mkdir()
     (tmp_path / "small" / "table-images.json").write_text(json.dumps(table), encoding="utf-8")
     [evidence] = read_evidence(tmp_path, STUDY)
-    [claim] = [c for c in STUDY.described.claims if c.expect == "few images"]
+    [claim] = [c for c in STUDY.described.claims if c.figures == (("images", "10 images"),)]
     assert judge(claim, evidence).verdict == verdict
     answered = {a for c in STUDY.described.claims for a in c.answers}
     assert answered == set(STUDY.described.statements)

@@ -98,20 +98,25 @@ def told(*figures):
 
 
 @pytest.mark.parametrize(
-    ("expect", "row", "values", "verdict"),
+    ("expect", "level", "values", "verdict"),
     [
-        ("as without noise", "nu = 3", (0.5, 0.51, 0.5), "holds"),
-        ("as without noise", "nu = 3", (0.8, 0.81, 0.8), "contradicted"),
-        ("below no noise", "nu = 3", (0.2, 0.21, 0.2), "holds"),
-        ("below no noise", "nu = 3", (0.8, 0.81, 0.8), "contradicted"),
-        ("above chance", "nu = 3", (0.8, 0.81, 0.8), "holds"),
-        ("identifies", "nu = 3", (0.8, 0.81, 0.8), "holds"),
-        ("identifies no more", "nu = 3", (0.8, 0.81, 0.8), "contradicted"),
-        ("found", "nu = 3", (0.8, 0.81, 0.8), "holds"),
-        ("as without noise", "nu = 3", (0.5, 0.51), "cannot tell"),
+        ("as without noise", None, (0.5, 0.51, 0.5), "holds"),
+        ("as without noise", None, (0.8, 0.81, 0.8), "contradicted"),
+        ("below no noise", None, (0.2, 0.21, 0.2), "holds"),
+        ("below no noise", None, (0.8, 0.81, 0.8), "contradicted"),
+        ("above", 0.5, (0.8, 0.81, 0.8), "holds"),
+        ("alike", 0.7, (0.8, 0.81, 0.8), "contradicted"),
+        ("alike", 0.8, (0.8, 0.801, 0.8), "holds"),
+        ("below", 0.5, (0.8, 0.81, 0.8), "contradicted"),
+        ("below", 1.0, (0.8, 0.81, 0.8), "holds"),
+        ("as without noise", None, (0.5, 0.51), "cannot tell"),
     ],
 )
-def test_rows_are_judged_beside_no_noise_or_a_level(expect, row, values, verdict):
-    evidence = told(("t", "no noise", "h7", "f", (0.5, 0.5, 0.5)), ("t", row, "h7", "f", values))
-    claim = ClaimOf(name="c", says="", figures=(("t", "f"),), first="h7", expect=expect, only=(row,), pooled=False)
+def test_rows_are_judged_beside_no_noise_or_a_level(expect, level, values, verdict):
+    evidence = told(("t", "no noise", "h7", "f", (0.5, 0.5, 0.5)), ("t", "nu = 3", "h7", "f", values))
+    about = {"figures": (("t", "f"),), "first": "h7", "only": ("nu = 3",), "pooled": False}
+    claim = ClaimOf(name="c", says="", expect=expect, level=level, **about)
     assert judge(claim, evidence).verdict == verdict
+    nothing = judge(claim.model_copy(update={"figures": (("u", "f"),)}), evidence)
+    assert nothing.verdict == "cannot tell"
+    assert level is None or all(row.lacking for row in nothing.rows)

@@ -148,3 +148,10 @@ def test_a_run_goes_on_on_the_device_it_was_begun_on(patterns, tmp_path):
     config.write_text(config.read_text().replace('device = "cpu"', 'device = "cuda"'))
     with pytest.raises(FieldError, match=f"--device = 'cpu': .*{begun.name} was begun on 'cuda'"):
         run_all(study, tmp_path, ["5"])
+
+
+def test_a_probe_is_named_by_what_is_not_at_its_default(study):
+    """An option of data that is learned later must not change the keys of cells."""
+    [probe] = cells_of(study, "distances")[0].probes
+    assert '"partition": "counts"' in probe.name
+    assert not any(f'"{key}"' in probe.name for key in ("pixel_noise", "min_size", "public_examples"))

@@ -25,6 +25,7 @@ from fedveil_studies.frame.finding import (
 )
 from fedveil_studies.frame.result import Result
 
+HEURISTIC = "heuristic"  # begins the words of a promise that proves nothing
 Judge = Callable[[ClaimOf, Any], Iterable[Row]]  # of Evidence, or of an Audited
 
 
@@ -46,18 +47,37 @@ def best_of(claim: ClaimOf, every: Sequence[Evidence]) -> tuple[Finding, list[Fi
 
 
 def differing(claim: ClaimOf, evidence: Evidence, sign: int) -> Iterator[Row]:
-    """First above second (sign 1) or below it, in every row for which the paper shows it."""
-    for table, figure in claim.figures:
-        for row in rows_of(evidence, claim, table, figure, sign):
-            decide = partial(verdict_of, sign=sign, margin=claim.margin)
-            yield _compared(claim, evidence, table, figure, row, decide)
+    """First above second (sign 1) or below it, in every row for which the paper shows it; or so beside the level."""
+    decide = partial(verdict_of, sign=sign, margin=claim.margin)
+    return _rows(claim, evidence, sign, decide)
 
 
 def alike(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
-    """First and second within the margin: the whole interval has to lie in it."""
+    """First and second, or first and the level, within the margin: the whole interval has to lie in it."""
+    return _rows(claim, evidence, 0, partial(within, margin=claim.margin))
+
+
+def promised(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
+    """Whether runs of the first setting promise anything."""
+    runs = [run for run in evidence.runs if run.setting == claim.first and run.guarantee != "none"]
+    if runs:
+        none = sum(run.guarantee.startswith(HEURISTIC) for run in runs)
+        verdict = HOLDS if not none else CONTRADICTED if none == len(runs) else CANNOT_TELL
+        yield Row(claim.first, verdict, f"none in {none} of {len(runs)} runs")
+
+
+def _rows(claim: ClaimOf, evidence: Evidence, sign: int, decide: Decide) -> Iterator[Row]:
     for table, figure in claim.figures:
-        for row in rows_of(evidence, claim, table, figure, 0):
-            yield _compared(claim, evidence, table, figure, row, partial(within, margin=claim.margin))
+        if claim.level is not None:
+            seen = [(r, s, one) for (t, r, s, f), one in evidence.results.items() if (t, f) == (table, figure)]
+            for row, setting, found in seen:
+                if setting in (claim.first or setting,) and row in (claim.only or (row,)):
+                    yield levelled(f"{row}, {setting}", means(found), claim.level, decide)
+            if not seen:
+                yield untested(figure)
+        else:
+            for row in rows_of(evidence, claim, table, figure, sign):
+                yield _compared(claim, evidence, table, figure, row, decide)
 
 
 def rows_of(evidence: Evidence, claim: ClaimOf, table: str, figure: str, sign: int) -> list[str]:
@@ -153,6 +173,7 @@ JUDGES: Mapping[str, Judge] = {
     "above": partial(differing, sign=1),
     "below": partial(differing, sign=-1),
     "alike": alike,
+    "guarantee": promised,
 }
 
 

@@ -180,9 +180,12 @@ class ClaimOf(_Table):
     figures : tuple of pairs
         Tables and figures.
     expect : str
-        "above", "below" or "alike": how `first` lies to `second`; or the name of a judge (`Study.judge`).
+        "above", "below" or "alike": how `first` lies to `second`, or to `level`; "guarantee": whether runs of `first`
+        promise anything; or the name of a judge (`Study.judge`).
     first, second : str
-        Settings.
+        Settings; with a level, no `first` is any.
+    level : float
+        A figure in the place of `second`.
     margin : float
         What counts as no difference; for "alike" and levels, how far is alike.
     learned : pairs
@@ -211,6 +214,7 @@ class ClaimOf(_Table):
     expect: str = "above"
     first: str = ""
     second: str = ""
+    level: float | None = None
     margin: float = 0.02
     learned: Mapping[str, str] = {}
     useful: bool = False

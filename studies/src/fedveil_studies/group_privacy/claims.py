@@ -6,14 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from fedveil_studies.frame.claims import compared, levelled, means, verdict_of, within
+from fedveil_studies.frame.claims import compared, verdict_of, within
 from fedveil_studies.frame.described import ClaimOf
 from fedveil_studies.frame.evidence import Evidence
-from fedveil_studies.frame.finding import CANNOT_TELL, CONTRADICTED, HOLDS, Decide, Row
+from fedveil_studies.frame.finding import Decide, Row
 from fedveil_studies.group_privacy.measures import study
-
-CHANCE, HALF, FOUND = 0.5, 0.5, 1.0
-HEURISTIC = "heuristic"  # begins the words of a promise that proves nothing
 
 
 def _against_no_noise(claim: ClaimOf, evidence: Evidence, decide: Decide) -> Iterator[Row]:
@@ -39,24 +36,6 @@ def below_no_noise(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
     yield from _against_no_noise(claim, evidence, partial(verdict_of, sign=-1, margin=claim.margin))
 
 
-@study.judge("above chance")
-def above_chance(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
-    """A share above one half."""
-    for table, figure in claim.figures:
-        for row in _rows(claim, evidence, table, figure):
-            seen = evidence.at(table, row, claim.first, figure)
-            yield levelled(row, means(seen), CHANCE, partial(verdict_of, sign=1))
-
-
-@study.judge("found")
-def found(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
-    """The hypotheses end within a distance of 1 of both lines."""
-    for table, figure in claim.figures:
-        for row in _rows(claim, evidence, table, figure):
-            seen = evidence.at(table, row, claim.first, figure)
-            yield levelled(figure, means(seen), FOUND, partial(verdict_of, sign=-1))
-
-
 @study.judge("grows with n")
 def grows(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
     """The figure of the largest model above that of the smallest; neither is random."""
@@ -65,28 +44,6 @@ def grows(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
     if rows:
         first, second = (evidence.at(table, row, claim.first, figure) for row in (rows[-1], rows[0]))
         yield compared(f"{rows[-1]} less {rows[0]}", first, second, partial(verdict_of, sign=1))
-
-
-def _images(claim: ClaimOf, evidence: Evidence, sign: int) -> Iterator[Row]:
-    """More (1) or fewer (-1) than half of the images are identified."""
-    for table, figure in claim.figures:
-        for row in _rows(claim, evidence, table, figure):
-            seen = evidence.at(table, row, claim.first, figure)
-            yield levelled(f"{figure}, {row}", means(seen), HALF, partial(verdict_of, sign=sign))
-
-
-study.judge("identifies")(partial(_images, sign=1))
-study.judge("identifies no more")(partial(_images, sign=-1))
-
-
-@study.judge("guarantee")
-def guarantee(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
-    """Whether runs under the printed rule promise anything."""
-    runs = [run for run in evidence.runs if run.setting == claim.first and run.guarantee != "none"]
-    if runs:
-        none = sum(run.guarantee.startswith(HEURISTIC) for run in runs)
-        verdict = HOLDS if not none else CONTRADICTED if none == len(runs) else CANNOT_TELL
-        yield Row("as printed", verdict, f"none in {none} of {len(runs)} runs")
 
 
 def _rows(claim: ClaimOf, evidence: Evidence, table: str, figure: str) -> list[str]:
