@@ -33,6 +33,8 @@ RELEASED = ["privacy.method=metric", "privacy.noise_multiplier=2.0", "privacy.di
 RECORD = ["privacy.method=record", "privacy.examples=200", "privacy.noise_multiplier=3.0", "data.partition=iid"]
 RECORD += ["data.alpha=[]"]
 SUM = [*RECORD, "privacy.method=record-sum"]
+PERSON = ["privacy.method=record", "privacy.unit=person", "privacy.people=60", "privacy.records_per_person=4"]
+PERSON += ["privacy.noise_multiplier=3.0", "data.partition=iid", "data.alpha=[]", "data.made_up_people=5"]
 GROUP = ["privacy.method=group", "privacy.radius=0.5"]
 FEDRE = ["privacy.method=fedre", "privacy.epsilon=8", "data.region=[3,3,5,5]", "data.public_examples=16"]
 FEDRE += ["model.name=small_cnn", "model.channels=[2]", "model.dense=4"]
@@ -132,12 +134,15 @@ CASES = {
     "record, a rule that reads all": [*RECORD, "aggregator.name=fedmedian"],
     "record, stopping": [*RECORD, *STOP, "stopping.noise_multiplier=2.0", "stopping.releases=2"],
     "record, stopping in the clear": [*RECORD, *STOP, "stopping.losses=public"],
+    "record, persons": PERSON,
+    "record, persons in two silos": [*PERSON, "privacy.silos_per_person=2", "privacy.rate=0.25"],
     "record-sum": SUM,
     "record-sum, two tolerated": [*SUM, "privacy.tolerated=2", "privacy.silos=4"],
     "record-sum, Poisson": [*SUM, "privacy.rate=0.25", "privacy.clip=0.5"],
     "record-sum, add/remove": [*SUM, "privacy.relation=add/remove", "privacy.most=500"],
     "record-sum, replace-one": [*SUM, "privacy.relation=replace-one"],
     "record-sum, a step": [*SUM, "privacy.steps=1", "privacy.rounds=3", "aggregator.name=fedavgm"],
+    "record-sum, persons in two silos": [*PERSON, "privacy.method=record-sum", "privacy.silos_per_person=2"],
     "record-sum, to a total": [
         *("privacy.method=record-sum", "privacy.examples=200", "privacy.epsilon=2.0", "privacy.delta=1e-6"),
         *("data.partition=iid", "data.alpha=[]"),
