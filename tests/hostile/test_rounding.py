@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -319,3 +320,87 @@ def test_the_law_holds_on_other_instruction_sets(instructions, threads):
     kind, cases, kept, moved = json.loads(done.stdout.splitlines()[-1])
     print(f"\n{instructions} ({kind}), threads {threads}: {cases} cases, {kept} in batches, at most {moved:.9f} C")
     assert moved <= BOUND
+
+
+# ---- what one record can do beside its values: raise, draw, or come first
+
+
+class Chances(nn.Module):
+    """Draws with chances that records say: one beyond 1 raises, for the whole batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(x) * torch.bernoulli(torch.where(x[:, :3] == 7, 2.0, 0.5))
+
+
+class Divides(nn.Module):
+    """Divides whole numbers by what records say: one of 0 raises, for the whole batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x):
+        parts = (x[:, :3] * 16).nan_to_num(1, 1, 1).long() - 112
+        return self.out(x) + torch.ones_like(parts).remainder(parts).float()
+
+
+class Drops(nn.Module):
+    """A layer of no known kind, so one example a call, behind masks."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.bent, self.out = nn.Linear(4, 16), nn.PReLU(), nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.out(nn.functional.dropout(self.bent(self.inner(x)), 0.5))
+
+
+@pytest.mark.parametrize("make", [Chances, Divides, Drops])
+@pytest.mark.parametrize("gone", [False, True], ids=["raises", "missing"])
+def test_a_record_that_raises_or_is_missing_changes_nobody_elses_draws(make, gone):
+    """The sum moved by 4.0, 5.5 and 2.6 C: all counted zero, or everybody after it drew other masks."""
+    torch.manual_seed(0)
+    model, x, y = make(), torch.rand(16, 4), torch.arange(16) % 3
+    own, present = torch.Generator(), torch.ones(16, dtype=torch.bool)
+    sums = PerExample(model, Layout.from_module(model), "cross_entropy", own)
+    found = []
+    for other in (False, True):
+        batch, here = x.clone(), present.clone()
+        if other:
+            here[3], batch[3] = not gone, 0.0 if gone else 7.0
+        own.manual_seed(0)
+        found.append([sums.clipped_sum(batch, y, CLIP, here)[0] for _ in range(2)])  # the next step, too
+    for one, later in zip(*found, strict=True):
+        assert float((one - later).norm()) <= CLIP * (BOUND if gone or make is not Drops else 2 * BOUND)
+
+
+def test_a_method_that_is_replaced_in_one_layer_is_code_of_somebodys_own():
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Flatten(), nn.Linear(12, 3))
+    assert PerExample(model, Layout.from_module(model), "cross_entropy").way == "layers"
+    model[0]._conv_forward = lambda x, w, b: nn.functional.conv2d(x / x.abs().max().clamp(min=1e30), w, b)
+    assert PerExample(model, Layout.from_module(model), "cross_entropy").way != "layers"
+
+
+def test_persons_places_do_not_follow_the_order_of_their_first_images(monkeypatch):
+    """Numbered by their first images, three persons were at the same places in every round: another's images moved
+    them, also where their number is public."""
+    seen, plain = [], PerExample.clipped_sum
+
+    def watched(sums, x, *args, **more):
+        seen.append(tuple(x[::2, 0].int().tolist()))
+        return plain(sums, x, *args, **more)
+
+    monkeypatch.setattr(PerExample, "clipped_sum", watched)
+    method = RecordDP(unit="person", people=3, records_per_person=2, noise_multiplier=1.0, steps=2)
+    model = nn.Linear(WIDE, 1)
+    layout, local = Layout.from_module(model), LocalTraining(lr=1.0, loss="mse")
+    trainer = PrivateTrainer(model, layout, local, method.noisy_steps)
+    x = torch.tensor([1.0, 2.0, 2.0, 3.0])[:, None].expand(-1, WIDE).contiguous()
+    client = ClientData(x, torch.zeros(4, 1), person=torch.tensor([5, 7, 7, 2]))
+    for round_ in range(60):
+        trainer.train_noisily(layout.read(model)[None], [client], [(0, round_)], [ReproducibleSource(round_)])
+    assert set(seen) == set(permutations((1, 2, 3)))

@@ -34,8 +34,10 @@ Layers = dict[nn.Module, dict[str, str]]
 
 
 def _has_hooks(layer: nn.Module) -> bool:
-    """Whether something listens to a module or its parameters, or stands in for its method."""
-    if any(getattr(layer, name, None) for name in _HOOKS) or "forward" in vars(layer):
+    """Whether something listens to a module or its parameters, or stands in for one of its methods."""
+    if any(getattr(layer, name, None) for name in _HOOKS) or layer._compiled_call_impl is not None:
+        return True
+    if any(callable(getattr(type(layer), name, None)) for name in vars(layer)):
         return True
     hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
     every = list(layer.parameters(recurse=False))

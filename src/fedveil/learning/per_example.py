@@ -157,6 +157,8 @@ class PerExample:
                 continue
             except ByValue as error:
                 why = str(error)
+            except RuntimeError as error:
+                why = f"it raises for some values: {error}".partition("\n")[0]
             self._way = self._alone
             _LOG.warning("one example a call, some 200 times slower than a batch: %s", why)
 

@@ -156,6 +156,8 @@ class PrivateTrainer(SequentialTrainer):
         optimizer = self._optimizer(self.local.rate())
         anchors = [p.detach().clone() for p in self._parameters] if self.local.prox else []
         lots, places, noise = source.child("lots"), source.child("places"), source.child("noise")
+        if noisy.images:
+            self._whole.clear()
         seen, examples = 0.0, 0
         failure: Exception | None = None
         for _ in range(noisy.steps):
@@ -182,17 +184,22 @@ class PrivateTrainer(SequentialTrainer):
     def _clipped_sum(self, client: ClientData, chosen: Tensor, source: Source) -> tuple[Tensor, Tensor]:
         """The clipped sum of a lot of units and its losses: nobody's place in the batch follows who else is in it.
 
-        A full batch of a public number of units has them in their order. Otherwise they are spread over a public
-        number of places at random, with dummies between them; a lot that is too large counts as zero.
+        A full batch of a public number of examples has them in their order; one of persons in an order drawn anew each
+        round, since theirs is that of their first images. Otherwise they are spread over a public number of places at
+        random, with dummies between them; a lot that is too large counts as zero.
         """
         noisy, units = self.noisy, self._units_of(client)
         count = noisy.places(len(units))
         how: dict[str, Any] = {"each": units.each, "alone": not count}
-        if not count or (noisy.rate == 1 and noisy.public_size):
+        if noisy.rate == 1 and (noisy.public_size or not count):
             if client not in self._whole:
                 self._whole.clear()  # of one client at a time
-                self._whole[client] = self._placed(client, units, chosen, None, len(chosen))
+                order = source.uniform(len(chosen)).argsort() if noisy.images else None
+                self._whole[client] = self._placed(client, units, chosen, order, len(chosen))
             return self._sums.clipped_sum(*self._whole[client][:2], noisy.clip, self._whole[client][2], **how)
+        if not count:
+            x, y, present = self._placed(client, units, chosen, None, len(chosen))
+            return self._sums.clipped_sum(x, y, noisy.clip, present, **how)
         if len(chosen) > count:
             raise FieldError("rate", noisy.rate, f"drew a lot of more than {count} {noisy.unit}")
         places = source.uniform(count).argsort()[: len(chosen)]

@@ -13,13 +13,14 @@ from operator import getitem
 
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from fedveil.layout import Layout
 from fedveil.learning.labels import masked, usable
 from fedveil.learning.layerwise import Gradients, grouped, weighted, without
 from fedveil.learning.losses import LOSSES, outputs_of
-from fedveil.learning.recognised import fresh
+from fedveil.learning.recognised import fresh, generators_of
+from fedveil.mechanisms.source import keyed_seed
 
 
 class ByValue(Exception):
@@ -70,10 +71,8 @@ class ByOperators:
         except Exception as error:
             raise ByValue(f"{type(self._model).__name__} cannot be traced: {error}".partition("\n")[0]) from error
         for node in graph.graph.nodes:
-            operator = getattr(node.target, "overloadpacket", node.target)
-            blind = operator is getitem or str(operator) in _OPERATORS
-            if node.op == "call_module" or (node.op == "call_function" and not blind):
-                raise ByValue(f"{type(self._model).__name__} uses {operator}, which may follow values")
+            if node.op == "call_module" or (node.op == "call_function" and not _blind(node)):
+                raise ByValue(f"{type(self._model).__name__} uses {node.target}, which may follow values")
         self._graphs[x.shape] = graph, outputs
 
     def __call__(self, x: Tensor, y: Tensor, here: Tensor) -> tuple[Gradients, Tensor, Tensor]:
@@ -102,13 +101,22 @@ class OneByOne:
         """Gradients, losses [B], and which examples [B] have both: one that raises has not."""
         rows = torch.zeros((len(x), self._layout.size), dtype=self._layout.dtype, device=x.device)
         losses, good = torch.zeros(len(x), dtype=self._layout.dtype, device=x.device), here.clone()
-        with seeded(self._generator):
+        with seeded(self._generator) as seed:
             for i in here.nonzero()[:, 0].tolist():
+                self._draw_from(seed, i)
                 try:
                     rows[i], losses[i] = self._one(x[i : i + 1].clone(), y[i : i + 1].clone())
                 except Exception as error:
                     self.failure, good[i] = error, False
+            self._draw_from(seed, len(x))
         return GradientRows(rows), losses, good
+
+    def _draw_from(self, seed: int | None, place: int) -> None:
+        """Let masks follow an example's place: one stream for all would tell who came before, by 32 bits of seed."""
+        if seed is not None:
+            every = [torch.default_generator, self._generator, *generators_of(self._model)]
+            for i, generator in enumerate(g for g in every if g is not None):
+                generator.manual_seed(keyed_seed("place", seed, place, min(i, 1)))
 
     def _one(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         module = fresh(self._model)
@@ -146,14 +154,26 @@ class GradientRows:
 
 
 @contextmanager
-def seeded(generator: torch.Generator | None) -> Iterator[None]:
-    """Draw what a module takes from the global random state from this generator's stream."""
+def seeded(generator: torch.Generator | None) -> Iterator[int | None]:
+    """Draw what a module takes from the global random state from this generator's stream; gives the seed."""
     if generator is None:
-        yield
+        yield None
         return
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(int(torch.randint(1 << 62, (), generator=generator)))
-        yield
+        seed = int(torch.randint(1 << 62, (), generator=generator))
+        torch.default_generator.manual_seed(seed)
+        yield seed
+
+
+def _blind(node: Node) -> bool:
+    """Whether an operator neither follows values nor raises for some."""
+    name, _, overload = str(node.target).rpartition(".")
+    if node.target is getitem or name == "aten.bernoulli":
+        return node.target is getitem or overload == "p"  # others take probabilities, and raise beyond [0, 1]
+    value = node.meta.get("val")
+    whole = not isinstance(value, Tensor) or not value.is_floating_point()
+    by_zero = name in _DIVIDING and whole and not overload.startswith("Scalar")
+    return name in _OPERATORS and not by_zero
 
 
 # Operators of a batch whose rows meet nobody else's, that raise for no value, and whose kernel follows none: so no
@@ -181,3 +201,4 @@ unsqueeze upsample_bilinear2d upsample_bilinear2d_backward upsample_nearest2d up
 view view_as_real where xlogy zeros zeros_like
 """
 _OPERATORS = frozenset(f"aten.{name}" for name in _BLIND.split())
+_DIVIDING = frozenset({"aten.div", "aten.remainder", "aten.fmod"})  # whole numbers by 0 raise
