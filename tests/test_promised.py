@@ -147,6 +147,18 @@ CASES = {
         *("privacy.method=record-sum", "privacy.examples=200", "privacy.epsilon=2.0", "privacy.delta=1e-6"),
         *("data.partition=iid", "data.alpha=[]"),
     ],
+    "record-secure": [*RECORD, "privacy.method=record-secure", "privacy.least_sites=4", "privacy.units=900"],
+    "record-secure, persons in two silos": [
+        *(*PERSON, "privacy.method=record-secure", "privacy.silos_per_person=2", "privacy.steps=1", "privacy.clip=0.5"),
+    ],
+    "record-secure, to a total": [
+        *("privacy.method=record-secure", "privacy.examples=200", "privacy.epsilon=2.0", "privacy.delta=1e-6"),
+        *("data.partition=iid", "data.alpha=[]", "privacy.rounds=3"),
+    ],
+    "record-secure, retries, colluders": [
+        *(*RECORD, "privacy.method=record-secure", "privacy.retries=2", "privacy.colluding=2", "privacy.rate=0.5"),
+        *("privacy.relation=add/remove", "privacy.most=500", "privacy.lr=0.1"),
+    ],
     "sga-ldp": [*SGA, "privacy.memory=0.5", "aggregator.name=fedavgm"],
     "sga-ldp, static": [*SGA, "privacy.epsilon_max=2", "privacy.clip=0.5", "privacy.delta=1e-6"],
     "sga-ldp, released": [*SGA, "privacy.similarity=released"],

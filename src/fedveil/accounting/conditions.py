@@ -8,6 +8,10 @@ from fedveil.accounting.guarantee import Trust, Unit
 # Of every proven local guarantee: a failure is answered with noise, a dead or slow process is not.
 LIVENESS = "whether a client's process lives, and how long it takes, does not depend on its data"
 NO_FAILURE = "whether a silo fails outside its noisy steps does not depend on one record or person"
+KEYS_ARE_SECRET = (
+    "the honest sites' keys stay secret for ever, and X25519, HKDF and ChaCha20 are what they are taken for "
+    "(docs/secure-sum.md)"
+)
 SUM_IS_TRUSTED = "whoever receives single shares is trusted to hand on their sum alone"
 FIXED_COHORT = "the planned cohort stays the same, and is not sampled, whoever belongs"
 AS_READ = "one {unit} moves what the noise is added to by at most the clip, and every release has noise of its own"
@@ -28,9 +32,16 @@ def few_silos(silos: int) -> str:
     return f"no person is at more than {silos} silo{'s' * (silos > 1)}"
 
 
+def few_colluding(colluding: int, least: int) -> str:
+    """Of a secure sum: how many sites may be dishonest."""
+    return f"at most {colluding} of any {least} sites pool what they know with the server or leave out their noise"
+
+
 def conditions_of(unit: Unit, trust: Trust, relation: Relation) -> tuple[str, ...]:
     """What has to hold wherever a unit is promised something under a trust model, whoever builds it."""
     found: tuple[str, ...] = (SUM_IS_TRUSTED,) if trust == "trusted sum" else ()
+    if trust == "secure sum":
+        found = (KEYS_ARE_SECRET,)
     if trust != "central":
         found += (LIVENESS,)
     elif relation == "add/remove" and unit == "client":

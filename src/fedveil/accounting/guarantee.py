@@ -30,7 +30,7 @@ from fedveil.errors import FieldError, HeuristicError, require_choice, require_c
 from fedveil.gdp import compose_mu, epsilon_of_mu, epsilon_of_rho, rounded_up
 
 Unit = Literal["client", "record", "person", "parameter vector"]
-Trust = Literal["central", "local", "trusted sum"]
+Trust = Literal["central", "local", "trusted sum", "secure sum"]
 Status = Literal["formal", "conditional", "heuristic", "none"]
 Scope = Literal["round", "total"]
 Events = tuple[tuple[Event, int], ...]
@@ -65,7 +65,7 @@ class Guarantee:
         holds.
     relation : {"zero-out", "add/remove", "replace-one"}
         Which inputs are neighbours.
-    trust : {"central", "local", "trusted sum"}
+    trust : {"central", "local", "trusted sum", "secure sum"}
         Whether the server is trusted with the clear updates, nobody is trusted, or whoever receives the clients'
         single shares is trusted to hand on their sum alone.
     status : {"formal", "conditional", "heuristic", "none"}

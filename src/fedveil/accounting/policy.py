@@ -72,7 +72,7 @@ class Policy:
 
     Parameters
     ----------
-    trust : sequence of {"central", "local", "trusted sum"}
+    trust : sequence of {"central", "local", "trusted sum", "secure sum"}
         Allowed trust models.
     methods : sequence of str, optional
         Allowed methods by name. Default: all of the allowed trust models.
@@ -161,7 +161,7 @@ class Policy:
         ----------
         method : str
             Its name.
-        trust : {"central", "local", "trusted sum"}
+        trust : {"central", "local", "trusted sum", "secure sum"}
             The trust model of its client side.
         deployable : bool
             Whether the noise comes from a source that nobody can repeat.

@@ -11,8 +11,8 @@ from fedveil.errors import FieldError, require_choice
 if TYPE_CHECKING:  # whoever only plans does not wait for PyTorch
     from torch import Tensor
 
-Kind = Literal["model", "update", "gradient", "index", "metric", "count"]
-KINDS: tuple[Kind, ...] = ("model", "update", "gradient", "index", "metric", "count")
+Kind = Literal["model", "update", "gradient", "index", "metric", "count", "sum", "share"]
+KINDS: tuple[Kind, ...] = ("model", "update", "gradient", "index", "metric", "count", "sum", "share")
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,9 @@ class Release:
 
     Parameters
     ----------
-    kind : {"model", "update", "gradient", "index", "metric", "count"}
-        What it is. A client's model is [d]; a server's is [k, d]; the others are 0-d.
+    kind : {"model", "update", "gradient", "index", "metric", "count", "sum", "share"}
+        What it is. A client's model is [d]; a server's is [k, d]; a sum on a grid, and a share of a secure one, are
+        int64 [d]; the others are 0-d.
     value : Tensor
         The value itself.
     name : str

@@ -44,11 +44,12 @@ def _publish(value: Any) -> Any:
 def _planned(values: Any) -> Any:
     """Fill in what a record-level method plans for, where the file leaves it out."""
     privacy = values.get("privacy") if isinstance(values, Mapping) else None
-    if not isinstance(privacy, Mapping) or privacy.get("method") not in ("record", "record-sum"):
+    if not isinstance(privacy, Mapping) or privacy.get("method") not in ("record", "record-sum", "record-secure"):
         return values
     data = values.get("data")
     silos = values.get("clients_per_round") or (data.get("clients") if isinstance(data, Mapping) else None)
-    known = {"rounds": values.get("rounds"), "silos": silos if privacy["method"] == "record-sum" else None}
+    counted = {"record-sum": "silos", "record-secure": "least_sites"}.get(privacy["method"])
+    known = {"rounds": values.get("rounds"), **({counted: silos} if counted else {})}
     given = {**privacy.get("options", {}), **privacy}
     filled = {k: v for k, v in known.items() if isinstance(v, int) and given.get(k) is None}
     return {**values, "privacy": {**privacy, **filled}}

@@ -139,6 +139,7 @@ FLOWER = {  # what has no default that runs
     "global": {"epsilon": 8.0, "rounds": 20},
     "record": {"examples": 100, "epsilon": 8.0, "rounds": 20},
     "record-sum": {"examples": 100, "epsilon": 8.0, "rounds": 20, "silos": 4},
+    "record-secure": {"examples": 100, "epsilon": 8.0, "rounds": 20, "least_sites": 4},
 }
 
 

@@ -149,6 +149,8 @@ def require_success(round_: int, trained: Sequence[int], zeroed: Mapping[int, st
 
 def client_releases(learned: Learned) -> Releases:
     """What a trained client would send if nothing protected it."""
+    if learned.trained.total is not None:
+        return (Release("sum", learned.trained.total),)
     return (
         Release("model", learned.trained.model),
         Release("count", _number(learned.trained.examples)),

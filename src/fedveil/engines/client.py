@@ -7,13 +7,15 @@ log tells which it was; a printed rule shows its fallback, as FedRE does with an
 
 A share of a trusted sum never leaves twice: with the same share in two sums, their difference is that of the silos that
 are in one of them alone, and shows a single share. A round asked again is one more release, with noise and a lot of its
-own.
+own. Under a secure sum every question (who is asked, which try, which model) is a release of its own in the ledger; the
+same question gives the same bits, and no other answer.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from fedveil.accounting import OPEN, Entry, Ledger, Policy, Release, Spend, SpendFilter, digest
@@ -22,7 +24,8 @@ from fedveil.errors import BudgetError, FieldError, LedgerError
 from fedveil.layout import Layout
 from fedveil.learning.private import PrivateTrainer
 from fedveil.mechanisms import NoSource, ReproducibleSource, Source
-from fedveil.methods import Broadcast, ClientFacts, Method, Protected, PublicFacts, Refusal, Releases
+from fedveil.methods import Broadcast, ClientFacts, Method, Protected, PublicFacts, RecordSecure, Refusal, Releases
+from fedveil.secure import Site, SumContext
 
 PROTECT = "protect"
 ZERO = "zero"  # keys the stream of zero updates: noise that a failed attempt has drawn is not used again
@@ -59,6 +62,8 @@ class ClientParty(Party):
         Makes a ledger line durable.
     trainer : PrivateTrainer, optional
         For methods whose noise goes inside training: it says what a failed client answers.
+    site : Site, optional
+        Its key and what it insists on, for secure sums.
     rehearsed : set of int, optional
         Client sides (by identity) that could protect a zero update; clients of one engine share it.
 
@@ -84,8 +89,13 @@ class ClientParty(Party):
         store: Store = forget,
         trainer: PrivateTrainer | None = None,
         rehearsed: set[int] | None = None,
+        site: Site | None = None,
     ) -> None:
         super().__init__(ledger, source, budget, store)
+        self._site = site
+        self._question: SumContext | None = None
+        if site is None and isinstance(method.client, RecordSecure):
+            raise FieldError("site", None, "is needed for a secure sum: the site's key, and its peers' public ones")
         self._trainer = trainer
         self.method, self.layout, self.policy, self.kept = method, layout, policy, kept
         self.failure: Exception | None = None
@@ -115,7 +125,9 @@ class ClientParty(Party):
         if isinstance(quoted, Refusal):
             return quoted
         self._quoted, self.failure = quoted, None
-        known = self.ledger.find((public.round, PROTECT))
+        if isinstance(client, RecordSecure) and (refusal := self._asked(client, broadcast)) is not None:
+            return refusal
+        known = self.ledger.find(self._key(public.round))
         if known is not None and not self._renews(known):
             return self._again(broadcast, known)
         attempt = 0 if known is None else known.attempt + 1
@@ -124,7 +136,7 @@ class ClientParty(Party):
         if refusal is not None or (not self._local and self.budget is None and self.policy is None):
             return refusal
         if not self._local:
-            self._commit(Entry((public.round, PROTECT), 0, digest(()), quoted, "none", public.rounds))
+            self._commit(Entry(self._key(public.round), 0, digest(()), quoted, "none", public.rounds))
         elif self._source.deployable or attempt:
             self._commit(self._entry(public, attempt, quoted))
         return None
@@ -140,12 +152,14 @@ class ClientParty(Party):
         verdict = self.admit(broadcast)
         if isinstance(verdict, Refusal):
             return verdict
-        if self._local and self._quoted is not None and self.ledger.find((broadcast.public.round, PROTECT)) is None:
+        if self._local and self._quoted is not None and self.ledger.find(self._key(broadcast.public.round)) is None:
             self._commit(self._entry(broadcast.public, 0, self._quoted))
         return None
 
     def training_source(self, round_: int) -> Source:
         """Randomness of noise inside training; of the attempt whose release is due."""
+        if self._question is not None and self._site is not None:
+            return self._site.key.source(self._question.digest).child("train")
         known = self.ledger.find((round_, PROTECT))
         return self._source.child(self.ledger.party, round_, "train", 0 if known is None else known.attempt)
 
@@ -176,6 +190,7 @@ class ClientParty(Party):
         if protected is not None:
             return self._answer(facts.broadcast, lambda: self._affordable(protected))
         round_ = facts.broadcast.public.round
+        facts = replace(facts, site=self._site)
         return self._answer(facts.broadcast, lambda: self._protect(releases, facts, self.stream(round_)))
 
     def fail(self, broadcast: Broadcast, error: Exception) -> Releases:
@@ -199,6 +214,27 @@ class ClientParty(Party):
         if kinds := {r.kind for r in releases} - {"metric", "count"}:
             raise FieldError("releases", sorted(kinds), "an evaluation has metrics and counts; use `release`")
         return () if self._local else self.method.client.protect(releases, facts, self.state, NoSource()).releases
+
+    def _key(self, round_: int) -> tuple[int, str]:
+        """Names a release in the ledger."""
+        return round_, PROTECT if self._question is None else f"share {self._question.digest.hex()}"
+
+    def _asked(self, client: RecordSecure, broadcast: Broadcast) -> Refusal | None:
+        """Take the question of a secure sum, or refuse it: the server is told that, and nothing of why."""
+        assert self._site is not None
+        self._question, round_ = None, broadcast.public.round
+        try:
+            question = client.context(broadcast, self.layout)
+            self._site.require(question)
+        except FieldError as error:
+            self.failure = error
+            return Refusal("the site takes no part in this sum")
+        self._question = question
+        answered = {e.key for e in self.ledger.entries if e.key[0] == round_}
+        if self._key(round_) not in answered and len(answered) >= self._site.attempts:
+            self.failure = FieldError("attempts", len(answered), f"of round {round_} were answered: the site's limit")
+            return Refusal("the site takes no part in this sum")
+        return None
 
     def _check(self, broadcast: Broadcast) -> None:
         """What the server may have made up, as far as no data are needed to see it."""
@@ -268,7 +304,7 @@ class ClientParty(Party):
         """Draw, commit, and return only then. Without `protect`, or where it fails, the update is zero."""
         self._require_written()
         public, party = broadcast.public, self.ledger.party
-        known = self.ledger.find((public.round, PROTECT))
+        known = self.ledger.find(self._key(public.round))
         attempt = 0 if known is None else known.attempt
         protected = None
         if protect is not None:
@@ -282,6 +318,8 @@ class ClientParty(Party):
         if not closed and protected is not None:
             self._commit(self._entry(public, attempt, protected))
         elif protected is None or known is None or known.digest != _mark(protected):  # other bits left, and are lost
+            if self._question is not None:
+                raise LedgerError("the same question was answered about other data: it is not answered twice")
             attempt += 1
             protected = self._zero(broadcast, self._source.child(party, public.round, ZERO, attempt))
             if not self._charge(protected.spend):
@@ -290,7 +328,7 @@ class ClientParty(Party):
         self.state = protected.state
         if self._summed:
             self.kept = max(public.round, self.kept[0]), ()
-        elif self._source.deployable:  # with another source the same bits can be drawn again
+        elif self._source.deployable or self._question is not None:  # else the same bits can be drawn again
             self.kept = public.round, protected.releases
         return protected.releases
 
@@ -310,13 +348,13 @@ class ClientParty(Party):
                 raise FieldError("trainer", None, "is needed: a silo that fails answers with the noise of its training")
             idle = self._trainer.idle(model, source)
             model, noised = idle.model, idle.noised
-        facts = ClientFacts(broadcast=broadcast, layout=self.layout, failed=True, noised=noised)
+        facts = ClientFacts(broadcast=broadcast, layout=self.layout, failed=True, noised=noised, site=self._site)
         return self._protect((Release("model", model),), facts, source)
 
     def _entry(self, public: PublicFacts, attempt: int, what: Protected | Spend) -> Entry:
         """The line of a release, or, given its cost alone, of the intent to make one."""
         mark, spend = (OPEN, what) if isinstance(what, Spend) else (_mark(what), what.spend)
-        return Entry((public.round, PROTECT), attempt, mark, spend, self._source.kind, public.rounds)
+        return Entry(self._key(public.round), attempt, mark, spend, self._source.kind, public.rounds)
 
 
 def _mark(protected: Protected) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fedveil.accounting import Ledger
@@ -10,6 +10,7 @@ from fedveil.engines.party import Store
 from fedveil.errors import require_choice, require_count
 from fedveil.learning.learner import Learner
 from fedveil.learning.trainers import TRAINERS
+from fedveil.secure import SiteKey
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,9 @@ class Execution:
         Whether a silo of record-level privacy may hold one example, as where an attack is to be the strongest.
     tell : callable, optional
         Takes each warning. Default: ``warnings.warn``.
+    keys : sequence of SiteKey, optional
+        Of secure sums, one a client. Default: keys that follow the seed, which anybody can compute, or with a secure
+        source fresh ones.
     ledgers : callable, optional
         ``party -> (Ledger, Store)``; by default ledgers live in memory.
     """
@@ -40,6 +44,7 @@ class Execution:
     run_id: str = "memory"
     single_examples: bool = False
     tell: Callable[[str], None] | None = None
+    keys: Sequence[SiteKey] = ()
     ledgers: Callable[[str], tuple[Ledger, Store]] | None = None
 
     def __post_init__(self) -> None:

@@ -59,6 +59,8 @@ class Asked:
         When, by ``time.perf_counter``.
     answered : dict of int to Releases
         Clients that need not train: the round was answered before, or their process died in it.
+    cohort : tuple of int
+        All that were asked.
     """
 
     broadcast: Broadcast
@@ -67,6 +69,7 @@ class Asked:
     refused: Mapping[int, str]
     began: float
     answered: Mapping[int, Releases] = field(default_factory=dict)
+    cohort: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

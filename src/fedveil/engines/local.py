@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from statistics import median
@@ -43,7 +44,8 @@ from fedveil.learning import ClientData, Figures, LocalTraining, choose_each, ev
 from fedveil.learning.learner import Learned, Learner, Task
 from fedveil.learning.metrics import metric_names, task_of
 from fedveil.mechanisms import ReproducibleSource, Source
-from fedveil.methods import ClientSide, Method, Publishing, Refusal, Releases
+from fedveil.methods import ClientSide, Method, Publishing, Refusal, Releases, SecureSum
+from fedveil.secure import FEWEST, PublicKey, Site, SiteKey
 
 
 class Federation:
@@ -173,6 +175,7 @@ class Federation:
             raise FieldError("clients_per_round", clients_per_round, f"there are only {len(self.clients)} clients")
         self.source = source or ReproducibleSource(seed)
         make = execution.ledgers or (lambda party: (Ledger(execution.run_id, party), lambda line: None))
+        self.keys = self._keys() if isinstance(self.method.server, SecureSum) else []
         self._ledgers = cache(make)  # one ledger a party, for as long as the federation lives
         self._budgets = client_budgets or (lambda partition: noisy.budget() if noisy else None)
         self._parties: dict[int, ClientParty] = {}
@@ -222,6 +225,17 @@ class Federation:
         """Names of the statistics and counters that each client keeps."""
         return frozenset(dict(self.learner.model.named_buffers())) & set(self.layout.kept)
 
+    def _keys(self) -> list[SiteKey]:
+        """The sites' keys, each known to its own party alone; and the server's step as long as local training says."""
+        given, server = self.execution.keys, self.method.server
+        if isinstance(server, SecureSum) and server.lr is None:
+            self.method = replace(self.method, server=replace(server, lr=self.learner.local.rate()))
+        if given and len(given) != len(self.clients):
+            raise FieldError("keys", len(given), f"must be one for each of the {len(self.clients)} clients")
+        if given or self.source.deployable:
+            return list(given) or [SiteKey.new()[0] for _ in self.clients]
+        return [SiteKey(hashlib.sha512(f"site {self.seed} {p}".encode()).digest()) for p in range(len(self.clients))]
+
     @property
     def stopped(self) -> str:
         """Why no further round follows, or ""."""
@@ -268,20 +282,43 @@ class Federation:
         """One round, in a scope of its own: its models are gone before the next one makes others."""
         self.server.require_unsummed(self.round + 1)
         asked = self.ask(rounds)
-        task = asked.task
-        learned = self.learner.learn(task.models, task.clients, task.keys, task.needs, task.sources)
-        return self.close(asked, self.collect(asked, learned))
+        collected = self._answered(asked)
+        while self.keys and (missing := set(asked.cohort) - collected.replies.keys()):
+            asked = self.ask(rounds, asked, missing)  # without those who are missing: a sum is of all who are asked
+            collected = self._answered(asked)
+        return self.close(asked, collected)
 
-    def ask(self, rounds: int) -> Asked:
-        """Open the next round and ask its cohort, before anybody trains."""
+    def _answered(self, asked: Asked) -> Collected:
+        """Train those who were admitted; of a secure sum that somebody is missing from, nobody."""
+        task = asked.task
+        if self.keys and asked.refused:
+            kept = {p: () for p in asked.cohort if p not in asked.refused}
+            return Collected({**kept, **asked.answered}, {}, {}, {})
+        return self.collect(asked, self.learner.learn(task.models, task.clients, task.keys, task.needs, task.sources))
+
+    def ask(self, rounds: int, before: Asked | None = None, missing: Collection[int] = ()) -> Asked:
+        """Open the next round and ask its cohort, before anybody trains; or ask it again without some of it.
+
+        Raises
+        ------
+        NoReplyError, BudgetError
+            If too few are left of a sum.
+        """
         began = perf_counter()
         self.warnings.planned(rounds, self.cohort_size)
-        broadcast = self.server.open(self.models, self.round + 1, rounds, self.cohort_size)
+        cohort = self.cohort(self.round + 1) if before is None else [p for p in before.cohort if p not in missing]
+        attempt = 0 if before is None else before.broadcast.public.attempt + 1
+        if before is not None and len(cohort) < FEWEST:
+            why = next(iter(before.refused.values()), "they failed")
+            error = NoReplyError(f"round {self.round + 1}: {len(cohort)} sites are left of a sum ({why})")
+            raise BudgetError(str(error)) if len(before.refused) == len(before.cohort) else self._used_up(before, error)
+        roster = self.roster(cohort)
+        broadcast = self.server.open(self.models, self.round + 1, rounds, self.cohort_size, roster, attempt)
         public = broadcast.public
         refused: dict[int, str] = {}
         answered: dict[int, Releases] = {}
         admitted = []
-        for partition in self.cohort(public.round):
+        for partition in cohort:
             verdict = None if self.replying.bypasses(partition) else self.party(partition).admit(broadcast)
             if verdict is None:
                 admitted.append(partition)
@@ -293,7 +330,7 @@ class Federation:
         data = [self.replying.training_data(self.clients[p], p, public.round) for p in admitted]
         sources = [self.party(p).training_source(public.round) for p in admitted] if self.method.noisy else []
         task = Task(broadcast.models, data, keys, self.method.client.needs, sources)
-        return Asked(broadcast, admitted, task, refused, began, answered)
+        return Asked(broadcast, admitted, task, refused, began, answered, tuple(cohort))
 
     def collect(self, asked: Asked, learned: Sequence[Learned | Exception]) -> Collected:
         """Let the clients that trained (in the order of `asked.partitions`) protect what they send."""
@@ -359,6 +396,10 @@ class Federation:
         """Partitions of a round's cohort, ascending; keyed by seed and round."""
         return draw_cohort(self.seed, round_, range(len(self.clients)), self.cohort_size)
 
+    def roster(self, cohort: Iterable[int]) -> list[PublicKey]:
+        """Public keys of a cohort, for secure sums; none for other methods."""
+        return [self.keys[p].public for p in cohort] if self.keys else []
+
     def method_of(self, partition: int) -> Method:
         """The method with one client's own side."""
         own = self.client_sides.get(partition)
@@ -380,8 +421,15 @@ class Federation:
                 store=store,
                 trainer=trainer,
                 rehearsed=self._rehearsed,
+                site=self._site(partition),
             )
         return self._parties[partition]
+
+    def _site(self, partition: int) -> Site | None:
+        """A client's side of the contract of secure sums."""
+        if not self.keys:
+            return None
+        return Site(self.keys[partition], tuple(k.public for i, k in enumerate(self.keys) if i != partition))
 
     def evaluate(self) -> tuple[list[Figures], Figures | None]:
         """Measure the current models on what the clients held out; each client uses the hypothesis that fits it."""

@@ -18,7 +18,9 @@ from fedveil.layout import Layout
 from fedveil.mechanisms import Source
 from fedveil.methods import Broadcast, Combined, Method, PublicFacts, Releases, ServerFacts, check_reply, stack_models
 from fedveil.methods.publishing import Publishing
+from fedveil.methods.record_secure import RecordSecure, SecureSum
 from fedveil.methods.validating import Validation
+from fedveil.secure import PublicKey
 
 Scorer = Callable[[Tensor], Tensor]  # models [n, d] -> public layer scores [n, L]
 Tutor = Callable[[Tensor, int], Tensor]  # model [d], round -> model [d] trained on public data
@@ -183,17 +185,30 @@ class ServerParty(Party):
         if tutor is None and "public_update" in method.server.needs:
             raise FieldError("public_data", None, f"the server of {method.name!r} trains on public data of its own")
         self.method, self.layout, self.scorer, self.tutor = method, layout, scorer, tutor
-        self._summed = method.client.trust == "trusted sum"
+        self._summed = method.client.trust in ("trusted sum", "secure sum")
         self.state = method.server.init(layout.size, layout.dtype) if state is None else state
 
-    def open(self, models: Tensor, round_: int, rounds: int, cohort: int) -> Broadcast:
-        """Open a round: the models and the public facts that the method needs beside them."""
+    def open(
+        self,
+        models: Tensor,
+        round_: int,
+        rounds: int,
+        cohort: int,
+        roster: Sequence[PublicKey] = (),
+        attempt: int = 0,
+    ) -> Broadcast:
+        """Open a round: the models and the public facts that the method needs beside them.
+
+        A secure sum has a roster of all sites that are asked, and an attempt that no question of the round had before.
+        """
         scores = None
         if self.scorer is not None and PUBLIC_SCORES in self.method.client.needs:
             scores = tuple(self.scorer(models[:1])[0].tolist())
         public = PublicFacts(
             round=round_, rounds=rounds, cohort=cohort, dimension=self.layout.size, layer_scores=scores
         )
+        if roster:
+            public = replace(public, run=self.ledger.run, roster=tuple(sorted(roster)), attempt=attempt)
         return Broadcast(models=models, public=public)
 
     def require_unsummed(self, round_: int) -> None:
@@ -238,11 +253,15 @@ class ServerParty(Party):
         """
         invalid: dict[int, str] = {}
         usable: dict[int, Releases] = {}
-        rule = self.method.server.rule
+        client, server = self.method.client, self.method.server
+        rule = server.rule
         counted = rule is not None and rule.by_examples
         for partition in sorted(replies):
             try:
-                check_reply(replies[partition], self.layout.size, broadcast.models.dtype, counted)
+                if isinstance(server, SecureSum):
+                    server.check_reply(replies[partition], self.layout.size)
+                else:
+                    check_reply(replies[partition], self.layout.size, broadcast.models.dtype, counted)
                 if self.method.noisy is not None:
                     self.method.noisy.require_terms(replies[partition])
                 usable[partition] = replies[partition]
@@ -273,6 +292,7 @@ class ServerParty(Party):
             partitions=tuple(usable),
             public_scores=scores,
             public_update=lesson,
+            question=client.context(broadcast, self.layout) if isinstance(client, RecordSecure) else None,
         )
         result: list[Combined] = []
 
@@ -283,7 +303,8 @@ class ServerParty(Party):
 
         self._draw(public.round, COMBINE, make, once=self._summed)
         combined, self.state = result[0], result[0].state
-        opened = Broadcast(models=combined.models, public=replace(public, round=public.round + 1))
+        following = replace(public, round=public.round + 1, roster=(), attempt=0)
+        opened = Broadcast(models=combined.models, public=following)
         log = Round(public.round, tuple(usable), failed, invalid, refused, dict(combined.report), combined.spend)
         return opened, log
 

@@ -139,6 +139,8 @@ class Trained:
         Why `model` holds noise alone; for the client's own log.
     buffers : mapping of str to Tensor, optional
         The running statistics and counters that training left, where the layout keeps such with each client.
+    total : Tensor, optional
+        [d] int64, the sum of clipped contributions on a grid, where it is what training gives; `model` is the start.
     """
 
     model: Tensor
@@ -147,6 +149,7 @@ class Trained:
     noised: NoisySteps | None = None
     failure: Exception | None = None
     buffers: Mapping[str, Tensor] | None = None
+    total: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from fedveil.learning.layerwise import ByLayers, without
 from fedveil.learning.losses import as_input, losses_of
 from fedveil.learning.recognised import NotApart, generators_of
 from fedveil.learning.traced import ByOperators, ByValue, OneByOne
+from fedveil.secure import on_grid
 
 _LOG = logging.getLogger(__name__)
 _ELEMENTS = 1 << 24  # numbers of single examples' gradients that are held at once
@@ -74,6 +75,7 @@ class PerExample:
         *,
         each: int = 1,
         alone: bool = False,
+        grid: float = 0.0,
     ) -> tuple[Tensor, Tensor]:
         """Sum of the examples' gradients, or of persons' mean gradients, each scaled down to a norm of at most `clip`.
 
@@ -92,11 +94,13 @@ class PerExample:
             Rows of one person, who has examples in some of them: her mean is over those that are present.
         alone : bool
             Whether to take one example a call, so that nothing follows B.
+        grid : float
+            Above 0: each clipped vector is cut towards zero to whole steps of it, and the sum is exact.
 
         Returns
         -------
         sum : Tensor
-            [d], float64: in float32 one example moves a sum of many by more than its own share.
+            [d], float64, or with a grid int64: in float32 one example moves a sum of many by more than its own share.
         losses : Tensor
             Of the examples that have one.
 
@@ -106,13 +110,14 @@ class PerExample:
             If no example has one.
         """
         here = torch.ones(len(x), dtype=torch.bool, device=x.device) if present is None else present
-        way, width = self._prepare(x, y, each) if not alone and len(x) else (self._alone, len(x))
+        formed = each > 1 or grid > 0
+        way, width = self._prepare(x, y, each, formed) if not alone and len(x) else (self._alone, len(x))
         within = clip * (1 - max(SHRINK, 0 if alone else 2 * (len(x) / each) ** 2 * 2.0**-53))
         if width == len(x):
-            total, losses, counted = self._part(way, x, y, here, within, each)
+            total, losses, counted = self._part(way, x, y, here, within, each, grid)
         else:
             chunks = [[_chunk(t, start, width) for t in (x, y, here)] for start in range(0, len(x), width)]
-            parts = [self._part(way, a, b, c, within, each) for a, b, c in chunks]
+            parts = [self._part(way, a, b, c, within, each, grid) for a, b, c in chunks]
             total = torch.stack([part[0] for part in parts]).sum(0)
             losses, counted = (torch.cat([part[i] for part in parts]) for i in (1, 2))
         if here.any() and not counted.any():
@@ -120,7 +125,7 @@ class PerExample:
         return total, losses[counted]
 
     def _part(
-        self, way: Way, x: Tensor, y: Tensor, here: Tensor, within: float, each: int
+        self, way: Way, x: Tensor, y: Tensor, here: Tensor, within: float, each: int, grid: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Clipped sum [d], losses [B], and which examples [B] have one."""
         images = here.view(-1, each).sum(1, keepdim=True).clamp_(min=1)
@@ -128,27 +133,30 @@ class PerExample:
             here = here & x.isfinite().reshape(len(x), -1).all(1)
             x = without(x, ~here)
         gradients, losses, good = way(x, y, here)
-        if each > 1:
+        if each > 1 or grid:
             means = gradients.means((good.view(-1, each) / images.to(torch.float64)).view(-1), each)
             lengths = torch.linalg.vector_norm(means, dim=1)
             scale = (within / lengths).clamp_(max=1.0)
             kept = lengths.isfinite()
-            return scale.where(kept, 0.0) @ without(means, ~kept), losses, good
+            scale, means = scale.where(kept, 0.0), without(means, ~kept)
+            if grid:
+                return on_grid(means.mul_(scale[:, None]), grid).sum(0), losses, good
+            return scale @ means, losses, good
         lengths = gradients.squares.sqrt()
         scale = (within / lengths).clamp_(max=1.0)
         return gradients.sum(scale.where(good & lengths.isfinite(), 0.0)), losses, good
 
-    def _prepare(self, x: Tensor, y: Tensor, each: int) -> tuple[Way, int]:
+    def _prepare(self, x: Tensor, y: Tensor, each: int, formed: bool) -> tuple[Way, int]:
         """Choose the way, by public facts alone, check it on the machine at hand, and say how long a chunk is."""
         while True:
-            held = self._way.held if each == 1 else each * self._way.held + self._layout.size
+            held = each * self._way.held + (self._layout.size if formed else 0)
             units = len(x) // each
             width = ceil(units / ceil(units / max(1, _ELEMENTS // held))) * each
-            key = (self._way, width, each, x.shape[1:], x.dtype, y.shape[1:], y.dtype, torch.get_num_threads())
+            key = (self._way, width, each, formed, x.shape[1:], x.dtype, y.shape[1:], y.dtype, torch.get_num_threads())
             if isinstance(self._way, OneByOne) or key in self._checked:
                 return self._way, width
             try:
-                if self._keeps_apart(self._way, x, y, width, each):
+                if self._keeps_apart(self._way, x, y, width, each, formed):
                     self._checked.add(key)
                     return self._way, width
                 why = "the kernels of this machine do not keep the rounding of examples apart"
@@ -162,7 +170,9 @@ class PerExample:
             self._way = self._alone
             _LOG.warning("one example a call, some 200 times slower than a batch: %s", why)
 
-    def _keeps_apart(self, way: ByLayers | ByOperators, x: Tensor, y: Tensor, width: int, each: int) -> bool:
+    def _keeps_apart(
+        self, way: ByLayers | ByOperators, x: Tensor, y: Tensor, width: int, each: int, formed: bool
+    ) -> bool:
         """Whether rows, and persons' means, keep their bits at their places among dummies, whatever else is there.
 
         The weights are random: a server could choose some under which every row is NaN.
@@ -185,7 +195,7 @@ class PerExample:
                 torch.default_generator.manual_seed(0)
                 found, losses, _ = way(examples, labels, torch.ones(width, dtype=torch.bool, device=x.device))
             parts = [_bits(part).view(width // each, -1) for part in (*found.parts(), losses)]
-            if each > 1:
+            if formed:
                 parts.append(_bits(found.means(torch.full((width,), 1 / each, dtype=torch.float64), each)))
             return parts
 

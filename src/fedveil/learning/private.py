@@ -162,7 +162,7 @@ class PrivateTrainer(SequentialTrainer):
         failure: Exception | None = None
         for _ in range(noisy.steps):
             chosen = torch.arange(n) if noisy.rate == 1 else (lots.uniform(n) < noisy.rate).nonzero()[:, 0]
-            total = torch.zeros(self.layout.size, dtype=torch.float64)
+            total = torch.zeros(self.layout.size, dtype=torch.int64 if noisy.grid else torch.float64)
             try:
                 if n:
                     found, losses = self._clipped_sum(client, chosen, places)
@@ -170,6 +170,8 @@ class PrivateTrainer(SequentialTrainer):
                     seen, examples = seen + float(losses.sum()), examples + len(losses)
             except Exception as error:  # of all its examples: each counts as zero, and other steps stay as they are
                 failure = error
+            if noisy.grid:  # one step, whose noise is the method's to add: on the grid, as a share
+                break
             total = noised(total, GaussianNoise(noisy.deviation), noise, self.layout.dtype)
             self._write((total / noisy.denominator).to(self.layout.dtype))  # rounded with its noise
             for p, anchor in zip(self._parameters, anchors, strict=False):
@@ -179,7 +181,8 @@ class PrivateTrainer(SequentialTrainer):
         if failure is not None:
             _LOG.error("the examples of a step failed, and count as zero", exc_info=failure)
         model, failed = self.layout.read(self._model).cpu(), None if examples else failure
-        return Trained(model, client.examples, seen / max(examples, 1), noisy, failed)
+        summed = total if noisy.grid else None
+        return Trained(model, client.examples, seen / max(examples, 1), noisy, failed, total=summed)
 
     def _clipped_sum(self, client: ClientData, chosen: Tensor, source: Source) -> tuple[Tensor, Tensor]:
         """The clipped sum of a lot of units and its losses: nobody's place in the batch follows who else is in it.
@@ -190,7 +193,7 @@ class PrivateTrainer(SequentialTrainer):
         """
         noisy, units = self.noisy, self._units_of(client)
         count = noisy.places(len(units))
-        how: dict[str, Any] = {"each": units.each, "alone": not count}
+        how: dict[str, Any] = {"each": units.each, "alone": not count, "grid": noisy.grid}
         if noisy.rate == 1 and (noisy.public_size or not count):
             if client not in self._whole:
                 self._whole.clear()  # of one client at a time

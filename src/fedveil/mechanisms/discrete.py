@@ -76,8 +76,8 @@ class WideGaussianNoise:
 
     def sample(self, size: int, *, source: Source) -> Tensor:
         """Draw the noise [size], int64."""
-        one = DiscreteGaussianNoise(LARGEST)
-        return self.FACTOR * one.sample(size, source=source) + one.sample(size, source=source)
+        both = DiscreteGaussianNoise(LARGEST).sample(2 * require_count("size", size), source=source).view(2, size)
+        return torch.add(both[1], both[0], alpha=self.FACTOR)
 
 
 def to_grid(updates: Tensor, clip: float, grid: float) -> Tensor:

@@ -27,6 +27,7 @@ from fedveil.methods.metric_privacy import MetricPrivacy
 from fedveil.methods.plain import Plain, TrustedServer
 from fedveil.methods.publishing import Publishing
 from fedveil.methods.record import RecordDP, RecordShares, TrustedSum
+from fedveil.methods.record_secure import RecordSecure, SecureSum
 from fedveil.methods.replies import check_figures, check_reply, models_of, stack_counts, stack_models
 from fedveil.methods.sga_central import SGACentral
 from fedveil.methods.sga_ldp import SGALDP
@@ -56,6 +57,9 @@ METHODS: Registry[Sides] = Registry(
         "record": Sides(RecordDP, Plain, "record-level DP: noise inside each silo's training, nobody is trusted"),
         "record-sum": Sides(
             RecordShares, TrustedSum, "record-level DP: silos add shares of one sum's noise, a trusted sum"
+        ),
+        "record-secure": Sides(
+            RecordSecure, SecureSum, "record-level DP: silos add masked shares, a sum that nobody is trusted with"
         ),
         "sga-ldp": Sides(SGALDP, Plain, "SGA-LDP: client noise from the cosine of the update"),
         "sga-central": Sides(
@@ -143,12 +147,14 @@ __all__ = [
     "PublicFacts",
     "Publishing",
     "RecordDP",
+    "RecordSecure",
     "RecordShares",
     "Refusal",
     "Releases",
     "ReportedClusters",
     "ReportsIndex",
     "SGACentral",
+    "SecureSum",
     "ServerFacts",
     "ServerSide",
     "Sides",

@@ -35,9 +35,10 @@ class ClientSide(Protocol):
 
     Attributes
     ----------
-    trust : {"central", "local", "trusted sum"}
+    trust : {"central", "local", "trusted sum", "secure sum"}
         Central: `protect` is a declared identity and the server's spend is what counts. Local: what leaves a client is
-        noised, by `protect` or in training. Trusted sum: it is noised enough once it is summed.
+        noised, by `protect` or in training. Trusted sum: it is noised enough once it is summed. Secure sum: the same,
+        and what leaves is a random number until it is summed.
     most_models : int, optional
         The largest number of hypotheses in a broadcast among which it may choose; None for any. The choice is private:
         a method that does not protect it takes one.

@@ -14,6 +14,7 @@ from fedveil.accounting import Release, Spend, least_places
 from fedveil.accounting.events import SPARE, SPILLED
 from fedveil.errors import FieldError, require_count
 from fedveil.layout import Layout
+from fedveil.secure import Site, SumContext
 
 Releases = tuple[Release, ...]
 LOST = 1e-4  # chance that a lot of a public number of examples is too large for its batch, and the step is noise alone
@@ -36,6 +37,8 @@ class PublicFacts:
     layer_scores : tuple of float, optional
         Score of each layer (module, in layout order) of the broadcast model on public data, for methods that split a
         budget by it.
+    run, attempt, roster
+        Of a secure sum: names the run; which try at the round; the public keys of all sites that are asked.
     """
 
     round: int
@@ -43,6 +46,9 @@ class PublicFacts:
     cohort: int
     dimension: int
     layer_scores: tuple[float, ...] | None = None
+    run: str = ""
+    attempt: int = 0
+    roster: tuple[bytes, ...] = ()
 
     def __post_init__(self) -> None:
         """Check all."""
@@ -100,6 +106,9 @@ class NoisySteps:
         Whether the noise is enough only in a sum over silos: what comes after a step must then be linear.
     lr : float
         Learning rate of a summed step, by which its noise is scaled; filled in by the trainer. 0 where it is free.
+    grid : float
+        Above 0: nothing is noised or learned in training; the clipped contributions are cut to whole steps of it, and
+        their integer sum is what training gives.
     """
 
     steps: int
@@ -112,6 +121,7 @@ class NoisySteps:
     lr: float = 0.0
     most: int = 0
     images: int = 0
+    grid: float = 0.0
 
     @property
     def unit(self) -> str:
@@ -145,6 +155,8 @@ class ClientFacts:
         noise alone), and a scale that would follow private values is the method's declared public fallback.
     noised : NoisySteps, optional
         The noise with which the client was trained, where its trainer added some.
+    site : Site, optional
+        The client's key and what it insists on, for secure sums.
     """
 
     broadcast: Broadcast
@@ -153,6 +165,7 @@ class ClientFacts:
     layer_scores: Mapping[str, float] | None = None
     failed: bool = False
     noised: NoisySteps | None = None
+    site: Site | None = None
 
     @property
     def start(self) -> Tensor:
@@ -176,6 +189,8 @@ class ServerFacts:
         [n, L], layer scores of the received models on public data.
     public_update : Tensor, optional
         [d], what training on public data, as a client trains, changes in the broadcast model.
+    question : SumContext, optional
+        What the sites of a secure sum were asked.
     """
 
     broadcast: Broadcast
@@ -183,6 +198,7 @@ class ServerFacts:
     partitions: tuple[int, ...]
     public_scores: Tensor | None = None
     public_update: Tensor | None = None
+    question: SumContext | None = None
 
 
 @dataclass(frozen=True)

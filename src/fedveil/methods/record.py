@@ -188,6 +188,11 @@ class RecordDP(Suggesting):
         return self.silos_per_person if self.trust == "trusted sum" else 1
 
     @property
+    def _sums(self) -> int:
+        """Releases of a whole run."""
+        return self.rounds or 0
+
+    @property
     def _counts(self) -> int:
         """Noisy steps of a round that one unit may be in."""
         return self.steps * self.silos_per_person // self._together
@@ -197,7 +202,7 @@ class RecordDP(Suggesting):
         """Noise that the promise counts: its deviation over what one unit can contribute to a sum."""
         if self.noise_multiplier is not None:
             return require_noise("noise_multiplier", self.noise_multiplier) / self._together
-        count = (self.rounds or 0) * self._counts
+        count = self._sums * self._counts
         return least_noise(self.epsilon or 0.0, self.delta, count, rate=self.rate, relation=self.relation)
 
     @property
@@ -234,7 +239,7 @@ class RecordDP(Suggesting):
     def budget(self) -> StepFilter | None:
         """A filter that holds a silo to the steps planned; None without a plan."""
         event = step_event(self.multiplier, self.rate)
-        return None if self.rounds is None else StepFilter(event, self.rounds * self._counts)
+        return None if self.rounds is None else StepFilter(event, self._sums * self._counts)
 
     def within(self, epsilon: float, delta: float) -> StepFilter:
         """A filter that holds a silo to a total."""

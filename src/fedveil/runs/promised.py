@@ -83,7 +83,8 @@ def promised(setup: Setup) -> Promise:
     """
     ledgers, rounds = Ledgers("forecast"), setup.config.rounds
     federation = setup.federation(ledgers)
-    opened = federation.server.open(federation.models, 1, rounds, federation.cohort_size)
+    roster = federation.roster(range(len(federation.clients)))
+    opened = federation.server.open(federation.models, 1, rounds, federation.cohort_size, roster)
     if setup.method.client.trust == "central":
         done, books = _trusted(federation, opened, rounds), ledgers.books
     else:

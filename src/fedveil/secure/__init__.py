@@ -2,10 +2,13 @@
 
 from fedveil.secure.keys import PublicKey, SiteKey, fingerprint, public_key, roster
 from fedveil.secure.shares import on_grid, share, unmasked
-from fedveil.secure.terms import SumContext, SumTerms
+from fedveil.secure.site import Site
+from fedveil.secure.terms import FEWEST, SumContext, SumTerms
 
 __all__ = [
+    "FEWEST",
     "PublicKey",
+    "Site",
     "SiteKey",
     "SumContext",
     "SumTerms",

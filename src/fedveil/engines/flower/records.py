@@ -132,18 +132,9 @@ def read_facts(content: RecordDict, layout: Layout, broadcast: Broadcast) -> Cli
         marks = record["noised"]
         if not isinstance(marks, list) or len(marks) != len(fields(NoisySteps)):
             raise FieldError("noised", marks, "must be what write_facts makes of Trained.noised")
-        steps, rate, clip, deviation, denominator, public, summed, lr, most = (float(v) for v in marks)
-        noised = NoisySteps(
-            steps=int(steps),
-            rate=rate,
-            clip=clip,
-            deviation=deviation,
-            denominator=denominator,
-            public_size=bool(public),
-            summed=bool(summed),
-            lr=lr,
-            most=int(most),
-        )
+        kinds = {"bool": bool, "int": int, "float": float}
+        found = {f.name: kinds[str(f.type)](v) for f, v in zip(fields(NoisySteps), marks, strict=True)}
+        noised = NoisySteps(**found)
     return ClientFacts(broadcast=broadcast, layout=layout, chosen=chosen, layer_scores=scores, noised=noised)
 
 
