@@ -154,7 +154,7 @@ def _slice(name: str, opened: Any, max_pixels: int) -> Array:
 
     Nothing of the header is used but what says how pixels are stored and shown.
     """
-    from pydicom.pixels import apply_modality_lut
+    from pydicom.pixels.processing import apply_modality_lut
 
     shape = (opened.Rows, opened.Columns, int(opened.get("NumberOfFrames") or 1), opened.SamplesPerPixel)
     if shape[0] * shape[1] > max_pixels or shape[2:] != (1, 1):
