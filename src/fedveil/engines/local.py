@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from statistics import median
@@ -36,6 +35,7 @@ from fedveil.engines.lifetime import read_policy
 from fedveil.engines.party import COMBINE, ServerParty
 from fedveil.engines.probe import Probe, Seen, probed
 from fedveil.engines.replying import Replying
+from fedveil.engines.sites import Sites
 from fedveil.engines.stopping import EarlyStopping, Validators, worst_of
 from fedveil.engines.warning import Warnings
 from fedveil.errors import BudgetError, FieldError, LedgerError, NoReplyError, require_count, require_rounds, suggesting
@@ -45,7 +45,7 @@ from fedveil.learning.learner import Learned, Learner, Task
 from fedveil.learning.metrics import metric_names, task_of
 from fedveil.mechanisms import ReproducibleSource, Source
 from fedveil.methods import ClientSide, Method, Publishing, Refusal, Releases, SecureSum
-from fedveil.secure import FEWEST, PublicKey, Site, SiteKey
+from fedveil.secure import FEWEST
 
 
 class Federation:
@@ -175,7 +175,11 @@ class Federation:
             raise FieldError("clients_per_round", clients_per_round, f"there are only {len(self.clients)} clients")
         self.source = source or ReproducibleSource(seed)
         make = execution.ledgers or (lambda party: (Ledger(execution.run_id, party), lambda line: None))
-        self.keys = self._keys() if isinstance(self.method.server, SecureSum) else []
+        self.sites, own = Sites(), self.method.server
+        if isinstance(own, SecureSum):
+            self.sites = Sites.of(execution.keys, len(self.clients), self.source, self.seed)
+            if own.lr is None:  # the step is the server's, as long as local training says
+                self.method = replace(self.method, server=replace(own, lr=self.learner.local.rate()))
         self._ledgers = cache(make)  # one ledger a party, for as long as the federation lives
         self._budgets = client_budgets or (lambda partition: noisy.budget() if noisy else None)
         self._parties: dict[int, ClientParty] = {}
@@ -225,17 +229,6 @@ class Federation:
         """Names of the statistics and counters that each client keeps."""
         return frozenset(dict(self.learner.model.named_buffers())) & set(self.layout.kept)
 
-    def _keys(self) -> list[SiteKey]:
-        """The sites' keys, each known to its own party alone; and the server's step as long as local training says."""
-        given, server = self.execution.keys, self.method.server
-        if isinstance(server, SecureSum) and server.lr is None:
-            self.method = replace(self.method, server=replace(server, lr=self.learner.local.rate()))
-        if given and len(given) != len(self.clients):
-            raise FieldError("keys", len(given), f"must be one for each of the {len(self.clients)} clients")
-        if given or self.source.deployable:
-            return list(given) or [SiteKey.new()[0] for _ in self.clients]
-        return [SiteKey(hashlib.sha512(f"site {self.seed} {p}".encode()).digest()) for p in range(len(self.clients))]
-
     @property
     def stopped(self) -> str:
         """Why no further round follows, or ""."""
@@ -283,7 +276,7 @@ class Federation:
         self.server.require_unsummed(self.round + 1)
         asked = self.ask(rounds)
         collected = self._answered(asked)
-        while self.keys and (missing := set(asked.cohort) - collected.replies.keys()):
+        while self.sites and (missing := set(asked.cohort) - collected.replies.keys()):
             asked = self.ask(rounds, asked, missing)  # without those who are missing: a sum is of all who are asked
             collected = self._answered(asked)
         return self.close(asked, collected)
@@ -291,7 +284,7 @@ class Federation:
     def _answered(self, asked: Asked) -> Collected:
         """Train those who were admitted; of a secure sum that somebody is missing from, nobody."""
         task = asked.task
-        if self.keys and asked.refused:
+        if self.sites and asked.refused:
             kept = {p: () for p in asked.cohort if p not in asked.refused}
             return Collected({**kept, **asked.answered}, {}, {}, {})
         return self.collect(asked, self.learner.learn(task.models, task.clients, task.keys, task.needs, task.sources))
@@ -312,7 +305,7 @@ class Federation:
             why = next(iter(before.refused.values()), "they failed")
             error = NoReplyError(f"round {self.round + 1}: {len(cohort)} sites are left of a sum ({why})")
             raise BudgetError(str(error)) if len(before.refused) == len(before.cohort) else self._used_up(before, error)
-        roster = self.roster(cohort)
+        roster = self.sites.roster(cohort)
         broadcast = self.server.open(self.models, self.round + 1, rounds, self.cohort_size, roster, attempt)
         public = broadcast.public
         refused: dict[int, str] = {}
@@ -396,10 +389,6 @@ class Federation:
         """Partitions of a round's cohort, ascending; keyed by seed and round."""
         return draw_cohort(self.seed, round_, range(len(self.clients)), self.cohort_size)
 
-    def roster(self, cohort: Iterable[int]) -> list[PublicKey]:
-        """Public keys of a cohort, for secure sums; none for other methods."""
-        return [self.keys[p].public for p in cohort] if self.keys else []
-
     def method_of(self, partition: int) -> Method:
         """The method with one client's own side."""
         own = self.client_sides.get(partition)
@@ -421,15 +410,9 @@ class Federation:
                 store=store,
                 trainer=trainer,
                 rehearsed=self._rehearsed,
-                site=self._site(partition),
+                site=self.sites.site(partition),
             )
         return self._parties[partition]
-
-    def _site(self, partition: int) -> Site | None:
-        """A client's side of the contract of secure sums."""
-        if not self.keys:
-            return None
-        return Site(self.keys[partition], tuple(k.public for i, k in enumerate(self.keys) if i != partition))
 
     def evaluate(self) -> tuple[list[Figures], Figures | None]:
         """Measure the current models on what the clients held out; each client uses the hypothesis that fits it."""

@@ -83,7 +83,7 @@ def promised(setup: Setup) -> Promise:
     """
     ledgers, rounds = Ledgers("forecast"), setup.config.rounds
     federation = setup.federation(ledgers)
-    roster = federation.roster(range(len(federation.clients)))
+    roster = federation.sites.roster(range(len(federation.clients)))
     opened = federation.server.open(federation.models, 1, rounds, federation.cohort_size, roster)
     if setup.method.client.trust == "central":
         done, books = _trusted(federation, opened, rounds), ledgers.books

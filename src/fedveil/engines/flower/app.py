@@ -150,7 +150,7 @@ class FlowerFederation(Federation):
             raise FieldError("publish.metrics", self.server.publishing.metrics, accepted)
         if self.validators is not None:
             raise FieldError("stopping", self.validators.rule, "needs the embedded engine: leave it out under Flower")
-        if self.keys:
+        if self.sites:
             raise FieldError("method", self.method.name, "needs the embedded engine: under Flower it is not built yet")
         self._shuffle, self._run_id = shuffle, self.execution.run_id
         self._elsewhere: dict[str, tuple[Ledger, Store]] | None = None if self.execution.ledgers is None else {}
