@@ -69,3 +69,9 @@ def test_links_and_folders_are_no_key_files(tmp_path):
     for bad in (tmp_path / "link", tmp_path, tmp_path / "none"):
         with pytest.raises(FieldError):
             read_key(bad)
+
+
+def test_a_fingerprint_is_too_long_for_two_sets_of_keys_to_be_made_alike(tmp_path):
+    """Of 64 bits, whoever chooses a key in each of two sets finds a pair alike in 2^32 tries."""
+    shown = fedveil("new", tmp_path / "a").output.split("fingerprint: ")[1].split()[0]
+    assert len(bytes.fromhex(shown)) >= 16

@@ -12,6 +12,8 @@ from fedveil.data.labels import people_of
 from fedveil.data.sets import DataSet
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData
+from fedveil.methods import build
+from fedveil.runs.deal import Dealt, check_fit
 
 
 def same(group, wanted):
@@ -153,3 +155,18 @@ def test_a_client_says_who_owns_each_example():
         with pytest.raises(FieldError) as refused:
             ClientData(x, y, person=bad)
         assert refused.value.field == "person"
+
+
+@pytest.mark.parametrize(("silos", "fits"), [(1, False), (2, True)])
+def test_a_run_in_which_a_person_is_at_more_silos_than_declared_is_refused(silos, fits):
+    """It printed "no person is at more than 1 silo" over data in which everybody was at two."""
+    dataset = people()
+    dealt = Dealt(dataset, federate(dataset, clients="natural", seed=0))
+    how = {"people": 10, "records_per_person": 3, "noise_multiplier": 1.0}
+    method = build("record", unit="person", silos_per_person=silos, **how)
+    model = torch.nn.Linear(2, 2)
+    if fits:
+        check_fit(dealt, method, "cross_entropy", "linear", model)
+        return
+    with pytest.raises(FieldError, match="silos_per_person"):
+        check_fit(dealt, method, "cross_entropy", "linear", model)

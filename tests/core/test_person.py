@@ -277,3 +277,16 @@ def test_a_policy_counts_persons_and_records_of_a_declared_number():
     for bad in (0, 1.5, True, "3"):
         with pytest.raises(FieldError, match="records_per_person"):
             Policy(records_per_person=bad)
+
+
+@pytest.mark.parametrize("plan", ["steps", "epsilon"])
+def test_a_budget_for_persons_counts_no_release_for_single_records(plan):
+    """84 of them passed for as many steps of an epsilon of 4; to a person of 10 images they were one of 80."""
+    common = {"noise_multiplier": 10.0, "rounds": 100}
+    record = build("record", examples=100, **common).noisy
+    person = build("record", unit="person", people=10, records_per_person=10, **common).noisy
+    budget = person.within(4.0, 1e-5) if plan == "steps" else fv.accounting.Filter(4.0, 1e-5)
+    assert budget.admit_spend(person._spend())
+    with pytest.raises(FieldError, match="person"):
+        budget.admit_spend(record._spend())
+    assert budget.admit_spend(person._spend())

@@ -1205,6 +1205,20 @@ BUGS = (
         "tests/hostile/test_rounding.py::test_a_record_that_raises_or_is_missing_changes_nobody_elses_draws",
     ),
     _bug(
+        "person: a budget counts releases for single records",
+        "accounting/filters.py",
+        'if unit not in ("", found):',
+        "if False:",
+        "tests/core/test_person.py::test_a_budget_for_persons_counts_no_release_for_single_records",
+    ),
+    _bug(
+        "person: at more silos than declared",
+        "runs/deal.py",
+        "if silos > side.silos_per_person:",
+        "if False:",
+        "tests/test_data_people.py::test_a_run_in_which_a_person_is_at_more_silos_than_declared_is_refused",
+    ),
+    _bug(
         "person: places in the order of first images",
         "learning/private.py",
         "source.uniform(len(chosen)).argsort() if noisy.images else None",

@@ -42,7 +42,7 @@ class Filter:
             self.budget *= 1 - 1e-14
         self.terms: dict[str, float] | None = {"epsilon": float(epsilon), "delta": float(delta)}
         self.spent = 0.0
-        self._target, self._rho = (epsilon, delta), 0.0
+        self._target, self._rho, self._unit = (epsilon, delta), 0.0, ""
 
     def admit(self, mu: float) -> bool:
         """Charge mu if the budget allows it; otherwise change nothing and return False."""
@@ -53,7 +53,8 @@ class Filter:
         return True
 
     def admit_spend(self, spend: Spend) -> bool:
-        """Charge a spend by its mu or rho; a spend without one cannot be held to an epsilon."""
+        """Charge a spend by its mu or rho; one without them, or for another unit, cannot be held to an epsilon."""
+        self._unit = one_unit(self._unit, spend)
         if spend.guarantee.rho is not None:
             return self.admit_rho(spend.guarantee.rho)
         if spend.guarantee.mu is None:
@@ -91,6 +92,21 @@ class Filter:
     def _within(self, mu: float, rho: float) -> bool:
         epsilon, delta = self._target
         return epsilon_of_rho(mu * mu / 2 + rho, delta) <= epsilon
+
+
+def one_unit(unit: str, spend: Spend) -> str:
+    """The unit of a spend, which has to be the one that a budget counts; empty before its first.
+
+    Raises
+    ------
+    FieldError
+        If it is another: a release for single records counts as many times one for the person who has them.
+    """
+    found = spend.guarantee.unit
+    if unit not in ("", found):
+        accepted = f"counts promises for one {unit} alone; a policy counts each unit by itself"
+        raise FieldError("filter", spend.guarantee.describe(), accepted)
+    return found
 
 
 def _charge(spend: Spend) -> float:

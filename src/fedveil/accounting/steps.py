@@ -10,6 +10,7 @@ import scipy.special
 
 from fedveil.accounting.composition import epsilon as epsilon_of
 from fedveil.accounting.events import FACTOR, Event, Gaussian, Poisson, Relation
+from fedveil.accounting.filters import one_unit
 from fedveil.accounting.spend import Spend
 from fedveil.errors import FieldError, require_choice, require_count, require_delta, require_positive
 from fedveil.gdp import epsilon_of_mu, mu_of_epsilon
@@ -107,7 +108,7 @@ class StepFilter:
     def __init__(self, event: Event, steps: int) -> None:
         self.event, self.steps = event, require_count("steps", steps, least=0)
         self.terms: dict[str, float] | None = None
-        self.spent = 0
+        self.spent, self._unit = 0, ""
 
     @classmethod
     def within(cls, event: Event, epsilon: float, delta: float, relation: Relation = "zero-out") -> StepFilter:
@@ -132,8 +133,9 @@ class StepFilter:
         Raises
         ------
         FieldError
-            If the spend is no number of steps of the planned event.
+            If the spend is no number of steps of the planned event, or promised to another unit.
         """
+        self._unit = one_unit(self._unit, spend)
         guarantee = spend.guarantee
         events = guarantee.events
         if guarantee.mu and isinstance(self.event, Gaussian):

@@ -23,7 +23,7 @@ from fedveil.learning import ClientData
 from fedveil.learning.learner import Scoring, scored_rows
 from fedveil.learning.losses import Loss, evaluating, outputs_of
 from fedveil.mechanisms import keyed_seed
-from fedveil.methods import Method
+from fedveil.methods import Method, RecordDP
 from fedveil.runs.pretraining import keep_validation
 
 
@@ -213,6 +213,13 @@ def check_fit(dealt: Dealt, method: Method, loss: str | Loss, model: str, module
             f"{method.name!r} does not cover. Say it, from what is known without the data"
         )
         raise FieldError("data.classes", dataset.classes, accepted)
+    side = method.client
+    if isinstance(side, RecordDP) and side.unit == "person":
+        ids = [torch.unique(client.person) for client in dealt.clients if client.person is not None and client.examples]
+        silos = int(torch.bincount(torch.cat(ids)).max()) if ids else 0
+        if silos > side.silos_per_person:
+            accepted = "is less than the number of silos at which some person of these data is: raise it, or deal out "
+            raise FieldError("privacy.silos_per_person", side.silos_per_person, accepted + "each person whole")
     if "layer_scores" in method.client.needs:
         empty = [client.name for client in dealt.clients if not client.examples]
         if empty:
