@@ -290,3 +290,15 @@ def test_a_budget_for_persons_counts_no_release_for_single_records(plan):
     with pytest.raises(FieldError, match="person"):
         budget.admit_spend(record._spend())
     assert budget.admit_spend(person._spend())
+
+
+def test_releases_for_persons_count_against_a_limit_for_records():
+    """2,000 of them, an epsilon of 77 for each record, passed under a record_epsilon of 4."""
+    person = build("record", unit="person", people=10, records_per_person=10, noise_multiplier=10.0, rounds=20)
+    spend, made = person.noisy._spend(), []
+    policy = Policy(total=Limits(record_epsilon=4.0, person_epsilon=100.0))
+    while len(made) < 100 and policy.refusal("record", "local", True, spend, made) is None:
+        made.append(spend)
+    assert len(made) == 21  # mu of one record is twice that of a person: sqrt(21) / 5
+    assert policy.standing(made)["record_epsilon"][1] == pytest.approx(epsilon_of_mu(21**0.5 / 5, 1e-5))
+    assert Policy(total=Limits(record_epsilon=4.0)).refusal("record", "local", True, spend, []) is not None

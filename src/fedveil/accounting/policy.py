@@ -35,7 +35,8 @@ class Limits:
     record_mu : float, optional
         Gaussian DP of one record; sampled steps have none, and need `record_epsilon`.
     record_epsilon : float, optional
-        Epsilon of one record at the policy's `delta`, of sampled and unsampled steps together.
+        Epsilon of one record at the policy's `delta`, of sampled and unsampled steps together. Releases for persons
+        count here, too, as one of a person's records is promised; those for whole clients do not.
     person_mu, person_epsilon : float, optional
         The same of one person, with all her records. Noise for single records counts here only where the policy says
         how many one person has (`records_per_person`).
@@ -211,7 +212,8 @@ class Policy:
 
     def _dear(self, quoted: Spend, past: Sequence[Spend]) -> str | None:
         kinds = self._kinds(quoted)
-        if not any(getattr(self.total, kind, None) is not None for kind in kinds):
+        if not any(getattr(self.total, k, None) is not None for k in kinds if k in self._own_kinds(quoted)):
+            kinds = self._own_kinds(quoted)
             return f"the node's policy names no total of {' or '.join(kinds)}, so it allows none"
         for scope, limits, spends in (("release", self.release, ()), ("total", self.total, past)):
             for kind in kinds:
@@ -235,12 +237,21 @@ class Policy:
             return math.fsum((s.guarantee.epsilon_per_distance or 0.0) * (self.distance or 0.0) for s in spends)
         if kind.startswith("person"):
             spends = [self._of_person(s) for s in spends]
+        if kind.startswith("record"):
+            spends = [_of_record(s) for s in spends]
         if kind.endswith("_epsilon"):
             return total(s.guarantee for s in spends).epsilon(self.delta) if spends else 0.0
         return compose_mu((s.guarantee.mu or 0.0) if s.charge is None else s.charge for s in spends)
 
     def _kinds(self, spend: Spend) -> tuple[str, ...]:
-        """The kinds of cost of a spend; one for records is one for persons too, if it is said how many they have."""
+        """The kinds of cost of a spend; one for persons is one for their records, too."""
+        kinds = self._own_kinds(spend)
+        if spend.guarantee.unit == "person":
+            kinds += tuple(kind.replace("person", "record") for kind in kinds if kind.startswith("person"))
+        return kinds
+
+    def _own_kinds(self, spend: Spend) -> tuple[str, ...]:
+        """Those of which a total has to be named: of records those of persons too, if it is said how many they have."""
         kinds = kinds_of(spend)
         if self.records_per_person is not None and kinds[-1] == "record_epsilon":
             kinds += tuple(kind.replace("record", "person") for kind in kinds)
@@ -252,6 +263,13 @@ class Policy:
             return spend
         many = spend.guarantee.of_group(self.records_per_person or 1)
         return replace(spend, guarantee=replace(many, unit="person", group=1), charge=None)
+
+
+def _of_record(spend: Spend) -> Spend:
+    """What a spend costs one record: one for persons, as `Guarantee.of_record` has it."""
+    if spend.guarantee.unit != "person":
+        return spend
+    return replace(spend, guarantee=spend.guarantee.of_record(), charge=None)
 
 
 def kinds_of(spend: Spend) -> tuple[str, ...]:

@@ -48,8 +48,9 @@ def share(total: Tensor, key: SiteKey, context: SumContext, peers: tuple[PublicK
     Returns
     -------
     Tensor
-        [d] int64. The same question about the same sum gives the same bits, and any other one gives fresh noise under
-        fresh masks.
+        [d] int64. Another question gives fresh noise under fresh masks, the same one about the same sum the same bits.
+        Another sum under one question has fresh noise under the *same* masks: two such answers show how the sums
+        differ, with this site's noise alone. So a site answers a question once, which is its ledger's affair.
 
     Raises
     ------
