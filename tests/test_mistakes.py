@@ -15,53 +15,6 @@ Y = np.arange(120) % 2
 DEALT = [(X[i::3], Y[i::3]) for i in range(3)]
 
 
-def relabelled(change):
-    return [(x, change(y)) for x, y in DEALT]
-
-
-def images(*shape):
-    return [(RNG.normal(size=(10, *shape)).astype("float32"), np.arange(10) % 2) for _ in range(2)]
-
-
-def convolutional(channels):
-    return nn.Sequential(nn.Conv2d(channels, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 2))
-
-
-CLIENTS = {
-    "float labels": ("clients[0].y", relabelled(lambda y: y.astype(float))),
-    "labels in a column": ("clients[0].y", relabelled(lambda y: y[:, None])),
-    "texts": ("clients[0].y", relabelled(lambda y: np.array(["ill", "well"])[y])),
-    "objects": ("clients[0].y", relabelled(lambda y: y.astype(object))),
-    "labels from 1": ("clients[0].y", relabelled(lambda y: y + 1)),
-    "labels -1 and 1": ("clients[0].y", relabelled(lambda y: 2 * y - 1)),
-    "one client's labels": ("clients[2].y", [*DEALT[:2], (X[:9], Y[:9] + 5)]),
-    "one client's columns": ("clients[1].x", [DEALT[0], (X[:9, :4], Y[:9]), DEALT[2]]),
-    "one client's targets": ("clients[1].y", [DEALT[0], (X[:9], Y[:9].astype("float32")), DEALT[2]]),
-    "everybody's columns": ("clients[0].x", [(x[:, :4], y) for x, y in DEALT]),
-    "whole numbers": ("clients[0].x", [((10 * x).astype(int), y) for x, y in DEALT]),
-    "bytes": ("clients[0].x", [(np.abs(x).astype("uint8"), y) for x, y in DEALT]),
-    "missing values": ("clients[2].x[0]", [*DEALT[:2], (np.where(X[:9] < 9, np.nan, 0), Y[:9])]),
-    "lengths": ("clients[0].y", [(x, y[:-1]) for x, y in DEALT]),
-}
-
-
-@pytest.mark.parametrize("mistake", CLIENTS)
-def test_examples_that_cannot_be_used_are_refused_before_round_1(mistake):
-    field, clients = CLIENTS[mistake]
-    with pytest.raises(fv.FieldError) as refused:
-        fv.Federation(model=nn.Linear(6, 2), clients=clients)
-    assert refused.value.field == field
-
-
-@pytest.mark.parametrize(("shape", "channels"), [((8, 8), 1), ((8, 8, 3), 3)])
-def test_images_without_their_channels_in_front_are_refused_with_what_to_write(shape, channels):
-    with pytest.raises(fv.FieldError) as refused:
-        fv.Federation(model=convolutional(channels), clients=images(*shape))
-    assert refused.value.field == "clients[0].x"
-    fitting = images(channels, 8, 8)
-    assert fv.Federation(model=convolutional(channels), clients=fitting).run(rounds=1).rounds
-
-
 def test_lists_data_frames_and_empty_clients_are_fine():
     pandas = pytest.importorskip("pandas")
     clients = [(X.tolist(), Y.tolist()), (pandas.DataFrame(X), pandas.Series(Y)), (X[:0], Y[:0])]
@@ -180,26 +133,6 @@ def test_a_name_of_the_library_in_other_letters_is_suggested():
     with pytest.raises(AttributeError) as missing:
         fv.FedAVG  # noqa: B018
     assert (missing.value.name, missing.value.obj) == ("FedAVG", fv)  # from which Python's traceback suggests FedAvg
-
-
-MISSPELT = {
-    "metric privacy": (fv.MetricPrivacy, "nois_multiplier", "noise_multiplier"),
-    "global DP": (fv.GlobalDP, "epsilom", "epsilon"),
-    "SGA-LDP": (fv.SGALDP, "epsilon_mim", "epsilon_min"),
-    "FedRE": (fv.FedRE, "cliping", "clip"),
-    "record level": (fv.RecordDP, "example", "examples"),
-    "group privacy": (fv.GroupPrivacy, "noise_multiplyer", "noise_multiplier"),
-    "a rule": (fv.TrimmedMean, "fractions", "fraction"),
-    "training": (fv.LocalTraining, "epoch", "epochs"),
-}
-
-
-@pytest.mark.parametrize("mistake", MISSPELT)
-def test_a_misspelt_keyword_of_a_method_is_refused_with_the_one_that_was_meant(mistake):
-    what, wrong, meant = MISSPELT[mistake]
-    with pytest.raises(fv.FieldError, match=f"'{meant}'") as refused:
-        what(**{wrong: 1.0})
-    assert refused.value.field == wrong
 
 
 def test_a_method_put_in_place_of_a_presets_leaves_out_what_it_does_not_have():

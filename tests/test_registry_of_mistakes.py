@@ -9,6 +9,7 @@ from inspect import signature
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 from typer.testing import CliRunner
 
@@ -38,6 +39,7 @@ def toml(old="", new="", more=""):
     return do
 
 
+PERSON = '[privacy]\nmethod = "record"\nunit = "person"\n'
 IN_TOML = {
     "a table as others call it": (toml(more="[training]\nlr = 0.1"), "training", "0.1", "[local]"),
     "a backslash in a path": (toml('"digits"', '"folder"\npath = "C:\\Users\\me"'), "CONFIG", "mine.toml", "'single"),
@@ -75,6 +77,24 @@ IN_TOML = {
     "YAML": (toml("rounds = 1", "rounds: 1"), "CONFIG", "mine.toml", "line 2"),
     "an engine that is not there": (toml("rounds = 1", 'rounds = 1\nengine = "ray"'), "engine", "'ray'", "flower"),
     "a device by another name": (toml("rounds = 1", 'rounds = 1\ndevice = "gpu"'), "device", "'gpu'", "cuda"),
+    "a file in place of a module": (
+        toml('name = "logistic"', 'module = "./mynet.py:Net"'),
+        "model.name",
+        "./mynet.py",
+        '"mynet:Net"',
+    ),
+    "people without a number of records": (
+        toml(more=f"{PERSON}people = 9\nnoise_multiplier = 1.0"),
+        "privacy.records_per_person",
+        "None",
+        "public number",
+    ),
+    "examples planned for people": (
+        toml(more=f"{PERSON}people = 9\nrecords_per_person = 2\nexamples = 9\nnoise_multiplier = 1.0"),
+        "privacy.examples",
+        "9",
+        "give people",
+    ),
     "a key outside its table": (toml("rounds = 1", "rounds = 1\nepsilon = 8.0"), "epsilon", "8.0", "privacy"),
 }
 
@@ -115,6 +135,9 @@ def call(function, *given, **named):
 
 NOISY = fv.GlobalDP(noise_multiplier=1.0)
 MISSING = np.where(np.arange(54).reshape(9, 6) == 7, np.nan, 0).astype("float32")
+MEASURED = fv.Federation(model=nn.Linear(6, 2), clients=[(X, Y, X, Y)] * 2).run(rounds=1)
+PEOPLE = fv.methods.build("record", unit="person", people=9, records_per_person=2, noise_multiplier=1.0)
+SUMMED = fv.methods.build("record-sum", examples=9, noise_multiplier=1.0, silos=3)
 HISTORY = fv.Federation(model=nn.Linear(6, 2), clients=DEALT).run(rounds=1)
 IN_PYTHON = {
     "noise as a number": (call(fv.GlobalDP, noise=1), "noise", "1", "noise_multiplier=1"),
@@ -156,6 +179,63 @@ IN_PYTHON = {
     "columns that the model does not take": (examples(lambda x: x[:, :4]), "clients[0].x", "[N, 4]", "model"),
     "bytes": (examples(lambda x: np.abs(x).astype("uint8")), "clients[0].x", "uint8", "float() / 255"),
     "missing values": (federation(clients=[*DEALT, (MISSING, Y[:9])]), "clients[3].x[1]", "NaN", "fill it in"),
+    "objects": (labels(lambda y: y.astype(object)), "clients[0].y", "object", "from 0 on"),
+    "one client's labels": (federation(clients=[*DEALT, (X[:9], Y[:9] + 5)]), "clients[3].y", "5", "from 0 on"),
+    "one client's targets": (
+        federation(clients=[*DEALT, (X[:9], Y[:9].astype("float32"))]),
+        "clients[3].y",
+        "floating",
+        "int64",
+    ),
+    "a tuple between layers": (
+        federation(model=nn.Sequential(nn.GRU(6, 5), nn.Linear(5, 2))),
+        "model",
+        "Sequential",
+        "out, _ =",
+    ),
+    "a layer without a size": (federation(model=nn.LazyLinear(2)), "module", "LazyLinear", "model(x[:1])"),
+    "a loss's class": (
+        call(fv.LocalTraining, loss=nn.CrossEntropyLoss),
+        "loss",
+        "CrossEntropyLoss",
+        "CrossEntropyLoss()",
+    ),
+    "a loss of outputs alone": (
+        federation(local=fv.LocalTraining(loss=lambda out: out.mean())),
+        "loss",
+        "lambda",
+        "loss(outputs, y)",
+    ),
+    "a loss of every example": (
+        federation(local=fv.LocalTraining(loss=nn.CrossEntropyLoss(reduction="none"))),
+        "loss",
+        "CrossEntropyLoss",
+        ".mean()",
+    ),
+    "a scheduler for a rate": (
+        call(fv.LocalTraining, lr=torch.optim.lr_scheduler.StepLR),
+        "lr",
+        "StepLR",
+        "lambda r",
+    ),
+    "a rate below 0 by a function": (call(fv.LocalTraining, lr=lambda r: -1.0), "lr(1)", "-1", "at least 0"),
+    "no seed": (federation(seed=None), "seed", "None", "integer"),
+    "a source by name": (federation(source="secure"), "source", "'secure'", "SecureSource()"),
+    "a figure misspelt": (lambda folder: MEASURED.metrics["acc"], "metrics", "None", "'accuracy'"),
+    "people by name": (
+        call(fv.ClientData, torch.zeros(2, 6), torch.arange(2), person=["a", "b"]),
+        "person",
+        "list",
+        "torch.as_tensor",
+    ),
+    "people who are not said": (federation(method=PEOPLE), "person", "None", "ClientData(x, y, person="),
+    "AdamW in a trusted sum": (
+        federation(method=SUMMED, local=fv.LocalTraining(optimizer="adamw")),
+        "optimizer",
+        "'adamw'",
+        "sgd",
+    ),
+    "a function for rounds": (lambda folder: federation()(folder).run(1, 5), "on_round", "int", "lambda record"),
     "one client's columns": (federation(clients=[*DEALT, (X[:9, :4], Y[:9])]), "clients[3].x", "[N, 4]", "[N, 6]"),
     "images without a channel": (images((8, 8), 1), "clients[0].x", "[N, 8, 8]", "x[:, None]"),
     "images with channels behind": (images((8, 8, 3), 3), "clients[0].x", "[N, 8, 8, 3]", "transpose(0, 3, 1, 2)"),
@@ -173,12 +253,17 @@ IN_PYTHON = {
 }
 
 
+SHORT = ("--clients", "3", "--protect", "client")
+
+
 def command(*words):
     """A command in a folder that holds ok.toml, a file called taken and a finished run called done."""
 
     def do(folder):
         (folder / "ok.toml").write_text(TOML)
         (folder / "taken").write_text("")
+        rows = [f"P{i},{i},{'ill' if i > 12 else 'well'}" for i in range(30)]
+        (folder / "ids.csv").write_text("\n".join(["patient,age,outcome", *rows]))
         result = CliRunner().invoke(app, list(words))
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
@@ -212,15 +297,35 @@ ON_THE_COMMAND_LINE = {
         "noise_multiplier",
     ),
     "a relation misspelt": (command("plan", "--relation", "zero"), "--relation", "zero", "zero-out"),
+    "an init of nothing": (command("init", "--data", "scans", *SHORT), "data", "'scans'", "file"),
+    "an init of more clients than there is": (
+        command("init", "--data", "ids.csv", "--target", "age", "--clients", "90", *SHORT[2:], "--person", "patient"),
+        "clients",
+        "90",
+        "at most 30",
+    ),
+    "an init that takes ids for inputs": (
+        command("init", "--data", "ids.csv", *SHORT),
+        "person",
+        "None",
+        "--person patient",
+    ),
+    "an init of a spreadsheet": (command("init", "--data", "a.xlsx", *SHORT), "data", "'a.xlsx'", ".csv"),
+    "people of whom nothing is said": (
+        command("init", "--data", "ids.csv", *SHORT[:2], "--protect", "person", "--person", "patients"),
+        "person",
+        "'patients'",
+        "'patient'",
+    ),
     "a command misspelt": (command("comparee"), "command", "comparee", "compare"),
 }
 
 
-def table(text, more="", name="a.csv"):
+def table(text, more="", name="a.csv", clients=2):
     def do(folder):
         (folder / name).write_text(text)
-        options = f'"table"\npath = "{name}"\ntarget = "ill"\nscale = "none"\nclasses = 2\n{more}'
-        toml('"digits"', options)(folder)
+        options = f'"table"\npath = "{name}"\ntarget = "ill"\nclasses = 2\nclients = {clients}\n'
+        toml('"digits"\nclients = 2', options + (more if "columns" in more else f'scale = "none"\n{more}'))(folder)
         fv.runs.run(fv.config.load("mine.toml"))
 
     return do
@@ -272,7 +377,37 @@ def finished(damage):
 
 
 BOTH = ("a/1.png", "b/1.png")
+WARDS = "ward,who,age,ill\n" + "".join(f"{'ns'[i % 2]},p{i // 2},{i},{i % 2}\n" for i in range(40))
+PEOPLE_AT_WARDS = """
+client_column = "ward"
+person = "who"
+columns = { age = [0, 100] }
+
+[privacy]
+method = "record"
+unit = "person"
+people = 9
+records_per_person = 2
+rounds = 1
+epsilon = 8.0
+"""
+
+
 IN_FILES = {
+    "people at two clients": (
+        table(WARDS, PEOPLE_AT_WARDS, clients='"natural"'),
+        "privacy.silos_per_person",
+        "1",
+        "raise it",
+    ),
+    "people who are the target": (table("age,ill\n3,0\n4,1\n", 'person = "ill"'), "data.person", "'ill'", "whose"),
+    "folders of people": (pictures("a/p1/1.png", "b/p2/1.png"), "data.path", "images/a/p1", 'person = "folder"'),
+    "a folder's people by another name": (
+        pictures("a/p/1.png", "b/q/1.png", more='person = "who"'),
+        "data.person",
+        "'who'",
+        "accepted: folder",
+    ),
     "semicolons": (table("age;ill\n3;0\n4;1\n"), "data.separator", "','", "';'"),
     "tabs": (table("age\till\n3\t0\n4\t1\n"), "data.separator", "','", "\\t"),
     "a column that is not there": (table("age,il\n3,0\n4,1\n"), "data.target", "'ill'", "'il'"),

@@ -194,3 +194,15 @@ def test_mlflow_logs_a_run_by_one_line():
     federation.run(3, lambda r: mlflow.log_metrics(r.metrics, step=r.round.number))
     assert [step for step, _ in logged] == [1, 2, 3]
     assert "accuracy" in logged[-1][1]
+
+
+def test_init_protects_all_rows_of_a_person(home):
+    pytest.importorskip("pandas")
+    rows = [f"P{i // 3:03d},{i},{'ill' if i > 60 else 'well'}" for i in range(120)]
+    (home / "visits.csv").write_text("\n".join(["patient,age,outcome", *rows]))
+    asked = call("init", "a file.toml", input="visits.csv\n4\nperson\npatient\n")
+    assert asked.exit_code == 0, asked.output
+    values = tomllib.loads((home / "a file.toml").read_text())
+    assert list(values["data"]["columns"]) == ["age"]
+    found = run(load("a file.toml", ["rounds=1", "privacy.rounds=20"]))
+    assert ", person, " in found.values["guarantee"]

@@ -185,7 +185,7 @@ def require_choice(field: str, value: str, choices: Iterable[str]) -> str:
     """Return `value`, refusing what is not one of `choices`."""
     names = list(choices)
     if value not in names:
-        raise FieldError(field, value, nearest(str(value), names))
+        raise FieldError(field, value, nearest(str(value), filter(None, names)))
     return value
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from fedveil.errors import FieldError, nearest, require_choice
 
@@ -100,6 +101,12 @@ class Layout:
         """
         require_choice("buffers", buffers, ("refuse", "keep"))
         parameters = dict(module.named_parameters())
+        lazy = [name for name, p in parameters.items() if isinstance(p, UninitializedParameter)]
+        if lazy:
+            accepted = (
+                f"has layers without a size yet: {', '.join(lazy)}. Name their inputs, or call it once: model(x[:1])"
+            )
+            raise FieldError("module", type(module).__name__, accepted)
         every_name = dict(module.named_parameters(remove_duplicate=False))
         found = [name for name in module.state_dict() if name not in every_name]
         if found and buffers == "refuse":

@@ -254,7 +254,9 @@ def audit(
         if not value:
             raise FieldError(name, value, "is needed beside a function: audit(make, clients, method, rounds=10)")
     if options:
-        raise FieldError(next(iter(options)), options[next(iter(options))], "is for configurations alone")
+        raise FieldError(
+            next(iter(options)), options[next(iter(options))], "is for configurations alone: leave it out here"
+        )
     held = [as_client(c, f"clients[{i}]") for i, c in enumerate(clients or ())]
     if not -len(held) <= target < len(held):
         raise FieldError("target", target, f"there are clients 0 to {len(held) - 1}")
@@ -327,7 +329,7 @@ class OwnAudit:
 def _relation(make: Make, clients: Clients, method: Privacy | None) -> str:
     """Of what a method promises a client, after a round of it."""
     found = make_one(make, clients, method, 0).run(1).guarantee
-    return found.relation if found.proven and found.unit != "record" else "zero-out"
+    return found.relation if found.proven and found.unit not in ("record", "person") else "zero-out"
 
 
 def _traces(

@@ -82,7 +82,9 @@ class Registry(MutableMapping[str, T]):
         try:
             found = getattr(import_module(module), attribute)
         except Exception as error:  # the module is the user's
-            accepted = f'cannot be imported ({error}); write "package.module:name"'
+            plain = module.removeprefix("./").removesuffix(".py").replace("/", ".")
+            meant = "package.module" if plain == module else plain
+            accepted = f'cannot be imported ({error}); write "{meant}:{attribute if meant == plain else "name"}"'
             raise FieldError(self.field, name, accepted) from error
         finally:
             sys.path[:] = before

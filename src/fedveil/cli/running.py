@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,9 +36,12 @@ def register(app: typer.Typer) -> None:
 def init(
     data: Annotated[str, typer.Option(prompt="Your data: a folder of images, a CSV or NPZ file, or a name")] = "digits",
     clients: Annotated[int, typer.Option(prompt="How many clients (hospitals, or other parties)")] = 10,
-    protect: Annotated[str, typer.Option(prompt="What to protect: all of a client, a record, or nothing")] = "client",
+    protect: Annotated[
+        str, typer.Option(prompt="What to protect: client (all it has), person, record (one row or image), nothing")
+    ] = "client",
     epsilon: Annotated[float, typer.Option(help="Of the promise, in total.")] = 8.0,
     target: Annotated[str, typer.Option(help="A table's column to predict; default: the last.")] = "",
+    person: Annotated[str, typer.Option(help="Whose an example is: a column, an array, or folder.")] = "",
     file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write.")] = Path("my.toml"),
 ) -> None:
     """Write a first configuration for your data; what is not given is asked for."""
@@ -47,7 +51,10 @@ def init(
 
         if file.exists():
             raise FieldError("FILE", str(file), "is there already: give another name, as in fedveil init other.toml")
-        text = first_config(file.stem, data, clients, protect, epsilon=epsilon, target=target)
+        if protect == "person" and not person:
+            person = typer.prompt("What says whose an example is: a column, an array, or folder")
+        name = re.sub(r"[^\w.-]", "-", file.stem)
+        text = first_config(name, data, clients, protect, epsilon=epsilon, target=target, person=person)
         file.write_text(text, encoding="utf-8")
         typer.echo(f"written to {file}; go on with: fedveil compare {shlex.quote(str(file))}")
 

@@ -211,6 +211,8 @@ def federate(
     if by_nature:
         options["owner"] = options["owner"][first]
     count = None if clients == NATURAL else int(clients)
+    if dataset.group is not None and not by_nature and count is not None and count > len(first):
+        raise FieldError("clients", clients, f"must be at most {len(first)}: people and documents are dealt out whole")
     result = []
     for i, part in enumerate(partition(strata, count, scheme, seed=seed, **options)):
         halves = _split(strata, part, holdout, seed=keyed_seed(seed, i))

@@ -150,6 +150,7 @@ def _items(half: Path, with_clients: bool, max_images: int, absent: Sequence[str
             for owner, file in inside:
                 if file.is_dir():
                     other = "" if with_clients else '; where the upper folders are clients, write layout = "clients"'
+                    other += "" if people else '; where the lower ones are patients, person = "folder"'
                     accepted = f"is a folder: images lie in {how}. Give data.path at the right level{other}"
                     raise FieldError("data.path", str(file), accepted)
                 if file.suffix.lower() not in SUFFIXES or not file.is_file():

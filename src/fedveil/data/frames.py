@@ -139,6 +139,8 @@ def labelled(train: Rows, test: Rows | None, spec: TableSpec) -> dict[str, Any]:
         where = f"{train.file}:{spec.client_column}"
         found["owner"], found["owners"] = natural_clients(where, ids, len(train.frame))
     if spec.person:
+        if spec.person == spec.target:
+            raise FieldError("data.person", spec.person, "is the target: name the column that says whose a row is")
         _known("data.person", spec.person, list(train.frame.columns), train.file)
         ids = _present(train, spec.person)
         found["group"] = people_of(f"{train.file}:{spec.person}", ids, len(train.frame))

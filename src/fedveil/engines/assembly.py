@@ -256,6 +256,12 @@ def require_fit(module: nn.Module, clients: Sequence[ClientData], loss: str | Lo
             answer = module(as_input(x, some))
         except Exception as error:  # the model is the user's
             accepted = f"the model cannot take it ({error}){_input_hint(x, module)}"
+            if isinstance(error, NotImplementedError) or "not tuple" in str(error):
+                fix = "a layer such as nn.GRU answers with a tuple, and the next one takes a tensor: in a forward "
+                accepted = (
+                    f"{fix}method of your own, write out, _ = self.gru(x)" if "tuple" in str(error) else str(error)
+                )
+                raise FieldError("model", type(module).__name__, accepted) from error
             raise FieldError(f"clients[{i}].x", _kind(x), accepted) from error
         output = outputs_of(answer)
         if loss == "cross_entropy" and _one_hot(y) and y.shape == output.shape:
@@ -272,6 +278,8 @@ def require_fit(module: nn.Module, clients: Sequence[ClientData], loss: str | Lo
             value = loss_of(loss)(output, y.to(some.device))
         except Exception as error:
             fix = ""
+            if "positional argument" in str(error):
+                raise FieldError("loss", name, f"{error}; write a function loss(outputs, y)") from error
             if y.dim() == 2 and y.shape[1] == 1:
                 fix = "; make it [N]: y.reshape(-1)"
             elif loss == "cross_entropy" and y.is_floating_point():

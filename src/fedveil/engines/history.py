@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedveil.accounting import Filter, Guarantee, Ledger, total
 from fedveil.engines.party import Round
-from fedveil.errors import FieldError
+from fedveil.errors import FieldError, nearest
 from fedveil.learning import Figures
 from fedveil.learning.learner import Task
 from fedveil.methods import Broadcast, Releases
@@ -182,7 +182,7 @@ class History:
             if self.rounds
             else self.stopped or "no round ran"
         )
-        return Unmeasured(why) if found is None else found
+        return Measured(found or {}, why)
 
     def __repr__(self) -> str:
         figures = ", ".join(f"{name} {value:.3g}" for name, value in self.metrics.items() if name != "examples")
@@ -191,16 +191,16 @@ class History:
         )
 
 
-class Unmeasured(dict[str, float]):
-    """No figures, and why."""
+class Measured(dict[str, float]):
+    """Figures by name, and why one may be missing."""
 
-    def __init__(self, why: str) -> None:
-        super().__init__()
+    def __init__(self, figures: Figures, why: str) -> None:
+        super().__init__(figures)
         self.why = why
 
     def __missing__(self, name: str) -> float:
         """Refuse a figure that was not measured."""
-        raise FieldError(f"metrics[{name!r}]", None, self.why)
+        raise FieldError(f"metrics[{name!r}]", None, nearest(name, self) if self else self.why)
 
 
 def total_of(ledger: Ledger) -> Guarantee:

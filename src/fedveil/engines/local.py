@@ -148,6 +148,8 @@ class Federation:
                 raise FieldError("behaviours", partition, f"there are partitions 0 to {len(self.clients) - 1}")
         self.method = resolve_method(method)
         self.client_sides = client_sides_of(self.method, client_sides or {}, len(self.clients))
+        if not isinstance(seed, int):
+            raise FieldError("seed", seed, "must be an integer")
         self.seed = int(seed)
         module, starts = initial_broadcast(model, self.method.server.hypotheses, seed, buffers, initial)
         self.layout = Layout.from_module(module, buffers=buffers)  # type: ignore[arg-type]
@@ -173,6 +175,9 @@ class Federation:
         self.cohort_size = require_count("clients_per_round", clients_per_round or len(self.clients))
         if self.cohort_size > len(self.clients):
             raise FieldError("clients_per_round", clients_per_round, f"there are only {len(self.clients)} clients")
+        if source is not None and not isinstance(source, Source):
+            accepted = "must be a source of randomness: fedveil.mechanisms.SecureSource(), or leave it out"
+            raise FieldError("source", source, accepted)
         self.source = source or ReproducibleSource(seed)
         make = execution.ledgers or (lambda party: (Ledger(execution.run_id, party), lambda line: None))
         self.sites, own = Sites(), self.method.server
@@ -254,6 +259,8 @@ class Federation:
         NoReplyError
             If a round has no usable reply.
         """
+        if on_round is not None and not callable(on_round):
+            raise FieldError("on_round", type(on_round).__name__, "must be a function of a round: lambda record: ...")
         records: list[RoundRecord] = []
         stopped = ""
         try:

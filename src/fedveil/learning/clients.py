@@ -110,9 +110,14 @@ class ClientData:
             if self.x.dim() != 4 or self.masks.dtype != torch.bool or tuple(self.masks.shape) != wanted:
                 given = (tuple(self.masks.shape), self.masks.dtype)
                 raise FieldError("masks", given, f"must be bool [N, H, W] for images x {tuple(self.x.shape)}")
-        if self.person is not None and (self.person.dtype != torch.int64 or tuple(self.person.shape) != (len(self.x),)):
-            given = (tuple(self.person.shape), self.person.dtype)
-            raise FieldError("person", given, f"must be int64 [{len(self.x)}], one number an example of x")
+        if self.person is not None:
+            is_tensor = isinstance(self.person, Tensor) and self.person.dtype == torch.int64
+            if not is_tensor or tuple(self.person.shape) != (len(self.x),):
+                owners = (type(self.person).__name__, len(self.person))
+                accepted = (
+                    f"must be a tensor of int64 [{len(self.x)}], one number an example of x: torch.as_tensor(ids)"
+                )
+                raise FieldError("person", owners, accepted)
         if self.test_x is None and self.test_y is None:
             return
         if self.test_x is None or self.test_y is None:

@@ -80,8 +80,12 @@ class LocalTraining(Suggesting):
         require_count("batch_size", self.batch_size)
         if not callable(self.lr):
             require_positive("lr", self.lr)
+        elif isinstance(self.lr, type):
+            raise FieldError("lr", self.lr.__name__, "is a class: write a function of the round, lambda r: 0.1 / r")
         elif self.decay != 1 or self.cosine_rounds:
             raise FieldError("lr", "a function", "says the rate of every round: leave out decay and cosine_rounds")
+        if callable(self.lr):
+            require_non_negative("lr(1)", self.lr(1))
         require_choice("optimizer", self.optimizer, ("sgd", "adam", "adamw"))
         require_count("decay_every", self.decay_every)
         require_count("cosine_rounds", self.cosine_rounds, least=0)
@@ -90,6 +94,8 @@ class LocalTraining(Suggesting):
                 "weight_decay", self.weight_decay, f'is of "adamw"; {self.optimizer} has none: leave it out'
             )
         require_choice("schedule", self.schedule, ("constant", "cosine"))
+        if isinstance(self.loss, type):
+            raise FieldError("loss", self.loss.__name__, f"is a class: write {self.loss.__name__}()")
         loss_of(self.loss)
         require_non_negative("prox", self.prox)
         require_non_negative("slack", self.slack)

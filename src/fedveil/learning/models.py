@@ -20,6 +20,7 @@ from fedveil.mechanisms.source import keyed_seed
 from fedveil.registry import Registry
 
 MOST_PARAMETERS = 1_000_000_000  # of a model of the registry
+_GIVEN = "Parameters named input_shape and outputs are given; others are keys of [model], or have defaults"
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
@@ -215,7 +216,7 @@ def build_model(name: str, *, input_shape: Sequence[int], outputs: int, seed: in
         except FieldError:
             raise
         except (TypeError, RuntimeError, MemoryError) as error:
-            raise FieldError("model.name", name, f"cannot be built: {error}") from error
+            raise FieldError("model.name", name, f"cannot be built: {error}. {_GIVEN}") from error
     if not isinstance(model, nn.Module):
         raise FieldError("model.name", name, f"built a {type(model).__name__}, and not a torch.nn.Module")
     return model

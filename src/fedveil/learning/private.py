@@ -66,7 +66,11 @@ class PrivateTrainer(SequentialTrainer):
             raise FieldError("optimizer", local.optimizer, accepted)
         losses_of(local.loss)
         if local.unusual:
-            raise FieldError(local.unusual, getattr(local, local.unusual), "has no form with noise inside training")
+            raise FieldError(
+                local.unusual,
+                getattr(local, local.unusual),
+                "has no form with noise inside training: leave it out, and lr a number",
+            )
         super().__init__(model, layout, local, device=device)
         self.noisy = replace(noisy, lr=local.rate()) if noisy.summed else noisy
         self._model.train()

@@ -50,7 +50,10 @@ class Units:
             rows = torch.arange(client.examples)[:, None]
             return cls(rows, torch.ones_like(rows, dtype=torch.bool))
         if client.person is None:
-            accepted = "is needed to protect persons: say whose each example is, e.g. data.person = 'patient'"
+            accepted = (
+                "is needed to protect persons: say whose each example is, by data.person = 'patient' in TOML, or "
+            )
+            accepted += "ClientData(x, y, person=numbers)"
             raise FieldError("person", None, accepted)
         owner = torch.unique(client.person, return_inverse=True)[1] if client.examples else client.person
         order = owner.argsort(stable=True)
