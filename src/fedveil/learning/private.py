@@ -24,7 +24,7 @@ from fedveil.learning.streams import Key, stream
 from fedveil.learning.training import SequentialTrainer, check_request
 from fedveil.learning.units import Units
 from fedveil.learning.validation import require_apart, require_unmixed
-from fedveil.mechanisms import GaussianNoise, Source, noised
+from fedveil.mechanisms import GaussianNoise, SecureSource, Source, noised
 from fedveil.methods.facts import NoisySteps
 
 _LOG = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ class PrivateTrainer(SequentialTrainer):
         optimizer = self._optimizer(self.local.rate())
         anchors = [p.detach().clone() for p in self._parameters] if self.local.prox else []
         lots, places, noise = source.child("lots"), source.child("places"), source.child("noise")
-        if noisy.images:
+        if noisy.images and type(source) is not SecureSource:  # others answer a question again to the same bits
             self._whole.clear()
         seen, examples = 0.0, 0
         failure: Exception | None = None
@@ -191,9 +191,9 @@ class PrivateTrainer(SequentialTrainer):
     def _clipped_sum(self, client: ClientData, chosen: Tensor, source: Source) -> tuple[Tensor, Tensor]:
         """The clipped sum of a lot of units and its losses: nobody's place in the batch follows who else is in it.
 
-        A full batch of a public number of examples has them in their order; one of persons in an order drawn anew each
-        round, since theirs is that of their first images. Otherwise they are spread over a public number of places at
-        random, with dummies between them; a lot that is too large counts as zero.
+        A full batch of a public number of examples has them in their order; one of persons in an order drawn when it is
+        put together, since theirs is that of their first images. Otherwise they are spread over a public number of
+        places at random, with dummies between them; a lot that is too large counts as zero.
         """
         noisy, units = self.noisy, self._units_of(client)
         count = noisy.places(len(units))
