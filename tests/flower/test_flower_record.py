@@ -1,5 +1,7 @@
 """Record-level privacy under Flower: the same bits as embedded, and a user's own training code behind the mod."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from flower_cases import digits
@@ -34,23 +36,28 @@ def network():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
 
-def arguments(name):
+def arguments(name, unit="record"):
     clients = digits()
     values = {"examples": clients[0].examples, "epsilon": 4.0, "rounds": 3, "clip": 0.5}
+    if unit == "person":  # of one to three images
+        clients = [replace(c, person=torch.arange(c.examples) % 11) for c in clients]
+        values |= {"unit": unit, "people": values.pop("examples") / 2, "records_per_person": 2}
     if name == "record-sum":
         values["silos"] = len(clients)
     method = build(name, FedAvgM(), **values)
     return {"model": network(), "clients": clients, "method": method, "local": LocalTraining(lr=0.5), "seed": 1}
 
 
+@pytest.mark.parametrize("unit", ["record", "person"])
 @pytest.mark.parametrize("name", ["record", "record-sum"])
-def test_same_bits_and_ledgers_as_embedded(name):
-    embedded = fv.Federation(**arguments(name))
+def test_same_bits_and_ledgers_as_embedded(name, unit):
+    embedded = fv.Federation(**arguments(name, unit))
     expected = embedded.run(3)
-    flower = FlowerFederation(shuffle=5, **arguments(name))
+    flower = FlowerFederation(shuffle=5, **arguments(name, unit))
     found = flower.run(3)
     assert torch.equal(found.models, expected.models)
     assert found.guarantees == expected.guarantees
+    assert found.guarantee.unit == unit
     assert found.guarantee.epsilon(DELTA) == pytest.approx(4.0)
     assert not any(r.zeroed for r in found.rounds)
 
