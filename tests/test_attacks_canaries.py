@@ -23,6 +23,7 @@ from fedveil.attacks.membership.methods import Reused, Scaled, audits
 from fedveil.attacks.membership.one_run import epsilon_bound_of_guesses, mu_bound
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData
+from fedveil.learning.units import Units
 from fedveil.mechanisms import ReproducibleSource
 from fedveil.methods import SGALDP, FedRE, GlobalDP, GroupPrivacy, RecordDP
 
@@ -180,6 +181,16 @@ def test_half_the_noise_on_records_is_found(relation):
     assert broken(orthogonal_records(side, M, source=Scaled(0, 0.5)))
 
 
+def test_a_persons_images_are_found_where_each_is_clipped_alone(monkeypatch):
+    side = RecordDP(unit="person", people=500, records_per_person=4, noise_multiplier=2.0)
+    honest = orthogonal_records(side, M)
+    assert (honest.guarantee.unit, honest.guarantee.mu) == ("person", 0.5)
+    assert not broken(honest)
+    of = Units.of
+    monkeypatch.setattr(Units, "of", classmethod(lambda cls, client, images: of(client, 0)))
+    assert broken(orthogonal_records(side, M))
+
+
 def test_the_bound_that_needs_no_independence_finds_it_too():
     run = server_canaries(CENTRAL, 4000, 10.0, source=Scaled(0, 0.5))
     assert run.bound.mu > run.guarantee.mu
@@ -238,6 +249,15 @@ def test_crafted_records_go_in_by_the_coin():
     assert torch.equal(mixed.y[30:], canaries.y[inside])
     assert 8 < int(inside.sum()) < 32
     assert float(canaries.x.min()) >= float(data.x.min())
+
+
+def test_crafted_people_go_in_with_all_their_records():
+    data = ClientData(torch.rand(30, 4), torch.randint(0, 3, (30,)), person=torch.arange(30) // 2)
+    mixed, canaries, inside = record_canaries(data, 40, 3, each=3)
+    taken = torch.isin(canaries.person, mixed.person)
+    assert torch.equal(taken, inside.repeat_interleave(3))
+    assert torch.equal(mixed.x[30:], canaries.x[taken])
+    assert not torch.isin(canaries.person, data.person).any()
 
 
 def test_crafted_records_are_found_in_a_model_without_noise_and_not_under_dp():

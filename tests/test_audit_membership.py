@@ -3,8 +3,10 @@
 import json
 
 import pytest
+import torch
 
 from fedveil.audit import MembershipGame, game_of, play
+from fedveil.audit.membership import of_people
 from fedveil.config import load
 from fedveil.errors import FieldError
 
@@ -129,3 +131,24 @@ def test_runs_that_could_not_be_judged_are_said(uneven, monkeypatch):
     assert (found["loss"].n, found["fedmia"].n) == (3, 1)
     assert any("2 of 3 runs" in note and "seed 1" in note for note in found["fedmia"].notes)
     assert not any("of 3 runs" in note for note in found["loss"].notes)
+
+
+def test_a_person_is_told_by_the_mean_of_her_images(tmp_path):
+    path = tmp_path / "small.toml"
+    text = TEXT.replace("[model.options]\n", "").replace('name = "digits"', 'name = "digits"\nmade_up_people = 6')
+    path.write_text(text[: text.index("[privacy]")])
+    found = play(game(load(str(path), []), attacks=("loss", "person-loss")), tmp_path / "audit")
+    verdicts = {v.attack: v for v in found.verdicts}
+    assert verdicts["person-loss"].point > verdicts["loss"].point + 0.01
+
+
+def test_whose_records_are_whose_has_to_be_known_for_persons(config, tmp_path):
+    assert "person-loss" not in game(config).chosen
+    found = play(game(config, attacks=("person-loss",), replicates=1), tmp_path / "audit")
+    assert not found.verdicts
+    assert all("person" in one.reason for one in found.refused)
+
+
+def test_a_persons_score_is_the_mean_of_hers():
+    scores, who = torch.tensor([1.0, 2.0, 6.0, 5.0]), torch.tensor([7, 3, 7, 9])
+    assert of_people(scores, who).tolist() == [2.0, 3.5, 5.0]

@@ -1,7 +1,8 @@
-"""The game of membership: what the server learns about single records, in runs as they are configured.
+"""The game of membership: what the server learns about single records, or persons, in runs as they are configured.
 
 Members are the clients' training records; half of what the clients hold out are non-members, the other half the
-adversary's reference. Each run is judged by itself; runs differ in the seed.
+adversary's reference. A person is in with all her records, or out with all; her score is their mean. Each run is
+judged by itself; runs differ in the seed.
 """
 
 from __future__ import annotations
@@ -48,10 +49,13 @@ ATTACKS: dict[str, str] = {
     "fedmia-by-class": "AUC",
     "fedmia-same-classes": "AUC",
     "source": "top-1 accuracy less chance",
+    "person-loss": "AUC",
+    "person-loss-trajectory": "AUC",
     **SHADOWED,
 }
 
 
+BY_PERSON = ("person-loss", "person-loss-trajectory")
 BY_CLIENT = ("fedmia", "fedmia-by-class", "fedmia-same-classes")  # attack each client by itself
 
 
@@ -125,6 +129,14 @@ class MembershipView:
             refused |= {name: str(error) for name in BY_CLIENT if name not in each}
         mean = whole.mean(0)
         pairs = {"loss": (whole[-1, :n], whole[-1, n : n + m]), "loss-trajectory": (mean[:n], mean[n : n + m])}
+        if any(c.person is None or c.test_person is None for c in held):
+            refused |= dict.fromkeys(BY_PERSON, "clients do not say whose their records are: see data.person")
+        else:
+            who, others = (torch.cat([getattr(c, field) for c in held]) for field in ("person", "test_person"))
+            others = torch.cat([others[::2], others[1::2]])
+            away = ~torch.isin(others, who)  # of two hospitals: in at one of them is in
+            for name, scores in zip(BY_PERSON, (whole[-1], mean), strict=True):
+                pairs[name] = of_people(scores[:n], who), of_people(scores[n:][away], others[away])
         for name, found in each.items():
             if found:
                 inside, outside = zip(*found, strict=True)
@@ -138,6 +150,12 @@ class MembershipView:
         right = float((guess(odds[..., :n].mean(0)) == owner).double().mean())
         told["figures"]["source"] = right - 1 / len(held)
         return told
+
+
+def of_people(scores: Tensor, person: Tensor) -> Tensor:
+    """The mean score of each person's records [N]; `person` says whose they are."""
+    owner = torch.unique(person, return_inverse=True)[1]
+    return torch.bincount(owner, scores.double()) / torch.bincount(owner)
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,14 +174,14 @@ class MembershipAudit(Judgement):
 @GAMES.register("membership")
 @dataclass(frozen=True, eq=False)
 class MembershipGame:
-    """What an honest-but-curious server learns about single records; see `ATTACKS`.
+    """What an honest-but-curious server learns about single records, or persons; see `ATTACKS`.
 
     Parameters
     ----------
     config, compare
         See `ParticipationGame`.
     attacks : tuple of str
-        Of `ATTACKS`; without any, all that need no shadow models.
+        Of `ATTACKS`; without any, all that need no shadow models; those on persons where persons are protected.
     replicates : int
         Runs of each setting, under seeds of their own; from 3 on there is an interval.
     """
@@ -190,7 +208,9 @@ class MembershipGame:
     @property
     def chosen(self) -> tuple[str, ...]:
         """The attacks that were asked for, or all that need no shadow models."""
-        return tuple(dict.fromkeys(self.attacks)) or tuple(name for name in ATTACKS if name not in SHADOWED)
+        people = self.config.privacy.options.get("unit") == "person"
+        left_out = (*SHADOWED, *(() if people else BY_PERSON))
+        return tuple(dict.fromkeys(self.attacks)) or tuple(name for name in ATTACKS if name not in left_out)
 
     @property
     def _probes(self) -> tuple[MembershipView | ShadowView, ...]:

@@ -100,6 +100,7 @@ def audit(
     By the server, on the records that clients trained on:
       membership (those without shadow models)  loss  loss-trajectory  fedmia
       fedmia-by-class  fedmia-same-classes  source
+      person-loss  person-loss-trajectory (all records of a person, in or out)
       calibrated-loss  lira-online  lira-offline  rmia-online  rmia-offline
       bavaria-online  bavaria-offline  bavaria-n-online
       each of the last two lines also as NAME-update, NAME-trajectory

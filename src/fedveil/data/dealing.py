@@ -246,4 +246,5 @@ def _client(dataset: DataSet, train: Indices, test: Indices | None, name: str, k
         return ClientData(x, dataset.y[rows], name=name, masks=masks, person=person)
     kept = torch.from_numpy(test)
     held_out = (own_scale(dataset.x[kept], columns, own), dataset.y[kept])
-    return ClientData(x, dataset.y[rows], *held_out, name=name, masks=masks, person=person)
+    others = None if dataset.group is None else dataset.group[kept]
+    return ClientData(x, dataset.y[rows], *held_out, name=name, masks=masks, person=person, test_person=others)

@@ -83,6 +83,8 @@ class ClientData:
         bool [N, H, W], the privacy-sensitive pixels of each image of x, for methods that score layers on them.
     person : Tensor, optional
         int64 [N], who owns each example of x, for methods that protect persons. Only whether two are equal is used.
+    test_person : Tensor, optional
+        The same of test_x, for the game of a person's membership.
     buffers : mapping of str to Tensor, optional
         Running statistics and counters that the client keeps to itself (``Federation(buffers="keep")``). Default: the
         model's own.
@@ -100,6 +102,7 @@ class ClientData:
     name: str = ""
     masks: Tensor | None = None
     person: Tensor | None = None
+    test_person: Tensor | None = None
     buffers: Mapping[str, Tensor] | None = None
 
     def __post_init__(self) -> None:
@@ -110,14 +113,14 @@ class ClientData:
             if self.x.dim() != 4 or self.masks.dtype != torch.bool or tuple(self.masks.shape) != wanted:
                 given = (tuple(self.masks.shape), self.masks.dtype)
                 raise FieldError("masks", given, f"must be bool [N, H, W] for images x {tuple(self.x.shape)}")
-        if self.person is not None:
-            is_tensor = isinstance(self.person, Tensor) and self.person.dtype == torch.int64
-            if not is_tensor or tuple(self.person.shape) != (len(self.x),):
-                owners = (type(self.person).__name__, len(self.person))
-                accepted = (
-                    f"must be a tensor of int64 [{len(self.x)}], one number an example of x: torch.as_tensor(ids)"
-                )
-                raise FieldError("person", owners, accepted)
+        owners = ("person", self.person, self.examples), ("test_person", self.test_person, self.held_out)
+        for field, owner, n in owners:
+            if owner is not None:
+                is_tensor = isinstance(owner, Tensor) and owner.dtype == torch.int64
+                if not is_tensor or tuple(owner.shape) != (n,):
+                    given = (type(owner).__name__, len(owner))
+                    accepted = f"must be a tensor of int64 [{n}], one number an example: torch.as_tensor(ids)"
+                    raise FieldError(field, given, accepted)
         if self.test_x is None and self.test_y is None:
             return
         if self.test_x is None or self.test_y is None:

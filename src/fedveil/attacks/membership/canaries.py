@@ -201,10 +201,11 @@ def orthogonal_records(
     seed: int = 0,
     source: Source | None = None,
 ) -> CanaryRun:
-    """Play m crafted records, in or out, against record-level privacy; its one silo holds nothing else.
+    """Play m crafted records, or persons, in or out, against record-level privacy; its one silo holds nothing else.
 
     The model is linear and starts at 0; record j has coordinate j alone, and is long enough that its gradient is
-    clipped: gradients of different records are orthogonal, and each has a coordinate of the model of its own.
+    clipped: gradients of different records are orthogonal, and each has a coordinate of the model of its own. A person
+    has as many such records as are used of one.
 
     Parameters
     ----------
@@ -219,7 +220,9 @@ def orthogonal_records(
     """
     require_count("m", m, 10)
     inside = coins(m, seed)
-    records = ClientData(1e3 * torch.eye(m)[inside], torch.zeros(int(inside.sum()), dtype=torch.int64))
+    each = getattr(side, "records_per_person", None) or 1
+    person = inside.nonzero()[:, 0].repeat_interleave(each)
+    records = ClientData(1e3 * torch.eye(m)[person], torch.zeros(len(person), dtype=torch.int64), person=person)
     model = torch.nn.Linear(m, 2, bias=False)
     federation = Federation(
         model=model,
@@ -236,8 +239,10 @@ def orthogonal_records(
     return CanaryRun(scores, inside, history.guarantee, one_run(scores, inside, delta=delta))
 
 
-def record_canaries(data: ClientData, m: int, classes: int, seed: int = 0) -> tuple[ClientData, ClientData, Tensor]:
-    """Put crafted records into a client's data, each by a coin.
+def record_canaries(
+    data: ClientData, m: int, classes: int, seed: int = 0, *, each: int = 1
+) -> tuple[ClientData, ClientData, Tensor]:
+    """Put crafted records, or persons, into a client's data, each by a coin.
 
     Parameters
     ----------
@@ -247,18 +252,26 @@ def record_canaries(data: ClientData, m: int, classes: int, seed: int = 0) -> tu
         Canaries, and classes to draw labels from.
     seed : int
         Of the images (pixels uniform between the data's least and largest), the labels and the coins.
+    each : int
+        Records of one canary; where the data say whose theirs are, canaries are persons of their own.
 
     Returns
     -------
     tuple
-        The client's data with the canaries that are in; all m canaries; the coins [m].
+        The client's data with the canaries that are in; all m * each records of canaries; the coins [m].
     """
     draw = torch.Generator().manual_seed(keyed_seed("canary records", seed))
     low, high = data.x.min(), data.x.max()
-    x = low + (high - low) * torch.rand(m, *data.x.shape[1:], generator=draw, dtype=data.x.dtype)
-    y, inside = torch.randint(0, classes, (m,), generator=draw), coins(m, seed)
-    poisoned = ClientData(torch.cat([data.x, x[inside]]), torch.cat([data.y, y[inside]]), data.test_x, data.test_y)
-    return poisoned, ClientData(x, y), inside
+    x = low + (high - low) * torch.rand(m * each, *data.x.shape[1:], generator=draw, dtype=data.x.dtype)
+    y, inside = torch.randint(0, classes, (m * each,), generator=draw), coins(m, seed)
+    person, own = torch.arange(m).repeat_interleave(each), inside.repeat_interleave(each)
+    others = data.person
+    if others is not None:
+        person += 1 + int(others.max()) if len(others) else 0
+        others = torch.cat([others, person[own]])
+    joined = torch.cat([data.x, x[own]]), torch.cat([data.y, y[own]])
+    poisoned = ClientData(*joined, data.test_x, data.test_y, person=others, test_person=data.test_person)
+    return poisoned, ClientData(x, y, person=person), inside
 
 
 def audited(setting: str, run: CanaryRun, distance: float | None = None) -> Verdict:

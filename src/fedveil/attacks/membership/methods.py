@@ -163,6 +163,9 @@ def audits(m: int, seed: int = 0) -> dict[str, CanaryAudit]:
         "record-level DP, four sampled steps": records(
             RecordDP(examples=m / 2, noise_multiplier=1.0, steps=4, rate=0.25, relation="add/remove"), ()
         ),
+        "person-level DP, three images each": records(
+            RecordDP(unit="person", people=m / 2, records_per_person=3, noise_multiplier=1.0)
+        ),
         "static local DP": local(SGALDP(epsilon_min=5.0, epsilon_max=5.0, similarity="released")),
     }
 

@@ -77,6 +77,10 @@ def methods(d: int) -> list[NoiseGame]:
         NoiseGame("SGA-LDP, released similarity", sent_noise(SGALDP(similarity="released"), d)),
         NoiseGame("SGA-LDP, noised similarity", sent_noise(SGALDP(similarity="noised"), d)),
         NoiseGame("record-level DP, two steps", trained_noise(RecordDP(examples=4, noise_multiplier=1.0, steps=2), d)),
+        NoiseGame(
+            "person-level DP",
+            trained_noise(RecordDP(unit="person", people=4, records_per_person=2, noise_multiplier=1.0), d),
+        ),
         NoiseGame("secure source", drawn_noise(d)),
     ]
     if d == 1:

@@ -120,7 +120,8 @@ def trained_noise(side: RecordDP, d: int) -> Play:
     deviation = side.noisy_steps.deviation * math.sqrt(side.steps) / side.noisy_steps.denominator
 
     def play(source: Source) -> Tensor:
-        data, view = ClientData(torch.zeros(4, d), torch.zeros(4, dtype=torch.int64)), ServerView()
+        zeros = torch.zeros(4, dtype=torch.int64)
+        data, view = ClientData(torch.zeros(4, d), zeros, person=torch.arange(4)), ServerView()
         Federation(
             model=torch.nn.Linear(d, 2, bias=False).double(),
             clients=[data] * PARTIES,
