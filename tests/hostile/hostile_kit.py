@@ -328,7 +328,8 @@ class EmbeddedNode:
                 return Ledger("run", party), lambda line: None
             return Ledger.parse("run", party, list(self.lines)), self.lines.append
 
-        nothing = ClientData(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
+        zero = torch.zeros(1, dtype=torch.int64)
+        nothing = ClientData(torch.zeros(1, 1), zero, person=zero)
         federation = Federation(
             model=module,
             clients=[nothing],
