@@ -13,7 +13,7 @@ from fedveil.data.files import find, locate
 from fedveil.data.labels import count_classes, natural_clients
 from fedveil.data.leaf import turned
 from fedveil.data.sets import DataSet
-from fedveil.errors import require_choice
+from fedveil.errors import require_choice, require_count
 from fedveil_studies.data import (
     BLOOD_FILE,
     BLOOD_OFFICIAL,
@@ -22,6 +22,7 @@ from fedveil_studies.data import (
     REBUILT_BLOOD_FILE,
     WRITERS_FILE,
     WRITERS_OFFICIAL,
+    writers,
 )
 
 # The names of the official set, in the order of its labels.
@@ -57,7 +58,14 @@ def load_bloodmnist(*, split: str = "test", scale: str = "unit") -> DataSet:
 
 
 def load_mnist_by_writer(
-    *, rotated: float = 0.0, rotation_seed: int = 0, scale: str = "unit", person: str = ""
+    *,
+    rotated: float = 0.0,
+    rotation_seed: int = 0,
+    scale: str = "unit",
+    person: str = "",
+    features: int = 0,
+    measured: str = "rest",
+    most: int = 0,
 ) -> DataSet:
     """Load MNIST, handwritten digits [1, 28, 28], with its writers as natural clients.
 
@@ -74,6 +82,13 @@ def load_mnist_by_writer(
         Pixels in [0, 1], or (pixel - 0.5) / 0.5.
     person : {"", "writer"}
         ``"writer"``: an image belongs to the person who wrote it.
+    features : int
+        Principal components in the place of pixels, learned without labels on the digits of 30 of the test half's
+        writers; the test half is then half of its other writers. 0: pixels.
+    measured : {"rest", "tuning", "public"}
+        With `features`, which half; or the public writers.
+    most : int
+        The first so many images of each writer; 0: all.
 
     Raises
     ------
@@ -81,6 +96,7 @@ def load_mnist_by_writer(
         If the file is absent.
     """
     require_choice("data.person", person, ("", "writer"))
+    require_choice("data.measured", measured, ("rest", "tuning", "public"))
     arrays = read_npz(locate("mnist-by-writer", WRITERS_FILE, WRITERS_OFFICIAL))
     parts = ("train_images", "train_labels", "test_images", "test_labels")
     require_arrays("mnist-by-writer", arrays, [*parts, "train_writer", "test_writer"])
@@ -91,14 +107,11 @@ def load_mnist_by_writer(
     share = f" Images of a writer are turned by 90 degrees with probability {rotated:g}." if rotated else ""
     note = f"Ten digits of 539 writers: FEMNIST has 62 classes and some 3,550 writers.{share}"
     group = owner if person else None
-    return replace(
-        found,
-        owner=owner,
-        owners=owners,
-        group=group,
-        note=note,
-        licence="CC BY-SA 3.0 (MNIST), BSD-3-Clause (writers)",
-    )
+    licence = "CC BY-SA 3.0 (MNIST), BSD-3-Clause (writers)"
+    found = replace(found, owner=owner, owners=owners, group=group, note=note, licence=licence)
+    if require_count("data.features", features, least=0):
+        found = writers.with_components(found, torch.from_numpy(arrays["test_writer"]), features, measured)
+    return writers.first_images(found, most) if require_count("data.most", most, least=0) else found
 
 
 def load_cifar10_subset(*, scale: str = "unit") -> DataSet:

@@ -1,0 +1,57 @@
+"""Features of digits that were learned on other people's, and the first digits of each writer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedveil.data.sets import DataSet
+from fedveil.errors import FieldError
+
+PUBLIC = 30  # of the test half's writers, whose digits are public
+
+
+def parts_of(writer: Tensor) -> dict[str, Tensor]:
+    """Which test images [N] are public, of the writers on whom settings are chosen, and of the rest."""
+    names = torch.unique(writer)
+    order = names[torch.randperm(len(names), generator=torch.Generator().manual_seed(0))]
+    half = PUBLIC + (len(names) - PUBLIC) // 2
+    parts = {"public": order[:PUBLIC], "tuning": order[PUBLIC:half], "rest": order[half:]}
+    return {name: torch.isin(writer, part) for name, part in parts.items()}
+
+
+def with_components(found: DataSet, writer: Tensor, count: int, measured: str) -> DataSet:
+    """Principal components of the public writers' digits, half whitened, of length 1; a test half of other writers.
+
+    Raises
+    ------
+    FieldError
+        If there are not so many components.
+    """
+    assert found.test_x is not None
+    assert found.test_y is not None
+    parts = parts_of(writer)
+    pixels = found.test_x[parts["public"]].flatten(1)
+    mean = pixels.mean(0)
+    _, lengths, directions = torch.linalg.svd(pixels - mean, full_matrices=False)
+    if count > len(lengths):
+        raise FieldError("data.features", count, f"must be at most {len(lengths)}")
+    scaled = directions[:count].T / (lengths[:count] / len(pixels) ** 0.5).sqrt()
+
+    def features(x: Tensor) -> Tensor:
+        return F.normalize((x.flatten(1) - mean) @ scaled, dim=1)
+
+    kept = parts[measured]
+    return replace(found, x=features(found.x), test_x=features(found.test_x[kept]), test_y=found.test_y[kept])
+
+
+def first_images(found: DataSet, most: int) -> DataSet:
+    """The first so many images of each writer."""
+    assert found.owner is not None
+    order = found.owner.argsort(stable=True)
+    count = torch.bincount(found.owner)
+    place = torch.arange(len(order)) - (count.cumsum(0) - count)[found.owner[order]]
+    return found.take(order[place < most].sort().values)
