@@ -39,6 +39,7 @@ from fedveil.methods import (
     Method,
     Plain,
     PublicFacts,
+    RecordDP,
     Refusal,
     ServerSide,
     TrustedServer,
@@ -192,7 +193,7 @@ def client_canaries(
 
 
 def orthogonal_records(
-    side: ClientSide,
+    side: RecordDP,
     m: int,
     *,
     rounds: int = 1,
@@ -220,7 +221,7 @@ def orthogonal_records(
     """
     require_count("m", m, 10)
     inside = coins(m, seed)
-    each = getattr(side, "records_per_person", None) or 1
+    each = side.records_per_person or 1
     person = inside.nonzero()[:, 0].repeat_interleave(each)
     records = ClientData(1e3 * torch.eye(m)[person], torch.zeros(len(person), dtype=torch.int64), person=person)
     model = torch.nn.Linear(m, 2, bias=False)
