@@ -118,9 +118,9 @@ class ClientData:
             if owner is not None:
                 is_tensor = isinstance(owner, Tensor) and owner.dtype == torch.int64
                 if not is_tensor or tuple(owner.shape) != (n,):
-                    given = (type(owner).__name__, len(owner))
+                    found = (type(owner).__name__, len(owner))
                     accepted = f"must be a tensor of int64 [{n}], one number an example: torch.as_tensor(ids)"
-                    raise FieldError(field, given, accepted)
+                    raise FieldError(field, found, accepted)
         if self.test_x is None and self.test_y is None:
             return
         if self.test_x is None or self.test_y is None:

@@ -67,6 +67,10 @@ def _public_head(name: str, features: int) -> float:
     from sklearn.linear_model import LogisticRegressionCV
 
     public, rest = (load(name, features=features, measured=part) for part in ("public", "rest"))
+    assert public.test_x is not None
+    assert public.test_y is not None
+    assert rest.test_x is not None
+    assert rest.test_y is not None
     head = LogisticRegressionCV(Cs=8, cv=5, max_iter=2000, l1_ratios=(0,), use_legacy_attributes=False)
     head.fit(public.test_x.numpy(), public.test_y.numpy())
     return float(head.score(rest.test_x.numpy(), rest.test_y.numpy()))
