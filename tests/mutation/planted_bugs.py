@@ -1043,7 +1043,7 @@ BUGS = (
     _bug(
         "a kind that is not named is free",
         "accounting/policy.py",
-        "        if not any(getattr(self.total, kind, None) is not None for kind in kinds):\n",
+        "        if not any(getattr(self.total, k, None) is not None for k in kinds if k in self._own_kinds(quoted)):\n",
         "        if False:\n",
         f"{CORE}policy.py",
     ),
