@@ -1043,8 +1043,8 @@ BUGS = (
     _bug(
         "a kind that is not named is free",
         "accounting/policy.py",
-        "        if not any(getattr(self.total, k, None) is not None for k in kinds if k in self._own_kinds(quoted)):\n",
-        "        if False:\n",
+        "if not any(getattr(self.total, k, None) is not None for k in kinds if k in self._own_kinds(quoted)):",
+        "if False:",
         f"{CORE}policy.py",
     ),
     _bug(
