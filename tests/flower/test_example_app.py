@@ -72,7 +72,7 @@ def test_one_key_switches_the_method_and_the_folder_tells_what_it_cost(app, tmp_
 
 
 def test_it_learns_with_a_formal_guarantee(app):
-    context, task = app(20, rounds=2)
+    context, task = app(20, rounds=3)  # accuracies .72 to .85; after two rounds .48 to .74, and below .4 at times
     assert task.accuracy(context.state["arrays"].to_torch_state_dict()) > 0.4
 
 
