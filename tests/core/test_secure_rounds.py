@@ -15,7 +15,7 @@ from fedveil.accounting import Filter, Policy, digest
 from fedveil.accounting.ledger import OPEN
 from fedveil.accounting.policy import Limits
 from fedveil.engines import Execution
-from fedveil.errors import FieldError, NoReplyError
+from fedveil.errors import FieldError, LedgerError, NoReplyError
 from fedveil.learning import ClientData
 from fedveil.mechanisms import SecureSource
 from fedveil.methods import Refusal, build
@@ -153,6 +153,18 @@ def test_every_other_question_is_a_release_of_its_own_with_other_noise_and_masks
     context = fed.method.client.context(other, fed.layout)
     if len(mixed) == len(context.roster):
         assert float(fed.method.server.mean(mixed, context).abs().median()) > 1e6
+
+
+def test_an_answer_to_another_question_than_the_last_admitted_is_in_no_ledger_and_does_not_leave():
+    fed = federation()
+    keys = [k.public for k in fed.sites.keys]
+    first, second = (fed.server.open(fed.models, 1, 3, 4, keys, attempt) for attempt in (0, 1))
+    party = fed.party(0)
+    assert party.admit(first) is None
+    assert party.admit(second) is None
+    with pytest.raises(LedgerError):
+        party.fail(first, RuntimeError("late"))
+    assert [r.kind for r in party.fail(second, RuntimeError("in time"))] == ["share"]
 
 
 def test_attempts_have_an_end_and_the_server_is_told_nothing_of_why():

@@ -303,6 +303,11 @@ class ClientParty(Party):
     def _answer(self, broadcast: Broadcast, protect: Callable[[], Protected] | None) -> Releases:
         """Draw, commit, and return only then. Without `protect`, or where it fails, the update is zero."""
         self._require_written()
+        client = self.method.client
+        if isinstance(client, RecordSecure) and client.context(broadcast, self.layout) != self._question:
+            raise LedgerError(
+                "another question was taken since this one was admitted: its answer would be in no ledger"
+            )
         public, party = broadcast.public, self.ledger.party
         known = self.ledger.find(self._key(public.round))
         attempt = 0 if known is None else known.attempt
