@@ -4,7 +4,7 @@
 #   TORCH_ARGS   extra pip arguments for the installation of PyTorch alone, e.g. to take the smaller CPU build:
 #                make test TORCH_ARGS="--index-url <PyTorch's CPU wheel index>"
 #   PYTEST_ARGS  extra arguments for pytest
-#   JOBS         test processes, each with one thread
+#   JOBS         processes of tests and of the demo's runs, each with one thread
 #   BENCH_ARGS   extra arguments for the benchmarks, e.g. BENCH_ARGS=--quick
 
 PYTHON      ?= python3
@@ -21,21 +21,25 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JO
 BENCH := .venv-bench
 PEERS := $(BENCH)/bin/python -m pip --disable-pip-version-check install --quiet
 
+# The site's environment: what writes pages and nothing that computes.
+DOCS := .venv-docs
+
 # Stamps: the library with its core dependencies (demo), and with the studies and everything the checks need on top.
 CORE := $(VENV)/.core-installed
 DEV  := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types check slow mutation crash hostile data-test bench clean distclean
+.PHONY: help demo test lint types check slow mutation crash hostile browser deploy-test deploy-demo wheels docs data-test bench clean distclean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(CORE)  ## compare privacy settings on handwritten digits; prints the table
-	$(BIN)/fedveil compare --seeds 3
+demo: $(CORE)  ## compare privacy settings on handwritten digits, then persons (made up) as the unit; prints the tables
+	$(BIN)/fedveil compare --seeds 3 --jobs $(JOBS)
+	$(BIN)/fedveil compare digits-person --jobs $(JOBS)
 
 test: $(DEV)  ## run the tests (without the slow ones)
-	@$(PYTEST) $(PYTEST_ARGS)
+	@$(PYTEST) --timeout 240 $(PYTEST_ARGS)
 
 lint: $(DEV)  ## ruff: rules and formatting
 	$(BIN)/ruff check .
@@ -58,8 +62,25 @@ crash: $(DEV)  ## kill runs at every step and at random moments, and go on with 
 hostile: $(DEV)  ## play a hostile server and hostile clients, 27,000 games and cases; prints the figures
 	@$(PYTEST) -n 0 -s -m slow tests/hostile $(PYTEST_ARGS)
 
+browser: $(DEV)  ## open a report's page in headless Chromium (which has to be there)
+	@$(PYTEST) -n 0 -m browser tests/browser $(PYTEST_ARGS)
+
+wheels: $(DEV)  ## build both wheels, install them beside the PyTorch that is there, and run the first command
+	@$(PYTEST) -n 0 -m wheels tests/wheels $(PYTEST_ARGS)
+
+deploy-test: $(DEV)  ## try to get round `fedveil node` on a real SuperLink and SuperNodes (10 minutes)
+	@$(PYTEST) -n 0 -m deploy tests/deploy/test_chain.py $(PYTEST_ARGS)
+
+deploy-demo: $(DEV)  ## watch a deployment: three sites with TLS, keys and policies, and what gets nowhere
+	@$(PYTEST) -n 0 -s -m deploy tests/deploy/test_demo.py $(PYTEST_ARGS)
+
 data-test: $(DEV)  ## run the tests on the real data sets (FEDVEIL_DATA, or ../shared/data)
 	@$(PYTEST) -m "data and not slow" $(PYTEST_ARGS)
+
+docs: $(DOCS)/.installed  ## the site, below build/site; a link that leads nowhere is an error
+	rm -rf build/pages && mkdir -p build/pages
+	cp -r *.md docs results examples studies tests benchmarks Makefile LICENSE CITATION.cff pyproject.toml constraints.txt build/pages/
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet
 
 bench: $(BENCH)/.installed  ## measure speed beside the peers (20 minutes; keep the machine idle), write docs/benchmarks.md
 	$(BENCH)/bin/python -m benchmarks $(BENCH_ARGS)
@@ -69,7 +90,7 @@ clean:  ## remove caches and build products (runs/ stays)
 	find src studies tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## clean, and remove the environment as well
-	rm -rf $(VENV) $(BENCH)
+	rm -rf $(VENV) $(BENCH) $(DOCS)
 
 # PyTorch goes first and alone, so that TORCH_ARGS cannot change where anything else comes from; its
 # dependencies follow with the second command.
@@ -78,6 +99,11 @@ $(CORE): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet $(TORCH_ARGS) --no-deps -c constraints.txt torch==2.13.0
 	$(PIP) install --quiet -c constraints.txt -e .
+	@touch $@
+
+$(DOCS)/.installed: Makefile
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip --disable-pip-version-check install --quiet mkdocs==1.6.1 mkdocs-material==9.8.1
 	@touch $@
 
 # A peer that does not install is left out of the comparison, with a word; the rest is measured.

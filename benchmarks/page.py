@@ -11,7 +11,19 @@ from benchmarks.records import FOLDER, ROOT, read
 from benchmarks.targets import TARGETS, Records, Target
 
 PAGE = ROOT / "docs" / "benchmarks.md"
-NAMES = ("engines", "limits", "footprint", "curves", "cnn", "trainers", "scores", "noise", "kernels", "per_example")
+NAMES = (
+    "engines",
+    "limits",
+    "footprint",
+    "curves",
+    "cnn",
+    "trainers",
+    "scores",
+    "noise",
+    "kernels",
+    "per_example",
+    "secure_sum",
+)
 CUDA = ("engines", "cnn")
 
 _HEAD = """# Benchmarks

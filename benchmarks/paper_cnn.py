@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from benchmarks.agreement import full_precision
 from benchmarks.timing import Case, Lap, Stopwatch, interleave, ratios, summary
 from fedveil import ClientData, Layout, LocalTraining
-from fedveil.learning import BatchedTrainer, SequentialTrainer, WorkerTrainer, build_model
+from fedveil.learning import WorkerTrainer, build_model, make_trainer
 from fedveil.learning.streams import epoch_orders
 
 SHAPE, CLASSES, BATCH, STEPS, RATE = (1, 128, 128), 4, 32, 4, 1e-3
@@ -96,24 +96,15 @@ def paper_cnn(device: str = "cpu", quick: bool = False, say: Any = print) -> dic
     layout, local = Layout.from_module(model), LocalTraining(batch_size=BATCH, lr=RATE, optimizer="adam")
     start = layout.read(model)
     steps = lambda trainer, clients: TrainerSteps(trainer, start, client, clients, device).rounds  # noqa: E731
-    batched = lambda **more: BatchedTrainer(model, layout, local, None, device, block=1, **more)  # noqa: E731
     loop: Callable[[int], Sequence[Lap]] = PlainSteps(client, device).rounds
-    cases = [
-        Case(PLAIN, loop),
-        Case(OURS, steps(batched(), 1)),
-        Case("FedVeil, sequential trainer", steps(SequentialTrainer(model, layout, local, None, device), 1)),
-    ]
+    ours = lambda **more: make_trainer(model, layout, local, device=device, **more)  # noqa: E731
+    cases = [Case(PLAIN, loop), Case(OURS, steps(ours(), 1))]
     if device == "cpu":
-        workers = WorkerTrainer(model, layout, local, None, device, 2)
         cases += [
             Case(PLAIN_2, loop, threads=2),
-            Case(OURS_2, steps(batched(workers=2), 2)),
-            Case("FedVeil, sequential trainer, 2 workers", steps(workers, 2)),
-            Case("FedVeil, 1 worker, bfloat16 (opt-in)", steps(batched(precision="bfloat16"), 1)),
+            Case(OURS_2, steps(ours(workers=2), 2)),
+            Case("FedVeil, 1 worker, bfloat16 (opt-in)", steps(ours(precision="bfloat16"), 1)),
         ]
-    else:
-        wide = BatchedTrainer(model, layout, local, None, device, block=8)
-        cases.append(Case("FedVeil, 8 clients at once", steps(wide, 8)))
     check = agreement(client, device)
     word = "agree" if check["agree"] else "DO NOT AGREE"
     say(f"  trainer and plain loop {word}: apart by {check['difference_norm_over_distance_moved']:.1e} of the way gone")
@@ -133,7 +124,7 @@ def agreement(client: ClientData, device: str) -> dict[str, Any]:
     loop = PlainSteps(few, device, 0.0)
     with full_precision():
         loop.train(torch.from_numpy(epoch_orders([key], [few.examples], 1)))
-        ours = BatchedTrainer(model, layout, local, None, device, block=1).train(start[None], [few], [key])[0]
+        ours = WorkerTrainer(model, layout, local, device, 1, rearrange=True).train(start[None], [few], [key])[0]
     if isinstance(ours, Exception):
         raise ours
     theirs = layout.read(loop.net.own.cpu())

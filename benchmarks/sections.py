@@ -204,6 +204,36 @@ def per_example(record: Record) -> list[str]:
     return ["## Clipped gradients of single examples: a step on one thread, minimums", table(head, rows)]
 
 
+def secure_sum(record: Record) -> list[str]:
+    """A round of the secure sum beside the plain sum."""
+    rows = [
+        (
+            row["sites"],
+            f"{row['parameters']:,}",
+            *(figure(row[f"{name}_ms"]) for name in ("share", "plain_share", "sum", "plain_sum")),
+            f"{row['share_bytes']:,}",
+            f"{row['plain_share_bytes']:,}",
+        )
+        for row in record["rows"]
+    ]
+    head = (
+        "sites",
+        "parameters",
+        "a site's share, ms",
+        "plain, ms",
+        "the sum, ms",
+        "plain, ms",
+        "share, bytes",
+        "plain",
+    )
+    said = (
+        "Processor time of one thread, minimum of up to three, on a machine that did other work. A share: noise on the "
+        "grid, nearly all of the time, and a mask for each other site; plain: float32 noise. The sum: what the server "
+        "adds up. A question carries 32 bytes a site beside the model."
+    )
+    return ["## The secure sum: a round beside the plain sum", said, table(head, rows)]
+
+
 SECTIONS: dict[str, Callable[[Record], list[str]]] = {
     "engines": engines,
     "limits": limits,
@@ -215,4 +245,5 @@ SECTIONS: dict[str, Callable[[Record], list[str]]] = {
     "kernels": kernels,
     "noise": noise,
     "per_example": per_example,
+    "secure_sum": secure_sum,
 }

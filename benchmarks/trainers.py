@@ -16,14 +16,11 @@ MODELS: tuple[tuple[str, tuple[int, ...], dict[str, Any], int, int], ...] = (
     ("mlp", (32,), {"hidden": (232,)}, 20, 20),
     ("mlp", (32,), {"hidden": (2_325,)}, 20, 20),
     ("mlp", (32,), {"hidden": (23_256,)}, 8, 20),
-    ("alzheimer_cnn", (1, 24, 24), {"dropout": 0.0}, 4, 64),
-    ("alzheimer_cnn", (1, 40, 40), {"dropout": 0.0}, 4, 64),
-    ("alzheimer_cnn", (1, 128, 128), {"dropout": 0.0}, 2, 64),
 )
 
 
 def trainers(quick: bool = False, say: Any = print) -> dict[str, Any]:
-    """Time an epoch of both, one thread, SGD and Adam, batches of 10 (dense) and 32 (convolutions)."""
+    """Time an epoch of both, one thread, SGD and Adam, batches of 10."""
     torch.set_num_threads(1)
     rows = []
     for name, shape, options, clients, examples in MODELS[: 2 if quick else None]:
@@ -39,7 +36,7 @@ def _row(
 ) -> dict[str, Any]:
     model = build_model(name, input_shape=shape, outputs=10, seed=0, **options)
     layout = Layout.from_module(model)
-    local = LocalTraining(batch_size=32 if len(shape) > 1 else 10, lr=1e-3, optimizer=optimizer)
+    local = LocalTraining(batch_size=10, lr=1e-3, optimizer=optimizer)
     generator = torch.Generator().manual_seed(0)
     data = [
         ClientData(

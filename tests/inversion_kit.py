@@ -9,7 +9,7 @@ from fedveil.attacks import Received
 from fedveil.attacks.inversion import ServerKnowledge, play_round
 from fedveil.clipping import clip as cut
 from fedveil.data import load
-from fedveil.engines import Federation
+from fedveil.engines import Federation, Shared
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, build_model
 from fedveil.learning.training import SequentialTrainer
@@ -53,7 +53,7 @@ def noised(net, found, clients, images, local, nu):
     parts = [slice(c * size, (c + 1) * size) for c in range(clients)]
     data = [ClientData(x[p][:images], y[p][:images], x[p][images:], y[p][images:]) for p in parts]
     method = Method("noise", GroupPrivacy(noise_multiplier=nu), Plain())
-    federation = Federation(model=net, clients=data, local=local, method=method, buffers="keep", seed=1)
+    federation = Federation(model=net, clients=data, local=local, method=method, shared=Shared(buffers="keep"), seed=1)
     reference = x[clients * size : clients * size + 100]
     releases = play_round(federation, reference=reference)
     for release in releases if any(isinstance(p, torch.nn.BatchNorm2d) for p in net.modules()) else ():

@@ -9,24 +9,26 @@ import torch
 from typer.testing import CliRunner
 
 import fedveil as fv
-from fedveil import audit as audits
-from fedveil import grid
+from fedveil import games, grid
 from fedveil.accounting import Release
 from fedveil.attacks import ATTACKS, Attack, Verdict
-from fedveil.audit import GAMES, Judgement, audit, game_of, participation
-from fedveil.audit.view import ParticipationView
 from fedveil.cli import app
 from fedveil.config import load
 from fedveil.config.sections import Comparison
 from fedveil.config.world import World
 from fedveil.errors import FedVeilError, FieldError
+from fedveil.games import GAMES, Judgement, ParticipationGame, game_of, participation, play
+from fedveil.games.view import ParticipationView
 from fedveil.grid import Cell
+from fedveil.grid.together import block_size, most, operations
 from fedveil.methods import build
-from fedveil.runs.blocks import block_size, operations
 from fedveil.runs.prepare import prepare
-from fedveil.runs.together import most
 
 SMALL = ("rounds=1", f"data.counts={[[10] * 10, [10] * 10, [0] * 5 + [20] * 5]}")
+
+
+def audit(config, out=None, progress=None, **options):
+    return play(ParticipationGame(config, **options), out, progress)
 
 
 @pytest.fixture
@@ -202,7 +204,7 @@ def test_seed_and_device_are_those_of_the_other_commands(tmp_path, monkeypatch):
         raise FedVeilError("asked")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(audits, "play", stop)
+    monkeypatch.setattr(games, "play", stop)
     for options in ([], ["--seed", "7", "--device", "auto"]):
         assert CliRunner().invoke(app, ["audit", "digits-cia", *options]).stderr == "fedveil: asked\n"
     assert [(c.seed, c.device) for c in asked] == [(0, "cpu"), (7, "auto")]

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedveil import audit as audits
+from fedveil import games
 from fedveil.attacks import ATTACKS
 from fedveil.attacks.statistics import epsilon_ceiling
-from fedveil.audit.settings import settings_of
 from fedveil.cli import app
 from fedveil.config.variants import EQUAL_SIGMA
 from fedveil.config.world import SHADOWS, WORLDS
 from fedveil.errors import FedVeilError
+from fedveil.games.settings import settings_of
 from fedveil.gdp import epsilon_of_mu, rounded_up
 from fedveil.grid import Store
 from fedveil.methods import Publishing
@@ -44,7 +44,7 @@ def test_its_commands_are_accepted(command, tmp_path, monkeypatch):
         raise FedVeilError(f"accepted, and would write to {store.folder}")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Store, "alone", alone)
+    monkeypatch.setattr(Store, "opened", alone)
     result = CliRunner().invoke(app, shlex.split(command)[1:])
     assert result.stderr.startswith("fedveil: accepted, and would write to runs/"), (command, result.output)
 
@@ -53,11 +53,11 @@ def test_its_command_on_images_is_a_configuration_with_settings(monkeypatch):
     """The data may be absent, and would take long: what is asked is looked at before they are loaded."""
     asked = []
 
-    def stop(game, folder, progress):
+    def stop(game, folder, progress, **_):
         asked.append((game, folder))
         raise FedVeilError("asked")
 
-    monkeypatch.setattr(audits, "play", stop)
+    monkeypatch.setattr(games, "play", stop)
     [command] = IMAGES
     CliRunner().invoke(app, shlex.split(command)[1:])
     [(game, folder)] = asked

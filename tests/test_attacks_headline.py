@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.attacks.participation.result import judge
 from fedveil.attacks.statistics import epsilon_ceiling, joint_bound
-from fedveil.audit import Audit, ParticipationGame
-from fedveil.audit.replicates import Case, Replicate
-from fedveil.audit.scoring import Judged, Scored, attack_of, row_of
+from fedveil.attacks.verdict import judge
 from fedveil.config import load
+from fedveil.games import Audit, ParticipationGame
+from fedveil.games.replicates import Case, Replicate
+from fedveil.games.scoring import Judged, Scored, attack_of, judge_all, row_of
 from fedveil.grid import Store
 from fedveil.methods import Publishing
 from fedveil.report.audit_headline import compared, fewest_runs, headline
@@ -163,6 +163,20 @@ def test_the_world_without_the_client_is_that_of_the_promise(method, world):
     config = load("digits-cia", ["rounds=1", "compare={}", f"privacy={{{method}}}"])
     assert ParticipationGame(config).roles.stand_in == world
     assert ParticipationGame(config, world="twin").roles.stand_in == "twin"
+
+
+def test_thresholds_come_from_rehearsals_alone():
+    shift = {"rehearsal": 0.0, "run": 100.0}  # whatever the evaluated runs are like
+    done = {}
+    for phase, moved in shift.items():
+        for inside in (True, False):
+            for i in range(8):
+                case = Case("vanilla", "honest", phase, inside, i)
+                done[case] = Replicate(case, {"loss": [moved + 2.0 * inside + 0.01 * i]}, {}, None, "")
+    [found] = judge_all(done, ["vanilla"], ["loss"], "replace", DELTA).verdicts
+    assert 0.07 < found.result.threshold < 2.0
+    assert found.result.point == 1.0
+    assert found.result.advantage.point == 0.0  # at that threshold every run says IN
 
 
 def test_rows_lead_back_to_their_attacks():

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedveil.accounting import Filter
-from fedveil.engines import Execution, Federation, Lockstep
+from fedveil.engines import Budgets, Evaluation, Execution, Federation, Lockstep
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, SequentialTrainer
@@ -44,7 +44,7 @@ def federations(learner, **options):
     for seed, (name, values) in enumerate(METHODS.items()):
         extra = {"clients_per_round": 2} if name == "metric" else {}
         if name in ("global", "vanilla"):
-            extra["publishing"] = Publishing(metrics="noised")
+            extra["evaluation"] = Evaluation(publishing=Publishing(metrics="noised"))
         made.append(
             Federation(
                 model=module,
@@ -92,7 +92,7 @@ def test_one_that_ends_early_leaves_the_others_alone(learner):
         method=made[1].method,
         execution=Execution(learner=learner),
         seed=1,
-        server_budget=Filter(15.0, 1e-5),
+        budgets=Budgets(server=Filter(15.0, 1e-5)),
     )
     lockstep = Lockstep([made[0], short])
     played = [sorted(p) for p in lockstep.rounds(12)]

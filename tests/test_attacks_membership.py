@@ -40,6 +40,7 @@ from fedveil.attacks.membership import (
 )
 from fedveil.attacks.membership.scores import Moments, variance_prior
 from fedveil.attacks.statistics import auc
+from fedveil.engines import Evaluation
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, build_model, predict
@@ -238,7 +239,7 @@ def test_scores_look_at_one_clients_update_and_at_its_trajectory():
     local, view = LocalTraining(epochs=4, batch_size=20, lr=0.3), ServerView()
     rest = [ClientData(torch.randn(80, 20), torch.randint(0, 2, (80,))) for _ in range(2)]
     clients = [ClientData(x[member], y[member]), *rest]
-    federation = Federation(model=model, clients=clients, local=local, probes=[view])
+    federation = Federation(model=model, clients=clients, local=local, evaluation=Evaluation(probes=[view]))
     federation.run(3)
     asked = []
     for seen in (r for r in view.received if r.partition == 0):
@@ -326,7 +327,7 @@ def seen(request):
     model = build_model("mlp", input_shape=(1, 8, 8), outputs=10, seed=0, hidden=(32,))
     view = ServerView()
     local = LocalTraining(epochs=5, batch_size=16, lr=0.2)
-    federation = Federation(model=model, clients=clients, local=local, probes=[view])
+    federation = Federation(model=model, clients=clients, local=local, evaluation=Evaluation(probes=[view]))
     federation.run(5)
     partitions, table = by_round_and_client(view.received)
     assert partitions == list(range(6))

@@ -46,6 +46,7 @@ from fedveil.attacks.poisoning import (
     rare_clients,
     stamp,
 )
+from fedveil.engines import Evaluation, Shared
 from fedveil.engines.behaviour import Turn
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
@@ -270,9 +271,9 @@ class Place:
             method=paired(privacy, rule) if privacy else rule,
             local=self.local,
             seed=0,
-            public_data=self.public,
+            shared=Shared(public_data=self.public),
             behaviours=dict.fromkeys(self.malicious, behaviour) if behaviour else {},
-            probes=[probe],
+            evaluation=Evaluation(probes=[probe]),
         )
         records = federation.run(rounds).rounds
         rows = [r.figures for r in records]

@@ -4,15 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.audit import ParticipationGame
-from fedveil.audit.replicates import Case, never_drawn
-from fedveil.audit.settings import settings_of
 from fedveil.config import load
 from fedveil.config.world import IN_ITS_PLACE, SHADOWS, WORLDS, World
 from fedveil.errors import FieldError
-from fedveil.runs.pool import Pool, apportion
+from fedveil.games import ParticipationGame
+from fedveil.games.replicates import Case, never_drawn
+from fedveil.games.settings import settings_of
 from fedveil.runs.prepare import prepare
-from fedveil.runs.world import shadow_of, share_out
+from fedveil.runs.world import Pool, apportion, shadow_of, share_out
 
 
 def counts(*clients):

@@ -27,12 +27,11 @@ from fedveil.attacks import (
     craft,
 )
 from fedveil.attacks.observation import CAPABILITIES
-from fedveil.attacks.participation.active import PullBack
-from fedveil.attacks.participation.noise_size import StepLength
+from fedveil.attacks.participation.weighing import PullBack, StepLength
 from fedveil.attacks.statistics import auc
-from fedveil.audit.view import ParticipationView
-from fedveil.engines import Execution, Federation, Lockstep
+from fedveil.engines import Evaluation, Execution, Federation, Lockstep
 from fedveil.errors import FieldError
+from fedveil.games.view import ParticipationView
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining
 from fedveil.learning.learner import Learner
@@ -185,8 +184,7 @@ def test_published_metrics_give_an_adversary_with_shadow_data_what_the_noise_too
                     method=build("global", noise_multiplier=1.0, clip=1.0),
                     execution=Execution(learner=learner),
                     seed=2 * seed + inside,
-                    publishing=Publishing(metrics="clear"),
-                    probes=[watching()],
+                    evaluation=Evaluation(publishing=Publishing(metrics="clear"), probes=[watching()]),
                 )
             )
         for _ in Lockstep(made).rounds(rounds):

@@ -11,7 +11,7 @@ from sklearn.metrics import auc as area
 from sklearn.metrics import roc_auc_score
 
 from fedveil.attacks import SequentialEvidence, ThreatModel, decide, judge
-from fedveil.attacks.participation.adaptive import boundaries
+from fedveil.attacks.participation.weighing import boundaries
 from fedveil.attacks.statistics import (
     advantage,
     auc,

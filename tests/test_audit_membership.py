@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
-from fedveil.audit import MembershipGame, game_of, play
-from fedveil.audit.membership import of_people
+from fedveil.attacks.membership.registry import of_people
 from fedveil.config import load
 from fedveil.errors import FieldError
+from fedveil.games import MembershipGame, game_of, play
 
 TEXT = """
 name = "small"
@@ -66,8 +66,8 @@ def test_a_server_tells_members_without_a_defence_and_not_under_local_noise(conf
 
 
 def test_shadow_models_find_members_without_a_defence_and_fewer_under_local_noise(config, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedveil.audit.shadows.MODELS", 8)
-    monkeypatch.setattr("fedveil.audit.shadows.CLIENTS", 1)
+    monkeypatch.setattr("fedveil.games.shadows.MODELS", 8)
+    monkeypatch.setattr("fedveil.games.shadows.CLIENTS", 1)
     names = ("rmia-offline", "rmia-offline-update", "lira-online-trajectory", "calibrated-loss")
     found = play(game(config, attacks=names, replicates=1), tmp_path / "audit")
     verdicts = {(v.setting, v.attack): v for v in found.verdicts}
@@ -84,7 +84,7 @@ def test_shadow_models_find_members_without_a_defence_and_fewer_under_local_nois
 
 
 def test_what_noises_every_step_refuses_shadow_updates_by_name(config, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedveil.audit.shadows.MODELS", 4)
+    monkeypatch.setattr("fedveil.games.shadows.MODELS", 4)
     keys = ("method='record'", "noise_multiplier=1.0", "examples=200", "clip=1.0")
     noised = load(str(tmp_path / "small.toml"), ["local.epochs=1", "rounds=1", *(f"privacy.{key}" for key in keys)])
     found = play(game(noised, attacks=("lira-offline-update", "lira-offline"), replicates=1), tmp_path / "audit")
@@ -114,10 +114,13 @@ def uneven(tmp_path):
 
 
 def test_a_client_of_one_record_is_refused_before_anything_is_played(uneven, tmp_path):
-    with pytest.raises(FieldError, match=r"^data\.partition = 'quantity': .* seed 1, .*clients \[1, 5\]") as refused:
-        play(game(uneven), tmp_path / "audit")
-    assert all(way in str(refused.value) for way in ("data.min_size", "--attack loss"))
+    with pytest.raises(FieldError, match=r"seed 1 .*clients \[1, 5\]") as refused:
+        play(game(uneven, attacks=("loss", "fedmia")), tmp_path / "audit")
+    assert refused.value.field == "data.partition"
     assert not (tmp_path / "audit").exists()
+    by_default = game(uneven)
+    assert not {"fedmia", "fedmia-by-class"} & {*by_default.chosen}
+    assert any("seed 1" in line and "data.min_size" in line for line in by_default.check())
 
 
 def test_a_client_of_one_record_takes_no_other_attack_with_it(uneven):
@@ -126,7 +129,7 @@ def test_a_client_of_one_record_takes_no_other_attack_with_it(uneven):
 
 
 def test_runs_that_could_not_be_judged_are_said(uneven, monkeypatch):
-    monkeypatch.setattr(MembershipGame, "_require_records", lambda *_: None)
+    monkeypatch.setattr(MembershipGame, "small", "")
     found = {v.attack: v for v in play(game(uneven)).verdicts}
     assert (found["loss"].n, found["fedmia"].n) == (3, 1)
     assert any("2 of 3 runs" in note and "seed 1" in note for note in found["fedmia"].notes)

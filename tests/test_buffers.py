@@ -29,7 +29,13 @@ LOCAL = fv.LocalTraining(epochs=3, batch_size=8, lr=0.2)
 
 def federation(made=fv.Federation, **options):
     torch.manual_seed(0)
-    arguments = {"model": network(), "clients": clients(), "local": LOCAL, "buffers": "keep", **options}
+    arguments = {
+        "model": network(),
+        "clients": clients(),
+        "local": LOCAL,
+        "shared": fv.Shared(buffers="keep"),
+        **options,
+    }
     return made(**arguments)
 
 
@@ -85,10 +91,10 @@ def test_flower_keeps_them_in_the_node_to_the_same_bits():
 
 def test_what_cannot_keep_them_is_refused_with_the_repair():
     with pytest.raises(fv.FieldError, match=r"fedveil\.learning\.mend"):
-        federation(buffers="refuse")
-    assert federation(model=fv.learning.mend(network()), buffers="refuse").run(rounds=1).rounds
-    rule = fv.engines.EarlyStopping(patience=1)
+        federation(shared=fv.Shared())
+    assert federation(model=fv.learning.mend(network()), shared=fv.Shared()).run(rounds=1).rounds
+    rule = fv.EarlyStopping(clients=[c[:2] for c in clients(1)], patience=1)
     with pytest.raises(fv.FieldError, match="mend"):
-        federation(validation_clients=[c[:2] for c in clients(1)], stopping=rule)
+        federation(evaluation=fv.Evaluation(stopping=rule))
     with pytest.raises(fv.FieldError, match="mend"):
         fv.audit(lambda c, m, s: federation(clients=c, method=m, seed=s), clients(), rounds=1, replicates=4)

@@ -327,10 +327,10 @@ def test_advise_names_everything_that_is_missing(here):
 
 def test_verify_says_when_so_few_runs_test_nothing(here, monkeypatch):
     row = {"method": "m", "dimension": 1, "claim": "mu = 1", "mu_lower": 0.0, "held": True}
-    monkeypatch.setattr("fedveil.audit.guarantees.examine_all", lambda *told: [])
-    monkeypatch.setattr("fedveil.audit.guarantees.verify", lambda runs, show: [row])
+    monkeypatch.setattr("fedveil.games.guarantees.examine_all", lambda *told: [])
+    monkeypatch.setattr("fedveil.games.guarantees.verify", lambda runs, show: [row])
     assert "--runs" in call("verify", "--runs", "8").stdout
-    monkeypatch.setattr("fedveil.audit.guarantees.verify", lambda runs, show: [{**row, "mu_lower": 0.5}])
+    monkeypatch.setattr("fedveil.games.guarantees.verify", lambda runs, show: [{**row, "mu_lower": 0.5}])
     assert "--runs" not in call("verify", "--runs", "8").stdout
 
 
@@ -372,7 +372,7 @@ def test_options_for_all_commands_stand_behind_a_command_too():
 def test_a_run_whose_epsilon_excludes_nothing_says_what_would_be_useful(here):
     small = "privacy.noise_multiplier=0.1"
     said = json.loads(call("run", "tiny.toml", "--json", "--set", small).stdout)["to be useful"]
-    assert "record-sum (record, trusted sum) possible" in said
+    assert "record (record, trusted sum) possible" in said
     assert "global (client, central) hard" in said
     assert "vacuous; epsilon 8 in total: " in call("compare", "tiny.toml", "--set", small).stdout
     strong = call("run", "tiny.toml", "--json", "--set", "privacy.noise_multiplier=5", "--out", "strong")

@@ -8,18 +8,19 @@ import pytest
 from typer.testing import CliRunner
 
 from fedveil.accounting import OPEN, Entry, Guarantee, Ledger, Limits, Policy, Spend
+from fedveil.accounting.bounds import GDP, Heuristic
 from fedveil.cli import app
-from fedveil.cli.ledger import runs_of, spent_of
+from fedveil.cli.ledger import runs_of
 from fedveil.engines.lifetime import LifetimeLedger, read_ledger
+from fedveil.report.spent import spent_of
 
-MU = Guarantee(unit="client", relation="replace-one", trust="local", status="formal", scope="round", mu=0.6)
+MU = Guarantee(unit="client", relation="replace-one", trust="local", scope="round", bound=GDP(0.6))
 LOOSE = Guarantee(
     unit="client",
     relation="replace-one",
     trust="local",
-    status="heuristic",
     scope="round",
-    reason="its scale follows data",
+    bound=Heuristic("its scale follows data"),
 )
 
 

@@ -5,13 +5,13 @@ import typer
 from typer.testing import CliRunner
 
 from fedveil import registry
-from fedveil.cli import packages
+from fedveil.cli import join_packages
 
 
 def call(*arguments):
     app = typer.Typer()
     app.command("stay")(lambda: None)
-    packages.register(app)
+    join_packages(app)
     return CliRunner().invoke(app, arguments)
 
 

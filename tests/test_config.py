@@ -10,8 +10,8 @@ from fedveil import grid
 from fedveil.aggregation import FedAdam
 from fedveil.clipping import QuantileClip
 from fedveil.config import ConfigError, load, parse, presets
+from fedveil.config.base import dumps
 from fedveil.config.loading import assign
-from fedveil.config.toml import dumps
 from fedveil.config.variants import configure, variants_of
 from fedveil.data import ALZHEIMER_HOMOGENEOUS
 from fedveil.errors import FieldError
@@ -59,7 +59,7 @@ def problem(values):
         ({"clients_per_round": 4}, "clients_per_round = 4: must be 1 to 3"),
         ({"local": {"lr": -1.0}}, "local.lr = -1.0: must be a finite number above 0"),
         ({"local": {"epochs": 1.5}}, "local.epochs = 1.5: must be a whole number"),
-        ({"local": {"epoch": 1}}, "local.epoch = 1: is no key of local training; did you mean 'epochs'?"),
+        ({"local": {"epoch": 1}}, "local.epoch = 1: is no key of [local]; did you mean 'epochs'?"),
         ({"aggregator": {"name": "fedavgg"}}, "aggregator.name = 'fedavgg': did you mean 'fedavg"),
         ({"aggregator": {"name": "fedadam", "beta1": 2.0}}, "aggregator.beta1 = 2.0"),
         ({"aggregator": {"weighting": "size"}}, "aggregator.weighting = 'size': accepted: examples, uniform"),

@@ -42,7 +42,7 @@ def parse(text, **changes):
 def test_validation_clients_never_train_and_end_the_run(tmp_path):
     config = parse(BASE + STOPPING)
     setup = prepare(config)
-    training, validating = setup.arguments["clients"], setup.arguments["validation_clients"]
+    training, validating = setup.arguments["clients"], setup.arguments["stopping"].clients
     assert (len(training), len(validating)) == (6, 2)
     assert not {c.name for c in training} & {c.name for c in validating}
     summary = run(config, tmp_path / "a")

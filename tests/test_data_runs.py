@@ -19,7 +19,8 @@ from fedveil.errors import FieldError
 from fedveil.learning import LocalTraining
 from fedveil.methods import build
 from fedveil.runs import run
-from fedveil.runs.deal import Dealt, check_fit, deal_out
+from fedveil.runs.deal import Dealt, deal_out
+from fedveil.runs.models import check_fit
 from fedveil.runs.prepare import prepare
 from fedveil.runs.runner import Silent
 

@@ -233,8 +233,7 @@ def test_clients_use_their_scores_again_between_scorings(receipts):
         model, scoring = {**TINY["model"], "widths": [4]}, {**TINY["scoring"], "every": every}
         data = {**TINY["data"], "tiles": 1, "clients": 2}
         setup = prepare(tiny({"weighting": "equal"}, rounds=3, data=data, model=model, scoring=scoring))
-        others = {name: value for name, value in setup.arguments.items() if name != "learner"}
-        federation = Federation(**others, execution=Execution(learner=setup.learner))
+        federation = Federation(**setup.grouped(), execution=Execution(learner=setup.learner))
         return [record.client_scales[0] for record in federation.rounds(3)]
 
     often, seldom = noise_of(1), noise_of(2)
@@ -334,19 +333,18 @@ def test_the_attack_measures_the_region_apart_from_the_rest(receipts, monkeypatc
     model, local = {**TINY["model"], "widths": [4]}, {"batch_size": 1, "lr": 1.0, "loss": "cross_entropy"}
     config = tiny({"split": "uniform", "weighting": "equal"}, data=data, model=model, local=local)
     setup = prepare(config)
-    given = {name: value for name, value in setup.arguments.items() if name != "learner"}
     seen = []
     probe = defence.RegionInversion(config)
-    Federation(**given, execution=Execution(learner=setup.learner), probes=[probe]).run(1, seen.append)
+    Federation(**setup.grouped(probes=[probe]), execution=Execution(learner=setup.learner)).run(1, seen.append)
     figures, tiles = seen[0].figures, probe.recovered
     assert set(figures) == set(probe.figures)
     assert 0 <= figures["legible"] <= 1
     assert 0 < len(tiles) <= probe.images
     errors = [float((t.found - t.original)[0, 0][t.mask[0]].square().mean()) for t in tiles]
     assert figures["region_mse"] == pytest.approx(sum(errors) / len(errors))
-    unmarked = dict(given, clients=[replace(c, masks=None) for c in given["clients"]])
+    unmarked = setup.grouped(clients=[replace(c, masks=None) for c in setup.arguments["clients"]], probes=[probe])
     with pytest.raises(FieldError, match="sensitive"):
-        Federation(**unmarked, execution=Execution(learner=setup.learner), probes=[probe]).run(1)
+        Federation(**unmarked, execution=Execution(learner=setup.learner)).run(1)
 
 
 def test_text_is_legible_as_far_as_its_nearest_glyph_is_the_right_one():
@@ -488,9 +486,8 @@ def test_a_model_of_zeros_gets_the_weight_of_the_least_scores(monkeypatch):
 def test_weights_of_a_real_round_and_the_time_of_scoring(receipts):
     config = tiny(data={**TINY["data"], "tiles": 1, "clients": 2})
     setup, seen = prepare(config), []
-    given = {name: value for name, value in setup.arguments.items() if name != "learner"}
     probe = weights.ServerWeights(config)
-    Federation(**given, execution=Execution(learner=setup.learner), probes=[probe]).run(1, seen.append)
+    Federation(**setup.grouped(probes=[probe]), execution=Execution(learner=setup.learner)).run(1, seen.append)
     figures = seen[0].figures
     assert set(figures) == set(probe.figures)
     assert 1 <= figures["largest"] < 2
@@ -526,10 +523,8 @@ def test_shares_from_few_images_come_nearer_with_their_number(receipts, monkeypa
     data = {**TINY["data"], "tiles": 3, "clients": 1, "sensitive": [["company", "total", "date", "address"]]}
     config = tiny(data=data, model={**TINY["model"], "widths": [4]})
     setup, seen = prepare(config), []
-    given = {name: value for name, value in setup.arguments.items() if name != "learner"}
-    Federation(**given, execution=Execution(learner=setup.learner), probes=[weights.FewImages(config)]).run(
-        1, seen.append
-    )
+    given = setup.grouped(probes=[weights.FewImages(config)])
+    Federation(**given, execution=Execution(learner=setup.learner)).run(1, seen.append)
     figures = seen[0].figures
     for when in ("", "trained "):
         assert 0 < figures[f"{when}of 4"] < figures[f"{when}of 1"] < 1

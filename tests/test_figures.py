@@ -11,10 +11,11 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
 from fedveil.attacks import ATTACKS, judge
-from fedveil.audit import Audit
-from fedveil.audit.scoring import Judged, Scored
-from fedveil.report.audit_figures import DEFENDED, PLAIN, audit_figure, evidence_figure, in_turn
-from fedveil.report.labels import columns_within, ems, legend_below, wrapped
+from fedveil.games import Audit
+from fedveil.games.scoring import Judged, Scored
+from fedveil.report.audit_figures import DEFENDED, PLAIN, audit_figure, evidence_figure
+from fedveil.report.canvas import legend_below, wrapped
+from fedveil.report.roc import in_turn
 from fedveil_studies.frame.plots import Curve, Line, Plot, draw_plot
 
 LONG = "metric privacy, distance=layer_frobenius, noise_multiplier={0}, clip={0}"
@@ -27,12 +28,15 @@ def warnings_are_errors():
         yield
 
 
-def audited(settings, attacks, *, rounds=3, runs=6, named="global DP, z {}", gap=1):
+MIXED = ("loss", "calibrated-loss", "likelihood-ratio")
+
+
+def audited(settings, attacks, *, known=tuple(ATTACKS), rounds=3, runs=6, named="global DP, z {}", gap=1):
     """An audit whose scores are drawn, so far apart."""
     source = torch.Generator().manual_seed(0)
     labels = ("vanilla", *(named.format(i) for i in range(1, settings)))
     verdicts = []
-    for attack in list(ATTACKS)[:attacks]:
+    for attack in known[:attacks]:
         for label in labels:
             inside, outside = torch.randn(2, runs, rounds, generator=source, dtype=torch.float64)
             inside += gap
@@ -126,7 +130,7 @@ def test_the_strongest_attacks_are_drawn():
 
 @pytest.mark.parametrize(("attacks", "rounds"), [(1, 1), (3, 2)])
 def test_evidence_has_titles_and_counts_in_whole_numbers(attacks, rounds):
-    figure = drawn(evidence_figure(audited(2, attacks, rounds=rounds)))
+    figure = drawn(evidence_figure(audited(2, attacks, known=MIXED, rounds=rounds)))
     panels = [axes for axes in figure.axes if axes.get_visible()]
     assert len(panels) == 2 * attacks
     assert all(axes.get_title() for axes in panels)
@@ -229,20 +233,21 @@ def test_a_single_round_is_a_dot_at_a_whole_number():
 
 
 def test_legends_are_as_wide_as_the_figure_and_no_wider():
-    assert columns_within(["a", "b", "c"], 10, 9) == 3
-    assert columns_within(["x" * 80] * 3, 10, 9) == 1
-    assert 4 < max(map(ems, wrapped("word " * 40, 5, 9).splitlines())) * 9 / 72 <= 5
-    for labels in (
-        ["vanilla", "metric"],
-        [f"a setting, noise_multiplier={i}" for i in range(9)],
-        ["w" * 30 + " x" * 90],
+    for labels, columns in (
+        (["vanilla", "metric"], 2),
+        ([f"a setting, noise_multiplier={i}" for i in range(9)], 2),
+        (["x" * 60 + str(i) for i in range(3)], 1),
+        (["w" * 30 + " x" * 90], 1),
     ):
         figure = Figure(figsize=(6, 3), layout="constrained")
         axes = figure.subplots()
         handles = {label: axes.plot([0, 1], [0, 1])[0] for label in labels}
         legend_below(figure, handles)
         drawn(figure)
+        assert figure.legends[0]._ncols == columns
         assert inside(figure, figure.legends[0])
+        figure.suptitle(wrapped("word " * 40, 6, 9), fontsize=9)
+        assert inside(drawn(figure), figure._suptitle)
         assert axes.get_window_extent().height / figure.dpi > 1.8
 
 

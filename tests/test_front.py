@@ -6,10 +6,10 @@ import os
 import pytest
 from typer.testing import CliRunner
 
-from fedveil.audit.front import check_audit, with_attacks
 from fedveil.cli import app
 from fedveil.config import parse
 from fedveil.errors import FieldError
+from fedveil.games.front import check_audit, with_attacks
 from fedveil.grid.comparison import RESULT as FILE
 from fedveil.report.pareto import pareto
 from fedveil.runs import Summary

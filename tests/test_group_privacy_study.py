@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from fedveil.accounting import epsilon_of_mu, euclidean_laplace_epsilon
+from fedveil.accounting import EuclideanLaplace, epsilon_of_mu
+from fedveil.accounting import epsilon as epsilon_of
 from fedveil.config import load
 from fedveil.data import SOURCES
 from fedveil.grid import Cell, Store
@@ -48,7 +49,7 @@ def test_noises_are_compared_at_one_composed_guarantee():
     sigma = made["gaussian"]["noise_multiplier"] * 0.5 / mean_length(10)
     assert epsilon_of_mu(math.sqrt(20) * 0.5 / sigma, 1e-5) == pytest.approx(8.0)
     epsilon = 10 / (made["laplace"]["noise_multiplier"] * 0.5)
-    assert euclidean_laplace_epsilon(10, epsilon, 0.5, 1e-5, 20) == pytest.approx(8.0, rel=2e-3)
+    assert epsilon_of([(EuclideanLaplace(10, epsilon * 0.5), 20)], 1e-5) == pytest.approx(8.0, rel=2e-3)
 
 
 @pytest.mark.data

@@ -20,12 +20,11 @@ from fedveil.attacks.inversion import (
     scores,
 )
 from fedveil.data import MissingDataError, load
-from fedveil.engines import Execution, Federation
+from fedveil.engines import Execution, Federation, Shared
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData, LocalTraining
 from fedveil.methods import GroupPrivacy, Method, Plain, build
-from fedveil.report.inversion_figure import draw_inversion
-from fedveil.report.inversion_table import inversion_table
+from fedveil.report.inversion import draw_inversion, inversion_table
 from inversion_kit import digits, model
 from inversion_kit import release as release_of
 
@@ -48,7 +47,8 @@ STRONG = {
 def play(name, options, **more):
     clients = [ClientData(X[i : i + 1], Y[i : i + 1], X[100:140], Y[100:140]) for i in range(CLIENTS)]
     values = {"model": lambda: model("mlp", X, hidden=(32,), activation="tanh"), "clients": clients}
-    values |= {"region": (0, 0, 4, 4), "public_data": clients[0], "local": LocalTraining(batch_size=1, lr=0.1)}
+    values |= {"shared": Shared(region=(0, 0, 4, 4), public_data=clients[0])}
+    values["local"] = LocalTraining(batch_size=1, lr=0.1)
     values |= {"execution": Execution(single_examples=True)}
     return play_round(Federation(**{**values, **more}, method=build(name, **options)), reference=X[200:240])
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from skimage.metrics import peak_signal_noise_ratio, structural_similarity
+from skimage.metrics import structural_similarity
 
 from fedveil.attacks.inversion import SERVER, Analytic, Reconstruction, judge_inversion, scores
 from fedveil.attacks.inversion import metrics as m
@@ -15,15 +15,13 @@ def pictures(n, seed, shape=(3, 16, 12)):
 
 
 @pytest.mark.parametrize("data_range", [1.0, 2.0])
-def test_psnr_and_ssim_are_those_of_scikit_image(data_range):
+def test_ssim_is_that_of_scikit_image(data_range):
     a = pictures(4, 0) * data_range
     b = (a + 0.1 * torch.randn(a.shape, generator=torch.Generator().manual_seed(1))).clamp(0, data_range)
     for i in range(4):
         left, right = a[i].numpy(), b[i].numpy()
         wanted = structural_similarity(left, right, data_range=data_range, channel_axis=0)
         assert float(m.ssim(a, b, data_range=data_range)[i]) == pytest.approx(wanted, abs=1e-12)
-        wanted = peak_signal_noise_ratio(left, right, data_range=data_range)
-        assert float(m.psnr(a, b, data_range=data_range)[i]) == pytest.approx(wanted, abs=1e-12)
 
 
 def test_a_batch_is_matched_whatever_its_order():

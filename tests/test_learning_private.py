@@ -12,8 +12,10 @@ from torch import nn
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, PrivateTrainer, SequentialTrainer, build_model, mend, offences
+from fedveil.learning.chains import ByChain
 from fedveil.learning.efficientnet import FrozenNorm
-from fedveil.learning.losses import LOSSES, cross_entropy
+from fedveil.learning.gradients import squared_norms
+from fedveil.learning.losses import LOSSES, cross_entropy, losses_of
 from fedveil.learning.per_example import PerExample
 from fedveil.mechanisms import ReproducibleSource
 from fedveil.methods import NoisySteps
@@ -713,6 +715,7 @@ APART = {
     "residual": lambda x: x + torch.tanh(x),
     "columns": lambda x: x[:, :6],
     "softmax": lambda x: nn.functional.softmax(x, dim=1),
+    "in place": lambda x: nn.functional.relu(x, inplace=True),  # which is read, and not done
 }
 MIXED = {
     "mean of the batch": lambda x: x - x.mean(0),
@@ -724,7 +727,6 @@ MIXED = {
     "one less": lambda x: torch.cat([x[1:], x[:1]]),
     "spread out": lambda x: x[:, 0] + x,
     "by value": lambda x: x if x.max() < 1 else x / 2,
-    "in place": lambda x: nn.functional.relu(x, inplace=True),
     "a layer used by value": lambda x: x * (x > 0),
 }
 
@@ -833,13 +835,13 @@ def test_the_clip_pays_for_what_float64_rounds(n, least):
 @pytest.mark.parametrize("own", [False, True])
 def test_kernels_that_mix_the_rounding_of_examples_are_noticed(monkeypatch, own, caplog):
     """A machine whose products follow who else is in the batch: then it is one example a call."""
-    plain = torch.nn.functional.linear
+    linear, addmm = torch.nn.functional.linear, torch.addmm
 
-    def mixing(x, weight, bias=None):
-        found = plain(x, weight, bias)
+    def mixed(x, found):
         return torch.where(x.isnan().any(), torch.nextafter(found, found + 1), found) if len(x) > 1 else found
 
-    monkeypatch.setattr(torch.nn.functional, "linear", mixing)
+    monkeypatch.setattr(torch.nn.functional, "linear", lambda x, *weights: mixed(x, linear(x, *weights)))
+    monkeypatch.setattr(torch, "addmm", lambda bias, weight, x: mixed(x.T, addmm(bias, weight, x)))  # of columns
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
     if own:
@@ -850,3 +852,62 @@ def test_kernels_that_mix_the_rounding_of_examples_are_noticed(monkeypatch, own,
     assert sums.way == ("operators" if own else "one by one")  # in a trace the batch is one example
     if not own:
         assert "rounding" in caplog.text
+
+
+CLASSES, NUMBERS = torch.arange(5) % 3, torch.arange(5.0)
+CHAINS = {
+    "labels passed over": (
+        lambda: nn.Sequential(nn.Linear(6, 3)),
+        "cross_entropy",
+        torch.tensor([0, -100, 2, 1, -100]),
+    ),
+    "one of several": (
+        lambda: nn.Sequential(nn.Linear(6, 4), nn.Softplus(), nn.Linear(4, 3)),
+        "mse",
+        torch.arange(5) % 3,
+    ),
+    "numbers": (
+        lambda: nn.Sequential(nn.Linear(6, 4, bias=False), nn.Tanh(), nn.Linear(4, 1)),
+        "mse",
+        torch.arange(5.0),
+    ),
+    "vectors": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 2)), "mse", torch.arange(10.0).view(5, 2)),
+    "activation first": (lambda: nn.Sequential(nn.ReLU(), nn.Linear(6, 3)), "cross_entropy", torch.arange(5) % 3),
+}
+
+
+@pytest.mark.parametrize("each", [1, 5])
+@pytest.mark.parametrize("name", CHAINS)
+def test_chains_of_dense_layers_are_clipped_as_autograd_says(name, each):
+    torch.manual_seed(0)
+    make, loss, y = CHAINS[name]
+    model = make().double()
+    layout, x = Layout.from_module(model), torch.randn(5, 2, 3) if name == "vectors" else torch.randn(5, 6)
+    x, y = x.double(), y.double() if y.is_floating_point() else y
+    mean, rows = losses_of(loss), []
+    for i in range(5):
+        one = mean(model(x[i : i + 1]), y[i : i + 1]).mean()
+        rows.append(torch.cat([g.reshape(-1) for g in torch.autograd.grad(one, list(model.parameters()))]))
+    units = torch.stack(rows).view(5 // each, each, -1).mean(1)
+    expected = (units * (0.3 / units.norm(dim=1).clamp(min=1e-300)).clamp(max=1)[:, None]).sum(0)
+    sums = PerExample(model, layout, loss)
+    assert isinstance(sums._way, ByChain)
+    for lengths in (None, squared_norms(x)):
+        found, _ = sums.clipped_sum(x, y, 0.3, each=each, lengths=lengths if sums.reads_examples else None)
+        assert isinstance(sums._way, ByChain)
+        torch.testing.assert_close(found, expected, rtol=2e-6, atol=1e-9)
+
+
+def test_a_lot_whose_examples_norms_are_known_is_the_same_to_the_bit():
+    """Of a dummy they are 0, and an example that is not finite counts for nobody."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 3))
+    x, y = torch.randn(9, 6), torch.arange(9) % 3
+    x[4, 2], x[7] = float("inf"), 0.0
+    here = torch.arange(9) != 7
+    sums = PerExample(model, Layout.from_module(model), "cross_entropy")
+    plain, _ = sums.clipped_sum(x, y, 0.3, here)
+    known, losses = sums.clipped_sum(x, y, 0.3, here, lengths=squared_norms(x))
+    assert torch.equal(plain, known)
+    assert plain.isfinite().all()
+    assert len(losses) == 7

@@ -152,31 +152,12 @@ def test_agrees_with_an_ordinary_loop(optimizer):
 def test_every_example_is_used_once_an_epoch_and_the_short_batch_is_kept():
     seen = []
 
-    def hook(gradient, info):
-        seen.append((info.epoch, info.step, info.examples))
-        return gradient
+    def loss(outputs, y):
+        seen.append(len(y))
+        return F.cross_entropy(outputs, y)
 
-    run(linear(), client(7), LocalTraining(epochs=2, batch_size=3), hook=hook)
-    assert seen == [(0, 0, 3), (0, 1, 3), (0, 2, 1), (1, 3, 3), (1, 4, 3), (1, 5, 1)]
-
-
-def test_the_hook_sees_the_flat_gradient_of_the_data_and_its_answer_is_used():
-    model, data = linear(), client()
-    layout, seen = Layout.from_module(model), []
-
-    def hook(gradient, info):
-        seen.append(gradient)
-        return torch.ones_like(gradient)
-
-    result = run(model, data, LocalTraining(batch_size=7, lr=0.5, prox=1.0), hook=hook)
-    F.cross_entropy(model(data.x), data.y).backward()
-    torch.testing.assert_close(seen[0], layout.flatten({n: p.grad for n, p in model.named_parameters()}))
-    torch.testing.assert_close(result.model, layout.read(model) - 0.5)
-
-
-def test_a_hook_that_returns_another_shape_is_refused():
-    with pytest.raises(FieldError, match="hook"):
-        run(linear(), client(), LocalTraining(), hook=lambda gradient, info: gradient[:-1])
+    run(linear(), client(7), LocalTraining(epochs=2, batch_size=3, loss=loss))
+    assert seen == [3, 3, 1, 3, 3, 1]
 
 
 class Noisy(nn.Module):
@@ -229,11 +210,11 @@ def test_one_client_that_raises_does_not_stop_the_rest():
 
 
 def test_an_interrupt_is_not_a_clients_failure():
-    def hook(gradient, info):
+    def loss(outputs, y):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(linear(), client(), LocalTraining(), hook=hook)
+        run(linear(), client(), LocalTraining(loss=loss))
 
 
 def test_a_client_without_examples_returns_its_start():
@@ -255,7 +236,7 @@ def test_frozen_parameters_and_buffers_are_the_same_for_every_client():
 
 
 def test_a_diverged_model_is_returned_as_it_is():
-    result = run(linear(), client(), LocalTraining(), hook=lambda gradient, info: gradient * float("inf"))
+    result = run(linear(), client(), LocalTraining(loss=lambda outputs, y: F.cross_entropy(outputs, y) * float("inf")))
     assert not torch.isfinite(result.model).all()
 
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import fx, nn
 
 from fedveil.layout import Layout
-from fedveil.learning import BatchedTrainer, ClientData, LocalTraining, SequentialTrainer, StepInfo, WorkerTrainer
+from fedveil.learning import BatchedTrainer, ClientData, LocalTraining, SequentialTrainer, WorkerTrainer
+from fedveil.learning.recognised import pooled_first, recognised
 from fedveil.learning.threads import Threads
 
 
@@ -26,6 +27,11 @@ def network() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3), nn.Linear(4 * 9, 3)
     )
+
+
+def dense() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
 
 
 def clients(sizes: list[int]) -> list[ClientData]:
@@ -81,25 +87,28 @@ def test_unknown_modules_are_trained_by_one_worker(caplog: pytest.LogCaptureFixt
 @pytest.mark.flaky(reruns=2)  # when a signal arrives is up to the system
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("kind", [WorkerTrainer, BatchedTrainer])
-def test_an_interruption_ends_all_threads_within_a_step(kind: type[WorkerTrainer] | type[BatchedTrainer]) -> None:
-    model, data = network(), clients([40, 40, 40, 40])
-    layout = Layout.from_module(model)
-    seen: list[StepInfo] = []
+def test_an_interruption_ends_all_threads_within_a_step(
+    kind: type[WorkerTrainer] | type[BatchedTrainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, data = dense() if kind is BatchedTrainer else network(), clients([40, 40, 40, 40])
+    layout, stay = Layout.from_module(model), Threads.stay
+    seen: list[int] = []
 
-    def hook(gradient: Tensor, info: StepInfo) -> Tensor:
-        seen.append(info)
+    def counted(threads: Threads) -> None:  # before every step
+        seen.append(1)
         if len(seen) == 20:
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # as Ctrl-C does
-        return gradient
+        stay(threads)
 
+    monkeypatch.setattr(Threads, "stay", counted)
     before, local = threading.active_count(), LocalTraining(epochs=10, batch_size=4, lr=0.01)
-    trainer = kind(model, layout, local, hook, workers=2)
+    trainer = kind(model, layout, local, workers=2, **({"block": 1} if kind is BatchedTrainer else {}))
     starts, keys = layout.read(model).expand(4, -1), [(0, 1, p) for p in range(4)]
     with pytest.raises(KeyboardInterrupt):
         trainer.train(starts, data, keys)
     assert threading.active_count() == before
     assert len(seen) < 4 * 100 / 2
-    whole = kind(model, layout, local, hook, workers=2).train(starts, data, keys)
+    whole = kind(model, layout, local, workers=2).train(starts, data, keys)
     again = trainer.train(starts, data, keys)  # the trainer is as good as new
     assert all(torch.equal(a.model, b.model) for a, b in zip(whole, again, strict=True))  # type: ignore[union-attr]
 
@@ -135,20 +144,54 @@ def test_what_a_job_raises_is_raised() -> None:
         Threads().share([0, 1], [0, 1, 2, 3], work)
 
 
-def test_a_single_client_is_trained_after_an_interruption() -> None:
-    model, data = network(), clients([8, 8])
+def test_a_single_client_is_trained_after_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = dense(), clients([8, 8])
     layout = Layout.from_module(model)
-    interrupted = [False]
 
-    def hook(gradient: Tensor, info: StepInfo) -> Tensor:
-        if not interrupted[0]:
-            interrupted[0] = True
-            raise KeyboardInterrupt
-        return gradient
+    def interrupted(threads: Threads) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
 
-    trainer = BatchedTrainer(model, layout, LocalTraining(lr=0.01), hook, workers=2)
+    monkeypatch.setattr(Threads, "stay", interrupted)
+    trainer = BatchedTrainer(model, layout, LocalTraining(lr=0.01), workers=2, block=1)
     starts, keys = layout.read(model).expand(2, -1), [(0, 1, p) for p in range(2)]
     with pytest.raises(KeyboardInterrupt):
         trainer.train(starts, data, keys)
     [found] = trainer.train(starts[:1], data[:1], keys[:1])
     assert not isinstance(found, Exception)
+
+
+class Pools(nn.Module):
+    """Pooling after ReLU, once by modules, once by functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.c1, self.r1, self.p1 = nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2)
+        self.c2, self.out = nn.Conv2d(4, 6, 2), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.p1(self.r1(self.c1(x)))
+        return self.out(nn.functional.max_pool2d(torch.relu(self.c2(x)), 2).flatten(1))
+
+
+def test_pooling_before_relu_gives_the_same_bits_and_half_known_models_run_as_they_are() -> None:
+    torch.manual_seed(0)
+    model, data = Pools(), clients([7, 12])
+    before = [node.target for node in recognised(model).graph.nodes]
+    assert before.index("r1") < before.index("p1")
+    module = pooled_first(model)
+    assert isinstance(module, fx.GraphModule)
+    after = [node.target for node in module.graph.nodes]
+    assert after.index("p1") < after.index("r1")
+    assert after.index(nn.functional.max_pool2d) < after.index(torch.relu)
+    layout, local = Layout.from_module(model), LocalTraining(epochs=3, batch_size=4, lr=0.5)
+    starts, keys = layout.read(model).expand(2, -1), [(0, 1, p) for p in range(2)]
+    plain = WorkerTrainer(model, layout, local, workers=1).train(starts, data, keys)
+    moved = WorkerTrainer(model, layout, local, workers=1, rearrange=True).train(starts, data, keys)
+    assert all(torch.equal(a.model, b.model) for a, b in zip(plain, moved, strict=True))  # type: ignore[union-attr]
+    model.r1.register_forward_hook(lambda layer, args, output: 2 * output)
+    assert pooled_first(model) is model
+
+
+def test_a_module_of_ones_own_that_can_be_read_has_several_workers() -> None:
+    assert WorkerTrainer(Pools(), Layout.from_module(Pools()), LocalTraining(), workers=2).workers == 2

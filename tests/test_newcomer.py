@@ -11,7 +11,10 @@ from typer.testing import CliRunner
 
 import fedveil as fv
 from fedveil.cli import app
+from fedveil.config import load, parse
 from fedveil.errors import FieldError
+from fedveil.games.membership import MembershipGame
+from fedveil.runs.prepare import prepare
 
 
 def fedveil(*arguments):
@@ -85,7 +88,7 @@ def test_own_network_with_batch_normalisation():
     model.load_state_dict(history.state_dicts[0])
     assert history.metrics["examples"] == 40
     assert "eps=8" in history.guarantee.describe(delta=1e-5)
-    own = fv.Federation(model=Net(), clients=clients, buffers="keep", seed=1)
+    own = fv.Federation(model=Net(), clients=clients, shared=fv.Shared(buffers="keep"), seed=1)
     kept = own.run(2)
     one = Net()
     one.load_state_dict({**kept.state_dicts[0], **own.clients[0].buffers})
@@ -126,3 +129,36 @@ def test_own_flower_app_turned_private():
     [state] = found
     nn.Linear(6, 2).load_state_dict(state)
     assert not torch.equal(state["bias"], start["bias"])
+
+
+def test_the_delta_that_noise_is_planned_for_is_looked_at_too():
+    said = prepare(load("digits-record", ["privacy.delta=0.01"])).warnings
+    assert any("1/n" in line and "records" in line for line in said)
+    assert not prepare(load("digits-record")).warnings
+
+
+def test_a_column_without_a_list_is_named(tmp_path):
+    (tmp_path / "t.csv").write_text("age,y\n30,0\n40,1\n")
+    values = {"name": "table", "path": str(tmp_path / "t.csv"), "target": "y", "classes": 2, "columns": {"age": 120}}
+    with pytest.raises(FieldError) as refused:
+        prepare(parse({"name": "a", "rounds": 1, "data": {**values, "clients": 2}, "model": {"name": "logistic"}}))
+    assert refused.value.field == "data.columns.age"
+
+
+def test_a_run_without_a_number_of_rounds_names_it():
+    clients = [fv.ClientData(torch.rand(6, 2), torch.tensor([0, 1] * 3)) for _ in range(2)]
+    with pytest.raises(FieldError) as refused:
+        fv.Federation(model=nn.Linear(2, 2), clients=clients).run()
+    assert refused.value.field == "rounds"
+
+
+def test_membership_by_default_leaves_out_what_cannot_be_played_on_small_clients():
+    config = load("digits-sga-ldp")
+    game = MembershipGame(config)
+    assert "fedmia" not in game.chosen
+    assert "loss" in game.chosen
+    assert any("min_size" in line for line in game.check())
+    with pytest.raises(FieldError) as refused:
+        MembershipGame(config, attacks=("fedmia",)).check()
+    assert refused.value.field == "data.partition"
+    assert "fedmia" in MembershipGame(load("digits-sga-ldp", ["data.min_size=3"])).chosen

@@ -1,5 +1,7 @@
 """Compare and audit a federation of one's own, by a function that makes it."""
 
+import inspect
+
 import pytest
 import torch
 from sklearn.datasets import load_digits
@@ -68,6 +70,14 @@ def test_without_held_out_examples_there_is_no_calibrated_attack():
     found = fv.audit(make, bare, rounds=1, replicates=4, instead=CLIENTS[0][:2])
     assert [(v.attack, v.setting) for v in found.verdicts] == [("loss", "no defence")]
     assert found.relation == "replace-one"
+
+
+def test_the_front_door_s_audit_is_a_function_whatever_was_imported_before():
+    import fedveil.games.participation
+
+    assert inspect.isfunction(fv.audit)
+    assert inspect.isfunction(fv.compare)
+    assert fedveil.games.ParticipationGame is fedveil.games.participation.ParticipationGame
 
 
 def test_mistakes_are_named():

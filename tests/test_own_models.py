@@ -138,7 +138,7 @@ def test_what_is_frozen_tied_or_kept_stands_in_the_state_dict():
     assert torch.equal(other.backbone.weight, before)
     assert torch.equal(fv.Layout.from_module(other).read(other), history.models[0])
     normed = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(20), nn.Linear(20, 2))
-    kept = federation(normed, buffers="keep")
+    kept = federation(normed, shared=fv.Shared(buffers="keep"))
     normed.load_state_dict({**kept.run(1).state_dicts[0], **kept.clients[0].buffers})
     assert not torch.equal(normed[1].running_mean, torch.zeros(20)), "a client's own statistics, not the initial ones"
     tied = nn.Sequential(nn.Flatten(), nn.Linear(20, 20), nn.Tanh(), nn.Linear(20, 20))

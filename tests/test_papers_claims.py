@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from fedveil.attacks.statistics import auc
-from fedveil.audit import ParticipationGame
-from fedveil.audit.game import play
 from fedveil.config import load
 from fedveil.config.variants import EQUAL_SIGMA
 from fedveil.errors import FieldError
+from fedveil.games import ParticipationGame
+from fedveil.games.game import play
 from fedveil.grid import Store
 from fedveil_studies.frame import find, names
 from fedveil_studies.frame.audited import read_audits

@@ -7,11 +7,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fedveil.audit import play
 from fedveil.cli import app
 from fedveil.config import load
 from fedveil.config.world import World
 from fedveil.errors import FieldError
+from fedveil.games import play
 from fedveil.runs.prepare import prepare
 from fedveil_studies.metric_privacy import game
 from fedveil_studies.metric_privacy.game import PrintedGame, PrintedLoss, cells_of, cells_without_target

@@ -32,7 +32,7 @@ GLOBAL = ["privacy.method=global", "privacy.noise_multiplier=2.0"]
 RELEASED = ["privacy.method=metric", "privacy.noise_multiplier=2.0", "privacy.distance_on=released"]
 RECORD = ["privacy.method=record", "privacy.examples=200", "privacy.noise_multiplier=3.0", "data.partition=iid"]
 RECORD += ["data.alpha=[]"]
-SUM = [*RECORD, "privacy.method=record-sum"]
+SUM = [*RECORD, "privacy.sum=trusted"]
 PERSON = ["privacy.method=record", "privacy.unit=person", "privacy.people=60", "privacy.records_per_person=4"]
 PERSON += ["privacy.noise_multiplier=3.0", "data.partition=iid", "data.alpha=[]", "data.made_up_people=5"]
 GROUP = ["privacy.method=group", "privacy.radius=0.5"]
@@ -142,21 +142,33 @@ CASES = {
     "record-sum, add/remove": [*SUM, "privacy.relation=add/remove", "privacy.most=500"],
     "record-sum, replace-one": [*SUM, "privacy.relation=replace-one"],
     "record-sum, a step": [*SUM, "privacy.steps=1", "privacy.rounds=3", "aggregator.name=fedavgm"],
-    "record-sum, persons in two silos": [*PERSON, "privacy.method=record-sum", "privacy.silos_per_person=2"],
+    "record-sum, persons in two silos": [*PERSON, "privacy.sum=trusted", "privacy.silos_per_person=2"],
     "record-sum, to a total": [
-        *("privacy.method=record-sum", "privacy.examples=200", "privacy.epsilon=2.0", "privacy.delta=1e-6"),
+        *(
+            "privacy.method=record",
+            "privacy.sum=trusted",
+            "privacy.examples=200",
+            "privacy.epsilon=2.0",
+            "privacy.delta=1e-6",
+        ),
         *("data.partition=iid", "data.alpha=[]"),
     ],
-    "record-secure": [*RECORD, "privacy.method=record-secure", "privacy.least_sites=4", "privacy.units=900"],
+    "record-secure": [*RECORD, "privacy.sum=secure", "privacy.least_sites=4", "privacy.units=900"],
     "record-secure, persons in two silos": [
-        *(*PERSON, "privacy.method=record-secure", "privacy.silos_per_person=2", "privacy.steps=1", "privacy.clip=0.5"),
+        *(*PERSON, "privacy.sum=secure", "privacy.silos_per_person=2", "privacy.steps=1", "privacy.clip=0.5"),
     ],
     "record-secure, to a total": [
-        *("privacy.method=record-secure", "privacy.examples=200", "privacy.epsilon=2.0", "privacy.delta=1e-6"),
+        *(
+            "privacy.method=record",
+            "privacy.sum=secure",
+            "privacy.examples=200",
+            "privacy.epsilon=2.0",
+            "privacy.delta=1e-6",
+        ),
         *("data.partition=iid", "data.alpha=[]", "privacy.rounds=3"),
     ],
     "record-secure, retries, colluders": [
-        *(*RECORD, "privacy.method=record-secure", "privacy.retries=2", "privacy.colluding=2", "privacy.rate=0.5"),
+        *(*RECORD, "privacy.sum=secure", "privacy.retries=2", "privacy.colluding=2", "privacy.rate=0.5"),
         *("privacy.relation=add/remove", "privacy.most=500", "privacy.lr=0.1"),
     ],
     "sga-ldp": [*SGA, "privacy.memory=0.5", "aggregator.name=fedavgm"],

@@ -1,4 +1,4 @@
-"""The README's ten lines run as they stand, and its commands exist."""
+"""The front page and the pages it leads to: blocks run as they stand, commands exist, links lead somewhere."""
 
 import re
 from pathlib import Path
@@ -10,10 +10,14 @@ from typer.testing import CliRunner
 from fedveil.cli import app
 
 README = Path(__file__).resolve().parent.parent / "README.md"
+DOCS = README.parent / "docs"
+PAGES = [README, *(DOCS / f"{name}.md" for name in ("python", "flower", "commands", "guarantees"))]
+COMMANDS = [x for x in (DOCS / "commands.md").read_text().splitlines() if x.startswith("    fedveil ")]
+BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 
 def test_the_ten_lines_run(capsys):
-    block = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[0]
+    block = BLOCK.findall(README.read_text())[0]
     scope: dict[str, object] = {}
     exec(compile(block, "README.md", "exec"), scope)
     history = scope["history"]
@@ -26,7 +30,7 @@ def test_the_ten_lines_run(capsys):
 
 def test_settings_are_compared_and_attacked_as_the_block_says(capsys):
     scope: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[:2]:
+    for block in BLOCK.findall((DOCS / "python.md").read_text()):
         exec(compile(block, "README.md", "exec"), scope)
     printed = capsys.readouterr().out
     assert all(label in printed for label in scope["settings"])
@@ -36,14 +40,14 @@ def test_settings_are_compared_and_attacked_as_the_block_says(capsys):
 @pytest.mark.flower
 def test_the_flower_block_runs_as_it_stands_and_learns(capsys):
     pytest.importorskip("flwr")
-    block = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[2]
+    block = BLOCK.findall((DOCS / "flower.md").read_text())[0]
     exec(compile(block, "README.md", "exec"), {})
     printed = capsys.readouterr().out
     assert float(re.search(r"accuracy ([.\d]+); formal eps=8 ", printed)[1]) > 0.75
 
 
 def test_the_commands_exist():
-    commands = {line.split()[1] for line in README.read_text().splitlines() if line.startswith("    fedveil ")}
+    commands = {line.split()[1] for line in COMMANDS}
     assert commands == {"init", "run", "compare", "advise", "plan", "audit", "reproduce", "presets", "data"}
     for command in commands:
         result = CliRunner().invoke(app, [command, "--help"])
@@ -51,13 +55,20 @@ def test_the_commands_exist():
 
 
 def test_the_plan_of_the_readme_says_that_it_is_hopeless():
-    line = next(x for x in README.read_text().splitlines() if x.startswith("    fedveil plan"))
+    line = next(x for x in COMMANDS if x.startswith("    fedveil plan"))
     result = CliRunner().invoke(app, line.split()[1:])
     assert result.exit_code == 0
     assert "6.71" in result.output
     assert "hopeless" in result.output
 
 
-@pytest.mark.parametrize("link", re.findall(r"\]\((?!https?:)([^)#]+)\)", README.read_text()))
-def test_links_lead_somewhere(link):
-    assert (README.parent / link).exists()
+LINKS = [(page, link) for page in PAGES for link in re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", page.read_text())]
+
+
+@pytest.mark.parametrize(("page", "link"), LINKS, ids=[f"{page.stem}-{link}" for page, link in LINKS])
+def test_links_lead_somewhere(page, link):
+    assert (page.parent / link).exists()
+
+
+def test_the_front_page_stays_short():
+    assert len(README.read_text().splitlines()) < 120

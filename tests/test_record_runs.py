@@ -7,8 +7,7 @@ import torch
 
 from fedveil.config import load
 from fedveil.config.variants import configure, variants_of
-from fedveil.data.patches import LENGTH, learn_patches
-from fedveil.data.rings import RingFeatures, learn_rings
+from fedveil.data.patches import LENGTH, RingFeatures, learn_patches, learn_rings
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.report.tables import meanings_of
 from fedveil.runs import run

@@ -137,7 +137,7 @@ NOISY = fv.GlobalDP(noise_multiplier=1.0)
 MISSING = np.where(np.arange(54).reshape(9, 6) == 7, np.nan, 0).astype("float32")
 MEASURED = fv.Federation(model=nn.Linear(6, 2), clients=[(X, Y, X, Y)] * 2).run(rounds=1)
 PEOPLE = fv.methods.build("record", unit="person", people=9, records_per_person=2, noise_multiplier=1.0)
-SUMMED = fv.methods.build("record-sum", examples=9, noise_multiplier=1.0, silos=3)
+SUMMED = fv.methods.build("record", sum="trusted", examples=9, noise_multiplier=1.0, silos=3)
 HISTORY = fv.Federation(model=nn.Linear(6, 2), clients=DEALT).run(rounds=1)
 IN_PYTHON = {
     "noise as a number": (call(fv.GlobalDP, noise=1), "noise", "1", "noise_multiplier=1"),

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from fedveil.accounting import Policy
 from fedveil.config import load, parse
-from fedveil.config.options import options_of
+from fedveil.config.options import ConfigError, options_of
 from fedveil.errors import FieldError
 from fedveil.grid import Cell, Store, cell, distinct
 from fedveil.learning import LocalTraining
@@ -62,6 +63,8 @@ def test_numerics_and_data_are_part_of_the_key(monkeypatch):
     monkeypatch.setattr(cell, "data_digest", lambda spec: "0123456789")
     other = Cell("a", config()).key
     assert (other[:12], other[-6:]) == (before[:12], "012345")
+    for path in summary.NUMERICS:
+        monkeypatch.setitem(summary.NUMERICS, path, 3)
     assert Cell("a", config()).numerics == 3  # as in files of one number for all
 
 
@@ -88,6 +91,40 @@ def test_a_key_holds_the_numbers_of_the_paths_it_takes_alone(monkeypatch):
 @pytest.mark.parametrize("name", ["digits-fedre", "digits-group", "digits-record", "digits-sga-ldp", "digits-compare"])
 def test_a_configuration_of_every_method_has_a_key(name):
     assert Cell("x", load(name)).key == Cell("y", load(name)).key
+
+
+@pytest.mark.parametrize(
+    ("sum_", "former", "own"),
+    [
+        ("none", "record", {}),
+        ("trusted", "record-sum", {"silos": 4}),
+        ("secure", "record-secure", {"least_sites": 4}),
+    ],
+)
+def test_a_key_holds_the_name_that_a_method_and_its_sum_had_at_first(sum_, former, own):
+    record = {"examples": 10, "noise_multiplier": 1.0}
+    setting = {"label": "x", "method": "record", "sum": sum_, "clip": 2.0}
+    found = config(privacy={"method": "record", "sum": sum_, **record}, compare={"settings": [setting]}).differing()
+    assert found["privacy"] == {"method": former, "options": {**record, **own, "rounds": 2}}
+    assert found["compare"]["settings"] == [{"label": "x", "match_sigma_of": "", "method": former, "clip": 2.0}]
+
+
+@pytest.mark.parametrize(("former", "sum_"), [("record-sum", "trusted"), ("record-secure", "secure")])
+def test_former_names_are_refused_with_what_they_are_called_now(former, sum_):
+    from fedveil.engines.lifetime import read_policy
+    from fedveil.engines.nvflare.building import method_of
+    from fedveil.methods import build
+
+    setting = {"label": "x", "method": former}
+    for refused in (
+        lambda: config(privacy={"method": former, "examples": 10, "noise_multiplier": 1.0}),
+        lambda: config(compare={"settings": [setting]}),
+        lambda: build(former, examples=10, noise_multiplier=1.0),
+        lambda: method_of(former, {}),
+        lambda: read_policy(Policy(methods=(former,))),
+    ):
+        with pytest.raises((FieldError, ConfigError), match=f'"record" with sum = "{sum_}"'):
+            refused()
 
 
 def test_the_digest_is_of_the_examples():
@@ -193,13 +230,6 @@ def test_a_sigma_is_the_average_of_its_sources_runs(tmp_path, jobs):
     wanted = sum(found[m.key].summary.noise("sigma") for m in metric) / 2
     assert found[equal.key].series("sigma") == pytest.approx([wanted, wanted])
     assert "heuristic" in found[equal.key].summary.values["guarantee"]
-
-
-def test_two_stores_do_not_run_in_one_folder(tmp_path):
-    with Store(tmp_path).alone(), pytest.raises(FieldError, match="is being written to"), Store(tmp_path).alone():
-        pass
-    with Store(tmp_path).alone(), Store(tmp_path).alone(shared=True):
-        pass
 
 
 if __name__ == "__main__":

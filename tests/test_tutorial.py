@@ -28,9 +28,8 @@ SMALLER = {  # the same way with a seventh of the examples, fewer clients and ro
     "for i in range(30)": "for i in range(3)",
     "rounds=3": "rounds=1",
     "examples=20, epsilon=8, rounds=20, clip=0.5, silos=30": "examples=4, epsilon=8, rounds=1, clip=0.5, silos=3",
-    "people=10, records_per_person=2, epsilon=8, rounds=20, clip=0.5, silos=30": (
-        "people=2, records_per_person=2, epsilon=8, rounds=1, clip=0.5, silos=3"
-    ),
+    '"people": 10': '"people": 2',
+    'sum="trusted", epsilon=8, rounds=20, clip=0.5, silos=30': 'sum="trusted", epsilon=8, rounds=1, clip=0.5, silos=3',
     "local=local).run(20)": "local=local).run(1)",
 }
 

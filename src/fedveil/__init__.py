@@ -1,150 +1,103 @@
 """FedVeil: privacy-preserving federated learning with calibrated noise, and a truthful account of what it bought.
 
-Names are imported when they are first used, so that ``fedveil --help`` does not wait for PyTorch.
+What this module names is stable from 0.1.0 on; names of its rooms are provisional (docs/architecture.md). Each is
+imported when it is first used, so that ``fedveil --help`` does not wait for PyTorch.
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-import sys
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from fedveil import (
-        accounting,
-        aggregation,
-        attacks,
-        audit,
-        calibration,
-        clipping,
-        config,
-        data,
-        grid,
-        learning,
-        mechanisms,
-        methods,
-        runs,
-    )
-    from fedveil.aggregation import (
-        NNM,
-        Bucketing,
-        Bulyan,
-        CentredClipping,
-        FedAdagrad,
-        FedAdam,
-        FedAvg,
-        FedAvgM,
-        FedMedian,
-        FedOpt,
-        FedProx,
-        FedYogi,
-        FLTrust,
-        GeometricMedian,
-        Krum,
-        MultiKrum,
-        NormBounding,
-        TrimmedMean,
-    )
-    from fedveil.engines import Federation, History
-    from fedveil.errors import FedVeilError, FieldError
-    from fedveil.layout import Layout
-    from fedveil.learning import ClientData, LocalTraining
-    from fedveil.methods import SGALDP, FedRE, GlobalDP, GroupPrivacy, Method, MetricPrivacy, RecordDP, build
-    from fedveil.own import compare
+from fedveil.optional import lazy
 
 __version__ = "0.1.0"
 
-_ROOMS = (
-    "accounting",
-    "aggregation",
-    "attacks",
-    "audit",
-    "calibration",
-    "clipping",
-    "config",
-    "data",
-    "grid",
-    "learning",
-    "mechanisms",
-    "methods",
-    "runs",
-)
-_RULES = (
-    "Bucketing Bulyan CentredClipping FLTrust FedAdagrad FedAdam FedAvg FedAvgM FedMedian FedOpt FedProx FedYogi "
-    "GeometricMedian Krum MultiKrum NNM NormBounding TrimmedMean"
-)
-_OWNERS = {
-    "fedveil.aggregation": _RULES,
-    "fedveil.engines": "Federation History",
-    "fedveil.errors": "FedVeilError FieldError",
-    "fedveil.layout": "Layout",
-    "fedveil.learning": "ClientData LocalTraining",
-    "fedveil.own": "compare",
-    "fedveil.methods": "FedRE GlobalDP GroupPrivacy Method MetricPrivacy RecordDP SGALDP build",
-}
-_OWNER = {name: owner for owner, names in _OWNERS.items() for name in names.split()}
-
-__all__ = [
-    "NNM",
-    "SGALDP",
-    "Bucketing",
-    "Bulyan",
-    "CentredClipping",
-    "ClientData",
-    "FLTrust",
-    "FedAdagrad",
-    "FedAdam",
-    "FedAvg",
-    "FedAvgM",
-    "FedMedian",
-    "FedOpt",
-    "FedProx",
-    "FedRE",
-    "FedVeilError",
-    "FedYogi",
-    "Federation",
-    "FieldError",
-    "GeometricMedian",
-    "GlobalDP",
-    "GroupPrivacy",
-    "History",
-    "Krum",
-    "Layout",
-    "LocalTraining",
-    "Method",
-    "MetricPrivacy",
-    "MultiKrum",
-    "NormBounding",
-    "RecordDP",
-    "TrimmedMean",
-    "__version__",
-    "accounting",
-    "aggregation",
-    "attacks",
-    "audit",
-    "build",
-    "calibration",
-    "clipping",
-    "compare",
-    "config",
-    "data",
-    "grid",
-    "learning",
-    "mechanisms",
-    "methods",
-    "runs",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
-        return import_module(f"fedveil.{name}")
-    if name in _OWNER:
-        value = getattr(import_module(_OWNER[name]), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'fedveil' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+if TYPE_CHECKING:
+    from fedveil import accounting as accounting
+    from fedveil import aggregation as aggregation
+    from fedveil import attacks as attacks
+    from fedveil import calibration as calibration
+    from fedveil import clipping as clipping
+    from fedveil import config as config
+    from fedveil import data as data
+    from fedveil import engines as engines
+    from fedveil import games as games
+    from fedveil import gdp as gdp
+    from fedveil import grid as grid
+    from fedveil import layout as layout
+    from fedveil import learning as learning
+    from fedveil import mechanisms as mechanisms
+    from fedveil import methods as methods
+    from fedveil import runs as runs
+    from fedveil import secure as secure
+    from fedveil.accounting import Filter as Filter
+    from fedveil.accounting import Guarantee as Guarantee
+    from fedveil.accounting import LeakageFilter as LeakageFilter
+    from fedveil.accounting import Ledger as Ledger
+    from fedveil.accounting import Limits as Limits
+    from fedveil.accounting import ParticipationFilter as ParticipationFilter
+    from fedveil.accounting import Policy as Policy
+    from fedveil.accounting import Spend as Spend
+    from fedveil.accounting import SpendFilter as SpendFilter
+    from fedveil.aggregation import NNM as NNM
+    from fedveil.aggregation import Aggregator as Aggregator
+    from fedveil.aggregation import Bucketing as Bucketing
+    from fedveil.aggregation import Bulyan as Bulyan
+    from fedveil.aggregation import CentredClipping as CentredClipping
+    from fedveil.aggregation import FedAdagrad as FedAdagrad
+    from fedveil.aggregation import FedAdam as FedAdam
+    from fedveil.aggregation import FedAvg as FedAvg
+    from fedveil.aggregation import FedAvgM as FedAvgM
+    from fedveil.aggregation import FedMedian as FedMedian
+    from fedveil.aggregation import FedOpt as FedOpt
+    from fedveil.aggregation import FedProx as FedProx
+    from fedveil.aggregation import FedYogi as FedYogi
+    from fedveil.aggregation import FLTrust as FLTrust
+    from fedveil.aggregation import GeometricMedian as GeometricMedian
+    from fedveil.aggregation import Krum as Krum
+    from fedveil.aggregation import MultiKrum as MultiKrum
+    from fedveil.aggregation import NormBounding as NormBounding
+    from fedveil.aggregation import TrimmedMean as TrimmedMean
+    from fedveil.clipping import QuantileClip as QuantileClip
+    from fedveil.config import Config as Config
+    from fedveil.engines import Behaviour as Behaviour
+    from fedveil.engines import Budgets as Budgets
+    from fedveil.engines import EarlyStopping as EarlyStopping
+    from fedveil.engines import Evaluation as Evaluation
+    from fedveil.engines import Execution as Execution
+    from fedveil.engines import Federation as Federation
+    from fedveil.engines import History as History
+    from fedveil.engines import PerClient as PerClient
+    from fedveil.engines import Probe as Probe
+    from fedveil.engines import Round as Round
+    from fedveil.engines import RoundRecord as RoundRecord
+    from fedveil.engines import Seen as Seen
+    from fedveil.engines import ServerParty as ServerParty
+    from fedveil.engines import Shared as Shared
+    from fedveil.engines import Turn as Turn
+    from fedveil.errors import FedVeilError as FedVeilError
+    from fedveil.errors import FieldError as FieldError
+    from fedveil.layout import Layout as Layout
+    from fedveil.learning import ClientData as ClientData
+    from fedveil.learning import Learner as Learner
+    from fedveil.learning import LocalTraining as LocalTraining
+    from fedveil.mechanisms import ReproducibleSource as ReproducibleSource
+    from fedveil.mechanisms import SecureSource as SecureSource
+    from fedveil.mechanisms import Source as Source
+    from fedveil.methods import SGALDP as SGALDP
+    from fedveil.methods import ClientSide as ClientSide
+    from fedveil.methods import FedRE as FedRE
+    from fedveil.methods import GlobalDP as GlobalDP
+    from fedveil.methods import GroupPrivacy as GroupPrivacy
+    from fedveil.methods import Method as Method
+    from fedveil.methods import MetricPrivacy as MetricPrivacy
+    from fedveil.methods import Publishing as Publishing
+    from fedveil.methods import RecordDP as RecordDP
+    from fedveil.methods import ServerSide as ServerSide
+    from fedveil.methods import Validation as Validation
+    from fedveil.methods import build as build
+    from fedveil.own import Compared as Compared
+    from fedveil.own import OwnAudit as OwnAudit
+    from fedveil.own import audit as audit
+    from fedveil.own import compare as compare
+    from fedveil.secure import SiteKey as SiteKey
+else:
+    __getattr__, __dir__, __all__ = lazy(__name__)

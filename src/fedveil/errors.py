@@ -168,6 +168,8 @@ def require_count(field: str, value: Any, least: int = 1, most: int = _LARGEST) 
 
 def require_rounds(field: str, value: Any) -> int:
     """Return a number of rounds, refusing what nobody trains."""
+    if value is None:
+        raise FieldError(field, "missing", "say how many there are to be, as in run(rounds=20)")
     return require_count(field, value, most=_MOST_ROUNDS)
 
 

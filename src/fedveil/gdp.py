@@ -103,6 +103,14 @@ def mu_of_epsilon(epsilon: float, delta: float) -> float:
     return a + b_of(a) if a > 0 else 2 * epsilon / (b_of(a) - a)
 
 
+def noise_of_epsilon(epsilon: float, delta: float, change: float = 1.0) -> float:
+    """The least deviation of Gaussian noise for a sensitivity that stays within (epsilon, delta), rounding included."""
+    sigma = change / mu_of_epsilon(epsilon, delta)
+    while epsilon_of_mu(change / sigma, delta) > epsilon:
+        sigma *= 1 + 1e-12
+    return sigma
+
+
 def compose_mu(mus: Iterable[float]) -> float:
     """Mu of the joint release of independent Gaussian releases: the root of the sum of squares."""
     return math.hypot(*(require_non_negative("mu", m) for m in mus))  # squares of small ones would underflow

@@ -114,7 +114,8 @@ class Layout:
                 "module",
                 type(module).__name__,
                 f"has buffers that are neither shared nor noised: {', '.join(found)}. fedveil.learning.mend(model) "
-                'puts GroupNorm in the place of BatchNorm; buffers="keep" lets each party keep its own',
+                "puts GroupNorm in the place of BatchNorm (for a configuration, where your module makes the model); "
+                'in Python, Federation(..., buffers="keep") lets each party keep its own',
             )
         frozen = [name for name, p in parameters.items() if not p.requires_grad]
         entries = [(name, tuple(p.shape), p.dtype) for name, p in parameters.items() if p.requires_grad]

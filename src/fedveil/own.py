@@ -2,50 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from inspect import signature
+from itertools import product
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from fedveil.attacks.observation import Knowledge, Observation, ThreatModel
-from fedveil.attacks.participation import (
-    CalibratedLoss,
-    LikelihoodRatio,
-    Loss,
-    Participation,
-    SequentialEvidence,
-    judge,
-)
-from fedveil.attacks.statistics import CONFIDENCE, EpsilonBound, joint_bound
-from fedveil.audit.game import Judgement, game_of, play
-from fedveil.audit.participation import REHEARSALS
+from fedveil.attacks import CalibratedLoss, Knowledge, LikelihoodRatio, Loss, Observation, Participation, ThreatModel
+from fedveil.attacks.statistics import CONFIDENCE, EpsilonBound
 from fedveil.config import Config, load
-from fedveil.engines import Federation, RoundRecord
-from fedveil.engines.assembly import Privacy, as_client, resolve_method
-from fedveil.errors import FieldError, require_count, require_delta, require_rounds
+from fedveil.config.world import world_of
+from fedveil.engines import Federation
+from fedveil.engines.assembly import AnyMethod, as_client, resolve_method
+from fedveil.engines.probe import Seen
+from fedveil.errors import FieldError, NoReplyError, require_count, require_delta, require_rounds
+from fedveil.games.game import Judgement, game_of, play
+from fedveil.games.participation import REHEARSALS
+from fedveil.games.replicates import HONEST, Case, Replicate
+from fedveil.games.scoring import judge_all
 from fedveil.gdp import rounded_down
+from fedveil.grid import Cell, Finished, Store
 from fedveil.grid.comparison import compare as compare_settings
 from fedveil.grid.comparison import named
+from fedveil.grid.made import stated
 from fedveil.learning import ClientData, LocalTraining
-from fedveil.learning.metrics import task_of
-from fedveil.methods.publishing import Publishing
 from fedveil.runs.runner import Progress, Silent
-from fedveil.runs.summary import REPRODUCIBLE, Row, Summary, core_of, guarantees_of, row_of
+from fedveil.runs.summary import Summary
 
 Clients = Sequence[Any]
 Make = Callable[..., Federation]  # (clients, method, seed), and local= where a setting has its own
-Setting = Privacy | None | tuple[Privacy | None, LocalTraining]
+OwnSetting = AnyMethod | None | tuple[AnyMethod | None, LocalTraining]
 
 
 def compare(
     what: Make | Config | str | Path,
     clients: Clients | None = None,
-    settings: Mapping[str, Setting] | None = None,
+    settings: Mapping[str, OwnSetting] | None = None,
     *,
     rounds: int | None = None,
     seeds: int = 1,
@@ -91,15 +87,19 @@ def compare(
     if out is not None:
         raise FieldError("out", str(out), "is for configurations; what a function makes has no file to run it again by")
     planned, delta = require_rounds("rounds", rounds), require_delta("delta", delta)
-    for label, given in settings.items():
-        with named(label):
-            _made(what, clients or (), given, 0)
-    repeated = range(require_count("seeds", seeds))
-    plans = [(label, given, seed) for label, given in settings.items() for seed in repeated]
-    going, found = progress or shown(), []
-    for label, given, s in plans:
-        found.append(_played(_made(what, clients or (), given, s), label, planned, s, delta, going))
-    return Compared(tuple(found))
+    cells = [
+        Cell(label, stated(planned, seed, delta), make=partial(_made, what, clients or (), given, seed))
+        for label, given in settings.items()
+        for seed in range(require_count("seeds", seeds))
+    ]
+    for cell in cells[::seeds]:
+        assert cell.make is not None
+        with named(cell.label):
+            cell.make()
+    finished = Store(None).run(cells, progress or shown())
+    for why in finished.failed.values():
+        raise NoReplyError(why)
+    return Compared(tuple(finished.outcomes[cell.key].summary for cell in cells))
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Compared(Sequence[Summary]):
         return text.get()
 
 
-def _made(make: Make, clients: Clients, given: Setting, seed: int) -> Federation:
+def _made(make: Make, clients: Clients, given: OwnSetting, seed: int) -> Federation:
     method, local = given if isinstance(given, tuple) else (given, None)
     return make_one(make, clients, method, seed, **({} if local is None else {"local": local}))
 
@@ -150,7 +150,7 @@ def shown() -> Progress:
     return progress_for(console) if console.is_terminal else Silent()
 
 
-def make_one(make: Make, clients: Clients, method: Privacy | None, seed: int, **more: LocalTraining) -> Federation:
+def make_one(make: Make, clients: Clients, method: AnyMethod | None, seed: int, **more: LocalTraining) -> Federation:
     """Call a user's function, and refuse what it must not return."""
     written = "lambda clients, method, seed: fv.Federation(..., clients=clients, method=method, seed=seed)"
     try:
@@ -165,45 +165,10 @@ def make_one(make: Make, clients: Clients, method: Privacy | None, seed: int, **
     return found
 
 
-def _played(federation: Federation, label: str, rounds: int, seed: int, delta: float, progress: Progress) -> Summary:
-    """One run, summed up as a run of a configuration would be."""
-    rows: list[Row] = []
-    its = federation
-
-    def on_round(record: RoundRecord) -> None:
-        rows.append(row_of(record, its.method, its.layout, its.client_sides))
-        progress.advance(rows[-1])
-
-    progress.begin(f"{label}, seed {seed}", 0, rounds)
-    try:
-        history = its.run(rounds, on_round)
-    finally:
-        progress.end()
-    guarantee, parties = guarantees_of(its.method, its.books(), delta)
-    secure = its.source.deployable
-    return Summary(
-        {
-            **core_of(label, its.method, its.layout, rows, guarantee, delta),
-            "task": "classification" if task_of(its.clients[0].y) == "classes" else "regression",
-            "guarantees": parties,
-            "rounds_planned": rounds,
-            "stopped": history.stopped,
-            "clients": len(its.clients),
-            "examples": int(median(c.examples for c in its.clients)),
-            "published_metrics": {"text": Publishing().describe()},
-            "derived_from": "",
-            "data": {"name": "your clients", "note": "", "warnings": list(its.warnings.said.values())},
-            "seed": seed,
-            "source": "secure" if secure else REPRODUCIBLE,
-        },
-        rows,
-    )
-
-
 def audit(
     what: Make | Config | str | Path,
     clients: Clients | None = None,
-    method: Privacy | None = None,
+    method: AnyMethod | None = None,
     *,
     rounds: int | None = None,
     replicates: int | None = None,
@@ -224,7 +189,7 @@ def audit(
     ----------
     what : callable, Config or path
         ``make(clients, method, seed) -> Federation``, or a configuration: `options` are then those of
-        `fedveil.audit.game_of`, and ``out`` for a folder.
+        `fedveil.games.game_of`, and ``out`` for a folder.
     clients : sequence
         As for `Federation`.
     method : optional
@@ -268,31 +233,28 @@ def audit(
     if relation == "zero-out":
         stand_in = ClientData(shadow.x[:0], shadow.y[:0])
     without = others if relation == "add/remove" else [*held[:where], stand_in, *held[where + 1 :]]
-    worlds = {True: held, False: without}
-    runs, planned = (
-        require_count("replicates", 10 if replicates is None else replicates, least=4),
+    settings = {"no defence": None} | ({} if method is None else {"with the method": method})
+    game = OwnGame(
+        what,
+        {True: held, False: without},
+        settings,
         require_rounds("rounds", rounds),
+        require_count("replicates", 10 if replicates is None else replicates, least=4),
+        (shadow, known),
+        relation,
+        require_delta("delta", delta),
+        where,
     )
-    found, promised, joint = list[Participation](), "", EpsilonBound(0.0, 0.0, delta, CONFIDENCE)
-    for label, protects in {"no defence": None, "with the method": method}.items():
-        if label == "no defence" or method is not None:
-            going.begin(label, 0, 2 * (runs + max(REHEARSALS, runs // 2)))
-            try:
-                traces, promised = _traces(what, worlds, protects, planned, runs, shadow, known, delta, going)
-            finally:
-                going.end()
-            verdicts, joint = _judged(traces, label, delta, relation)
-            found += verdicts
-    return OwnAudit(tuple(found), where, relation, promised, joint)
+    return game.judge(Store(None).run(game.cells(), going, together=True))
 
 
-@dataclass(frozen=True)
-class OwnAudit:
+@dataclass(frozen=True, eq=False)
+class OwnAudit(Judgement):
     """What attacks on participation reached.
 
     Attributes
     ----------
-    verdicts : tuple of Participation
+    verdicts : sequence of Participation
         Without the method first.
     target : int
         The client in question.
@@ -304,11 +266,11 @@ class OwnAudit:
         What all attacks against the method prove together.
     """
 
-    verdicts: tuple[Participation, ...]
-    target: int
-    relation: str
-    promised: str
-    measured: EpsilonBound
+    verdicts: Sequence[Participation]
+    target: int = -1
+    relation: str = ""
+    promised: str = ""
+    measured: EpsilonBound = field(default_factory=lambda: EpsilonBound(0.0, 0.0, 0.0, CONFIDENCE))
 
     def __str__(self) -> str:
         """The answer, a line an attack, then what was promised beside what was measured."""
@@ -326,75 +288,129 @@ class OwnAudit:
         return "\n".join(lines)
 
 
-def _relation(make: Make, clients: Clients, method: Privacy | None) -> str:
+@dataclass(frozen=True, eq=False)
+class OwnGame:
+    """The game of participation on federations that a function makes, by attacks that need models and examples alone.
+
+    Parameters
+    ----------
+    make : callable
+        Of the federation.
+    worlds : mapping of bool to sequence
+        The clients, with the target and without.
+    settings : mapping of str to method
+        The undefended one first.
+    rounds, runs : int
+        Of each run, and runs in each world.
+    held : tuple of ClientData
+        What the attacker holds: the target's examples, and perhaps others on which nobody trains.
+    relation : str
+        Between the worlds.
+    delta : float
+        Of the epsilons.
+    target : int
+        Who is asked about.
+    """
+
+    make: Make
+    worlds: Mapping[bool, Clients]
+    settings: Mapping[str, AnyMethod | None]
+    rounds: int
+    runs: int
+    held: tuple[ClientData, ClientData | None]
+    relation: str
+    delta: float
+    target: int
+
+    @cached_property
+    def of_case(self) -> dict[Case, Cell]:
+        """The cell of every run; rehearsals and runs have seeds of their own, alike in all settings."""
+        found = {}
+        for label, method in self.settings.items():
+            for phase, first, count in (("rehearsal", 0, max(REHEARSALS, self.runs // 2)), ("run", 10**6, self.runs)):
+                for inside, index in product((True, False), range(count)):
+                    seed = 2 * (first + index) + inside
+                    made = partial(_audited, self.make, self.worlds[inside], method, seed)
+                    view = (LossView(*self.held),)
+                    case = Case(label, HONEST, phase, inside, index)
+                    found[case] = Cell(label, stated(self.rounds, seed, self.delta), view, make=made)
+        return found
+
+    def cells(self) -> list[Cell]:
+        """The runs."""
+        return [*self.of_case.values()]
+
+    def judge(self, finished: Finished) -> OwnAudit:
+        """Verdicts from finished runs."""
+        done, names = {}, LossView(*self.held).figures
+        for case, cell in self.of_case.items():
+            outcome = finished.outcomes[cell.key]
+            scores = {name: outcome.series(name) for name in names}
+            done[case] = Replicate(case, scores, {}, None, outcome.summary.values["guarantee"])
+        attacks = [*names, *([LikelihoodRatio.name] if CalibratedLoss.name in names else [])]
+        found = judge_all(done, [*self.settings], attacks, world_of(self.relation), self.delta)
+        defended = [*self.settings][-1]
+        order = sorted(found.verdicts, key=lambda one: [*self.settings].index(one.result.setting))
+        promised = next(one.guarantee for case, one in done.items() if case.setting == defended)
+        return OwnAudit(
+            [one.result for one in order],
+            found.refused,
+            target=self.target,
+            relation=self.relation,
+            promised=promised,
+            measured=found.together[defended],
+        )
+
+
+class LossView:
+    """A probe: what the attacks that need no more than models and examples score in a round.
+
+    Parameters
+    ----------
+    shadow : ClientData
+        The target's examples.
+    reference : ClientData, optional
+        Others on which nobody trains, for the calibrated attack; its outsider's model is the first broadcast.
+    """
+
+    name = "losses on the target's examples"
+
+    def __init__(self, shadow: ClientData, reference: ClientData | None = None) -> None:
+        self._shadow, self._reference = shadow, reference
+        self._kinds: list[type[Loss | CalibratedLoss]] = [Loss] if reference is None else [Loss, CalibratedLoss]
+        self._known: Knowledge | None = None
+
+    @property
+    def figures(self) -> Collection[str]:
+        """The attacks."""
+        return [kind.name for kind in self._kinds]
+
+    def __call__(self, seen: Seen) -> dict[str, float]:
+        """One round."""
+        if self._known is None:
+            learner, outsider = seen.federation.learner, None if self._reference is None else seen.broadcast.models[0]
+            loss = learner.local.loss
+            self._known = Knowledge(
+                learner.model, seen.federation.layout, loss, self._shadow, self._reference, outsider
+            )
+        threat = ThreatModel("semi-honest client", frozenset({"models", "shadow", "reference"}))
+        observed = Observation(torch.stack([seen.broadcast.models, seen.models]), len(seen.federation.clients))
+        return {kind.name: float(kind(self._known, threat).run(observed)[-1]) for kind in self._kinds}
+
+
+def _audited(make: Make, clients: Clients, method: AnyMethod | None, seed: int) -> Federation:
+    """A federation to audit."""
+    found = make_one(make, clients, method, seed)
+    if found.own_buffers:
+        accepted = "these attacks model no client's own statistics: mend the model (fedveil.learning.mend)"
+        raise FieldError("buffers", "keep", accepted)
+    return found
+
+
+def _relation(make: Make, clients: Clients, method: AnyMethod | None) -> str:
     """Of what a method promises a client, after a round of it."""
     found = make_one(make, clients, method, 0).run(1).guarantee
     return found.relation if found.proven and found.unit not in ("record", "person") else "zero-out"
-
-
-def _traces(
-    make: Make,
-    worlds: Mapping[bool, Clients],
-    method: Privacy | None,
-    rounds: int,
-    runs: int,
-    shadow: ClientData,
-    reference: ClientData | None,
-    delta: float,
-    progress: Progress,
-) -> tuple[dict[tuple[str, bool], dict[str, Tensor]], str]:
-    """Scores [runs, R] of each attack, by phase and world, and the guarantee of a run."""
-    scores: dict[tuple[str, bool], dict[str, list[Tensor]]] = {}
-    promised = ""
-    for phase, first, count in (("rehearsal", 0, max(REHEARSALS, runs // 2)), ("run", 10**6, runs)):
-        for inside, clients in worlds.items():
-            own = scores.setdefault((phase, inside), {})
-            for seed in range(first, first + count):
-                federation = make_one(make, clients, method, 2 * seed + inside)
-                broadcasts = [federation.models.clone()]
-                history = federation.run(rounds, lambda _: broadcasts.append(federation.models.clone()))  # noqa: B023
-                progress.advance(
-                    row_of(history.rounds[-1], federation.method, federation.layout, federation.client_sides)
-                )
-                promised = history.guarantee.describe(delta)
-                for name, trace in _scores(federation, torch.stack(broadcasts), shadow, reference).items():
-                    own.setdefault(name, []).append(trace)
-    least = min(len(t) for own in scores.values() for ts in own.values() for t in ts)
-    cut = {key: {n: torch.stack([t[:least] for t in ts]) for n, ts in own.items()} for key, own in scores.items()}
-    return cut, promised
-
-
-def _scores(
-    federation: Federation, models: Tensor, shadow: ClientData, reference: ClientData | None
-) -> dict[str, Tensor]:
-    """One score a round of the attacks that need nothing but models and examples."""
-    if federation.own_buffers:
-        accepted = "these attacks model no client's own statistics: mend the model (fedveil.learning.mend)"
-        raise FieldError("buffers", "keep", accepted)
-    learner, outsider = federation.learner, None if reference is None else models[0, 0]
-    known = Knowledge(learner.model, federation.layout, learner.local.loss, shadow, reference, outsider)
-    threat = ThreatModel("semi-honest client", frozenset({"models", "shadow", "reference"}))
-    kinds: list[type[Loss | CalibratedLoss]] = [Loss] if reference is None else [Loss, CalibratedLoss]
-    return {kind.name: kind(known, threat).run(Observation(models, len(federation.clients))) for kind in kinds}
-
-
-def _judged(
-    traces: Mapping[tuple[str, bool], Mapping[str, Tensor]], setting: str, delta: float, relation: str
-) -> tuple[list[Participation], EpsilonBound]:
-    found, scores = [], []
-    places = [(phase, inside) for phase in ("rehearsal", "run") for inside in (True, False)]
-    about: dict[str, Any] = {"delta": delta, "relation": relation, "threat": "semi-honest client"}
-    for name in traces["run", True]:
-        last = [Loss.evidence(traces[place][name])[:, -1].numpy() for place in places]
-        found.append(judge(name, setting, last[2], last[3], rehearsed=(last[0], last[1]), **about))
-        scores.append((last[2], last[3], float(found[-1].threshold or 0.0)))
-    if CalibratedLoss.name in traces["run", True]:
-        stacked = [LikelihoodRatio.stacked(traces[place]) for place in places]
-        model = SequentialEvidence.fit(stacked[0], stacked[1], steady=LikelihoodRatio.steady)
-        last = [model.weigh(s)[:, -1].numpy() for s in stacked[2:]]
-        found.append(judge(LikelihoodRatio.name, setting, last[0], last[1], threshold=0.0, **about))
-        scores.append((last[0], last[1], 0.0))
-    return found, joint_bound(scores, delta=delta)
 
 
 def _held_out(clients: Sequence[ClientData]) -> ClientData | None:

@@ -1,11 +1,10 @@
 """A tiny federation, and clients that answer as the test says."""
 
-from dataclasses import fields
-
 import torch
 from torch import nn
 
-from fedveil.engines import Execution, Federation
+from federation_kit import grouped
+from fedveil.engines import Execution, Federation, Shared
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, Trained
 from fedveil.learning.learner import Learned, Learner
@@ -65,14 +64,7 @@ def federation(name, n=4, *, faults=None, since=1, method=None, **options):
     """An embedded federation of a named method with its usual options."""
     values = {"model": tiny, "clients": [images(p) for p in range(n)], "seed": 7, "public_data": images(100)}
     values |= {"method": method or build(name, **OPTIONS[name]), "learner": Faulty(faults or {}, since)}
-    return Federation(**executed({**values, **options}))
-
-
-def executed(values):
-    """The arguments of a federation, with those of how it is carried out in their place."""
-    names = [f.name for f in fields(Execution)]
-    own = {name: value for name, value in values.items() if name in names}
-    return {name: v for name, v in values.items() if name not in names} | {"execution": Execution(**own)}
+    return Federation(**grouped({**values, **options}))
 
 
 class Scripted:
@@ -112,5 +104,5 @@ def scripted(method, steps, *, seed=0, **learner):
         method=method,
         execution=Execution(learner=script),
         seed=seed,
-        public_data=clients[0],
+        shared=Shared(public_data=clients[0]),
     )

@@ -60,20 +60,26 @@ def test_noise_that_was_only_read_about_is_promised_under_conditions(unit, trust
 
 def test_the_least_noise_comes_first_and_heuristics_promise_nothing():
     found = advise(**DIGITS)
-    assert [c.method for c in found[:4]] == ["record-sum", "record", "global", "fedre"]
-    verdicts = {c.method: c.verdict for c in found[:4]}
-    assert verdicts == {"record-sum": "possible", "record": "possible", "global": "hopeless", "fedre": "hopeless"}
-    assert all(c.guarantee is None and c.verdict == "no promise" for c in found[4:])
-    for choice in found[:4]:
+    verdicts = [(c.method, c.trust, c.verdict) for c in found[:5]]
+    assert verdicts == [
+        ("record", "trusted sum", "possible"),
+        ("record", "secure sum", "possible"),
+        ("record", "local", "possible"),
+        ("global", "central", "hopeless"),
+        ("fedre", "local", "hopeless"),
+    ]
+    assert all(c.guarantee is None and c.verdict == "no promise" for c in found[5:])
+    for choice in found[:5]:
         assert choice.guarantee.epsilon(1e-5) == pytest.approx(4.0)
 
 
 def test_ratios_are_those_of_the_noise_on_a_rounds_mean():
-    by_name = {c.method: c for c in advise(**DIGITS)}
+    by_trust = {c.trust: c for c in reversed(advise(**DIGITS)) if c.noise_to_signal}
     z = least_noise(4.0, 1e-5, 60)
-    assert by_name["global"].noise_to_signal == pytest.approx(z * math.sqrt(650) / 10)
-    assert by_name["record-sum"].noise_to_signal == pytest.approx(z * math.sqrt(650 * 10 / 9) / 1440)
-    assert by_name["record"].noise_to_signal == pytest.approx(z * math.sqrt(650 * 10) / 1440)
+    assert by_trust["central"].noise_to_signal == pytest.approx(z * math.sqrt(650) / 10)
+    for trust in ("trusted sum", "secure sum"):
+        assert by_trust[trust].noise_to_signal == pytest.approx(z * math.sqrt(650 * 10 / 9) / 1440)
+    assert by_trust["local"].noise_to_signal == pytest.approx(z * math.sqrt(650 * 10) / 1440)
 
 
 def test_four_hospitals_have_no_client_level_promise_with_a_large_model():
@@ -108,17 +114,17 @@ def test_a_person_is_protected_as_such_by_all_her_records_together_or_with_her_c
         advise(**DIGITS, unit="person")
 
 
-@pytest.mark.parametrize("method", ["record", "record-sum", "global"])
-def test_the_lines_make_a_method_with_the_promise(method):
+@pytest.mark.parametrize("trust", ["local", "trusted sum", "secure sum", "central"])
+def test_the_lines_make_a_method_with_the_promise(trust):
     import tomllib
 
     from fedveil.methods import build
 
-    choice = next(c for c in advise(**DIGITS) if c.method == method)
+    choice = next(c for c in advise(**DIGITS) if c.trust == trust)
     values = tomllib.loads("\n".join(choice.lines))
     built = build(values.pop("method"), **values)
     spent = built.client.noisy_steps.deviation if built.noisy else built.server.noise_multiplier
-    expected = choice.noise_multiplier / (3.0 if method == "record-sum" else 1.0)
+    expected = choice.noise_multiplier / (3.0 if trust.endswith("sum") else 1.0)
     assert spent == pytest.approx(expected, rel=1e-5)
 
 
@@ -142,7 +148,7 @@ def test_the_command_advises_and_reads(tmp_path):
     file.write_text("[advise]\nclients = 10\nexamples = 144\ndimension = 650\nrounds = 60\nepsilon = 4.0\n")
     code, text = said(file)
     assert code == 0
-    assert text.index("record-sum") < text.index("hopeless")
+    assert text.index("trusted sum") < text.index("hopeless")
     assert "10 records of one person together epsilon is 81.5" in text
     assert "accuracy 0.679" in text
     assert said("--clients", 3)[0] != 0
@@ -165,7 +171,7 @@ def test_the_command_reads_an_experiments_file(tmp_path):
 
     record = said("digits-record")
     assert "eps=4 " in record
-    assert record.index("record-sum") < record.index("hopeless")
+    assert record.index("trusted sum") < record.index("hopeless")
     assert "hopeless" not in said("digits-sga-ldp")  # no promise of its own: nothing to reach
     assert "hopeless" in said("digits-sga-ldp", "--epsilon", "2")
 
@@ -198,7 +204,8 @@ def test_the_lines_that_are_printed_keep_the_promise_that_is_printed(relation):
                 continue
             values = tomllib.loads("\n".join(choice.lines))
             method = build(values.pop("method"), **values)
-            public = PublicFacts(round=1, rounds=7, cohort=4, dimension=10, layer_scores=(1.0,))
+            sites = tuple(bytes([i] * 32) for i in range(4))
+            public = PublicFacts(round=1, rounds=7, cohort=4, dimension=10, layer_scores=(1.0,), roster=sites)
             opened = Broadcast(models=torch.zeros(1, 10), public=public)
             if choice.trust == "central":
                 facts = ServerFacts(broadcast=opened, layout=Layout.from_shapes({"w": (10,)}), partitions=(0, 1, 2, 3))
@@ -222,12 +229,12 @@ def test_a_deviation_that_is_said_to_be_enough_is_enough():
 
 def test_the_evidence_of_advice_stands_in_the_results_it_names():
     root = Path(__file__).parents[2]
-    seen = {choice.method: choice.evidence for choice in advise(**DIGITS)}
+    seen = {choice.trust: choice.evidence for choice in advise(**DIGITS) if choice.method == "record"}
     blood = json.loads((root / "results/record-level/silos/table-blood.json").read_text())["rows"]
     reached = {(row["row"], row["setting"]): f"{row['value']:.3f}"[1:] for row in blood if row["figure"] == "accuracy"}
-    digits = re.findall(r"^\| one .* silos of digits \|.*", (root / "README.md").read_text(), re.MULTILINE)
-    for method, setting, trust in (("record-sum", "sum", "a trusted sum"), ("record", "alone", "no trust")):
-        line = next(row for row in digits if f"| {trust} |" in row)
-        without, private = re.findall(r"\| (\.\d{3}) ", line)
+    digits = re.search(r"^\| one .* silos of digits \| (4) \|(.*)", (root / "README.md").read_text(), re.MULTILINE)
+    shown = dict(zip(("without", "sum", "local"), re.findall(r"\.\d{3}", digits[2]), strict=True))
+    for of, setting in (("trusted sum", "sum"), ("local", "alone")):
+        without, private = shown["without"], shown["local" if of == "local" else "sum"]
         cells = f"blood cells: {reached['2', setting]} at 2, {reached['none', 'vanilla']} without"
-        assert seen[method].startswith(f"4 silos, {cells}; 10 on digits: {private} at 4, {without} (")
+        assert seen[of].startswith(f"4 silos, {cells}; 10 on digits: {private} at 4, {without} (")

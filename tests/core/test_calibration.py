@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from fedveil.calibration import (
     AlignmentLDP,
-    GlobalCalibrator,
     LayerSensitivity,
     MetricCalibrator,
     NeighbourhoodLaplace,
@@ -108,7 +107,7 @@ def test_distance_refusals():
 
 
 def test_global_scale_by_hand():
-    assert GlobalCalibrator(0.01, 5.0).sigma(n=4) == pytest.approx(0.0125)  # the paper's setting
+    assert MetricCalibrator(0.01, 5.0).sigma(n=4, distance=0.0) == pytest.approx(0.0125)  # the paper's setting
 
 
 def test_metric_scale_by_hand():
@@ -121,13 +120,12 @@ def test_metric_scale_by_hand():
 
 @pytest.mark.parametrize("bad", [0, -1.0, float("nan"), float("inf"), "1"])
 def test_bad_scales_are_refused(bad):
-    for make in (GlobalCalibrator, MetricCalibrator):
-        with pytest.raises(FieldError, match="noise_multiplier"):
-            make(bad, 1.0)
-        with pytest.raises(FieldError, match="clip"):
-            make(1.0, bad)
+    with pytest.raises(FieldError, match="noise_multiplier"):
+        MetricCalibrator(bad, 1.0)
+    with pytest.raises(FieldError, match="clip"):
+        MetricCalibrator(1.0, bad)
     with pytest.raises(FieldError, match="n = "):
-        GlobalCalibrator(1.0, 1.0).sigma(n=bad)
+        MetricCalibrator(1.0, 1.0).sigma(n=bad, distance=0.0)
     if bad != 0:
         with pytest.raises(FieldError, match="distance"):
             MetricCalibrator(1.0, 1.0).sigma(n=1, distance=bad)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from engine_kit import OPTIONS, REGION, federation, images, tiny
 
-from fedveil.calibration.alignment import gaussian_sigma
+from fedveil.calibration.local import gaussian_sigma
 from fedveil.data import DataSet, federate
 from fedveil.errors import FieldError
 from fedveil.layout import Layout

@@ -166,7 +166,7 @@ def test_the_choice_among_hypotheses_is_promised_at_their_distance_and_declined_
     side = GroupPrivacy(noise_multiplier=250.0, radius=1.0)
     quoted = side.quote(opened(models=models), side.init())
     assert quoted.guarantee.hypotheses_apart == pytest.approx(5.0)
-    assert quoted.guarantee.epsilon_per_distance == pytest.approx(2.0)
+    assert quoted.guarantee.bound.epsilon_per_distance == pytest.approx(2.0)
     assert "eps=10" in quoted.guarantee.describe()
     limits = {"release": Limits(leakage=3.0), "total": Limits(leakage=3.0), "distance": 1.0}
     for allowed, declines in ((4.9, True), (5.1, False)):

@@ -12,8 +12,8 @@ import torch
 from core_kit import ScaledSource
 
 from fedveil.attacks import bound
-from fedveil.audit.guarantees import cases as all_cases
 from fedveil.errors import HeuristicError
+from fedveil.games.guarantees import cases as all_cases
 from fedveil.mechanisms import DiscreteGaussianNoise, ReproducibleSource
 
 DIMENSIONS = (1, 11, 1000)
@@ -44,10 +44,10 @@ ALL = [(d, name) for d in DIMENSIONS for name in named(d)]
 
 
 def scores(case, source, runs):
-    """Scores [2, runs] of both worlds, each run with fresh parties and a stream of its own."""
+    """Scores [2, runs], the second world's first; each run with fresh parties and a stream of its own."""
     return np.array(
         [[case.score(world(source.child(case.name, w, r))) for r in range(runs)] for w, world in enumerate(case.worlds)]
-    )
+    )[::-1]
 
 
 def beaten(case, result):
@@ -99,9 +99,9 @@ def test_without_noise_every_claim_is_beaten(d, name, monkeypatch):
         return
     nothing = lambda self, size, *, source: torch.zeros(size, dtype=torch.int64)  # noqa: E731
     monkeypatch.setattr(DiscreteGaussianNoise, "sample", nothing)
-    first, second = scores(case, Silent(0), 1)
+    second, first = scores(case, Silent(0), 1)
     # every run is the same: what 2,000 of them would show
-    result = bound(np.full(4000, first[0]), np.full(4000, second[0]))
+    result = bound(np.full(4000, second[0]), np.full(4000, first[0]))
     assert second[0] > first[0]
     if "distance" in name and d > 1:  # of pure promises 4,000 runs can break but small ones
         assert result.mu_lower == pytest.approx(result.ceiling)

@@ -6,10 +6,12 @@ from hypothesis import strategies as st
 
 from fedveil.accounting import (
     Filter,
+    Gaussian,
     Guarantee,
     LeakageFilter,
     ParticipationFilter,
     Spend,
+    StepFilter,
     compose_mu,
     epsilon_of_mu,
     mu_of_epsilon,
@@ -17,6 +19,7 @@ from fedveil.accounting import (
     total,
     unprotected,
 )
+from fedveil.accounting.events import FACTOR
 from fedveil.errors import FieldError, HeuristicError
 
 DELTA = 1e-5
@@ -24,7 +27,7 @@ DELTA = 1e-5
 
 def formal(mu=1.0, **changes):
     values = {"unit": "client", "relation": "zero-out", "trust": "central", "status": "formal", "scope": "round"}
-    return Guarantee(**{**values, "mu": mu, **changes})
+    return Guarantee.from_dict({**values, "mu": mu, **changes})
 
 
 def heuristic(reason="the scale is private"):
@@ -110,7 +113,7 @@ def test_round_trip():
 
 def test_totals_by_hand():
     assert total([formal(3.0), formal(4.0)]) == formal(5.0, scope="total")
-    assert total([metric_private(0.5), metric_private(0.25)]).epsilon_per_distance == 0.75
+    assert total([metric_private(0.5), metric_private(0.25)]).bound.epsilon_per_distance == 0.75
 
 
 def test_one_release_without_proof_makes_a_total_without_proof():
@@ -227,3 +230,19 @@ def test_filters_refuse_bad_numbers(bad):
         ParticipationFilter(bad)
     with pytest.raises(FieldError, match="cap"):
         ParticipationFilter(1.5)
+
+
+def test_a_budget_counts_promises_of_one_unit_under_one_relation():
+    event = Gaussian(1.0)
+    for made in (lambda: Filter(99.0, DELTA), lambda: StepFilter(event, 9)):
+        spends = {relation: Spend(guarantee=formal(FACTOR[relation], relation=relation)) for relation in FACTOR}
+        for spend in spends.values():
+            for other in spends.values():
+                limited = made()
+                assert limited.admit_spend(spend)
+                if other is spend:
+                    assert limited.admit_spend(other)
+                else:
+                    with pytest.raises(FieldError) as refused:
+                        limited.admit_spend(other)
+                    assert refused.value.field == "filter"

@@ -8,14 +8,16 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
 from fedveil.accounting import OPEN, Entry, Guarantee, Limits, Policy, Spend
+from fedveil.accounting.bounds import GDP
 from fedveil.engines.lifetime import LifetimeLedger, begin_ledger, make_head, read_head, read_ledger
 from fedveil.errors import FieldError, LedgerError
 
-MU = Guarantee(unit="client", relation="replace-one", trust="local", status="formal", scope="round", mu=0.1)
+MU = Guarantee(unit="client", relation="replace-one", trust="local", scope="round", bound=GDP(0.1))
 SPEND = Spend(guarantee=MU, mechanism="gaussian")
 
 
@@ -60,7 +62,7 @@ def refused(books):
 def test_a_ledger_that_is_put_back_is_refused(books):
     # a policy of mu 1 allowed 13 releases, and 3 more after an older file was restored
     policy, made = Policy(total=Limits(mu=1.0)), 0
-    spend = Spend(guarantee=Guarantee(**{**vars(MU), "mu": 0.277}), mechanism="gaussian")
+    spend = Spend(guarantee=replace(MU, bound=GDP(0.277)), mechanism="gaussian")
 
     def next_run(run):
         with books.open(run) as mine:
@@ -273,9 +275,10 @@ def test_a_process_killed_at_any_step_leaves_what_can_be_gone_on_with(tmp_path, 
 SIX = """
 import sys, time
 from fedveil.accounting import OPEN, Entry, Guarantee, Spend
+from fedveil.accounting.bounds import GDP
 from fedveil.engines.lifetime import LifetimeLedger
 folder, head, run, cap, gate = *sys.argv[1:4], int(sys.argv[4]), sys.argv[5]
-promise = Guarantee(unit="client", relation="replace-one", trust="local", status="formal", scope="round", mu=0.1)
+promise = Guarantee(unit="client", relation="replace-one", trust="local", scope="round", bound=GDP(0.1))
 print("ready", flush=True)
 sys.stdin.readline()
 with LifetimeLedger(folder, "ward", run, patience=60.0, head=head) as mine:

@@ -89,11 +89,13 @@ def test_a_budget_below_one_round_releases_nothing(here):
 
 
 def test_a_delta_that_gives_a_client_away_is_warned_about(here):
-    assert (
-        "delta 0.3 is above 1/n: it allows giving away one of the 4 clients whole"
-        in run("privacy.budget.delta=0.3").output
-    )
-    assert "1/n" not in run("privacy.budget.delta=0.2", out="s").output
+    many = "data.clients=20"
+    assert "one of the 20 clients whole" in run("privacy.budget.delta=0.1", many).output
+    assert "1/n" not in run("privacy.budget.delta=0.04", many, out="s").output
+
+
+def test_a_delta_at_which_no_noise_has_a_small_epsilon_is_refused(here):
+    assert_refused(run("privacy.budget.delta=0.5"), "privacy.budget.delta")
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf"])

@@ -5,12 +5,14 @@ import torch
 from torch import nn
 
 from fedveil.accounting import Release
-from fedveil.engines import Federation
+from fedveil.engines import Federation, Shared
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining
 from fedveil.methods import Broadcast, Method, Plain, PublicFacts, ServerFacts, build
 
 TRUE = torch.tensor([[5.0, 6.0], [4.0, -4.5]])
+
+ONES = Shared(initial=torch.ones(1, 2))
 
 
 def lines(n=12, examples=20):
@@ -29,7 +31,7 @@ def test_clients_report_their_cluster_and_models_become_personal():
         clients=lines(),
         method=build("ifca", hypotheses=2),
         local=LocalTraining(loss="mse", lr=0.1, batch_size=20),
-        initial=starts,
+        shared=Shared(initial=starts),
     )
     history = fed.run(30)
     assert torch.allclose(history.models, TRUE, atol=0.2)
@@ -42,7 +44,7 @@ def test_group_privacy_without_noise_and_one_hypothesis_is_fedavg():
     arguments = {"clients": lines(), "local": LocalTraining(loss="mse", lr=0.1, batch_size=20), "seed": 3}
     silent = build("group", noise_multiplier=0.0, hypotheses=1)
     runs = [
-        Federation(model=nn.Linear(2, 1, bias=False), method=method, initial=torch.ones(1, 2), **arguments).run(5)
+        Federation(model=nn.Linear(2, 1, bias=False), method=method, shared=ONES, **arguments).run(5)
         for method in (build("vanilla"), silent, build("ifca", hypotheses=1))
     ]
     for other in runs[1:]:
@@ -54,7 +56,7 @@ def test_group_privacy_with_one_hypothesis_is_fedavg_with_the_same_noise():
     method = build("group", noise_multiplier=2.0, hypotheses=1)
     averaged = Method("group", method.client, Plain())
     a, b = (
-        Federation(model=nn.Linear(2, 1, bias=False), method=m, initial=torch.ones(1, 2), **arguments).run(5)
+        Federation(model=nn.Linear(2, 1, bias=False), method=m, shared=ONES, **arguments).run(5)
         for m in (method, averaged)
     )
     assert torch.allclose(a.models, b.models, atol=1e-5)
@@ -69,7 +71,7 @@ def test_a_hypothesis_that_nobody_chooses_begins_anew_beside_the_one_that_all_ch
         clients=lines(),
         method=build(name, hypotheses=2, divide=divide, **silent),
         local=LocalTraining(loss="mse", lr=0.1, batch_size=20),
-        initial=torch.tensor([[4.0, 1.0], [500.0, 500.0]]),
+        shared=Shared(initial=torch.tensor([[4.0, 1.0], [500.0, 500.0]])),
     )
     history = fed.run(30)
     divided = [record.round.report.get("divided", 0.0) for record in history.rounds]
@@ -86,7 +88,7 @@ def test_more_hypotheses_than_clients_equal_ones_one_row_and_a_loss_of_nan_end_n
         clients=clients,
         method=build(name, hypotheses=6, divide=1),
         local=LocalTraining(loss="mse", lr=0.1, batch_size=20),
-        initial=torch.ones(6, 2),
+        shared=Shared(initial=torch.ones(6, 2)),
     )
     history = fed.run(3)
     assert history.models.shape == (6, 2)

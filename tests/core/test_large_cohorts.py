@@ -17,8 +17,8 @@ from fedveil.accounting import Release
 from fedveil.aggregation import AGGREGATORS, Bucketing, CentredClipping, FedAvg, FedMedian, TrimmedMean
 from fedveil.aggregation.base import rounding
 from fedveil.attacks import bound
-from fedveil.audit.guarantees.worlds import Duel, layout, opened
 from fedveil.clipping import clip
+from fedveil.games.guarantees.worlds import Duel, layout, opened
 from fedveil.gdp import rounded_up
 from fedveil.mechanisms import GaussianNoise, ReproducibleSource
 from fedveil.methods import GlobalDP, ServerFacts
@@ -181,7 +181,7 @@ def played(n, runs):
     first, second = (
         np.array([case.score(world(source.child(w, r))) for r in range(runs)]) for w, world in enumerate(case.worlds)
     )
-    return case, bound(first, second)
+    return case, bound(second, first)
 
 
 def test_the_game_of_the_mean_among_20_000_clients():

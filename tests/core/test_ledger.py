@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from fedveil.accounting import Entry, Guarantee, Ledger, Release, Spend, count_of, digest, model_of, nothing
+from fedveil.accounting.bounds import GDP
 from fedveil.errors import FieldError, LedgerError
 
 GUARANTEE = Guarantee(
     unit="client",
     relation="zero-out",
     trust="central",
-    status="conditional",
     scope="round",
-    mu=0.1 + 0.2,
+    bound=GDP(0.1 + 0.2),
     conditions=("counts are public",),
 )
 SPEND = Spend(guarantee=GUARANTEE, mechanism="gaussian", scale=(1 / 3,), sensitivity=5.0)

@@ -228,7 +228,7 @@ def test_a_public_radius_sets_the_scale_whatever_the_step():
         assert protected.spend.scale == (pytest.approx(D / 6),)
         assert_laplace(noise_of(protected, START, step), D / 6)
         guarantee = protected.spend.guarantee
-        assert (guarantee.status, guarantee.epsilon_per_distance) == ("conditional", pytest.approx(D / 6))
+        assert (guarantee.status, guarantee.bound.epsilon_per_distance) == ("conditional", pytest.approx(D / 6))
         assert (guarantee.unit, guarantee.relation) == ("parameter vector", "replace-one")
     assert side.quote(broadcast_of(START), side.init()) == protected.spend
     for bad in (0, -1.0, float("nan"), float("inf")):

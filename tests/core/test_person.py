@@ -173,16 +173,17 @@ def test_without_ids_nothing_is_trained():
     assert refused.value.field == "person"
 
 
-def person(name="record", **values):
+def person(sum_="none", **values):
     shared = {"unit": "person", "people": 6, "records_per_person": 4, "noise_multiplier": 2.0, "rounds": 3}
-    return build(name, **{**shared, "clip": CLIP, **({"silos": 4} if name == "record-sum" else {}), **values})
+    silos = {"silos": 4} if sum_ == "trusted" else {}
+    return build("record", sum=sum_, **{**shared, "clip": CLIP, **silos, **values})
 
 
-@pytest.mark.parametrize("name", ["record", "record-sum"])
+@pytest.mark.parametrize("sum_", ["none", "trusted"])
 @pytest.mark.parametrize(("relation", "factor"), [("zero-out", 1), ("add/remove", 1), ("replace-one", 2)])
-def test_a_run_promises_a_person(name, relation, factor):
+def test_a_run_promises_a_person(sum_, relation, factor):
     clients = [silo([1, 2, 4, 3, 1, 7], seed=i) for i in range(4)]
-    fed = fv.Federation(model=nn.Linear(6, 3), clients=clients, method=person(name, relation=relation), seed=0)
+    fed = fv.Federation(model=nn.Linear(6, 3), clients=clients, method=person(sum_, relation=relation), seed=0)
     guarantee = fed.run(3).guarantee
     assert (guarantee.unit, guarantee.relation) == ("person", relation)
     assert guarantee.mu == pytest.approx(factor * math.sqrt(3) / 2)
@@ -195,30 +196,32 @@ def test_a_run_promises_a_person(name, relation, factor):
 def test_one_record_of_a_sampled_person_comes_and_goes_with_her():
     sampled = person(rate=0.25, relation="zero-out", rounds=4).client._spend().guarantee
     expected = epsilon([(Poisson(0.25, Gaussian(1.0)), 1)], 1e-5)
-    assert sampled.of_record().epsilon(1e-5) == pytest.approx(expected, rel=1e-3)
-    assert sampled.of_record().epsilon(1e-5) > sampled.of_group(2).epsilon(1e-5)  # not as two that are drawn apart
+    assert sampled.of_part("record").epsilon(1e-5) == pytest.approx(expected, rel=1e-3)
+    assert sampled.of_part("record").epsilon(1e-5) > sampled.of_group(2).epsilon(
+        1e-5
+    )  # not as two that are drawn apart
     with pytest.raises(FieldError):
-        build("record", examples=6, noise_multiplier=2.0).client._spend().guarantee.of_record()
+        build("record", examples=6, noise_multiplier=2.0).client._spend().guarantee.of_part("record")
 
 
 @pytest.mark.parametrize("silos", [2, 3])
 def test_a_person_of_several_silos_is_promised_the_same_at_the_price_of_more_noise(silos):
     alone, shared = person(), person(silos_per_person=silos)
     assert shared.client._spend().guarantee.mu == pytest.approx(alone.client._spend().guarantee.mu * math.sqrt(silos))
-    summed = person("record-sum", silos_per_person=silos)
-    single = person("record-sum").client._spend().guarantee.mu
+    summed = person("trusted", silos_per_person=silos)
+    single = person("trusted").client._spend().guarantee.mu
     assert summed.client._spend().guarantee.mu == pytest.approx(single * silos)
-    for name in ("record", "record-sum"):
+    for sum_ in ("none", "trusted"):
         target = {"noise_multiplier": None, "epsilon": 4.0, "silos_per_person": silos}
-        method = person(name, **target)
+        method = person(sum_, **target)
         total = method.client._spend().guarantee.mu * math.sqrt(3)
         assert epsilon_of_mu(total, 1e-5) == pytest.approx(4.0, rel=1e-9)
         assert (
             method.noisy.noisy_steps.deviation
-            > person(name, **{**target, "silos_per_person": 1}).noisy.noisy_steps.deviation
+            > person(sum_, **{**target, "silos_per_person": 1}).noisy.noisy_steps.deviation
         )
     with pytest.raises(FieldError, match="silos_per_person"):
-        person("record-sum", silos_per_person=2, rate=0.5)
+        person("trusted", silos_per_person=2, rate=0.5)
     clients = [silo([1, 2, 4, 3, 1, 7], seed=i) for i in range(4)]
     assert fv.Federation(model=nn.Linear(6, 3), clients=clients, method=shared).run(3).guarantee.mu == pytest.approx(
         math.sqrt(3 * silos) / 2

@@ -5,15 +5,18 @@ from dataclasses import replace
 
 import pytest
 
-from fedveil.accounting import Gaussian, Guarantee, Limits, Poisson, Policy, Spend, epsilon, nothing
+from fedveil.accounting import Gaussian, Guarantee, Limits, Poisson, Policy, Spend, epsilon, epsilon_of_mu, nothing
+from fedveil.accounting.events import events_to_list
 from fedveil.errors import FieldError
 
 
 def spend(unit="client", status="formal", trust="local", charge=None, **cost):
-    public = True if unit == "record" else None
-    guarantee = Guarantee(
-        unit=unit, relation="replace-one", trust=trust, status=status, scope="round", public_size=public, **cost
-    )
+    values = {"unit": unit, "relation": "replace-one", "trust": trust, "status": status, "scope": "round", **cost}
+    if unit == "record":
+        values["public_size"] = True
+    if "events" in cost:
+        values["events"] = events_to_list(cost["events"])
+    guarantee = Guarantee.from_dict(values)
     return Spend(guarantee=guarantee, mechanism="gaussian", charge=charge)
 
 
@@ -44,12 +47,13 @@ def test_a_kind_that_is_not_named_is_refused():
 
 def test_a_total_composes_its_own_kind_alone():
     policy = Policy(
-        total=Limits(mu=2.0, record_mu=1.0, leakage=6.0, participations=7), distance=1.0, hypotheses_apart=1
+        total=Limits(mu=2.0, record_mu=3.0, leakage=6.0, participations=7), distance=1.0, hypotheses_apart=1
     )
     past = [MU, RECORD, LEAK, LEAK]
     assert not refused(policy, MU, past)
     assert not refused(policy, LEAK, past)
-    assert refused(policy, RECORD, past)
+    assert not refused(policy, RECORD, past)
+    assert refused(replace(policy, total=replace(policy.total, record_mu=1.0)), RECORD, past)
     assert not refused(policy, MU, [*past, MU, MU])  # sqrt(4) is 2
     assert refused(policy, MU, [MU] * 4)
     assert refused(policy, LEAK, [LEAK] * 3)
@@ -65,7 +69,7 @@ def test_steps_of_record_level_are_held_to_an_epsilon_together():
     assert refused(Policy(total=Limits(record_mu=9.0)), SAMPLED)  # a sampled step has no mu
     assert not refused(both, SAMPLED)
     assert not refused(both, RECORD)
-    past = [MU, LEAK, HEURISTIC, SAMPLED]
+    past = [LEAK, HEURISTIC, SAMPLED]
     counted = epsilon([(Poisson(0.1, Gaussian(1.0)), 10), (Gaussian(2.0), 1)], 1e-5, "replace-one")
     assert both.standing([SAMPLED, RECORD])["record_epsilon"] == (2, pytest.approx(counted), 6.0)
     for room, holds in ((1.001, True), (0.999, False)):
@@ -146,3 +150,36 @@ def test_under_central_trust_a_policy_only_allows_or_refuses():
 def test_a_policy_that_cannot_be_meant_is_refused(values, field):
     with pytest.raises(FieldError, match=field):
         Policy.from_dict(values)
+
+
+def test_releases_for_whole_clients_count_under_the_limits_of_records_and_persons():
+    for kind in ("record", "person"):
+        for relation, doubled in (("replace-one", 1), ("zero-out", 2)):
+            client = replace(MU, guarantee=replace(MU.guarantee, relation=relation))
+            for room, holds in ((1.001, True), (0.999, False)):
+                mu = Policy(total=Limits(mu=9.0, **{f"{kind}_mu": doubled * room}))
+                assert refused(mu, client) != holds
+                eps = Policy(total=Limits(mu=9.0, **{f"{kind}_epsilon": epsilon_of_mu(doubled, 1e-5) * room}))
+                assert refused(eps, client) != holds
+    # what was spent for the client leaves so much less for its records, whatever their relation
+    for relation in ("zero-out", "add/remove", "replace-one"):
+        public = relation != "add/remove"
+        record = replace(RECORD, guarantee=replace(RECORD.guarantee, relation=relation, public_size=public))
+        for room, holds in ((1.001, True), (0.999, False)):
+            policy = Policy(total=Limits(record_mu=math.sqrt(2) * room))
+            assert refused(policy, record, [MU]) != holds
+        policy = Policy(total=Limits(mu=9.0, record_epsilon=1.001 * epsilon_of_mu(math.sqrt(2), 1e-5)))
+        assert not refused(policy, record, [MU])
+        assert not refused(policy, MU, [record])
+        assert refused(policy, MU, [record, MU])
+
+
+def test_a_total_of_one_kind_has_one_relation_and_one_trust():
+    policy = Policy(total=Limits(mu=9.0, record_mu=9.0), trust=("local", "secure sum"))
+    for unit in (MU, RECORD):
+        assert not refused(policy, unit, [unit])
+        for change in ({"relation": "zero-out"}, {"trust": "secure sum"}):
+            other = replace(unit, guarantee=replace(unit.guarantee, **change))
+            assert refused(policy, unit, [other])
+            kind = "mu" if unit is MU else "record_mu"
+            assert math.isinf(policy.standing([unit, other])[kind][1])

@@ -23,7 +23,7 @@ MU = st.floats(1e-3, 1e4)
 
 def guarantee(**values):
     fixed = {"unit": "client", "relation": "zero-out", "trust": "central", "status": "formal", "scope": "total"}
-    return Guarantee(**{**fixed, **values})
+    return Guarantee.from_dict({**fixed, **values})
 
 
 @given(st.floats(1e-300, 1e300), st.integers(1, 8))
@@ -38,7 +38,7 @@ def test_the_last_printed_digit_is_rounded_up(value, digits):
 @given(st.floats(0, 1e6), st.integers(0, 5))
 def test_what_an_attack_has_proven_is_rounded_down(value, decimals):
     printed = Decimal(rounded_down(value, decimals))
-    assert value - 10.0**-decimals <= printed <= Decimal(value)
+    assert Decimal(value) - Decimal(10) ** -decimals <= printed <= Decimal(value)
 
 
 @pytest.mark.parametrize(

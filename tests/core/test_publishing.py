@@ -9,8 +9,9 @@ from engine_kit import OPTIONS, tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
+from federation_kit import grouped
 from fedveil.accounting import Filter, compose_mu
-from fedveil.engines import Federation
+from fedveil.engines import Evaluation, Federation
 from fedveil.errors import FieldError, HeuristicError
 from fedveil.learning import ClientData
 from fedveil.mechanisms import ReproducibleSource
@@ -86,7 +87,7 @@ def clients(n=3):
 
 
 def federation(name="global", **options):
-    return Federation(model=tiny, clients=clients(), method=build(name, **OPTIONS[name]), seed=3, **options)
+    return Federation(model=tiny, clients=clients(), method=build(name, **OPTIONS[name]), seed=3, **grouped(options))
 
 
 def test_the_cost_is_in_the_ledger_and_in_the_total():
@@ -94,7 +95,7 @@ def test_the_cost_is_in_the_ledger_and_in_the_total():
     before, after = plain.run(3), noised.run(3)
     assert [e.key[1] for e in noised.server.ledger.entries] == ["combine", "publish"] * 3
     assert after.guarantee.mu == pytest.approx(compose_mu([before.guarantee.mu, *([0.25] * 3)]))
-    assert after.guarantee.mu_per_distance is None  # a client's metrics may move where its update does not
+    assert after.guarantee.bound.mu_per_distance is None  # a client's metrics may move where its update does not
     assert all(set(r.published) == {"loss", "accuracy"} for r in after.rounds)
     assert torch.equal(before.models, after.models)  # publishing draws from a stream of its own
     assert {tuple(r.published) for r in before.rounds} == {()}
@@ -126,7 +127,10 @@ def test_under_local_trust_and_under_flower_nothing_is_published():
     flower = pytest.importorskip("fedveil.engines.flower.app")
     with pytest.raises(FieldError, match="under Flower clients are shown no metrics"):
         flower.FlowerFederation(
-            model=tiny, clients=clients(), method=build("vanilla"), publishing=Publishing(metrics="clear")
+            model=tiny,
+            clients=clients(),
+            method=build("vanilla"),
+            evaluation=Evaluation(publishing=Publishing(metrics="clear")),
         )
 
 

@@ -24,7 +24,9 @@ from fedveil.accounting import (
     step_event,
     total,
 )
+from fedveil.accounting.bounds import GDP, ZCDP, Heuristic
 from fedveil.accounting.composition import curve
+from fedveil.accounting.events import events_to_list
 from fedveil.accounting.meaning import meaning_of_curve
 from fedveil.errors import FieldError, HeuristicError
 from fedveil.gdp import delta_of_mu
@@ -42,23 +44,25 @@ def promise(**values):
         "scope": "round",
         "public_size": True,
     }
-    return Guarantee(**{**base, **values})
+    if "events" in values:
+        values["events"] = events_to_list(values["events"])
+    return Guarantee.from_dict({**base, **values})
 
 
 def test_events_compose_by_their_loss_distribution():
     one = promise(events=((SAMPLED, 1),))
     whole = total([one] * 200)
-    assert whole.events == ((SAMPLED, 200),)
+    assert whole.bound.events == ((SAMPLED, 200),)
     assert whole.epsilon(DELTA) == pytest.approx(epsilon([(SAMPLED, 200)], DELTA))
     assert "composed by PLD" in whole.describe()
     with_mu = total([whole, promise(mu=0.5)])  # mu .5 is a Gaussian of multiplier 2
     assert with_mu.epsilon(DELTA) == pytest.approx(epsilon([(SAMPLED, 200), (Gaussian(2.0), 1)], DELTA))
     doubled = total([promise(relation="replace-one", events=((SAMPLED, 3),)), promise(relation="replace-one", mu=0.5)])
-    assert doubled.events == ((SAMPLED, 3), (Gaussian(4.0), 1))  # replace-one doubles what a record moves
+    assert doubled.bound.events == ((SAMPLED, 3), (Gaussian(4.0), 1))  # replace-one doubles what a record moves
 
 
 def test_a_total_keeps_units_trust_and_groups_apart():
-    client = Guarantee(unit="client", relation="zero-out", trust="central", status="formal", scope="round", mu=1.0)
+    client = Guarantee(unit="client", relation="zero-out", trust="central", scope="round", bound=GDP(1.0))
     record = promise(mu=1.0)
     for other in (client, promise(mu=1.0, trust="trusted sum"), promise(mu=1.0, public_size=False), record.of_group(2)):
         with pytest.raises(FieldError, match="guarantees"):
@@ -117,11 +121,11 @@ def test_meaning_never_comes_from_one_epsilon():
 
 
 def test_meaning_of_other_kinds():
-    rho = Guarantee(unit="client", relation="zero-out", trust="central", status="formal", scope="total", rho=0.5)
+    rho = Guarantee(unit="client", relation="zero-out", trust="central", scope="total", bound=ZCDP(0.5))
     assert rho.meaning().accuracy >= norm.cdf(0.5)  # rho = mu^2 / 2 with mu = 1 bounds no better than that
     epsilons, deltas = curve([(Laplace(1.0), 1)])
     assert meaning_of_curve(epsilons, deltas).accuracy == pytest.approx(1 - math.exp(-0.5) / 2, abs=1e-3)
-    heuristic = Guarantee(unit="client", relation="zero-out", trust="central", status="heuristic", scope="round")
+    heuristic = Guarantee(unit="client", relation="zero-out", trust="central", scope="round", bound=Heuristic())
     with pytest.raises(HeuristicError):
         heuristic.meaning()
 
@@ -137,13 +141,13 @@ def test_k_records_of_one_person():
 
 def test_groups_under_sampling_are_mixtures():
     whole = promise(events=((SAMPLED, 200),))
-    ((mixture, count),) = whole.of_group(2).events
+    ((mixture, count),) = whole.of_group(2).bound.events
     assert (mixture.sensitivities, count) == ((0.0, 1.0, 2.0), 200)
     assert mixture.probabilities == pytest.approx((0.9025, 0.095, 0.0025))
     two = whole.of_group(2).epsilon(DELTA)
     assert whole.epsilon(DELTA) < two < epsilon([(Poisson(0.05, Gaussian(0.5)), 200)], DELTA)  # never both or neither
     replaced = promise(relation="replace-one", events=((SAMPLED, 2),)).of_group(3)
-    assert replaced.events == ((Gaussian(1 / 3), 2),)
+    assert replaced.bound.events == ((Gaussian(1 / 3), 2),)
     with pytest.raises(FieldError, match="group"):
         promise(events=((FixedSize(1, 10, Gaussian(1.0)), 1),)).of_group(2)
 

@@ -27,6 +27,7 @@ from fedveil.aggregation import (
     NormBounding,
     TrimmedMean,
 )
+from fedveil.engines import Shared
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData
 from fedveil.mechanisms import NoSource, ReproducibleSource
@@ -332,11 +333,12 @@ def test_fltrust_in_a_federation_trains_its_server_on_public_data():
     x, y = torch.randn(60, 5), torch.randint(0, 3, (60,))
     clients = [(x[i::4], y[i::4]) for i in range(3)]
     model = nn.Linear(5, 3)
-    federation = Federation(model=model, clients=clients, method=FLTrust(), public_data=(x[3::4], y[3::4]))
+    shared = Shared(public_data=(x[3::4], y[3::4]))
+    federation = Federation(model=model, clients=clients, method=FLTrust(), shared=shared)
     history = federation.run(2)
     assert not torch.equal(history.models[0], federation.layout.read(model))
     # by hand: what the server trains in the first round, and the rule on what the clients train
-    again = Federation(model=model, clients=clients, method=FLTrust(), public_data=(x[3::4], y[3::4]))
+    again = Federation(model=model, clients=clients, method=FLTrust(), shared=shared)
     start = again.models[0]
     own = again.learner.learn(start[None], [ClientData(x[3::4], y[3::4])], [(0, 1, -1)])[0].trained.model - start
     data = [ClientData(*c) for c in clients]

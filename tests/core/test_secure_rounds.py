@@ -11,6 +11,7 @@ from scipy import stats
 from torch import nn
 
 import fedveil as fv
+from federation_kit import grouped
 from fedveil.accounting import Filter, Policy, digest
 from fedveil.accounting.ledger import OPEN
 from fedveil.accounting.policy import Limits
@@ -31,8 +32,8 @@ def silo(seed=0, n=6):
 
 
 def method(**values):
-    shared = {"examples": 6, "noise_multiplier": 2.0, "clip": 0.5, "least_sites": 3, "rounds": 3}
-    return build("record-secure", fv.FedAvgM(momentum=0.5), **{**shared, **values})
+    shared = {"examples": 6, "noise_multiplier": 2.0, "clip": 0.5, "least_sites": 3, "rounds": 3, "sum": "secure"}
+    return build("record", fv.FedAvgM(momentum=0.5), **{**shared, **values})
 
 
 def federation(n=4, clients=None, **values):
@@ -42,7 +43,7 @@ def federation(n=4, clients=None, **values):
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
     how = {"model": model, "clients": clients, "method": method(**values), "local": fv.LocalTraining(lr=0.5), "seed": 3}
-    return fv.Federation(**{**how, **options})
+    return fv.Federation(**grouped({**how, **options}))
 
 
 def shares_of(fed, roster=None, attempt=0, rounds=3):
@@ -68,7 +69,7 @@ def answer(fed, partition, broadcast):
 
 def plain_total(fed, broadcast, partitions):
     """The integer sum of what went in, noise included, computed without a mask."""
-    context = fed.method.client.context(broadcast, fed.layout)
+    context = fed.method.client.question(broadcast, fed.layout)
     total = torch.zeros(D, dtype=torch.int64)
     for p in partitions:
         source = fed.sites.keys[p].source(context.digest)
@@ -113,7 +114,7 @@ def test_the_sum_has_the_noise_of_all_honest_sites_and_no_share_shows_anything()
         assert [r.kind for r in releases] == ["share"]
         values = releases[0].value.numpy().view(np.uint64).astype(float) / 2**64
         assert stats.kstest(values, "uniform").pvalue > 1e-6
-    server, context = fed.method.server, fed.method.client.context(broadcast, fed.layout)
+    server, context = fed.method.server, fed.method.client.question(broadcast, fed.layout)
     mean = server.mean(list(replies.values()), context)[:9000].numpy() * (4 * 4)  # weights alone: their gradient is 0
     assert variance_p(mean, 0.5 * 2.0 * math.sqrt(4 / 2)) > 1e-6  # sized for 3 - 1 honest sites, and 4 add it
     assert variance_p(mean, 0.5 * 2.0) < IMPOSSIBLE
@@ -150,7 +151,7 @@ def test_every_other_question_is_a_release_of_its_own_with_other_noise_and_masks
         gap = (first[p][0].value - second[p][0].value).numpy().view(np.uint64)
         assert float(np.median(np.minimum(gap, -gap).astype(float))) > 2**55  # masks: not the noise of two sums
     mixed = [first[0], *(second[p] for p in asked if p != 0)]
-    context = fed.method.client.context(other, fed.layout)
+    context = fed.method.client.question(other, fed.layout)
     if len(mixed) == len(context.roster):
         assert float(fed.method.server.mean(mixed, context).abs().median()) > 1e6
 
@@ -193,7 +194,7 @@ def test_a_lot_is_drawn_anew_for_every_question():
     lots = []
     for attempt in (0, 1):
         broadcast, _ = shares_of(fed, attempt=attempt)
-        context = fed.method.client.context(broadcast, fed.layout)
+        context = fed.method.client.question(broadcast, fed.layout)
         lots.append(fed.sites.keys[0].source(context.digest).child("train").child("lots").uniform(40) < 0.5)
     assert not torch.equal(*lots)
 
@@ -207,7 +208,7 @@ def test_sites_that_were_told_other_terms_make_no_sum(field):
     fed, other = federation(**terms), federation(**{**terms, field: value})
     broadcast, replies = shares_of(fed)
     replies[2] = answer(other, 2, broadcast)
-    context = fed.method.client.context(broadcast, fed.layout)
+    context = fed.method.client.question(broadcast, fed.layout)
     assert float(fed.method.server.mean(list(replies.values()), context).abs().median()) > 1e6
 
 
@@ -218,7 +219,7 @@ def test_a_site_insists_on_its_own_least_roster_and_colluders():
         site = Site(key, tuple(others), **insists)
         broadcast = fed.server.open(fed.models, 1, 3, 4, [key.public, *others])
         with pytest.raises(FieldError) as refused:
-            site.require(fed.method.client.context(broadcast, fed.layout))
+            site.require(fed.method.client.question(broadcast, fed.layout))
         assert refused.value.field == next(iter(insists))
     with pytest.raises(FieldError, match="own key"):
         Site(key, (key.public, *others))
@@ -264,7 +265,7 @@ def test_extreme_examples_change_no_word_line_or_size(value):
         broadcast, replies = shares_of(fed)
         entries = fed.party(0).ledger.entries
         seen.append((replies[0][0].value.shape, replies[0][0].kind, len(entries), entries[0].spend, broadcast.public))
-        context = fed.method.client.context(broadcast, fed.layout)
+        context = fed.method.client.question(broadcast, fed.layout)
         assert float(fed.method.server.mean(list(replies.values()), context).abs().max()) < 10
     assert seen[0] == seen[1]
 
@@ -326,4 +327,4 @@ def test_a_policy_allows_secure_sums_by_name_and_keys_fit_the_clients():
     with pytest.raises(FieldError, match="keys"):
         federation(execution=Execution(keys=[SiteKey(bytes(64))]))
     with pytest.raises(FieldError, match="aggregator"):
-        build("record-secure", fv.FedMedian(), examples=6, noise_multiplier=1.0, least_sites=3)
+        build("record", fv.FedMedian(), examples=6, noise_multiplier=1.0, sum="secure", least_sites=3)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from engine_kit import federation
 
-from fedveil.accounting import Filter, Guarantee, Release, euclidean_laplace_epsilon, total
+from fedveil.accounting import EuclideanLaplace, Filter, Guarantee, Release, epsilon, total
 from fedveil.clipping import QuantileClip
 from fedveil.errors import FieldError, HeuristicError
 from fedveil.gdp import epsilon_of_mu, mu_of_epsilon
@@ -103,7 +103,7 @@ def test_the_released_distance_takes_the_noise_off_and_stays_in_its_range() -> N
 def test_group_privacy_with_a_public_radius_is_d_private() -> None:
     protected = protect(GroupPrivacy(noise_multiplier=2.0, radius=0.5), 0 * SHORT)  # a zero step is no special case
     guarantee = protected.spend.guarantee
-    assert guarantee.epsilon_per_distance == 6 / (2.0 * 0.5)
+    assert guarantee.bound.epsilon_per_distance == 6 / (2.0 * 0.5)
     assert guarantee.epsilon_at(0.5, 0.0) == pytest.approx(3.0)  # n / nu at the radius
     assert guarantee.epsilon_at(0.5, 1e-5) < 3.0
     with pytest.raises(HeuristicError):
@@ -114,11 +114,12 @@ def test_rounds_of_laplace_noise_are_composed_by_their_loss() -> None:
     one = protect(GroupPrivacy(noise_multiplier=2.0, radius=0.5), SHORT).spend.guarantee
     all_ = total([one] * 20)
     assert all_.epsilon_at(0.1, 0.0) == pytest.approx(20 * 0.1 * 6)
-    exact = euclidean_laplace_epsilon(6, 6.0, 0.1, 1e-5, rounds=20)
+    exact = epsilon([(EuclideanLaplace(6, 0.6), 20)], 1e-5)
     assert exact < 0.6 * 20 * 0.1 * 6
     assert all_.epsilon_at(0.1, 1e-5) == pytest.approx(exact, rel=1e-3)
     assert Guarantee.from_dict(json.loads(json.dumps(all_.to_dict()))) == all_
-    assert replace(all_, events_per_distance=()).epsilon_at(0.1, 1e-5) == all_.epsilon_at(0.1, 0.0)
+    linear = replace(all_, bound=replace(all_.bound, events_per_distance=()))
+    assert linear.epsilon_at(0.1, 1e-5) == all_.epsilon_at(0.1, 0.0)
 
 
 def test_gaussian_noise_with_a_public_radius_has_a_mu_for_every_distance() -> None:
@@ -211,7 +212,7 @@ def test_the_curve_over_distance_is_the_lipschitz_constant_over_sigma() -> None:
     replies = [(Release("model", SHORT),)] * 4
     guarantee = side.combine(replies, facts, side.init(6, torch.float64), SOURCE.child("z")).spend.guarantee
     assert guarantee.mu == pytest.approx(0.5)
-    assert guarantee.mu_per_distance == pytest.approx(0.5 / 3.0)  # at distance C the curve meets mu
+    assert guarantee.bound.mu_per_distance == pytest.approx(0.5 / 3.0)  # at distance C the curve meets mu
     assert guarantee.epsilon_at(3.0, 1e-5) == pytest.approx(guarantee.epsilon(1e-5))
     assert guarantee.epsilon_at(0.3, 1e-5) < guarantee.epsilon(1e-5)
 
@@ -235,7 +236,7 @@ def test_discrete_noise_lies_on_its_grid_with_the_right_scale() -> None:
     assert spread == pytest.approx(sigma, rel=0.04)  # 9,000 draws: 4 standard errors
     guarantee = outputs[0].spend.guarantee
     assert guarantee.mu is None
-    assert guarantee.rho == pytest.approx(1 / (2 * 2.0**2))
+    assert guarantee.bound.rho == pytest.approx(1 / (2 * 2.0**2))
 
 
 def test_discrete_noise_refuses_what_it_does_not_cover() -> None:

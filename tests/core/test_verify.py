@@ -4,9 +4,9 @@ import json
 
 from typer.testing import CliRunner
 
-from fedveil.audit import guarantees
-from fedveil.audit.guarantees import cases, game, noise, played
 from fedveil.cli import app
+from fedveil.games import guarantees
+from fedveil.games.guarantees import cases, game, noise, played
 
 
 def test_every_claim_is_played_and_a_beaten_one_ends_the_command(tmp_path, monkeypatch):

@@ -41,7 +41,7 @@ METHODS = {
     },
     "group": {"privacy": {"method": "group", "hypotheses": 2, "noise_multiplier": 1.0}},
     # a share that left is not sent again, and a round that was summed is not summed again
-    "record-sum": {"privacy": {"method": "record-sum", "examples": 100, "noise_multiplier": 1.0}},
+    "record-sum": {"privacy": {"method": "record", "sum": "trusted", "examples": 100, "noise_multiplier": 1.0}},
 }
 
 
@@ -304,7 +304,7 @@ class Case:
 
     @property
     def summed(self):
-        return self.spec.privacy.method == "record-sum"
+        return self.spec.privacy.options.get("sum") == "trusted"
 
     def wire(self):
         return [json.loads(line) for line in self.log.read_text().splitlines()] if self.log.exists() else []

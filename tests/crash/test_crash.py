@@ -21,7 +21,7 @@ from fedveil.config import parse
 from fedveil.errors import FieldError, LedgerError
 from fedveil.runs import run
 from fedveil.runs.checkpoint import Checkpoint
-from fedveil.runs.sealed import sealed
+from fedveil.runs.disk import sealed
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 

@@ -15,6 +15,9 @@ import fedveil as fv
 from fedveil.engines.nvflare.shareables import read_reply
 from fedveil.errors import FieldError
 from fedveil.nvflare import FedVeilController, PrivacyFilter, ReleaseFilter, UnprotectedError
+from fedveil.report.statement.check import check
+from fedveil.report.statement.gather import gather
+from fedveil.report.statement.write import write_report
 from fedveil.runs import Summary
 
 pytestmark = pytest.mark.nvflare
@@ -60,6 +63,10 @@ def test_the_run_folder_tells_what_happened(tmp_path):
     assert torch.equal(learner().layout.flatten(load_file(folder / "model.safetensors")), found.models[0])
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == ROUNDS
     assert (folder / "ledger" / "server.jsonl").read_text().count('"combine"') == ROUNDS
+    report, *_ = write_report(gather([folder], [], None, None), tmp_path / "report")
+    checked = {one.what: one.holds for one in check(report, [folder])}
+    assert checked["global: promise"] is True
+    assert False not in checked.values()
 
 
 def test_a_cohort_is_drawn_as_in_the_embedded_engine(tmp_path):

@@ -4,9 +4,9 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
+from federation_kit import grouped
 from fedveil.accounting import ParticipationFilter
 from fedveil.aggregation import FedAdam, FedAvg, FedMedian
-from fedveil.engines import Execution
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining
 from fedveil.learning.learner import Learner, Scoring
@@ -57,9 +57,7 @@ def arguments(name, **changes):
         "seed": 11,
         "public_data": public,
     }
-    values = given | changes
-    own = {name: values.pop(name) for name in ("learner", "ledgers", "run_id") if name in values}
-    return values | {"execution": Execution(**own)}
+    return grouped(given | changes)
 
 
 def unruly(name, **changes):

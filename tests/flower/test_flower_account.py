@@ -27,6 +27,7 @@ from fedveil.flower import (
     ExactAccountant,
     FedVeilStrategy,
     InProcessGrid,
+    ServerFolder,
     learner_client_app,
     method_from,
     privacy_mod,
@@ -57,7 +58,7 @@ def log(caplog):
 def test_each_round_and_the_end_say_what_was_spent_and_what_is_left(log):
     method = formal()
     strategy = FedVeilStrategy(
-        method, LAYOUT, 5, budget=Filter(epsilon=epsilon_of_mu(3**0.5 / 2, 1e-5) + 0.1, delta=1e-5), seed=1
+        method, LAYOUT, rounds=5, budget=Filter(epsilon=epsilon_of_mu(3**0.5 / 2, 1e-5) + 0.1, delta=1e-5), seed=1
     )
     result = run(strategy, app(method=method))
     each, told = epsilon_of_mu(3**0.5 / 2, 1e-5), [line for line in log() if line.startswith("FedVeil")]
@@ -74,20 +75,20 @@ def test_each_round_and_the_end_say_what_was_spent_and_what_is_left(log):
 
 def test_under_local_trust_the_server_states_the_quote_of_a_client_of_every_round():
     method = build("sga-ldp", epsilon_min=4, epsilon_max=4)
-    strategy = FedVeilStrategy(method, LAYOUT, 2, seed=1)
+    strategy = FedVeilStrategy(method, LAYOUT, rounds=2, seed=1)
     assert strategy.guarantee.status == "none"
     run(strategy, app(method=method))
     assert (strategy.guarantee.status, strategy.guarantee.trust) == ("conditional", "local")
     assert strategy.guarantee.scope == "total"
     heuristic = build("sga-ldp")
-    strategy = FedVeilStrategy(heuristic, LAYOUT, 1, seed=1)
+    strategy = FedVeilStrategy(heuristic, LAYOUT, rounds=1, seed=1)
     run(strategy, app(method=heuristic))
     assert strategy.guarantee.status == "heuristic"
 
 
 def test_the_folder_holds_ledger_rounds_model_and_summary(tmp_path):
     method, out = formal(), tmp_path / "run"
-    strategy = FedVeilStrategy(method, LAYOUT, 2, out=out)
+    strategy = FedVeilStrategy(method, LAYOUT, rounds=2, folder=ServerFolder(out))
     run(strategy, app(method=method))
     summary = Summary.read(out)
     assert summary.values["guarantee"] == strategy.guarantee.describe(1e-5)
@@ -97,7 +98,7 @@ def test_the_folder_holds_ledger_rounds_model_and_summary(tmp_path):
     assert (out / "model.safetensors").exists()
     assert len((out / "ledger" / "server.jsonl").read_text().splitlines()) == 2
     with pytest.raises(FieldError, match="--out"):
-        FedVeilStrategy(method, LAYOUT, 2, out=out)
+        FedVeilStrategy(method, LAYOUT, rounds=2, folder=ServerFolder(out))
 
 
 def test_a_run_that_has_become_one_hospital_ends_and_its_last_model_is_written(tmp_path):
@@ -107,7 +108,7 @@ def test_a_run_that_has_become_one_hospital_ends_and_its_last_model_is_written(t
             raise RuntimeError("broken")
 
     out = tmp_path / "run"
-    strategy = FedVeilStrategy(VANILLA, LAYOUT, 4, out=out, evaluate=False)
+    strategy = FedVeilStrategy(VANILLA, LAYOUT, rounds=4, folder=ServerFolder(out), evaluate=False)
     with pytest.raises(NoReplyError, match="round 2: 1 usable reply, and min_clients is 2"):
         run(strategy, app(two_fail_later))
     assert torch.equal(strategy.models, torch.full((1, 6), 2.0))
@@ -121,7 +122,7 @@ def test_all_nodes_gone_is_no_reply_and_not_a_missing_mod():
             self.round += 1
             return list(self._partitions) if self.round == 1 else []
 
-    strategy = FedVeilStrategy(VANILLA, LAYOUT, 3, evaluate=False)
+    strategy = FedVeilStrategy(VANILLA, LAYOUT, rounds=3, evaluate=False)
     with pytest.raises(NoReplyError, match="round 2"):
         run(strategy, None, grid=Gone(app(), NODES))
 
@@ -145,7 +146,7 @@ class Unavailable(InProcessGrid):
 
 
 def test_a_node_that_is_gone_is_named_in_each_round_and_at_the_end(log):
-    strategy = FedVeilStrategy(VANILLA, LAYOUT, 2, evaluate=False)
+    strategy = FedVeilStrategy(VANILLA, LAYOUT, rounds=2, evaluate=False)
     run(strategy, None, grid=Unavailable(app(), NODES))
     assert [r.failed for r in strategy.history] == [{1: "is gone: node unavailable"}] * 2
     assert log().count("client 1: is gone: node unavailable") == 2
@@ -156,7 +157,7 @@ def test_a_node_that_is_gone_is_named_in_each_round_and_at_the_end(log):
 def test_group_privacy_gets_its_first_models_by_itself():
     federation = fv.Federation(**arguments("group"))
     method, layout = METHODS["group"], federation.layout
-    strategy, server = FedVeilStrategy(method, layout, 1, seed=11, clients=CLIENTS), ServerApp()
+    strategy, server = FedVeilStrategy(method, layout, rounds=1, seed=11, clients=CLIENTS), ServerApp()
 
     @server.main()
     def main(grid, context):
@@ -257,7 +258,7 @@ def test_a_plain_flower_strategy_takes_it_by_one_argument():
 
 def test_a_filter_that_counts_participations_ends_the_app_too():
     method = formal()
-    strategy = FedVeilStrategy(method, LAYOUT, 4, budget=None, seed=1)
+    strategy = FedVeilStrategy(method, LAYOUT, rounds=4, budget=None, seed=1)
     client = app(mods=[privacy_mod(LAYOUT, method, budget=lambda p: ParticipationFilter(2), ledger="run")])
     run(strategy, client)
     assert len(strategy.history) == 2

@@ -36,24 +36,24 @@ def network():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
 
-def arguments(name, unit="record"):
+def arguments(sum_, unit="record"):
     clients = digits()
     values = {"examples": clients[0].examples, "epsilon": 4.0, "rounds": 3, "clip": 0.5}
     if unit == "person":  # of one to three images
         clients = [replace(c, person=torch.arange(c.examples) % 11) for c in clients]
         values |= {"unit": unit, "people": values.pop("examples") / 2, "records_per_person": 2}
-    if name == "record-sum":
+    if sum_ == "trusted":
         values["silos"] = len(clients)
-    method = build(name, FedAvgM(), **values)
+    method = build("record", FedAvgM(), sum=sum_, **values)
     return {"model": network(), "clients": clients, "method": method, "local": LocalTraining(lr=0.5), "seed": 1}
 
 
 @pytest.mark.parametrize("unit", ["record", "person"])
-@pytest.mark.parametrize("name", ["record", "record-sum"])
-def test_same_bits_and_ledgers_as_embedded(name, unit):
-    embedded = fv.Federation(**arguments(name, unit))
+@pytest.mark.parametrize("sum_", ["none", "trusted"])
+def test_same_bits_and_ledgers_as_embedded(sum_, unit):
+    embedded = fv.Federation(**arguments(sum_, unit))
     expected = embedded.run(3)
-    flower = FlowerFederation(shuffle=5, **arguments(name, unit))
+    flower = FlowerFederation(shuffle=5, **arguments(sum_, unit))
     found = flower.run(3)
     assert torch.equal(found.models, expected.models)
     assert found.guarantees == expected.guarantees

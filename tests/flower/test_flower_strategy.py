@@ -13,10 +13,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 import fedveil as fv
-from fedveil.accounting import Filter, Ledger
+from fedveil.accounting import Filter
 from fedveil.aggregation import FLTrust
 from fedveil.engines.flower.records import write_mark
-from fedveil.engines.history import SERVER
 from fedveil.engines.party import ServerParty
 from fedveil.errors import FedVeilError, FieldError, NoReplyError
 from fedveil.flower import (
@@ -24,6 +23,7 @@ from fedveil.flower import (
     FedVeilStrategy,
     FlowerFederation,
     InProcessGrid,
+    ServerFolder,
     UnprotectedError,
     from_arrays,
     learner_client_app,
@@ -34,6 +34,7 @@ from fedveil.flower import (
 from fedveil.layout import Layout
 from fedveil.mechanisms import ReproducibleSource
 from fedveil.methods import build
+from fedveil.runs import Summary
 
 pytestmark = pytest.mark.flower
 LAYOUT = Layout.from_shapes({"weight": (6,)})
@@ -100,31 +101,35 @@ def test_fltrust_follows_the_update_that_the_server_trained_itself():
         if partition == 2:
             reply["arrays"] = to_arrays(LAYOUT, -from_arrays(LAYOUT, reply["arrays"]))
 
-    strategy = FedVeilStrategy(method, LAYOUT, 1, clients=3, seed=0, tutor=tutor)
+    server = ServerParty(method, LAYOUT, source=ReproducibleSource(0), tutor=tutor)
+    strategy = FedVeilStrategy(server, rounds=1, clients=3, seed=0)
     run(strategy, app(turned, method=method))
     assert told == [1]
     torch.testing.assert_close(strategy.models[0], torch.full((6,), 2 / 6**0.5))  # the honest direction, its own length
     with pytest.raises(FieldError, match="public_data"):
-        FedVeilStrategy(method, LAYOUT, 1)
+        FedVeilStrategy(method, LAYOUT, rounds=1)
 
 
 def test_what_a_given_server_brings_itself_is_not_given_beside_it(tmp_path):
-    server = ServerParty(VANILLA, LAYOUT, Ledger("run", SERVER), ReproducibleSource(0))
-    tutor, budget = (lambda model, number: model), Filter(1.0, 1e-5)
-    for name, value in {
-        "tutor": tutor,
-        "budget": budget,
-        "source": ReproducibleSource(1),
-        "out": tmp_path / "o",
-    }.items():
+    server, folder = ServerParty("vanilla", LAYOUT), ServerFolder(tmp_path / "o")
+    assert server._source.deployable
+    for name, value in {"layout": LAYOUT, "budget": Filter(1.0, 1e-5), "folder": folder}.items():
         with pytest.raises(FieldError, match=name):
-            FedVeilStrategy(VANILLA, LAYOUT, 1, server=server, **{name: value})
+            FedVeilStrategy(server, rounds=1, **{name: value})
     assert not (tmp_path / "o").exists()
-    assert FedVeilStrategy(VANILLA, LAYOUT, 1, server=server).server is server
+    with pytest.raises(FieldError, match="layout"):
+        FedVeilStrategy("vanilla", rounds=1)
+    assert FedVeilStrategy(server, rounds=1).server is server
+    source = ReproducibleSource(0)
+    ledger, store = folder.open(VANILLA, LAYOUT, 1, source, "flower")
+    kept = ServerParty(VANILLA, LAYOUT, ledger, source, store=store, tutor=lambda model, number: model)
+    run(FedVeilStrategy(kept, rounds=1, folder=folder, seed=0), app())
+    assert len((tmp_path / "o" / "ledger" / "server.jsonl").read_text().splitlines()) == 1
+    assert Summary.read(tmp_path / "o").values["rounds"] == 1
 
 
 def test_rounds_metrics_and_central_evaluation():
-    strategy = FedVeilStrategy(VANILLA, LAYOUT, 2)
+    strategy = FedVeilStrategy(VANILLA, LAYOUT, rounds=2)
     seen = []
 
     def evaluate_fn(round_, arrays):
@@ -153,14 +158,14 @@ def test_clients_that_cannot_evaluate_are_asked_once_and_told_in_a_line(caplog):
 
     with caplog.at_level(logging.INFO, logger="flwr"):
         nodes = [{"partition-id": i} for i in range(3)]
-        run(FedVeilStrategy(fv.GlobalDP(noise_multiplier=1.0), LAYOUT, 4), client, grid=Counting(client, nodes))
+        run(FedVeilStrategy(fv.GlobalDP(noise_multiplier=1.0), LAYOUT, rounds=4), client, grid=Counting(client, nodes))
     assert asked.count("evaluate") == 3
     [line] = [r.getMessage() for r in caplog.records if "evaluat" in r.getMessage() and "No evaluate" in r.getMessage()]
     assert "none is asked again" in line
 
 
 def test_nobody_is_asked_to_evaluate_under_local_trust():
-    strategy = FedVeilStrategy(build("group", hypotheses=1), LAYOUT, 1)
+    strategy = FedVeilStrategy(build("group", hypotheses=1), LAYOUT, rounds=1)
     result = run(strategy, app(method=build("group", hypotheses=1)))
     assert not result.evaluate_metrics_clientapp
 
@@ -189,7 +194,7 @@ def test_one_client_without_the_mod_never_trains_and_ends_nothing():
 
     bare = ClientApp()
     bare.train()(tolerant)
-    strategy = FedVeilStrategy(VANILLA, LAYOUT, 2, clients=3)
+    strategy = FedVeilStrategy(VANILLA, LAYOUT, rounds=2, clients=3)
     run(strategy, {0: app(), 1: bare, 2: app()})
     assert [r.used for r in strategy.history] == [(0, 2)] * 2
     assert [set(r.failed) for r in strategy.history] == [{1}] * 2
@@ -241,7 +246,7 @@ HOSTILE = [lose, keep, claim, misname, unnumber, shrink, poison, crowd, shout, o
 
 @pytest.mark.parametrize("change", HOSTILE)
 def test_what_one_client_sends_is_its_failure_and_not_the_runs_end(change):
-    strategy = FedVeilStrategy(VANILLA, LAYOUT, 2)
+    strategy = FedVeilStrategy(VANILLA, LAYOUT, rounds=2)
     run(strategy, {0: app(), 1: app(mods=outermost(change)), 2: app()})
     for log in strategy.history:
         assert log.used == (0, 2)
@@ -253,12 +258,12 @@ def test_what_one_client_sends_is_its_failure_and_not_the_runs_end(change):
 @pytest.mark.parametrize("change", [lose, misname])
 def test_a_round_of_nothing_but_unprotected_replies_ends_loudly(change):
     with pytest.raises(NoReplyError, match="no usable reply"):
-        run(FedVeilStrategy(build("global", noise_multiplier=0.01), LAYOUT, 1), app(mods=outermost(change)))
+        run(FedVeilStrategy(build("global", noise_multiplier=0.01), LAYOUT, rounds=1), app(mods=outermost(change)))
 
 
 def test_clients_with_another_method_never_train():
     with pytest.raises(UnprotectedError, match="give both the same method"):
-        run(FedVeilStrategy(build("sga-ldp"), LAYOUT, 1), app())
+        run(FedVeilStrategy(build("sga-ldp"), LAYOUT, rounds=1), app())
 
 
 BAD_FIGURES = [
@@ -284,7 +289,7 @@ def test_evaluate_replies_are_checked_like_others(figures):
         return reply
 
     spoiling, unmarked = (app(mods=[mod, fv.flower.privacy_mod(LAYOUT, VANILLA)]) for mod in (spoil, unmark))
-    strategy = FedVeilStrategy(VANILLA, LAYOUT, 1)
+    strategy = FedVeilStrategy(VANILLA, LAYOUT, rounds=1)
     result = run(strategy, {0: app(), 1: spoiling, 2: unmarked, 3: app()}, partitions=4)
     # the mean model is 2.5; clients 0 and 3 measure 2.5 on one example and 5.5 on four
     assert result.evaluate_metrics_clientapp == {1: {"loss": pytest.approx((2.5 + 4 * 5.5) / 5)}}
@@ -298,7 +303,7 @@ def test_error_texts_of_clients_are_bounded_and_plain():
                 return Message(Error(2, "\x1b[2J\n" + "x" * 10**6), reply_to=message)
             return reply
 
-    strategy = FedVeilStrategy(VANILLA, LAYOUT, 1, evaluate=False)
+    strategy = FedVeilStrategy(VANILLA, LAYOUT, rounds=1, evaluate=False)
     run(strategy, None, grid=Shouting(app(), [{"partition-id": i} for i in range(3)]))
     (reason,) = strategy.history[0].failed.values()
     assert reason.startswith("?[2J?xxx")
@@ -325,7 +330,7 @@ class Replaying(InProcessGrid):
 
 
 def test_two_replies_of_one_partition_are_refused_and_a_missing_one_is_counted():
-    strategy = FedVeilStrategy(VANILLA, LAYOUT, 1, evaluate=False, min_clients=1)
+    strategy = FedVeilStrategy(VANILLA, LAYOUT, rounds=1, evaluate=False, min_clients=1)
     run(strategy, None, grid=Replaying(app(), [{"partition-id": i} for i in range(3)]))
     assert strategy.history[0].used == (0,)
     assert strategy.history[0].failed == {1: "sent two replies in one round", 2: "did not reply in time"}
@@ -341,7 +346,7 @@ def test_two_nodes_of_one_partition_are_refused():
                 return Message(RecordDict({"fedveil.reply": write_mark(0, VANILLA.client)}), reply_to=message)
             return super()._ask(message)
 
-    strategy = FedVeilStrategy(VANILLA, LAYOUT, 1, min_clients=1)
+    strategy = FedVeilStrategy(VANILLA, LAYOUT, rounds=1, min_clients=1)
     run(strategy, None, grid=Doubled(app(), [{"partition-id": 0}, {"partition-id": 1}]))
     assert 1 in strategy.history[0].used  # one of the two that claim 0 is heard at the most
 
@@ -361,7 +366,7 @@ class Leaving(InProcessGrid):
 
 
 def test_nodes_that_leave_are_counted_and_may_come_back():
-    strategy = FedVeilStrategy(VANILLA, LAYOUT, 3, evaluate=False)
+    strategy = FedVeilStrategy(VANILLA, LAYOUT, rounds=3, evaluate=False)
     run(strategy, None, grid=Leaving(app(), [{"partition-id": i} for i in range(3)]))
     assert [r.used for r in strategy.history] == [(0, 1, 2), (0, 2), (0, 1, 2)]
     assert strategy.history[1].failed == {1: "is not connected"}
@@ -371,22 +376,22 @@ def test_too_few_clients_are_said_and_end_the_wait(caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     caplog.set_level(logging.INFO, logger="flwr")
     with pytest.raises(FedVeilError, match="3 of 4 clients"):
-        run(FedVeilStrategy(VANILLA, LAYOUT, 1, clients=4, patience=0.01), app())
+        run(FedVeilStrategy(VANILLA, LAYOUT, rounds=1, clients=4, patience=0.01), app())
     assert sum("3 of 4 clients" in record.getMessage() for record in caplog.records) == 1
-    strategy = FedVeilStrategy(VANILLA, LAYOUT, 1, clients=2)
+    strategy = FedVeilStrategy(VANILLA, LAYOUT, rounds=1, clients=2)
     run(strategy, app())  # partition 2 is not planned, and not heard
     assert strategy.history[0].used == (0, 1)
 
 
 def test_partitions_may_have_any_numbers():
-    strategy = FedVeilStrategy(VANILLA, LAYOUT, 1, clients_per_round=2, seed=3)
+    strategy = FedVeilStrategy(VANILLA, LAYOUT, rounds=1, clients_per_round=2, seed=3)
     run(strategy, None, grid=InProcessGrid(app(), [{"partition-id": p} for p in (40, 7, 12)]))
     assert set(strategy.history[0].used) < {40, 7, 12}
     assert len(strategy.history[0].used) == 2
 
 
 def test_all_clients_failing_is_an_error_that_keeps_the_last_model():
-    strategy = FedVeilStrategy(VANILLA, LAYOUT, 3)
+    strategy = FedVeilStrategy(VANILLA, LAYOUT, rounds=3)
     rounds = []
 
     def fail_later(content, partition):
@@ -402,14 +407,14 @@ def test_all_clients_failing_is_an_error_that_keeps_the_last_model():
 
 def test_wrong_plans_are_refused():
     with pytest.raises(FieldError, match=r"\[k, d\]"):
-        FedVeilStrategy(VANILLA, LAYOUT, 1, initial=torch.zeros(2, 6))
-    strategy = FedVeilStrategy(VANILLA, LAYOUT, 2)
+        FedVeilStrategy(VANILLA, LAYOUT, rounds=1, initial=torch.zeros(2, 6))
+    strategy = FedVeilStrategy(VANILLA, LAYOUT, rounds=2)
     with pytest.raises(FieldError, match="num_rounds"):
         strategy.start(None, to_arrays(LAYOUT, torch.zeros(6)), num_rounds=3)
     with pytest.raises(FieldError, match="clients_per_round"):
-        run(FedVeilStrategy(VANILLA, LAYOUT, 1, clients_per_round=9), app())
+        run(FedVeilStrategy(VANILLA, LAYOUT, rounds=1, clients_per_round=9), app())
     with pytest.raises(FieldError, match="public_data"):
-        FedVeilStrategy(build("fedre"), LAYOUT, 1)
+        FedVeilStrategy(build("fedre"), LAYOUT, rounds=1)
     run(strategy, app())
     with pytest.raises(FieldError, match="has run"):
         run(strategy, app())
@@ -418,7 +423,7 @@ def test_wrong_plans_are_refused():
 def test_several_hypotheses_stay_on_the_strategy():
     federation = fv.Federation(**arguments("group"))
     method, layout = METHODS["group"], federation.layout
-    strategy = FedVeilStrategy(method, layout, 2, initial=federation.models, seed=11, clients=CLIENTS)
+    strategy = FedVeilStrategy(method, layout, rounds=2, initial=federation.models, seed=11, clients=CLIENTS)
     results, server = [], ServerApp()
 
     @server.main()
@@ -435,7 +440,7 @@ def test_several_hypotheses_stay_on_the_strategy():
 def test_secure_by_default():
     noisy = build("global", noise_multiplier=1.0)
     client = app(method=noisy)
-    runs = [FedVeilStrategy(noisy, LAYOUT, 1) for _ in range(2)]
+    runs = [FedVeilStrategy(noisy, LAYOUT, rounds=1) for _ in range(2)]
     for strategy in runs:
         run(strategy, client)
     assert not torch.equal(runs[0].models, runs[1].models)
@@ -443,7 +448,7 @@ def test_secure_by_default():
 
 def test_the_learners_app_evaluates_under_central_trust():
     federation = FlowerFederation(**arguments("vanilla", clients=digits(test=8)))
-    strategy = FedVeilStrategy(METHODS["vanilla"], federation.layout, 1, seed=11)
+    strategy = FedVeilStrategy(METHODS["vanilla"], federation.layout, rounds=1, seed=11)
     results, server = [], ServerApp()
 
     @server.main()

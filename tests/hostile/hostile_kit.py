@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedveil.accounting import OPEN, LeakageFilter, Ledger, Limits, ParticipationFilter, Policy
-from fedveil.engines import Execution, Federation
+from fedveil.engines import Budgets, Execution, Federation, Shared
 from fedveil.engines.flower.memory import Memory
 from fedveil.engines.flower.records import CONFIG, HELLO, write_broadcast
 from fedveil.engines.history import Asked
@@ -55,7 +55,9 @@ METHODS = {
     "sga-ldp, released": build("sga-ldp", similarity="released", clip=CLIP),
     "sga-ldp, static": build("sga-ldp", epsilon_min=1.0, epsilon_max=1.0, clip=CLIP),
     "record": build("record", examples=2, noise_multiplier=2.0, rounds=6, relation="add/remove", clip=CLIP),
-    "record-sum": build("record-sum", examples=2, noise_multiplier=2.0, relation="add/remove", clip=CLIP, silos=2),
+    "record-sum": build(
+        "record", sum="trusted", examples=2, noise_multiplier=2.0, relation="add/remove", clip=CLIP, silos=2
+    ),
     "person": build(
         "record",
         unit="person",
@@ -335,10 +337,9 @@ class EmbeddedNode:
             clients=[nothing],
             method=METHODS[self.name],
             execution=Execution(learner=_Learner(self), ledgers=ledgers, run_id="run"),
-            public_data=nothing,
+            shared=Shared(public_data=nothing),
             source=Deployed(0),
-            client_budgets=self.budget.get("budget"),
-            policy=self.budget.get("policy"),
+            budgets=Budgets(clients=self.budget.get("budget"), policy=self.budget.get("policy")),
         )
         federation._client_states = states
         return federation

@@ -27,7 +27,7 @@ SERVERS = {
     "fedre": build("fedre"),
     "sga-ldp": build("sga-ldp"),
     "record": build("record", examples=5, noise_multiplier=1.0),
-    "record-sum": build("record-sum", examples=5, noise_multiplier=1.0, silos=7, tolerated=3),
+    "record-sum": build("record", sum="trusted", examples=5, noise_multiplier=1.0, silos=7, tolerated=3),
 }
 HONEST, MALICIOUS = (0, 1, 2, 3, 4), (5, 6)
 
@@ -51,7 +51,7 @@ def scorer(models):
 
 def terms(method):
     """What a silo of a trusted sum sends beside its model."""
-    return method.client._terms(method.client.noisy_steps) if method.noisy else ()
+    return method.client._sum.terms(method.client.noisy_steps) if method.noisy else ()
 
 
 def honest(p, start):
@@ -150,7 +150,13 @@ def flower(name, sent, rounds=2):
     method = SERVERS[name]
     k = method.server.hypotheses
     initial = torch.stack([torch.full((D,), 0.1 * j) for j in range(k)])
-    strategy = FedVeilStrategy(method, LAYOUT, rounds, initial=initial, clients=7, seed=0, scorer=scorer)
+    strategy = FedVeilStrategy(
+        ServerParty(method, LAYOUT, source=ReproducibleSource(0), scorer=scorer),
+        rounds=rounds,
+        initial=initial,
+        clients=7,
+        seed=0,
+    )
     result = strategy.start(Hostile(method, sent), to_arrays(LAYOUT, initial[0]))
     assert len(strategy.history) == rounds
     for log in strategy.history:

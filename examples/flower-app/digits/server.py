@@ -1,11 +1,11 @@
-"""The server: FedVeil's strategy; what it knows of the cost is in its log, and in the folder `out`."""
+"""The server: FedVeil's strategy; what it knows of the cost is in its log, and in the folder that `out` names."""
 
 from flwr.app import ArrayRecord
 from flwr.serverapp import ServerApp
 
 from digits.task import LAYOUT, accuracy, network
 from fedveil.accounting import Filter
-from fedveil.flower import FedVeilStrategy, method_from
+from fedveil.flower import FedVeilStrategy, ServerFolder, method_from
 
 app = ServerApp()
 
@@ -17,11 +17,11 @@ def main(grid, context):
     strategy = FedVeilStrategy(
         method,
         LAYOUT,
-        int(config["rounds"]),
+        rounds=int(config["rounds"]),
         clients=int(config["clients"]),
         min_clients=int(config["min-clients"]),
         budget=Filter(epsilon=8, delta=1e-5) if method.name == "global" else None,
-        out=config["out"] or None,
+        folder=ServerFolder(config["out"]) if config["out"] else None,
         evaluate=False,
     )
     result = strategy.start(grid, ArrayRecord(network().state_dict()))

@@ -1,79 +1,52 @@
 """Say what it cost: guarantees, releases, spends, ledgers, filters, composition and plans."""
 
-from fedveil.accounting.advice import Choice, Reading, advise, reading
-from fedveil.accounting.composition import epsilon, renyi_epsilon
-from fedveil.accounting.euclidean_laplace import euclidean_laplace_delta, euclidean_laplace_epsilon
-from fedveil.accounting.events import (
-    DiscreteGaussian,
-    EuclideanLaplace,
-    Event,
-    FixedSize,
-    Gaussian,
-    Laplace,
-    Mixture,
-    Poisson,
-    Relation,
-)
-from fedveil.accounting.filters import Filter, LeakageFilter, ParticipationFilter, SpendFilter
-from fedveil.accounting.guarantee import VACUOUS, Guarantee, Trust, guarantee_values, total, unprotected
-from fedveil.accounting.ledger import OPEN, Entry, Ledger
-from fedveil.accounting.meaning import Meaning
-from fedveil.accounting.planning import Plan, delta_warning, plan
-from fedveil.accounting.policy import Limits, Policy
-from fedveil.accounting.release import Release, count_of, digest, model_of
-from fedveil.accounting.spend import Spend, nothing
-from fedveil.accounting.steps import StepFilter, least_noise, least_places, step_event
-from fedveil.gdp import compose_mu, delta_of_mu, epsilon_of_mu, mu_of_epsilon
-
-__all__ = [
-    "OPEN",
-    "VACUOUS",
-    "Choice",
-    "DiscreteGaussian",
-    "Entry",
-    "EuclideanLaplace",
-    "Event",
-    "Filter",
-    "FixedSize",
-    "Gaussian",
-    "Guarantee",
-    "Laplace",
-    "LeakageFilter",
-    "Ledger",
-    "Limits",
-    "Meaning",
-    "Mixture",
-    "ParticipationFilter",
-    "Plan",
-    "Poisson",
-    "Policy",
-    "Reading",
-    "Relation",
-    "Release",
-    "Spend",
-    "SpendFilter",
-    "StepFilter",
-    "Trust",
-    "advise",
-    "compose_mu",
-    "count_of",
-    "delta_of_mu",
-    "delta_warning",
-    "digest",
-    "epsilon",
-    "epsilon_of_mu",
-    "euclidean_laplace_delta",
-    "euclidean_laplace_epsilon",
-    "guarantee_values",
-    "least_noise",
-    "least_places",
-    "model_of",
-    "mu_of_epsilon",
-    "nothing",
-    "plan",
-    "reading",
-    "renyi_epsilon",
-    "step_event",
-    "total",
-    "unprotected",
-]
+from fedveil.accounting.admission import Admission as Admission
+from fedveil.accounting.advice import Choice as Choice
+from fedveil.accounting.advice import Reading as Reading
+from fedveil.accounting.advice import advise as advise
+from fedveil.accounting.advice import reading as reading
+from fedveil.accounting.bounds import Bound as Bound
+from fedveil.accounting.composition import epsilon as epsilon
+from fedveil.accounting.events import DiscreteGaussian as DiscreteGaussian
+from fedveil.accounting.events import EuclideanLaplace as EuclideanLaplace
+from fedveil.accounting.events import Event as Event
+from fedveil.accounting.events import FixedSize as FixedSize
+from fedveil.accounting.events import Gaussian as Gaussian
+from fedveil.accounting.events import Laplace as Laplace
+from fedveil.accounting.events import Mixture as Mixture
+from fedveil.accounting.events import Poisson as Poisson
+from fedveil.accounting.events import Relation as Relation
+from fedveil.accounting.filters import Filter as Filter
+from fedveil.accounting.filters import LeakageFilter as LeakageFilter
+from fedveil.accounting.filters import ParticipationFilter as ParticipationFilter
+from fedveil.accounting.filters import SpendFilter as SpendFilter
+from fedveil.accounting.guarantee import VACUOUS as VACUOUS
+from fedveil.accounting.guarantee import Guarantee as Guarantee
+from fedveil.accounting.guarantee import Trust as Trust
+from fedveil.accounting.guarantee import guarantee_values as guarantee_values
+from fedveil.accounting.guarantee import total as total
+from fedveil.accounting.guarantee import unprotected as unprotected
+from fedveil.accounting.ledger import OPEN as OPEN
+from fedveil.accounting.ledger import Entry as Entry
+from fedveil.accounting.ledger import Ledger as Ledger
+from fedveil.accounting.meaning import Meaning as Meaning
+from fedveil.accounting.planning import Plan as Plan
+from fedveil.accounting.planning import delta_warning as delta_warning
+from fedveil.accounting.planning import plan as plan
+from fedveil.accounting.policy import Limits as Limits
+from fedveil.accounting.policy import Policy as Policy
+from fedveil.accounting.release import Release as Release
+from fedveil.accounting.release import Spend as Spend
+from fedveil.accounting.release import count_of as count_of
+from fedveil.accounting.release import digest as digest
+from fedveil.accounting.release import model_of as model_of
+from fedveil.accounting.release import nothing as nothing
+from fedveil.accounting.steps import StepFilter as StepFilter
+from fedveil.accounting.steps import least_noise as least_noise
+from fedveil.accounting.steps import least_places as least_places
+from fedveil.accounting.steps import step_event as step_event
+from fedveil.accounting.sum_policy import SumPolicy as SumPolicy
+from fedveil.gdp import compose_mu as compose_mu
+from fedveil.gdp import delta_of_mu as delta_of_mu
+from fedveil.gdp import epsilon_of_mu as epsilon_of_mu
+from fedveil.gdp import mu_of_epsilon as mu_of_epsilon

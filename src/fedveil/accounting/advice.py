@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-from fedveil.accounting.conditions import AS_READ, at_most, conditions_of, few_silos, whole_noise
+from fedveil.accounting.bounds import GDP
+from fedveil.accounting.conditions import AS_READ, at_most, conditions_of, few_colluding, few_silos, whole_noise
 from fedveil.accounting.events import FACTOR, Relation
 from fedveil.accounting.guarantee import VACUOUS, Guarantee, Trust, Unit
 from fedveil.accounting.planning import ENOUGH
@@ -30,8 +31,10 @@ _HEURISTIC = (
 
 
 _EVIDENCE = {  # accuracy at a total epsilon, beside the same training without privacy
-    "record-sum": "4 silos, blood cells: .914 at 2, .936 without; 10 on digits: .948 at 4, .959 (results/record-level)",
-    "record": "4 silos, blood cells: .906 at 2, .936 without; 10 on digits: .917 at 4, .959 (results/record-level)",
+    "trusted sum": "4 silos, blood cells: .914 at 2, .936 without; 10 on digits: .948 at 4, .959 "
+    "(results/record-level)",
+    "local": "4 silos, blood cells: .906 at 2, .936 without; 10 on digits: .917 at 4, .959 (results/record-level)",
+    "secure sum": "as the trusted sum: the model is the same sum's (docs/secure-sum.md)",
     "global": "10 clients on digits: .356 at 4, .959 without (README)",
     "fedre": "printed and sound variants at equal noise: results/guarantees",
 }
@@ -102,12 +105,12 @@ def advise(
         What has to be protected; by default clients and records are looked at, and persons where it is said how many
         records one has. A person is protected as such, by a promise for all her records together, and by one for
         clients.
-    trust : {"central", "local", "trusted sum"}, optional
+    trust : {"central", "local", "trusted sum", "secure sum"}, optional
         The only trust model there is; by default all are looked at.
     relation : {"zero-out", "add/remove", "replace-one"}
         Neighbouring inputs of the promises; without trust at the client level it is replace-one in any case.
     tolerated : int
-        Silos of a trusted sum that may drop out, lie or collude.
+        Silos of a trusted sum that may drop out, lie or collude; of a secure one, that may collude.
     records_per_person : int, optional
         The most records of one person, as declared; a count of the data would be a release.
 
@@ -130,7 +133,7 @@ def advise(
         raise FieldError("records_per_person", None, "is needed for persons: declare the most records that one has")
     k = require_count("records_per_person", records_per_person or 1)
     if trust is not None:
-        require_choice("trust", trust, ("central", "local", "trusted sum"))
+        require_choice("trust", trust, get_args(Trust))
     z = least_noise(epsilon, delta, rounds, relation=relation)
     twice = least_noise(epsilon, delta, rounds, relation="replace-one")
     root = math.sqrt(d)
@@ -158,9 +161,13 @@ def advise(
         found.append(_choice("record", whose, "local", loud, alone, *about, own, *sizes, group=group))
         if n > tolerated:
             summed = loud * root * math.sqrt(n / (n - tolerated)) / (n * count)
-            shares = (*own, f"silos = {n}", f"tolerated = {tolerated}")
+            shares = ('sum = "trusted"', *own, f"silos = {n}", f"tolerated = {tolerated}")
             more = (whole_noise(n, tolerated), *sizes)
-            found.append(_choice("record-sum", whose, "trusted sum", loud, summed, *about, shares, *more, group=group))
+            found.append(_choice("record", whose, "trusted sum", loud, summed, *about, shares, *more, group=group))
+        if n - tolerated >= 2:  # shares are as loud, where nobody drops out
+            masked = ('sum = "secure"', *own, f"least_sites = {n}", f"colluding = {tolerated}")
+            more = (few_colluding(tolerated, n), *sizes)
+            found.append(_choice("record", whose, "secure sum", loud, summed, *about, masked, *more, group=group))
     fit = [c for c in found if trust in (None, c.trust) and _covers(c, unit)]
     fit.sort(key=lambda c: c.noise_to_signal or 0.0)
     heuristics = [
@@ -205,9 +212,8 @@ def _choice(
         unit=unit,
         relation=relation,
         trust=trust,
-        status="conditional" if conditions else "formal",
         scope="total",
-        mu=FACTOR[relation] * math.sqrt(rounds) / z,
+        bound=GDP(FACTOR[relation] * math.sqrt(rounds) / z),
         public_size=None if unit == "client" else relation != "add/remove",
         conditions=conditions,
     )
@@ -221,7 +227,7 @@ def _choice(
         noise_multiplier=z,
         guarantee=guarantee.of_group(group),
         lines=(f'method = "{method}"', *lines),
-        evidence=_EVIDENCE[method] if group == 1 and unit != "person" else "",
+        evidence=_EVIDENCE[trust if method == "record" else method] if group == 1 and unit != "person" else "",
     )
 
 
@@ -328,9 +334,8 @@ def reading(
             unit=unit,
             relation=relation,
             trust=trust,
-            status="conditional",  # how somebody else's noise is drawn and added is not looked at here
             scope=scope,
-            mu=change * math.sqrt(count) / sigma,
+            bound=GDP(change * math.sqrt(count) / sigma),
             public_size=None if unit not in ("record", "person") else relation != "add/remove",
             conditions=conditions,
         )

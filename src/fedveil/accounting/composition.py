@@ -79,21 +79,6 @@ def epsilon(events: Iterable[tuple[Event, int]], delta: float, relation: Relatio
     return _loss_distribution(others, mu, factor, delta, relation)
 
 
-def renyi_epsilon(events: Iterable[tuple[Event, int]], delta: float, relation: Relation = "zero-out") -> float:
-    """The same by Renyi DP alone: looser, an independent check.
-
-    Raises
-    ------
-    FieldError
-        For events without a Renyi bound.
-    """
-    counts = grouped(events)
-    factor = FACTOR[require_choice("relation", relation, FACTOR)]  # type: ignore[index]
-    mu = compose_mu(factor / e.noise_multiplier * math.sqrt(c) for e, c in counts.items() if isinstance(e, Gaussian))
-    others: dict[Event, int] = {e: c for e, c in counts.items() if not isinstance(e, Gaussian)}
-    return _renyi(others, mu, factor, _charged(delta, counts, relation), relation)
-
-
 def _charged(delta: float, counts: dict[Event, int], relation: Relation) -> float:
     """What is left of delta without the chance that a lot finds no place."""
     lost = spilled(counts, relation)

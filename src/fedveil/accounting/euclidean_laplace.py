@@ -15,59 +15,10 @@ from typing import Any
 import numpy as np
 import scipy
 
-from fedveil.errors import FieldError, require_count, require_delta, require_positive
+from fedveil.errors import FieldError
 
 _PANELS, _NODES = 24, 16
-_POINTS = 4000
 _NEGLIGIBLE = 1e-16
-
-
-def euclidean_laplace_delta(dimension: int, epsilon: float, distance: float, target: float) -> float:
-    """delta(target) of one release between two vectors at a distance.
-
-    Parameters
-    ----------
-    dimension : int
-        n.
-    epsilon : float
-        The mechanism's epsilon per unit of Euclidean distance.
-    distance : float
-        Between the two vectors.
-    target : float
-        The epsilon at which delta is asked for, of either sign.
-    """
-    n, s = require_count("dimension", dimension), require_positive("epsilon * distance", epsilon * distance)
-    return float(_delta(n, s, np.array([target]))[0])
-
-
-def euclidean_laplace_epsilon(dimension: int, epsilon: float, distance: float, delta: float, rounds: int = 1) -> float:
-    """Epsilon of several independent releases between two vectors at a distance.
-
-    Parameters
-    ----------
-    dimension, epsilon, distance
-        See `euclidean_laplace_delta`.
-    delta : float
-        Strictly between 0 and 1.
-    rounds : int
-        Releases, each of a vector that moves by at most `distance`.
-
-    Returns
-    -------
-    float
-        At most rounds * epsilon * distance, the bound of linear composition. Exact for one round; for several an
-        upper bound by a discretised loss distribution.
-    """
-    n, delta = require_count("dimension", dimension), require_delta("delta", delta)
-    s = require_positive("epsilon", epsilon) * require_positive("distance", distance)
-    rounds = require_count("rounds", rounds)
-    if rounds > 1:
-        interval = _interval(n, s)
-        composed = discretised(n, s, interval).self_compose(rounds)
-        return min(float(composed.get_epsilon_for_delta(delta)), rounds * s)
-    if _delta(n, s, np.zeros(1))[0] <= delta:
-        return 0.0
-    return float(scipy.optimize.brentq(lambda e: float(_delta(n, s, np.array([e]))[0]) - delta, 0.0, s, xtol=1e-12))
 
 
 @lru_cache(maxsize=8)
@@ -82,7 +33,7 @@ def discretised(dimension: int, shift: float, interval: float) -> Any:
         return privacy_loss_distribution.from_laplace_mechanism(1 / shift, value_discretization_interval=interval)
     top = math.ceil(greatest_loss(dimension, shift) / interval)
     positive = np.arange(0, top + 1) * interval
-    upper = _delta(dimension, shift, positive)
+    upper = delta_of_shift(dimension, shift, positive)
     # delta(-e) = 1 - exp(-e) (1 - delta(e)): exact, and it keeps the digits that a difference of tails would lose
     lower = 1 - np.exp(-positive[:0:-1]) * (1 - upper[:0:-1])
     deltas = np.minimum.accumulate(np.concatenate([lower, upper]))
@@ -93,20 +44,26 @@ def discretised(dimension: int, shift: float, interval: float) -> Any:
 def greatest_loss(n: int, s: float) -> float:
     """A loss beyond which nearly nothing lies: s, or less where the dimension makes that extremely unlikely."""
     low, high = 0.0, s
-    if _delta(n, s, np.array([s * (1 - 1e-9)]))[0] > _NEGLIGIBLE:
+    if delta_of_shift(n, s, np.array([s * (1 - 1e-9)]))[0] > _NEGLIGIBLE:
         return s
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if _delta(n, s, np.array([middle]))[0] > _NEGLIGIBLE else (low, middle)
+        low, high = (middle, high) if delta_of_shift(n, s, np.array([middle]))[0] > _NEGLIGIBLE else (low, middle)
     return high
 
 
-def _interval(n: int, s: float) -> float:
-    return greatest_loss(n, s) / _POINTS
+def delta_of_shift(n: int, s: float, targets: np.ndarray) -> np.ndarray:
+    """Delta of one release, P(L > e) - exp(e) P(L < -e), for each target epsilon e (of either sign).
 
-
-def _delta(n: int, s: float, targets: np.ndarray) -> np.ndarray:
-    """P(L > e) - exp(e) P(L < -e) for each target e."""
+    Parameters
+    ----------
+    n : int
+        Dimension.
+    s : float
+        Epsilon per unit of distance times the distance.
+    targets : ndarray
+        [m].
+    """
     above, below = _tail(n, s, targets), _tail(n, s, targets, lower=True)
     with np.errstate(over="ignore", invalid="ignore"):
         weighted = np.where(below > 0, np.exp(np.minimum(targets, 700.0)) * below, 0.0)

@@ -242,8 +242,8 @@ def grown(event: Event, size: int, sampled: bool) -> Event:
     raise FieldError("group", size, f"{type(event).__name__} events have no bound for groups here")
 
 
-def doubled(event: Event) -> Event:
-    """The event for a unit that contributes twice as much, and is sampled as often.
+def louder(event: Event, times: float) -> Event:
+    """The event for a unit that contributes so many times as much, and is sampled as often.
 
     Raises
     ------
@@ -251,10 +251,10 @@ def doubled(event: Event) -> Event:
         For a kind without such a bound here.
     """
     if isinstance(event, Gaussian):
-        return Gaussian(event.noise_multiplier / 2)
+        return Gaussian(event.noise_multiplier / times)
     if isinstance(event, Poisson) and isinstance(event.event, Gaussian):
-        return Poisson(event.rate, Gaussian(event.event.noise_multiplier / 2))
-    raise FieldError("event", type(event).__name__, "has no bound for twice the contribution here")
+        return Poisson(event.rate, Gaussian(event.event.noise_multiplier / times))
+    raise FieldError("event", type(event).__name__, "has no bound for a larger contribution here")
 
 
 def events_to_list(events: Iterable[tuple[Event, int]]) -> list[list[Any]]:

@@ -7,10 +7,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Protocol
 
-from fedveil.accounting.guarantee import Guarantee
-from fedveil.accounting.spend import Spend
+from fedveil.accounting.bounds import GDP, ZCDP
+from fedveil.accounting.events import Relation
+from fedveil.accounting.guarantee import Guarantee, Unit
+from fedveil.accounting.release import Spend
 from fedveil.errors import FieldError, require_count, require_non_negative, require_positive
 from fedveil.gdp import compose_mu, epsilon_of_mu, epsilon_of_rho, mu_of_epsilon
+
+Kind = tuple[Unit, Relation]
 
 
 class SpendFilter(Protocol):
@@ -42,7 +46,8 @@ class Filter:
             self.budget *= 1 - 1e-14
         self.terms: dict[str, float] | None = {"epsilon": float(epsilon), "delta": float(delta)}
         self.spent = 0.0
-        self._target, self._rho, self._unit = (epsilon, delta), 0.0, ""
+        self._target, self._rho = (epsilon, delta), 0.0
+        self._kind: Kind | None = None
 
     def admit(self, mu: float) -> bool:
         """Charge mu if the budget allows it; otherwise change nothing and return False."""
@@ -53,10 +58,10 @@ class Filter:
         return True
 
     def admit_spend(self, spend: Spend) -> bool:
-        """Charge a spend by its mu or rho; one without them, or for another unit, cannot be held to an epsilon."""
-        self._unit = one_unit(self._unit, spend)
-        if spend.guarantee.rho is not None:
-            return self.admit_rho(spend.guarantee.rho)
+        """Charge a spend by its mu or rho; one without them, or of another unit or relation, has no such total."""
+        self._kind = same_kind(self._kind, spend)
+        if isinstance(spend.guarantee.bound, ZCDP):
+            return self.admit_rho(spend.guarantee.bound.rho)
         if spend.guarantee.mu is None:
             raise FieldError("filter", "epsilon", f"cannot hold a {spend.guarantee.status} release to an epsilon")
         return self.admit(_charge(spend))
@@ -79,7 +84,7 @@ class Filter:
         charged = compose_mu(_charge(spend) for spend in spends)
         if charged > self.budget * (1 + 1e-12):
             return worst
-        return replace(worst, mu=self.budget, mu_per_distance=None)
+        return replace(worst, bound=GDP(self.budget))
 
     def admit_rho(self, rho: float) -> bool:
         """Charge a concentrated-DP release if the budget allows it; otherwise change nothing and return False."""
@@ -94,19 +99,20 @@ class Filter:
         return epsilon_of_rho(mu * mu / 2 + rho, delta) <= epsilon
 
 
-def one_unit(unit: str, spend: Spend) -> str:
-    """The unit of a spend, which has to be the one that a budget counts; empty before its first.
+def same_kind(known: Kind | None, spend: Spend) -> Kind:
+    """The unit and relation of a spend, which have to be those that a budget counts; None before its first.
 
     Raises
     ------
     FieldError
-        If it is another: a release for single records counts as many times one for the person who has them.
+        If they are others: a release for single records counts as many times one for the person who has them, and one
+        under zero-out twice under replace-one.
     """
-    found = spend.guarantee.unit
-    if unit not in ("", found):
-        accepted = f"counts promises for one {unit} alone; a policy counts each unit by itself"
+    kind = spend.guarantee.unit, spend.guarantee.relation
+    if known is not None and known != kind:
+        accepted = f"counts promises for one {known[0]} under {known[1]} alone; give others a ledger of their own"
         raise FieldError("filter", spend.guarantee.describe(), accepted)
-    return found
+    return kind
 
 
 def _charge(spend: Spend) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedveil.accounting.spend import Spend
+from fedveil.accounting.release import Spend
 from fedveil.errors import LedgerError
 from fedveil.reading import json_of
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fedveil.accounting.events import FACTOR, Relation
 from fedveil.accounting.guarantee import VACUOUS
 from fedveil.errors import FieldError, require_choice, require_count, require_delta, require_noise, require_positive
-from fedveil.gdp import epsilon_of_mu, mu_of_epsilon, rounded_up
+from fedveil.gdp import epsilon_of_mu, mu_of_epsilon, noise_of_epsilon, rounded_up
 
 _ENDLESS = 1e12  # rounds that nobody trains
 ENOUGH = 0.3  # signal-to-noise from which training can be expected to work
@@ -181,7 +181,7 @@ def plan(
     else:
         rounds = require_count("rounds", rounds)
         if epsilon is not None:
-            z = _least_noise(epsilon, delta, factor * math.sqrt(rounds))
+            z = noise_of_epsilon(epsilon, delta, factor * math.sqrt(rounds))
         else:
             z = require_noise("noise_multiplier", noise_multiplier)
     if clients is None:
@@ -205,14 +205,6 @@ def plan(
         dimension=dimension,
         update_norm=update_norm,
     )
-
-
-def _least_noise(epsilon: float, delta: float, change: float) -> float:
-    """The least z with epsilon(change / z) <= epsilon."""
-    z = change / mu_of_epsilon(require_positive("epsilon", epsilon), delta)
-    while epsilon_of_mu(change / z, delta) > epsilon:
-        z *= 1 + 1e-12
-    return z
 
 
 def _most_rounds(epsilon: float, delta: float, mu: float) -> int:

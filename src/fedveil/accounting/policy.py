@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_args
 
-from fedveil.accounting.events import FACTOR
+from fedveil.accounting.admission import Admission, names_of
+from fedveil.accounting.bounds import GDP, PLD, ZCDP, Heuristic, MetricDP, OverDistance
+from fedveil.accounting.events import FACTOR, Relation
 from fedveil.accounting.guarantee import Trust, total
-from fedveil.accounting.spend import Spend
+from fedveil.accounting.release import Spend
+from fedveil.accounting.sum_policy import SumPolicy
 from fedveil.errors import (
     FieldError,
     nearest,
-    require_choice,
     require_count,
     require_delta,
     require_non_negative,
@@ -36,10 +38,10 @@ class Limits:
         Gaussian DP of one record; sampled steps have none, and need `record_epsilon`.
     record_epsilon : float, optional
         Epsilon of one record at the policy's `delta`, of sampled and unsampled steps together. Releases for persons
-        count here, too, as one of a person's records is promised; those for whole clients do not.
+        and for whole clients count here, too, as one of their records is promised.
     person_mu, person_epsilon : float, optional
-        The same of one person, with all her records. Noise for single records counts here only where the policy says
-        how many one person has (`records_per_person`).
+        The same of one person, with all her records. Releases for whole clients count here, too; noise for single
+        records only where the policy says how many one person has (`records_per_person`).
     leakage : float, optional
         d-privacy: epsilon at the policy's `distance`.
     participations : int, optional
@@ -80,6 +82,8 @@ class Policy:
     release, total : Limits
         The largest cost of one release, and of all releases in the node's ledger. A kind that `total` does not name is
         refused.
+    sum : SumPolicy, optional
+        On what terms the node takes part in secure sums (in TOML, a table); needed for them.
     distance : float, optional
         Between two parameter vectors, at which d-private leakage is counted; needed to allow any.
     delta : float
@@ -95,6 +99,8 @@ class Policy:
         Whether noise must come from a source that nobody can repeat.
     deadline : float, optional
         Seconds of training, at most 30 days, after which the client counts as failed, and answers with a zero update.
+    node : Admission, optional
+        What may run on the node. It binds under `fedveil node` alone; elsewhere a policy that has it is refused.
 
     Raises
     ------
@@ -106,6 +112,7 @@ class Policy:
     methods: Sequence[str] | None = None
     release: Limits = field(default_factory=Limits)
     total: Limits = field(default_factory=Limits)
+    sum: SumPolicy | None = None
     distance: float | None = None
     delta: float = 1e-5
     records_per_person: int | None = None
@@ -113,6 +120,7 @@ class Policy:
     hypotheses_apart: float = 0.0
     secure_source: bool = True
     deadline: float | None = None
+    node: Admission | None = None
 
     def __post_init__(self) -> None:
         """Check all."""
@@ -120,7 +128,7 @@ class Policy:
         given = {f.name: given[f.name] for f in fields(self) if f.default is not None or given[f.name] is not None}
         for name, known in (("trust", get_args(Trust)), ("methods", None), ("relations", FACTOR)):
             if name in given:
-                object.__setattr__(self, name, _names(f"policy.{name}", given[name], known))
+                object.__setattr__(self, name, names_of(f"policy.{name}", given[name], known))
         _number("policy.delta", given["delta"], require_delta)
         _number("policy.hypotheses_apart", given["hypotheses_apart"], require_non_negative)
         for name in ("distance", "deadline"):
@@ -131,6 +139,10 @@ class Policy:
         for name in ("release", "total"):
             if not isinstance(given[name], Limits):
                 raise FieldError(f"policy.{name}", given[name], "must be Limits (in TOML, a table)")
+        if not isinstance(self.node, Admission | None):
+            raise FieldError("policy.node", self.node, "must be an Admission (in TOML, a table)")
+        if not isinstance(self.sum, SumPolicy | None):
+            raise FieldError("policy.sum", self.sum, "must be a SumPolicy (in TOML, a table)")
         if self.records_per_person is not None:
             if type(self.records_per_person) is not int:
                 raise FieldError("policy.records_per_person", self.records_per_person, "must be a whole number")
@@ -146,11 +158,11 @@ class Policy:
     def from_dict(cls, values: Mapping[str, Any]) -> Policy:
         """A policy from plain values, such as those of a TOML file; unknown keys are refused."""
         known = _known(values, cls, "policy")
-        for name in ("release", "total"):
+        for name, table in _TABLES.items():
             if name in known:
-                limits = _known(known[name], Limits, f"policy.{name}")
+                entries = _known(known[name], table, f"policy.{name}")
                 try:
-                    known[name] = Limits(**limits)
+                    known[name] = table(**entries)
                 except FieldError as error:
                     raise FieldError(f"policy.{name}.{error.field}", error.value, error.accepted) from error
         return cls(**known)
@@ -171,10 +183,8 @@ class Policy:
         past : iterable of Spend
             Everything in the node's ledger.
         """
-        if trust not in self.trust:
-            return f"the node's policy allows {list(self.trust)} trust; {method!r} is {trust}"
-        if self.methods is not None and method not in self.methods:
-            return f"the node's policy allows the methods {list(self.methods)}, not {method!r}"
+        if (forbidden := self.forbids(method, trust)) is not None:
+            return forbidden
         past = list(past)
         cap = self.total.participations
         if cap is not None and len(past) >= cap:
@@ -192,29 +202,38 @@ class Policy:
             return f"the hypotheses are {apart:g} apart; the node's policy allows {limit:g}"
         return self._dear(quoted, past)
 
+    def forbids(self, method: str, trust: str) -> str | None:
+        """Why a method may not be used here at any cost, or None if it may."""
+        if trust not in self.trust:
+            return f"the node's policy allows {list(self.trust)} trust; {method!r} is {trust}"
+        if self.methods is not None and method not in self.methods:
+            return f"the node's policy allows the methods {list(self.methods)}, not {method!r}"
+        return None
+
     def standing(self, spends: Iterable[Spend]) -> dict[str, tuple[int, float, float | None]]:
         """How many releases each kind of cost counts, what they cost together, and what `total` allows (or None).
 
         The cost is infinite where promises of one kind have no sum, being of another relation or trust.
         """
         spends = list(spends)
-        found: dict[str, tuple[int, float, float | None]] = {}
-        for kind in dict.fromkeys([*(f.name for f in fields(Limits)), *(k for s in spends for k in self._kinds(s))]):
+        named = [f.name for f in fields(Limits) if getattr(self.total, f.name) is not None]
+        made = ["participations"] if spends else []
+        for spend in spends:  # what a client's releases cost its records is shown where a limit, or a record, asks
+            made += self._own_kinds(spend) if spend.guarantee.unit == "client" else self._kinds(spend)
+        standing: dict[str, tuple[int, float, float | None]] = {}
+        for kind in dict.fromkeys([*(f.name for f in fields(Limits) if f.name in (*named, *made)), *made]):
             own = spends if kind == "participations" else [s for s in spends if kind in self._kinds(s)]
-            limit = getattr(self.total, kind, None)
-            if own or limit is not None:
-                try:
-                    cost = self._cost(kind, own)
-                except FieldError:
-                    cost = math.inf
-                found[kind] = (len(own), cost, limit)
-        return found
+            try:
+                cost = self._cost(kind, own)
+            except FieldError:
+                cost = math.inf
+            standing[kind] = len(own), cost, getattr(self.total, kind, None)
+        return standing
 
     def _dear(self, quoted: Spend, past: Sequence[Spend]) -> str | None:
-        kinds = self._kinds(quoted)
-        if not any(getattr(self.total, k, None) is not None for k in kinds if k in self._own_kinds(quoted)):
-            kinds = self._own_kinds(quoted)
-            return f"the node's policy names no total of {' or '.join(kinds)}, so it allows none"
+        kinds, own = self._kinds(quoted), self._own_kinds(quoted)
+        if not any(getattr(self.total, kind, None) is not None for kind in own):
+            return f"the node's policy names no total of {' or '.join(own)}, so it allows none"
         for scope, limits, spends in (("release", self.release, ()), ("total", self.total, past)):
             for kind in kinds:
                 limit = None if kind == "participations" else getattr(limits, kind, None)
@@ -231,22 +250,29 @@ class Policy:
         return None
 
     def _cost(self, kind: str, spends: Sequence[Spend]) -> float:
+        """What spends cost together; refused where their promises have no sum."""
         if kind == "participations":
             return len(spends)
+        if not spends:
+            return 0.0
+        bounds = [s.guarantee.bound for s in spends]
         if kind == "leakage":
-            return math.fsum((s.guarantee.epsilon_per_distance or 0.0) * (self.distance or 0.0) for s in spends)
-        if kind.startswith("person"):
-            spends = [self._of_person(s) for s in spends]
-        if kind.startswith("record"):
-            spends = [_of_record(s) for s in spends]
-        if kind.endswith("_epsilon"):
-            return total(s.guarantee for s in spends).epsilon(self.delta) if spends else 0.0
+            return math.fsum(b.epsilon_per_distance * (self.distance or 0.0) for b in bounds if isinstance(b, MetricDP))
+        unit = kind.rpartition("_")[0]
+        if unit:
+            named = next((s.guarantee for s in spends if s.guarantee.unit != "client"), spends[0].guarantee)
+            spends = [self._of(unit, spend, named.relation) for spend in spends]
+        whole = total(s.guarantee for s in spends)
+        if kind.endswith("epsilon"):
+            return whole.epsilon(self.delta)
         return compose_mu((s.guarantee.mu or 0.0) if s.charge is None else s.charge for s in spends)
 
     def _kinds(self, spend: Spend) -> tuple[str, ...]:
-        """The kinds of cost of a spend; one for persons is one for their records, too."""
-        kinds = self._own_kinds(spend)
-        if spend.guarantee.unit == "person":
+        """Kinds of cost of a spend; one for a client is one for its persons and records, one for persons for theirs."""
+        kinds, unit = self._own_kinds(spend), spend.guarantee.unit
+        if kinds == ("mu",):
+            return (*kinds, "record_mu", "record_epsilon", "person_mu", "person_epsilon")
+        if unit == "person":
             kinds += tuple(kind.replace("person", "record") for kind in kinds if kind.startswith("person"))
         return kinds
 
@@ -257,44 +283,40 @@ class Policy:
             kinds += tuple(kind.replace("record", "person") for kind in kinds)
         return kinds
 
-    def _of_person(self, spend: Spend) -> Spend:
-        """What a spend costs a person: one for single records, as for a group of all that she may have."""
-        if spend.guarantee.unit == "person":
+    def _of(self, unit: str, spend: Spend, relation: Relation) -> Spend:
+        """What a spend costs one record or person, among others under a relation.
+
+        Whatever changes in a client's data is bounded alike, so that a promise for a client has no relation of its own.
+        """
+        promise = spend.guarantee
+        if promise.unit == unit:
             return spend
-        many = spend.guarantee.of_group(self.records_per_person or 1)
-        return replace(spend, guarantee=replace(many, unit="person", group=1), charge=None)
+        if promise.unit == "record":  # as for a group of all that she may have
+            promise = replace(promise.of_group(self.records_per_person or 1), unit="person", group=1)
+        elif promise.unit == "person":
+            promise = promise.of_part("record")
+        else:
+            promise = promise.of_part("record" if unit == "record" else "person")
+            promise = replace(promise, relation=relation, public_size=relation != "add/remove")
+        return replace(spend, guarantee=promise, charge=None)
 
 
-def _of_record(spend: Spend) -> Spend:
-    """What a spend costs one record: one for persons, as `Guarantee.of_record` has it."""
-    if spend.guarantee.unit != "person":
-        return spend
-    return replace(spend, guarantee=spend.guarantee.of_record(), charge=None)
+_TABLES: dict[str, type[Any]] = {"release": Limits, "total": Limits, "node": Admission, "sum": SumPolicy}
 
 
 def kinds_of(spend: Spend) -> tuple[str, ...]:
     """The kinds of cost that a spend has, by the names of their limits; a name that no limit has is always refused."""
-    promise = spend.guarantee
-    if promise.status == "heuristic":
+    promise, bound = spend.guarantee, spend.guarantee.bound
+    if isinstance(bound, Heuristic):
         return ("participations",)
-    if promise.by_distance:
-        return ("leakage" if promise.epsilon_per_distance is not None else "mu over distance",)
-    if promise.unit in ("record", "person") and (promise.mu is not None or promise.events):
+    if isinstance(bound, OverDistance):
+        return ("leakage" if isinstance(bound, MetricDP) else "mu over distance",)
+    if promise.unit in ("record", "person") and isinstance(bound, GDP | PLD):
         kinds = (f"{promise.unit}_mu", f"{promise.unit}_epsilon")
-        return kinds[1:] if promise.mu is None else kinds
-    if promise.mu is not None:
+        return kinds if isinstance(bound, GDP) else kinds[1:]
+    if isinstance(bound, GDP):
         return ("mu" if promise.unit == "client" else f"mu of a {promise.unit}",)
-    return ("rho" if promise.rho is not None else "unprotected",)
-
-
-def _names(field: str, values: Any, known: Iterable[str] | None) -> tuple[str, ...]:
-    """A list of names: a table whose keys are names, whatever it says of them, is none."""
-    if not isinstance(values, list | tuple) or not all(isinstance(value, str) for value in values):
-        raise FieldError(field, values, 'must be a list of names, such as ["local"]')
-    if known is not None:
-        for value in values:
-            require_choice(field, value, known)
-    return tuple(values)
+    return ("rho" if isinstance(bound, ZCDP) else "unprotected",)
 
 
 def _number(field: str, value: Any, require: Callable[[str, Any], float]) -> None:

@@ -1,18 +1,19 @@
-"""Release: whatever crosses the trust boundary."""
+"""Release: whatever crosses the trust boundary. Spend: what it cost."""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from fedveil.accounting.guarantee import Guarantee, unprotected
 from fedveil.errors import FieldError, require_choice
 
 if TYPE_CHECKING:  # whoever only plans does not wait for PyTorch
     from torch import Tensor
 
 Kind = Literal["model", "update", "gradient", "index", "metric", "count", "sum", "share"]
-KINDS: tuple[Kind, ...] = ("model", "update", "gradient", "index", "metric", "count", "sum", "share")
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Release:
         """Check the kind."""
         from torch import Tensor
 
-        require_choice("kind", self.kind, KINDS)
+        require_choice("kind", self.kind, get_args(Kind))
         if not isinstance(self.value, Tensor):
             raise FieldError("value", type(self.value).__name__, "must be a tensor")
 
@@ -70,3 +71,46 @@ def count_of(releases: tuple[Release, ...]) -> float | None:
     if len(found) > 1 or any(v.numel() != 1 or v.is_complex() for v in found):
         raise FieldError("releases", [tuple(v.shape) for v in found], "a party releases at most one count, one number")
     return float(found[0]) if found else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spend:
+    """The cost of one party's releases of one round.
+
+    Parameters
+    ----------
+    guarantee : Guarantee
+        What that round's release promises by itself.
+    mechanism : str
+        ``"gaussian"``, ``"discrete gaussian"``, ``"euclidean-laplace"`` or ``"none"``.
+    scale : tuple of float
+        The noise's scale: standard deviation per coordinate (one entry, or one a layer); epsilon per unit of distance
+        for Euclidean Laplace. Empty without noise.
+    sensitivity : float, optional
+        Euclidean sensitivity that the guarantee rests on.
+    charge : float, optional
+        Mu of this very round where it followed earlier releases: what a filter charges. The guarantee then holds the
+        public worst case, since a sum of such charges is a random number and no promise.
+    leakage : float, optional
+        Heuristic neighbourhood leakage n / nu of this participation (group privacy as printed): no guarantee, but it
+        is public, adds up, and can be capped.
+    """
+
+    guarantee: Guarantee
+    mechanism: str = "none"
+    scale: tuple[float, ...] = ()
+    sensitivity: float | None = None
+    charge: float | None = None
+    leakage: float | None = None
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Spend:
+        """From plain values, as a ledger's line has them."""
+        guarantee = Guarantee.from_dict(values["guarantee"])
+        return cls(**{**values, "guarantee": guarantee, "scale": tuple(values["scale"])})
+
+
+@cache
+def nothing(trust: str = "central") -> Spend:
+    """The spend of a release without noise, or of a declared identity."""
+    return Spend(guarantee=unprotected("local" if trust == "local" else "central"))

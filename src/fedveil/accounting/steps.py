@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-import scipy.optimize
-import scipy.special
+import scipy
 
+from fedveil.accounting.bounds import PLD
 from fedveil.accounting.composition import epsilon as epsilon_of
 from fedveil.accounting.events import FACTOR, Event, Gaussian, Poisson, Relation
-from fedveil.accounting.filters import one_unit
-from fedveil.accounting.spend import Spend
+from fedveil.accounting.filters import Kind, same_kind
+from fedveil.accounting.release import Spend
 from fedveil.errors import FieldError, require_choice, require_count, require_delta, require_positive
-from fedveil.gdp import epsilon_of_mu, mu_of_epsilon
+from fedveil.gdp import noise_of_epsilon
 
 _WIDEST = 1e6  # a noise multiplier that drowns everything
 
@@ -67,12 +67,10 @@ def least_noise(
         raise FieldError("epsilon", epsilon, accepted)
     steps, sampled = require_count("steps", steps), step_event(1.0, rate) != Gaussian(1.0)
     change = FACTOR[require_choice("relation", relation, FACTOR)] * math.sqrt(steps)  # type: ignore[index]
-    most = change / mu_of_epsilon(epsilon, delta)
+    most = noise_of_epsilon(epsilon, delta, change)
     if not most < _WIDEST:
         accepted = f"no noise reaches it in {steps} steps: raise epsilon or delta, or take fewer steps"
         raise FieldError("epsilon", epsilon, accepted)
-    while epsilon_of_mu(change / most, delta) > epsilon:
-        most *= 1 + 1e-12
     if not sampled:
         return most
 
@@ -108,7 +106,8 @@ class StepFilter:
     def __init__(self, event: Event, steps: int) -> None:
         self.event, self.steps = event, require_count("steps", steps, least=0)
         self.terms: dict[str, float] | None = None
-        self.spent, self._unit = 0, ""
+        self.spent = 0
+        self._kind: Kind | None = None
 
     @classmethod
     def within(cls, event: Event, epsilon: float, delta: float, relation: Relation = "zero-out") -> StepFilter:
@@ -133,11 +132,11 @@ class StepFilter:
         Raises
         ------
         FieldError
-            If the spend is no number of steps of the planned event, or promised to another unit.
+            If the spend is no number of steps of the planned event, or under another unit or relation.
         """
-        self._unit = one_unit(self._unit, spend)
+        self._kind = same_kind(self._kind, spend)
         guarantee = spend.guarantee
-        events = guarantee.events
+        events = guarantee.bound.events if isinstance(guarantee.bound, PLD) else ()
         if guarantee.mu and isinstance(self.event, Gaussian):
             ratio = guarantee.mu * self.event.noise_multiplier / FACTOR[guarantee.relation]
             events = ((self.event, round(ratio**2)),)

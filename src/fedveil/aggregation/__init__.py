@@ -1,16 +1,35 @@
 """Combine: aggregation rules in two halves, clusters, perturbation-aware weights."""
 
-from fedveil.aggregation.base import Aggregator, NoState, WeightedMean, require_rule
-from fedveil.aggregation.bulyan import Bulyan
-from fedveil.aggregation.centres import CentredClipping, GeometricMedian, NormBounding
-from fedveil.aggregation.clusters import cluster_means, halves
-from fedveil.aggregation.fltrust import FLTrust
-from fedveil.aggregation.mean import FedAvg, FedProx
-from fedveil.aggregation.mixing import NNM, Bucketing
-from fedveil.aggregation.optimisers import FedAdagrad, FedAdam, FedAvgM, FedOpt, FedYogi
-from fedveil.aggregation.perturbation import perturbation_weights
-from fedveil.aggregation.robust import FedMedian, Krum, MultiKrum, TrimmedMean
-from fedveil.aggregation.updates import Updates, padded
+from fedveil.aggregation.base import Aggregator as Aggregator
+from fedveil.aggregation.base import NoState as NoState
+from fedveil.aggregation.base import WeightedMean as WeightedMean
+from fedveil.aggregation.base import require_rule as require_rule
+from fedveil.aggregation.bulyan import Bulyan as Bulyan
+from fedveil.aggregation.centres import Centre as Centre
+from fedveil.aggregation.centres import CentredClipping as CentredClipping
+from fedveil.aggregation.centres import GeometricMedian as GeometricMedian
+from fedveil.aggregation.centres import NormBounding as NormBounding
+from fedveil.aggregation.clusters import cluster_means as cluster_means
+from fedveil.aggregation.clusters import halves as halves
+from fedveil.aggregation.fltrust import FLTrust as FLTrust
+from fedveil.aggregation.mean import FedAvg as FedAvg
+from fedveil.aggregation.mean import FedProx as FedProx
+from fedveil.aggregation.mixing import NNM as NNM
+from fedveil.aggregation.mixing import Bucketing as Bucketing
+from fedveil.aggregation.optimisers import AdaptiveState as AdaptiveState
+from fedveil.aggregation.optimisers import FedAdagrad as FedAdagrad
+from fedveil.aggregation.optimisers import FedAdam as FedAdam
+from fedveil.aggregation.optimisers import FedAvgM as FedAvgM
+from fedveil.aggregation.optimisers import FedOpt as FedOpt
+from fedveil.aggregation.optimisers import FedYogi as FedYogi
+from fedveil.aggregation.optimisers import MomentumState as MomentumState
+from fedveil.aggregation.perturbation import perturbation_weights as perturbation_weights
+from fedveil.aggregation.robust import FedMedian as FedMedian
+from fedveil.aggregation.robust import Krum as Krum
+from fedveil.aggregation.robust import MultiKrum as MultiKrum
+from fedveil.aggregation.robust import TrimmedMean as TrimmedMean
+from fedveil.aggregation.updates import Updates as Updates
+from fedveil.aggregation.updates import padded as padded
 from fedveil.registry import Registry
 
 AGGREGATORS: Registry[type[Aggregator]] = Registry(
@@ -34,34 +53,3 @@ AGGREGATORS: Registry[type[Aggregator]] = Registry(
         "fltrust": FLTrust,
     },
 )
-
-__all__ = [
-    "AGGREGATORS",
-    "NNM",
-    "Aggregator",
-    "Bucketing",
-    "Bulyan",
-    "CentredClipping",
-    "FLTrust",
-    "FedAdagrad",
-    "FedAdam",
-    "FedAvg",
-    "FedAvgM",
-    "FedMedian",
-    "FedOpt",
-    "FedProx",
-    "FedYogi",
-    "GeometricMedian",
-    "Krum",
-    "MultiKrum",
-    "NoState",
-    "NormBounding",
-    "TrimmedMean",
-    "Updates",
-    "WeightedMean",
-    "cluster_means",
-    "halves",
-    "padded",
-    "perturbation_weights",
-    "require_rule",
-]

@@ -1,67 +1,32 @@
 """What an adversary learns: threat models, observations, statistics, verdicts; a package for each family of attacks."""
 
-from fedveil.attacks.distinguishing import GameResult, bound, play
-from fedveil.attacks.observation import (
-    CAPABILITIES,
-    Attack,
-    Knowledge,
-    Observation,
-    Received,
-    ServerView,
-    ThreatError,
-    ThreatModel,
-)
-from fedveil.attacks.participation import (
-    ATTACKS,
-    Active,
-    Adaptive,
-    CalibratedLoss,
-    Colluding,
-    Decisions,
-    Informed,
-    LikelihoodRatio,
-    Loss,
-    NoiseSize,
-    OwnUpdate,
-    Participation,
-    SequentialEvidence,
-    SideChannel,
-    Weighing,
-    craft,
-    decide,
-    judge,
-)
-from fedveil.attacks.verdict import Verdict
-
-__all__ = [
-    "ATTACKS",
-    "CAPABILITIES",
-    "Active",
-    "Adaptive",
-    "Attack",
-    "CalibratedLoss",
-    "Colluding",
-    "Decisions",
-    "GameResult",
-    "Informed",
-    "Knowledge",
-    "LikelihoodRatio",
-    "Loss",
-    "NoiseSize",
-    "Observation",
-    "OwnUpdate",
-    "Participation",
-    "Received",
-    "SequentialEvidence",
-    "ServerView",
-    "SideChannel",
-    "ThreatError",
-    "ThreatModel",
-    "Verdict",
-    "Weighing",
-    "bound",
-    "craft",
-    "decide",
-    "judge",
-    "play",
-]
+from fedveil.attacks.observation import CAPABILITIES as CAPABILITIES
+from fedveil.attacks.observation import Attack as Attack
+from fedveil.attacks.observation import Knowledge as Knowledge
+from fedveil.attacks.observation import Observation as Observation
+from fedveil.attacks.observation import Received as Received
+from fedveil.attacks.observation import ServerView as ServerView
+from fedveil.attacks.observation import ThreatError as ThreatError
+from fedveil.attacks.observation import ThreatModel as ThreatModel
+from fedveil.attacks.participation import ATTACKS as ATTACKS
+from fedveil.attacks.participation import Active as Active
+from fedveil.attacks.participation import Adaptive as Adaptive
+from fedveil.attacks.participation import CalibratedLoss as CalibratedLoss
+from fedveil.attacks.participation import Colluding as Colluding
+from fedveil.attacks.participation import Decisions as Decisions
+from fedveil.attacks.participation import Informed as Informed
+from fedveil.attacks.participation import LikelihoodRatio as LikelihoodRatio
+from fedveil.attacks.participation import Loss as Loss
+from fedveil.attacks.participation import NoiseSize as NoiseSize
+from fedveil.attacks.participation import OwnUpdate as OwnUpdate
+from fedveil.attacks.participation import Participation as Participation
+from fedveil.attacks.participation import SequentialEvidence as SequentialEvidence
+from fedveil.attacks.participation import SideChannel as SideChannel
+from fedveil.attacks.participation import Weighing as Weighing
+from fedveil.attacks.participation import craft as craft
+from fedveil.attacks.participation import decide as decide
+from fedveil.attacks.participation import judge as judge
+from fedveil.attacks.statistics import EpsilonBound as EpsilonBound
+from fedveil.attacks.statistics import GameResult as GameResult
+from fedveil.attacks.statistics import bound as bound
+from fedveil.attacks.verdict import Verdict as Verdict

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedveil.accounting import model_of
 from fedveil.engines.probe import Seen
 from fedveil.errors import FedVeilError, FieldError, nearest
 from fedveil.layout import Layout
-from fedveil.learning import ClientData, predict
-from fedveil.learning.losses import Loss, evaluating, fast_format, loss_of, outputs_of
+from fedveil.learning import ClientData
+from fedveil.learning.losses import LossFunction, as_input, fast_format, loss_of, outputs_of
+from fedveil.registry import Registry
 
 CAPABILITIES: dict[str, str] = {
     "models": "receives every broadcast model",
@@ -189,7 +191,7 @@ class ServerView:
 class Knowledge:
     """What an adversary has before a run begins; none of it crosses the boundary during the run.
 
-    Losses are worked out once: several attacks ask for the same.
+    Losses and gradients are worked out once: several attacks ask for the same.
 
     Attributes
     ----------
@@ -211,36 +213,65 @@ class Knowledge:
 
     model: nn.Module
     layout: Layout
-    loss: str | Loss
+    loss: str | LossFunction
     shadow: ClientData
     reference: ClientData | None = None
     outsider: Tensor | None = None
     clip: float | None = None
-    _losses: dict[Any, tuple[Tensor, ClientData, Tensor]] = field(default_factory=dict, init=False, repr=False)
+    _known: dict[Any, tuple[Tensor, ClientData, Tensor]] = field(default_factory=dict, init=False, repr=False)
 
     def loss_of(self, models: Tensor, data: ClientData) -> Tensor:
         """Mean loss of each of [R] broadcasts [R, k, d] on data: that of the hypothesis that fits best. Float64 [R]."""
-        # An entry holds on to its models and data, so that nothing else comes to lie at their addresses.
-        key = (models.data_ptr(), models.shape, models.stride(), models.dtype, id(data))
-        if key not in self._losses:
-            self._losses[key] = (models, data, self._loss_of(models, data))
-        return self._losses[key][2]
+        return self._once("loss", models, data, self._loss_of)
 
     def gradient(self, vector: Tensor, data: ClientData) -> Tensor:
         """Gradient [d] of the mean loss on data, at one model [d], in evaluation mode."""
-        some = next(self.model.parameters())
-        leaf = vector.detach().clone().requires_grad_()
-        with evaluating(self.model):
-            x = fast_format(data.x.to(some.device, some.dtype))
-            output = outputs_of(functional_call(self.model, self.layout.unflatten(leaf), (x,)))
-            return torch.autograd.grad(loss_of(self.loss)(output, data.y.to(some.device)), leaf)[0].detach().cpu()
+        return self._once("gradient", vector, data, self._gradient)
+
+    def _once(
+        self, what: str, at: Tensor, data: ClientData, work_out: Callable[[Tensor, ClientData], Tensor]
+    ) -> Tensor:
+        # An entry holds on to its models and data, so that nothing else comes to lie at their addresses.
+        key = (what, at.data_ptr(), at.shape, at.stride(), at.dtype, id(data))
+        if key not in self._known:
+            self._known[key] = (at, data, work_out(at, data))
+        return self._known[key][2]
+
+    @cached_property
+    def _writable(self) -> nn.Module:
+        """A copy of the model in evaluation mode, whose parameters are written over: no model is built for each."""
+        return deepcopy(self.model).eval().requires_grad_()
+
+    @cached_property
+    def _fast(self) -> nn.Module:
+        """The same, with kernels in the order that `predict` gives them."""
+        copy = deepcopy(self.model).eval().requires_grad_(False)
+        for parameter in copy.parameters():
+            parameter.data = fast_format(parameter.data)
+        return copy
+
+    def _gradient(self, vector: Tensor, data: ClientData) -> Tensor:
+        model = self._writable
+        some = next(model.parameters())
+        self.layout.load(model, vector)
+        output = outputs_of(model(fast_format(data.x.to(some.device, some.dtype))))
+        named = dict(model.named_parameters())
+        blocks = [named[block.name] for block in self.layout.blocks]
+        loss = loss_of(self.loss)(output, data.y.to(some.device))
+        parts = torch.autograd.grad(loss, blocks, allow_unused=True, materialize_grads=True)
+        return torch.cat([part.reshape(-1) for part in parts]).to(self.layout.dtype).cpu()
 
     def _loss_of(self, models: Tensor, data: ClientData) -> Tensor:
-        function = loss_of(self.loss)
-        rows = []
-        for broadcast in models:
-            outputs = [predict(self.model, self.layout, vector, data.x, batch=1024) for vector in broadcast]
-            rows.append(min(float(function(o.to(torch.float64), data.y)) for o in outputs))
+        function, model, rows = loss_of(self.loss), self._fast, []
+        batches = [as_input(part, next(model.parameters())) for part in torch.split(data.x, 1024)]
+        with torch.no_grad():
+            for broadcast in models:
+                losses = []
+                for vector in broadcast:
+                    self.layout.load(model, vector)
+                    output = torch.cat([outputs_of(model(part)).cpu() for part in batches])
+                    losses.append(float(function(output.to(torch.float64), data.y)))
+                rows.append(min(losses))
         return torch.tensor(rows, dtype=torch.float64)
 
 
@@ -288,3 +319,6 @@ class Attack(ABC):
             return scores
         rounds = torch.arange(1, scores.shape[-1] + 1, dtype=scores.dtype)
         return scores.cumsum(-1) / rounds
+
+
+ATTACKS: Registry[type[Attack]] = Registry("--attack", {}, group="fedveil.attacks")

@@ -1,13 +1,14 @@
-"""What scores of two worlds say, with the uncertainty of the number of independent runs behind them.
+"""What scores of attacks of every family say: areas, rates, lower bounds of epsilon and mu, with their uncertainty.
 
-The unit of replication is one run of the federation. Thresholds come from elsewhere (rehearsals): on the evaluated runs
-nothing is fitted, and the direction is fixed before: higher means that the target takes part.
+Everywhere the first array holds the scores of what is in (runs with the target, members, canaries that are in), the
+second those of what is out, and higher means in: the direction is fixed before. Thresholds come from elsewhere
+(rehearsals, or the first half in `bound`): on what is judged nothing is fitted.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,8 @@ Floats = NDArray[np.float64]
 CONFIDENCE = 0.95
 RESAMPLES = 4000
 EXPECTED_ALARMS = 10  # a rate of true positives is given where so many non-members are expected above the threshold
+SHARES = (0.05, 0.2, 0.5, 1.0)  # of the canaries of one run, about which is guessed
+_LARGEST = 100.0  # mu or epsilon that is looked at
 
 
 @dataclass(frozen=True)
@@ -219,6 +222,251 @@ def true_rate_at(inside: ArrayLike, outside: ArrayLike, alpha: float) -> Estimat
     return rate(int((first > threshold).sum()), len(first))
 
 
+def log_roc(inside: ArrayLike, outside: ArrayLike, points: int = 100) -> tuple[Floats, Floats]:
+    """False and true positive rates for logarithmic axes.
+
+    The false ones go from 10 / m to 1 in equal ratios: below that, fewer than ten non-members decide.
+    """
+    false, true = roc(inside, outside)
+    grid = np.geomspace(min(1.0, EXPECTED_ALARMS / np.size(outside)), 1.0, points)
+    at = np.searchsorted(false, grid, side="right") - 1  # the step: no rate between two thresholds is reached
+    return grid, true[at]
+
+
+def balanced_accuracy(inside: ArrayLike, outside: ArrayLike) -> float:
+    """Mean of both rates on every second score, at the best threshold of the others; NaN for fewer than 4 of a kind."""
+    first, second = np.asarray(inside, dtype=np.float64), np.asarray(outside, dtype=np.float64)
+    if min(len(first), len(second)) < 4:
+        return float("nan")
+    cut = best_threshold(first[::2], second[::2])
+    return float(((first[1::2] >= cut).mean() + (second[1::2] < cut).mean()) / 2)
+
+
+def mean_interval(values: ArrayLike, *, shares: bool = False, seed: int = 0, resamples: int = 2000) -> Estimate:
+    """The mean of independent figures [n] with a percentile bootstrap; of rates that are all 0 or 1, exact.
+
+    Parameters
+    ----------
+    values : array
+        [n], one a unit.
+    shares : bool
+        Whether they are rates.
+    seed, resamples : int
+        Of the bootstrap.
+    """
+    found = np.asarray(values, dtype=np.float64)
+    if shares and bool(np.isin(found, (0.0, 1.0)).all()):
+        return rate(round(float(found.sum())), len(found))
+    draws, point = np.random.default_rng(seed).choice(found, (resamples, len(found))).mean(1), float(found.mean())
+    low, high = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Estimate(point, min(float(low), point), max(float(high), point))
+
+
+def student_interval(values: ArrayLike) -> Estimate | None:
+    """The mean of figures [n] of independent runs with Student's interval; None for fewer than three."""
+    found = np.asarray(values, dtype=np.float64)
+    n, point = len(found), float(np.mean(found))
+    if n < 3:
+        return None
+    half = float(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * np.std(found, ddof=1) / n**0.5)
+    return Estimate(point, point - half, point + half)
+
+
+@dataclass(frozen=True)
+class GameResult:
+    """What the adversary reached.
+
+    Attributes
+    ----------
+    mu_lower : float
+        Lower bound of mu at the confidence; 0 if the adversary does not beat guessing.
+    epsilon_lower : float
+        Lower bound of the epsilon of a pure (delta = 0) promise.
+    ceiling : float
+        The largest mu that so many runs can certify.
+    runs : int
+        Independent runs of the mechanism in each world (the unit of replication).
+    confidence : float
+        Of the bound.
+    """
+
+    mu_lower: float
+    epsilon_lower: float
+    ceiling: float
+    runs: int
+    confidence: float
+
+
+def bound(inside: ArrayLike, outside: ArrayLike, confidence: float = 0.999) -> GameResult:
+    """Bound the Gaussian-DP parameter of a mechanism that was run many times in two worst-case worlds.
+
+    The first half of the scores of each world chooses the threshold, the other half bounds both error rates (Clopper
+    and Pearson): mu_lower = Phi^-1(TPR) - Phi^-1(FPR), whatever the noise, and epsilon_lower = log(TPR / FPR) at delta
+    0.
+
+    Parameters
+    ----------
+    inside, outside : array
+        [n] and [m] scores, one an independent run; at least 4 each.
+    confidence : float
+        Of the bound.
+
+    Raises
+    ------
+    FieldError
+        For fewer than 4 runs.
+    """
+    first, second = np.asarray(outside, dtype=np.float64), np.asarray(inside, dtype=np.float64)
+    if min(len(first), len(second)) < 4:
+        raise FieldError("runs", min(len(first), len(second)), "must be at least 4: half of them choose the threshold")
+    half = min(len(first), len(second)) // 2
+    rest = min(len(first), len(second)) - half  # runs that judge
+    candidates = np.unique(np.concatenate([first[:half], second[:half]]))
+    miss = np.searchsorted(np.sort(second[:half]), candidates, side="left") / half
+    alarm = 1 - np.searchsorted(np.sort(first[:half]), candidates, side="left") / half
+    # the best separation that is not an accident of one or two runs at the edge
+    smoothed = scipy.special.ndtri((1 - miss) * 0.98 + 0.01) - scipy.special.ndtri(alarm * 0.98 + 0.01)
+    threshold = candidates[int(np.argmax(smoothed))]
+    hits = int((second[half : half + rest] >= threshold).sum())
+    alarms = int((first[half : half + rest] >= threshold).sum())
+    true_rate, false_rate = rate(hits, rest, confidence).low, rate(alarms, rest, confidence).high
+    rates = true_rate > 0 and false_rate < 1
+    found = float(scipy.special.ndtri(true_rate) - scipy.special.ndtri(false_rate)) if rates else 0.0
+    best = rate(rest, rest, confidence).low
+    pure = math.log(true_rate / false_rate) if true_rate > false_rate > 0 else 0.0
+    return GameResult(max(0.0, found), pure, max(0.0, float(2 * scipy.special.ndtri(best))), half + rest, confidence)
+
+
+@dataclass(frozen=True)
+class OneRun:
+    """What one run proves.
+
+    Attributes
+    ----------
+    mu, epsilon : float
+        Lower bounds of the Gaussian-DP parameter, and of epsilon at `delta`; 0 if nothing is proven.
+    mu_ceiling, epsilon_ceiling : float
+        The largest that so many canaries can prove.
+    correct, guesses : int
+        At the number of guesses that proved the most mu.
+    canaries : int
+        m.
+    delta, confidence : float
+        Of the bounds (each by itself).
+    """
+
+    mu: float
+    epsilon: float
+    mu_ceiling: float
+    epsilon_ceiling: float
+    correct: int
+    guesses: int
+    canaries: int
+    delta: float
+    confidence: float
+
+
+def one_run(
+    inside: ArrayLike,
+    outside: ArrayLike,
+    *,
+    delta: float = 0.0,
+    confidence: float = CONFIDENCE,
+    shares: Sequence[float] = SHARES,
+) -> OneRun:
+    """Bounds from the scores of the canaries of one run, each of which was put in or left out by a coin of its own.
+
+    Sources: Steinke, Nasr and Jagielski 2023, "Privacy auditing with one (1) training run" (arXiv 2305.08846, theorem
+    5.2), for (epsilon, delta); Mahloujifar, Melis and Chaudhuri 2024, "Auditing f-differential privacy in one run"
+    (arXiv 2410.22235, algorithm 3 with abstention), for Gaussian DP, which loses less. Both hold whatever the mechanism
+    does to the canaries together. The adversary guesses about those with the highest scores (in) and the lowest (out);
+    how many is fixed beforehand, or several numbers share the error (Bonferroni). Equal scores are guessed wrong.
+
+    A bound is a lower one: it may refute a promise, and never proves one. It has a ceiling: what the same number of
+    guesses would have proven, had all been right.
+
+    Parameters
+    ----------
+    inside, outside : array
+        [n] and [m] scores of the canaries that are in and out; at least ten in all.
+    delta, confidence : float
+        Of the bounds.
+    shares : sequence of float
+        Of the canaries, about which is guessed.
+
+    Raises
+    ------
+    FieldError
+        For fewer than ten canaries.
+    """
+    first, second = np.asarray(inside, dtype=np.float64).reshape(-1), np.asarray(outside, dtype=np.float64).reshape(-1)
+    found = np.concatenate([first, second])
+    coins, m = np.arange(len(found)) < len(first), len(found)
+    if m < 10:
+        raise FieldError("canaries", m, "must be at least 10, in and out together")
+    order, error = np.argsort(found, kind="stable"), (1 - confidence) / len(shares)
+    tried = []
+    for share in shares:
+        half = max(1, round(share * m / 2))
+        guesses = min(2 * half, m)
+        low, high = order[: guesses - guesses // 2], order[m - guesses // 2 :]
+        correct = int((~coins[low]).sum() + coins[high].sum())
+        mu, best_mu = (mu_bound_of_guesses(c, guesses, m, 1 - error) for c in (correct, guesses))
+        epsilon, best = (epsilon_bound_of_guesses(c, guesses, m, delta, 1 - error) for c in (correct, guesses))
+        tried.append((mu, epsilon, best_mu, best, correct, guesses))
+    most = max(tried, key=lambda t: t[0])
+    return OneRun(
+        mu=most[0],
+        epsilon=max(t[1] for t in tried),
+        mu_ceiling=max(t[2] for t in tried),
+        epsilon_ceiling=max(t[3] for t in tried),
+        correct=most[4],
+        guesses=most[5],
+        canaries=m,
+        delta=delta,
+        confidence=confidence,
+    )
+
+
+def epsilon_bound_of_guesses(correct: int, guesses: int, canaries: int, delta: float, confidence: float) -> float:
+    """The largest epsilon that so many right guesses refute (theorem 5.2 of 2305.08846).
+
+    With B binomial over the guesses at e^epsilon / (e^epsilon + 1), so many or more are right with a probability of at
+    most P[B >= correct] + 2 m delta max_i P[correct > B >= correct - i] / i.
+    """
+    _check(correct, guesses, canaries)
+
+    def probability(epsilon: float) -> float:
+        law = scipy.stats.binom(guesses, scipy.special.expit(epsilon))
+        tail = float(law.sf(correct - 1))
+        if delta == 0 or correct == 0:
+            return tail
+        below = np.cumsum(law.pmf(np.arange(correct - 1, -1, -1)))
+        return tail + 2 * canaries * delta * float((below / np.arange(1, correct + 1)).max())
+
+    return _largest_refuted(lambda e: probability(e) < 1 - confidence)
+
+
+def mu_bound_of_guesses(correct: int, guesses: int, canaries: int, confidence: float) -> float:
+    """The largest mu that so many right guesses refute (algorithm 3 of 2410.22235).
+
+    r and h hold the probabilities of exactly i (weighted) and of more right guesses, from `correct` downward; if they
+    would have to sum to more than the share of guesses, mu-Gaussian DP makes such luck rarer than 1 - confidence.
+    """
+    _check(correct, guesses, canaries)
+
+    def refuted(mu: float) -> bool:
+        r, h = (1 - confidence) * correct / canaries, (1 - confidence) * (guesses - correct) / canaries
+        for i in range(correct - 1, -1, -1):
+            least = max(h, float(scipy.special.ndtr(scipy.special.ndtri(r) - mu))) if r < 1 else 1.0
+            if least == h:
+                break
+            r, h = min(1.0, r + i / (guesses - i) * (least - h)), least
+        return r + h > guesses / canaries
+
+    return _largest_refuted(refuted)
+
+
 def _rates(inside: ArrayLike, outside: ArrayLike, threshold: float, confidence: float) -> tuple[Estimate, Estimate]:
     first, second = _scores("inside", inside), _scores("outside", outside)
     true = rate(int((first >= threshold).sum()), len(first), confidence)
@@ -256,3 +504,21 @@ def _scores(name: str, values: ArrayLike) -> Floats:
     if found.ndim != 1 or len(found) < 2:
         raise FieldError(name, found.shape, "must be one score a run, of at least 2 runs")
     return np.where(np.isnan(found), -np.inf, found)
+
+
+def _largest_refuted(refuted: Callable[[float], bool]) -> float:
+    if not refuted(0.0):
+        return 0.0
+    low, high = 0.0, 1.0
+    while high < _LARGEST and refuted(high):
+        low, high = high, 2 * high
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        low, high = (middle, high) if refuted(middle) else (low, middle)
+    return low
+
+
+def _check(correct: int, guesses: int, canaries: int) -> None:
+    require_count("canaries", canaries)
+    if not 0 <= correct <= guesses <= canaries or guesses < 1:
+        raise FieldError("correct", (correct, guesses, canaries), "must be right guesses <= guesses <= canaries")

@@ -1,4 +1,4 @@
-"""Verdict: what one attack reached against one setting, whatever its family."""
+"""Verdict: what one attack reached against one setting, whatever its family, and what may not be read into it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,25 @@ from dataclasses import asdict, dataclass, field
 from math import isfinite
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedveil.attacks.statistics import (
+    EpsilonBound,
+    Estimate,
+    advantage,
+    auc_interval,
+    balanced_accuracy,
+    best_threshold,
+    epsilon_bound,
+    runs_for_rate,
+    true_rate_at,
+)
 from fedveil.errors import FieldError
+
+ALPHAS = (0.1, 0.01, 0.001)
+RUN = "one run of the federation"
+_WORK = 2e9  # pairs times resamples of the bootstrap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,3 +86,165 @@ class Verdict:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Participation(Verdict):
+    """What one attack on participation reached in one setting: its area under the ROC curve, and what follows of it.
+
+    Attributes
+    ----------
+    runs : tuple of int
+        With and without the target.
+    threshold : float or None
+        From rehearsals; None without any.
+    advantage, epsilon : Estimate, EpsilonBound or None
+        At that threshold.
+    relation : str
+        Between the two worlds; what `epsilon` is about.
+    true_rates : dict of str to (Estimate or None)
+        True positive rate at each false positive rate, None where there are too few runs.
+    """
+
+    figure: str = "AUC"
+    replication: str = RUN
+    runs: tuple[int, int]
+    threshold: float | None = None
+    advantage: Estimate | None = None
+    epsilon: EpsilonBound | None = None
+    relation: str = ""
+    true_rates: Mapping[str, Estimate | None] = field(default_factory=dict)
+
+    @property
+    def auc(self) -> Estimate:
+        """The point and its interval."""
+        return Estimate(self.point, self.low, self.high)
+
+    @property
+    def succeeds(self) -> bool:
+        """Whether chance is ruled out."""
+        return self.low > 0.5
+
+    def to_dict(self) -> dict[str, Any]:
+        values = super().to_dict()
+        auc = {name: values.pop(name) for name in ("point", "low", "high")}
+        return {**values, "auc": auc, "unit": values.pop("replication"), "valid_without_defence": values.pop("valid")}
+
+
+def judge(
+    attack: str,
+    setting: str,
+    inside: ArrayLike,
+    outside: ArrayLike,
+    *,
+    rehearsed: tuple[ArrayLike, ArrayLike] | None = None,
+    threshold: float | None = None,
+    delta: float = 0.0,
+    relation: str = "",
+    threat: str = "",
+    notes: Sequence[str] = (),
+) -> Participation:
+    """Judge an attack by its verdicts, one a run.
+
+    Parameters
+    ----------
+    attack, setting : str
+        Names.
+    inside, outside : array
+        [n], [m] verdicts of the evaluated runs.
+    rehearsed : pair of array, optional
+        Verdicts of other runs, for the threshold.
+    threshold : float, optional
+        Or the threshold itself, e.g. 0 for a log-likelihood ratio.
+    delta : float
+        Of the epsilon that is bounded.
+    relation, threat, notes
+        For the result.
+    """
+    found = auc_interval(inside, outside)
+    said = list(notes)
+    if found.point < 0.5:
+        said.append(
+            f"below chance: whoever flipped the answer would have {1 - found.point:.3f}; the direction was fixed "
+            "before the runs, and is not fitted to them"
+        )
+    gain, bound = None, None
+    if rehearsed is not None:
+        threshold = best_threshold(*rehearsed)
+    if threshold is not None:
+        gain = advantage(inside, outside, threshold)
+        bound = epsilon_bound(inside, outside, threshold, delta=delta)
+    rates = {f"{alpha:g}": true_rate_at(inside, outside, alpha) for alpha in ALPHAS}
+    unknown = [f"{alpha:g} ({runs_for_rate(alpha)} runs)" for alpha in ALPHAS if rates[f"{alpha:g}"] is None]
+    if unknown:
+        said.append(f"no true positive rate at false positive rates that need more runs: {', '.join(unknown)}")
+    return Participation(
+        attack=attack,
+        setting=setting,
+        point=found.point,
+        low=found.low,
+        high=found.high,
+        n=np.size(inside) + np.size(outside),
+        runs=(np.size(inside), np.size(outside)),
+        threat=threat,
+        threshold=threshold,
+        advantage=gain,
+        epsilon=bound,
+        relation=relation,
+        true_rates=rates,
+        notes=tuple(said),
+    )
+
+
+def membership(
+    attack: str,
+    setting: str,
+    inside: ArrayLike,
+    outside: ArrayLike,
+    *,
+    threat: str = "",
+    without_defence: float | None = None,
+    rates: Sequence[float] = ALPHAS,
+    replication: str = "one record of one run",
+) -> Verdict:
+    """The AUC of scores with its interval, and true positive rates at low false ones.
+
+    Parameters
+    ----------
+    attack, setting, threat : str
+        For reports.
+    inside, outside : array
+        Scores [n] of members and [m] of others; higher means member.
+    without_defence : float, optional
+        AUC of the same attack without a defence; the attack is called valid where that is above .55.
+    rates : sequence of float
+        False positive rates. One for which fewer than ten false positives are expected is refused, in a note.
+    replication : str
+        What a score is of. Records of one run share its model: the interval says nothing about other runs.
+    """
+    inside, outside = np.asarray(inside, dtype=np.float64), np.asarray(outside, dtype=np.float64)
+    resamples = int(min(4000, max(200, _WORK // (len(inside) * len(outside)))))
+    area = auc_interval(inside, outside, resamples=resamples)
+    details, notes = {"balanced accuracy": balanced_accuracy(inside, outside)}, []
+    for alpha in rates:
+        found = true_rate_at(inside, outside, alpha)
+        if found is None:
+            notes.append(f"TPR at FPR {alpha:g} needs {runs_for_rate(alpha)} non-members; there are {len(outside)}")
+        else:
+            details |= {f"TPR at FPR {alpha:g}": found.point, f"TPR at FPR {alpha:g}, low": found.low}
+            details[f"TPR at FPR {alpha:g}, high"] = found.high
+    return Verdict(
+        attack=attack,
+        setting=setting,
+        figure="AUC",
+        point=area.point,
+        low=area.low,
+        high=area.high,
+        n=min(len(inside), len(outside)),
+        replication=replication,
+        without_defence=without_defence,
+        valid=None if without_defence is None else without_defence > 0.55,
+        threat=threat,
+        details=details,
+        notes=notes,
+    )

@@ -1,17 +1,9 @@
 """Choose the scale of the noise."""
 
-from fedveil.calibration.alignment import AlignmentLDP, cosine
-from fedveil.calibration.distance import METRICS, GlobalCalibrator, MetricCalibrator, max_pairwise_distance
-from fedveil.calibration.layers import LayerSensitivity
-from fedveil.calibration.neighbourhood import NeighbourhoodLaplace
-
-__all__ = [
-    "METRICS",
-    "AlignmentLDP",
-    "GlobalCalibrator",
-    "LayerSensitivity",
-    "MetricCalibrator",
-    "NeighbourhoodLaplace",
-    "cosine",
-    "max_pairwise_distance",
-]
+from fedveil.calibration.distance import METRICS as METRICS
+from fedveil.calibration.distance import MetricCalibrator as MetricCalibrator
+from fedveil.calibration.distance import max_pairwise_distance as max_pairwise_distance
+from fedveil.calibration.local import AlignmentLDP as AlignmentLDP
+from fedveil.calibration.local import LayerSensitivity as LayerSensitivity
+from fedveil.calibration.local import NeighbourhoodLaplace as NeighbourhoodLaplace
+from fedveil.calibration.local import cosine as cosine

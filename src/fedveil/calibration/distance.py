@@ -103,31 +103,6 @@ def _finite(models: Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class GlobalCalibrator:
-    """Global DP's scale: sigma = z * C / n.
-
-    Parameters
-    ----------
-    noise_multiplier : float
-        z, positive.
-    clip : float
-        C, positive.
-    """
-
-    noise_multiplier: float
-    clip: float
-
-    def __post_init__(self) -> None:
-        """Check both."""
-        require_positive("noise_multiplier", self.noise_multiplier)
-        require_positive("clip", self.clip)
-
-    def sigma(self, n: int) -> float:
-        """Standard deviation per coordinate of the noise on an average over n clients."""
-        return self.noise_multiplier * self.clip / require_count("n", n)
-
-
-@dataclass(frozen=True)
 class MetricCalibrator:
     """Metric privacy's scale: sigma = z * C / (n * d). A heuristic: sigma itself depends on private models.
 
@@ -151,8 +126,8 @@ class MetricCalibrator:
         require_choice("direction", self.direction, ("less", "more"))
 
     def sigma(self, n: int, distance: float) -> float:
-        """Standard deviation per coordinate; a distance of 0 gives the global scale, never a division by zero."""
-        base = GlobalCalibrator(self.noise_multiplier, self.clip).sigma(n)
+        """Deviation per coordinate of the noise on a mean of n; at distance 0 that of global DP, z * C / n."""
+        base = self.noise_multiplier * self.clip / require_count("n", n)
         d = require_non_negative("distance", distance)
         if d == 0:
             return base

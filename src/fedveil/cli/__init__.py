@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Annotated
 
 import click
@@ -10,10 +11,14 @@ import typer
 import typer.core
 
 from fedveil import __version__
-from fedveil.cli import advise, audit, data, keys, ledger, packages, running, shared, verify
+from fedveil.cli import advise, audit, data, keys, ledger, node, report, running, shared, verify
+from fedveil.errors import FedVeilError, FieldError
+from fedveil.registry import Registry
 
 typer.core.HAS_RICH = False  # with Rich at hand, plain help would read "\\[required]"
 
+STUDIES = "reproduce"
+ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False}
 ANYWHERE = ("-q", "--quiet", "--json")
 
 
@@ -54,14 +59,38 @@ def _options(
     shared.OUTPUT.quiet, shared.OUTPUT.json = quiet, json
 
 
-running.register(app)
-app.command()(advise.advise)
-packages.register(app)
-audit.register(app)
-verify.register(app)
+def join_packages(app: typer.Typer) -> None:
+    """Add the commands of other packages, entry points; one that is absent or broken says so when it is called."""
+    commands: Registry[Callable[..., None]] = Registry("command", {}, group="fedveil.commands")
+    for name in sorted({STUDIES, *commands}):
+        try:
+            if name not in commands:
+                needed = "pip install fedveil-studies (in a checkout: pip install ./studies)"
+                raise FedVeilError(f"the studies of papers are a package of their own: {needed}")
+            app.command(name)(commands[name])
+        except FedVeilError as error:
+            app.command(name, context_settings=ANYTHING)(_refusing(name, error))
+
+
+def _refusing(name: str, error: FedVeilError) -> Callable[[], None]:
+    def command() -> None:
+        with shared.refusals():
+            raise error
+
+    command.__doc__ = str(error) if isinstance(error, FieldError) else f"Not installed: {error}"
+    return command
+
+
+for command in (running.init, running.run, running.compare, running.plan, running.presets, advise.advise):
+    app.command()(command)
+join_packages(app)
+app.command()(audit.audit)
+app.command()(report.report)
+app.command()(verify.verify)
 app.add_typer(data.app, name="data")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(keys.app, name="keys")
+app.add_typer(node.app, name="node")
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedveil.cli.shared import console_for, told
+from fedveil.cli.shared import console_for, refusals, say
 from fedveil.errors import FieldError, nearest
 from fedveil.reading import toml_of
 
@@ -40,7 +40,9 @@ def advise(
     records_per_person: Annotated[
         int | None, typer.Option("--records-per-person", help="The most records of one person, as declared.")
     ] = None,
-    trust: Annotated[str | None, typer.Option("--trust", help="central, local or 'trusted sum'; default: all.")] = None,
+    trust: Annotated[
+        str | None, typer.Option("--trust", help="central, local, 'trusted sum' or 'secure sum'; default: all.")
+    ] = None,
     relation: Annotated[str, typer.Option("--relation", help="Neighbours.")] = "zero-out",
     clip: Annotated[
         float | None, typer.Option("--clip", help="Existing: the clipping norm. Reads a configuration.")
@@ -51,7 +53,7 @@ def advise(
     ] = None,
 ) -> None:
     """Say what is possible and what is hopeless for a federation, or what an existing configuration really promises."""
-    with told():
+    with refusals():
         from fedveil.accounting import advise as choices
         from fedveil.accounting import reading
         from fedveil.report.planning import reading_table
@@ -111,10 +113,10 @@ def _experiment(name: str, target: Mapping[str, Any], console: Console) -> None:
     _show(choices(setup, promise, epsilon, target["examples"], target["dimension"]), delta, console)
     if found.unit == "record" and any(client.person is not None for client in setup.arguments["clients"]):
         said = 'the data say whose each example is, and this promises single examples: unit = "person" promises people'
-        console.print(said, markup=False, highlight=False)
+        say(console, said)
     if setup.config.publish.metrics != "off" or setup.config.stopping is not None:
         said = "these totals are of the models alone: what [publish] and [stopping] release comes on top"
-        console.print(said, markup=False, highlight=False)
+        say(console, said)
 
 
 def _show(found: tuple[Choice, ...], delta: float, console: Console) -> None:
@@ -123,7 +125,7 @@ def _show(found: tuple[Choice, ...], delta: float, console: Console) -> None:
     for table in advice_tables(found, delta, console.width):
         console.print(table)
     for note in table.notes:
-        console.print(note, markup=False, highlight=False)
+        say(console, note)
 
 
 def _called(function: Callable[..., Any], options: dict[str, Any], table: dict[str, Any]) -> Any:

@@ -7,13 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedveil.cli.shared import Assign, DeviceOption, Seed, console_for, told
-from fedveil.cli.shared import folder as checked
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(audit)
+from fedveil.cli.shared import Assign, DeviceOption, Executor, Out, Seed, console_for, executor_of, refusals, say
 
 
 def audit(
@@ -73,17 +67,10 @@ def audit(
     compare: Annotated[
         bool, typer.Option("--compare", help="Every setting of [compare], instead of the one of [privacy].")
     ] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            metavar="DIR",
-            callback=checked,
-            help="Where to write; default: RUN_DIR/audit, or runs/<name>-audit.",
-        ),
-    ] = None,
+    out: Out = None,
     device: DeviceOption = None,
     seed: Seed = None,
+    executor: Executor = "",
 ) -> None:
     """Attack a federation, with its defence and without: what is learned about a client, its images or its records.
 
@@ -107,12 +94,12 @@ def audit(
     With the studies of papers installed, as the metric privacy paper prints them and not for inference:
       paper-single-shot  paper-multi-round
     """  # noqa: D301 - the control character itself, by which click leaves the lines below it alone
-    with told() as going:
+    with refusals() as again:
         from fedveil.config import load
 
         spec = load(where, assign or [], device=device, seed=seed)
 
-        from fedveil.audit import game_of, play
+        from fedveil.games import game_of, play
         from fedveil.report.audits import show
         from fedveil.report.progress import progress_for
 
@@ -122,18 +109,18 @@ def audit(
         asked: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
         built = game_of(spec, game, attack or (), **asked)
         folder, console = out or _folder(where, spec.name), console_for()
-        going.folder, going.command = folder, "the same command"
-        found = play(built, folder, progress_for(console))
+        again.folder, again.command = folder, "the same command"
+        found = play(built, folder, progress_for(console), executor=executor_of(executor))
         shown = show(found, folder)
         if shown.answer:
-            console.print(shown.answer, "", sep="\n", markup=False, highlight=False)
+            say(console, shown.answer, "")
         for table in shown.tables:
             console.print(table)
             console.print()
         for note in shown.notes:
-            console.print(note, markup=False, highlight=False)
+            say(console, note)
         line = f"written to {folder}: {', '.join(shown.write(folder))} ({found.values['seconds']:.0f} s)"
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(console, line, whole=True)
 
 
 def _folder(where: str, name: str) -> Path:

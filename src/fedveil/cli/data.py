@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedveil.cli.shared import Assign, Out, Seed, console_for, told
+from fedveil.cli.shared import Assign, Out, Seed, console_for, refusals, say
 
 if TYPE_CHECKING:
     from fedveil.config import Config
@@ -19,7 +19,7 @@ def data_list(
     where: Annotated[bool, typer.Option("--where", help="Say where the official files are to be had.")] = False,
 ) -> None:
     """List the data sets, and whether they can be loaded on this machine."""
-    with told():
+    with refusals():
         from fedveil.data import SOURCES
         from fedveil.report.table import Table
 
@@ -29,7 +29,7 @@ def data_list(
         console.print(Table(header, rows, wraps=header[1:]))
         for name, info in SOURCES.items() if where else ():
             if info.official:
-                console.print(f"{name}: {info.official}", markup=False, highlight=False, soft_wrap=True)
+                say(console, f"{name}: {info.official}", whole=True)
 
 
 @app.command("prepare")
@@ -38,7 +38,7 @@ def data_prepare(
     assign: Assign = None,
 ) -> None:
     """Decode a data set and keep the copy, so that runs start faster."""
-    with told():
+    with refusals():
         from fedveil.config.loading import assign as put
         from fedveil.data import prepare
 
@@ -47,7 +47,7 @@ def data_prepare(
             put(options, assignment)
         path = prepare(name, **options)
         text = f"prepared: {path}" if path else f"{name} needs no preparation"
-        console_for().print(text, markup=False, highlight=False, soft_wrap=True)
+        say(console_for(), text, whole=True)
 
 
 @app.command("show")
@@ -60,7 +60,7 @@ def data_show(
     seed: Seed = None,
 ) -> None:
     """Show who holds what: a table, and partition.png and partition.csv in --out (default: runs/<name>-data)."""
-    with told():
+    with refusals():
         from pathlib import Path
 
         from fedveil.report.partition import VIEW, headline, tables, write
@@ -70,16 +70,16 @@ def data_show(
         dealt = deal_out(spec.data, spec.seed)
         found = dealt.holdings()
         console = console_for()
-        console.print(headline(found, dealt.dataset), markup=False, highlight=False, soft_wrap=True)
+        say(console, headline(found, dealt.dataset), whole=True)
         for table in tables(found, dealt.dataset):
             console.print(table)
         for line in (*dealt.warnings(), dealt.dataset.note, VIEW):
             if line:
-                console.print(line, markup=False, highlight=False, soft_wrap=True)
+                say(console, line, whole=True)
         folder = out or Path("runs") / f"{spec.name}-data"
         files = write(found, dealt.dataset, folder)
         names = ", ".join(file.name for file in files)
-        console.print(f"written to {folder}: {names}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"written to {folder}: {names}", whole=True)
 
 
 def _configuration(what: str, assignments: list[str], seed: int | None) -> Config:

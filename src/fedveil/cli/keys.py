@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedveil.cli.shared import told
+from fedveil.cli.shared import refusals
 
 app = typer.Typer(help="A site's key for the secure sums of one study.", no_args_is_help=True)
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The key's file, mode 0600; it never leaves the site.")]
@@ -16,7 +16,7 @@ File = Annotated[Path, typer.Argument(metavar="FILE", help="The key's file, mode
 @app.command()
 def new(path: File) -> None:
     """Make a key, once for a study. Its public half goes into the policies of the other sites, as `peers`."""
-    with told():
+    with refusals():
         from fedveil.engines.keyfile import make_key
 
         _show(make_key(path).public)
@@ -25,7 +25,7 @@ def new(path: File) -> None:
 @app.command()
 def show(path: File) -> None:
     """Print the public half of a key."""
-    with told():
+    with refusals():
         from fedveil.engines.keyfile import read_key
 
         _show(read_key(path).public)
@@ -34,7 +34,7 @@ def show(path: File) -> None:
 @app.command()
 def end(path: File) -> None:
     """Destroy a key when its study is over. Whoever gets it later unmasks the shares that were recorded."""
-    with told():
+    with refusals():
         from fedveil.engines.keyfile import end_key
 
         key = end_key(path)

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedveil.cli.shared import console_for, told
+from fedveil.cli.shared import console_for, refusals, say
 
 if TYPE_CHECKING:
-    from fedveil.accounting import Policy
     from fedveil.accounting.ledger import Ledger
     from fedveil.engines.heads import Head
     from fedveil.report.table import Table
@@ -29,7 +28,7 @@ def begin(
     head: HeadFolder,
 ) -> None:
     """Begin a ledger, once. A file that exists is refused: what was spent stays spent."""
-    with told():
+    with refusals():
         from fedveil.engines.lifetime import begin_ledger
 
         typer.echo(f"begun: {begin_ledger(_named(path).parent, path.stem, by, head=head)}")
@@ -45,7 +44,7 @@ def head(
 
     What lies in the ledger is taken as whole: look first, with `fedveil ledger show`.
     """
-    with told():
+    with refusals():
         from fedveil.engines.lifetime import make_head
 
         typer.echo(f"made: {_of_head(make_head(_named(path).parent, path.stem, by, head=head))}")
@@ -63,10 +62,11 @@ def show(
     ] = None,
 ) -> None:
     """Check a ledger's chain and head; show its runs and what was spent, kind by kind. Nothing is written."""
-    with told():
+    with refusals():
         from fedveil.accounting import Policy
         from fedveil.engines.lifetime import read_head, read_ledger, read_policy
         from fedveil.errors import FieldError
+        from fedveil.report.spent import spent_of
 
         rule = read_policy(policy) or Policy(distance=1.0, delta=delta)
         if path.is_dir():
@@ -77,9 +77,9 @@ def show(
         for table in (runs_of(ledger, lines), spent_of(ledger, rule)):
             console.print(table)
             for note in table.notes:
-                console.print(note, markup=False, highlight=False)
+                say(console, note)
         unlooked = "head: not looked at (--head FOLDER): whether lines are missing at the end is not known"
-        console.print(unlooked if head is None else _of_head(read_head(path, head)), markup=False, highlight=False)
+        say(console, unlooked if head is None else _of_head(read_head(path, head)))
 
 
 def _named(path: Path) -> Path:
@@ -116,31 +116,3 @@ def runs_of(ledger: Ledger, lines: list[str]) -> Table:
     title = f"data set {head['dataset']}, begun {head['begun']} by: {head['by']}"
     numbers = ("releases", "begun, not closed")
     return Table(("run", "rounds", *numbers, "source of noise"), rows, title, numbers)
-
-
-def spent_of(ledger: Ledger, policy: Policy) -> Table:
-    """A line a kind of cost; unlike kinds are not added."""
-    import math
-
-    from fedveil.gdp import rounded_down, rounded_up
-    from fedveil.report.table import NOTHING, Table
-
-    rows = []
-    for kind, (count, spent, limit) in policy.standing(e.spend for e in ledger.all_entries).items():
-        at = {"leakage": f" at distance {policy.distance or 0:g}", "record_epsilon": f" at delta {policy.delta:g}"}
-        left = NOTHING
-        if limit is not None and kind != "record_epsilon":
-            rest = math.sqrt(max(0.0, limit**2 - spent**2)) if kind.endswith("mu") else max(0.0, limit - spent)
-            left = rounded_down(rest, 0 if kind == "participations" else 4)
-        allowed = NOTHING if limit is None else f"{limit:g}"
-        shown = "of unlike promises: no sum" if math.isinf(spent) else rounded_up(spent, 6)
-        rows.append((f"{kind}{at.get(kind, '')}", count, shown, allowed, left))
-    numbers = ("releases", "spent", "allowed", "left")
-    notes = ["A release begun and not closed counts like any other. Left of a mu: what one more release may cost."]
-    doubtful = sum(entry.doubtful for entry in ledger.all_entries)
-    if doubtful:
-        notes.append(
-            f"{doubtful} record-level releases were made before a machine's rounding was covered: against a server "
-            "that chose its weights for it, their epsilon was far above what stands here (SECURITY.md)."
-        )
-    return Table(("cost", *numbers), rows, "spent in all runs", numbers, notes=notes)

@@ -11,26 +11,24 @@ import typer
 
 from fedveil.cli.shared import (
     Assign,
-    Config,
+    ConfigArgument,
     DeviceOption,
     EngineOption,
+    Executor,
+    Jobs,
     Out,
     RelationName,
     Resume,
     Seed,
     console_for,
+    executor_of,
     folder_of,
     fresh,
     quiet,
+    refusals,
+    say,
     stop_early,
-    told,
 )
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (init, run, compare, plan, presets):
-        app.command()(command)
 
 
 def init(
@@ -45,7 +43,7 @@ def init(
     file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write.")] = Path("my.toml"),
 ) -> None:
     """Write a first configuration for your data; what is not given is asked for."""
-    with told():
+    with refusals():
         from fedveil.config.first import first_config
         from fedveil.errors import FieldError
 
@@ -60,7 +58,7 @@ def init(
 
 
 def run(
-    config: Config,
+    config: ConfigArgument,
     assign: Assign = None,
     out: Out = None,
     engine: EngineOption = None,
@@ -69,7 +67,7 @@ def run(
     resume: Resume = False,
 ) -> None:
     """Run one experiment. Exit code 2: refused; 3: the server's budget ended it; 4: no client replied."""
-    with told() as going:
+    with refusals() as again:
         from fedveil.config import load
 
         spec = load(config, assign or [], engine=engine, device=device, seed=seed)
@@ -80,14 +78,14 @@ def run(
         from fedveil.report.tables import run_table
 
         folder = out or folder_of(config, spec.name)
-        going.folder, going.command = folder, f"fedveil run {shlex.quote(str(folder))} --resume"
+        again.folder, again.command = folder, f"fedveil run {shlex.quote(str(folder))} --resume"
         console = console_for()
         quiet(spec.engine)
         summary = Store(None).run_in(folder, Cell("", spec), progress_for(console), resume=resume).summary
         table = run_table(summary)
         write(folder, "table", [table])
         console.print(table)
-        console.print(f"written to {folder}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"written to {folder}", whole=True)
         stop_early([summary.stopped])
 
 
@@ -105,16 +103,19 @@ def compare(
         int,
         typer.Option("--audit", metavar="N", help="Attack every setting: N runs with a client and N without; 0: no."),
     ] = 0,
+    jobs: Jobs = 1,
+    executor: Executor = "",
     resume: Resume = False,
 ) -> None:
     """Compare privacy settings side by side: table, curves, accuracy against attacks, noise and epsilon."""
-    with told() as going:
+    with refusals() as again:
         from fedveil.config import load
 
         spec = load(config, assign or [], engine=engine, device=device, seed=seed)
 
         from fedveil import grid
-        from fedveil.audit.front import attack_settings, check_audit, with_attacks
+        from fedveil.errors import require_count
+        from fedveil.games.front import attack_settings, check_audit, with_attacks
         from fedveil.report.figures import draw
         from fedveil.report.progress import progress_for
         from fedveil.report.table import write
@@ -122,12 +123,14 @@ def compare(
 
         folder = out or (folder_of(config, spec.name) if resume else fresh(folder_of(config, spec.name)))
         asked = f" --seeds {seeds}" * (seeds > 1) + f" --audit {audit}" * (audit > 0)
-        going.folder, going.command = folder, f"fedveil compare {shlex.quote(str(folder))} --resume{asked}"
+        again.folder, again.command = folder, f"fedveil compare {shlex.quote(str(folder))} --resume{asked}"
         console = console_for()
         quiet(spec.engine)
         check_audit(spec, audit)
+        require_count("--jobs", jobs)
         try:
-            found = grid.compare(spec, folder, seeds=seeds, resume=resume, progress=progress_for(console))
+            how: dict[str, Any] = {"jobs": jobs, "executor": executor_of(executor)}
+            found = grid.compare(spec, folder, seeds=seeds, resume=resume, progress=progress_for(console), **how)
         except KeyboardInterrupt:
             if finished := grid.finished_of(spec, folder, seeds):
                 console.print(*comparison_tables(finished, console.width))
@@ -139,10 +142,10 @@ def compare(
         for table in comparison_tables(found, console.width):
             console.print(table)
         for note in comparison_notes(found):
-            console.print(note, markup=False, highlight=False)
+            say(console, note)
         written = write(folder, "table", comparison_tables(found, WIDE), comparison_notes(found))
         names = ", ".join(["comparison.json", *written, *(f.stem + kind for f in files for kind in (".png", ".pdf"))])
-        console.print(f"written to {folder}: {names}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"written to {folder}: {names}", whole=True)
         stop_early([s.stopped for s in found])
 
 
@@ -174,7 +177,7 @@ def plan(
     Of a configuration rounds, clients, clip, noise (or epsilon) and relation are taken; options come before them. One
     whose run releases more than noised means, or stops before its rounds are over, is refused.
     """
-    with told():
+    with refusals():
         from fedveil.accounting import plan as make
         from fedveil.errors import FieldError
         from fedveil.report.planning import plan_table
@@ -229,7 +232,7 @@ def presets(
     ] = None,
 ) -> None:
     """List the packaged configurations, for `run` and `compare`, or print one."""
-    with told():
+    with refusals():
         from fedveil import config
         from fedveil.report.table import Table
 

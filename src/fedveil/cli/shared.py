@@ -16,6 +16,8 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from fedveil.grid.jobs import Factory
+
 REFUSED, STOPPED, NO_REPLY, INTERRUPTED = 2, 3, 4, 130
 
 
@@ -42,7 +44,7 @@ class RelationName(StrEnum):
     REPLACE_ONE = "replace-one"
 
 
-Config = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, a run folder, or a preset's name.")]
+ConfigArgument = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, a run folder, or a preset's name.")]
 Assign = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set one key, e.g. local.epochs=2; repeatable.")
 ]
@@ -57,7 +59,9 @@ def folder(value: Path | None) -> Path | None:
 
 Out = Annotated[
     Path | None,
-    typer.Option("--out", metavar="DIR", callback=folder, help="Where to write; default: runs/<name>."),
+    typer.Option(
+        "--out", metavar="DIR", callback=folder, help="Where to write; default: below runs/, said at the end."
+    ),
 ]
 EngineOption = Annotated[Engine | None, typer.Option("--engine", help="Who moves the messages.")]
 DeviceOption = Annotated[Device | None, typer.Option("--device", help="Where clients train.")]
@@ -67,7 +71,16 @@ Resume = Annotated[
 ]
 
 
-class GoOn:
+Jobs = Annotated[int, typer.Option("--jobs", metavar="N", help="Runs at once, each in its own process on one thread.")]
+Executor = Annotated[
+    str,
+    typer.Option(
+        "--executor", metavar="MODULE:FACTORY", help="What runs them: makes a concurrent.futures.Executor of yours."
+    ),
+]
+
+
+class Resumption:
     """How to go on after an interruption."""
 
     folder: Path | None = None
@@ -80,21 +93,21 @@ class GoOn:
 
 
 @contextmanager
-def told() -> Iterator[GoOn]:
+def refusals() -> Iterator[Resumption]:
     """Turn refusals into one clear line each on stderr, and an exit code."""
     from fedveil.errors import FedVeilError, NoReplyError
 
-    go_on = GoOn()
+    again = Resumption()
     try:
-        yield go_on
+        yield again
     except NoReplyError as error:
-        fail(f"{error}{go_on}", NO_REPLY)
+        fail(f"{error}{again}", NO_REPLY)
     except FedVeilError as error:
         fail(str(error), REFUSED)
     except OSError as error:
         fail(f"{error.filename or 'file'}: {error.strerror or error}", REFUSED)
     except KeyboardInterrupt:
-        fail(f"interrupted{go_on}", INTERRUPTED)
+        fail(f"interrupted{again}", INTERRUPTED)
 
 
 def fail(text: str, code: int) -> None:
@@ -148,6 +161,19 @@ def _json_console() -> Console:
                     super().print(thing, **options)
 
     return JsonConsole(stderr=True, width=PIPE, quiet=OUTPUT.quiet)
+
+
+def executor_of(name: str) -> Factory | None:
+    """The function that makes the executor of that name."""
+    from fedveil.grid.jobs import EXECUTORS
+
+    return EXECUTORS.find(name) if name else None
+
+
+def say(console: Console, *lines: str, whole: bool = False) -> None:
+    """Print lines as they stand; a whole one is not broken, so that a path in it can be copied."""
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=whole)
 
 
 def folder_of(config: str, name: str) -> Path:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedveil.cli.shared import console_for, fail, told
-from fedveil.cli.shared import folder as checked
+from fedveil.cli.shared import Out, console_for, fail, refusals, say
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from fedveil.attacks.verdict import Verdict
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(verify)
+    from fedveil.report.table import Table
 
 
 def verify(
@@ -26,10 +23,7 @@ def verify(
     canaries: Annotated[
         int, typer.Option("--canaries", metavar="M", help="Audit with M canaries in one run instead; 1,000 are usual.")
     ] = 0,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="DIR", callback=checked, help="Where to write; default: runs/guarantees."),
-    ] = None,
+    out: Out = None,
 ) -> None:
     """Play the distinguishing game on every method's path, and test its noise over ten rounds.
 
@@ -41,30 +35,22 @@ def verify(
     if canaries:
         _canaries(canaries, out or Path("runs/guarantees"))
         return
-    with told():
-        import json
-
-        from fedveil.audit.guarantees import DIMENSIONS
-        from fedveil.audit.guarantees import verify as play
+    with refusals():
         from fedveil.errors import require_count
+        from fedveil.games.guarantees import DIMENSIONS
+        from fedveil.games.guarantees import verify as play
         from fedveil.report.table import Table
-        from fedveil.runs.provenance import provenance
         from fedveil.runs.runner import one_thread
 
         require_count("--runs", runs, least=8)
         console, folder = console_for(), out or Path("runs/guarantees")
-        folder.mkdir(parents=True, exist_ok=True)
         with one_thread():
-            rows = play(runs, lambda row: console.print("  ".join(_cells(row)), markup=False, highlight=False))
+            rows = play(runs, lambda row: say(console, "  ".join(_cells(row))))
         table = Table(("method", "d", "claim", "mu, lower bound", "claim held"), [_cells(row) for row in rows])
-        record = {"provenance": provenance("none: worst-case vectors", DIMENSIONS), "runs": runs, "rows": rows}
-        (folder / "game.json").write_text(json.dumps(record, indent=1) + "\n")
-        (folder / "game.md").write_text("\n".join(table.markdown()).strip() + "\n")
-        console.print(table)
-        console.print(f"written to {folder}: game.json, game.md", markup=False, highlight=False, soft_wrap=True)
+        _keep(console, folder, "game", table, "none: worst-case vectors", DIMENSIONS, {"runs": runs, "rows": rows})
         if not any(row["mu_lower"] > 0 for row in rows):
             few = f"{runs} runs show nothing: no lower bound is above 0, so no claim was tested; raise --runs"
-            console.print(few, markup=False, highlight=False)
+            say(console, few)
         faults = _noise(folder, console)
         beaten = [row for row in rows if row.get("held") is False]
         if beaten:
@@ -74,14 +60,25 @@ def verify(
             fail(f"the noise of {len(faults)} methods is not what their ledgers declare; first {first}", 1)
 
 
+def _keep(
+    console: Console, folder: Path, name: str, table: Table, data: str, seeds: Sequence[int], values: dict[str, Any]
+) -> None:
+    """Write a part's table and figures, and show the table."""
+    from fedveil.runs.provenance import provenance
+
+    folder.mkdir(parents=True, exist_ok=True)
+    record = {"provenance": provenance(data, seeds), **values}
+    (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    (folder / f"{name}.md").write_text("\n".join(table.markdown()).strip() + "\n")
+    console.print(table)
+    say(console, f"written to {folder}: {name}.json, {name}.md", whole=True)
+
+
 def _noise(folder: Path, console: Console) -> list[dict[str, Any]]:
     """One table: whether every method's noise is as declared, over rounds and coordinates; the rows where it is not."""
-    import json
-
-    from fedveil.audit.guarantees import DIMENSIONS, LEVEL, examine_all
+    from fedveil.games.guarantees import DIMENSIONS, LEVEL, examine_all
     from fedveil.mechanisms import ReproducibleSource
     from fedveil.report.table import Table
-    from fedveil.runs.provenance import provenance
     from fedveil.runs.runner import one_thread
 
     def cells(row: dict[str, Any]) -> list[str]:
@@ -94,15 +91,10 @@ def _noise(folder: Path, console: Console) -> list[dict[str, Any]]:
         ]
 
     with one_thread():
-        told = lambda row: console.print("  ".join(cells(row)[:4]), markup=False, highlight=False)  # noqa: E731
-        rows = examine_all(DIMENSIONS, ReproducibleSource(0), told)
+        rows = examine_all(DIMENSIONS, ReproducibleSource(0), lambda row: say(console, "  ".join(cells(row)[:4])))
     head = ("method", "d", "noise as declared", "p", "fits least")
     table = Table(head, [cells(row) for row in rows])
-    record = {"provenance": provenance("none: known vectors", DIMENSIONS), "level": LEVEL, "rows": rows}
-    (folder / "noise.json").write_text(json.dumps(record, indent=1) + "\n")
-    (folder / "noise.md").write_text("\n".join(table.markdown()).strip() + "\n")
-    console.print(table)
-    console.print(f"written to {folder}: noise.json, noise.md", markup=False, highlight=False, soft_wrap=True)
+    _keep(console, folder, "noise", table, "none: known vectors", DIMENSIONS, {"level": LEVEL, "rows": rows})
     return [row for row in rows if not row["as_declared"]]
 
 
@@ -113,17 +105,13 @@ independent given the coins; bugs: the larger bound, and whether it exceeds what
 
 def _canaries(m: int, folder: Path) -> None:
     """One table: declared, measured, and measured with planted bugs."""
-    with told():
-        import json
-
+    with refusals():
         from fedveil.attacks.membership.methods import EVERY, audits
         from fedveil.errors import require_count
         from fedveil.report.table import NOTHING, Table
-        from fedveil.runs.provenance import provenance
         from fedveil.runs.runner import one_thread
 
         require_count("--canaries", m, least=10)
-        folder.mkdir(parents=True, exist_ok=True)
         console, verdicts, cells, beaten = console_for(), [], [], []
         with one_thread():
             for name, audit in audits(m).items():
@@ -135,15 +123,11 @@ def _canaries(m: int, folder: Path) -> None:
                 figures.append(found.details["independent mu"] if found.figure.startswith("mu") else None)
                 row = [name, found.figure.split(",")[0], *(NOTHING if v is None else f"{v:.2f}" for v in figures)]
                 cells.append([*row, *(_found(bugs[bug]) if bug in bugs else NOTHING for bug in EVERY)])
-                console.print("  ".join(cells[-1]), markup=False, highlight=False)
+                say(console, "  ".join(cells[-1]))
         table = Table(
             ("method", "figure", "declared", "measured", "at most", "independent", *EVERY), cells, notes=[NOTE]
         )
-        record = {"provenance": provenance("none: crafted", ()), "canaries": m, "verdicts": verdicts}
-        (folder / "canaries.json").write_text(json.dumps(record, indent=1) + "\n")
-        (folder / "canaries.md").write_text("\n".join(table.markdown()).strip() + "\n")
-        console.print(table)
-        console.print(f"written to {folder}: canaries.json, canaries.md", markup=False, highlight=False, soft_wrap=True)
+        _keep(console, folder, "canaries", table, "none: crafted", (), {"canaries": m, "verdicts": verdicts})
         if beaten:
             fail(f"{len(beaten)} of {len(cells)} promises are broken, first that of {beaten[0]}", 1)
 

@@ -1,20 +1,14 @@
 """Configuration: everything that may stand in an experiment's TOML file, presets, and the settings of a comparison."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fedveil.config.loading import load, parse, presets
+from fedveil.optional import lazy
 
 if TYPE_CHECKING:
-    from fedveil.config.experiment import Config
-    from fedveil.config.options import ConfigError
-
-__all__ = ["Config", "ConfigError", "load", "parse", "presets"]
-
-_LATER = {"Config": "experiment", "ConfigError": "options"}  # with PyTorch, with pydantic
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        return getattr(import_module(f"fedveil.config.{_LATER[name]}"), name)
-    raise AttributeError(f"module 'fedveil.config' has no attribute {name!r}")
+    from fedveil.config.experiment import Config as Config
+    from fedveil.config.loading import load as load
+    from fedveil.config.loading import parse as parse
+    from fedveil.config.loading import presets as presets
+    from fedveil.config.options import ConfigError as ConfigError
+else:
+    __getattr__, __dir__, __all__ = lazy(__name__)

@@ -1,13 +1,15 @@
-"""What every table of a configuration is: frozen, without unknown keys, its options those of what it names."""
+"""What every table of a configuration is: frozen, without unknown keys; and how it is written as TOML."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedveil.config.options import Option, check_options
+from fedveil.errors import FieldError
 
 
 class Section(BaseModel):
@@ -17,12 +19,12 @@ class Section(BaseModel):
 
     def differing(self) -> dict[str, Any]:
         """Plain values of the keys that are not at their defaults."""
-        own, found = self.model_dump(), {}
+        own, differing = self.model_dump(), {}
         for name, info in type(self).model_fields.items():
             value, default = getattr(self, name), info.get_default(call_default_factory=True)
             if value is not None and value != default:
-                found[name] = value.differing() if isinstance(value, Section) else own[name]
-        return found
+                differing[name] = value.differing() if isinstance(value, Section) else own[name]
+        return differing
 
 
 class OpenSection(Section):
@@ -56,3 +58,23 @@ class OpenSection(Section):
         defaults = {key: option.default for key, option in self.accepted(name).items()}
         options = {key: value for key, value in self.options.items() if value != defaults[key]}
         return {**super().differing(), self.chooser: name, "options": options}
+
+
+def dumps(table: Mapping[str, Any]) -> str:
+    """Write a table as TOML; None is left out, as TOML has no such value.
+
+    Raises
+    ------
+    FieldError
+        For a value that TOML does not know.
+    """
+    try:
+        return tomli_w.dumps(_written(table))
+    except TypeError as error:
+        raise FieldError("TOML", type(table).__name__, f"cannot be written: {error}") from error
+
+
+def _written(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _written(one) for key, one in value.items() if one is not None}
+    return [_written(one) for one in value] if isinstance(value, Sequence) and not isinstance(value, str) else value

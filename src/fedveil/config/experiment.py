@@ -13,64 +13,70 @@ import torch
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from fedveil.accounting import Spend
-from fedveil.config.base import Section
+from fedveil.config.base import Section, dumps
 from fedveil.config.malicious import Malicious
 from fedveil.config.options import check_options, fields_of, options_of
 from fedveil.config.privacy import Privacy, Rule
 from fedveil.config.sections import Comparison, Data, Model, Pretraining, Randomness, Stopping
-from fedveil.config.toml import dumps
 from fedveil.config.world import World
 from fedveil.engines.assembly import client_sides_of
 from fedveil.errors import FieldError, require_count, require_rounds, require_workers
 from fedveil.learning import LocalTraining
 from fedveil.learning.learner import Scoring
-from fedveil.methods import METHODS, Broadcast, ClientSide, Method, PublicFacts, Publishing, parameters
+from fedveil.methods import METHODS, Broadcast, ClientSide, Method, PublicFacts, Publishing, fitting, parameters
 
 
-def _local(value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        return value
-    with fields_of("local"):
-        return LocalTraining(**check_options("local", "local training", value, options_of(LocalTraining)))
+def _table(section: str, owner: type[Any]) -> tuple[BeforeValidator, PlainSerializer]:
+    """How a dataclass of the core is read from a table and written as one."""
 
+    def read(value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        with fields_of(section):
+            return owner(**check_options(section, f"[{section}]", value, options_of(owner)))
 
-def _publish(value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        return value
-    with fields_of("publish"):
-        return Publishing(**check_options("publish", "published metrics", value, options_of(Publishing)))
+    return BeforeValidator(read), PlainSerializer(asdict)
 
 
 def _planned(values: Any) -> Any:
     """Fill in what a record-level method plans for, where the file leaves it out."""
     privacy = values.get("privacy") if isinstance(values, Mapping) else None
-    if not isinstance(privacy, Mapping) or privacy.get("method") not in ("record", "record-sum", "record-secure"):
+    if not isinstance(privacy, Mapping) or privacy.get("method") != "record":
         return values
     data = values.get("data")
     silos = values.get("clients_per_round") or (data.get("clients") if isinstance(data, Mapping) else None)
-    counted = {"record-sum": "silos", "record-secure": "least_sites"}.get(privacy["method"])
-    known = {"rounds": values.get("rounds"), **({counted: silos} if counted else {})}
     given = {**privacy.get("options", {}), **privacy}
+    known = {"rounds": values.get("rounds"), **fitting({"sum": given.get("sum"), "silos": silos, "least_sites": silos})}
     filled = {k: v for k, v in known.items() if isinstance(v, int) and given.get(k) is None}
     return {**values, "privacy": {**privacy, **filled}}
 
 
-Local = Annotated[LocalTraining, BeforeValidator(_local), PlainSerializer(asdict)]
-
-
-def _scoring(value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        return value
-    with fields_of("scoring"):
-        return Scoring(**check_options("scoring", "scoring", value, options_of(Scoring)))
-
-
-Scored = Annotated[Scoring, BeforeValidator(_scoring), PlainSerializer(asdict)]
-Publish = Annotated[Publishing, BeforeValidator(_publish), PlainSerializer(asdict)]
-
-
 class Config(Section):
-    """A whole experiment."""
+    """A whole experiment.
+
+    Attributes
+    ----------
+    name
+        names the run and its folder: letters, digits, dots, dashes, underscores
+    seed
+        of data split, models, training, cohorts and reproducible noise; at least 0
+    rounds
+        rounds; at least 1
+    clients_per_round
+        clients drawn for each round, 1 to all; left out: all
+    engine
+        who moves the messages: the embedded engine, or Flower
+    device
+        where clients train; auto: a GPU where there is one
+    workers
+        clients trained side by side, 1 to 1,024; changes no bit
+    trainer
+        many clients as one computation (batched), one after another, or whichever fits
+    precision
+        of training: float32, or bfloat16 on a GPU
+    metrics
+        what is measured on held-out examples, of `fedveil.learning.METRICS`; left out: the task's usual ones
+    """
 
     name: str
     seed: int = 0
@@ -84,11 +90,11 @@ class Config(Section):
     data: Data
     model: Model
     pretraining: Pretraining | None = None
-    local: Local = Field(default_factory=LocalTraining)
+    local: Annotated[LocalTraining, *_table("local", LocalTraining)] = Field(default_factory=LocalTraining)
     aggregator: Rule | None = None
     privacy: Privacy = Field(default_factory=Privacy)
-    publish: Publish = Field(default_factory=Publishing)
-    scoring: Scored = Field(default_factory=Scoring)
+    publish: Annotated[Publishing, *_table("publish", Publishing)] = Field(default_factory=Publishing)
+    scoring: Annotated[Scoring, *_table("scoring", Scoring)] = Field(default_factory=Scoring)
     stopping: Stopping | None = None
     metrics: Annotated[tuple[str, ...], Field(strict=False)] = ()
     world: World | None = None
@@ -160,7 +166,7 @@ class Config(Section):
 
     def _check_privacy(self, method: Method) -> None:
         budget, name = self.privacy.budget, self.privacy.method
-        local = self._quoted(method) if self.privacy.trust != "central" else None
+        local = None if self.privacy.central else self._quoted(method)
         if budget.epsilon is not None:
             central = method.client.trust == "central" and method.server.may_be_proven
             proven = local.guarantee.proven if local else central

@@ -9,8 +9,8 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from fedveil.config.base import dumps
 from fedveil.config.loading import parse
-from fedveil.config.toml import dumps
 from fedveil.data import SOURCES, load
 from fedveil.data.frames import pandas_module
 from fedveil.errors import FieldError, nearest, require_choice, require_count

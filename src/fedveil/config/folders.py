@@ -50,7 +50,7 @@ def refuse_used(path: Path) -> None:
     if not unused(path):
         kind = kind_of(path)
         if not kind and _part_of_a_run(path):
-            raise FieldError("--out", str(path), f"holds a run that has lost its {CONFIG}; {way_out(path)}")
+            raise FieldError("--out", str(path), f"holds a run that has lost its {CONFIG}; {remedy(path)}")
         what = f"holds {kind} already; go on with it by {_again(path)}, or" if kind else "is not empty;"
         raise FieldError("--out", str(path), f"{what} give another --out")
 
@@ -87,7 +87,7 @@ def require_begun(path: Path, wanted: str) -> None:
         raise FieldError("--resume", str(path), f"holds {kind}, not {wanted}; go on with it by {_again(path)}")
 
 
-def way_out(path: Path) -> str:
+def remedy(path: Path) -> str:
     """What to do about a damaged file in a folder."""
     kind = kind_of(path)
     if kind == COMPARISON:

@@ -12,7 +12,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from fedveil.config.folders import CONFIG, way_out
+from fedveil.config.folders import CONFIG, remedy
 from fedveil.errors import FedVeilError, FieldError, damaged, nearest
 from fedveil.reading import toml_of
 
@@ -64,12 +64,17 @@ def load(where: str | Path, assignments: Sequence[str] = (), **overrides: Any) -
     except (tomllib.TOMLDecodeError, FedVeilError) as error:
         if folder is None:
             raise FieldError("CONFIG", origin, f"is no valid TOML: {error}") from error
-        raise damaged("CONFIG", origin, error, way_out(folder)) from error
+        raise damaged("CONFIG", origin, error, remedy(folder)) from error
     before = _method(values)
+    assigned = {assignment.partition("=")[0].strip() for assignment in assignments}
     for assignment in assignments:
         assign(values, assignment)
     if before not in (None, method := _method(values)):
-        _switch(values, str(method), {assignment.partition("=")[0].strip() for assignment in assignments})
+        _switch(values, str(method), assigned)
+    if folder is not None and "privacy.sum" in assigned:  # a run's file has the numbers of its own sum
+        from fedveil.methods import fitting
+
+        values["privacy"] = fitting(values["privacy"])
     return parse({**values, **{key: value for key, value in overrides.items() if value is not None}})
 
 
@@ -176,7 +181,6 @@ def text_of(where: str | Path) -> tuple[str, str]:
 
 def _known(section: str) -> Sequence[str]:
     from fedveil.config.experiment import Config
-    from fedveil.config.options import SECTIONS
 
     model: Any = Config
     for part in section.split(".") if section else ():
@@ -185,5 +189,4 @@ def _known(section: str) -> Sequence[str]:
         model = next((a for a in (found, *get_args(found)) if hasattr(a, "model_fields")), None)
         if model is None:
             return ()
-    names = [name for name in model.model_fields if name != "options"]
-    return names if section else sorted({*names, *SECTIONS})
+    return [name for name in model.model_fields if name != "options"]

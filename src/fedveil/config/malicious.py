@@ -21,7 +21,13 @@ CLASSES = ("source", "target")  # by number or by name
 
 
 class Behaving(OpenSection):
-    """A behaviour of `fedveil.attacks.poisoning` with its own options; classes by number or name."""
+    """A behaviour of `fedveil.attacks.poisoning` with its own options; classes by number or name.
+
+    Attributes
+    ----------
+    behaviour
+        a behaviour of the list below
+    """
 
     section: ClassVar[str] = "malicious.of"
     chooser: ClassVar[str] = "behaviour"
@@ -70,10 +76,18 @@ class Behaving(OpenSection):
 class Malicious(Behaving):
     """``[malicious]``: what malicious clients do, with that behaviour's own options, and who they are.
 
-    They are `clients`, or a `share` of all, drawn by the run's seed; fewer than half. `of` is the behaviour that
-    another one scales or hides. With `knows_rule` a behaviour that is fitted to the honest updates is fitted to the
-    server's rule, too. With ``acting = false`` the same clients are drawn and the attack's success is measured, but all
-    stay honest: the clean rate, beside which a success rate is read.
+    Attributes
+    ----------
+    clients
+        the malicious clients, by partition; fewer than half
+    share
+        share of the clients that are malicious, drawn by the seed, instead of `clients`
+    of
+        the behaviour that this one scales or hides, and its options, as a table
+    knows_rule
+        whether a behaviour that is fitted to the honest updates is fitted to the server's rule, too
+    acting
+        false: they are measured and behave like the others, for the clean rate
     """
 
     section: ClassVar[str] = "malicious"

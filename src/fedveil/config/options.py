@@ -14,9 +14,6 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from fedveil.errors import FedVeilError, FieldError, nearest
 
-_TABLES = "data model pretraining local aggregator privacy publish source stopping world malicious compare"
-SECTIONS = tuple(_TABLES.split())
-
 _STRICT = ConfigDict(strict=True, arbitrary_types_allowed=True)
 
 # What pydantic's kinds of error mean to the person who wrote the file.

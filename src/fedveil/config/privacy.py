@@ -13,13 +13,22 @@ from fedveil.config.base import OpenSection, Section
 from fedveil.config.options import Option, check_options, fields_of, options_of, with_tables
 from fedveil.errors import FieldError, require_choice, require_count, require_delta, require_positive
 from fedveil.learning.learner import Unmarked
-from fedveil.methods import METHODS, ClientSide, Method, build, parameters
+from fedveil.methods import METHODS, ClientSide, Method, build, formerly, is_central, parameters
+
+LARGEST_DELTA = 0.1  # with a larger one even no noise has a small epsilon
 
 
 class Rule(OpenSection):
     """``[aggregator]``: a rule of `fedveil.aggregation` with its own fields, and what comes before it.
 
-    `nnm` mixes updates with their nearest neighbours, for so many malicious clients; `buckets` takes means of so many.
+    Attributes
+    ----------
+    name
+        a rule of the list below
+    nnm
+        nearest-neighbour mixing first, against so many malicious clients
+    buckets
+        means of so many updates first
     """
 
     section: ClassVar[str] = "aggregator"
@@ -45,8 +54,16 @@ class Rule(OpenSection):
 class Budget(Section):
     """``[privacy.budget]``: what stops a party, and the delta of every printed epsilon.
 
-    `epsilon` (with `delta`) stops whoever adds the noise: the trusted server, or each client under local trust.
-    `participations` and `leakage_cap` stop each client.
+    Attributes
+    ----------
+    delta
+        of every printed epsilon: the chance that it does not hold; above 0, at most 0.1, better below 1 / n
+    epsilon
+        total at which whoever adds the noise stops (the trusted server, or each client under local trust); above 0
+    participations
+        releases at which a client stops; at least 1
+    leakage_cap
+        summed leakage at which a client stops (d-privacy, group privacy); above 0
     """
 
     delta: float = 1e-5
@@ -57,7 +74,9 @@ class Budget(Section):
     @model_validator(mode="after")
     def _check(self) -> Budget:
         with fields_of("privacy.budget"):
-            require_delta("delta", self.delta)
+            if require_delta("delta", self.delta) > LARGEST_DELTA:
+                accepted = f"is the chance that nothing is promised: at most {LARGEST_DELTA}, e.g. 1e-5"
+                raise FieldError("delta", self.delta, accepted)
             for name in ("epsilon", "leakage_cap"):
                 if getattr(self, name) is not None:
                     require_positive(name, getattr(self, name))
@@ -69,7 +88,12 @@ class Budget(Section):
 class Own(BaseModel):
     """One of ``[[privacy.clients]]``: the partitions of some clients, and the parameters that are their own.
 
-    `unmarked` is what they do where they mark nothing as sensitive, in place of ``scoring.unmarked``.
+    Attributes
+    ----------
+    partitions
+        the clients with parameters of their own, which stand beside it
+    unmarked
+        what they do where they mark nothing as sensitive; left out: as `scoring.unmarked`
     """
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
@@ -86,6 +110,11 @@ class Privacy(OpenSection):
     """``[privacy]``: a method of `fedveil.methods` with its parameters.
 
     ``[[privacy.clients]]`` gives the clients of some `partitions` other parameters of the method's client side.
+
+    Attributes
+    ----------
+    method
+        a method of the list below
     """
 
     section: ClassVar[str] = "privacy"
@@ -102,9 +131,14 @@ class Privacy(OpenSection):
         return {key: sides[side][key] for key, side in owners.items() if key != "aggregator"}
 
     @property
-    def trust(self) -> str:
-        """Whether the method trusts the server ("central") or not ("local")."""
-        return str(METHODS[self.method].client.trust)
+    def central(self) -> bool:
+        """Whether the method trusts the server."""
+        return is_central(self.method)
+
+    def differing(self) -> dict[str, Any]:
+        found = super().differing()
+        named = formerly({"method": found["method"], **found["options"]})
+        return {**found, "method": named.pop("method"), "options": named}
 
     def build(self, rule: Rule | None) -> Method:
         """Both sides of the method, around a rule for those that take one."""

@@ -1,6 +1,6 @@
 """The reference of every key of an experiment's TOML file; ``python -m fedveil.config.reference`` prints the page.
 
-Keys, types and defaults come from the schema, meanings from the docstrings of what a section names, or from `MEANING`.
+Keys, types and defaults come from the schema, meanings from the docstrings of the sections and of what they name.
 """
 
 from __future__ import annotations
@@ -9,25 +9,24 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 import tomli_w
+from pydantic import BaseModel
 
 from fedveil.aggregation import AGGREGATORS
 from fedveil.attacks.poisoning import BEHAVIOURS
-from fedveil.config.base import Section
+from fedveil.config.base import OpenSection
 from fedveil.config.experiment import Config
-from fedveil.config.malicious import Behaving, Malicious
-from fedveil.config.options import SECTIONS, Option, options_of
-from fedveil.config.privacy import Budget, Own, Privacy, Rule
-from fedveil.config.sections import Comparison, Data, Model, Pretraining, Randomness, Setting, Stopping
-from fedveil.config.world import World
+from fedveil.config.malicious import Behaving
+from fedveil.config.options import Option, options_of
+from fedveil.config.privacy import Privacy, Rule
+from fedveil.config.sections import Data, Model
 from fedveil.data import SOURCES
-from fedveil.learning import LocalTraining
-from fedveil.learning.learner import Scoring
 from fedveil.learning.models import MODELS
-from fedveil.methods import METHODS, Publishing
+from fedveil.methods import METHODS
 
 HEAD = """# Configuration
 
@@ -35,74 +34,6 @@ Every key of an experiment's TOML file, with its default; a dash: it has to be g
 stands in [the tutorial](tutorial.md). One key on the command line: `--set local.epochs=2`.
 `python -m fedveil.config.reference` writes this page from the schema itself.
 """
-
-MEANING = {
-    "name": "names the run and its folder: letters, digits, dots, dashes, underscores",
-    "seed": "of data split, models, training, cohorts and reproducible noise; at least 0",
-    "rounds": "rounds; at least 1",
-    "clients_per_round": "clients drawn for each round, 1 to all; left out: all",
-    "engine": "who moves the messages: the embedded engine, or Flower",
-    "device": "where clients train; auto: a GPU where there is one",
-    "workers": "clients trained side by side, 1 to 1,024; changes no bit",
-    "trainer": "many clients as one computation (batched), one after another, or whichever fits",
-    "precision": "of training: float32, or bfloat16 on a GPU",
-    "metrics": "what is measured on held-out examples, of `fedveil.learning.METRICS`; left out: the task's usual ones",
-    "data.name": "a data set of `fedveil data list`",
-    "data.clients": "number of clients, at least 1, or all natural clients of the set",
-    "data.partition": "how examples are dealt out",
-    "data.alpha": "concentration of the Dirichlet partition, above 0; smaller is more uneven",
-    "data.shards": "shards a client of that partition, at least 1",
-    "data.min_size": "fewest examples of a client",
-    "data.counts": "examples of each class, a list a client",
-    "data.holdout": "share of each client's examples that it measures on, 0 to below 1",
-    "data.region": "privacy-sensitive pixels: top, left, bottom, right, or several such",
-    "data.sensitive": "kinds of sensitive pixels that the set knows, a list a client, in turn",
-    "data.pixel_noise": "deviation of noise on the sensitive pixels that clients train on: a baseline, no guarantee",
-    "data.made_up_people": "examples of each made-up person, for sets that do not say whose theirs are; 0: nobody",
-    "data.public_examples": "examples set aside for the server; at least 0",
-    "data.patches": "number of learned patches whose features replace images",
-    "data.components": "directions on which the patches' features are projected",
-    "data.patch_sizes": "edges in pixels of patches that are averaged over rings, e.g. `[1, 3]`",
-    "data.directions": "of those: principal directions of the public examples, or random ones",
-    "data.validation": "share of the set's own test half that the server keeps, between 0 and 1",
-    "model.name": 'a model of the list below, or one of yours: `module = "package.module:Net"`',
-    "model.start": "where hypotheses begin: as the model initialises itself, or every parameter from N(0, 1)",
-    "pretraining.epochs": "passes over the validation examples, at least 1",
-    "stopping.clients": "share of the clients that never train, between 0 and 1",
-    "stopping.patience": "validations without a lesser loss until the run ends; at least 1",
-    "stopping.every": "rounds between two validations; at least 1",
-    "stopping.sample": "validation clients asked at a time; left out: all",
-    "stopping.min_delta": "how much less a loss has to be, in units of the loss",
-    "stopping.losses": "noised, at a cost, or in the clear, without a promise to those clients",
-    "stopping.noise_multiplier": "z: deviation of a loss's noise over its range; above 0",
-    "stopping.loss_range": "R: losses are cut to [0, R], in units of the loss",
-    "stopping.releases": "losses that one client releases at most; at least 1",
-    "aggregator.name": "a rule of the list below",
-    "aggregator.nnm": "nearest-neighbour mixing first, against so many malicious clients",
-    "aggregator.buckets": "means of so many updates first",
-    "privacy.method": "a method of the list below",
-    "privacy.budget.delta": "of every printed epsilon; strictly between 0 and 1",
-    "privacy.budget.epsilon": "total at which whoever adds the noise stops; above 0",
-    "privacy.budget.participations": "releases at which a client stops; at least 1",
-    "privacy.budget.leakage_cap": "summed leakage at which a client stops (d-privacy, group privacy); above 0",
-    "privacy.clients.partitions": "the clients with parameters of their own, which stand beside it",
-    "privacy.clients.unmarked": "what they do where they mark nothing; left out: as `scoring.unmarked`",
-    "source.kind": "reproducible noise for experiments (whoever knows the seed knows the noise), or secure noise",
-    "source.seed": "of the noise alone; left out: the run's own",
-    "compare.settings": "settings: a label, keys of [privacy] that differ, and a table `local` of [local]'s",
-    "compare.settings.label": "names the setting",
-    "compare.settings.match_sigma_of": "label of an earlier setting whose average sigma is taken",
-    "compare.equal_sigma": "add global DP at the average sigma of metric privacy",
-    "compare.sweep": "lists of values by parameter of [privacy]; every combination is run",
-    "world.target": "the client in question",
-    "world.colluders": "clients that ask together, the first one for them all",
-    "world.stand_in": "what takes the target's place where it does not take part",
-    "world.shadow": "what the asking clients hold of its data",
-    "world.inside": "whether the target takes part",
-    "world.base": "seed of what all runs share",
-    "world.anew": "deal the data out anew under each run's seed",
-    "world.crafted": "the first colluder pulls the model back to its start",
-}
 
 COMMON = {  # of models, rules and behaviours whose docstrings name them in a sentence
     "bias": "whether layers have an offset",
@@ -123,40 +54,50 @@ COMMON = {  # of models, rules and behaviours whose docstrings name them in a se
     "deviation": "see `mean`; above 0",
     "beta1": "decay of the first moment, 0 to below 1",
     "beta2": "decay of the second moment, 0 to below 1",
-    "behaviour": "a behaviour of the list below",
-    "clients": "the malicious clients, by partition",
-    "share": "share of the clients that are malicious, drawn by the seed, instead of `clients`",
-    "of": "the behaviour and its options, as a table",
-    "knows_rule": "whether they know the server's rule",
-    "acting": "false: they are measured and behave like the others, for the clean rate",
     "factor": "by which the update is multiplied",
     "z": "deviations from the mean; left out: what hides among so many clients",
     "direction": "which way the honest mean is left",
 }
 
 
-FLOWER = {  # what has no default that runs
+FLOWER: dict[str, dict[str, Any]] = {  # what has no default that runs
     "global": {"epsilon": 8.0, "rounds": 20},
-    "record": {"examples": 100, "epsilon": 8.0, "rounds": 20},
-    "record-sum": {"examples": 100, "epsilon": 8.0, "rounds": 20, "silos": 4},
-    "record-secure": {"examples": 100, "epsilon": 8.0, "rounds": 20, "least_sites": 4},
+    "record": {"examples": 100, "epsilon": 8.0, "rounds": 20, "sum": "trusted", "silos": 4},
 }
 
 
 def pages() -> str:
     """The whole reference, as Markdown."""
-    lines = [HEAD]
-    lines += _section("Top level", Config, "", skip=_TABLES)
-    for title, key, owner in _SECTIONS:
-        lines += _section(f"`[{title}]`", owner, key) if issubclass(owner, Section) or owner in (Own, Setting) else []
-        if not (issubclass(owner, Section) or owner in (Own, Setting)):
-            lines += [f"## `[{title}]`", "", *_table(_of_owner(owner, options_of(owner)))]
+    lines = [HEAD, "## Top level", "", *_table(_of_section(Config))]
+    for title, owner in _tables(Config):
+        rows = _of_section(owner) if issubclass(owner, BaseModel) else _of_owner(owner, options_of(owner))
+        lines += [f"## `[{title}]`", "", *_table(rows)]
         for label, registry in _REGISTRIES.get(title, ()):
-            for name, (told, options) in registry().items():
-                shown = _table(_of_owner(told, options)) if options else ["No keys of its own.", ""]
+            for name, (named, options) in registry().items():
+                shown = _table(_of_owner(named, options)) if options else ["No keys of its own.", ""]
                 lines += [f"### {label} `{name}`{_brought(label, name)}", "", *shown]
                 lines += _for_flower(name, options) if label == "method" else []
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _tables(owner: type[BaseModel], below: str = "") -> Iterator[tuple[str, type[Any]]]:
+    """The tables that may stand in a file, and what says which keys they have."""
+    for name, field in owner.model_fields.items():
+        found = next(_classes(field.annotation), None)
+        if found is None or (below and issubclass(found, OpenSection)):
+            continue
+        several = get_origin(field.annotation) is tuple
+        yield f"[{below}{name}]" if several else below + name, found
+        if issubclass(found, BaseModel):
+            yield from _tables(found, f"{below}{name}.")
+
+
+def _classes(hint: Any) -> Iterator[type[Any]]:
+    """The models and dataclasses in a type."""
+    if isinstance(hint, type) and (issubclass(hint, BaseModel) or is_dataclass(hint)):
+        yield hint
+    for inner in get_args(hint):
+        yield from _classes(inner)
 
 
 def _brought(label: str, name: str) -> str:
@@ -176,16 +117,13 @@ def _for_flower(name: str, options: Mapping[str, Option]) -> list[str]:
     return ["In a Flower app's `pyproject.toml`:", "", *block, ""]
 
 
-def _section(title: str, owner: Any, key: str, skip: tuple[str, ...] = ()) -> list[str]:
-    rows = []
+def _of_section(owner: type[BaseModel]) -> list[tuple[str, str, Any, str]]:
+    rows, meanings = [], _meanings(owner)
     for name, field in owner.model_fields.items():
-        if name in ("options", *skip) or (key == "privacy" and name in ("budget", "clients")):
-            continue
-        path = f"{key}.{name}" if key else name
-        default = None if field.is_required() else field.get_default(call_default_factory=True)
-        meaning = MEANING.get(path) or _meanings(owner).get(name) or COMMON.get(name, "")
-        rows.append((name, _kind(field.annotation), default, meaning))
-    return [f"## {title}", "", *_table(rows)]
+        if name in meanings:  # the others are tables of their own
+            default = None if field.is_required() else field.get_default(call_default_factory=True)
+            rows.append((name, _kind(field.annotation), default, meanings[name]))
+    return rows
 
 
 def _of_owner(owners: Any, options: Mapping[str, Option]) -> list[tuple[str, str, Any, str]]:
@@ -244,25 +182,6 @@ def _parameters(text: str) -> Iterator[tuple[str, str]]:
             yield name.strip(), " ".join(words.split()) or kind
 
 
-_TABLES = (*SECTIONS, "scoring")
-_SECTIONS: list[tuple[str, str, Any]] = [
-    ("data", "data", Data),
-    ("model", "model", Model),
-    ("local", "local", LocalTraining),
-    ("aggregator", "aggregator", Rule),
-    ("privacy", "privacy", Privacy),
-    ("privacy.budget", "privacy.budget", Budget),
-    ("[privacy.clients]", "privacy.clients", Own),
-    ("publish", "publish", Publishing),
-    ("source", "source", Randomness),
-    ("pretraining", "pretraining", Pretraining),
-    ("scoring", "scoring", Scoring),
-    ("stopping", "stopping", Stopping),
-    ("compare", "compare", Comparison),
-    ("[compare.settings]", "compare.settings", Setting),
-    ("malicious", "malicious", Malicious),
-    ("world", "world", World),
-]
 _PACKAGES: Mapping[str, Callable[[str], str]] = {"data set": SOURCES.package, "model": MODELS.package}
 Named = dict[str, tuple[Any, Mapping[str, Option]]]
 _REGISTRIES: dict[str, list[tuple[str, Callable[[], Named]]]] = {

@@ -14,6 +14,7 @@ from fedveil.engines.stopping import EarlyStopping
 from fedveil.errors import FieldError, require_choice
 from fedveil.learning.models import factory_of
 from fedveil.mechanisms import ReproducibleSource, SecureSource, Source
+from fedveil.methods import formerly
 from fedveil.methods.validating import Validation
 
 
@@ -39,18 +40,48 @@ Rows = Annotated[tuple[Annotated[tuple[int, ...], Field(strict=False)], ...], Fi
 class Data(OpenSection):
     """``[data]``: a source of `fedveil.data` with its own options, and how it is dealt out to clients.
 
-    With `patches`, images become features of so many patches that are learned, without labels, on the public examples;
-    with `components` they are projected on so many directions, the public examples' principal ones or random ones;
-    with `patch_sizes` too, small patches of each size are averaged over rings and whitened to 128 `components`.
-    `region` (top, left, bottom, right; or several such) marks the privacy-sensitive pixels, `sensitive` names the kinds
-    of them that a set knows (a list a client, in turn), `pixel_noise` is the deviation of Gaussian noise that clients
-    put on those pixels of what they train on (a baseline without a guarantee), and `public_examples` are set aside for
-    the server, for FedRE and `patches`.
-    `validation` is the share of the set's own test half that the server keeps to itself, stratified; final figures are
-    measured on the rest. `made_up_people` gives every so many examples, drawn at random, to a person who does not
-    exist, for sets that do not say whose theirs are; results say so. ``clients = "natural"`` means all natural clients
-    of the set (``partition = "natural"`` with a number draws so many), `min_size` the fewest examples of one. `alpha`,
-    `shards` or `counts` of another partition are taken out with an empty list.
+    `alpha`, `shards` or `counts` of another partition are taken out with an empty list.
+
+    Attributes
+    ----------
+    name
+        a data set of `fedveil data list`
+    clients
+        number of clients, at least 1, or "natural": all natural clients of the set
+    partition
+        how examples are dealt out; "natural" beside a number of clients draws so many of the set's own
+    alpha
+        concentration of the Dirichlet partition, above 0; smaller is more uneven
+    shards
+        shards a client of that partition, at least 1
+    min_size
+        fewest examples of a client
+    counts
+        examples of each class, a list a client
+    holdout
+        share of each client's examples that it measures on, 0 to below 1
+    region
+        privacy-sensitive pixels: top, left, bottom, right, or several such
+    sensitive
+        kinds of sensitive pixels that the set knows, a list a client, in turn
+    pixel_noise
+        deviation of noise on the sensitive pixels that clients train on: a baseline, no guarantee
+    made_up_people
+        examples of each made-up person, drawn at random, for sets that do not say whose theirs are; 0: nobody. Results
+        say so
+    public_examples
+        examples set aside for the server; at least 0
+    patches
+        number of patches, learned without labels on the public examples, whose features replace images
+    components
+        directions on which the patches' features are projected; of `patch_sizes` 128 unless given
+    directions
+        of those: principal directions of the public examples, or random ones
+    patch_sizes
+        edges in pixels of patches that are averaged over rings and whitened, e.g. `[1, 3]`
+    validation
+        share of the set's own test half that the server keeps, stratified, between 0 and 1; final figures are measured
+        on the rest
     """
 
     section: ClassVar[str] = "data"
@@ -122,9 +153,13 @@ class Model(OpenSection):
     ``module = "package.module:Net"`` writes such a `name` as well. Runs are told apart by the name, not by what
     the file holds: after a change of it, start anew in another folder.
 
-    `start` is where the hypotheses begin: "own" (as the model initialises itself, each under a seed of its own) or
-    "normal" (every parameter from N(0, 1), as in the group-privacy paper), or "public": trained on the server's
-    `public_examples` with their labels, by settings chosen on these alone, so that it costs no privacy.
+    Attributes
+    ----------
+    name
+        a model of the list below, or one of yours: `module = "package.module:Net"`
+    start
+        where hypotheses begin: as the model initialises itself, each under a seed of its own; every parameter from
+        N(0, 1); or public: trained on `data.public_examples` by settings chosen on these alone, which costs no privacy
     """
 
     section: ClassVar[str] = "model"
@@ -149,7 +184,13 @@ class Model(OpenSection):
 
 
 class Pretraining(Section):
-    """``[pretraining]``: the server trains the first model on its validation examples, as ``[local]`` says."""
+    """``[pretraining]``: the server trains the first model on its validation examples, as ``[local]`` says.
+
+    Attributes
+    ----------
+    epochs
+        passes over the validation examples, at least 1
+    """
 
     epochs: int
 
@@ -157,8 +198,26 @@ class Pretraining(Section):
 class Stopping(Section):
     """``[stopping]``: a share of the clients never trains; the run ends when their loss no longer falls.
 
-    `clients` is that share. The other keys are those of `fedveil.engines.EarlyStopping` and, from `losses` on, of
-    `fedveil.methods.Validation`.
+    Attributes
+    ----------
+    clients
+        share of the clients that never train, between 0 and 1
+    patience
+        validations without a lesser loss until the run ends; at least 1
+    every
+        rounds between two validations; at least 1
+    sample
+        validation clients asked at a time; left out: all
+    min_delta
+        how much less a loss has to be, in units of the loss
+    losses
+        noised, at a cost, or in the clear, without a promise to those clients
+    noise_multiplier
+        z: deviation of a loss's noise over its range; above 0
+    loss_range
+        R: losses are cut to [0, R], in units of the loss
+    releases
+        losses that one client releases at most; at least 1
     """
 
     clients: float
@@ -189,7 +248,12 @@ class Stopping(Section):
 class Randomness(Section):
     """``[source]``: reproducible noise for experiments, or secure noise to deploy.
 
-    `seed` is for other noise on the same data, models and training; by default the run's own seed.
+    Attributes
+    ----------
+    kind
+        reproducible noise for experiments (whoever knows the seed knows the noise), or secure noise
+    seed
+        of the noise alone, for other noise on the same training; left out: the run's own
     """
 
     kind: Literal["reproducible", "secure"] = "reproducible"
@@ -210,8 +274,14 @@ class Randomness(Section):
 class Setting(BaseModel):
     """One entry of ``[compare] settings``: a label and what differs from ``[privacy]``; `local` from ``[local]``.
 
-    Parameters of ``[privacy]`` carry over where the method is the same, or where both trust the server. With
-    `match_sigma_of`, the noise multiplier is set so that sigma equals the average sigma of an earlier setting.
+    Parameters of ``[privacy]`` carry over where the method is the same, or where both trust the server.
+
+    Attributes
+    ----------
+    label
+        names the setting
+    match_sigma_of
+        label of an earlier setting whose average sigma is taken: the noise multiplier follows from it
     """
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
@@ -231,11 +301,22 @@ class Setting(BaseModel):
 
 
 class Comparison(Section):
-    """``[compare]``: the settings; `equal_sigma` adds global DP at the average sigma of metric privacy.
+    """``[compare]``: what `fedveil compare` runs beside each other.
 
-    `sweep` lists values of privacy parameters; every setting is run at each combination of those its method has.
+    Attributes
+    ----------
+    settings
+        settings: a label, keys of [privacy] that differ, and a table `local` of [local]'s
+    equal_sigma
+        add global DP at the average sigma of metric privacy
+    sweep
+        lists of values by parameter of [privacy]; each setting is run at every combination of those its method has
     """
 
     settings: Annotated[tuple[Setting, ...], Field(strict=False)] = ()
     equal_sigma: bool = False
     sweep: dict[str, Annotated[tuple[Any, ...], Field(strict=False)]] = Field(default_factory=dict)
+
+    def differing(self) -> dict[str, Any]:
+        found = super().differing()
+        return {**found, **({"settings": [formerly(one) for one in found["settings"]]} if "settings" in found else {})}

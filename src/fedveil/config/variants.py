@@ -14,7 +14,7 @@ from fedveil.config.experiment import Config
 from fedveil.config.options import ConfigError, problems_of
 from fedveil.config.sections import Setting
 from fedveil.errors import FieldError, nearest, require_choice
-from fedveil.methods import METHODS, parameters
+from fedveil.methods import METHODS, fitting, is_central, parameters
 
 EQUAL_SIGMA = "global (equal sigma)"
 
@@ -93,9 +93,11 @@ def configure(config: Config, label: str, setting: Setting, where: str = "compar
     values = config.to_dict()
     values.pop("compare", None)
     if method in METHODS:
-        central = base.trust == METHODS[method].client.trust == "central"
+        central = base.central and is_central(method)
         shared = {k: v for k, v in base.options.items() if k in parameters(method)}
         carried = shared if method == base.method or central else {}
+        if "sum" in setting.overrides:
+            carried = fitting({**carried, "sum": setting.overrides["sum"]})
         if "aggregator" not in parameters(method):
             values.pop("aggregator", None)
     else:

@@ -44,13 +44,27 @@ COLLUDING = 2  # clients that pool what they sent, where there are so many besid
 class World(Section):
     """``[world]``: the same federation with and without one client.
 
-    The clients of `colluders` ask whether `target` takes part, the first one for them all; `shadow` is what they hold
-    of its data, and `stand_in` what takes its place where it is not `inside`. Against "replace" an attack may go by the
-    kind of the target's data; against "twin" only by the examples themselves. "itself" checks the attacks.
+    Against "replace" an attack may go by the kind of the target's data; against "twin" only by the examples themselves.
+    "itself" checks the attacks.
 
-    The run's own seed deals the data out anew; `base` is the seed of what all runs share: public and validation
-    examples, natural clients, a first model that the server trains. With ``anew = false`` they share the deal too.
-    `crafted` lets the first of `colluders` pull the model back to its start instead of sending what it trained.
+    Attributes
+    ----------
+    target
+        the client in question
+    colluders
+        clients that ask together whether it takes part, the first one for them all
+    stand_in
+        what takes the target's place where it does not take part
+    shadow
+        what the asking clients hold of its data
+    inside
+        whether the target takes part
+    base
+        seed of what all runs share: public and validation examples, natural clients, a first model of the server's
+    anew
+        deal the data out anew under each run's seed; false: all runs share the deal, too
+    crafted
+        the first colluder pulls the model back to its start instead of sending what it trained
     """
 
     target: int

@@ -3,54 +3,30 @@
 Names are imported when they are first used, so that ``fedveil data list`` does not wait for PyTorch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fedveil.optional import lazy
 
 if TYPE_CHECKING:
-    from fedveil.data.alzheimer import ALZHEIMER_HOMOGENEOUS, ALZHEIMER_NON_IID
-    from fedveil.data.dealing import NATURAL, SCHEMES, federate, holdout, partition
-    from fedveil.data.files import MissingDataError, cache_folder, data_folders
-    from fedveil.data.map_style import from_torch
-    from fedveil.data.overview import Holding, holdings, warnings_of
-    from fedveil.data.sets import DataSet, own_scale
-    from fedveil.data.sources import SOURCES, SourceInfo, load, prepare
-
-__all__ = [
-    "ALZHEIMER_HOMOGENEOUS",
-    "ALZHEIMER_NON_IID",
-    "NATURAL",
-    "SCHEMES",
-    "SOURCES",
-    "DataSet",
-    "Holding",
-    "MissingDataError",
-    "SourceInfo",
-    "cache_folder",
-    "data_folders",
-    "federate",
-    "from_torch",
-    "holdings",
-    "holdout",
-    "load",
-    "own_scale",
-    "partition",
-    "prepare",
-    "warnings_of",
-]
-
-_OWNERS = {
-    "alzheimer": "ALZHEIMER_HOMOGENEOUS ALZHEIMER_NON_IID",
-    "files": "MissingDataError cache_folder data_folders",
-    "map_style": "from_torch",
-    "overview": "Holding holdings warnings_of",
-    "dealing": "NATURAL SCHEMES federate holdout partition",
-    "sets": "DataSet own_scale",
-    "sources": "SOURCES SourceInfo load prepare",
-}
-_OWNER = {name: owner for owner, names in _OWNERS.items() for name in names.split()}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _OWNER:
-        return getattr(import_module(f"fedveil.data.{_OWNER[name]}"), name)
-    raise AttributeError(f"module 'fedveil.data' has no attribute {name!r}")
+    from fedveil.data.bundled import ALZHEIMER_HOMOGENEOUS as ALZHEIMER_HOMOGENEOUS
+    from fedveil.data.bundled import ALZHEIMER_NON_IID as ALZHEIMER_NON_IID
+    from fedveil.data.dealing import NATURAL as NATURAL
+    from fedveil.data.dealing import SCHEMES as SCHEMES
+    from fedveil.data.dealing import federate as federate
+    from fedveil.data.dealing import holdout as holdout
+    from fedveil.data.dealing import partition as partition
+    from fedveil.data.files import MissingDataError as MissingDataError
+    from fedveil.data.files import cache_folder as cache_folder
+    from fedveil.data.files import data_folders as data_folders
+    from fedveil.data.map_style import from_torch as from_torch
+    from fedveil.data.overview import Holding as Holding
+    from fedveil.data.overview import holdings as holdings
+    from fedveil.data.overview import warnings_of as warnings_of
+    from fedveil.data.sets import DataSet as DataSet
+    from fedveil.data.sets import own_scale as own_scale
+    from fedveil.data.sources import SOURCES as SOURCES
+    from fedveil.data.sources import SourceInfo as SourceInfo
+    from fedveil.data.sources import load as load
+    from fedveil.data.sources import prepare as prepare
+else:
+    __getattr__, __dir__, __all__ = lazy(__name__)

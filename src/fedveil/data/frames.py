@@ -19,7 +19,7 @@ from fedveil.optional import optional
 if TYPE_CHECKING:
     import pandas
 
-Columns = Mapping[str, Sequence[Any]] | Sequence[str]
+Columns = Mapping[str, Any] | Sequence[str]
 Classes = int | Sequence[str]
 
 SCALES = ("declared", "client", "none")
@@ -60,6 +60,10 @@ class TableSpec:
                 "of private statistics; data.scale = 'client' (each client by its own) or 'none' needs no table"
             )
             raise FieldError("data.scale", self.scale, accepted)
+        for name, declared in self.columns.items() if isinstance(self.columns, Mapping) else ():
+            if not isinstance(declared, list | tuple):
+                accepted = "must be [low, high] for numbers, as in age = [0, 120], or a list of all texts there are"
+                raise FieldError(f"data.columns.{name}", declared, accepted)
 
     def inputs(self, header: Sequence[str], file: str) -> list[str]:
         """The input columns, all of which the header has."""

@@ -1,27 +1,23 @@
 """Move the tensors, keep the state, write the ledger."""
 
-from fedveil.engines.behaviour import Behaviour, Turn
-from fedveil.engines.client import ClientParty
-from fedveil.engines.execution import Execution
-from fedveil.engines.history import History, RoundRecord
-from fedveil.engines.local import Federation
-from fedveil.engines.lockstep import Lockstep
-from fedveil.engines.party import Round, ServerParty
-from fedveil.engines.probe import Probe, Seen
-from fedveil.engines.stopping import EarlyStopping
-
-__all__ = [
-    "Behaviour",
-    "ClientParty",
-    "EarlyStopping",
-    "Execution",
-    "Federation",
-    "History",
-    "Lockstep",
-    "Probe",
-    "Round",
-    "RoundRecord",
-    "Seen",
-    "ServerParty",
-    "Turn",
-]
+from fedveil.engines.behaviour import Behaviour as Behaviour
+from fedveil.engines.behaviour import Turn as Turn
+from fedveil.engines.client import ClientParty as ClientParty
+from fedveil.engines.history import Asked as Asked
+from fedveil.engines.history import Best as Best
+from fedveil.engines.history import Collected as Collected
+from fedveil.engines.history import History as History
+from fedveil.engines.history import RoundRecord as RoundRecord
+from fedveil.engines.local import Federation as Federation
+from fedveil.engines.lockstep import Lockstep as Lockstep
+from fedveil.engines.options import Budgets as Budgets
+from fedveil.engines.options import Evaluation as Evaluation
+from fedveil.engines.options import Execution as Execution
+from fedveil.engines.options import PerClient as PerClient
+from fedveil.engines.options import Shared as Shared
+from fedveil.engines.party import Round as Round
+from fedveil.engines.party import ServerParty as ServerParty
+from fedveil.engines.probe import Probe as Probe
+from fedveil.engines.probe import Seen as Seen
+from fedveil.engines.probe import Watched as Watched
+from fedveil.engines.stopping import EarlyStopping as EarlyStopping

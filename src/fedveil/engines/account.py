@@ -29,7 +29,7 @@ class Account:
         self.delta = delta if terms is None else terms["delta"]
         self._central = server.method.client.trust == "central"
         self._quotes: list[Spend] = []
-        self._quote: Spend | None = None
+        self._asked: list[Spend] = []
         self._rounds_of: dict[int, int] = {}
         self._lost: dict[int, tuple[int, str]] = {}
 
@@ -41,15 +41,15 @@ class Account:
         return total(s.guarantee for s in self._quotes) if self._quotes else unprotected("local")
 
     def opened(self, broadcast: Broadcast) -> None:
-        """Note what a client is to spend in this round: the quote that it makes itself, which is public."""
+        """Note what a client is to spend on this question: the quote that it makes itself, which is public."""
         side = self._server.method.client
         quoted = side.quote(broadcast, side.init())
-        self._quote = quoted if isinstance(quoted, Spend) else None
+        self._asked += [quoted] if isinstance(quoted, Spend) else []
 
     def closed(self, log: Round) -> str:
         """Note a finished round, and tell it in one line."""
-        if self._quote is not None:
-            self._quotes.append(self._quote)
+        self._quotes += self._asked
+        self._asked = []
         lost = {**log.failed, **log.invalid}
         for partition in (*log.used, *lost, *log.refused):
             self._rounds_of[partition] = self._rounds_of.get(partition, 0) + 1

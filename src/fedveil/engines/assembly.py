@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from fedveil.accounting import Release
 from fedveil.aggregation import Aggregator, FedProx
 from fedveil.errors import FieldError, NoReplyError
-from fedveil.layout import Layout
+from fedveil.layout import Buffers, Layout
 from fedveil.learning import ClientData, LocalTraining
 from fedveil.learning.learner import Learned
-from fedveil.learning.losses import Loss, as_input, evaluating, loss_of, outputs_of
+from fedveil.learning.losses import LossFunction, as_input, evaluating, loss_of, outputs_of
 from fedveil.learning.reading import is_data_set, read_client
 from fedveil.mechanisms import keyed_seed
 from fedveil.methods import (
@@ -32,10 +32,10 @@ from fedveil.methods import (
     paired,
 )
 
-Privacy = str | Aggregator | ServerSide | ClientSide | Method
+AnyMethod = str | Aggregator | ServerSide | ClientSide | Method
 
 
-def resolve_method(given: Privacy | None) -> Method:
+def resolve_method(given: AnyMethod | None) -> Method:
     """Put both sides of a method together from what the front door accepts.
 
     Parameters
@@ -88,7 +88,7 @@ def client_sides_of(method: Method, sides: Mapping[int, ClientSide], clients: in
 
 
 def initial_broadcast(
-    model: nn.Module | Callable[[], nn.Module], k: int, seed: int, buffers: str, initial: Tensor | None
+    model: nn.Module | Callable[[], nn.Module], k: int, seed: int, buffers: Buffers, initial: Tensor | None
 ) -> tuple[nn.Module, Tensor]:
     """The architecture and the first models [k, d]."""
     if isinstance(model, nn.Module):
@@ -109,7 +109,7 @@ def initial_broadcast(
                     raise FieldError("model", getattr(model, "__name__", "a function"), accepted) from error
     else:
         raise FieldError("model", type(model).__name__, "must be a torch.nn.Module or a function that builds one")
-    layout = Layout.from_module(built[0], buffers=buffers)  # type: ignore[arg-type]
+    layout = Layout.from_module(built[0], buffers=buffers)
     starts = torch.stack([layout.read(m) for m in built]) if initial is None else initial.clone()
     layout.check(starts, "initial")
     if starts.shape != (k, layout.size):
@@ -239,7 +239,7 @@ def _kind(value: Tensor) -> str:
     return f"[{shape}] {'floating point' if value.is_floating_point() else 'int64'}"
 
 
-def require_fit(module: nn.Module, clients: Sequence[ClientData], loss: str | Loss) -> None:
+def require_fit(module: nn.Module, clients: Sequence[ClientData], loss: str | LossFunction) -> None:
     """Try two examples on the model and the loss, and refuse what does not fit before anything is trained.
 
     Raises

@@ -19,14 +19,15 @@ from dataclasses import replace
 from typing import Any
 
 from fedveil.accounting import OPEN, Entry, Ledger, Policy, Release, Spend, SpendFilter, digest
-from fedveil.engines.party import Party, Store, forget
+from fedveil.engines.party import LineStore, Party, forget
 from fedveil.errors import BudgetError, FieldError, LedgerError
 from fedveil.layout import Layout
 from fedveil.learning.private import PrivateTrainer
 from fedveil.mechanisms import NoSource, ReproducibleSource, Source
-from fedveil.methods import Broadcast, ClientFacts, Method, Protected, PublicFacts, RecordSecure, Refusal, Releases
+from fedveil.methods import Broadcast, ClientFacts, Method, Protected, PublicFacts, Refusal, Releases
 from fedveil.secure import Site, SumContext
 
+NO_PART = "the site takes no part in this sum"  # all that a server is told of why
 PROTECT = "protect"
 ZERO = "zero"  # keys the stream of zero updates: noise that a failed attempt has drawn is not used again
 
@@ -86,7 +87,7 @@ class ClientParty(Party):
         policy: Policy | None = None,
         state: Any = None,
         kept: tuple[int, Releases] = (0, ()),
-        store: Store = forget,
+        store: LineStore = forget,
         trainer: PrivateTrainer | None = None,
         rehearsed: set[int] | None = None,
         site: Site | None = None,
@@ -94,7 +95,7 @@ class ClientParty(Party):
         super().__init__(ledger, source, budget, store)
         self._site = site
         self._question: SumContext | None = None
-        if site is None and isinstance(method.client, RecordSecure):
+        if site is None and method.client.trust == "secure sum":
             raise FieldError("site", None, "is needed for a secure sum: the site's key, and its peers' public ones")
         self._trainer = trainer
         self.method, self.layout, self.policy, self.kept = method, layout, policy, kept
@@ -103,6 +104,11 @@ class ClientParty(Party):
         self.state = method.client.init() if state is None else state
         self._quoted: Spend | None = None
         self._rehearsed = set[int]() if rehearsed is None else rehearsed
+
+    @property
+    def counts(self) -> bool:
+        """Whether its participations are counted: by a budget, or a policy."""
+        return self.budget is not None or self.policy is not None
 
     def admit(self, broadcast: Broadcast) -> Refusal | Releases | None:
         """Ask, before data are touched, whether the client takes part.
@@ -125,7 +131,7 @@ class ClientParty(Party):
         if isinstance(quoted, Refusal):
             return quoted
         self._quoted, self.failure = quoted, None
-        if isinstance(client, RecordSecure) and (refusal := self._asked(client, broadcast)) is not None:
+        if self._site is not None and (refusal := self._asked(self._site, broadcast)) is not None:
             return refusal
         known = self.ledger.find(self._key(public.round))
         if known is not None and not self._renews(known):
@@ -133,7 +139,7 @@ class ClientParty(Party):
         attempt = 0 if known is None else known.attempt + 1
         self._rehearse(broadcast)
         refusal = self._declines(public, quoted)
-        if refusal is not None or (not self._local and self.budget is None and self.policy is None):
+        if refusal is not None or (not self._local and not self.counts):
             return refusal
         if not self._local:
             self._commit(Entry(self._key(public.round), 0, digest(()), quoted, "none", public.rounds))
@@ -219,22 +225,30 @@ class ClientParty(Party):
         """Names a release in the ledger."""
         return round_, PROTECT if self._question is None else f"share {self._question.digest.hex()}"
 
-    def _asked(self, client: RecordSecure, broadcast: Broadcast) -> Refusal | None:
+    def _asked(self, site: Site, broadcast: Broadcast) -> Refusal | None:
         """Take the question of a secure sum, or refuse it: the server is told that, and nothing of why."""
-        assert self._site is not None
-        self._question, round_ = None, broadcast.public.round
+        self._question, public = None, broadcast.public
+        round_ = public.round
         try:
-            question = client.context(broadcast, self.layout)
-            self._site.require(question)
+            question = self._question_of(broadcast)
+            if question is None:
+                return None
+            site.require(question)
         except FieldError as error:
             self.failure = error
-            return Refusal("the site takes no part in this sum")
+            return Refusal(NO_PART)
         self._question = question
+        if any(e.key == self._key(round_) for e in self.ledger.earlier):
+            self.failure = FieldError("run", public.run, "put this question before: a site answers it in one run alone")
+            return Refusal(NO_PART)
         answered = {e.key for e in self.ledger.entries if e.key[0] == round_}
-        if self._key(round_) not in answered and len(answered) >= self._site.attempts:
+        if self._key(round_) not in answered and len(answered) >= site.attempts:
             self.failure = FieldError("attempts", len(answered), f"of round {round_} were answered: the site's limit")
-            return Refusal("the site takes no part in this sum")
+            return Refusal(NO_PART)
         return None
+
+    def _question_of(self, broadcast: Broadcast) -> SumContext | None:
+        return None if self.method.noisy is None else self.method.noisy.question(broadcast, self.layout)
 
     def _check(self, broadcast: Broadcast) -> None:
         """What the server may have made up, as far as no data are needed to see it."""
@@ -303,8 +317,7 @@ class ClientParty(Party):
     def _answer(self, broadcast: Broadcast, protect: Callable[[], Protected] | None) -> Releases:
         """Draw, commit, and return only then. Without `protect`, or where it fails, the update is zero."""
         self._require_written()
-        client = self.method.client
-        if isinstance(client, RecordSecure) and client.context(broadcast, self.layout) != self._question:
+        if self._question_of(broadcast) != self._question:
             raise LedgerError(
                 "another question was taken since this one was admitted: its answer would be in no ledger"
             )

@@ -41,7 +41,7 @@ def require_disjoint(training: Sequence[ClientData], validating: Sequence[Client
                 )
                 if look is _contents:
                     accepted += "; where equal rows are different records, say so: EarlyStopping(twins=True)"
-                raise FieldError(f"validation_clients[{i}]", client.name or "data", accepted)
+                raise FieldError(f"stopping.clients[{i}]", client.name or "data", accepted)
 
 
 def _tables(client: ClientData) -> Iterator[Tensor]:

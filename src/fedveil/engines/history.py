@@ -16,8 +16,6 @@ from fedveil.learning import Figures
 from fedveil.learning.learner import Task
 from fedveil.methods import Broadcast, Releases
 
-SERVER = "server"
-
 
 @dataclass(frozen=True)
 class Best:
@@ -87,12 +85,15 @@ class Collected:
     zeroed : dict of int to str
         Clients of which something failed under local trust, with the reason. Their reply is a zero update, and the
         server cannot tell: this is the experimenter's view.
+    loss : float
+        Median training loss of those who trained, which the experimenter may see.
     """
 
-    replies: dict[int, Releases]
-    failed: dict[int, str]
-    scales: dict[int, tuple[float, ...]]
-    zeroed: dict[int, str]
+    replies: Mapping[int, Releases]
+    failed: dict[int, str] = field(default_factory=dict)
+    scales: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    zeroed: dict[int, str] = field(default_factory=dict)
+    loss: float = 0.0
 
 
 @dataclass(frozen=True)

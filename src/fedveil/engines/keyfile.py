@@ -19,23 +19,46 @@ def make_key(path: str | Path) -> SiteKey:
     Raises
     ------
     FieldError
+        As `write_private`.
+    """
+    key, secret = SiteKey.new()
+    write_private(path, FIRST, secret)
+    return key
+
+
+def read_key(path: str | Path) -> SiteKey:
+    """Read a key.
+
+    Raises
+    ------
+    FieldError
+        As `read_private`.
+    """
+    return SiteKey(read_private(path, FIRST, 64))
+
+
+def write_private(path: str | Path, first: str, secret: bytes) -> None:
+    """Write a secret to a new file of mode 0600, under a line that says what it is.
+
+    Raises
+    ------
+    FieldError
         If the file exists: whoever overwrote a key could no longer answer under it.
     """
-    file, (key, secret) = Path(path).expanduser(), SiteKey.new()
+    file = Path(path).expanduser()
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o600)
     except FileExistsError as error:
         raise FieldError("key", str(file), "exists: a study has one key; name another file") from error
     with os.fdopen(handle, "wb") as stream:
-        stream.write(f"{FIRST}\n{secret.hex()}\n".encode())
+        stream.write(f"{first}\n{secret.hex()}\n".encode())
         stream.flush()
         os.fsync(stream.fileno())
-    return key
 
 
-def read_key(path: str | Path) -> SiteKey:
-    """Read a key.
+def read_private(path: str | Path, first: str, size: int) -> bytes:
+    """The secret of so many bytes in a file, under the line that says what it is.
 
     Raises
     ------
@@ -46,7 +69,7 @@ def read_key(path: str | Path) -> SiteKey:
     try:
         handle = os.open(file, os.O_RDONLY | _BINARY | getattr(os, "O_NOFOLLOW", 0))
     except OSError as error:
-        accepted = "cannot be read as a key file: make one by `fedveil keys new FILE` (a link is not followed)"
+        accepted = "cannot be read as a key file: make one first (a link is not followed)"
         raise FieldError("key", str(file), accepted) from error
     about = os.fstat(handle)
     if not stat.S_ISREG(about.st_mode):
@@ -59,11 +82,14 @@ def read_key(path: str | Path) -> SiteKey:
             )
         lines = stream.read(1 << 10).decode("ascii", "replace").split("\n")
     try:
-        if lines[0] != FIRST or lines[2:] != [""]:
+        secret = bytes.fromhex(lines[1])
+        if lines[0] != first or lines[2:] != [""] or len(secret) != size:
             raise ValueError
-        return SiteKey(bytes.fromhex(lines[1]))
     except (ValueError, IndexError):
-        raise FieldError("key", str(file), "is no key file, or damaged: restore it, or agree on a new key") from None
+        raise FieldError(
+            "key", str(file), "is no such key file, or damaged: restore it, or agree on a new key"
+        ) from None
+    return secret
 
 
 def end_key(path: str | Path) -> SiteKey:

@@ -20,8 +20,8 @@ from pathlib import Path
 from fedveil.accounting import Ledger, Policy
 from fedveil.engines.heads import Head, SecondPlace, checksum_of, opens
 from fedveil.engines.locking import LockedFile, sync_names, write_all
-from fedveil.errors import FieldError, LedgerError, require_choice
-from fedveil.methods import METHODS
+from fedveil.errors import FieldError, LedgerError
+from fedveil.methods import METHODS, require_method
 from fedveil.reading import json_of, toml_of
 
 PATIENCE = 60.0  # seconds to wait for another process
@@ -244,7 +244,7 @@ def read_policy(policy: Policy | str | Path | None) -> Policy | None:
     classes = {side.__name__ for s in METHODS.values() for side in (s.client, s.server)}  # name a method made of one
     for name in (policy.methods or ()) if policy is not None else ():
         if name not in classes:
-            require_choice("policy.methods", name, METHODS)
+            require_method("policy.methods", name)
     return policy
 
 

@@ -12,10 +12,10 @@ from warnings import warn
 
 from torch import Tensor, nn
 
-from fedveil.accounting import Ledger, Policy, Release, SpendFilter, digest, unprotected
+from fedveil.accounting import Ledger, Release, digest, unprotected
 from fedveil.data.overview import oddities
 from fedveil.engines.assembly import (
-    Privacy,
+    AnyMethod,
     as_client,
     client_sides_of,
     draw_cohort,
@@ -29,11 +29,11 @@ from fedveil.engines.assembly import (
 from fedveil.engines.behaviour import Behaviour
 from fedveil.engines.client import ClientParty
 from fedveil.engines.disjoint import require_disjoint
-from fedveil.engines.execution import Execution
-from fedveil.engines.history import SERVER, Asked, Best, Collected, History, RoundRecord, publishable, total_of
+from fedveil.engines.history import Asked, Best, Collected, History, RoundRecord, publishable, total_of
 from fedveil.engines.lifetime import read_policy
-from fedveil.engines.party import COMBINE, ServerParty
-from fedveil.engines.probe import Probe, Seen, probed
+from fedveil.engines.options import Budgets, Evaluation, Execution, PerClient, Shared, require_group
+from fedveil.engines.party import COMBINE, SERVER, ServerParty
+from fedveil.engines.probe import Seen, probed
 from fedveil.engines.replying import Replying
 from fedveil.engines.sites import Sites
 from fedveil.engines.stopping import EarlyStopping, Validators, worst_of
@@ -44,7 +44,7 @@ from fedveil.learning import ClientData, Figures, LocalTraining, choose_each, ev
 from fedveil.learning.learner import Learned, Learner, Task
 from fedveil.learning.metrics import metric_names, task_of
 from fedveil.mechanisms import ReproducibleSource, Source
-from fedveil.methods import ClientSide, Method, Publishing, Refusal, Releases, SecureSum
+from fedveil.methods import Method, Refusal, Releases, SecureSum, TrustedServer, in_order
 from fedveil.secure import FEWEST
 
 
@@ -58,10 +58,10 @@ class Federation:
         hypotheses, each built under its own seed).
     clients : sequence of ClientData or of tuples of tensors or arrays
         ``(x, y)`` or ``(x, y, test_x, test_y)`` a client.
-    method : str, Aggregator, ServerSide, ClientSide or Method, optional
+    method : str, Aggregator, ServerSide, ClientSide, Method or PerClient, optional
         What protects the clients: a wrapped rule such as ``MetricPrivacy(FedAvg())``, a client side such as
-        ``SGALDP(epsilon_max=8)``, both, a shorthand of `fedveil.methods.METHODS`, or a rule alone (no privacy).
-        Default: FedAvg.
+        ``SGALDP(epsilon_max=8)``, both, a shorthand of `fedveil.methods.METHODS`, or a rule alone (no privacy); a
+        `PerClient` where some clients have their own parameters. Default: FedAvg.
     local : LocalTraining, optional
         What a client does in a round.
     seed : int
@@ -70,38 +70,15 @@ class Federation:
         Randomness of the noise. Default: reproducible from `seed`, for experiments. Give a `SecureSource` to deploy.
     clients_per_round : int, optional
         Size of each round's cohort, drawn without replacement. Default: everybody.
-    region : tuple of int or Tensor, optional
-        The privacy-sensitive pixels, for FedRE.
-    public_data : ClientData or tuple, optional
-        Public examples on which FedRE's server scores models, and FLTrust's trains.
-    buffers : {"refuse", "keep"}
-        What becomes of batch-norm statistics and counters: refuse the model (`fedveil.learning.mend` repairs it), or
-        keep each client's with that client, from round to round, in its ``clients[i].buffers``. Each is then measured
-        with its own; one that has not trained yet has the model's.
-    client_budgets : callable, optional
-        ``partition -> SpendFilter``, a fresh one a client; validation clients are numbered behind those that train.
-    server_budget : SpendFilter, optional
-        Ends the run before the server exceeds it.
-    initial : Tensor, optional
-        [k, d], starts the run instead of the model's own parameters.
-    publishing : Publishing, optional
-        What clients see of the aggregated metrics after each round. Default: nothing.
-    client_sides : mapping of int to ClientSide, optional
-        By partition, clients whose own parameters (epsilon, clip, ...) differ from the method's. Of the same class,
-        with the same trust and needs.
+    shared : Shared, optional
+        What all have in common beside the model: first hypotheses, public data, the sensitive region, and what becomes
+        of buffers.
+    budgets : Budgets, optional
+        What the server and each client may spend, and the policy of the clients' owners.
+    evaluation : Evaluation, optional
+        What is measured, who is shown it, and when it ends the run.
     behaviours : mapping of int to Behaviour, optional
         Malicious clients, by partition.
-    probes : sequence of Probe, optional
-        Shown each finished round; their figures stand in its record.
-    validation_clients : sequence of ClientData or of tuples, optional
-        Clients ``(x, y)`` that never train and share no record with those that do; `stopping` says what their losses
-        are for.
-    stopping : EarlyStopping, optional
-        Ends the run when the validation loss no longer falls. Not under Flower.
-    metrics : sequence of str, optional
-        What is measured on held-out examples, of `fedveil.learning.METRICS`. Default: the task's usual figures.
-    policy : Policy, optional
-        What every client's owner allows, of validation clients too.
     execution : Execution, optional
         How it is carried out: trainer, threads, where ledgers are kept.
     """
@@ -112,27 +89,24 @@ class Federation:
         *,
         model: nn.Module | Callable[[], nn.Module],
         clients: Sequence[ClientData | Sequence[Any]],
-        method: Privacy | None = None,
+        method: AnyMethod | PerClient | None = None,
         local: LocalTraining | None = None,
         seed: int = 0,
         source: Source | None = None,
         clients_per_round: int | None = None,
-        region: Any = None,
-        public_data: ClientData | Sequence[Any] | None = None,
-        buffers: str = "refuse",
-        client_budgets: Callable[[int], SpendFilter | None] | None = None,
-        server_budget: SpendFilter | None = None,
-        initial: Tensor | None = None,
-        publishing: Publishing | None = None,
-        client_sides: Mapping[int, ClientSide] | None = None,
+        shared: Shared | None = None,
+        budgets: Budgets | None = None,
+        evaluation: Evaluation | None = None,
         behaviours: Mapping[int, Behaviour] | None = None,
-        probes: Sequence[Probe] = (),
-        validation_clients: Sequence[ClientData | Sequence[Any]] = (),
-        stopping: EarlyStopping | None = None,
-        metrics: Sequence[str] | None = None,
-        policy: Policy | None = None,
         execution: Execution | None = None,
     ) -> None:
+        shared, budgets, evaluation = shared or Shared(), budgets or Budgets(), evaluation or Evaluation()
+        for name, given, kind in (
+            ("shared", shared, Shared),
+            ("budgets", budgets, Budgets),
+            ("evaluation", evaluation, Evaluation),
+        ):
+            require_group(name, given, kind)
         self.execution = execution = execution or Execution()
         self.clients = [as_client(c, f"clients[{i}]") for i, c in enumerate(clients)]
         if not self.clients:
@@ -140,19 +114,21 @@ class Federation:
         if not any(client.examples for client in self.clients):
             raise FieldError("clients", "no examples", "at least one client needs some: len(x) is 0 everywhere")
         require_alike(self.clients)
-        self.probes = list(probes)
-        self.metrics = metric_names(metrics, task_of(self.clients[0].y))
-        self.behaviours, self.policy = dict(behaviours or {}), read_policy(policy)
+        self._measured = any(client.held_out for client in self.clients)
+        self.probes = list(evaluation.probes)
+        self.metrics = metric_names(evaluation.metrics, task_of(self.clients[0].y))
+        self.behaviours, self.policy = dict(behaviours or {}), read_policy(budgets.policy)
         for partition in self.behaviours:
             if not 0 <= partition < len(self.clients):
                 raise FieldError("behaviours", partition, f"there are partitions 0 to {len(self.clients) - 1}")
-        self.method = resolve_method(method)
-        self.client_sides = client_sides_of(self.method, client_sides or {}, len(self.clients))
+        each = method if isinstance(method, PerClient) else PerClient(method)
+        self.method = resolve_method(each.method)
+        self.client_sides = client_sides_of(self.method, each.sides, len(self.clients))
         if not isinstance(seed, int):
             raise FieldError("seed", seed, "must be an integer")
         self.seed = int(seed)
-        module, starts = initial_broadcast(model, self.method.server.hypotheses, seed, buffers, initial)
-        self.layout = Layout.from_module(module, buffers=buffers)  # type: ignore[arg-type]
+        module, starts = initial_broadcast(model, self.method.server.hypotheses, seed, shared.buffers, shared.initial)
+        self.layout = Layout.from_module(module, buffers=shared.buffers)
         if not isinstance(local, LocalTraining | None):
             raise FieldError("local", type(local).__name__, "must be LocalTraining(lr=..., epochs=..., ...)")
         local = with_proximal_term(local or LocalTraining(), self.method)
@@ -161,7 +137,7 @@ class Federation:
             require_fit(module, self.clients, local.loss)
             steps, threads = noisy.noisy_steps if noisy else None, execution.workers
             trainer = make_trainer(module, self.layout, local, execution.trainer, workers=threads, noisy=steps)
-            self.learner = Learner(module, self.layout, local, region=region, trainer=trainer)
+            self.learner = Learner(module, self.layout, local, region=shared.region, trainer=trainer)
         else:
             self.learner = execution.learner
         if self.learner.private_trainer is not None:
@@ -186,12 +162,12 @@ class Federation:
             if own.lr is None:  # the step is the server's, as long as local training says
                 self.method = replace(self.method, server=replace(own, lr=self.learner.local.rate()))
         self._ledgers = cache(make)  # one ledger a party, for as long as the federation lives
-        self._budgets = client_budgets or (lambda partition: noisy.budget() if noisy else None)
+        self._budgets = budgets.clients or (lambda partition: noisy.budget() if noisy else None)
         self._parties: dict[int, ClientParty] = {}
         self._rehearsed: set[int] = set()
         self.replying = Replying(self.method, self.layout, self.behaviours, self.client_sides, self.party)
         self._client_states: dict[int, Any] = {}
-        public = None if public_data is None else as_client(public_data, "public_data")
+        public = None if shared.public_data is None else as_client(shared.public_data, "public_data")
         scorer = None if public is None else (lambda models: self.learner.public_scores(models, public))
         tutor = None if public is None else (lambda model, round_: self._trained_on(public, model, round_))
         ledger, store = self._ledgers(SERVER)
@@ -200,34 +176,36 @@ class Federation:
             self.layout,
             ledger,
             self.source,
-            budget=server_budget,
+            budget=budgets.server,
             store=store,
             scorer=scorer,
             tutor=tutor,
-            publishing=publishing,
+            publishing=evaluation.publishing,
         )
-        if (stopping is None) != (not validation_clients):
-            raise FieldError("stopping", stopping, "goes together with validation_clients: give both or none")
-        if stopping is not None and self.own_buffers:
-            accepted = "validation clients never train, and so have no statistics: use fedveil.learning.mend(model)"
-            raise FieldError("buffers", buffers, accepted)
         self.validators: Validators | None = None
-        if stopping is not None:
-            held = [as_client(c, f"validation_clients[{i}]") for i, c in enumerate(validation_clients)]
-            require_disjoint(self.clients, held, stopping.twins)
-            self.validators = Validators(
-                stopping,
-                held,
-                self.learner,
-                self.server,
-                self.source,
-                self._ledgers,
-                seed,
-                policy=policy,
-                budgets=lambda p: None if client_budgets is None else client_budgets(len(self.clients) + p),
-                say=lambda text: self.warnings.say("validation", text),
-            )
+        if evaluation.stopping is not None:
+            self.validators = self._validators(evaluation.stopping, budgets)
         self.models, self.round = starts, 0
+
+    def _validators(self, rule: EarlyStopping, budgets: Budgets) -> Validators:
+        """The clients that validate, once they are known to share no record with those that train."""
+        if self.own_buffers:
+            accepted = "validation clients never train, and so have no statistics: use fedveil.learning.mend(model)"
+            raise FieldError("buffers", "keep", accepted)
+        held = [as_client(c, f"stopping.clients[{i}]") for i, c in enumerate(rule.clients)]
+        require_disjoint(self.clients, held, rule.twins)
+        own, first = budgets.clients, len(self.clients)
+        return Validators(
+            replace(rule, clients=held),
+            self.learner,
+            self.server,
+            self.source,
+            self._ledgers,
+            self.seed,
+            policy=self.policy,
+            budgets=lambda p: None if own is None else own(first + p),
+            say=lambda text: self.warnings.say("validation", text),
+        )
 
     @property
     def own_buffers(self) -> frozenset[str]:
@@ -239,7 +217,7 @@ class Federation:
         """Why no further round follows, or ""."""
         return "" if self.validators is None else self.validators.stopped
 
-    def run(self, rounds: int, on_round: Callable[[RoundRecord], None] | None = None) -> History:
+    def run(self, rounds: int | None = None, on_round: Callable[[RoundRecord], None] | None = None) -> History:
         """Train until `rounds` rounds are done.
 
         Parameters
@@ -259,6 +237,7 @@ class Federation:
         NoReplyError
             If a round has no usable reply.
         """
+        rounds = require_rounds("rounds", rounds)
         if on_round is not None and not callable(on_round):
             raise FieldError("on_round", type(on_round).__name__, "must be a function of a round: lambda record: ...")
         records: list[RoundRecord] = []
@@ -293,7 +272,7 @@ class Federation:
         task = asked.task
         if self.sites and asked.refused:
             kept = {p: () for p in asked.cohort if p not in asked.refused}
-            return Collected({**kept, **asked.answered}, {}, {}, {})
+            return Collected({**kept, **asked.answered})
         return self.collect(asked, self.learner.learn(task.models, task.clients, task.keys, task.needs, task.sources))
 
     def ask(self, rounds: int, before: Asked | None = None, missing: Collection[int] = ()) -> Asked:
@@ -318,8 +297,13 @@ class Federation:
         refused: dict[int, str] = {}
         answered: dict[int, Releases] = {}
         admitted = []
+        asked = [p for p in cohort if not self.replying.bypasses(p)]
+        # of clients that trust the server and count nothing, one answers for all
+        alike = type(self.method.client) is TrustedServer and not any(self.party(p).counts for p in asked)
+        verdicts = {p: self.party(p).admit(broadcast) for p in asked[: 1 if alike else None]}
+        verdicts = dict.fromkeys(asked, verdicts[asked[0]]) if alike and asked else verdicts
         for partition in cohort:
-            verdict = None if self.replying.bypasses(partition) else self.party(partition).admit(broadcast)
+            verdict = verdicts.get(partition)
             if verdict is None:
                 admitted.append(partition)
             elif isinstance(verdict, Refusal):
@@ -339,9 +323,13 @@ class Federation:
                 self.clients[partition] = replace(self.clients[partition], buffers=outcome.trained.buffers)
         collected = self.replying.collect(asked, learned)
         trained = [outcome.trained for outcome in learned if isinstance(outcome, Learned) and outcome.trained.examples]
-        if trained:  # the experimenter, who holds every client, may see what each would see alone
-            loss, kind = median(t.loss for t in trained), str(self.learner.local.loss)
-            length = self.warnings.trained(asked.broadcast.models[0], [t.model for t in trained], loss, kind)
+        if not trained:
+            return collected
+        collected = replace(collected, loss=median(t.loss for t in trained))
+        if self.method.client.trust != "central":  # else `close` looks at what arrived
+            # the experimenter, who holds every client, may see what each would see alone
+            models, kind = [t.model for t in trained], str(self.learner.local.loss)
+            length = self.warnings.trained(asked.broadcast.models[0], models, collected.loss, kind)
             if self.method.noisy is None:
                 self.warnings.protected(list(collected.scales.values()), len(collected.replies), length)
         return collected
@@ -357,11 +345,14 @@ class Federation:
             If that is because clients have used up their budgets.
         """
         require_success(asked.broadcast.public.round, asked.partitions, collected.zeroed)
+        arrived, report, (start, *_) = in_order(collected.replies), dict[str, float](), asked.broadcast.models
         try:
             opened, log = self.server.combine(asked.broadcast, collected.replies, collected.failed, asked.refused)
+            report = dict(log.report)
         except NoReplyError as error:
             raise self._used_up(asked, error) from error
-        self.warnings.combined(asked.broadcast.models[0], list(collected.replies.values()), log.report)
+        finally:
+            self.warnings.combined(start, arrived, report, collected.loss, str(self.learner.local.loss))
         self.models, self.round = opened.models, asked.broadcast.public.round
         single, pooled = self.evaluate()
         published = self._publish(single)
@@ -423,7 +414,7 @@ class Federation:
 
     def evaluate(self) -> tuple[list[Figures], Figures | None]:
         """Measure the current models on what the clients held out; each client uses the hypothesis that fits it."""
-        if not any(c.held_out for c in self.clients):
+        if not self._measured:
             return [], None
         model, loss = self.learner.model, self.learner.local.loss
         holders = [c for c in self.clients if c.held_out]

@@ -10,12 +10,13 @@ from typing import Any, Protocol
 from fedveil.accounting import LeakageFilter, Ledger, ParticipationFilter, Policy, SpendFilter
 from fedveil.engines.client import ClientParty
 from fedveil.engines.lifetime import LifetimeLedger
-from fedveil.engines.party import Store
+from fedveil.engines.party import LineStore
 from fedveil.errors import FieldError, require_rounds
 from fedveil.layout import Layout
 from fedveil.learning import PrivateTrainer
 from fedveil.mechanisms import Source
 from fedveil.methods import Method, PublicFacts, Refusal, Releases
+from fedveil.secure import Site
 
 RUN = "run"  # a ledger of the run alone
 CAPS: dict[str, Callable[[Any], SpendFilter]] = {"participations": ParticipationFilter, "leakage_cap": LeakageFilter}
@@ -37,6 +38,8 @@ class Settings:
         Names that ledger.
     rounds : int, optional
         Rounds the client agreed to.
+    site : Site, optional
+        Of secure sums.
     """
 
     partition: int
@@ -48,6 +51,7 @@ class Settings:
     head: str | None
     dataset: str
     rounds: int | None
+    site: Site | None = None
 
 
 def settle(
@@ -63,6 +67,7 @@ def settle(
     dataset: str,
     rounds: int | None,
     where: str,
+    site: Site | None = None,
 ) -> Settings:
     """Settle what protects a client, with a budget or one of the `caps`.
 
@@ -72,6 +77,9 @@ def settle(
         If it has several budgets, noise that cannot be repeated and no ledger, or a lifetime ledger without a head;
         `where` says where to name them.
     """
+    if policy is not None and policy.node is not None:
+        accepted = "binds where `fedveil node` runs the app, and nowhere else: start the node with it, or leave it out"
+        raise FieldError("policy.node", "a table", accepted)
     if len(caps) + (budget is not None) > 1:
         accepted = "give one of: a budget in code, privacy.participations, privacy.leakage-cap"
         raise FieldError("budget", list(caps), accepted)
@@ -96,6 +104,7 @@ def settle(
         head=head,
         dataset=dataset,
         rounds=None if rounds is None else require_rounds("rounds", rounds),
+        site=site,
     )
 
 
@@ -123,24 +132,35 @@ class Remembers(Protocol):
 
 
 @contextmanager
+def opened_ledger(
+    memory: Remembers,
+    settings: Settings,
+    run: str,
+    ledgers: Callable[[str], tuple[Ledger, LineStore]] | None = None,
+) -> Iterator[tuple[Ledger, LineStore]]:
+    """The client's ledger and what makes a line of it durable; no other process can use it meanwhile."""
+    with ExitStack() as stack:
+        if ledgers is not None:
+            yield ledgers(str(settings.partition))
+        elif settings.ledger == RUN:
+            yield memory.ledger(run, settings.partition), memory.store
+        else:
+            lifetime = stack.enter_context(LifetimeLedger(settings.ledger, settings.dataset, run, head=settings.head))
+            lifetime.require(memory.last)
+            yield lifetime.ledger, _both(lifetime.store, memory.store_last)
+
+
+@contextmanager
 def opened(
     memory: Remembers,
     settings: Settings,
     layout: Layout,
     run: str,
-    ledgers: Callable[[str], tuple[Ledger, Store]] | None = None,
+    ledgers: Callable[[str], tuple[Ledger, LineStore]] | None = None,
     trainer: PrivateTrainer | None = None,
 ) -> Iterator[ClientParty]:
-    """The client with its ledger, which no other process can use meanwhile."""
-    with ExitStack() as stack:
-        if ledgers is not None:
-            ledger, store = ledgers(str(settings.partition))
-        elif settings.ledger == RUN:
-            ledger, store = memory.ledger(run, settings.partition), memory.store
-        else:
-            lifetime = stack.enter_context(LifetimeLedger(settings.ledger, settings.dataset, run, head=settings.head))
-            lifetime.require(memory.last)
-            ledger, store = lifetime.ledger, _both(lifetime.store, memory.store_last)
+    """The client with its ledger, as `opened_ledger` has it."""
+    with opened_ledger(memory, settings, run, ledgers) as (ledger, store):
         method = settings.method
         yield ClientParty(
             method,
@@ -153,6 +173,7 @@ def opened(
             kept=memory.kept(),
             store=store,
             trainer=trainer,
+            site=settings.site,
         )
 
 
@@ -163,7 +184,7 @@ def disagreement(public: PublicFacts, rounds: int | None) -> Refusal | None:
     return None
 
 
-def _both(first: Store, second: Store) -> Store:
+def _both(first: LineStore, second: LineStore) -> LineStore:
     def store(line: str) -> None:
         first(line)
         second(line)

@@ -5,6 +5,7 @@ Each holds state, filter and ledger; the order is admit, draw, commit, hand over
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,19 +14,31 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import OPEN, Entry, Ledger, Release, Spend, SpendFilter, digest
+from fedveil.engines.assembly import AnyMethod, resolve_method
 from fedveil.errors import BudgetError, FieldError, LedgerError, NoReplyError, ReplyError, cleaned
 from fedveil.layout import Layout
-from fedveil.mechanisms import Source
-from fedveil.methods import Broadcast, Combined, Method, PublicFacts, Releases, ServerFacts, check_reply, stack_models
+from fedveil.mechanisms import SecureSource, Source
+from fedveil.methods import (
+    Broadcast,
+    CohortReplies,
+    Combined,
+    PublicFacts,
+    Releases,
+    ServerFacts,
+    check_reply,
+    in_order,
+    stack_models,
+)
 from fedveil.methods.publishing import Publishing
-from fedveil.methods.record_secure import RecordSecure, SecureSum
+from fedveil.methods.secure_sum import SecureSum
 from fedveil.methods.validating import Validation
 from fedveil.secure import PublicKey
 
 Scorer = Callable[[Tensor], Tensor]  # models [n, d] -> public layer scores [n, L]
 Tutor = Callable[[Tensor, int], Tensor]  # model [d], round -> model [d] trained on public data
-Store = Callable[[str], None]  # takes a committed ledger line; durable when it returns
+LineStore = Callable[[str], None]  # takes a committed ledger line; durable when it returns
 
+SERVER = "server"  # names its ledger
 COMBINE, PUBLISH, VALIDATE = "combine", "publish", "validate"
 PUBLIC_SCORES = "public_layer_scores"
 
@@ -38,7 +51,7 @@ class Party:
     """What clients and the server share: a ledger, a filter, a source."""
 
     def __init__(
-        self, ledger: Ledger, source: Source, budget: SpendFilter | None = None, store: Store = forget
+        self, ledger: Ledger, source: Source, budget: SpendFilter | None = None, store: LineStore = forget
     ) -> None:
         self.ledger, self.budget = ledger, budget
         self._source, self._store = source, store
@@ -149,8 +162,14 @@ class ServerParty(Party):
 
     Parameters
     ----------
-    method, layout, ledger, source, budget, state, store
+    method
+        What `Federation` takes as one.
+    layout, budget, state, store
         As for `fedveil.engines.client.ClientParty`.
+    ledger : Ledger, optional
+        Default: in memory.
+    source : Source, optional
+        Randomness of the noise. Default: secure.
     scorer : callable, optional
         Computes public layer scores of received models, for methods that need them.
     tutor : callable, optional
@@ -161,19 +180,20 @@ class ServerParty(Party):
 
     def __init__(
         self,
-        method: Method,
+        method: AnyMethod,
         layout: Layout,
-        ledger: Ledger,
-        source: Source,
+        ledger: Ledger | None = None,
+        source: Source | None = None,
         *,
         budget: SpendFilter | None = None,
         state: Any = None,
-        store: Store = forget,
+        store: LineStore = forget,
         scorer: Scorer | None = None,
         tutor: Tutor | None = None,
         publishing: Publishing | None = None,
     ) -> None:
-        super().__init__(ledger, source, budget, store)
+        super().__init__(ledger or Ledger("memory", SERVER), source or SecureSource(), budget, store)
+        method = resolve_method(method)
         self.publishing = publishing or Publishing()
         if self.publishing.metrics != "off" and method.client.trust != "central":
             accepted = "under local trust no metric leaves a client: set it to 'off'"
@@ -185,6 +205,8 @@ class ServerParty(Party):
         if tutor is None and "public_update" in method.server.needs:
             raise FieldError("public_data", None, f"the server of {method.name!r} trains on public data of its own")
         self.method, self.layout, self.scorer, self.tutor = method, layout, scorer, tutor
+        # a question is put once: a server that was started again asks others
+        self._run = f"{self.ledger.run} {secrets.token_hex(8)}" if self._source.deployable else self.ledger.run
         self._summed = method.client.trust in ("trusted sum", "secure sum")
         self.state = method.server.init(layout.size, layout.dtype) if state is None else state
 
@@ -208,7 +230,7 @@ class ServerParty(Party):
             round=round_, rounds=rounds, cohort=cohort, dimension=self.layout.size, layer_scores=scores
         )
         if roster:
-            public = replace(public, run=self.ledger.run, roster=tuple(sorted(roster)), attempt=attempt)
+            public = replace(public, run=self._run, roster=tuple(sorted(roster)), attempt=attempt)
         return Broadcast(models=models, public=public)
 
     def require_unsummed(self, round_: int) -> None:
@@ -251,23 +273,8 @@ class ServerParty(Party):
             If the server's budget does not allow the release, or it is another trusted sum of a round that was summed
             before; nothing was handed over.
         """
-        invalid: dict[int, str] = {}
-        usable: dict[int, Releases] = {}
-        client, server = self.method.client, self.method.server
-        rule = server.rule
-        counted = rule is not None and rule.by_examples
-        for partition in sorted(replies):
-            try:
-                if isinstance(server, SecureSum):
-                    server.check_reply(replies[partition], self.layout.size)
-                else:
-                    check_reply(replies[partition], self.layout.size, broadcast.models.dtype, counted)
-                if self.method.noisy is not None:
-                    self.method.noisy.require_terms(replies[partition])
-                usable[partition] = replies[partition]
-            except ReplyError as error:
-                invalid[partition] = cleaned(error)
-        public = broadcast.public
+        usable, invalid = self._admitted(replies, broadcast.models.dtype)
+        public, noisy = broadcast.public, self.method.noisy
         failed, refused = ({p: cleaned(why) for p, why in (given or {}).items()} for given in (failed, refused))
         if not usable and refused and not failed and not invalid:
             raise BudgetError(f"round {public.round}: every client declined ({next(iter(refused.values()))})")
@@ -279,7 +286,7 @@ class ServerParty(Party):
             lost = dict(list({**failed, **invalid, **refused}.items())[:10])
             usable_replies = f"{len(usable)} usable {'reply' if len(usable) == 1 else 'replies'}"
             raise NoReplyError(f"round {public.round}: {usable_replies}, and min_clients is {least}; {lost}")
-        releases = list(usable.values())
+        releases = in_order(usable)
         scores = None
         if self.scorer is not None and "public_scores" in self.method.server.needs:
             scores = self.scorer(stack_models(releases))
@@ -292,7 +299,7 @@ class ServerParty(Party):
             partitions=tuple(usable),
             public_scores=scores,
             public_update=lesson,
-            question=client.context(broadcast, self.layout) if isinstance(client, RecordSecure) else None,
+            question=None if noisy is None else noisy.question(broadcast, self.layout),
         )
         result: list[Combined] = []
 
@@ -307,6 +314,29 @@ class ServerParty(Party):
         opened = Broadcast(models=combined.models, public=following)
         log = Round(public.round, tuple(usable), failed, invalid, refused, dict(combined.report), combined.spend)
         return opened, log
+
+    def _admitted(
+        self, replies: Mapping[int, Releases], dtype: torch.dtype
+    ) -> tuple[Mapping[int, Releases], dict[int, str]]:
+        """The replies that can be used, ascending by partition, and why the others cannot."""
+        if isinstance(replies, CohortReplies) and replies.stacked.sound(self.layout.size, dtype):
+            return replies, {}
+        invalid: dict[int, str] = {}
+        usable: dict[int, Releases] = {}
+        noisy, server = self.method.noisy, self.method.server
+        counted = server.rule is not None and server.rule.by_examples
+        for partition in sorted(replies):
+            try:
+                if isinstance(server, SecureSum):
+                    server.check_reply(replies[partition], self.layout.size)
+                else:
+                    check_reply(replies[partition], self.layout.size, dtype, counted)
+                if noisy is not None:
+                    noisy.require_terms(replies[partition])
+                usable[partition] = replies[partition]
+            except ReplyError as error:
+                invalid[partition] = cleaned(error)
+        return usable, invalid
 
     def publish(self, round_: int, names: Sequence[str], figures: Tensor, counts: Tensor) -> Releases:
         """Commit and hand over the round's metrics; nothing where publishing is off or the budget does not hold them.

@@ -1,6 +1,6 @@
 """Probes: whatever is to be measured or kept of a round, the same under every engine.
 
-``Federation(..., probes=[MyProbe()])`` shows each finished round to its probes; what they return stands in the round's
+``Evaluation(probes=[MyProbe()])`` shows each finished round to its probes; what they return stands in the round's
 record, ``RoundRecord.figures``. A probe is the experimenter's instrument: it may see everything, so its figures are
 no releases, and nothing that a party does may follow from them.
 """

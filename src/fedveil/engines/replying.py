@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from fedveil.accounting import model_of
+from fedveil.clipping import blocks_of
 from fedveil.engines.assembly import client_facts, client_releases
 from fedveil.engines.behaviour import Behaviour, crafted, honest_updates
 from fedveil.engines.client import ClientParty
@@ -15,7 +16,17 @@ from fedveil.engines.history import Asked, Collected
 from fedveil.layout import Layout
 from fedveil.learning import ClientData
 from fedveil.learning.learner import Learned
-from fedveil.methods import Broadcast, ClientFacts, ClientSide, Method, Protected
+from fedveil.methods import (
+    Broadcast,
+    ClientFacts,
+    ClientSide,
+    CohortReplies,
+    Method,
+    Protected,
+    Releases,
+    Stacked,
+    TrustedServer,
+)
 
 
 class Replying:
@@ -47,17 +58,21 @@ class Replying:
 
     def collect(self, asked: Asked, learned: Sequence[Learned | Exception]) -> Collected:
         """Let the clients that trained (in the order of `asked.partitions`) protect what they send."""
-        collected = Collected(dict(asked.answered), {}, {}, {})
+        if (cohort := self._stacked(asked, learned)) is not None:
+            return Collected(cohort)
+        replies = dict(asked.answered)
+        collected = Collected(replies)
         outcomes = dict(zip(asked.partitions, learned, strict=True))
         fellows = [p for p in asked.partitions if p in self.behaviours]
         together = self._protected_together(asked.broadcast, outcomes)
         for partition in asked.partitions:
             if partition not in self.behaviours:
-                self._reply(partition, outcomes[partition], asked.broadcast, collected, together.get(partition))
+                together_with = together.get(partition)
+                self._reply(partition, outcomes[partition], asked.broadcast, replies, collected, together_with)
         others = None
         if any(self.behaviours[p].omniscient for p in fellows):
             trained = {p: o for p, o in outcomes.items() if isinstance(o, Learned) and p not in self.behaviours}
-            sent = {p: m for p, r in collected.replies.items() if (m := model_of(r)) is not None}
+            sent = {p: m for p, r in replies.items() if (m := model_of(r)) is not None}
             others = honest_updates(asked.broadcast, trained, sent)
         for partition in fellows:
             outcome, behaviour = outcomes[partition], self.behaviours[partition]
@@ -68,8 +83,23 @@ class Replying:
                     outcome = replace(outcome, trained=replace(outcome.trained, model=model))
             except Exception as error:  # a fault of the attack's is a failed client like any other
                 outcome = error
-            self._reply(partition, outcome, asked.broadcast, collected)
+            self._reply(partition, outcome, asked.broadcast, replies, collected)
         return collected
+
+    def _stacked(self, asked: Asked, learned: Sequence[Learned | Exception]) -> CohortReplies | None:
+        """The replies as one tensor, where all clients trained, send what they trained, and the cache holds it."""
+        identity = type(self._method.client) is TrustedServer and not asked.answered
+        if not identity or not self.behaviours.keys().isdisjoint(asked.partitions):
+            return None
+        trained = [o.trained for o in learned if isinstance(o, Learned) and o.trained.failure is None]
+        models = [t.model for t in trained]
+        if len(models) < max(len(learned), 1) or len({(m.shape, m.dtype) for m in models}) > 1:
+            return None
+        if len(blocks_of(len(models), len(models[0]))) > 1:  # a second copy of large models is no gain
+            return None
+        counts = torch.tensor([t.examples for t in trained], dtype=torch.float64)
+        losses = torch.tensor([t.loss for t in trained], dtype=torch.float64)
+        return CohortReplies(asked.partitions, Stacked(models, asked.broadcast.models[0], counts, losses))
 
     def _protected_together(
         self, broadcast: Broadcast, outcomes: Mapping[int, Learned | Exception]
@@ -99,6 +129,7 @@ class Replying:
         partition: int,
         outcome: Learned | Exception,
         broadcast: Broadcast,
+        replies: dict[int, Releases],
         collected: Collected,
         together: tuple[ClientFacts, Protected] | None = None,
     ) -> None:
@@ -109,16 +140,16 @@ class Replying:
             if isinstance(outcome, Exception):
                 if bypass:
                     raise outcome
-                collected.replies[partition] = party.fail(broadcast, outcome)
+                replies[partition] = party.fail(broadcast, outcome)
             elif bypass:  # no other release is expected of a client under local trust
-                collected.replies[partition] = client_releases(outcome)[: 1 if local else None]
+                replies[partition] = client_releases(outcome)[: 1 if local else None]
                 return
             elif together is not None:
                 facts, protected = together
-                collected.replies[partition] = party.release((), facts, protected)
+                replies[partition] = party.release((), facts, protected)
             else:
                 facts = client_facts(broadcast, self._layout, outcome)
-                collected.replies[partition] = party.release(client_releases(outcome), facts)
+                replies[partition] = party.release(client_releases(outcome), facts)
             if local:
                 collected.scales[partition] = party.ledger.entries[-1].spend.scale
             own = outcome.trained.failure if isinstance(outcome, Learned) else None

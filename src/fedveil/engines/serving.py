@@ -3,41 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from logging import Logger
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from torch import Tensor
 
 from fedveil.accounting import Ledger, count_of
 from fedveil.engines.account import Account
-from fedveil.engines.party import Round, ServerParty, Store, forget
+from fedveil.engines.party import LineStore, Round, ServerParty
 from fedveil.engines.warning import Warnings
 from fedveil.layout import Layout
 from fedveil.mechanisms import Source
 from fedveil.methods import Broadcast, Method, Releases
 
-if TYPE_CHECKING:
-    from fedveil.runs.deployed import ServerFolder
 
+class RunKeeper(Protocol):
+    """Where a deployed run is kept; `fedveil.runs.deployed.ServerFolder` is one."""
 
-@dataclass
-class Books:
-    """The server's ledger, and the folder that holds it, if there is one."""
+    @property
+    def path(self) -> Path:
+        """Of the folder."""
 
-    ledger: Ledger
-    store: Store = forget
-    folder: ServerFolder | None = None
+    @property
+    def opened(self) -> bool:
+        """Whether a run was begun in it."""
 
-    @classmethod
-    def of(cls, out: str | Path, method: Method, layout: Layout, rounds: int, source: Source, engine: str) -> Books:
-        """Books in a new folder."""
-        from fedveil.runs.deployed import ServerFolder
+    def open(
+        self, method: Method, layout: Layout, rounds: int, source: Source, engine: str
+    ) -> tuple[Ledger, LineStore]:
+        """Begin a run: the server's ledger, and what makes a line of it durable."""
 
-        folder = ServerFolder(Path(out), method, layout, rounds, durable=source.deployable, engine=engine)
-        return cls(*folder.ledger(), folder)
+    def finish_round(self, log: Round, metrics: Mapping[str, float]) -> None:
+        """Make a round durable."""
+
+    def finish(self, models: Tensor, spent: Account, stopped: str, clients: int) -> None:
+        """Write what the run came to, and let go of the folder."""
 
 
 class Serving:
@@ -49,8 +51,8 @@ class Serving:
         Combines them.
     account : Account
         Of the same server.
-    books : Books
-        Whose folder is written.
+    folder : RunKeeper, optional
+        Opened, where the run is to be kept.
     least : int
         Usable replies that a round needs.
     log : Logger
@@ -62,8 +64,10 @@ class Serving:
         What happened in each round.
     """
 
-    def __init__(self, server: ServerParty, account: Account, books: Books, least: int, log: Logger) -> None:
-        self._server, self._account, self._folder = server, account, books.folder
+    def __init__(
+        self, server: ServerParty, account: Account, folder: RunKeeper | None, least: int, log: Logger
+    ) -> None:
+        self._server, self._account, self._folder = server, account, folder
         self._least, self._log = least, log
         self.history: list[Round] = []
         self.warnings = Warnings(server.method, server.layout, lambda text: log.warning("FedVeil: %s", text))

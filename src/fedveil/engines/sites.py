@@ -1,14 +1,17 @@
-"""The sites of secure sums in one process: each one's key is known to its own party alone."""
+"""The sites of secure sums: all of one process, each with a key of its own; or the one that a deployed node is."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from fedveil.errors import FieldError
+from fedveil.accounting import Policy
+from fedveil.engines.keyfile import read_key
+from fedveil.errors import FedVeilError, FieldError
 from fedveil.mechanisms import Source
-from fedveil.secure import PublicKey, Site, SiteKey
+from fedveil.secure import PublicKey, Site, SiteKey, public_key
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,3 +54,28 @@ class Sites:
         if not self.keys:
             return None
         return Site(self.keys[partition], tuple(k.public for i, k in enumerate(self.keys) if i != partition))
+
+
+class SiteError(FedVeilError):
+    """A node cannot take part in a secure sum as it is set up: its own log says why, and no server is told."""
+
+
+def site_of(key: str | Path | None, policy: Policy | None) -> Site:
+    """The site that a deployed node is: its key file, and what its policy pins.
+
+    Raises
+    ------
+    SiteError
+        Naming what is missing or cannot be used, and the way out.
+    """
+    try:
+        if key is None:
+            raise FieldError("privacy.key", None, "names the site's key file: make one by `fedveil keys new FILE`")
+        if policy is None or policy.sum is None:
+            accepted = "is needed for a secure sum: the policy's table [sum] pins the keys of the other sites as peers"
+            raise FieldError("policy.sum", None, accepted)
+        said = policy.sum
+        peers = tuple(public_key(peer) for peer in said.peers)
+        return Site(read_key(key), peers, said.least_sites, said.colluding, said.attempts)
+    except FieldError as error:
+        raise SiteError(str(error)) from error

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from fedveil.errors import FieldError
 
-Plain = int | float | str | bool
+PlainValue = int | float | str | bool
 
 
-def pack(state: Any, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, Plain]]:
+def pack(state: Any, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, PlainValue]]:
     """Split a state dataclass into tensors and plain values, keyed by dotted path; None is left out.
 
     Raises
@@ -21,7 +21,7 @@ def pack(state: Any, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, Pla
         If a field holds something else.
     """
     tensors: dict[str, Tensor] = {}
-    values: dict[str, Plain] = {}
+    values: dict[str, PlainValue] = {}
     for f in fields(state):
         key, value = f"{prefix}{f.name}", getattr(state, f.name)
         if is_dataclass(value):
@@ -30,14 +30,14 @@ def pack(state: Any, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, Pla
             values |= inner_values
         elif isinstance(value, Tensor):
             tensors[key] = value
-        elif isinstance(value, Plain):
+        elif isinstance(value, PlainValue):
             values[key] = value
         elif value is not None:
             raise FieldError(key, type(value).__name__, "a state holds tensors, plain values, None or states")
     return tensors, values
 
 
-def unpack(template: Any, tensors: dict[str, Tensor], values: dict[str, Plain], prefix: str = "") -> Any:
+def unpack(template: Any, tensors: dict[str, Tensor], values: dict[str, PlainValue], prefix: str = "") -> Any:
     """Rebuild a state from what `pack` gave, on a fresh state of the same kind."""
     changes: dict[str, Any] = {}
     for f in fields(template):

@@ -8,6 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import inf, isfinite
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,9 +24,9 @@ from fedveil.accounting import (
     digest,
     total,
 )
-from fedveil.engines.assembly import draw_cohort
+from fedveil.engines.assembly import as_client, draw_cohort
 from fedveil.engines.history import Best
-from fedveil.engines.party import VALIDATE, Party, ServerParty, Store
+from fedveil.engines.party import VALIDATE, LineStore, Party, ServerParty
 from fedveil.errors import BudgetError, FieldError, require_count, require_non_negative
 from fedveil.learning import ClientData, client_losses
 from fedveil.learning.learner import Learner
@@ -38,10 +39,12 @@ VALIDATORS = "validation-"  # begins the names of their ledgers
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyStopping:
-    """When to validate, and when to stop.
+    """Who validates and when, and when to stop.
 
     Parameters
     ----------
+    clients : sequence of ClientData or of tuples
+        Clients ``(x, y)`` that never train and share no record with those that do.
     patience : int
         Validations in a row without a better loss, after which the run ends.
     every : int
@@ -57,6 +60,7 @@ class EarlyStopping:
         distinct rows. By default they are refused.
     """
 
+    clients: Sequence[ClientData | Sequence[Any]] = field(default=(), repr=False, compare=False)
     patience: int = 5
     every: int = 1
     sample: int | None = None
@@ -71,6 +75,19 @@ class EarlyStopping:
         if self.sample is not None:
             require_count("sample", self.sample)
         require_non_negative("min_delta", self.min_delta)
+
+    def following(self, best: Best, loss: float, round_: int, models: Tensor) -> Best:
+        """The best models after those of a round [k, d] had this loss."""
+        if loss < best.loss - (self.min_delta if isfinite(best.loss) else 0.0):
+            return Best(loss, round_, 0, models.clone())
+        return replace(best, waited=best.waited + 1)
+
+    def ends(self, best: Best) -> str:
+        """Why the run is over, or ""."""
+        if best.waited < self.patience:
+            return ""
+        waited = f"no better validation loss in {best.waited} validations"
+        return f"stopped early: {waited}; the best one is that of round {best.round}"
 
 
 class Validator(Party):
@@ -96,7 +113,7 @@ class Validator(Party):
         ledger: Ledger,
         source: Source,
         budget: SpendFilter | None,
-        store: Store,
+        store: LineStore,
     ) -> None:
         super().__init__(ledger, source, budget, store)
         self._method, self._policy, self._cap = method, policy, cap
@@ -172,9 +189,7 @@ class Validators:
     Parameters
     ----------
     rule : EarlyStopping
-        When to validate and to stop.
-    clients : sequence of ClientData
-        Their examples x, y; none of them trains.
+        When to validate and to stop; its clients hold examples x, y.
     learner : Learner
         The model and the loss.
     server : ServerParty
@@ -195,23 +210,23 @@ class Validators:
     def __init__(
         self,
         rule: EarlyStopping,
-        clients: Sequence[ClientData],
         learner: Learner,
         server: ServerParty,
         source: Source,
-        ledgers: Callable[[str], tuple[Ledger, Store]],
+        ledgers: Callable[[str], tuple[Ledger, LineStore]],
         seed: int,
         *,
         policy: Policy | None = None,
         budgets: Callable[[int], SpendFilter | None] = lambda partition: None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
+        clients = [as_client(c, f"stopping.clients[{i}]") for i, c in enumerate(rule.clients)]
         empty = [i for i, c in enumerate(clients) if not c.examples]
         if empty or not clients:
-            raise FieldError("validation_clients", empty, "must be clients with examples, at least one")
+            raise FieldError("stopping.clients", empty, "must be clients with examples, at least one")
         if rule.sample is not None and rule.sample > len(clients):
             raise FieldError("sample", rule.sample, f"there are only {len(clients)} validation clients")
-        self.rule, self.clients, self.best = rule, list(clients), Best()
+        self.rule, self.clients, self.best = rule, clients, Best()
         self._learner, self._server, self._seed, self._say = learner, server, seed, say
         self._trust: Trust = server.method.client.trust
         quoted = rule.validation.quote(self._trust)
@@ -230,21 +245,14 @@ class Validators:
     @property
     def stopped(self) -> str:
         """Why the run is over, or ""."""
-        if self.best.waited < self.rule.patience:
-            return ""
-        waited = f"no better validation loss in {self.best.waited} validations"
-        return f"stopped early: {waited}; the best one is that of round {self.best.round}"
+        return self.rule.ends(self.best)
 
     def validate(self, models: Tensor, round_: int) -> float | None:
         """The validation loss of the models [k, d] of a round, as released; None where none is due, or none is left."""
         asked = self._asked(round_)
         value = self._released(asked, self._losses([self.clients[p] for p in asked], models), round_) if asked else None
-        if value is None:
-            return None
-        if value < self.best.loss - (self.rule.min_delta if isfinite(self.best.loss) else 0.0):
-            self.best = Best(value, round_, 0, models.clone())
-        else:
-            self.best = replace(self.best, waited=self.best.waited + 1)
+        if value is not None:
+            self.best = self.rule.following(self.best, value, round_, models)
         return value
 
     def foresee(self, round_: int) -> None:

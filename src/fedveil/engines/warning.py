@@ -17,7 +17,7 @@ from torch import Tensor
 from fedveil.accounting import count_of
 from fedveil.accounting.planning import ENOUGH
 from fedveil.layout import Layout
-from fedveil.methods import ClientFacts, Method, Releases, models_of
+from fedveil.methods import ClientFacts, Method, Releases, Stacked, models_of
 
 LOST = 25.0  # nats: worse than guessing among ten thousand million classes
 FAR = 4.0  # times the length of the updates, from which a clip only adds noise
@@ -85,20 +85,31 @@ class Warnings:
             clip = figures["sigma"] * math.sqrt(self._layout.size) / ratio
             self.noise(ratio / (1.0 if self._method.noisy else math.sqrt(replies)), clip, longest)
 
-    def trained(self, start: Tensor, models: list[Tensor], loss: float = 0.0, kind: str = "") -> float:
+    def trained(
+        self,
+        start: Tensor,
+        models: Sequence[Tensor],
+        loss: float = 0.0,
+        kind: str = "",
+        known: float | None = None,
+    ) -> float:
         """Look at updates before their protection; the median length of some of them.
 
         Parameters
         ----------
         start : Tensor
             [d], the model that was trained.
-        models : list of Tensor
+        models : sequence of Tensor
             [d] each, after training.
         loss, kind : float and str
             The clients' median training loss, and its name.
+        known : float, optional
+            The median length, where it was computed.
         """
-        lengths = [float(torch.linalg.vector_norm(m - start)) for m in models[:ASKED]]
-        length = median(lengths) if lengths else 0.0
+        if known is None:
+            lengths = [float(torch.linalg.vector_norm(m - start)) for m in models[:ASKED]]
+            known = median(lengths) if lengths else 0.0
+        length = known
         jumped = not length <= JUMP * max(1.0, float(torch.linalg.vector_norm(start)))
         drowned = "noise" in self.said  # then the loss is large whatever the rate
         if jumped or not math.isfinite(loss) or (kind == "cross_entropy" and loss > LOST and not drowned):
@@ -106,12 +117,29 @@ class Warnings:
             self.say("trained", f"training diverges: {said}. Lower the learning rate (local.lr)")
         return length
 
-    def combined(self, start: Tensor, replies: Sequence[Releases], report: Mapping[str, float]) -> None:
-        """Look at what a server that is trusted received in a round; one that is not sees nothing here."""
+    def combined(
+        self, start: Tensor, replies: Sequence[Releases], report: Mapping[str, float], loss: float = 0.0, kind: str = ""
+    ) -> None:
+        """Look at what a server that is trusted received in a round; one that is not sees nothing here.
+
+        Parameters
+        ----------
+        start, loss, kind
+            As for `trained`.
+        replies : sequence of Releases
+            As they arrived.
+        report : mapping of str to float
+            The server's figures.
+        """
         if self._method.client.trust != "central" or not replies:
             return
-        length = self.trained(start, models_of(replies[:ASKED]))
-        if empty := sum(count_of(reply) == 0 for reply in replies):
+        known = report.get("update_norm_median")
+        length = self.trained(start, models_of(replies) if known is None else (), loss, kind, known)
+        if isinstance(replies, Stacked):
+            empty = int((replies.counts == 0).sum())
+        else:
+            empty = sum(count_of(reply) == 0 for reply in replies)
+        if empty:
             self.say("empty", f"{empty} of {len(replies)} clients hold no example to train on: they return the model")
         self.noise(report.get("noise_to_clip", 0.0), report.get("clip", 0.0), length)
 

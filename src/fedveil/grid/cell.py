@@ -1,22 +1,26 @@
-"""A cell: one run, known by a key that says everything that decides its figures."""
+"""A cell, one run known by a key that says everything that decides its figures, and what a finished one leaves."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import getattr_static
-from typing import Any
+from pathlib import Path
+from statistics import fmean
+from typing import Any, cast
 
-from fedveil.config import Config
+from fedveil.config import Config, parse
 from fedveil.config.variants import slug
 from fedveil.data import MissingDataError
+from fedveil.engines import Federation
 from fedveil.engines.probe import Probe
-from fedveil.methods import METHODS
+from fedveil.errors import FieldError
+from fedveil.methods import METHODS, GlobalDP
 from fedveil.runs.deal import data_digest
-from fedveil.runs.summary import numerics_of
+from fedveil.runs.summary import Row, Summary, numerics_of
 
 ELSEWHERE = ("name", "device")  # what a run is called, and where it is done, changes none of its figures
 ABSENT = "?" * 6
@@ -36,12 +40,16 @@ class Cell:
         Measure more after each round.
     sigma_of : Cell or tuple of Cell, optional
         Other cells of central noise: this one's noise multiplier is set so that its sigma is the average of theirs.
+    make : callable, optional
+        Makes the federation, where the configuration does not describe it: of it rounds, seed and delta alone count
+        then (see `fedveil.grid.made.stated`). Such a run has no folder, and is equal to no other.
     """
 
     label: str
     config: Config
     probes: tuple[Probe, ...] = ()
     sigma_of: Cell | tuple[Cell, ...] | None = None
+    make: Callable[[], Federation] | None = None
 
     @property
     def sources(self) -> tuple[Cell, ...]:
@@ -57,6 +65,8 @@ class Cell:
         changes raises the number of its path, and the keys of the cells that take it. The last six characters are the
         data's own; ``??????`` where these are not here.
         """
+        if self.make is not None:
+            return f"made-{id(self):x}"  # nobody can say what decides the figures of a function
         values = {k: v for k, v in self.config.differing().items() if k not in ELSEWHERE}
         parts: dict[str, Any] = {"config": values, "numerics": self.numerics}
         parts["probes"] = sorted(probe.name for probe in self.probes)
@@ -77,6 +87,8 @@ class Cell:
     @cached_property
     def kind(self) -> str:
         """Equal for cells that differ in seeds and in who takes part alone, so that they can be played together."""
+        if self.make is not None:
+            return self.key
         values = {k: v for k, v in self.config.differing().items() if k not in (*ELSEWHERE, "seed", "source")}
         values["world"] = {k: v for k, v in values.get("world", {}).items() if k != "inside"}
         names = [probe.name for probe in self.probes]
@@ -95,3 +107,79 @@ def distinct(cells: Iterable[Cell]) -> list[Cell]:
         for one in (*cell.sources, cell):
             found.setdefault(one.key, one)
     return list(found.values())
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """A finished cell.
+
+    Attributes
+    ----------
+    cell : Cell
+        What was run.
+    summary : Summary
+        Figures of the whole run.
+    folder : Path or None
+        Where its files lie; None for a run that was kept in memory alone.
+    """
+
+    cell: Cell
+    summary: Summary
+    folder: Path | None
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """One a round; a probe's figures are under "figures"."""
+        return self.summary.rows
+
+    def series(self, name: str) -> list[float]:
+        """A figure round by round: a probe's, else of the noise, else of the pooled metrics; [] if there is none."""
+        for kind in ("figures", "noise", "metrics"):
+            found = [float(row[kind][name]) for row in self.rows if name in row.get(kind, {})]
+            if found:
+                return found
+        return []
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What is finished of some cells.
+
+    Attributes
+    ----------
+    outcomes : dict of str to Outcome
+        By key of the cell.
+    failed : dict of str to str
+        By key, why a cell has no model.
+    """
+
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+
+def matched(config: Config, earlier: Sequence[Summary]) -> Config:
+    """A configuration of global DP with the noise multiplier that gives it the average sigma of earlier runs.
+
+    Parameters
+    ----------
+    config : Config
+        Of global DP; its own noise multiplier does not matter.
+    earlier : sequence of Summary
+        Finished runs of the same federation.
+
+    Raises
+    ------
+    FieldError
+        If one of them added no noise on the server, or sigma follows a clipping norm that adapts.
+    """
+    sigmas = [summary.noise("sigma") for summary in earlier]
+    known = [sigma for sigma in sigmas if sigma is not None]
+    if len(known) < len(earlier) or not earlier:
+        raise FieldError("match_sigma_of", earlier[0].setting if earlier else "", "added no noise on the server")
+    if config.privacy.method != "global":
+        raise FieldError("privacy.method", config.privacy.method, "must be 'global' to take the sigma of another run")
+    server = cast(GlobalDP, config.privacy.build(config.aggregator).server)
+    cohort = config.clients_per_round or int(earlier[0].values["clients"])
+    values = config.to_dict()
+    values["privacy"]["noise_multiplier"] = server.multiplier_for(fmean(known), cohort)
+    return parse(values)

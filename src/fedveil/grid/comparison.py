@@ -12,13 +12,13 @@ from fedveil.config import Config, load
 from fedveil.config.folders import CELLS, COMPARISON, CONFIG, refuse_used, require_begun
 from fedveil.config.variants import Variant, configure, variants_of
 from fedveil.errors import FieldError, NoReplyError, require_count
-from fedveil.grid.cell import Cell
-from fedveil.grid.outcome import Finished
+from fedveil.grid.cell import Cell, Finished
+from fedveil.grid.jobs import Factory
 from fedveil.grid.store import Store
 from fedveil.reading import toml_of
 from fedveil.runs import Progress, Summary
+from fedveil.runs.disk import make_folder, write_atomic
 from fedveil.runs.folder import mark_private
-from fedveil.runs.ledgers import make_folder, write_atomic
 from fedveil.runs.prepare import check
 
 RESULT = "comparison.json"
@@ -59,6 +59,8 @@ def compare(
     seeds: int = 1,
     resume: bool = False,
     progress: Progress | None = None,
+    jobs: int = 1,
+    executor: Factory | None = None,
 ) -> list[Summary]:
     """Run every setting of ``[compare]``, each under the same seeds.
 
@@ -75,6 +77,8 @@ def compare(
         Keep finished runs and go on with the others; with no fewer seeds than the folder has.
     progress : Progress, optional
         Is told how it goes.
+    jobs, executor
+        Runs at once, and what runs them; see `Store.run`.
 
     Returns
     -------
@@ -101,7 +105,7 @@ def compare(
         write_atomic(path / CONFIG, config.to_toml().encode())
     if path is not None:
         mark_private(path, UNNOISED)
-    finished = store.run([cell for _, cell in planned], progress)
+    finished = store.run([cell for _, cell in planned], progress, jobs, executor=executor)
     for why in finished.failed.values():
         raise NoReplyError(why)
     summaries = _placed(planned, finished)

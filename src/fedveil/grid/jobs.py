@@ -6,13 +6,19 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 
 from fedveil.errors import FedVeilError
 from fedveil.grid.cell import Cell
+from fedveil.registry import Registry
+
+Factory = Callable[[], Executor]
+EXECUTORS: Registry[Factory] = Registry("--executor", {}, group="fedveil.executors")  # or "package.module:factory"
+TRIES = 3  # times that a cell is handed over whose worker is lost
 
 
 @dataclass(frozen=True)
@@ -38,11 +44,20 @@ class Jobs:
         How many at once.
     cells : sequence of Cell
         Begun in this order, but none before the one whose sigma it matches.
+    executor : callable, optional
+        Makes what runs them instead of processes of this machine. What is lost with a worker is handed over again: a
+        run goes on after its last whole round.
     """
 
-    def __init__(self, work: Callable[[Cell], tuple[float, str]], count: int, cells: Sequence[Cell]) -> None:
-        context = multiprocessing.get_context("spawn")  # a fork would inherit threads that do not exist in it
-        self._pool = ProcessPoolExecutor(count, mp_context=context, initializer=_follow)
+    def __init__(
+        self,
+        work: Callable[[Cell], tuple[float, str]],
+        count: int,
+        cells: Sequence[Cell],
+        executor: Factory | None = None,
+    ) -> None:
+        self._executor, self._lost = executor, Counter[str]()
+        self._pool = executor() if executor else _processes(count)
         self._work, self._count, self._waiting = work, count, list(cells)
         self._others = set(multiprocessing.active_children())
         self._going: dict[Future[tuple[float, str]], Cell] = {}
@@ -79,17 +94,46 @@ class Jobs:
         """
         for cell in self._ready():  # no more than processes: what waits in a pool is begun even at its end
             try:
-                self._going[self._pool.submit(self._work, cell)] = cell
+                self._going[self._submit(cell)] = cell
             except (BrokenProcessPool, OSError):  # OSError: the pool broke, or memory ended, while a process was begun
                 raise self._killed() from None
             self._waiting.remove(cell)
         if not self._going:
             return None
         done, _ = wait(self._going, patience, FIRST_COMPLETED)
+        if self._executor is not None:
+            return [ended for future in done for ended in self._of(future)]
         try:
             return [Ended(self._going.pop(future), *future.result()) for future in done]
         except BrokenProcessPool:
             raise self._killed() from None
+
+    def _submit(self, cell: Cell) -> Future[tuple[float, str]]:
+        """Hand a cell over; a broken executor is made anew."""
+        try:
+            return self._pool.submit(self._work, cell)
+        except BrokenExecutor:
+            if self._executor is None:
+                raise
+        self._pool.shutdown()
+        self._pool = self._executor()
+        return self._pool.submit(self._work, cell)
+
+    def _of(self, future: Future[tuple[float, str]]) -> list[Ended]:
+        """What became of a cell; one whose worker is lost waits again."""
+        cell = self._going.pop(future)
+        try:
+            return [Ended(cell, *future.result())]
+        except FedVeilError:
+            raise
+        except Exception as error:  # whatever this executor raises where a worker ends
+            self._lost[cell.key] += 1
+            if self._lost[cell.key] >= TRIES:
+                raise FedVeilError(
+                    f"{cell.label}: {TRIES} workers were lost that ran it, the last by: {error}"
+                ) from error
+            self._waiting.insert(0, cell)
+            return []
 
     def _killed(self) -> FedVeilError:
         return FedVeilError(
@@ -101,6 +145,11 @@ class Jobs:
         unfinished = {cell.key for cell in (*self._waiting, *self._going.values())}
         ready = [cell for cell in self._waiting if not any(source.key in unfinished for source in cell.sources)]
         return ready[: self._count - len(self._going)]
+
+
+def _processes(count: int) -> Executor:
+    context = multiprocessing.get_context("spawn")  # a fork would inherit threads that do not exist in it
+    return ProcessPoolExecutor(count, mp_context=context, initializer=_follow)
 
 
 def _follow() -> None:

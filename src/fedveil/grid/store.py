@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 
 from fedveil.config import Config, load
 from fedveil.config.folders import CELLS, CONFIG, STUDY, kind_of, refuse_others
 from fedveil.errors import FedVeilError, FieldError, NoReplyError
-from fedveil.grid.cell import ABSENT, Cell, distinct
-from fedveil.grid.jobs import Jobs
-from fedveil.grid.matched import matched
-from fedveil.grid.outcome import Finished, Outcome
+from fedveil.grid.cell import ABSENT, Cell, Finished, Outcome, distinct, matched
+from fedveil.grid.jobs import Factory, Jobs
+from fedveil.grid.made import play_made
+from fedveil.grid.together import most, run_together
 from fedveil.runs import Progress, Summary, run
-from fedveil.runs.judging import judged
-from fedveil.runs.ledgers import make_folder, write_atomic
-from fedveil.runs.lock import FolderLock
-from fedveil.runs.prepare import prepare, resolve_device
-from fedveil.runs.runner import Silent
+from fedveil.runs.disk import FolderLock, make_folder, write_atomic
+from fedveil.runs.prepare import Setup, prepare, resolve_device
+from fedveil.runs.runner import Silent, judged
 from fedveil.runs.summary import METRICS, Row
-from fedveil.runs.together import most, run_together
 
 PATIENCE = 60.0  # seconds between two lines on runs that go on in other processes
 
+STEP = 1.0  # seconds between two looks at runs that other drivers have
+CLAIMS = ".claims"  # a lock a cell, for drivers that share a folder
 BEGUN = "begun"  # first rounds that runs share: without noise, so deleted when all runs are done
 
 
@@ -50,7 +49,7 @@ class Store:
 
         Where the data are not on this machine, the run of the only data that the store knows for it.
         """
-        if self.folder is None:
+        if self.folder is None or cell.make is not None:
             return None
         found = sorted((self.folder / CELLS).glob(f"*-{cell.key}"))
         if len(found) > 1 and cell.key.endswith(ABSENT):
@@ -97,9 +96,15 @@ class Store:
         return Finished({key: outcome for key, outcome in found if outcome is not None})
 
     def run(
-        self, cells: Sequence[Cell], progress: Progress | None = None, jobs: int = 1, *, together: bool = False
+        self,
+        cells: Sequence[Cell],
+        progress: Progress | None = None,
+        jobs: int = 1,
+        *,
+        together: bool = False,
+        executor: Factory | None = None,
     ) -> Finished:
-        """Run what is not finished.
+        """Run what is not finished. Several drivers may share a folder: no cell is run by two of them.
 
         Parameters
         ----------
@@ -113,6 +118,9 @@ class Store:
         together : bool
             Play cells that differ in seeds and in who takes part alone side by side, as many as are fast. Their
             ledgers, models and checkpoints are not kept, and an interruption loses those that are being played.
+        executor : callable, optional
+            Makes a `concurrent.futures.Executor` whose workers see the folder; each runs one cell at a time, to the
+            same bits. With `jobs` above 1, so many are handed over at once, else all.
 
         Returns
         -------
@@ -130,23 +138,64 @@ class Store:
         left = [cell for cell in every if cell.key not in done]
         if done and left:
             progress.say(f"{len(done)} of {len(every)} runs are finished already")
-        if together:
-            self._together(left, progress)
-        elif min(jobs, len(left)) > 1:
-            self._at_once(left, min(jobs, len(left)), progress, failed)
-        else:
-            for number, cell in enumerate(left, len(done) + 1):
-                if len(every) > 1:
-                    progress.say(f"run {number} of {len(every)}: {cell.label}")
+        while left:
+            if executor is not None or (min(jobs, len(left)) > 1 and not together):
+                self._at_once(left, jobs, progress, failed, executor)
+            elif together:
+                self._together(left, progress)
+            else:
+                self._in_turn(left, len(every), progress, failed)
+            left = [cell for cell in left if cell.key not in failed and self.find(cell) is None]
+            if left:
+                progress.say(f"{len(left)} runs go on in other processes: waiting")
+            while left and all(self._claimed(cell) for cell in left):
+                sleep(STEP)
+        finished = Finished(self.collect(every).outcomes, failed)
+        if self.folder is not None and not failed and len(finished.outcomes) == len(every):
+            shutil.rmtree(self.folder / BEGUN, ignore_errors=True)  # models without noise, of no use any more
+        return finished
+
+    @contextmanager
+    def claim(self, cells: Sequence[Cell]) -> Iterator[list[Cell]]:
+        """Keep other drivers from some cells until the block ends; those that none of them has, and that are not done.
+
+        A cell is left to the driver that has it, or one whose sigma it takes. The lock of a killed driver keeps nobody
+        out.
+        """
+        if self.folder is None:
+            yield list(cells)
+            return
+        make_folder(self.folder / CLAIMS)
+        mine: list[Cell] = []
+        with ExitStack() as held:
+            locks: dict[str, bool] = {}
+            for cell in cells:
+                for one in (*cell.sources, cell):
+                    lock = FolderLock(self.folder / CLAIMS, f"{one.key}.lock")
+                    if one.key not in locks:
+                        locks[one.key] = lock.try_take()
+                        held.callback(lock.release)
+                if all(locks[one.key] for one in (*cell.sources, cell)) and self.find(cell) is None:
+                    mine.append(cell)
+            yield mine
+
+    def _claimed(self, cell: Cell) -> bool:
+        """Whether another driver has a cell that is not done."""
+        with self.claim([cell]) as mine:
+            return not mine and self.find(cell) is None
+
+    def _in_turn(self, left: Sequence[Cell], of: int, progress: Progress, failed: dict[str, str]) -> None:
+        for number, cell in enumerate(left, of - len(left) + 1):
+            with self.claim([cell]) as mine:
+                if not mine:
+                    continue
+                if of > 1:
+                    progress.say(f"run {number} of {of}: {cell.label}")
                 try:
                     self.run_one(cell, progress)
                 except NoReplyError as error:  # a model that diverged: the other cells still say something
                     failed[cell.key] = str(error)
                     progress.say(f"{cell.label}: {error}")
-        finished = Finished(self.collect(every).outcomes, failed)
-        if self.folder is not None and not failed and len(finished.outcomes) == len(every):
-            shutil.rmtree(self.folder / BEGUN, ignore_errors=True)  # models without noise, of no use any more
-        return finished
 
     def run_one(self, cell: Cell, progress: Progress) -> Outcome:
         """Run a cell, or what is left of it, unless it is finished; those whose sigma it takes come first.
@@ -159,6 +208,12 @@ class Store:
         done = self.find(cell)
         if done is not None:
             return done
+        if cell.make is not None:
+            progress.begin(f"{cell.label}, seed {cell.config.seed}", 0, cell.config.rounds)
+            try:
+                return self._remember(cell, play_made(cell, progress.advance))
+            finally:
+                progress.end()
         path, config = self.path(cell), self._resolved(cell, progress)
         begun = path is not None and self.state(cell) == "begun"
         if path is not None and begun and judged(cell.probes):  # what they kept of the first rounds is gone
@@ -201,6 +256,9 @@ class Store:
         memo: Path | None = None,
     ) -> Outcome:
         summary = run(config, path, resume=resume, progress=progress, setting=cell.label, memo=memo, probes=cell.probes)
+        return self._remember(cell, summary, path)
+
+    def _remember(self, cell: Cell, summary: Summary, path: Path | None = None) -> Outcome:
         self._kept[cell.key] = Outcome(cell, summary, path)
         return self._kept[cell.key]
 
@@ -208,7 +266,10 @@ class Store:
         groups: dict[str, list[Cell]] = {}
         for cell in left:
             groups.setdefault(cell.kind, []).append(cell)
-        sizes = {kind: most(prepare(_here(group[0].config)), group[0].probes) for kind, group in groups.items()}
+        sizes = {
+            kind: 1 if group[0].make else most(prepare(_here(group[0].config)), group[0].probes)
+            for kind, group in groups.items()
+        }
         steps = sum(group[0].config.rounds * -(-len(group) // sizes[kind]) for kind, group in groups.items())
         count = 0
 
@@ -220,14 +281,25 @@ class Store:
         progress.begin(f"{len(left)} runs", 0, steps)
         try:
             for kind, group in groups.items():
+                if group[0].make is not None:
+                    self._remember(group[0], play_made(group[0], advance))
+                    continue
                 like = prepare(self._resolved(group[0], progress))
                 for block in (group[i : i + sizes[kind]] for i in range(0, len(group), sizes[kind])):
-                    configs = [self._resolved(cell, progress) for cell in block]
-                    summaries = run_together(configs, [c.probes for c in block], group[0].label, advance, like)
-                    for cell, config, summary in zip(block, configs, summaries, strict=True):
-                        self._keep(cell, config, summary)
+                    with self.claim(block) as mine:
+                        self._play_together(mine, advance, like, progress)
         finally:
             progress.end()
+
+    def _play_together(
+        self, block: Sequence[Cell], advance: Callable[[Row], None], like: Setup, progress: Progress
+    ) -> None:
+        if not block:
+            return
+        configs = [self._resolved(cell, progress) for cell in block]
+        summaries = run_together(configs, [c.probes for c in block], block[0].label, advance, like)
+        for cell, config, summary in zip(block, configs, summaries, strict=True):
+            self._keep(cell, config, summary)
 
     def _resolved(self, cell: Cell, progress: Progress) -> Config:
         """The configuration to run: of a cell that takes the sigma of others once these are finished."""
@@ -239,7 +311,7 @@ class Store:
     def _keep(self, cell: Cell, config: Config, summary: Summary) -> None:
         """Write what is left of a run that was played in memory; the summary comes last, by which it is finished."""
         path = self.path(cell)
-        self._kept[cell.key] = Outcome(cell, summary, path)
+        self._remember(cell, summary, path)
         if path is None:
             return
         make_folder(path)
@@ -247,12 +319,15 @@ class Store:
             write_atomic(path / name, text.encode())
         write_atomic(path / "summary.json", (json.dumps(summary.values) + "\n").encode())
 
-    def _at_once(self, left: Sequence[Cell], jobs: int, progress: Progress, failed: dict[str, str]) -> None:
+    def _at_once(
+        self, left: Sequence[Cell], jobs: int, progress: Progress, failed: dict[str, str], executor: Factory | None
+    ) -> None:
         if self.folder is None:
             raise FieldError("--jobs", jobs, "needs a folder that the processes share: give --out")
-        progress.say(f"{len(left)} runs, {jobs} at once")
+        most = len(left) if executor is not None and jobs == 1 else min(jobs, len(left))
+        progress.say(f"{len(left)} runs, {most} at once")
         count = 0
-        with Jobs(partial(run_in_process, self.folder), jobs, left) as going:
+        with Jobs(partial(run_in_process, self.folder.absolute()), most, left, executor) as going:
             while (ended := going.next(PATIENCE)) is not None:
                 if not ended:
                     each = (f"{c.label}: {self.rounds_done(c)} of {c.config.rounds} rounds" for c in going.cells)
@@ -280,20 +355,20 @@ class Store:
         refuse_others(self.folder, kind)
 
     @contextmanager
-    def alone(self, kind: str = STUDY, *, shared: bool = False) -> Iterator[None]:
-        """Keep a second process that runs cells out of the folder.
+    def opened(self, kind: str = STUDY, *, shared: bool = False) -> Iterator[None]:
+        """The folder, made where it is missing; several drivers may run cells in it.
 
         Parameters
         ----------
         kind : str
             What the folder is to hold; see `fedveil.config.folders`.
         shared : bool
-            Whether only finished runs are read: that disturbs nobody, so nobody is kept out.
+            Whether only finished runs are read.
 
         Raises
         ------
         FieldError
-            If there is one already, the folder holds something else than cells, or there are none to read.
+            If the folder holds something else than cells, or there are none to read.
         """
         self.refuse_others(kind)
         if self.folder is None:
@@ -305,12 +380,7 @@ class Store:
             yield
             return
         make_folder(self.folder / CELLS)
-        lock = FolderLock(self.folder)
-        lock.take()
-        try:
-            yield
-        finally:
-            lock.release()
+        yield
 
 
 def _here(config: Config) -> Config:
@@ -331,10 +401,15 @@ def _begun_on(path: Path, wanted: str, progress: Progress) -> str:
 
 
 def run_in_process(folder: Path, cell: Cell) -> tuple[float, str]:
-    """Run one cell of a folder, and say how many seconds it took and why it has no model; for `Jobs`."""
-    began, why = perf_counter(), ""
+    """Run one cell of a folder, and say how many seconds it took and why it has no model; for `Jobs`.
+
+    One that another driver has is left to it.
+    """
+    began, why, store = perf_counter(), "", Store(folder)
     try:
-        Store(folder).run_one(cell, Silent())
+        with store.claim([cell]) as mine:
+            for one in mine:
+                store.run_one(one, Silent())
     except NoReplyError as error:
         why = str(error)
     except FedVeilError as error:  # its subclasses do not all survive the way between processes

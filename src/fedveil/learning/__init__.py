@@ -1,52 +1,39 @@
 """Train and measure: models, local training, choice of a hypothesis, layer scores, evaluation."""
 
-from fedveil.learning.answers import METRICS, Answers, Figures, metric
-from fedveil.learning.batched import BatchedTrainer
-from fedveil.learning.choosing import choose, choose_each, client_losses
-from fedveil.learning.clients import ClientData
-from fedveil.learning.evaluation import evaluate, evaluate_clients
-from fedveil.learning.local import LocalTraining, StepInfo, Trained
-from fedveil.learning.losses import LOSSES, predict
-from fedveil.learning.metrics import metrics
-from fedveil.learning.models import MODELS, build_model, initial_models
-from fedveil.learning.private import PrivateTrainer
-from fedveil.learning.scores import layer_scores, region_mask, score_maps, score_models
-from fedveil.learning.trainers import TRAINERS, make_trainer
-from fedveil.learning.training import SequentialTrainer
-from fedveil.learning.validation import Offence, mend, offences
-from fedveil.learning.workers import WorkerTrainer
-
-__all__ = [
-    "LOSSES",
-    "METRICS",
-    "MODELS",
-    "TRAINERS",
-    "Answers",
-    "BatchedTrainer",
-    "ClientData",
-    "Figures",
-    "LocalTraining",
-    "Offence",
-    "PrivateTrainer",
-    "SequentialTrainer",
-    "StepInfo",
-    "Trained",
-    "WorkerTrainer",
-    "build_model",
-    "choose",
-    "choose_each",
-    "client_losses",
-    "evaluate",
-    "evaluate_clients",
-    "initial_models",
-    "layer_scores",
-    "make_trainer",
-    "mend",
-    "metric",
-    "metrics",
-    "offences",
-    "predict",
-    "region_mask",
-    "score_maps",
-    "score_models",
-]
+from fedveil.learning.answers import METRICS as METRICS
+from fedveil.learning.answers import Answers as Answers
+from fedveil.learning.answers import Figures as Figures
+from fedveil.learning.answers import metric as metric
+from fedveil.learning.batched import BatchedTrainer as BatchedTrainer
+from fedveil.learning.choosing import choose as choose
+from fedveil.learning.choosing import choose_each as choose_each
+from fedveil.learning.choosing import client_losses as client_losses
+from fedveil.learning.clients import ClientData as ClientData
+from fedveil.learning.evaluation import evaluate as evaluate
+from fedveil.learning.evaluation import evaluate_clients as evaluate_clients
+from fedveil.learning.learner import Learned as Learned
+from fedveil.learning.learner import Learner as Learner
+from fedveil.learning.learner import Scoring as Scoring
+from fedveil.learning.learner import Task as Task
+from fedveil.learning.learner import Trainer as Trainer
+from fedveil.learning.local import LocalTraining as LocalTraining
+from fedveil.learning.local import Trained as Trained
+from fedveil.learning.losses import LOSSES as LOSSES
+from fedveil.learning.losses import predict as predict
+from fedveil.learning.metrics import metrics as metrics
+from fedveil.learning.models import MODELS as MODELS
+from fedveil.learning.models import build_model as build_model
+from fedveil.learning.models import initial_models as initial_models
+from fedveil.learning.private import PrivateTrainer as PrivateTrainer
+from fedveil.learning.rules import layer_rule as layer_rule
+from fedveil.learning.scores import layer_scores as layer_scores
+from fedveil.learning.scores import region_mask as region_mask
+from fedveil.learning.scores import score_maps as score_maps
+from fedveil.learning.scores import score_models as score_models
+from fedveil.learning.trainers import TRAINERS as TRAINERS
+from fedveil.learning.trainers import make_trainer as make_trainer
+from fedveil.learning.training import SequentialTrainer as SequentialTrainer
+from fedveil.learning.validation import Offence as Offence
+from fedveil.learning.validation import mend as mend
+from fedveil.learning.validation import offences as offences
+from fedveil.learning.workers import WorkerTrainer as WorkerTrainer

@@ -16,13 +16,13 @@ from fedveil.errors import FieldError, require_choice
 Figures = dict[str, float]  # by name, with "examples"; a figure that does not exist for the task or the data is absent
 
 
-Task = Literal["classes", "values"]
+TaskKind = Literal["classes", "values"]
 
 
 Floats = NDArray[np.float64]
 
 
-TASKS: tuple[Task, ...] = ("classes", "values")
+TASKS: tuple[TaskKind, ...] = ("classes", "values")
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class Answers:
         Labels of one example: more than one where a model names a class a pixel.
     """
 
-    task: Task
+    task: TaskKind
     outputs: Floats
     labels: NDArray[Any]
     losses: Floats
@@ -126,7 +126,7 @@ class Metric:
     """
 
     name: str
-    tasks: tuple[Task, ...]
+    tasks: tuple[TaskKind, ...]
     better: str
     function: Callable[[Answers], Floats]
 
@@ -135,7 +135,7 @@ METRICS: dict[str, Metric] = {}
 
 
 def metric(
-    *, task: Task | None = "classes", better: str = "higher"
+    *, task: TaskKind | None = "classes", better: str = "higher"
 ) -> Callable[[Callable[[Answers], Floats]], Callable[[Answers], Floats]]:
     """Register a function as a metric under its own name.
 

@@ -10,18 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedveil.errors import require_choice, require_count, require_workers
+from fedveil.errors import require_count, require_workers
 from fedveil.layout import Layout
 from fedveil.learning.clients import ClientData
-from fedveil.learning.local import LocalTraining, StepInfo, Trained
-from fedveil.learning.losses import losses_of
+from fedveil.learning.local import LocalTraining, Trained
 from fedveil.learning.stacked import BATCHED, Stack, compile_stack
 from fedveil.learning.stacked.block import ClientBlock, dropout_masks
 from fedveil.learning.stacked.compile import NotStackable
 from fedveil.learning.stacked.schedule import schedule
 from fedveil.learning.streams import Key, stream
 from fedveil.learning.threads import Threads
-from fedveil.learning.training import Hook, SequentialTrainer, check_hook, check_request
+from fedveil.learning.training import SequentialTrainer, check_request
 
 _LOG = logging.getLogger(__name__)
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
@@ -36,18 +35,12 @@ class BatchedTrainer:
 
     Parameters
     ----------
-    model, layout, local, hook, device
-        See `SequentialTrainer`. The hook is called once a client and step.
-    per_example : bool
-        Hand the hook the gradients [B, d] of the batch's single examples instead of their mean.
+    model, layout, local, device
+        See `SequentialTrainer`.
     workers : int
         Threads over blocks of clients.
     block : int, optional
-        Clients of a block; by default as many as the cache holds, and one where the model has convolutions (on CPUs
-        a grouped convolution loses to a loop over clients).
-    precision : {"full", "bfloat16"}
-        Of the products; parameters and their sums stay as they are. ``"bfloat16"`` trains other models (each update
-        is several percent off), in half the time on machines that have it.
+        Clients of a block; by default as many as the cache holds.
 
     Raises
     ------
@@ -60,38 +53,23 @@ class BatchedTrainer:
         model: nn.Module,
         layout: Layout,
         local: LocalTraining,
-        hook: Hook | None = None,
         device: str = "cpu",
         *,
-        per_example: bool = False,
         workers: int = 1,
         block: int | None = None,
-        precision: str = "full",
     ) -> None:
-        require_choice("precision", precision, ("full", "bfloat16"))
         if not isinstance(local.loss, str) or local.loss not in BATCHED:
             raise NotStackable(f"the loss {local.loss!r} has no batched form")
         if local.unusual:
             raise NotStackable(f"local training with '{local.unusual}' has no batched form")
-        if per_example:
-            losses_of(local.loss)
-        self.layout, self.local, self.hook, self.per_example = layout, local, hook, per_example
+        self.layout, self.local = layout, local
         self._device = torch.device(device)
         self._block = None if block is None else require_count("block", block)
-        self._half = precision == "bfloat16"
         workers = require_workers("workers", workers)
         self._threads = Threads()
         self._stacks = [compile_stack(model, layout) for _ in range(workers)]
         self._alone = partial(
-            SequentialTrainer,
-            model,
-            layout,
-            local,
-            hook,
-            device,
-            per_example=per_example,
-            shared_random=False,
-            before_step=self._threads.stay,
+            SequentialTrainer, model, layout, local, device, shared_random=False, before_step=self._threads.stay
         )
 
     def train(self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]) -> list[Trained | Exception]:
@@ -112,7 +90,7 @@ class BatchedTrainer:
             torch.index_select(starts, 0, torch.tensor(block), out=values)
             try:
                 found: Sequence[Trained | Exception] = self._train(stack, values, some, own)
-            except Exception as error:  # someone's data or the hook: alone, each client meets its own failure
+            except Exception as error:  # someone's data: alone, each client meets its own failure
                 _LOG.debug("training %d clients one by one: %r", len(block), error)
                 found = self._alone().train(torch.stack([starts[i] for i in block]), some, own)
             for i, trained in zip(block, found, strict=True):
@@ -130,25 +108,11 @@ class BatchedTrainer:
         y = _joined([c.y for c in clients]).to(device)
         with torch.no_grad():
             values = models.to(device)
-            block = ClientBlock(
-                stack,
-                values,
-                optimiser=local.optimizer,
-                lr=local.rate(),
-                weight_decay=local.weight_decay,
-                momentum=local.momentum,
-                prox=local.prox,
-                loss=str(local.loss),
-                change=None
-                if self.hook is None
-                else partial(self._changed, self.hook, plan.per_epoch, plan.sizes(), keys),
-                per_example=self.per_example,
-                half=self._half,
-            )
+            block = ClientBlock(stack, values, local)
             masks = None
             if stack.dropouts:
                 streams = [stream(key, "dropout") for key in keys]
-                masks = dropout_masks(stack, streams, plan.sizes(), plan.rows.shape[2], alone=self.per_example)
+                masks = dropout_masks(stack, streams, plan.sizes(), plan.rows.shape[2])
 
             def before(step: int, active: int) -> None:
                 self._threads.stay()
@@ -160,35 +124,13 @@ class BatchedTrainer:
             models.copy_(values)
         return [Trained(*found) for found in zip(models, counts, losses.tolist(), strict=True)]
 
-    def _changed(
-        self,
-        hook: Hook,
-        per_epoch: Sequence[int],
-        sizes: Sequence[Sequence[int]],
-        keys: Sequence[Key],
-        gradients: Tensor,
-        step: int,
-    ) -> Tensor:
-        """The hook's gradients [m, d]: client by client, from [m, d] or the single examples' [m, b, d]."""
-        rows = []
-        for i, gradient in enumerate(gradients):
-            size = sizes[step][i]
-            info = StepInfo(keys[i], step // per_epoch[i], step, size)
-            own = gradient[:size] if self.per_example else gradient.clone()
-            rows.append(check_hook(hook(own, info), gradient[0] if self.per_example else gradient))
-        return torch.stack(rows)
-
     def _width(self, clients: Sequence[ClientData]) -> int:
         """Clients of a block."""
         if self._block is not None:
             return self._block
         if self._device.type != "cpu":
             return len(clients)
-        if self._stacks[0].convolves:
-            return 1
-        batch = min(self.local.batch_size, max((c.examples for c in clients), default=1))
-        plain = self.hook is None and not self._half and self.local.optimizer == "sgd" and not self.local.momentum
-        copies = 2 * batch + 2 if self.per_example else 1 if plain else 4
+        copies = 1 if self.local.optimizer == "sgd" and not self.local.momentum else 4
         each = self.layout.size * self.layout.dtype.itemsize * copies
         return max(1, CACHE // each)
 

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning.clients import ClientData
-from fedveil.learning.losses import LABELWISE, RMSE_FLOOR, Loss, loss_of, losses_of, predict
+from fedveil.learning.losses import LABELWISE, RMSE_FLOOR, LossFunction, loss_of, losses_of, predict
 
 ROOM = 1 << 24  # numbers of joined examples held at once
 NEAR = 1e-5  # losses this near in relation are compared again, client by client
 
 
-def choose(model: nn.Module, layout: Layout, models: Tensor, data: ClientData, loss: str | Loss) -> int:
+def choose(model: nn.Module, layout: Layout, models: Tensor, data: ClientData, loss: str | LossFunction) -> int:
     """The hypothesis with the least loss on a client's own training data.
 
     Parameters
@@ -58,7 +58,7 @@ def choose(model: nn.Module, layout: Layout, models: Tensor, data: ClientData, l
 
 
 def choose_each(
-    model: nn.Module, layout: Layout, models: Tensor, clients: Sequence[ClientData], loss: str | Loss
+    model: nn.Module, layout: Layout, models: Tensor, clients: Sequence[ClientData], loss: str | LossFunction
 ) -> list[int | Exception]:
     """What `choose` answers for each of many clients, in a few batched computations.
 
@@ -89,7 +89,7 @@ def choose_each(
 
 
 def client_losses(
-    model: nn.Module, layout: Layout, models: Tensor, clients: Sequence[ClientData], loss: str | Loss
+    model: nn.Module, layout: Layout, models: Tensor, clients: Sequence[ClientData], loss: str | LossFunction
 ) -> Tensor:
     """Loss of each model [k, d] on each client's training data, [n, k] in float64; NaN for one without examples."""
     filled = [c for c in clients if c.examples]
@@ -128,7 +128,9 @@ def _blocks(clients: Sequence[ClientData]) -> Iterator[list[ClientData]]:
         yield block
 
 
-def _alone(model: nn.Module, layout: Layout, models: Tensor, client: ClientData, loss: str | Loss) -> int | Exception:
+def _alone(
+    model: nn.Module, layout: Layout, models: Tensor, client: ClientData, loss: str | LossFunction
+) -> int | Exception:
     try:
         return choose(model, layout, models, client, loss)
     except Exception as error:  # a client's failure is that client's alone

@@ -86,7 +86,7 @@ class ClientData:
     test_person : Tensor, optional
         The same of test_x, for the game of a person's membership.
     buffers : mapping of str to Tensor, optional
-        Running statistics and counters that the client keeps to itself (``Federation(buffers="keep")``). Default: the
+        Running statistics and counters that the client keeps to itself (``Shared(buffers="keep")``). Default: the
         model's own.
 
     Raises

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedveil.learning.losses import Loss, mse
+from fedveil.learning.losses import LossFunction, mse
 
-_IGNORED = -100  # the label that torch's cross-entropy passes over
+IGNORED = -100  # the label that torch's cross-entropy passes over
 
 
 def usable(y: Tensor, outputs: Sequence[int], loss: str) -> tuple[Tensor, Tensor]:
@@ -37,16 +37,16 @@ def usable(y: Tensor, outputs: Sequence[int], loss: str) -> tuple[Tensor, Tensor
         return y, good
     if not _is_class(y) or len(outputs) < 2 or not y.numel():
         return y, good
-    low, high = y.aminmax()
+    low, high = (int(value) for value in y.aminmax())
     if low >= 0 and high < outputs[1]:
         return y, good
     fits = (y >= 0) & (y < outputs[1])
     if loss == "cross_entropy":
-        fits |= y == _IGNORED
+        fits |= y == IGNORED
     return y.masked_fill(~fits, 0), fits.reshape(len(y), -1).all(1)
 
 
-def masked(y: Tensor, outputs: Sequence[int], loss: str) -> tuple[Tensor, Loss]:
+def masked(y: Tensor, outputs: Sequence[int], loss: str) -> tuple[Tensor, LossFunction]:
     """Targets as numbers, and the mean loss of a batch of them: no index, which raises, is taken from a label."""
     if not _is_class(y):
         return y, mse if loss == "mse" else F.cross_entropy

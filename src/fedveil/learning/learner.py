@@ -18,7 +18,6 @@ from fedveil.learning.private import PrivateTrainer
 from fedveil.learning.scores import Region, score_models
 from fedveil.learning.streams import Key, stream
 from fedveil.learning.trainers import make_trainer
-from fedveil.learning.training import Hook
 from fedveil.mechanisms import Source
 
 
@@ -138,9 +137,7 @@ class Learner:
     unmarked : mapping of int to str, optional
         By partition, what clients of their own choice do that mark nothing, in place of `Scoring.unmarked`.
     trainer : Trainer, optional
-        By default the one that `make_trainer` chooses, with `hook`.
-    hook : callable, optional
-        Per-step gradient hook of that trainer.
+        By default the one that `make_trainer` chooses.
     device : str
         Where to train.
     """
@@ -155,14 +152,13 @@ class Learner:
         scoring: Scoring | None = None,
         unmarked: Mapping[int, str] | None = None,
         trainer: Trainer | None = None,
-        hook: Hook | None = None,
         device: str = "cpu",
     ) -> None:
         self.model, self.layout, self.local = model, layout, local
         self.region, self.scoring, self.unmarked = region, scoring or Scoring(), dict(unmarked or {})
         for partition, choice in self.unmarked.items():
             require_choice(f"unmarked[{partition}]", choice, get_args(Unmarked))
-        self.trainer = trainer or make_trainer(model, layout, local, hook=hook, device=device)
+        self.trainer = trainer or make_trainer(model, layout, local, device=device)
 
     @property
     def private_trainer(self) -> PrivateTrainer | None:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedveil.errors import FieldError, Suggesting, require_choice, require_count, require_non_negative, require_positive
-from fedveil.learning.losses import Loss, loss_of
-from fedveil.learning.streams import Key
+from fedveil.learning.losses import LossFunction, loss_of
 from fedveil.methods.facts import NoisySteps
 
 
@@ -72,7 +71,7 @@ class LocalTraining(Suggesting):
     decay_every: int = 1
     cosine_rounds: int = 0
     schedule: str = "constant"
-    loss: str | Loss = "cross_entropy"
+    loss: str | LossFunction = "cross_entropy"
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run."""
@@ -156,13 +155,3 @@ class Trained:
     failure: Exception | None = None
     buffers: Mapping[str, Tensor] | None = None
     total: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class StepInfo:
-    """Where in the training a gradient comes from: the client's key, epoch and step from 0, examples of the batch."""
-
-    key: Key
-    epoch: int
-    step: int
-    examples: int

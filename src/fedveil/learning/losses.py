@@ -15,7 +15,7 @@ from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.registry import Registry
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 RMSE_FLOOR = 1e-12  # under the root, so that its derivative exists where the error is 0
@@ -83,22 +83,22 @@ def soft_dice(output: Tensor, y: Tensor) -> Tensor:
     return (1 - (2 * both + 1) / (sums + 1)).mean()
 
 
-LOSSES: Registry[Loss] = Registry(
+LOSSES: Registry[LossFunction] = Registry(
     "loss",
     {"cross_entropy": cross_entropy, "mse": mse, "rmse": rmse, "dice": dice, "soft_dice": soft_dice},
 )
-LABELWISE: dict[str, Loss] = {
+LABELWISE: dict[str, LossFunction] = {
     "cross_entropy": partial(cross_entropy, reduction="none"),
     "mse": partial(mse, reduction="none"),
 }
 
 
-def loss_of(loss: str | Loss) -> Loss:
+def loss_of(loss: str | LossFunction) -> LossFunction:
     """Return the function itself, or the one of that name: of `LOSSES`, or a ``"package.module:function"`` of yours."""
     return loss if callable(loss) else LOSSES.find(loss)
 
 
-def losses_of(loss: str | Loss) -> Loss:
+def losses_of(loss: str | LossFunction) -> LossFunction:
     """The loss of every single label [B, ...], of which the named one is the mean.
 
     Raises

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedveil.errors import FieldError, nearest
-from fedveil.learning.answers import METRICS, Answers, Figures, Floats, Task, _over, metric
+from fedveil.learning.answers import METRICS, Answers, Figures, Floats, TaskKind, _over, metric
 from fedveil.learning.losses import losses_of
 
-DEFAULT: dict[Task, tuple[str, ...]] = {
+DEFAULT: dict[TaskKind, tuple[str, ...]] = {
     "classes": ("loss", "accuracy", "f1", "precision", "auc"),
     "values": ("loss", "rmse"),
 }
@@ -184,12 +184,12 @@ def macro_auc(answers: Answers) -> Floats:
     return np.where(_finite(answers), answers.macro(areas, ~np.isnan(areas)), np.nan)
 
 
-def task_of(y: Tensor) -> Task:
+def task_of(y: Tensor) -> TaskKind:
     """Classes where labels are whole numbers."""
     return "values" if y.is_floating_point() else "classes"
 
 
-def metric_names(names: Sequence[str] | None, task: Task) -> tuple[str, ...]:
+def metric_names(names: Sequence[str] | None, task: TaskKind) -> tuple[str, ...]:
     """Metrics to compute: the given ones, or the task's usual ones.
 
     Raises
@@ -273,5 +273,5 @@ def _finite(answers: Answers) -> NDArray[np.bool_]:
     return np.equal(answers.mean(odd), 0.0)
 
 
-def _known(task: Task) -> str:
+def _known(task: TaskKind) -> str:
     return ", ".join(name for name, m in METRICS.items() if task in m.tasks)

@@ -20,9 +20,12 @@ from torch import Tensor, nn
 from fedveil.clipping import SHRINK
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
-from fedveil.learning.layerwise import ByLayers, without
+from fedveil.learning.chains import ByChain
+from fedveil.learning.gradients import all_finite, squared_norms, without
+from fedveil.learning.layerwise import ByLayers
 from fedveil.learning.losses import as_input, losses_of
-from fedveil.learning.recognised import NotApart, generators_of
+from fedveil.learning.recognised import generators_of
+from fedveil.learning.rules import NotApart
 from fedveil.learning.traced import ByOperators, ByValue, OneByOne
 from fedveil.secure import on_grid
 
@@ -30,7 +33,7 @@ _LOG = logging.getLogger(__name__)
 _ELEMENTS = 1 << 24  # numbers of single examples' gradients that are held at once
 _OTHERS = (0.0, float("nan"), float("inf"), -float("inf"), 1e38, -1e38, 1e-42, 1.0)  # what the rest of a batch may hold
 
-Way = ByLayers | ByOperators | OneByOne
+Way = ByChain | ByLayers | ByOperators | OneByOne
 
 
 class PerExample:
@@ -55,16 +58,23 @@ class PerExample:
         losses_of(loss)
         self._model, self._layout, self._generator = model, layout, generator
         self._alone = OneByOne(model, layout, loss, generator)
-        self._operators = ByOperators(model, layout, loss, generator)
-        self._way: Way = self._operators
-        with suppress(NotApart):
-            self._way = ByLayers(model, layout, loss)
+        self._others: list[Way] = [ByOperators(model, layout, loss, generator)]
+        for way in (ByLayers, ByChain):
+            with suppress(NotApart):
+                self._others.append(way(model, layout, loss))
+        self._way: Way = self._others.pop()
         self._checked: set[object] = set()
 
     @property
     def way(self) -> str:
         """How gradients are computed: ``"layers"``, ``"operators"``, or ``"one by one"``."""
-        return {ByLayers: "layers", ByOperators: "operators", OneByOne: "one by one"}[type(self._way)]
+        names = {ByChain: "layers", ByLayers: "layers", ByOperators: "operators", OneByOne: "one by one"}
+        return names[type(self._way)]
+
+    @property
+    def reads_examples(self) -> bool:
+        """Whether norms of the examples themselves, known once, spare each step work."""
+        return isinstance(self._way, ByChain) and self._way.reads_examples
 
     def clipped_sum(
         self,
@@ -76,6 +86,7 @@ class PerExample:
         each: int = 1,
         alone: bool = False,
         grid: float = 0.0,
+        lengths: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Sum of the examples' gradients, or of persons' mean gradients, each scaled down to a norm of at most `clip`.
 
@@ -96,6 +107,8 @@ class PerExample:
             Whether to take one example a call, so that nothing follows B.
         grid : float
             Above 0: each clipped vector is cut towards zero to whole steps of it, and the sum is exact.
+        lengths : Tensor, optional
+            [B] in float64, the squared norms of the examples, where they are known from before.
 
         Returns
         -------
@@ -114,37 +127,51 @@ class PerExample:
         way, width = self._prepare(x, y, each, formed) if not alone and len(x) else (self._alone, len(x))
         within = clip * (1 - max(SHRINK, 0 if alone else 2 * (len(x) / each) ** 2 * 2.0**-53))
         if width == len(x):
-            total, losses, counted = self._part(way, x, y, here, within, each, grid)
+            total, losses, counted = self._part(way, x, y, here, lengths, within, each, grid)
         else:
             chunks = [[_chunk(t, start, width) for t in (x, y, here)] for start in range(0, len(x), width)]
-            parts = [self._part(way, a, b, c, within, each, grid) for a, b, c in chunks]
+            parts = [self._part(way, a, b, c, None, within, each, grid) for a, b, c in chunks]
             total = torch.stack([part[0] for part in parts]).sum(0)
             losses, counted = (torch.cat([part[i] for part in parts]) for i in (1, 2))
+        if counted.all():
+            return total, losses
         if here.any() and not counted.any():
             raise self._alone.failure or FieldError("y", f"from {y.min()} to {y.max()}", "must be classes of the model")
         return total, losses[counted]
 
     def _part(
-        self, way: Way, x: Tensor, y: Tensor, here: Tensor, within: float, each: int, grid: float
+        self, way: Way, x: Tensor, y: Tensor, here: Tensor, known: Tensor | None, within: float, each: int, grid: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Clipped sum [d], losses [B], and which examples [B] have one."""
-        images = here.view(-1, each).sum(1, keepdim=True).clamp_(min=1)
-        if x.is_floating_point() and not x.sum().isfinite():
+        images = here.view(-1, each).sum(1, keepdim=True).clamp_(min=1) if each > 1 else 1
+        if known is None and way is self._way and self.reads_examples:
+            known = squared_norms(x)
+        if not all_finite(x if known is None else known):
             here = here & x.isfinite().reshape(len(x), -1).all(1)
-            x = without(x, ~here)
-        gradients, losses, good = way(x, y, here)
-        if each > 1 or grid:
-            means = gradients.means((good.view(-1, each) / images.to(torch.float64)).view(-1), each)
-            lengths = torch.linalg.vector_norm(means, dim=1)
-            scale = (within / lengths).clamp_(max=1.0)
-            kept = lengths.isfinite()
-            scale, means = scale.where(kept, 0.0), without(means, ~kept)
-            if grid:
-                return on_grid(means.mul_(scale[:, None]), grid).sum(0), losses, good
-            return scale @ means, losses, good
-        lengths = gradients.squares.sqrt()
-        scale = (within / lengths).clamp_(max=1.0)
-        return gradients.sum(scale.where(good & lengths.isfinite(), 0.0)), losses, good
+            x, known = without(x, ~here), None if known is None else known.where(here, 0.0)
+        gradients, losses, good = way(x, y, here, known)
+        if each == 1 and not grid:
+            scale, finite = _scales(gradients.squares.sqrt_(), within)
+            if finite is not None:
+                gradients.drop(~finite)
+                good = good & finite
+            return gradients.sum(scale.where(good, 0.0)), losses, good
+        weights = (good.view(-1, each) / images).to(torch.float64).view(-1)
+        blocks = (self._clipped(means, within, grid) for means in gradients.means(weights, each))
+        total = next(blocks)
+        for more in blocks:
+            total += more
+        return total, losses, good
+
+    def _clipped(self, means: list[Tensor], within: float, grid: float) -> Tensor:
+        """The sum [d] of vectors that are formed, in parts [U, size] that lie side by side, each clipped."""
+        squares = torch.stack([torch.linalg.vector_norm(part, dim=1) for part in means]).square_().sum(0)
+        scale, finite = _scales(squares.sqrt_(), within)
+        if finite is not None:
+            scale, means = scale.where(finite, 0.0), [without(part, ~finite) for part in means]
+        if grid:
+            return torch.cat([on_grid(part.mul_(scale[:, None]), grid).sum(0) for part in means])
+        return torch.cat([scale @ part for part in means])
 
     def _prepare(self, x: Tensor, y: Tensor, each: int, formed: bool) -> tuple[Way, int]:
         """Choose the way, by public facts alone, check it on the machine at hand, and say how long a chunk is."""
@@ -161,7 +188,7 @@ class PerExample:
                     return self._way, width
                 why = "the kernels of this machine do not keep the rounding of examples apart"
             except NotApart:
-                self._way = self._operators
+                self._way = self._others.pop()
                 continue
             except ByValue as error:
                 why = str(error)
@@ -170,9 +197,7 @@ class PerExample:
             self._way = self._alone
             _LOG.warning("one example a call, some 200 times slower than a batch: %s", why)
 
-    def _keeps_apart(
-        self, way: ByLayers | ByOperators, x: Tensor, y: Tensor, width: int, each: int, formed: bool
-    ) -> bool:
+    def _keeps_apart(self, way: Way, x: Tensor, y: Tensor, width: int, each: int, formed: bool) -> bool:
         """Whether rows, and persons' means, keep their bits at their places among dummies, whatever else is there.
 
         The weights are random: a server could choose some under which every row is NaN.
@@ -193,16 +218,20 @@ class PerExample:
                 g.set_state(state)
             with torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(0)
-                found, losses, _ = way(examples, labels, torch.ones(width, dtype=torch.bool, device=x.device))
+                known = squared_norms(examples) if self.reads_examples else None
+                found, losses, _ = way(examples, labels, torch.ones(width, dtype=torch.bool, device=x.device), known)
             parts = [_bits(part).view(width // each, -1) for part in (*found.parts(), losses)]
             if formed:
-                parts.append(_bits(found.means(torch.full((width,), 1 / each, dtype=torch.float64), each)))
+                weights = torch.full((width,), 1 / each, dtype=torch.float64)
+                means = [torch.cat(block, 1) for block in found.means(weights, each)]
+                parts.append(_bits(torch.cat(means)))
             return parts
 
         try:
             layout.load(self._model, random.to(weights))
             dummies = as_input(dummies.to(x.dtype), some)
-            way.prepare(dummies, labels)
+            if not isinstance(way, OneByOne):
+                way.prepare(dummies, labels)
             before, units = bits(dummies), width // each
             unit = torch.arange(units, device=x.device)
             place = torch.arange(width, device=x.device)
@@ -218,6 +247,12 @@ class PerExample:
             layout.load(self._model, weights)
             for g, state in states:
                 g.set_state(state)
+
+
+def _scales(lengths: Tensor, within: float) -> tuple[Tensor, Tensor | None]:
+    """Factors [B] that shrink vectors to a length of at most `within`, and which have a length, unless all have."""
+    scale = (within / lengths).clamp_(max=1.0)
+    return scale, None if all_finite(lengths) else lengths.isfinite()
 
 
 def _chunk(rows: Tensor, start: int, width: int) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning.clients import ClientData
-from fedveil.learning.layerwise import without
+from fedveil.learning.gradients import squared_norms, without
 from fedveil.learning.local import LocalTraining, Trained
 from fedveil.learning.losses import losses_of
 from fedveil.learning.per_example import PerExample
@@ -71,12 +71,12 @@ class PrivateTrainer(SequentialTrainer):
                 getattr(local, local.unusual),
                 "has no form with noise inside training: leave it out, and lr a number",
             )
-        super().__init__(model, layout, local, device=device)
+        super().__init__(model, layout, local, device)
         self.noisy = replace(noisy, lr=local.rate()) if noisy.summed else noisy
-        self._model.train()
         self._sums = PerExample(self._model, layout, str(local.loss), self._generator)
         self._units: WeakKeyDictionary[ClientData, Units] = WeakKeyDictionary()
-        self._whole: WeakKeyDictionary[ClientData, tuple[Tensor, Tensor, Tensor]] = WeakKeyDictionary()
+        self._whole: WeakKeyDictionary[ClientData, dict[str, Any]] = WeakKeyDictionary()
+        self._lengths: WeakKeyDictionary[ClientData, Tensor] = WeakKeyDictionary()
         self._unchecked, self._alone = True, Lock()
         self._spare = deepcopy(model)  # for `idle`: training that took too long may still be busy with the other
 
@@ -184,9 +184,13 @@ class PrivateTrainer(SequentialTrainer):
             optimizer.step()
         if failure is not None:
             _LOG.error("the examples of a step failed, and count as zero", exc_info=failure)
-        model, failed = self.layout.read(self._model).cpu(), None if examples else failure
+        model, failed = self._read(), None if examples else failure
         summed = total if noisy.grid else None
         return Trained(model, client.examples, seen / max(examples, 1), noisy, failed, total=summed)
+
+    def _write(self, flat: Tensor) -> None:
+        for p, block in zip(self._parameters, self.layout.blocks, strict=True):
+            p.grad = flat[block.start : block.stop].view(block.shape).to(p.device, p.dtype, copy=True)
 
     def _clipped_sum(self, client: ClientData, chosen: Tensor, source: Source) -> tuple[Tensor, Tensor]:
         """The clipped sum of a lot of units and its losses: nobody's place in the batch follows who else is in it.
@@ -197,27 +201,35 @@ class PrivateTrainer(SequentialTrainer):
         """
         noisy, units = self.noisy, self._units_of(client)
         count = noisy.places(len(units))
-        how: dict[str, Any] = {"each": units.each, "alone": not count, "grid": noisy.grid}
+        how: dict[str, Any] = {"clip": noisy.clip, "each": units.each, "alone": not count, "grid": noisy.grid}
         if noisy.rate == 1 and (noisy.public_size or not count):
             if client not in self._whole:
                 self._whole.clear()  # of one client at a time
                 order = source.uniform(len(chosen)).argsort() if noisy.images else None
                 self._whole[client] = self._placed(client, units, chosen, order, len(chosen))
-            return self._sums.clipped_sum(*self._whole[client][:2], noisy.clip, self._whole[client][2], **how)
+            return self._sums.clipped_sum(**self._whole[client], **how)
         if not count:
-            x, y, present = self._placed(client, units, chosen, None, len(chosen))
-            return self._sums.clipped_sum(x, y, noisy.clip, present, **how)
+            return self._sums.clipped_sum(**self._placed(client, units, chosen, None, len(chosen)), **how)
         if len(chosen) > count:
             raise FieldError("rate", noisy.rate, f"drew a lot of more than {count} {noisy.unit}")
         places = source.uniform(count).argsort()[: len(chosen)]
-        x, y, present = self._placed(client, units, chosen, places, count)
-        return self._sums.clipped_sum(x, y, noisy.clip, present, **how)
+        return self._sums.clipped_sum(**self._placed(client, units, chosen, places, count), **how)
 
     def _placed(
         self, client: ClientData, units: Units, chosen: Tensor, places: Tensor | None, count: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Examples and labels [count * each, ...] with 0 where there is none, and where there is one."""
+    ) -> dict[str, Any]:
+        """Examples and labels [count * each, ...] with 0 where there is none, where there is one, and known norms."""
         rows, present = units.at(chosen, places, count)
         x, y = self._batch(client, rows)
         here = present.to(self._device)
-        return (x, y, here) if here.all() else (without(x, ~here), without(y, ~here), here)
+        found: dict[str, Any] = {"x": x, "y": y, "present": here}
+        if self._sums.reads_examples:
+            found["lengths"] = self._lengths_of(client)[rows].to(self._device)
+        return found if here.all() else {k: v if k == "present" else without(v, ~here) for k, v in found.items()}
+
+    def _lengths_of(self, client: ClientData) -> Tensor:
+        """The squared norms [N] of a client's examples, from one look at them."""
+        if client not in self._lengths:
+            parts = [self._batch(client, rows)[0] for rows in torch.split(torch.arange(client.examples), 1 << 12)]
+            self._lengths[client] = torch.cat([squared_norms(x).cpu() for x in parts])
+        return self._lengths[client]

@@ -7,7 +7,6 @@ calls of known layers, and operations that are listed here because a row of thei
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -15,38 +14,32 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-
-class NotApart(Exception):
-    """The model is not one whose layers' gradients follow from inputs and output gradients."""
+from fedveil.learning.rules import NotApart, has_hooks, is_known
 
 
 class _Tracer(fx.Tracer):
-    def __init__(self, known: Callable[[nn.Module], bool]) -> None:
-        super().__init__()
-        self._known = known
-
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return self._known(m) and type(m) is not nn.Sequential
+        return is_known(m) and type(m) is not nn.Sequential
 
 
-def recognised(model: nn.Module, known: Callable[[nn.Module], bool]) -> fx.GraphModule:
+def recognised(model: nn.Module) -> fx.GraphModule:
     """The layers of a model and what is done between them, as a module.
 
     Parameters
     ----------
     model : torch.nn.Module
-        In training mode, without hooks.
-    known : callable
-        Whether a module is a known layer.
+        In training mode.
 
     Raises
     ------
     NotApart
-        If there is anything else in it.
+        If there is anything else in it, or something listens.
     """
+    if any(has_hooks(m) for m in model.modules()):
+        raise NotApart("a module has hooks")
     own = fresh(model)
     try:
-        graph = _Tracer(known).trace(own)
+        graph = _Tracer().trace(own)
     except Exception as error:
         raise NotApart(f"it cannot be read: {error}") from error
     for node in graph.nodes:
@@ -55,6 +48,48 @@ def recognised(model: nn.Module, known: Callable[[nn.Module], bool]) -> fx.Graph
         if node.op == "get_attr" or (node.op == "placeholder" and node.args):
             raise NotApart("it uses more than its layers and one batch")
     return fx.GraphModule(own, graph)
+
+
+def pooled_first(model: nn.Module) -> nn.Module:
+    """A model that pools before ReLU where it pools after it: the maximum commutes with it, and gradients do, too.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        In training mode. It is returned where nothing is to be changed, or more is in it than known layers.
+
+    Returns
+    -------
+    torch.nn.Module
+        With the same parameters.
+    """
+    try:
+        module = recognised(model)
+    except NotApart:
+        return model
+    changed = False
+    for pool in list(module.graph.nodes):
+        before = pool.args[0] if pool.args else None
+        if not (isinstance(before, fx.Node) and len(before.users) == 1 and _is_pooling(module, pool)):
+            continue
+        if before.op == "call_module" and type(module.get_submodule(str(before.target))) is not nn.ReLU:
+            continue
+        if before.op != "call_module" and before.target not in (F.relu, torch.relu, "relu"):
+            continue
+        pool.replace_input_with(before, before.all_input_nodes[0])
+        with module.graph.inserting_after(pool):
+            after = module.graph.create_node(before.op, before.target, (pool,), before.kwargs)
+        pool.replace_all_uses_with(after, delete_user_cb=lambda user, own=after: user is not own)
+        module.graph.erase_node(before)
+        changed = True
+    return fx.GraphModule(module, module.graph) if changed else model
+
+
+def _is_pooling(module: fx.GraphModule, node: fx.Node) -> bool:
+    if node.op == "call_module":
+        layer = module.get_submodule(str(node.target))
+        return type(layer) is nn.MaxPool2d and not layer.return_indices
+    return node.target is F.max_pool2d and not node.kwargs.get("return_indices")
 
 
 def check(module: fx.GraphModule, x: Tensor) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedveil.errors import FieldError, require_choice, require_count
 from fedveil.layout import Layout
-from fedveil.learning.losses import Loss, evaluating, loss_of, outputs_of
+from fedveil.learning.losses import LossFunction, evaluating, loss_of, outputs_of
 from fedveil.mechanisms.source import keyed_seed
 
 Rectangle = tuple[int, int, int, int]
@@ -28,7 +28,7 @@ _ELEMENTS = 1 << 24  # tangent elements held at once: bounds the memory of a chu
 
 def layer_scores(
     module: nn.Module,
-    loss: str | Loss,
+    loss: str | LossFunction,
     x: Tensor,
     y: Tensor,
     region: Region,
@@ -87,7 +87,7 @@ def layer_scores(
 def score_models(
     module: nn.Module,
     layout: Layout,
-    loss: str | Loss,
+    loss: str | LossFunction,
     models: Tensor,
     x: Tensor,
     y: Tensor,
@@ -120,7 +120,7 @@ def score_models(
 def score_maps(
     module: nn.Module,
     layout: Layout,
-    loss: str | Loss,
+    loss: str | LossFunction,
     vector: Tensor,
     x: Tensor,
     y: Tensor,
@@ -188,7 +188,7 @@ class _Answers:
 
     module: nn.Module
     layout: Layout
-    loss: str | Loss
+    loss: str | LossFunction
     method: str
     probes: int
     seed: int

@@ -16,6 +16,8 @@ Ints = NDArray[np.int64]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MASK = (1 << 64) - 1
+_ROUNDS = [(np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint64(0x94D049BB133111EB))]
+_LAST = np.uint64(31)
 
 
 def stream(key: Key, purpose: str, generator: torch.Generator | None = None) -> torch.Generator:
@@ -44,29 +46,32 @@ def epoch_orders(keys: Sequence[Key], examples: Sequence[int] | Ints, epochs: in
     ndarray
         [E * sum(N)] int64: client by client, epoch by epoch, numbers from 0 to N - 1.
     """
-    counts = np.repeat(np.asarray(examples, np.int64), epochs)  # of each group, a client's epoch
-    group = np.repeat(np.arange(len(counts)), counts)
-    starts = np.cumsum(counts) - counts
-    index = np.arange(len(group)) - starts[group]
+    counts = np.asarray(examples, np.int64)
+    table = order_table(keys, counts, epochs)
+    return table[np.broadcast_to(np.arange(table.shape[2]) < counts[:, None, None], table.shape)]
+
+
+def order_table(keys: Sequence[Key], counts: Ints, epochs: int) -> Ints:
+    """The same as a table [n, E, largest N]; what stands behind a client's N numbers means nothing."""
+    index: Words = np.arange(counts.max(initial=0), dtype=np.uint64)
     with np.errstate(over="ignore"):
-        words = np.repeat(_seeds(keys), epochs) + _GOLDEN * np.tile(
-            np.arange(1, epochs + 1, dtype=np.uint64), len(keys)
-        )
-        hashed = _mixed(_mixed(words)[group] + _GOLDEN * index.astype(np.uint64))
-    return index[np.lexsort((hashed, group))]
+        words: Words = np.add(_seeds(keys)[:, None], _GOLDEN * np.arange(1, epochs + 1, dtype=np.uint64))
+        hashed = _mixed(_mixed(words)[:, :, None] + _GOLDEN * index)
+    if counts.min(initial=len(index)) < len(index):
+        np.copyto(hashed, np.uint64(_MASK), where=(np.arange(len(index)) >= counts[:, None])[:, None])
+    return hashed.argsort(axis=2, kind="stable")  # so that no hash stands behind the places that nobody fills
 
 
 def _seeds(keys: Sequence[Key]) -> Words:
-    columns = np.array([[part & _MASK for part in key] for key in keys], dtype=np.uint64)
+    columns = _mixed(np.array([[part & _MASK for part in key] for key in keys], dtype=np.uint64).T + _GOLDEN)
     state = np.zeros(len(keys), dtype=np.uint64)
-    with np.errstate(over="ignore"):
-        for column in columns.T:
-            state = _mixed((state + _GOLDEN) ^ _mixed(column + _GOLDEN))
+    for column in columns:
+        state = _mixed((state + _GOLDEN) ^ column)
     return state
 
 
 def _mixed(words: Words) -> Words:
     """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014)."""
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
+    for shift, factor in _ROUNDS:
+        words = (words ^ (words >> shift)) * factor
+    return words ^ (words >> _LAST)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from fedveil.layout import Layout
+from fedveil.learning.gradients import Formed, Found, Gradients
 from fedveil.learning.labels import masked, usable
-from fedveil.learning.layerwise import Gradients, grouped, weighted, without
 from fedveil.learning.losses import LOSSES, outputs_of
 from fedveil.learning.recognised import fresh, generators_of
 from fedveil.mechanisms.source import keyed_seed
@@ -75,14 +75,14 @@ class ByOperators:
                 raise ByValue(f"{type(self._model).__name__} uses {node.target}, which may follow values")
         self._graphs[x.shape] = graph, outputs
 
-    def __call__(self, x: Tensor, y: Tensor, here: Tensor) -> tuple[Gradients, Tensor, Tensor]:
+    def __call__(self, x: Tensor, y: Tensor, here: Tensor, lengths: Tensor | None = None) -> Found:
         """Gradients, losses [B], and which examples [B] have both."""
         graph, outputs = self._graphs[x.shape]
         y, good = usable(y, (len(x), *outputs), self._loss)
         with seeded(self._generator), torch.no_grad():
             named, losses = graph(self._parameters(), x, masked(y, (len(x), *outputs), self._loss)[0])
-        rows = [named[name].reshape(len(x), -1).to(self._layout.dtype) for name in self._layout.names]
-        return GradientRows(torch.cat(rows, 1).detach()), losses.detach(), here & good
+        formed = Formed({name: named[name].detach() for name in self._layout.names})
+        return Gradients([formed], self._layout), losses.detach(), here & good
 
     def _parameters(self) -> dict[str, Tensor]:
         every = dict(self._model.named_parameters())
@@ -97,7 +97,7 @@ class OneByOne:
         self.held = layout.size
         self.failure: Exception | None = None
 
-    def __call__(self, x: Tensor, y: Tensor, here: Tensor) -> tuple[Gradients, Tensor, Tensor]:
+    def __call__(self, x: Tensor, y: Tensor, here: Tensor, lengths: Tensor | None = None) -> Found:
         """Gradients, losses [B], and which examples [B] have both: one that raises has not."""
         rows = torch.zeros((len(x), self._layout.size), dtype=self._layout.dtype, device=x.device)
         losses, good = torch.zeros(len(x), dtype=self._layout.dtype, device=x.device), here.clone()
@@ -109,7 +109,8 @@ class OneByOne:
                 except Exception as error:
                     self.failure, good[i] = error, False
             self._draw_from(seed, len(x))
-        return GradientRows(rows), losses, good
+        formed = Formed({b.name: rows[:, b.start : b.stop] for b in self._layout.blocks})
+        return Gradients([formed], self._layout), losses, good
 
     def _draw_from(self, seed: int | None, place: int) -> None:
         """Let masks follow an example's place: one stream for all would tell who came before, by 32 bits of seed."""
@@ -126,31 +127,6 @@ class OneByOne:
         found = torch.autograd.grad(loss, shared, allow_unused=True)
         blocks = [torch.zeros_like(p) if g is None else g for p, g in zip(shared, found, strict=True)]
         return torch.cat([g.reshape(-1).to(self._layout.dtype) for g in blocks]), loss.detach()
-
-
-class GradientRows:
-    """Gradients [B, d] of single examples; see `fedveil.learning.layerwise.Gradients`."""
-
-    def __init__(self, rows: Tensor) -> None:
-        self._rows = rows
-
-    @property
-    def squares(self) -> Tensor:
-        """Their squared norms [B], in float64."""
-        lengths: Tensor = torch.linalg.vector_norm(self._rows, dim=1, dtype=torch.float64)
-        return lengths.square()
-
-    def parts(self) -> list[Tensor]:
-        """The rows."""
-        return [self._rows]
-
-    def means(self, weights: Tensor, each: int) -> Tensor:
-        """Weighted sums of every `each` rows."""
-        return grouped(without(self._rows, weights == 0), weights, each)
-
-    def sum(self, scale: Tensor) -> Tensor:
-        """Their sum [d] with factors [B]."""
-        return weighted(self._rows if scale.all() else without(self._rows, scale == 0), scale)
 
 
 @contextmanager

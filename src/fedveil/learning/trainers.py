@@ -12,7 +12,6 @@ from fedveil.learning.batched import BatchedTrainer
 from fedveil.learning.local import LocalTraining
 from fedveil.learning.private import PrivateTrainer
 from fedveil.learning.stacked import NotStackable
-from fedveil.learning.training import Hook
 from fedveil.learning.workers import WorkerTrainer
 from fedveil.methods.facts import NoisySteps
 
@@ -26,7 +25,6 @@ def make_trainer(
     local: LocalTraining,
     kind: str = "auto",
     *,
-    hook: Hook | None = None,
     device: str = "cpu",
     workers: int = 1,
     precision: str = "full",
@@ -36,36 +34,36 @@ def make_trainer(
 
     Parameters
     ----------
-    model, layout, local, hook, device
+    model, layout, local, device
         See `SequentialTrainer`.
     kind : {"auto", "batched", "sequential"}
         ``"auto"`` batches every model that can be batched, in blocks whose size `BatchedTrainer` takes from the size
         of the model, and trains one client after another otherwise, with one line in the log. ``"sequential"`` gives
-        the same bits whoever else is trained, under every engine; the others agree with it within the tolerances
-        that `BatchedTrainer` states.
+        the same bits whoever else is trained, under every engine, and runs the model's own code; the others agree with
+        it within the tolerances that `BatchedTrainer` states.
     workers : int
         Threads over clients or blocks of clients.
     precision : {"full", "bfloat16"}
-        See `BatchedTrainer`; only with it.
+        See `SequentialTrainer`, which trains what is not ``"full"``.
     noisy : NoisySteps, optional
         Noise inside training: the answer is then a `PrivateTrainer`, whatever the kind.
 
     Raises
     ------
     NotStackable
-        If ``"batched"``, or a precision that only batches have, is asked of a model that cannot be batched.
+        If ``"batched"`` is asked of a model that cannot be batched.
     """
     require_choice("trainer", kind, TRAINERS)
     if noisy is not None:
         require_choice("precision", precision, ("full",))
         return PrivateTrainer(model, layout, local, noisy, device)
-    if kind != "sequential":
+    if kind == "batched":
+        require_choice("precision", precision, ("full",))
+    if kind != "sequential" and precision == "full":
         try:
-            return BatchedTrainer(model, layout, local, hook, device, workers=workers, precision=precision)
+            return BatchedTrainer(model, layout, local, device, workers=workers)
         except NotStackable as error:
-            if kind == "batched" or precision != "full":
+            if kind == "batched":
                 raise
             _LOG.info("clients are trained one after another: %s", error.reason)
-    elif precision != "full":
-        require_choice("precision", precision, ("full",))
-    return WorkerTrainer(model, layout, local, hook, device, workers)
+    return WorkerTrainer(model, layout, local, device, workers, precision=precision, rearrange=kind == "auto")

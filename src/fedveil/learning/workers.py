@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -11,9 +13,11 @@ from fedveil.errors import require_workers
 from fedveil.layout import Layout
 from fedveil.learning.clients import ClientData
 from fedveil.learning.local import LocalTraining, Trained
+from fedveil.learning.recognised import recognised
+from fedveil.learning.rules import NotApart
 from fedveil.learning.streams import Key
 from fedveil.learning.threads import Threads
-from fedveil.learning.training import Hook, SequentialTrainer, check_request
+from fedveil.learning.training import SequentialTrainer, check_request
 
 _LOG = logging.getLogger(__name__)
 # Modules of torch.nn that draw from the global generator, which threads would share (dropout is keyed).
@@ -28,8 +32,8 @@ class WorkerTrainer:
 
     Parameters
     ----------
-    model, layout, local, hook, device
-        See `SequentialTrainer`. A hook is called from several threads.
+    model, layout, local, device, precision, rearrange
+        See `SequentialTrainer`.
     workers : int
         Threads. Models with modules that this library does not know to be free of shared randomness are trained by
         one worker, with one line in the log.
@@ -40,9 +44,11 @@ class WorkerTrainer:
         model: nn.Module,
         layout: Layout,
         local: LocalTraining,
-        hook: Hook | None = None,
         device: str = "cpu",
         workers: int = 2,
+        *,
+        precision: str = "full",
+        rearrange: bool = False,
     ) -> None:
         workers = require_workers("workers", workers)
         unknown = None if workers == 1 else _unknown(model)
@@ -50,10 +56,9 @@ class WorkerTrainer:
             _LOG.info("training on one worker: %s may draw from the shared generator", unknown)
             workers = 1
         self._threads, shared = Threads(), workers == 1
-        stay = self._threads.stay
+        how: dict[str, Any] = {"precision": precision, "rearrange": rearrange, "before_step": self._threads.stay}
         self._trainers = [
-            SequentialTrainer(model, layout, local, hook, device, shared_random=shared, before_step=stay)
-            for _ in range(workers)
+            SequentialTrainer(model, layout, local, device, shared_random=shared, **how) for _ in range(workers)
         ]
 
     @property
@@ -76,7 +81,13 @@ class WorkerTrainer:
 
 
 def _unknown(model: nn.Module) -> str | None:
-    """Name the first module whose class is not from torch.nn or this library, or that is known to draw."""
+    """Name the first module whose class is not from torch.nn or this library, or that is known to draw.
+
+    A module of yours is no such one where it can be read, and is no more than known layers.
+    """
+    with suppress(NotApart):
+        recognised(model)
+        return None
     for module in model.modules():
         kind = type(module)
         ours = kind.__module__.startswith(("torch.nn.", "fedveil."))

@@ -1,24 +1,17 @@
 """Draw noise: mechanisms and the sources of their randomness."""
 
-from fedveil.mechanisms.discrete import DiscreteGaussianNoise, WideGaussianNoise, to_grid
-from fedveil.mechanisms.noise import MECHANISMS, EuclideanLaplaceNoise, GaussianNoise, Mechanism, gaussian_sigma, noised
-from fedveil.mechanisms.secure import KeyedSource, SecureSource
-from fedveil.mechanisms.source import NoSource, ReproducibleSource, Source, keyed_seed
-
-__all__ = [
-    "MECHANISMS",
-    "DiscreteGaussianNoise",
-    "EuclideanLaplaceNoise",
-    "GaussianNoise",
-    "KeyedSource",
-    "Mechanism",
-    "NoSource",
-    "ReproducibleSource",
-    "SecureSource",
-    "Source",
-    "WideGaussianNoise",
-    "gaussian_sigma",
-    "keyed_seed",
-    "noised",
-    "to_grid",
-]
+from fedveil.mechanisms.discrete import DiscreteGaussianNoise as DiscreteGaussianNoise
+from fedveil.mechanisms.discrete import WideGaussianNoise as WideGaussianNoise
+from fedveil.mechanisms.discrete import to_grid as to_grid
+from fedveil.mechanisms.noise import MECHANISMS as MECHANISMS
+from fedveil.mechanisms.noise import EuclideanLaplaceNoise as EuclideanLaplaceNoise
+from fedveil.mechanisms.noise import GaussianNoise as GaussianNoise
+from fedveil.mechanisms.noise import Mechanism as Mechanism
+from fedveil.mechanisms.noise import gaussian_sigma as gaussian_sigma
+from fedveil.mechanisms.noise import noised as noised
+from fedveil.mechanisms.secure import KeyedSource as KeyedSource
+from fedveil.mechanisms.secure import SecureSource as SecureSource
+from fedveil.mechanisms.source import NoSource as NoSource
+from fedveil.mechanisms.source import ReproducibleSource as ReproducibleSource
+from fedveil.mechanisms.source import Source as Source
+from fedveil.mechanisms.source import keyed_seed as keyed_seed

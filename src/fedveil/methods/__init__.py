@@ -2,35 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from fedveil.aggregation import Aggregator
 from fedveil.errors import FieldError, nearest
-from fedveil.methods.contract import ClientSide, Method, ServerSide
-from fedveil.methods.facts import (
-    Broadcast,
-    ClientFacts,
-    Combined,
-    NoisySteps,
-    Protected,
-    PublicFacts,
-    Refusal,
-    Releases,
-    ServerFacts,
-)
-from fedveil.methods.fedre import FedRE, PerturbationAware
-from fedveil.methods.global_dp import GlobalDP
-from fedveil.methods.group_privacy import Clusters, GroupPrivacy
-from fedveil.methods.ifca import ReportedClusters, ReportsIndex
-from fedveil.methods.metric_privacy import MetricPrivacy
-from fedveil.methods.plain import Plain, TrustedServer
-from fedveil.methods.publishing import Publishing
-from fedveil.methods.record import RecordDP, RecordShares, TrustedSum
-from fedveil.methods.record_secure import RecordSecure, SecureSum
-from fedveil.methods.replies import check_figures, check_reply, models_of, stack_counts, stack_models
-from fedveil.methods.sga_central import SGACentral
-from fedveil.methods.sga_ldp import SGALDP
+from fedveil.methods.central import CentralState as CentralState
+from fedveil.methods.contract import ClientSide as ClientSide
+from fedveil.methods.contract import CohortSide as CohortSide
+from fedveil.methods.contract import Method as Method
+from fedveil.methods.contract import NoisyClientSide as NoisyClientSide
+from fedveil.methods.contract import ServerSide as ServerSide
+from fedveil.methods.facts import Broadcast as Broadcast
+from fedveil.methods.facts import ClientFacts as ClientFacts
+from fedveil.methods.facts import Combined as Combined
+from fedveil.methods.facts import NoisySteps as NoisySteps
+from fedveil.methods.facts import Protected as Protected
+from fedveil.methods.facts import PublicFacts as PublicFacts
+from fedveil.methods.facts import Refusal as Refusal
+from fedveil.methods.facts import Releases as Releases
+from fedveil.methods.facts import ServerFacts as ServerFacts
+from fedveil.methods.fedre import FedRE as FedRE
+from fedveil.methods.fedre import LastScores as LastScores
+from fedveil.methods.fedre import PerturbationAware as PerturbationAware
+from fedveil.methods.global_dp import GlobalDP as GlobalDP
+from fedveil.methods.group_privacy import Clusters as Clusters
+from fedveil.methods.group_privacy import GroupPrivacy as GroupPrivacy
+from fedveil.methods.ifca import ReportedClusters as ReportedClusters
+from fedveil.methods.ifca import ReportsIndex as ReportsIndex
+from fedveil.methods.metric_privacy import MetricPrivacy as MetricPrivacy
+from fedveil.methods.plain import Plain as Plain
+from fedveil.methods.plain import TrustedServer as TrustedServer
+from fedveil.methods.publishing import Publishing as Publishing
+from fedveil.methods.record import RecordDP as RecordDP
+from fedveil.methods.record_terms import fitting as fitting
+from fedveil.methods.record_terms import require_own_sum
+from fedveil.methods.replies import CohortReplies as CohortReplies
+from fedveil.methods.replies import Stacked as Stacked
+from fedveil.methods.replies import check_figures as check_figures
+from fedveil.methods.replies import check_reply as check_reply
+from fedveil.methods.replies import in_order as in_order
+from fedveil.methods.replies import models_of as models_of
+from fedveil.methods.replies import stack_counts as stack_counts
+from fedveil.methods.replies import stack_models as stack_models
+from fedveil.methods.secure_sum import SecureSum as SecureSum
+from fedveil.methods.sga_central import SGACentral as SGACentral
+from fedveil.methods.sga_ldp import SGALDP as SGALDP
+from fedveil.methods.sga_ldp import LastBroadcast as LastBroadcast
+from fedveil.methods.sums import TrustedSum as TrustedSum
+from fedveil.methods.validating import Validation as Validation
 from fedveil.registry import Registry
 
 
@@ -41,6 +62,11 @@ class Sides:
     client: type[Any]
     server: type[Any]
     summary: str
+
+    def server_of(self, client: Any) -> type[Any]:
+        """The server side's class: the client side's own word, where it has one."""
+        chosen: type[Any] = getattr(client, "server", self.server)
+        return chosen
 
 
 METHODS: Registry[Sides] = Registry(
@@ -54,12 +80,8 @@ METHODS: Registry[Sides] = Registry(
         "group": Sides(GroupPrivacy, Clusters, "group privacy: Laplace noise on each client, k-means on the server"),
         "ifca": Sides(ReportsIndex, ReportedClusters, "IFCA: clients report their cluster, no privacy"),
         "fedre": Sides(FedRE, PerturbationAware, "FedRE: layer-wise client noise from sensitive regions"),
-        "record": Sides(RecordDP, Plain, "record-level DP: noise inside each silo's training, nobody is trusted"),
-        "record-sum": Sides(
-            RecordShares, TrustedSum, "record-level DP: silos add shares of one sum's noise, a trusted sum"
-        ),
-        "record-secure": Sides(
-            RecordSecure, SecureSum, "record-level DP: silos add masked shares, a sum that nobody is trusted with"
+        "record": Sides(
+            RecordDP, SecureSum, "record- or person-level DP: noise inside each silo's training; sum: who is trusted"
         ),
         "sga-ldp": Sides(SGALDP, Plain, "SGA-LDP: client noise from the cosine of the update"),
         "sga-central": Sides(
@@ -69,11 +91,34 @@ METHODS: Registry[Sides] = Registry(
 )
 
 
+_FORMER = {"record-sum": "trusted", "record-secure": "secure"}  # names of configurations, and of results for ever
+
+
+def require_method(field: str, name: str) -> str:
+    """Return the name of a method, refusing all others; former names with what they are called now."""
+    if name in METHODS:
+        return name
+    if name in _FORMER:
+        raise FieldError(field, name, f'is called "record" with sum = "{_FORMER[name]}" in [privacy] now')
+    raise FieldError(field, name, f"{nearest(name, METHODS)} (vanilla: no privacy)")
+
+
+def formerly(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A method with its parameters as keys of results were first made of it: one name for the method and its sum."""
+    if values.get("method") != "record":
+        return dict(values)
+    kept = {key: value for key, value in values.items() if key != "sum"}
+    return {**kept, "method": next((name for name, sum_ in _FORMER.items() if sum_ == values.get("sum")), "record")}
+
+
+def is_central(name: str) -> bool:
+    """Whether a method trusts the server, whatever its parameters."""
+    return bool(METHODS[name].client.trust == "central")
+
+
 def parameters(name: str) -> dict[str, type[Any]]:
     """Names of a method's parameters, each with the side that owns it."""
-    if name not in METHODS:
-        raise FieldError("privacy.method", name, f"{nearest(name, METHODS)} (vanilla: no privacy)")
-    sides = METHODS[name]
+    sides = METHODS[require_method("privacy.method", name)]
     return {f.name: side for side in (sides.client, sides.server) for f in fields(side)}
 
 
@@ -106,8 +151,11 @@ def build(name: str, aggregator: Aggregator | None = None, **values: Any) -> Met
             raise FieldError(f"privacy.{key}", values[key], f"is no parameter of {name!r}; " + nearest(key, owners))
     sides = METHODS[name]
     client = sides.client(**{k: v for k, v in values.items() if owners[k] is sides.client})
-    server = sides.server(**{k: v for k, v in values.items() if owners[k] is sides.server})
-    return Method(name, client, server)
+    of_server = {k: v for k, v in values.items() if owners[k] is sides.server}
+    if isinstance(client, RecordDP):
+        for key, value in of_server.items():
+            require_own_sum(client.sum, key, value)
+    return Method(name, client, sides.server_of(client)(**of_server))
 
 
 def paired(client: ClientSide, aggregator: Aggregator | None = None) -> Method:
@@ -119,53 +167,10 @@ def paired(client: ClientSide, aggregator: Aggregator | None = None) -> Method:
         If its server side brings its own aggregation.
     """
     sides = next((s for s in METHODS.values() if s.client is type(client)), Sides(type(client), Plain, ""))
+    server = sides.server_of(client)
     if aggregator is None:
-        return Method(type(client).__name__, client, sides.server())
-    if "aggregator" not in {f.name for f in fields(sides.server)}:
+        return Method(type(client).__name__, client, server())
+    if "aggregator" not in {f.name for f in fields(server)}:
         accepted = f"{type(client).__name__} brings its own aggregation; leave it out"
         raise FieldError("aggregator", type(aggregator).__name__, accepted)
-    return Method(type(client).__name__, client, sides.server(aggregator=aggregator))
-
-
-__all__ = [
-    "METHODS",
-    "SGALDP",
-    "Broadcast",
-    "ClientFacts",
-    "ClientSide",
-    "Clusters",
-    "Combined",
-    "FedRE",
-    "GlobalDP",
-    "GroupPrivacy",
-    "Method",
-    "MetricPrivacy",
-    "NoisySteps",
-    "PerturbationAware",
-    "Plain",
-    "Protected",
-    "PublicFacts",
-    "Publishing",
-    "RecordDP",
-    "RecordSecure",
-    "RecordShares",
-    "Refusal",
-    "Releases",
-    "ReportedClusters",
-    "ReportsIndex",
-    "SGACentral",
-    "SecureSum",
-    "ServerFacts",
-    "ServerSide",
-    "Sides",
-    "TrustedServer",
-    "TrustedSum",
-    "build",
-    "check_figures",
-    "check_reply",
-    "models_of",
-    "paired",
-    "parameters",
-    "stack_counts",
-    "stack_models",
-]
+    return Method(type(client).__name__, client, server(aggregator=aggregator))

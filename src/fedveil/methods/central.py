@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import Guarantee, Relation, Spend, compose_mu
+from fedveil.accounting.bounds import GDP, ZCDP, Bound, Heuristic
 from fedveil.accounting.conditions import FIXED_COHORT
 from fedveil.accounting.events import FACTOR
 from fedveil.aggregation import Aggregator, FedAvg, Updates, WeightedMean, padded, require_rule
@@ -18,7 +19,7 @@ from fedveil.clipping import QuantileClip
 from fedveil.errors import FieldError, Suggesting, require_choice, require_noise, require_positive
 from fedveil.mechanisms import MECHANISMS, DiscreteGaussianNoise, Source, to_grid
 from fedveil.methods.facts import Combined, Releases, ServerFacts
-from fedveil.methods.replies import models_of, stack_counts
+from fedveil.methods.replies import stack_counts, updates_of
 
 Order = Literal["formal", "printed"]
 
@@ -162,7 +163,7 @@ class CentralNoise(Suggesting, ABC):
     def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: CentralState, source: Source) -> Combined:
         """Clip, aggregate, add noise (Algorithm 1 of the metric-privacy paper, with theta + clip(update))."""
         theta, cohort, bound = facts.broadcast.models[0], facts.broadcast.public.cohort, state.clip
-        updates, counts = Updates(models_of(replies), theta), stack_counts(replies)
+        updates, counts = updates_of(replies, theta), stack_counts(replies)
         lengths, clipped = updates.lengths, updates.clipped(bound)
         if self.order == "formal":
             weights = padded(self.aggregator.planned_weights(counts, len(updates), cohort), cohort)
@@ -258,22 +259,23 @@ class CentralNoise(Suggesting, ABC):
         slope = self.aggregator.lipschitz(weights)
         if self.order == "formal" and self.aggregator.by_examples:
             slope = None  # a private count moves the release even where the update stays
+        if self.noise == "discrete":
+            proven: Bound = ZCDP((sensitivity / sigma) ** 2 / 2)
+        else:
+            proven = GDP(sensitivity / sigma, None if slope is None else slope / sigma)
         guarantee = Guarantee(
             unit="client",
             relation=self.relation,
             trust="central",
-            status="conditional" if conditions else "formal",
             scope="round",
-            mu=sensitivity / sigma if self.noise == "gaussian" else None,
-            mu_per_distance=slope / sigma if slope is not None and self.noise == "gaussian" else None,
-            rho=(sensitivity / sigma) ** 2 / 2 if self.noise == "discrete" else None,
+            bound=proven,
             conditions=conditions,
         )
         return Spend(guarantee=guarantee, mechanism=PROVEN[self.noise], scale=(sigma,), sensitivity=sensitivity)
 
     def _heuristic(self, reason: str, sigma: float) -> Spend:
         guarantee = Guarantee(
-            unit="client", relation=self.relation, trust="central", status="heuristic", scope="round", reason=reason
+            unit="client", relation=self.relation, trust="central", scope="round", bound=Heuristic(reason)
         )
         return Spend(guarantee=guarantee, mechanism=PROVEN.get(self.noise, self.noise), scale=(sigma,))
 
@@ -293,7 +295,7 @@ def _with_bit(spend: Spend, adaptive: QuantileClip) -> Spend:
     both = compose_mu((spend.guarantee.mu, bit))
     charge = None if spend.charge is None else compose_mu((spend.charge, bit))
     # a client's bit moves with its update: the curve over the update's distance says nothing of it
-    return replace(spend, guarantee=replace(spend.guarantee, mu=both, mu_per_distance=None), charge=charge)
+    return replace(spend, guarantee=replace(spend.guarantee, bound=GDP(both)), charge=charge)
 
 
 def _integer_mean(clipped: Tensor, bound: float, sigma: float, cohort: int, source: Source) -> Tensor:

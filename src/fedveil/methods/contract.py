@@ -26,6 +26,7 @@ from fedveil.methods.facts import (
     Releases,
     ServerFacts,
 )
+from fedveil.secure import SumContext
 
 SMALL = 1024  # parameters up to which a cohort is protected together: longer sums are taken in blocks of another size
 
@@ -46,9 +47,12 @@ class ClientSide(Protocol):
         Whether a release is a share 1 / rounds of a promised total, so that no more than `rounds` may leave.
     """
 
-    trust: ClassVar[Trust]
     most_models: ClassVar[int | None]
     composed: ClassVar[bool]
+
+    @property
+    def trust(self) -> Trust:
+        """The trust model, as above."""
 
     @property
     def needs(self) -> frozenset[str]:
@@ -83,6 +87,9 @@ class NoisyClientSide(ClientSide, Protocol):
 
     def budget(self) -> SpendFilter | None:
         """A filter that holds a client to the steps planned; None without a plan."""
+
+    def question(self, broadcast: Broadcast, layout: Layout) -> SumContext | None:
+        """What the sites of a secure sum are asked by a broadcast; None where there is none."""
 
     def require_terms(self, releases: Releases) -> None:
         """Refuse, on the server, a reply whose noise cannot be part of what is promised about all (`ReplyError`)."""
@@ -159,6 +166,11 @@ class Method:
     def planned(self) -> int | None:
         """Rounds that its noise was planned for, where it was."""
         return getattr(self.server, "rounds", None) or getattr(self.client, "rounds", None)
+
+    @property
+    def least_sites(self) -> int:
+        """Sites of the smallest roster of a secure sum; 0 where there is none."""
+        return int(getattr(self.client, "least_sites", 0))
 
     @property
     def together(self) -> CohortSide | None:

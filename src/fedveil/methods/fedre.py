@@ -17,6 +17,7 @@ from typing import ClassVar, Literal
 import torch
 
 from fedveil.accounting import Guarantee, Relation, Release, Spend, SpendFilter, Trust, model_of, nothing
+from fedveil.accounting.bounds import GDP, Heuristic
 from fedveil.accounting.conditions import LIVENESS
 from fedveil.aggregation import NoState, perturbation_weights
 from fedveil.calibration import LayerSensitivity
@@ -195,11 +196,9 @@ class FedRE(Suggesting):
             unit="client",
             relation="replace-one",
             trust="local",
-            status="conditional" if formal else "heuristic",
-            conditions=(LIVENESS,) if formal else (),
             scope="round",
-            mu=self._round_mu(rounds) if formal else None,
-            reason="" if formal else reason,
+            bound=GDP(self._round_mu(rounds)) if formal else Heuristic(reason),
+            conditions=(LIVENESS,) if formal else (),
         )
         return Spend(guarantee=guarantee, mechanism="gaussian", scale=deviations)
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import median
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from fedveil.accounting import (
     model_of,
     nothing,
 )
+from fedveil.accounting.bounds import Bound, Heuristic, MetricDP, MetricGDP
 from fedveil.accounting.conditions import LIVENESS
 from fedveil.aggregation import NoState, cluster_means, halves
 from fedveil.calibration import NeighbourhoodLaplace
@@ -175,25 +176,25 @@ class GroupPrivacy(Suggesting):
 def _spend_of(side: GroupPrivacy, dimension: int, apart: float | None) -> Spend:
     """What a participation costs, without the private scale; the same for every client of a round."""
     leakage: float | None = NeighbourhoodLaplace(side.noise_multiplier).leakage(dimension)
-    promise: dict[str, Any] = {"status": "heuristic", "reason": PRIVATE_SCALE}
+    bound: Bound = Heuristic(PRIVATE_SCALE)
     scale: tuple[float, ...] = ()
     mechanism = "euclidean-laplace"
     if side.radius is not None:
         epsilon = dimension / (side.noise_multiplier * side.radius)
         seen = ((EuclideanLaplace(dimension, epsilon), 1),)
-        promise = {"epsilon_per_distance": epsilon, "events_per_distance": seen}
+        bound = MetricDP(epsilon, seen)
         scale = (epsilon,)
         if side.distribution == "gaussian":
             sigma = side.noise_multiplier * side.radius / mean_length(dimension)
-            promise, scale, leakage, mechanism = {"mu_per_distance": 1 / sigma}, (sigma,), None, "gaussian"
-        promise |= {"status": "conditional", "conditions": (LIVENESS,)}
+            bound, scale, leakage, mechanism = MetricGDP(1 / sigma), (sigma,), None, "gaussian"
     guarantee = Guarantee(
         unit="parameter vector",
         relation="replace-one",
         trust="local",
         scope="round",
+        bound=bound,
         hypotheses_apart=apart,
-        **promise,
+        conditions=() if side.radius is None else (LIVENESS,),
     )
     return Spend(guarantee=guarantee, mechanism=mechanism, scale=scale, leakage=leakage)
 

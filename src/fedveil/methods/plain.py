@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import torch
 
 from fedveil.accounting import Relation, Spend, SpendFilter, Trust, nothing
-from fedveil.aggregation import Aggregator, FedAvg, NoState, Updates, require_rule
+from fedveil.aggregation import Aggregator, FedAvg, NoState, require_rule
 from fedveil.errors import Suggesting
 from fedveil.layout import Layout
 from fedveil.mechanisms import Source
 from fedveil.methods.facts import Broadcast, ClientFacts, Combined, Protected, Releases, ServerFacts
-from fedveil.methods.replies import models_of, stack_counts
+from fedveil.methods.replies import stack_counts, updates_of
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Plain(Suggesting):
     def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: Any, source: Source) -> Combined:
         """Reduce and step; where fewer reply than the rule needs, absent clients count as zero updates."""
         theta, rule = facts.broadcast.models[0], self.aggregator.for_round(state, source, facts.public_update)
-        updates = Updates(models_of(replies), theta)
+        updates = updates_of(replies, theta)
         weights = rule.weights(stack_counts(replies), len(updates))
         size = max(len(updates), min(rule.least, facts.broadcast.public.cohort))
         model, state = rule.step(theta, updates.reduce(rule, weights, size).to(theta.dtype), state)

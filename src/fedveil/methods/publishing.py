@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import Guarantee, Relation, Release, Spend
+from fedveil.accounting.bounds import GDP, Heuristic
 from fedveil.accounting.events import FACTOR
 from fedveil.errors import FieldError, require_choice, require_noise, require_positive
 from fedveil.mechanisms import GaussianNoise, Source, noised
@@ -98,9 +99,8 @@ class Publishing:
             unit="client",
             relation=relation,
             trust="central",
-            status="conditional" if conditions else "formal",
             scope="round",
-            mu=factor / self.noise_multiplier,
+            bound=GDP(factor / self.noise_multiplier),
             conditions=conditions,
         )
         scale = tuple((sigma * ranges).tolist())
@@ -125,6 +125,6 @@ def _named(names: Sequence[str], values: Tensor) -> tuple[Release, ...]:
 def _unprotected(relation: Relation) -> Spend:
     return Spend(
         guarantee=Guarantee(
-            unit="client", relation=relation, trust="central", status="heuristic", scope="round", reason=IN_THE_CLEAR
+            unit="client", relation=relation, trust="central", scope="round", bound=Heuristic(IN_THE_CLEAR)
         )
     )

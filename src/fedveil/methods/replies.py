@@ -2,16 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from math import isfinite
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedveil.accounting import count_of, model_of
+from fedveil.accounting import Release, count_of, model_of
+from fedveil.aggregation import Updates
 from fedveil.clipping import norms
 from fedveil.errors import FieldError, ReplyError
 from fedveil.methods.facts import Releases
+
+
+class Stacked(Sequence[Releases]):
+    """Replies of clients that trust the server, looked at together; one of them is made when it is asked for.
+
+    Parameters
+    ----------
+    models : sequence of Tensor
+        n of one shape and type [d].
+    start : Tensor
+        [d], the model that was broadcast.
+    counts : Tensor
+        [n], float64.
+    losses : Tensor
+        [n], float64, the clients' training losses.
+    """
+
+    def __init__(self, models: Sequence[Tensor], start: Tensor, counts: Tensor, losses: Tensor) -> None:
+        self.models, self.start, self.counts, self.losses = models, start, counts, losses
+
+    @cached_property
+    def updates(self) -> Updates:
+        """What the clients changed, checked and clipped as one tensor."""
+        return Updates(self.models, self.start)
+
+    def __len__(self) -> int:
+        return len(self.models)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return Stacked(self.models[index], self.start, self.counts[index], self.losses[index])
+        metric = Release("metric", self.losses[index], "train_loss")
+        return Release("model", self.models[index]), Release("count", self.counts[index]), metric
+
+    def sound(self, dimension: int, dtype: torch.dtype) -> bool:
+        """Whether `check_reply` would admit each of them, whether or not the rule needs their counts."""
+        if self.start.dtype != dtype or self.models[0].dtype != dtype or self.models[0].shape != (dimension,):
+            return False
+        try:
+            self.updates.lengths  # noqa: B018 - of finite numbers, or an error
+        except FieldError:
+            return False
+        return 0 <= float(self.counts.min()) <= float(self.counts.max()) <= LARGEST_COUNT
+
+
+class CohortReplies(Mapping[int, Releases]):
+    """Replies by partition, ascending, whose models are one tensor.
+
+    Parameters
+    ----------
+    partitions : sequence of int
+        Ascending.
+    stacked : Stacked
+        In that order.
+    """
+
+    def __init__(self, partitions: Sequence[int], stacked: Stacked) -> None:
+        self.partitions, self.stacked = tuple(partitions), stacked
+
+    def __getitem__(self, partition: int) -> Releases:
+        try:
+            return self.stacked[self.partitions.index(partition)]  # type: ignore[no-any-return]
+        except ValueError:
+            raise KeyError(partition) from None
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.partitions)
+
+    def __len__(self) -> int:
+        return len(self.partitions)
+
+
+def in_order(replies: Mapping[int, Releases]) -> Sequence[Releases]:
+    """The replies in the order of the mapping."""
+    return replies.stacked if isinstance(replies, CohortReplies) else list(replies.values())
+
 
 LARGEST_COUNT = 2.0**53  # sums of larger ones could overflow, and would end the run for everybody
 
@@ -65,8 +144,10 @@ def _check_count(count: float | None) -> None:
         raise ReplyError(f"the example count is {count:g}; it must be from 0 to 2^53")
 
 
-def models_of(replies: Sequence[Releases]) -> list[Tensor]:
+def models_of(replies: Sequence[Releases]) -> Sequence[Tensor]:
     """The received models [d], one a reply."""
+    if isinstance(replies, Stacked):
+        return replies.models
     models = [m for m in map(model_of, replies) if m is not None]
     if not models or len(models) < len(replies):
         raise ReplyError("combine needs at least one reply, each with a model")
@@ -75,10 +156,19 @@ def models_of(replies: Sequence[Releases]) -> list[Tensor]:
 
 def stack_models(replies: Sequence[Releases]) -> Tensor:
     """The received models as one tensor [n, d]."""
-    return torch.stack(models_of(replies))
+    return torch.stack(list(models_of(replies)))
+
+
+def updates_of(replies: Sequence[Releases], start: Tensor) -> Updates:
+    """The received models minus the one [d] that was broadcast."""
+    if isinstance(replies, Stacked) and replies.start.data_ptr() == start.data_ptr():
+        return replies.updates
+    return Updates(models_of(replies), start)
 
 
 def stack_counts(replies: Sequence[Releases]) -> Tensor | None:
     """The received example counts [n] in float64, or None unless every reply has one."""
+    if isinstance(replies, Stacked):
+        return replies.counts
     counts = [count_of(r) for r in replies]
     return None if any(c is None for c in counts) else torch.tensor(counts, dtype=torch.float64)

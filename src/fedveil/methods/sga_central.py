@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import Guarantee, Relation, Release, Spend
+from fedveil.accounting.bounds import Heuristic
 from fedveil.aggregation import Aggregator, FedAvg, cluster_means
 from fedveil.calibration import AlignmentLDP, cosine
 from fedveil.clipping import clip, norms
@@ -126,9 +127,8 @@ class SGACentral:
             unit="client",
             relation=self.relation,
             trust="central",
-            status="heuristic",
             scope="round",
-            reason="the noise's size depends on the clients' unprotected updates",
+            bound=Heuristic("the noise's size depends on the clients' unprotected updates"),
         )
         report = {
             **found.report,

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import Guarantee, Release, Spend, SpendFilter, Trust, compose_mu, model_of, nothing
+from fedveil.accounting.bounds import GDP, Heuristic
 from fedveil.accounting.conditions import LIVENESS
 from fedveil.calibration import AlignmentLDP, cosine
-from fedveil.calibration.alignment import cosines
+from fedveil.calibration.local import cosines
 from fedveil.clipping import clip
 from fedveil.errors import FieldError, Suggesting, require_choice, require_positive
 from fedveil.gdp import mu_of_epsilon
@@ -224,19 +225,17 @@ def _promise(side: SGALDP) -> Guarantee:
             unit="client",
             relation="zero-out",
             trust="local",
-            status="heuristic",
             scope="round",
-            reason="the noise's size depends on the private update",
+            bound=Heuristic("the noise's size depends on the private update"),
         )
     mu = _mu(side.epsilon_max, side.delta)
     return Guarantee(
         unit="client",
         relation="replace-one",
         trust="local",
-        status="conditional",
         scope="round",
         # static: calibrated to C, moved by 2C for any two inputs
-        mu=2 * mu if side.similarity == "update" else compose_mu((mu, *_beside(side))),
+        bound=GDP(2 * mu if side.similarity == "update" else compose_mu((mu, *_beside(side)))),
         conditions=(LIVENESS,),
     )
 

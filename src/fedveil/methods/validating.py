@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 
 from fedveil.accounting import Guarantee, Release, Spend, Trust, nothing
+from fedveil.accounting.bounds import GDP
 from fedveil.errors import require_choice, require_count, require_positive
 from fedveil.mechanisms import GaussianNoise, Source, noised
 from fedveil.methods.publishing import Publishing
@@ -65,9 +66,8 @@ class Validation:
             unit="client",
             relation="replace-one",
             trust="local",
-            status="conditional",
             scope="round",
-            mu=1 / self.noise_multiplier,
+            bound=GDP(1 / self.noise_multiplier),
             conditions=(ANSWERS,),
         )
         scale = (self.noise_multiplier * self.loss_range,)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedveil.attacks import ATTACKS, Weighing
-from fedveil.attacks.participation.adaptive import boundaries
+from fedveil.attacks.participation.weighing import boundaries
 from fedveil.attacks.statistics import roc
-from fedveil.audit import Audit
-from fedveil.audit.scoring import Scored, attack_of
+from fedveil.games import Audit
+from fedveil.games.scoring import Scored, attack_of
 from fedveil.report.audit_tables import SUPPOSED, by_attack
-from fedveil.report.canvas import MARKERS, keep, whole_numbers
-from fedveil.report.labels import Points, columns_within, labelled, legend_below, wrapped
+from fedveil.report.canvas import MARKERS, keep, labelled, legend_below, plain, whole_numbers, wrapped
+from fedveil.report.roc import in_turn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +31,6 @@ COLUMNS = 3  # of ROC panels, at most
 WIDTH = 11.0  # inches: of the evidence
 PANEL = 2.75  # inches: the width of a ROC panel among many
 NARROWEST = 7.0  # inches, for the areas above the ROC panels
-TURN = 0.05  # of a ROC curve's way, which is 2 long: what one of several that coincide is seen for
 ASPECT = 0.72  # of a ROC panel
 LINE = 0.19  # inches of a line of words
 STEP = 0.105  # inches between two settings of an attack
@@ -57,6 +55,7 @@ def _saved(figure: Figure | None, file: Path) -> Path | None:
 def audit_figure(found: Audit) -> Figure | None:
     """Areas under the ROC curve with their intervals, and the curves; None where no attack was judged."""
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
     rows = by_attack(found)
     if not rows:
@@ -65,24 +64,16 @@ def audit_figure(found: Audit) -> Figure | None:
     lines = -(-len(curved) // COLUMNS)
     columns = -(-len(curved) // lines)
     width = max(NARROWEST, PANEL * columns)
-    names = [wrapped(look.name, width - 1, 8) for look in looks.values()]
-    abreast = columns_within(names, width, 8)
-    legend = LINE * max(name.count("\n") + 1 for name in names) * -(-len(names) // abreast)
+    keys = {k.name: Line2D([], [], color=k.colour, marker=k.marker, markersize=3.5) for k in looks.values()}
+    legend = legend_below(Figure(figsize=(width, 1)), keys, size=8)
     panel = min(width / columns, 1.3 * PANEL) * ASPECT + 0.3
-    heights = [len(rows) * max(0.3, STEP * (len(names) + 1.5)) + legend + 0.7, panel * lines + 0.4]
-    runs = found.values["replicates"]
-    title = f"{found.values['name']}: {runs} independent runs with and {runs} without client {found.values['target']}"
-    title = wrapped(title, width, 10)
-    figure = Figure(figsize=(width, sum(heights) + LINE * (2 + title.count("\n"))), layout="constrained")
-    figure.suptitle(title, fontsize=10)
+    heights = [len(rows) * max(0.3, STEP * (len(looks) + 1.5)) + legend + 0.7, panel * lines + 0.2]
+    figure = Figure(figsize=(width, sum(heights) + 2 * LINE), layout="constrained")
+    figure.suptitle(wrapped(_about(found), width, 10), fontsize=10)
     parts = figure.subfigures(2, 1, squeeze=False, height_ratios=heights)
     above, below = parts[0, 0], parts[1, 0]
-    forest = above.subplots()
-    _forest(forest, rows, looks)
-    handles = list(labelled([forest]).values())
-    above.legend(handles, names, loc="outside upper center", ncols=abreast, frameon=False, fontsize=8)
-    few = f" of the {len(curved)} strongest attacks" if len(curved) < len(rows) else ""
-    below.suptitle(f"ROC curves{few}, with their areas; where some coincide, they are seen in turn", fontsize=8)
+    _forest(above.subplots(), rows, looks)
+    legend_below(above, keys, size=8, loc="outside upper center")
     panels = below.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
     for axes, (name, by) in zip(panels.flat, curved.items(), strict=False):
         _curves(axes, name, by, looks)
@@ -106,15 +97,7 @@ def evidence_figure(found: Audit) -> Figure | None:
     if not shown:
         return None
     lines, abreast = -(-len(shown) // 2), min(2, len(shown))
-    supposed = "; * supposes published metrics" if any(v.supposed for v in shown.values()) else ""
-    title = (
-        f"{found.values['name']}, {defended}: does client {found.values['target']} take part? "
-        f"{f'The {len(shown)} strongest attacks. ' if len(shown) < len(judged) else ''}Left of each pair: "
-        "what an attack says at the end of every run; right: its evidence after each round, median and 90% of the "
-        f"runs{supposed}"
-    )
-    title = wrapped(title, WIDTH - 0.5, 10)
-    figure = Figure(figsize=(WIDTH, 2.6 * lines + LINE * (3 + title.count("\n"))), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 2.6 * lines + 3 * LINE), layout="constrained")
     panels = figure.subplots(lines, 2 * abreast, squeeze=False)
     for axes in panels.flat[2 * len(shown) :]:
         axes.set_visible(False)
@@ -123,8 +106,13 @@ def evidence_figure(found: Audit) -> Figure | None:
         _scores(scores, verdict, name, 0.92 * WIDTH / (2 * abreast))
         _evidence(evidence, verdict, name)
     legend_below(figure, labelled(list(panels.flat)))
-    figure.suptitle(title, fontsize=10)
+    figure.suptitle(wrapped(f"{_about(found)}: {defended}", WIDTH, 10), fontsize=10)
     return figure
+
+
+def _about(found: Audit) -> str:
+    runs, target = found.values["replicates"], found.values["target"]
+    return f"{found.values['name']}: {runs} independent runs with and {runs} without client {target}"
 
 
 def strongest(rows: Rows, label: str, most: int) -> Rows:
@@ -139,9 +127,7 @@ def strongest(rows: Rows, label: str, most: int) -> Rows:
 
 
 def _plain(axes: Axes) -> None:
-    axes.grid(color="#e5e5e5", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    plain(axes)
     axes.tick_params(labelsize=7)
 
 
@@ -185,8 +171,7 @@ def _forest(axes: Axes, rows: Rows, looks: dict[str, _Look]) -> None:
     axes.set_yticks(range(len(rows)), [_named(name, by) for name, by in rows.items()], fontsize=8)
     least = min(v.result.auc.low for by in rows.values() for v in by.values())
     axes.set(xlim=(max(0.0, min(0.45, least - 0.02)), 1.01), ylim=(len(rows) - 0.5, -0.5))
-    supposed = "; * supposes published metrics" if any(v.supposed for by in rows.values() for v in by.values()) else ""
-    axes.set_xlabel(f"area under the ROC curve, 95% over runs (dotted: guessing{supposed})", fontsize=8)
+    axes.set_xlabel("area under the ROC curve, 95% over runs", fontsize=8)
 
 
 def _curves(axes: Axes, name: str, by: dict[str, Scored], looks: dict[str, _Look]) -> None:
@@ -201,30 +186,6 @@ def _curves(axes: Axes, name: str, by: dict[str, Scored], looks: dict[str, _Look
     axes.set_title(_named(name, by), fontsize=8)
     backed: dict[str, Any] = {"framealpha": 0.75, "edgecolor": "none", "borderpad": 0.2, "columnspacing": 0.8}
     axes.legend(loc="lower right", fontsize=7, handlelength=1.2, ncols=-(-len(by) // AREAS), **backed)
-
-
-def in_turn(curves: Sequence[tuple[Points, Points]]) -> list[tuple[Points, Points]]:
-    """Curves that hide none of each other: where several coincide, each has gaps (NaN) in which another is seen.
-
-    Parameters
-    ----------
-    curves : sequence of two arrays
-        False and true positive rates. Neither ever falls, so that curves through one point have come equally far there.
-
-    Returns
-    -------
-    list of two arrays
-        The same curves in many small steps.
-    """
-    far = np.linspace(0, 2, 1601)
-    rates = np.array([[np.interp(far, false + true, rate) for rate in (false, true)] for false, true in curves])
-    turn = (far / TURN).astype(int)
-    found = []
-    for i, (false, true) in enumerate(rates):
-        same = np.isclose(rates[:, 0], false, rtol=0, atol=1e-9)  # and so is the other rate, their sum being `far`
-        seen = turn % same.sum(0) == same[:i].sum(0)
-        found.append((np.where(seen, false, np.nan), np.where(seen, true, np.nan)))
-    return found
 
 
 def _named(name: str, by: dict[str, Scored]) -> str:
@@ -242,10 +203,9 @@ def _scores(axes: Axes, verdict: Scored, name: str, width: float) -> None:
     if threshold is not None:
         axes.axvline(threshold, color="#000000", linewidth=0.8, linestyle=":", label="threshold")
     axes.yaxis.set_major_locator(whole_numbers())
-    about = wrapped(f"{_named(name, {'': verdict})}\n{ATTACKS[attack_of(name)].summary}", width, 7)
-    axes.set_title(about, fontsize=7)
+    axes.set_title(wrapped(f"{_named(name, {'': verdict})}: at the end of every run", width, 7), fontsize=7)
     what = "log-likelihood ratio after the last round" if _weighs(name) else "mean of its scores over all rounds"
-    axes.set_xlabel(f'{what}\n(right of the threshold: "it takes part")', fontsize=7)
+    axes.set_xlabel(what, fontsize=7)
     axes.set_ylabel("number of runs", fontsize=7)
 
 
@@ -262,12 +222,9 @@ def _evidence(axes: Axes, verdict: Scored, name: str) -> None:
         axes.plot(rounds, middle, color=colour, linewidth=1.4)
         axes.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
     axes.margins(x=0.1 if len(rounds) > 1 else 5)
-    title = "its evidence over the rounds"
-    if verdict.sequential is not None:
-        for boundary in boundaries():
-            axes.axhline(boundary, color="#000000", linewidth=0.8, linestyle=":")
-        title += "\n(dotted: there it decides and stops)"
-    axes.set_title(title, fontsize=7)
+    for boundary in boundaries() if verdict.sequential is not None else ():
+        axes.axhline(boundary, color="#000000", linewidth=0.8, linestyle=":")
+    axes.set_title("after each round: median and 90%", fontsize=7)
     axes.xaxis.set_major_locator(whole_numbers())
     axes.set_xlabel("round", fontsize=7)
     axes.set_ylabel("log-likelihood ratio" if _weighs(name) else "mean score so far", fontsize=7)

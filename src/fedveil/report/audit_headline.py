@@ -8,9 +8,9 @@ from typing import Any
 
 from fedveil.attacks.participation import Participation
 from fedveil.attacks.statistics import epsilon_ceiling
-from fedveil.audit import Audit
-from fedveil.audit.game import Refused
 from fedveil.config.world import world_of
+from fedveil.games import Audit
+from fedveil.games.game import Refused
 from fedveil.gdp import rounded_down
 from fedveil.report.table import NOTHING, Table
 from fedveil.report.words import answered, in_words

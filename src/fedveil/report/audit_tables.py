@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from fedveil.attacks.participation.colluding import Colluding
+from fedveil.attacks.participation.updates import Colluding
 from fedveil.attacks.statistics import epsilon_ceiling
-from fedveil.audit import Audit
-from fedveil.audit.scoring import Scored, row_of
 from fedveil.config.world import IN_ITS_PLACE
+from fedveil.games import Audit
+from fedveil.games.scoring import Scored, row_of
 from fedveil.gdp import rounded_down
 from fedveil.report.audit_headline import folded
 from fedveil.report.table import NOTHING, Table

@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from functools import singledispatch
 from pathlib import Path
 
-from fedveil.audit import Audit, Judgement
-from fedveil.audit.game import RESULT
-from fedveil.audit.inversion import InversionAudit
-from fedveil.audit.membership import MembershipAudit
+from fedveil.games import Audit, Judgement
+from fedveil.games.game import RESULT
+from fedveil.games.inversion import InversionAudit
+from fedveil.games.membership import MembershipAudit
 from fedveil.report.audit_figures import draw_audit, draw_evidence
 from fedveil.report.audit_headline import answer, compared, folded, headline
 from fedveil.report.audit_tables import audit_notes, audit_tables
-from fedveil.report.inversion_figure import draw_inversion
-from fedveil.report.inversion_table import inversion_table
+from fedveil.report.inversion import draw_inversion, inversion_table
 from fedveil.report.roc import draw_roc
 from fedveil.report.table import NOTHING, Table, write
 

@@ -1,22 +1,24 @@
-"""What every figure shares: colours, axes, and how ranges over seeds are named."""
+"""What every figure shares: colours, axes, words that are not cut off, and legends outside the panels."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from fedveil.runs.ledgers import write_atomic
+from fedveil.runs.disk import write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, SubFigure
 
 # Okabe and Ito's palette, which people with colour-blindness can tell apart; each setting has a marker of its own too.
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D00")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "-", "-", "--", "-.", ":", "--", "-.")
+EM = 0.66  # width of a letter of matplotlib's font on the average, in multiples of the letters' size
 
 
 def keep(figure: Figure, file: Path, dpi: int) -> Path:
@@ -37,10 +39,15 @@ def new_figure(
     figure = Figure(figsize=(width, height), layout="constrained")
     mosaic: dict[str, Axes] = figure.subplot_mosaic(cells, width_ratios=widths)  # type: ignore[arg-type]
     for axes in mosaic.values():
-        axes.grid(color="#e5e5e5", linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
+        plain(axes)
     return figure, mosaic
+
+
+def plain(axes: Axes) -> None:
+    """The house's style for one panel."""
+    axes.grid(color="#e5e5e5", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def over_seeds(counts: Sequence[int], x: str) -> str:
@@ -70,3 +77,53 @@ def say(axes: Axes, text: str, *, keep_y: bool = False) -> None:
     axes.set_xticks([])
     if not keep_y:
         axes.set_yticks([])
+
+
+def wrapped(text: str, width: float, size: float) -> str:
+    """Text in lines that fit into `width` inches at `size` points."""
+    letters = max(8, int(72 * width / (size * EM)))
+    return "\n".join(fill(line, letters, break_on_hyphens=False) for line in text.split("\n"))
+
+
+def labelled(axes: Sequence[Axes]) -> dict[str, Any]:
+    """Handles for a legend by label; panels that share one count once."""
+    return {str(h.get_label()): h for one in axes for h in one.get_legend_handles_labels()[0]}
+
+
+def legend_below(
+    figure: Figure | SubFigure,
+    handles: Mapping[str, Any],
+    *,
+    size: float = 9,
+    beside: float = 0,
+    loc: Any = "outside lower center",
+) -> float:
+    """A legend outside all panels, in as many columns as fit; returns its height in inches.
+
+    Parameters
+    ----------
+    figure : Figure or SubFigure
+        With a constrained layout; a whole figure grows by what the legend takes beyond one line.
+    handles : mapping
+        By label.
+    size : float
+        Of the letters, in points.
+    beside : float
+        Inches of the width, left and right together, that are not the legend's own.
+    loc : str
+        Where it stands.
+    """
+    whole: Any = figure.get_figure(root=True)
+    width = whole.get_figwidth() - beside
+    labels = [wrapped(label, width - 5 * size / 72, size) for label in handles]
+    for columns in range(len(labels), 0, -1):
+        legend = figure.legend(list(handles.values()), labels, frameon=False, fontsize=size, loc=loc, ncols=columns)
+        box = legend.get_window_extent()
+        if columns == 1 or box.width <= width * whole.dpi:
+            break
+        legend.remove()
+    else:
+        return 0.0
+    if figure == whole:  # a part of a figure has the height that its owner gives it
+        whole.set_figheight(whole.get_figheight() + max(0.0, box.height / whole.dpi - 1.6 * size / 72))
+    return float(box.height / whole.dpi)

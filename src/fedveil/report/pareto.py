@@ -8,10 +8,17 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from fedveil.accounting import VACUOUS
-from fedveil.report.canvas import COLOURS, MARKERS, new_figure, say
-from fedveil.report.curves import headline, quality, swept
-from fedveil.report.labels import labelled, legend_below, wrapped
-from fedveil.report.tables import based, grouped
+from fedveil.report.canvas import COLOURS, MARKERS, labelled, legend_below, new_figure, say, wrapped
+from fedveil.report.tables import (
+    based,
+    grouped,
+    headline,
+    promise_of,
+    proven_epsilon,
+    quality,
+    swept,
+    worst_guarantee,
+)
 from fedveil.runs.summary import Summary
 
 if TYPE_CHECKING:
@@ -41,9 +48,7 @@ class Point:
     promise : tuple of str
         Unit, trust and relation of that epsilon; epsilons of two such are not comparable. Empty without one.
     attack : mapping or None
-        The strongest attack: attack, auc, low, high, runs; None where there was no audit, and where no attack counts.
-    audited : bool
-        Whether there was one.
+        The strongest attack: attack, auc, low, high, runs; None without an audit, and where no attack counts.
     """
 
     label: str
@@ -55,7 +60,6 @@ class Point:
     epsilon: float | None
     promise: tuple[str, ...]
     attack: dict[str, Any] | None
-    audited: bool
 
 
 def place(panel: str, point: Point) -> float | None:
@@ -80,7 +84,7 @@ def pareto(summaries: Sequence[Summary]) -> Figure:
     better = -1 if name == "rmse" else 1
     if attacked:
         _attack(mosaic["attack"], points, better)
-    _noise(mosaic["noise"], points, better)
+    _noise(mosaic["noise"], points)
     for panel in proven:
         _epsilon(mosaic[panel], panel, points, summaries, better)
     mosaic[panels[0]].set_ylabel(_averaged(summaries, name, title))
@@ -121,7 +125,6 @@ def _points(runs: Sequence[Summary], name: str) -> list[Point]:
                 epsilon=max(epsilons) if epsilons else None,
                 promise=promise_of(own[0]) if epsilons else (),
                 attack=next(iter(first.get("audits", [])), None),
-                audited=bool(first.get("audited")),
             )
         )
     return found
@@ -145,7 +148,8 @@ def _attack(axes: Axes, points: dict[str, list[Point]], better: int) -> None:
     _front(axes, _draw(axes, "attack", points), better)
     axes.axvline(0.5, color="#999999", linewidth=0.8, linestyle=":")
     axes.set_xlabel("AUC of the strongest attack on a client's participation\n(bars: 95% over runs; .5 is guessing)")
-    axes.set_title(_attacked(points, better), fontsize=9)
+    every = [p for some in points.values() for p in some]
+    axes.set_title(f"attacks with a point: {sum(bool(p.attack) for p in every)} of {len(every)} settings", fontsize=9)
 
 
 def _name(figure: Figure, mosaic: dict[str, Axes], points: dict[str, list[Point]]) -> None:
@@ -168,21 +172,7 @@ def _name(figure: Figure, mosaic: dict[str, Axes], points: dict[str, list[Point]
         figure.legend(handles, key, loc="outside right upper", frameon=False, fontsize=9, handlelength=0)
 
 
-def _attacked(points: dict[str, list[Point]], better: int) -> str:
-    """In how many runs, which way is better, and of which settings there is no point."""
-    every = [p for some in points.values() for p in some]
-    runs = sorted({int(p.attack["runs"]) for p in every if p.attack})
-    counted = f"{runs[0]} + {runs[0]}" if len(runs) == 1 else f"{runs[0]} to {runs[-1]} + as many"
-    lines = [f"attacked in {counted} runs: {'up' if better > 0 else 'down'} and to the left is better"]
-    absent, immune = (sum(not p.attack and p.audited is audited for p in every) for audited in (False, True))
-    if absent:
-        lines.append(f"{absent} of {len(every)} settings not audited: no point here")
-    if immune:
-        lines.append(f"{immune} of {len(every)} settings without a point: no attack evidently works")
-    return "\n".join(lines)
-
-
-def _noise(axes: Axes, points: dict[str, list[Point]], better: int) -> None:
+def _noise(axes: Axes, points: dict[str, list[Point]]) -> None:
     for number, (base, some) in enumerate(points.items()):
         for p in some:
             if not p.noisy:
@@ -192,10 +182,8 @@ def _noise(axes: Axes, points: dict[str, list[Point]], better: int) -> None:
     axes.set_xlabel("noise / clip = sigma sqrt(parameters) / C,\nmean over the rounds")
     if _draw(axes, "noise", points):
         axes.set_xlim(0, axes.get_xlim()[1] * 1.05)
-        axes.set_title(f"at equal noise: who is {'higher' if better > 0 else 'lower'}?", fontsize=9)
     else:
         axes.set_xticks([])
-        axes.set_title("no setting has noise in multiples of a clip", fontsize=9)
 
 
 def _epsilon(axes: Axes, panel: str, points: dict[str, list[Point]], summaries: Sequence[Summary], better: int) -> None:
@@ -216,14 +204,10 @@ def _epsilon(axes: Axes, panel: str, points: dict[str, list[Point]], summaries: 
     meaning = ", ".join(str(unit[k]) for k in ("relation", "unit", "trust"))
     axes.set_xlabel(f"epsilon at delta = {unit['delta']:g}\n({meaning}, total)")
     statuses = " or ".join(dict.fromkeys(worst_guarantee(s)["status"] for s in here))
-    heuristics = [b for b, runs in based(summaries).items() if worst_guarantee(runs[0])["status"] == "heuristic"]
-    named = f"; none (heuristic): {', '.join(heuristics)}" if heuristics else ""
-    statuses = f"one {unit['unit']}, {unit['trust']}: {statuses}"
-    title = wrapped(f"{statuses}{named}", 0.75 * PANEL, 8)
-    if title.count("\n") > 2:
-        without = {s.setting for s in summaries if worst_guarantee(s)["status"] == "heuristic"}
-        title = f"{statuses}; none (heuristic): {len(without)} of {len(grouped(summaries))} settings"
-    axes.set_title(title, fontsize=8)
+    without = {s.setting for s in summaries if worst_guarantee(s)["status"] == "heuristic"}
+    title = f"one {unit['unit']}, {unit['trust']}: {statuses}"
+    title += f"; without (heuristic): {len(without)} of {len(grouped(summaries))} settings" if without else ""
+    axes.set_title(wrapped(title, 0.75 * PANEL, 8), fontsize=8)
 
 
 def _front(axes: Axes, points: Sequence[tuple[float, float]], better: int) -> None:
@@ -242,21 +226,3 @@ def _style(number: int, count: int) -> dict[str, Any]:
     line = {"linestyle": "-" if count > 1 else "none", "linewidth": 1}
     marker = {"marker": MARKERS[number % 8], "markersize": 6, "capsize": 2, "elinewidth": 0.7}
     return {"color": COLOURS[number % 8], "ecolor": COLOURS[number % 8] + "70", **line, **marker}
-
-
-def worst_guarantee(summary: Summary) -> dict[str, Any]:
-    """Of the party that counts."""
-    found: dict[str, Any] = next(iter(summary.values["guarantees"].values()))
-    return found
-
-
-def promise_of(summary: Summary) -> tuple[str, ...]:
-    """Whose promise it is, who is trusted, and between which neighbours."""
-    found = worst_guarantee(summary)
-    return str(found["unit"]), str(found["trust"]), str(found["relation"])
-
-
-def proven_epsilon(summary: Summary) -> float | None:
-    """The epsilon of a run that has one; a heuristic has none."""
-    found = worst_guarantee(summary)
-    return float(found["epsilon"]) if found["status"] in ("formal", "conditional") and "epsilon" in found else None

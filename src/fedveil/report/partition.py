@@ -12,7 +12,7 @@ import numpy as np
 from fedveil.data import DataSet, Holding
 from fedveil.report.canvas import keep
 from fedveil.report.table import NOTHING, Table
-from fedveil.runs.ledgers import make_folder, write_atomic
+from fedveil.runs.disk import make_folder, write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

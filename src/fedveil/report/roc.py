@@ -1,15 +1,21 @@
-"""ROC curves of membership on logarithmic axes, where few false positives can be read."""
+"""ROC curves: on logarithmic axes, where few false positives can be read, and such as hide none of each other."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedveil.report.canvas import COLOURS, keep, new_figure
-from fedveil.report.labels import labelled, legend_below
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.report.canvas import COLOURS, keep, labelled, legend_below, new_figure
 
 if TYPE_CHECKING:
-    from fedveil.audit.membership import MembershipAudit
+    from fedveil.games.membership import MembershipAudit
+
+TURN = 0.05  # of a curve's way, which is 2 long: what one of several that coincide is seen for
+Points = npt.NDArray[np.float64]
 
 
 def draw_roc(found: MembershipAudit, file: Path) -> Path | None:
@@ -33,3 +39,27 @@ def draw_roc(found: MembershipAudit, file: Path) -> Path | None:
         axes.set(xlim=(least, 1), ylim=(least / 2, 1.05))
     legend_below(figure, labelled(list(panels.values())), size=8)
     return keep(figure, file, 120)
+
+
+def in_turn(curves: Sequence[tuple[Points, Points]]) -> list[tuple[Points, Points]]:
+    """Curves that hide none of each other: where several coincide, each has gaps (NaN) in which another is seen.
+
+    Parameters
+    ----------
+    curves : sequence of two arrays
+        False and true positive rates. Neither ever falls, so that curves through one point have come equally far there.
+
+    Returns
+    -------
+    list of two arrays
+        The same curves in many small steps.
+    """
+    far = np.linspace(0, 2, 1601)
+    rates = np.array([[np.interp(far, false + true, rate) for rate in (false, true)] for false, true in curves])
+    turn = (far / TURN).astype(int)
+    found = []
+    for i, (false, true) in enumerate(rates):
+        same = np.isclose(rates[:, 0], false, rtol=0, atol=1e-9)  # and so is the other rate, their sum being `far`
+        seen = turn % same.sum(0) == same[:i].sum(0)
+        found.append((np.where(seen, false, np.nan), np.where(seen, true, np.nan)))
+    return found

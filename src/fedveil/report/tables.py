@@ -40,6 +40,46 @@ def based(summaries: Sequence[Summary]) -> dict[str, list[Summary]]:
     return found
 
 
+def swept(summary: Summary) -> str:
+    """The values of what is swept, in a few letters; nothing where nothing is."""
+    return ", ".join(_short(name, value) for name, value in summary.values.get("swept", {}).items())
+
+
+def _short(name: str, value: Any) -> str:
+    shown = f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{'z' if name == 'noise_multiplier' else name} {shown}"
+
+
+def quality(summaries: Sequence[Summary]) -> tuple[str, str]:
+    """The figure that a task is judged by, and its name for people."""
+    return ("accuracy", "accuracy") if summaries[0].values["task"] == "classification" else ("rmse", "RMSE")
+
+
+def headline(summaries: Sequence[Summary]) -> str:
+    """Data, clients, parameters and rule in a line."""
+    first = summaries[0].values
+    rule = f", {first['aggregator']}" if first["aggregator"] else ""
+    return f"{first['data']['name']}, {first['clients']} clients, {first['dimension']:,} parameters{rule}"
+
+
+def worst_guarantee(summary: Summary) -> dict[str, Any]:
+    """Of the party that counts."""
+    found: dict[str, Any] = next(iter(summary.values["guarantees"].values()))
+    return found
+
+
+def promise_of(summary: Summary) -> tuple[str, ...]:
+    """Whose promise it is, who is trusted, and between which neighbours."""
+    found = worst_guarantee(summary)
+    return str(found["unit"]), str(found["trust"]), str(found["relation"])
+
+
+def proven_epsilon(summary: Summary) -> float | None:
+    """The epsilon of a run that has one; a heuristic has none."""
+    found = worst_guarantee(summary)
+    return float(found["epsilon"]) if found["status"] in ("formal", "conditional") and "epsilon" in found else None
+
+
 def comparison_tables(summaries: Sequence[Summary], width: int) -> list[Table]:
     """One row a setting: accuracy, F1, sigma, d, noise-to-clip, guarantee with its unit, seconds.
 

@@ -9,13 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
-from fedveil.config.folders import way_out
+from fedveil.config.folders import remedy
 from fedveil.engines import Federation
 from fedveil.engines.history import Best
 from fedveil.engines.states import pack, unpack
 from fedveil.errors import damaged
-from fedveil.runs.ledgers import write_atomic
-from fedveil.runs.sealed import sealed, unsealed
+from fedveil.runs.disk import sealed, unsealed, write_atomic
 
 FILE = "round.safetensors"
 
@@ -104,4 +103,4 @@ class Checkpoint:
             tensors, plain = unsealed(path)
             return cls(tensors=tensors, **plain)
         except (OSError, ValueError, TypeError) as error:
-            raise damaged("checkpoint", path, error, way_out(folder.parent)) from error
+            raise damaged("checkpoint", path, error, remedy(folder.parent)) from error

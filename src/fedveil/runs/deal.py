@@ -1,4 +1,4 @@
-"""The data of an experiment: loaded, dealt out to clients, and checked against the method and the model."""
+"""The data of an experiment: loaded, dealt out to clients, and what the server keeps of them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,19 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
 
 from fedveil.config.options import fields_of
 from fedveil.config.sections import Data
 from fedveil.data import DataSet, Holding, federate, holdings, load, own_scale, warnings_of
-from fedveil.data.dealing import SCHEMES
-from fedveil.data.patches import Patches, learn_patches
-from fedveil.data.rings import RingFeatures, learn_rings
-from fedveil.errors import FieldError, require_non_negative
+from fedveil.data.dealing import SCHEMES, holdout
+from fedveil.data.patches import Patches, RingFeatures, learn_patches, learn_rings
+from fedveil.errors import FieldError, require_non_negative, require_positive
 from fedveil.learning import ClientData
 from fedveil.learning.learner import Scoring, scored_rows
-from fedveil.learning.losses import Loss, evaluating, outputs_of
 from fedveil.mechanisms import keyed_seed
-from fedveil.methods import Method, RecordDP
-from fedveil.runs.pretraining import keep_validation
+from fedveil.methods import Method
 
 
 @dataclass(frozen=True)
@@ -198,51 +195,41 @@ def split_clients(clients: Sequence[ClientData], share: float, seed: int) -> tup
     return [c for i, c in enumerate(clients) if i not in chosen], [clients[i] for i in sorted(chosen)]
 
 
-def check_fit(dealt: Dealt, method: Method, loss: str | Loss, model: str, module: nn.Module) -> None:
-    """Refuse data that the method, the loss or the model cannot use, before anything is trained.
+def keep_validation(dataset: DataSet, share: float | None, seed: int) -> tuple[DataSet, ClientData | None]:
+    """Give the server a stratified share of the set's test half.
+
+    Parameters
+    ----------
+    dataset : DataSet
+        Loses what the server keeps.
+    share : float or None
+        Above 0 and below 1; None for nothing.
+    seed : int
+        Decides which examples.
+
+    Returns
+    -------
+    DataSet
+        With what is left of the test half, for final figures.
+    ClientData or None
+        The server's validation examples.
 
     Raises
     ------
     FieldError
-        Naming the key that has to change.
+        If the share is no share, or the set has no test half.
     """
-    dataset = dealt.dataset
-    if dataset.counted and dataset.classes and method.may_promise:
-        accepted = (
-            f"is counted from the labels: the model's shape would tell whether one record has the largest, which "
-            f"{method.name!r} does not cover. Say it, from what is known without the data"
-        )
-        raise FieldError("data.classes", dataset.classes, accepted)
-    side = method.client
-    if isinstance(side, RecordDP) and side.unit == "person":
-        ids = [torch.unique(client.person) for client in dealt.clients if client.person is not None and client.examples]
-        silos = int(torch.bincount(torch.cat(ids)).max()) if ids else 0
-        if silos > side.silos_per_person:
-            accepted = "is less than the number of silos at which some person of these data is: raise it, or deal out "
-            raise FieldError("privacy.silos_per_person", side.silos_per_person, accepted + "each person whole")
-    if "layer_scores" in method.client.needs:
-        empty = [client.name for client in dealt.clients if not client.examples]
-        if empty:
-            accepted = f"{method.name!r} scores layers on each client's own images, and some have none: {empty[:5]}"
-            raise FieldError("data.partition", "empty clients", accepted)
-    if dataset.task == "regression" and loss == "cross_entropy":
-        raise FieldError(
-            "local.loss",
-            loss,
-            f"{dataset.name!r} has targets, no classes: use 'mse' or 'rmse'; "
-            "where they are classes, store them as integers",
-        )
-    if dataset.task == "segmentation":
-        if dealt.public is not None and (lacking := dealt.unscored(method)):
-            accepted = f"show no pixel of class {lacking[0]}, which clients' layers are scored with: take more"
-            raise FieldError("data.public_examples", dealt.public.examples, accepted)
-        some = next(module.parameters())
-        with evaluating(module), torch.no_grad():
-            shape = tuple(outputs_of(module(dataset.x[:1].to(some.device, some.dtype))).shape[1:])
-        wanted = (dataset.classes, *dataset.y.shape[1:])
-        if shape != wanted:
-            accepted = f"gives {shape} for an image, but {dataset.name!r} has a class a pixel: {wanted} is needed"
-            raise FieldError("model.name", model, accepted)
+    if share is None:
+        return dataset, None
+    if require_positive("validation", share) >= 1:
+        raise FieldError("validation", share, "must be above 0 and below 1")
+    x, y = dataset.test_x, dataset.test_y
+    if x is None or y is None:
+        raise FieldError("validation", share, f"{dataset.name!r} has no test half to take a share of; leave it out")
+    strata = y.numpy() if dataset.classes else np.zeros(len(y), dtype=np.int64)
+    rest, kept = holdout(strata, np.arange(len(y)), share, seed=keyed_seed("validation", seed))
+    own, left = torch.from_numpy(kept), torch.from_numpy(rest)
+    return replace(dataset, test_x=x[left], test_y=y[left]), ClientData(x[own], y[own], name="validation")
 
 
 def with_people(dataset: DataSet, images: int, seed: int) -> DataSet:

@@ -8,36 +8,24 @@ from collections.abc import Mapping
 from logging import getLogger
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 from safetensors.torch import save
 from torch import Tensor
 
-from fedveil.accounting import Guarantee, Ledger, guarantee_values
+from fedveil.accounting import Ledger, guarantee_values
 from fedveil.config.folders import refuse_used
 from fedveil.engines import RoundRecord
-from fedveil.engines.history import SERVER
-from fedveil.engines.party import Round, Store
+from fedveil.engines.account import Account
+from fedveil.engines.party import SERVER, LineStore, Round
 from fedveil.layout import Layout
+from fedveil.mechanisms import Source
 from fedveil.methods import Method
-from fedveil.runs.ledgers import LedgerFiles, append, make_folder, write_atomic
-from fedveil.runs.lock import FolderLock
+from fedveil.runs.disk import FolderLock, append, make_folder, write_atomic
+from fedveil.runs.ledgers import LedgerFiles
 from fedveil.runs.summary import METRICS, METRICS_CSV, REPRODUCIBLE, Row, core_of, row_of, rows_csv
 
 _LOG = getLogger("flwr")
-
-
-class Spent(Protocol):
-    """What the server knows of the cost."""
-
-    delta: float
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """Of the rounds so far."""
-
-    def always_failed(self) -> dict[int, str]:
-        """Clients that failed whenever they were asked."""
 
 
 class ServerFolder:
@@ -45,38 +33,36 @@ class ServerFolder:
 
     Parameters
     ----------
-    path : Path
+    path : str or Path
         New or empty.
-    method, layout
-        Of the run.
-    rounds : int
-        Planned.
-    durable : bool
-        Have each ledger line on the disk before its release is handed over.
-    engine : str
-        Named in the summary.
-
-    Raises
-    ------
-    FieldError
-        If the folder holds anything.
     """
 
-    def __init__(
-        self, path: Path, method: Method, layout: Layout, rounds: int, *, durable: bool, engine: str = "flower"
-    ) -> None:
-        refuse_used(path)
-        self._engine = engine
-        self.path, self._method, self._layout, self._planned = path, method, layout, rounds
-        self._durable, self._began, self._rows = durable, perf_counter(), list[Row]()
-        make_folder(path)
-        self._lock = FolderLock(path)
-        self._lock.take()
-        make_folder(path / "ledger")
-        self._ledgers = LedgerFiles(path / "ledger", uuid.uuid4().hex, durable=durable, message=_LOG.warning)
+    def __init__(self, path: str | Path) -> None:
+        self.path, self.opened = Path(path), False
 
-    def ledger(self) -> tuple[Ledger, Store]:
-        """The server's."""
+    def open(
+        self, method: Method, layout: Layout, rounds: int, source: Source, engine: str
+    ) -> tuple[Ledger, LineStore]:
+        """Make the folder, for a run that this process alone writes.
+
+        With a source that is deployable each ledger line is on the disk before its release is handed over.
+
+        Raises
+        ------
+        FieldError
+            If the folder holds anything.
+        """
+        refuse_used(self.path)
+        self.opened = True
+        self._engine, self._durable = engine, source.deployable
+        self._method, self._layout, self._planned = method, layout, rounds
+        self._began, self._rows = perf_counter(), list[Row]()
+        make_folder(self.path)
+        self._lock = FolderLock(self.path)
+        self._lock.take()
+        where = self.path / "ledger"
+        make_folder(where)
+        self._ledgers = LedgerFiles(where, uuid.uuid4().hex, durable=self._durable, message=_LOG.warning)
         return self._ledgers.open(SERVER)
 
     def finish_round(self, log: Round, metrics: Mapping[str, float]) -> None:
@@ -88,7 +74,7 @@ class ServerFolder:
         append(self.path / METRICS, json.dumps(self._rows[-1]) + "\n")
         write_atomic(self.path / METRICS_CSV, rows_csv(self._rows))
 
-    def finish(self, models: Tensor, spent: Spent, stopped: str, clients: int) -> None:
+    def finish(self, models: Tensor, spent: Account, stopped: str, clients: int) -> None:
         """Write the last released model and the summary, and let go of the folder."""
         self._ledgers.flush()
         arrays = {
@@ -101,7 +87,7 @@ class ServerFolder:
         write_atomic(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
         self._lock.release()
 
-    def _summary(self, spent: Spent, stopped: str, clients: int) -> dict[str, Any]:
+    def _summary(self, spent: Account, stopped: str, clients: int) -> dict[str, Any]:
         promise, central = spent.guarantee, self._method.client.trust == "central"
         party = SERVER if central else "a client of every round, by its quotes"
         return {

@@ -12,14 +12,14 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedveil.config.experiment import Config
-from fedveil.config.folders import CONFIG, RUN, RUN_ID, refuse_used, require_begun, way_out
+from fedveil.config.folders import CONFIG, RUN, RUN_ID, refuse_used, remedy, require_begun
 from fedveil.config.loading import load
 from fedveil.engines import Federation
 from fedveil.errors import FieldError, LedgerError, damaged
 from fedveil.reading import json_of
 from fedveil.runs.checkpoint import Checkpoint
-from fedveil.runs.ledgers import LedgerFiles, Ledgers, append, make_folder, write_atomic
-from fedveil.runs.lock import FolderLock
+from fedveil.runs.disk import FolderLock, append, make_folder, write_atomic
+from fedveil.runs.ledgers import LedgerFiles, Ledgers
 from fedveil.runs.summary import METRICS, METRICS_CSV, Row, parse_row, rows_csv
 
 
@@ -81,7 +81,7 @@ class RunFolder:
         self.rows: list[Row] = []
         self.checkpoint: Checkpoint | None = None
         self._lock, self._durable, self._resumed = FolderLock(path), config.source.kind == "secure", resume
-        self._longer = False
+        self._longer, self._fingerprint = False, config.fingerprint()
         try:
             if resume:
                 self._reopen()
@@ -125,7 +125,7 @@ class RunFolder:
         self.rows.append(row)
         append(self.path / METRICS, json.dumps(row) + "\n")
         lines = self.ledgers.counts()
-        Checkpoint.of(federation, self.run_id, self.config.fingerprint(), lines).write(self.path / "checkpoint")
+        Checkpoint.of(federation, self.run_id, self._fingerprint, lines).write(self.path / "checkpoint")
 
     def leave(self) -> None:
         """Write what a run that ends, however it ends, leaves for other programs."""
@@ -150,7 +150,7 @@ class RunFolder:
         stored = load(self.path)
         if self.config.rounds > stored.rounds:
             stored, self._longer = _longer(stored, self.config), True
-        if stored.fingerprint() != self.config.fingerprint():
+        if stored.fingerprint() != self._fingerprint:
             named = ", ".join(_differences(stored.to_dict(), self.config.to_dict()))
             raise FieldError(
                 "--resume",
@@ -161,7 +161,7 @@ class RunFolder:
         try:
             self.run_id = str(json_of((self.path / RUN_ID).read_bytes())["run_id"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise damaged("--resume", self.path / RUN_ID, error, way_out(self.path)) from error
+            raise damaged("--resume", self.path / RUN_ID, error, remedy(self.path)) from error
         self.checkpoint = Checkpoint.read(self.path / "checkpoint")
         if self.checkpoint is not None and self.checkpoint.run_id != self.run_id:
             mixed = f"the checkpoint belongs to run {self.checkpoint.run_id!r}, not {self.run_id!r}"
@@ -190,7 +190,7 @@ class RunFolder:
                 self.rows.append(row)
         if len(self.rows) < done:
             lost = ValueError(f"this line is missing or damaged, and round {done} was finished")
-            raise damaged("--resume", f"{path}, line {len(self.rows) + 1}", lost, way_out(self.path))
+            raise damaged("--resume", f"{path}, line {len(self.rows) + 1}", lost, remedy(self.path))
         if path.exists():
             write_atomic(path, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
 

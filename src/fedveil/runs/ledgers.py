@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import io
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fedveil.accounting import Ledger
-from fedveil.engines.history import SERVER
-from fedveil.engines.party import Store
-from fedveil.errors import FieldError, LedgerError
+from fedveil.engines.party import SERVER, LineStore
+from fedveil.errors import LedgerError
 from fedveil.reading import json_of
+from fedveil.runs.disk import append, sync, write_atomic
 
 SHARED = "clients"  # name of the file of all clients' ledgers
 
@@ -34,7 +32,7 @@ class Ledgers:
         self.run_id = run_id
         self.books: dict[str, Ledger] = {}
 
-    def open(self, party: str) -> tuple[Ledger, Store]:
+    def open(self, party: str) -> tuple[Ledger, LineStore]:
         """A party's ledger, and what makes its lines durable."""
         book = self.books.setdefault(party, Ledger(self.run_id, party))
         return book, lambda line: None
@@ -104,7 +102,7 @@ class LedgerFiles(Ledgers):
                 )
             self.books[party] = book
 
-    def open(self, party: str) -> tuple[Ledger, Store]:
+    def open(self, party: str) -> tuple[Ledger, LineStore]:
         book, _ = super().open(party)
 
         def store(line: str) -> None:
@@ -175,65 +173,3 @@ def _party(line: str, number: int) -> str:
     except (ValueError, KeyError, TypeError) as error:
         where = f"ledger of {SHARED!r}, line {number}"
         raise LedgerError(f"{where} cannot be read ({error}); restore the file or start a new run") from error
-
-
-def append(path: Path, text: str) -> None:
-    """Append to a file and wait for the disk; a failed write leaves the file as it was."""
-    with io.open(path, "ab", opener=_mine) as file:  # noqa: UP020 - the crash tests watch io.open
-        before = file.tell()
-        try:
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
-            if before == 0:
-                sync(path.parent)
-        except OSError:
-            os.truncate(path, before)
-            raise
-
-
-def write_atomic(path: Path, content: bytes, writer: str = "") -> None:
-    """Replace a file's content at once: after a crash there is the old one or the new one.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    content : bytes
-        What it is to hold.
-    writer : str
-        Tells apart processes that may write the same file at the same time; without locks, the last one stands.
-    """
-    temporary = path.with_name(f".{path.name}{writer}.part")
-    with io.open(temporary, "wb", opener=_mine) as file:  # noqa: UP020
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    sync(path.parent)
-
-
-def _mine(path: str, flags: int) -> int:
-    """Open a file that its owner alone may read: what a run leaves is not all noised."""
-    return os.open(path, flags, 0o600)
-
-
-def make_folder(path: Path) -> None:
-    """Make a folder for its owner alone, and those it lies in, unless they are there; wait for the disk."""
-    if not path.parent.exists():
-        make_folder(path.parent)
-    try:
-        path.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:
-        accepted = f"cannot be made ({error.strerror}): give a folder of your own with --out (in Python, out=)"
-        raise FieldError("--out", str(path), accepted) from error
-    sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """Wait until the disk holds a file's bytes, or a folder's names; only with both a new file outlasts a power cut."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -14,8 +14,7 @@ from fedveil.learning import ClientData
 from fedveil.learning.learner import Trainer
 from fedveil.learning.local import Trained
 from fedveil.learning.streams import Key
-from fedveil.runs.ledgers import make_folder, write_atomic
-from fedveil.runs.sealed import sealed, unsealed
+from fedveil.runs.disk import make_folder, sealed, unsealed, write_atomic
 
 LAST = 1  # the last round worth keeping: later ones start from models that the noise has told apart
 

@@ -1,9 +1,9 @@
-"""From a configuration to a federation: data, model, budgets, engine."""
+"""From a configuration to a federation: data, who does what, model, budgets, engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +13,20 @@ from torch import Tensor
 from fedveil.accounting import Filter, LeakageFilter, ParticipationFilter, Spend, SpendFilter, Trust, delta_warning
 from fedveil.attacks.participation import craft
 from fedveil.config.experiment import Config
-from fedveil.config.options import fields_of
 from fedveil.config.privacy import Budget
 from fedveil.data import DataSet
-from fedveil.engines import Execution, Federation
-from fedveil.engines.assembly import require_fit, with_proximal_term
+from fedveil.engines import Budgets, Evaluation, Execution, Federation, PerClient, Shared
 from fedveil.engines.behaviour import Behaviour, Turn
 from fedveil.engines.probe import Probe
 from fedveil.errors import FedVeilError, FieldError
-from fedveil.layout import Layout
-from fedveil.learning import LocalTraining, PrivateTrainer, SequentialTrainer, build_model, initial_models, make_trainer
-from fedveil.learning.learner import Learner, Trainer
+from fedveil.learning import ClientData
+from fedveil.learning.learner import Learner
 from fedveil.learning.metrics import DEFAULT
-from fedveil.learning.scores import region_mask
-from fedveil.mechanisms import keyed_seed
 from fedveil.methods import ClientSide, Method
-from fedveil.runs.deal import Dealt, check_fit, deal_out, split_clients
+from fedveil.runs.deal import Dealt, deal_out, split_clients
 from fedveil.runs.ledgers import Ledgers
-from fedveil.runs.memo import Remembering
+from fedveil.runs.models import first_models, learner_of
 from fedveil.runs.poisoning import Poisoning, poisoning_of
-from fedveil.runs.pretraining import first_model, pretraining_of, public_model
 from fedveil.runs.world import Shares, share_out
 
 # What accuracy hides where one of two classes is rare is measured unless metrics are named.
@@ -75,6 +69,11 @@ class Setup:
         return self.dealt.dataset
 
     @property
+    def clients(self) -> list[ClientData]:
+        """Those that train."""
+        return self.arguments["clients"]  # type: ignore[no-any-return]
+
+    @property
     def learner(self) -> Learner:
         """Trains the clients."""
         return self.arguments["learner"]  # type: ignore[no-any-return]
@@ -88,18 +87,28 @@ class Setup:
         budget, central = config.privacy.budget, self.method.client.trust == "central"
         sides: Mapping[int, ClientSide] = self.arguments["client_sides"]
         return engine(
-            **{name: value for name, value in self.arguments.items() if name != "learner"},
+            **self.grouped(publishing=config.publish, probes=probes),
             execution=Execution(learner=self.learner, run_id=ledgers.run_id, ledgers=ledgers.open, tell=tell),
             source=config.source.build(config.seed),
-            client_budgets=lambda partition: (
-                client_budget(budget, sides.get(partition, self.method.client))
-                if partition < len(self.arguments["clients"])
-                else validation_budget(budget, self.method.client.trust)
+            budgets=Budgets(
+                server=epsilon_filter(budget) if central else None,
+                clients=lambda partition: (
+                    client_budget(budget, sides.get(partition, self.method.client))
+                    if partition < len(self.clients)
+                    else validation_budget(budget, self.method.client.trust)
+                ),
             ),
-            server_budget=epsilon_filter(budget) if central else None,
-            publishing=config.publish,
-            probes=probes,
         )
+
+    def grouped(self, **changes: Any) -> dict[str, Any]:
+        """The arguments as `Federation` takes them, some of them changed, without the learner and what is spent."""
+        given = {**self.arguments, **changes}
+        given.pop("learner")
+        for group, kind in {"shared": Shared, "evaluation": Evaluation}.items():
+            names = [f.name for f in fields(kind) if f.name in given]
+            given[group] = kind(**{name: given.pop(name) for name in names})
+        given["method"] = PerClient(given["method"], given.pop("client_sides"))
+        return given
 
 
 def prepare(config: Config, memo: Path | None = None, like: Setup | None = None) -> Setup:
@@ -120,58 +129,98 @@ def prepare(config: Config, memo: Path | None = None, like: Setup | None = None)
     FieldError
         Naming the key that does not fit.
     """
-    world, base = config.world, config.world.base if config.world else config.seed
-    alike = like is not None and base == (like.config.world.base if like.config.world else like.config.seed)
-    dealt = like.dealt if like is not None and alike else deal_out(config.data, base)
+    base = _base(config)
+    alike = like if like is not None and base == _base(like.config) else None
     method = config.privacy.build(config.aggregator)
-    learner = like.learner if like is not None else _learner(config, dealt, method, memo)
-    if like is not None and alike and (config.pretraining is not None or config.model.start == "public"):
-        starts = like.arguments["initial"]
+    dealt = alike.dealt if alike else deal_out(config.data, base)
+    learner = like.learner if like else learner_of(config, dealt, method, memo)
+    if alike and (config.pretraining is not None or config.model.start == "public"):
+        starts = alike.arguments["initial"]
     else:
-        starts = _first_models(config, dealt, method, learner, base, memo)
-    shares = None if world is None else share_out(config.data, dealt, world, config.seed)
-    clients, size = shares.clients if shares else dealt.clients, config.clients_per_round
+        starts = first_models(config, dealt, method, learner, base, memo)
+    parties, shares, poisoning = _parties(config, dealt, starts, base)
     arguments = {
         "model": learner.model,
         "initial": starts,
-        "clients": clients,
         "method": method,
         "client_sides": config.privacy.client_sides(method.client),
         "learner": learner,
         "seed": config.seed,
-        "clients_per_round": size if size is None or shares is None else min(size, len(clients)),
         "public_data": dealt.public,
         "metrics": config.metrics or (TWO_CLASSES if dealt.dataset.classes == 2 else None),
+        **parties,
     }
-    if config.stopping is not None:
-        training, validating = split_clients(clients, config.stopping.clients, base)
-        stopping = config.stopping.build()
-        arguments |= {"clients": training, "validation_clients": validating, "stopping": stopping}
-    if shares is not None and world is not None and world.crafted and len(starts) == 1:
-        arguments["behaviours"] = {shares.adversaries[0]: PullBackTo(starts[0])}
+    setup = Setup(config, dealt, method, arguments, (), shares, poisoning)
+    return setup if like else replace(setup, warnings=tuple(text for warn in WARNINGS for text in warn(setup)))
+
+
+def _base(config: Config) -> int:
+    """The seed of what all runs of a world share, or of all of a run."""
+    return config.world.base if config.world else config.seed
+
+
+def _parties(
+    config: Config, dealt: Dealt, starts: Tensor, base: int
+) -> tuple[dict[str, Any], Shares | None, Poisoning | None]:
+    """Who trains, validates and attacks: arguments of the engine."""
+    world = config.world
+    shares = None if world is None else share_out(config.data, dealt, world, config.seed)
     if shares is not None and config.malicious is not None:
         raise FieldError("malicious", "a table", "does not go together with an audit's world")
-    poisoning = poisoning_of(config, dealt, arguments["clients"])
+    clients, cohort = shares.clients if shares else dealt.clients, config.clients_per_round
+    own: dict[str, Any] = {"clients": clients, "clients_per_round": cohort}
+    if cohort is not None and shares is not None:
+        own["clients_per_round"] = min(cohort, len(clients))
+    if config.stopping is not None:
+        training, validating = split_clients(clients, config.stopping.clients, base)
+        own |= {"clients": training, "stopping": replace(config.stopping.build(), clients=validating)}
+    if shares is not None and world is not None and world.crafted and len(starts) == 1:
+        own["behaviours"] = {shares.adversaries[0]: PullBackTo(starts[0])}
+    poisoning = poisoning_of(config, dealt, own["clients"])
     if poisoning is not None and poisoning.acting:
-        arguments["behaviours"] = poisoning.behaviours
-    warnings = [] if like is not None else dealt.warnings()
-    if like is None and poisoning is not None:
-        warnings += poisoning.outnumbering(config, len(arguments["clients"]))
-    if like is None and (lacking := dealt.unscored(method)):
-        warnings.append(f"no public example shows classes {lacking}: layers are scored without them")
-    elif like is None and (lacking := dealt.unscored(method, config.scoring)):
+        own["behaviours"] = poisoning.behaviours
+    return own, shares, poisoning
+
+
+def _unscored(setup: Setup) -> Iterator[str]:
+    scoring = setup.config.scoring
+    if lacking := setup.dealt.unscored(setup.method):
+        yield f"no public example shows classes {lacking}: layers are scored without them"
+    elif lacking := setup.dealt.unscored(setup.method, scoring):
         few = f"no public example that is scored shows classes {lacking}"
-        warnings.append(f"{few}: raise scoring.images = {config.scoring.images}, or data.public_examples")
-    if "privacy" not in config.model_fields_set and like is None:
-        warnings.append("no [privacy] table: nothing protects the clients (fedveil advise says what is possible)")
-    planned = config.privacy.options.get("rounds")
-    if planned and config.privacy.options.get("epsilon") and planned > config.rounds and like is None:
-        fewer = f"the noise is planned for privacy.rounds = {planned}, and rounds = {config.rounds} would need less"
-        warnings.append(f"{fewer}: plan for as many as are run")
-    if config.privacy.method != "vanilla" and like is None:
-        of = (sum(c.examples for c in clients) or 1, "record") if method.noisy else (len(dealt.clients), "client")
-        warnings += delta_warning(config.privacy.budget.delta, *of)
-    return Setup(config, dealt, method, arguments, tuple(warnings), shares, poisoning)
+        yield f"{few}: raise scoring.images = {scoring.images}, or data.public_examples"
+
+
+def _unprotected(setup: Setup) -> Iterator[str]:
+    if "privacy" not in setup.config.model_fields_set:
+        yield "no [privacy] table: nothing protects the clients (fedveil advise says what is possible)"
+
+
+def _planned_for_more(setup: Setup) -> Iterator[str]:
+    options, rounds = setup.config.privacy.options, setup.config.rounds
+    if options.get("epsilon") and (options.get("rounds") or 0) > rounds:
+        fewer = f"the noise is planned for privacy.rounds = {options['rounds']}, and rounds = {rounds} would need less"
+        yield f"{fewer}: plan for as many as are run"
+
+
+def _large_delta(setup: Setup) -> tuple[str, ...]:
+    if setup.config.privacy.method == "vanilla":
+        return ()
+    everybody = setup.shares.clients if setup.shares else setup.dealt.clients
+    deltas = (setup.config.privacy.budget.delta, setup.config.privacy.options.get("delta") or 0.0)
+    records, clients = (sum(c.examples for c in everybody) or 1, "record"), (len(setup.dealt.clients), "client")
+    return delta_warning(max(deltas), *(records if setup.method.noisy else clients))
+
+
+# What is said of a run before it begins, where it is so.
+WARNINGS: tuple[Callable[[Setup], Iterable[str]], ...] = (
+    lambda setup: setup.dealt.warnings(),
+    lambda setup: setup.poisoning.outnumbering(setup.config, len(setup.clients)) if setup.poisoning else (),
+    _unscored,
+    _unprotected,
+    _planned_for_more,
+    _large_delta,
+)
 
 
 def check(config: Config) -> None:
@@ -187,72 +236,6 @@ def check(config: Config) -> None:
     prepare(config.model_copy(update=untrained)).federation(Ledgers("memory"))
 
 
-def _learner(config: Config, dealt: Dealt, method: Method, memo: Path | None) -> Learner:
-    """Model, layout and trainer, checked against the data."""
-    with fields_of("model"):
-        module = build_model(config.model.name, seed=config.seed, **_shape(config, dealt))
-        layout = Layout.from_module(module)
-    check_fit(dealt, method, config.local.loss, config.model.name, module)
-    require_fit(module, dealt.clients, config.local.loss)
-    with fields_of("local"):
-        local = with_proximal_term(config.local, method)
-    how: dict[str, Any] = {"device": config.device, "workers": config.workers, "precision": config.precision}
-    how["noisy"] = method.noisy.noisy_steps if method.noisy else None
-    trainer: Trainer = make_trainer(module, layout, local, config.trainer, **how)
-    if isinstance(trainer, PrivateTrainer):
-        if dealt.dataset.local_columns:
-            accepted = "each silo scales columns by its own rows, which no noise covers: scale by public constants"
-            raise FieldError("data.scale", "client", accepted)
-        with fields_of("privacy"):
-            trainer.check_sizes(dealt.clients)
-    elif memo is not None:
-        trainer = _remembered(trainer, config, local, memo)
-    given, region = config.data.region, None
-    if given is not None:
-        with fields_of("data"):
-            region = region_mask(given, *(1, 1, *dealt.dataset.input_shape)[-2:])
-    return Learner(
-        module,
-        layout,
-        local,
-        region=region,
-        scoring=config.scoring,
-        unmarked=config.privacy.unmarked,
-        trainer=trainer,
-        device=config.device,
-    )
-
-
-def _first_models(
-    config: Config, dealt: Dealt, method: Method, learner: Learner, base: int, memo: Path | None
-) -> Tensor:
-    """The first hypotheses [k, d]; one that the server trains is the same under every seed of a base."""
-    trained = config.model.start == "public" or (config.pretraining is not None and dealt.validation is not None)
-    seed, k = base if trained else config.seed, method.server.hypotheses
-    with fields_of("model"):
-        starts = initial_models(config.model.name, k=k, seed=seed, **_shape(config, dealt))
-    if config.model.start == "normal":
-        generator = torch.Generator().manual_seed(keyed_seed("normal start", seed))
-        starts = torch.randn(starts.shape, generator=generator, dtype=starts.dtype)
-    if config.model.start == "public":
-        if dealt.public is None or dealt.dataset.task != "classification":
-            accepted = "trains on public examples and their classes: set data.public_examples"
-            raise FieldError("model.start", "public", accepted)
-        return public_model(learner.model, learner.layout, starts[0], dealt.public, seed).expand(k, -1).clone()
-    if config.pretraining is None or dealt.validation is None:
-        return starts
-    alone = pretraining_of(config.local, config.pretraining.epochs)
-    central: Trainer = SequentialTrainer(learner.model, learner.layout, alone, device=config.device)
-    if memo is not None:
-        central = _remembered(central, config, alone, memo)
-    return first_model(starts, dealt.validation, central, seed)
-
-
-def _shape(config: Config, dealt: Dealt) -> dict[str, Any]:
-    dataset = dealt.dataset
-    return {"input_shape": dataset.input_shape, "outputs": dataset.outputs, **config.model.options}
-
-
 @dataclass(frozen=True)
 class PullBackTo(Behaviour):
     """The malicious client of an audit: it pulls the model back to the first one, which `first` [d] is."""
@@ -261,12 +244,6 @@ class PullBackTo(Behaviour):
 
     def model(self, turn: Turn) -> Tensor:
         return craft(turn.broadcast.models[0], self.first)
-
-
-def _remembered(trainer: Trainer, config: Config, local: LocalTraining, memo: Path) -> Trainer:
-    kind = (type(trainer).__name__, config.precision, config.device)
-    parts = (*kind, config.model.name, config.model.options, asdict(local))
-    return Remembering(trainer, memo, repr(parts))
 
 
 class _All:

@@ -89,7 +89,7 @@ def promised(setup: Setup) -> Promise:
         done, books = _trusted(federation, opened, rounds), ledgers.books
     else:
         done, books = _apart(federation, opened, rounds, ledgers)
-    _, total, validation = totals_of(setup.method, books)
+    _, total, validation = totals_of(setup.method.client.trust, books)
     first = opened.apart if len(opened.models) > 1 else None
     return Promise(replace(total, hypotheses_apart=None), validation, done, rounds, first)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from pathlib import Path
 from statistics import median
+from threading import RLock
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,7 +21,6 @@ from fedveil.engines.probe import Probe
 from fedveil.learning import evaluate, evaluate_clients
 from fedveil.runs.deal import data_digest
 from fedveil.runs.folder import UNNOISED, RunFolder, new_run_id
-from fedveil.runs.judging import begin, conclude
 from fedveil.runs.ledgers import Ledgers
 from fedveil.runs.prepare import Setup, prepare, resolve_device
 from fedveil.runs.summary import (
@@ -32,6 +33,8 @@ from fedveil.runs.summary import (
     participations_of,
     row_of,
 )
+
+_TURN = RLock()  # torch's number of threads and its tracer of models are the process's
 
 
 class Progress(Protocol):
@@ -64,6 +67,24 @@ class Silent:
 
     def end(self) -> None:
         """Nothing."""
+
+
+@runtime_checkable
+class Judge(Probe, Protocol):
+    """What a probe has besides its figures if it judges a whole run, such as an attack on it.
+
+    What it keeps lives in the process: a run that was interrupted begins anew.
+    """
+
+    def begin(self, setup: Setup) -> None:
+        """Take what the adversary holds before the run begins."""
+
+    def load(self, setup: Setup) -> tuple[int, int]:
+        """Parameter vectors that it keeps of a run, and examples, epochs included, that it trains on after it."""
+
+    @classmethod
+    def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
+        """Plain values for the summary, of several runs at once: what is trained for them is trained together."""
 
 
 def run(
@@ -152,6 +173,30 @@ def run(
     return Summary(values, rows)
 
 
+def begin(probes: Sequence[Probe], setup: Setup) -> list[Probe]:
+    """Copies of the probes for one run, told what they need."""
+    own = [copy(probe) for probe in probes]
+    for probe in own:
+        if isinstance(probe, Judge):
+            probe.begin(setup)
+    return own
+
+
+def conclude(runs: Sequence[Sequence[Probe]]) -> list[dict[str, Any]]:
+    """What the probes of several runs of like cells conclude: for each run, by the probe's name."""
+    found: list[dict[str, Any]] = [{} for _ in runs]
+    for alike in zip(*runs, strict=True):
+        if isinstance(alike[0], Judge):
+            for values, concluded in zip(found, type(alike[0]).conclude(alike), strict=True):
+                values[alike[0].name] = concluded
+    return found
+
+
+def judged(probes: Sequence[Probe]) -> bool:
+    """Whether one of them judges the whole run."""
+    return any(isinstance(probe, Judge) for probe in probes)
+
+
 def summary_of(
     setup: Setup,
     federation: Federation,
@@ -236,10 +281,11 @@ def _test_metrics(setup: Setup, federation: Federation, models: Tensor) -> dict[
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """The same bits on every machine; workers train clients side by side."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    """The same bits on every machine; workers train clients side by side. Runs in threads of one process take turns."""
+    with _TURN:
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)

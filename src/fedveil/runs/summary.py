@@ -18,9 +18,11 @@ import torch
 
 import fedveil
 from fedveil.accounting import Guarantee, Ledger, guarantee_values, unprotected
-from fedveil.config.folders import way_out
+from fedveil.accounting.bounds import Bound
+from fedveil.config.folders import remedy
 from fedveil.engines import Federation, RoundRecord
-from fedveil.engines.history import SERVER, total_of
+from fedveil.engines.history import total_of
+from fedveil.engines.party import SERVER
 from fedveil.engines.stopping import VALIDATORS, worst_of
 from fedveil.errors import damaged
 from fedveil.layout import Layout
@@ -31,7 +33,7 @@ from fedveil.reading import json_of
 METRICS = "metrics.jsonl"
 METRICS_CSV = "metrics.csv"
 # Raised by any change of a default or of arithmetic on that path: runs of two versions are not the same run.
-NUMERICS = {"sequential": 3, "stacked": 3, "record": 4, "noise": 3}
+NUMERICS = {"sequential": 4, "stacked": 3, "record": 5, "noise": 3}
 _COMMON = 3  # a run whose paths all have this number says it alone
 LAST, SHARE = (
     5,
@@ -91,7 +93,7 @@ class Summary:
                 file = folder / METRICS
                 raise ValueError(f"it has {len(rows)} lines, and there were {rounds} rounds")
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise damaged("run", file, error, way_out(folder)) from error
+            raise damaged("run", file, error, remedy(folder)) from error
         return cls(values, rows)
 
     @property
@@ -241,16 +243,16 @@ def curve_values(guarantee: Guarantee, distances: Sequence[float], delta: float)
 
 def over_clients(guarantees: Iterable[Guarantee], distance: float, delta: float) -> dict[str, Any]:
     """How many clients have which epsilon at one distance, ascending; for JSON."""
-    counts: dict[tuple[Any, ...], list[Guarantee]] = {}
+    counts: dict[Bound, list[Guarantee]] = {}
     for g in guarantees:
-        counts.setdefault((g.mu_per_distance, g.epsilon_per_distance, g.events_per_distance), []).append(g)
+        counts.setdefault(g.bound, []).append(g)
     found = sorted((same[0].epsilon_at(distance, delta), len(same)) for same in counts.values())
     return {"distance": distance, "epsilon": [e for e, _ in found], "clients": [n for _, n in found], "delta": delta}
 
 
 def guarantees_of(method: Method, books: Mapping[str, Ledger], delta: float) -> tuple[Guarantee, dict[str, Any]]:
     """The guarantee that counts, and the parties': the trusted server's, or the worst and the median client's."""
-    clients, worst, validation = totals_of(method, books)
+    clients, worst, validation = totals_of(method.client.trust, books)
     beside = {} if validation is None else {"validation clients": guarantee_values(validation, delta)}
     if method.client.trust == "central":
         return worst, {SERVER: guarantee_values(worst, delta), **beside}
@@ -260,7 +262,7 @@ def guarantees_of(method: Method, books: Mapping[str, Ledger], delta: float) -> 
     order = sorted(clients, key=lambda p: (cost[p], p))
     values: dict[str, Any] = {}
     composed = all(g.by_distance for g in clients.values()) and find_spec("dp_accounting") is not None
-    apart = [length / worst.slope for length in REACH] if composed else []
+    apart = [length / worst.bound.slope for length in REACH] if composed else []
     middle = order[(len(order) - 1) // 2]
     for name, party, found in (("worst client", order[-1], worst), ("median client", middle, clients[middle])):
         spends = [e.spend for e in books[party].entries]
@@ -270,11 +272,11 @@ def guarantees_of(method: Method, books: Mapping[str, Ledger], delta: float) -> 
             extra["curve"] = curve_values(found, apart, delta)
         values[name] = {**guarantee_values(found, delta), "participations": len(spends), **extra}
     if composed:
-        values["worst client"]["over clients"] = over_clients(clients.values(), 1 / worst.slope, delta)
+        values["worst client"]["over clients"] = over_clients(clients.values(), 1 / worst.bound.slope, delta)
     return worst, {**values, **beside}
 
 
-def totals_of(method: Method, books: Mapping[str, Ledger]) -> tuple[dict[str, Guarantee], Guarantee, Guarantee | None]:
+def totals_of(trust: str, books: Mapping[str, Ledger]) -> tuple[dict[str, Guarantee], Guarantee, Guarantee | None]:
     """Totals of clients that protect themselves, the guarantee that counts, and that of the validation clients.
 
     What counts is the trusted server's total, or what holds for every client.
@@ -282,7 +284,7 @@ def totals_of(method: Method, books: Mapping[str, Ledger]) -> tuple[dict[str, Gu
     # a participation that is only counted, under central trust, promises nothing and takes nothing away
     totals = {p: total_of(b) for p, b in books.items() if any(e.source != "none" for e in b.entries)}
     validation = worst_of(totals.pop(p) for p in list(totals) if p.startswith(VALIDATORS))
-    if method.client.trust == "central":
+    if trust == "central":
         return {}, totals.get(SERVER, unprotected()), validation
     clients = {p: g for p, g in totals.items() if p != SERVER}
     return clients, worst_of(clients.values()) or unprotected("local"), validation

@@ -1,21 +1,14 @@
 """A sum that nobody has to be trusted with: keys, terms and shares of the secure sum."""
 
-from fedveil.secure.keys import PublicKey, SiteKey, fingerprint, public_key, roster
-from fedveil.secure.shares import on_grid, share, unmasked
-from fedveil.secure.site import Site
-from fedveil.secure.terms import FEWEST, SumContext, SumTerms
-
-__all__ = [
-    "FEWEST",
-    "PublicKey",
-    "Site",
-    "SiteKey",
-    "SumContext",
-    "SumTerms",
-    "fingerprint",
-    "on_grid",
-    "public_key",
-    "roster",
-    "share",
-    "unmasked",
-]
+from fedveil.secure.keys import PublicKey as PublicKey
+from fedveil.secure.keys import SiteKey as SiteKey
+from fedveil.secure.keys import fingerprint as fingerprint
+from fedveil.secure.keys import public_key as public_key
+from fedveil.secure.keys import roster as roster
+from fedveil.secure.shares import on_grid as on_grid
+from fedveil.secure.shares import share as share
+from fedveil.secure.shares import unmasked as unmasked
+from fedveil.secure.site import Site as Site
+from fedveil.secure.terms import FEWEST as FEWEST
+from fedveil.secure.terms import SumContext as SumContext
+from fedveil.secure.terms import SumTerms as SumTerms

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedveil.cli.shared import NO_REPLY, Device, console_for, fail, folder, told
+from fedveil.cli.shared import NO_REPLY, Device, Executor, Jobs, console_for, executor_of, fail, folder, refusals, say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,10 +45,8 @@ def reproduce(
         int | None,
         typer.Option("--workers", metavar="N", help="Clients trained side by side; default: one a core, at most 4."),
     ] = None,
-    jobs: Annotated[
-        int,
-        typer.Option("--jobs", metavar="N", help="Runs at once, each in its own process on one thread (--workers 1)."),
-    ] = 1,
+    jobs: Jobs = 1,
+    executor: Executor = "",
     device: Annotated[Device, typer.Option("--device", help="Where clients train.")] = Device.CPU,
     out: Annotated[
         Path | None,
@@ -65,7 +63,7 @@ def reproduce(
     no_run: Annotated[bool, typer.Option("--no-run", help="Show what finished runs give, and run nothing.")] = False,
 ) -> None:
     """Reproduce a paper's tables and figures. Finished runs are kept: the same command goes on where it stopped."""
-    with told() as going:
+    with refusals() as again:
         if list_ and study is None:
             console_for().print(_listed())
             return
@@ -104,12 +102,16 @@ def reproduce(
             store.refuse_others()
             needed = cells_table(cells, store)
             console.print(needed)
-            _say(console, needed.notes)
+            say(console, *needed.notes, whole=True)
             return
-        with store.alone(shared=no_run):
-            _say(console, asked.notes(selection.names))
-            going.folder, going.command, going.mark = store.folder, "the same command", "cells"
-            done = store.collect(cells) if no_run else store.run(cells, progress_for(console), jobs)
+        with store.opened(shared=no_run):
+            say(console, *asked.notes(selection.names), whole=True)
+            again.folder, again.command, again.mark = store.folder, "the same command", "cells"
+            done = (
+                store.collect(cells)
+                if no_run
+                else store.run(cells, progress_for(console), jobs, executor=executor_of(executor))
+            )
             assert store.folder is not None
             _show(console, asked, selection, Pages(into or store.folder, asked, store), done)
         if done.failed:
@@ -170,17 +172,12 @@ def _show(console: Console, asked: Reproduction, selection: Selection, pages: Pa
         shown = result_table(f"{table}: {asked.tables[table]}", results, asked.study)
         console.print()
         console.print(shown)
-        _say(console, shown.notes)
+        say(console, *shown.notes, whole=True)
         keep(partial(pages.table, table))
     for figure in selection.figures:
         keep(partial(pages.figure, figure))
     keep(pages.together)
     if written:
-        _say(console, [f"written to {pages.root}: {', '.join(written)}"])
+        say(console, f"written to {pages.root}: {', '.join(written)}", whole=True)
     if refused:
         raise FedVeilError("\n".join(refused))
-
-
-def _say(console: Console, lines: Iterable[str]) -> None:
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)

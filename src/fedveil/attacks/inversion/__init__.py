@@ -3,48 +3,27 @@
 Text, and priors learnt by generators, are out of scope: they need a GPU.
 """
 
-from fedveil.attacks.inversion.analytic import Analytic
-from fedveil.attacks.inversion.compare import Inverted, compare_inversion
-from fedveil.attacks.inversion.cosine import Cosine
-from fedveil.attacks.inversion.dlg import DLG, IDLG
-from fedveil.attacks.inversion.game import Captured, noise_of, play_round
-from fedveil.attacks.inversion.judge import judge_inversion
-from fedveil.attacks.inversion.knowledge import SERVER, Inversion, Reconstruction, ServerKnowledge, invert
-from fedveil.attacks.inversion.labels import recover_labels
-from fedveil.attacks.inversion.local_steps import LocalSteps
-from fedveil.attacks.inversion.metrics import scores
-from fedveil.attacks.inversion.see_through import SeeThrough
-from fedveil.attacks.inversion.spear import SPEAR
-from fedveil.attacks.inversion.statistics import EstimatedStatistics, RunningStatistics
-
-# By name.
-INVERSIONS: dict[str, type[Inversion]] = {
-    kind.name: kind
-    for kind in (Analytic, DLG, IDLG, Cosine, RunningStatistics, EstimatedStatistics, LocalSteps, SeeThrough, SPEAR)
-}
-
-__all__ = [
-    "DLG",
-    "IDLG",
-    "INVERSIONS",
-    "SERVER",
-    "SPEAR",
-    "Analytic",
-    "Captured",
-    "Cosine",
-    "EstimatedStatistics",
-    "Inversion",
-    "Inverted",
-    "LocalSteps",
-    "Reconstruction",
-    "RunningStatistics",
-    "SeeThrough",
-    "ServerKnowledge",
-    "compare_inversion",
-    "invert",
-    "judge_inversion",
-    "noise_of",
-    "play_round",
-    "recover_labels",
-    "scores",
-]
+from fedveil.attacks.inversion.analytic import Analytic as Analytic
+from fedveil.attacks.inversion.analytic import recover_labels as recover_labels
+from fedveil.attacks.inversion.compare import Inverted as Inverted
+from fedveil.attacks.inversion.compare import compare_inversion as compare_inversion
+from fedveil.attacks.inversion.compare import judge_inversion as judge_inversion
+from fedveil.attacks.inversion.cosine import Cosine as Cosine
+from fedveil.attacks.inversion.cosine import EstimatedStatistics as EstimatedStatistics
+from fedveil.attacks.inversion.cosine import RunningStatistics as RunningStatistics
+from fedveil.attacks.inversion.cosine import SeeThrough as SeeThrough
+from fedveil.attacks.inversion.dlg import DLG as DLG
+from fedveil.attacks.inversion.dlg import IDLG as IDLG
+from fedveil.attacks.inversion.dlg import LocalSteps as LocalSteps
+from fedveil.attacks.inversion.game import Captured as Captured
+from fedveil.attacks.inversion.game import ReleaseView as ReleaseView
+from fedveil.attacks.inversion.game import noise_of as noise_of
+from fedveil.attacks.inversion.game import play_round as play_round
+from fedveil.attacks.inversion.knowledge import INVERSIONS as INVERSIONS
+from fedveil.attacks.inversion.knowledge import SERVER as SERVER
+from fedveil.attacks.inversion.knowledge import Inversion as Inversion
+from fedveil.attacks.inversion.knowledge import Reconstruction as Reconstruction
+from fedveil.attacks.inversion.knowledge import ServerKnowledge as ServerKnowledge
+from fedveil.attacks.inversion.knowledge import invert as invert
+from fedveil.attacks.inversion.metrics import scores as scores
+from fedveil.attacks.inversion.spear import SPEAR as SPEAR

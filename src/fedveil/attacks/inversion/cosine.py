@@ -1,14 +1,4 @@
-"""Cosine similarity and total variation: what works on ReLU networks.
-
-Source: Geiping, Bauermeister, Droege and Moeller 2020 (Inverting Gradients, arXiv 2003.14053), on updates.
-
-Threat model: honest-but-curious server; receives the client's own model, knows how it trained.
-
-    min over x    2 (1 - cos(U(x, y), u))  +  w TV(x)          by Adam on the signs of the gradient
-
-U simulates local training, labels y are read from the last layer. A direction is all that this needs: flat clipping
-changes nothing. Noise-aware: coordinates weigh as their noise allows, and w grows with the noise, see `matching`.
-"""
+"""Inversion by the direction of the update: cosine similarity, with normalisation statistics, or in groups."""
 
 from __future__ import annotations
 
@@ -17,20 +7,34 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedveil.attacks.inversion.knowledge import Inversion, Reconstruction, ServerKnowledge
-from fedveil.attacks.inversion.labels import recover_labels
+from fedveil.attacks.inversion.analytic import recover_labels
+from fedveil.attacks.inversion.knowledge import INVERSIONS, Inversion, Reconstruction, ServerKnowledge
 from fedveil.attacks.inversion.matching import Target, dummy, image_prior, signed_adam
+from fedveil.attacks.inversion.metrics import matched
 from fedveil.attacks.inversion.simulate import Simulator
 from fedveil.attacks.observation import Received
+from fedveil.errors import FieldError
 
 Prior = Callable[[Tensor], Tensor]  # examples [N, ...] -> a penalty
 
 
+@INVERSIONS.register("cosine")
 @dataclass(frozen=True, kw_only=True)
 class Cosine(Inversion):
     """Match the update's direction by signed Adam.
+
+    Cosine similarity and total variation: what works on ReLU networks.
+
+    Source: Geiping, Bauermeister, Droege and Moeller 2020 (Inverting Gradients, arXiv 2003.14053), on updates.
+
+    Threat model: honest-but-curious server; receives the client's own model, knows how it trained.
+
+        min over x    2 (1 - cos(U(x, y), u))  +  w TV(x)          by Adam on the signs of the gradient
+
+    U simulates local training, labels y are read from the last layer. A direction is all that this needs: flat clipping
+    changes nothing. Noise-aware: coordinates weigh as their noise allows, and w grows with the noise, see `matching`.
 
     Parameters
     ----------
@@ -79,3 +83,183 @@ class Cosine(Inversion):
     def _prior(self, simulator: Simulator, received: Received, known: ServerKnowledge) -> Prior:
         """A further penalty; here there is none."""
         return lambda x: x.new_zeros(())
+
+
+_Normalisation = nn.modules.batchnorm._BatchNorm
+Statistics = list[tuple[Tensor, Tensor]]  # mean and variance of each layer's inputs, by channel
+
+
+@INVERSIONS.register("running-statistics")
+@dataclass(frozen=True, kw_only=True)
+class RunningStatistics(Cosine):
+    """Match the client's running statistics too; see `Cosine` for the other parameters.
+
+    Huang's attack: also match normalisation statistics, where the model has batch normalisation.
+
+    Source: Huang, Gupta, Song, Li and Arora 2021 (arXiv 2112.00059), who show how much of inversion's success rests on
+    knowing them; the penalty is that of Yin et al. 2021 (arXiv 2104.07586).
+
+    Threat model: honest-but-curious server; knows how clients train, and mean and variance of the inputs of each
+    normalisation layer: `RunningStatistics` from the client (in the buffers of `ServerKnowledge.model`; FedVeil never
+    sends them, so the usual server lacks this capability), `EstimatedStatistics` from reference images of its own.
+
+        cosine's objective  +  w mean over layers of  |mean(x) - mu|^2 / |mu|^2 + |var(x) - s^2|^2 / |s^2|^2
+
+    Parameters
+    ----------
+    statistics : float
+        Weight w of the statistics.
+    """
+
+    statistics: float = 0.1
+
+    name: ClassVar[str] = "running-statistics"
+    summary: ClassVar[str] = "as cosine, with the running statistics of the client's normalisation layers"
+    needs: ClassVar[frozenset[str]] = Cosine.needs | {"statistics"}
+
+    def _prior(self, simulator: Simulator, received: Received, known: ServerKnowledge) -> Prior:
+        wanted = self._wanted(simulator, known)
+
+        def prior(x: Tensor) -> Tensor:
+            total = x.new_zeros(())
+            for (mean, variance), (mu, s2) in zip(observed(simulator, x), wanted, strict=True):
+                total = total + (mean - mu).square().sum() / mu.square().sum().clamp(min=1e-12)
+                total = total + (variance - s2).square().sum() / s2.square().sum().clamp(min=1e-12)
+            return self.statistics * total / len(wanted)
+
+        return prior
+
+    def _wanted(self, simulator: Simulator, known: ServerKnowledge) -> Statistics:
+        """Mean and variance of each layer, as the server's copy of the buffers has them."""
+        found = []
+        for part in layers(simulator):
+            if part.running_mean is None or part.running_var is None:
+                raise FieldError("model", type(known.model).__name__, "its normalisation keeps no running statistics")
+            found.append((part.running_mean.detach().clone(), part.running_var.detach().clone()))
+        return found
+
+
+@INVERSIONS.register("estimated-statistics")
+@dataclass(frozen=True, kw_only=True)
+class EstimatedStatistics(RunningStatistics):
+    """Match statistics estimated on reference images; see `RunningStatistics` for the parameters."""
+
+    name: ClassVar[str] = "estimated-statistics"
+    summary: ClassVar[str] = "as cosine, with normalisation statistics estimated on reference images"
+    needs: ClassVar[frozenset[str]] = Cosine.needs | {"reference"}
+
+    def _wanted(self, simulator: Simulator, known: ServerKnowledge) -> Statistics:
+        if known.reference is None:
+            raise FieldError("reference", None, "statistics are estimated on reference images: give some")
+        with torch.no_grad():
+            return observed(simulator, known.reference.to(simulator.start.dtype))
+
+
+def layers(simulator: Simulator) -> list[_Normalisation]:
+    """The normalisation layers.
+
+    Raises
+    ------
+    FieldError
+        If there is none.
+    """
+    found = [part for part in simulator.module.modules() if isinstance(part, _Normalisation)]
+    if not found:
+        kind = type(simulator.known.model).__name__
+        raise FieldError("model", kind, "has no batch normalisation, hence no statistics to match: use cosine")
+    return found
+
+
+def observed(simulator: Simulator, x: Tensor) -> Statistics:
+    """Mean and variance of what enters each normalisation layer on examples [N, ...], under the start."""
+    found: Statistics = []
+
+    def note(part: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        rows = inputs[0].transpose(0, 1).flatten(1)
+        found.append((rows.mean(1), rows.var(1, correction=0)))
+
+    handles = [part.register_forward_pre_hook(note) for part in layers(simulator)]
+    try:
+        simulator.outputs(simulator.start, x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+@INVERSIONS.register("see-through")
+@dataclass(frozen=True, kw_only=True)
+class SeeThrough(Cosine):
+    """Reconstruct from several seeds that agree with each other; see `Cosine` for the other parameters.
+
+    See-Through's group consistency for larger batches: several reconstructions at once, each drawn to their mean.
+
+    Source: Yin, Mallya, Vahdat, Alvarez, Kautz and Molchanov 2021 (See Through Gradients, arXiv 2104.07586). Images are
+    registered by the Hungarian method among equal labels, not by optical flow, which small pictures do not need.
+
+    Threat model: honest-but-curious server; receives the client's own model, knows how it trained.
+
+        sum over seeds g of [cosine's objective of x_g  +  w |x_g - mean of the registered x_h|^2 / pixels]
+
+    The seed with the least cosine distance is returned. A group of G costs G times as much as `cosine`.
+
+    Parameters
+    ----------
+    group : int
+        Seeds.
+    consistency : float
+        Weight w.
+    register_every : int
+        Steps between registrations; the group runs free before the first.
+    """
+
+    group: int = 3
+    consistency: float = 0.05
+    register_every: int = 100
+
+    name: ClassVar[str] = "see-through"
+    summary: ClassVar[str] = "as cosine, from several seeds drawn to their mean"
+
+    def run(self, received: Received, known: ServerKnowledge) -> Reconstruction:
+        generator = torch.Generator().manual_seed(self.seed)
+        simulator = Simulator(known, received.start, dtype=torch.float32)
+        target = Target.of(received.update, known, torch.float32)
+        labels = recover_labels(received, known, generator)
+        first = torch.stack([dummy(known, known.examples, generator, torch.float32) for _ in range(self.group)])
+        mean, calls = first.mean(0), 0
+
+        def fit(x: Tensor) -> Tensor:
+            return target.cosine(simulator.update(x[None], labels))
+
+        def objective(group: Tensor) -> Tensor:
+            nonlocal mean, calls
+            calls += 1
+            if calls % self.register_every == 0:
+                mean = _registered(group.detach(), labels)
+            total = group.new_zeros(())
+            for x in group:
+                total = total + fit(x) + image_prior(x, target, known, self.variation)
+                if calls >= self.register_every:
+                    total = total + self.consistency * (x - in_order(mean, x.detach(), labels)).square().mean()
+            return total
+
+        lr = self.lr * known.data_range
+        group, _ = signed_adam(objective, first, known.pixels, steps=self.steps, lr=lr)
+        fits = torch.stack([fit(x).detach() for x in group])
+        best = int(fits.argmin())
+        return Reconstruction(group[best].to(torch.float64), labels, float(fits[best]), self.group - 1)
+
+
+def in_order(images: Tensor, like: Tensor, labels: Tensor) -> Tensor:
+    """The images [N, ...] in the order of those they resemble most, within equal labels."""
+    result = images.clone()
+    for label in set(labels.tolist()):
+        rows = (labels == label).nonzero()[:, 0]
+        if len(rows) > 1:
+            result[rows] = images[rows[matched(like[rows], images[rows])]]
+    return result
+
+
+def _registered(group: Tensor, labels: Tensor) -> Tensor:
+    """The mean of a group [G, N, ...] in the order of its first member."""
+    return torch.stack([in_order(x, group[0], labels) for x in group]).mean(0)

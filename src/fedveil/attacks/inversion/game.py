@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from fedveil.accounting import Spend, model_of
 from fedveil.attacks.inversion.knowledge import ServerKnowledge
 from fedveil.attacks.inversion.metrics import two_sided
 from fedveil.attacks.observation import Received
+from fedveil.engines.probe import Seen
 from fedveil.errors import NoReplyError
 from fedveil.layout import Layout
 from fedveil.learning import ClientData
@@ -49,53 +51,72 @@ class Captured:
         return self.data.masks if self.data.masks is not None and two_sided(self.data.masks) else None
 
 
-def play_round(
-    federation: Federation, *, reference: Tensor | None = None, pixels: tuple[float, float] = (0.0, 1.0)
-) -> list[Captured]:
-    """Let one round's cohort train and protect, and hand over what the server receives.
+class ReleaseView:
+    """A probe that keeps what the server receives in a round, as `Captured` releases, for inversion.
 
-    The round is not combined: play on a federation made for this, whose ledgers are of no other use. The server is
-    taken to know each release's noise scale, which adaptive methods hide: the stronger adversary is the right one to
-    judge a defence by.
+    The server is taken to know each release's noise scale, which adaptive methods hide: the stronger adversary is the
+    right one to judge a defence by. Under central trust it receives what clients trained, unprotected.
 
     Parameters
     ----------
-    federation : Federation
-        Of any method. Under central trust the server receives what clients trained, unprotected.
     reference : Tensor, optional
         [m, ...], images that belong to nobody, for attacks that estimate statistics.
     pixels : tuple of float
         Range of the inputs.
 
-    Raises
-    ------
-    NoReplyError
-        If a client fails: its release is missing, and the others would be a selection.
+    Attributes
+    ----------
+    released : list of Captured
+        Of the last round.
     """
-    asked = federation.ask(federation.round + 1)
-    task = asked.task
-    learned = federation.learner.learn(task.models, task.clients, task.keys, task.needs, task.sources)
-    collected = federation.collect(asked, learned)
-    missing = dict(collected.failed) | dict(collected.zeroed) | dict(asked.refused)
-    if missing:
-        raise NoReplyError(f"clients without a release of their own: {missing}")
-    result = []
-    for partition in asked.partitions:
-        model, data = model_of(collected.replies[partition]), federation.clients[partition]
-        if model is None:
-            raise NoReplyError(f"client {partition} released no model")
-        known = ServerKnowledge(
-            model=federation.learner.model,
-            layout=federation.layout,
-            shape=tuple(data.x.shape[1:]),
-            examples=data.examples,
-            pixels=pixels,
-            reference=reference,
-            **_defence(federation, partition),
-        )
-        received = Received(asked.broadcast.public.round, partition, asked.broadcast.models, model)
-        result.append(Captured(received, known, data))
-    return result
+
+    name = "releases"
+    figures: Collection[str] = ()
+
+    def __init__(self, reference: Tensor | None = None, pixels: tuple[float, float] = (0.0, 1.0)) -> None:
+        self._reference, self._pixels = reference, pixels
+        self.released: list[Captured] = []
+
+    def __call__(self, seen: Seen) -> dict[str, float]:
+        """One round.
+
+        Raises
+        ------
+        NoReplyError
+            If a client failed: its release is missing, and the others would be a selection.
+        """
+        federation, log = cast("Federation", seen.federation), seen.record.round
+        missing = dict(log.failed) | dict(seen.record.zeroed) | dict(log.refused)
+        if missing:
+            raise NoReplyError(f"clients without a release of their own: {missing}")
+        self.released = []
+        for partition, sent in seen.received.items():
+            model, data = model_of(sent), federation.clients[partition]
+            if model is None:
+                raise NoReplyError(f"client {partition} released no model")
+            known = ServerKnowledge(
+                model=federation.learner.model,
+                layout=federation.layout,
+                shape=tuple(data.x.shape[1:]),
+                examples=data.examples,
+                pixels=self._pixels,
+                reference=self._reference,
+                **_defence(federation, partition),
+            )
+            received = Received(seen.broadcast.public.round, partition, seen.broadcast.models, model)
+            self.released.append(Captured(received, known, data))
+        return {}
+
+
+def play_round(
+    federation: Federation, *, reference: Tensor | None = None, pixels: tuple[float, float] = (0.0, 1.0)
+) -> list[Captured]:
+    """Play one more round of a federation, and hand over what its server receives; see `ReleaseView`."""
+    view = ReleaseView(reference, pixels)
+    federation.probes.append(view)
+    federation.run(federation.round + 1)
+    federation.probes.remove(view)
+    return view.released
 
 
 def _defence(federation: Federation, partition: int) -> dict[str, Any]:

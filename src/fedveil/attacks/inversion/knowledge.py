@@ -15,6 +15,7 @@ from fedveil.attacks.observation import Received, ThreatModel
 from fedveil.errors import FieldError, require_count, require_non_negative, require_positive
 from fedveil.layout import Layout
 from fedveil.learning import LocalTraining
+from fedveil.registry import Registry
 
 # The usual server: it follows the protocol, and works on what it receives.
 SERVER = ThreatModel(
@@ -161,6 +162,9 @@ class Inversion(ABC):
     @abstractmethod
     def run(self, received: Received, known: ServerKnowledge) -> Reconstruction:
         """Reconstruct the client's examples."""
+
+
+INVERSIONS: Registry[type[Inversion]] = Registry("--attack", {}, group="fedveil.inversions")
 
 
 def invert(

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.optimize
+import scipy
 import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor

@@ -7,7 +7,7 @@ from math import log10
 from statistics import fmean
 from typing import Any
 
-import scipy.optimize
+import scipy
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -26,11 +26,6 @@ def mse(original: Tensor, reconstruction: Tensor) -> Tensor:
     """Mean squared error of each image [n, ...]; float64 [n]."""
     _check(original, reconstruction)
     return (original.to(torch.float64) - reconstruction.to(torch.float64)).square().flatten(1).mean(1)
-
-
-def psnr(original: Tensor, reconstruction: Tensor, *, data_range: float) -> Tensor:
-    """Peak signal-to-noise ratio of each image in decibels, [n]; infinite for equal images."""
-    return 10 * torch.log10(require_positive("data_range", data_range) ** 2 / mse(original, reconstruction))
 
 
 def ssim(original: Tensor, reconstruction: Tensor, *, data_range: float, window: int = 7) -> Tensor:

@@ -26,9 +26,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedveil.attacks.inversion.analytic import first_layer
-from fedveil.attacks.inversion.knowledge import Inversion, Reconstruction, ServerKnowledge
-from fedveil.attacks.inversion.labels import recover_labels
+from fedveil.attacks.inversion.analytic import first_layer, recover_labels
+from fedveil.attacks.inversion.knowledge import INVERSIONS, Inversion, Reconstruction, ServerKnowledge
 from fedveil.attacks.observation import Received
 from fedveil.errors import FieldError
 
@@ -37,6 +36,7 @@ REWEIGHTED = 1e-8  # least width of the search: squares of it are still resolved
 APART = 0.1  # distance of a direction (unit vector) from the span of sparser ones
 
 
+@INVERSIONS.register("spear")
 @dataclass(frozen=True, kw_only=True)
 class SPEAR(Inversion):
     """Decode the batch from the first layer's low rank and sparsity.

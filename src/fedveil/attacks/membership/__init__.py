@@ -1,53 +1,36 @@
 """Which records was a model trained on, and whose are they: at an outsider, a client or the server."""
 
-from fedveil.attacks.membership.canaries import (
-    CanaryRun,
-    audited,
-    client_canaries,
-    orthogonal_records,
-    record_canaries,
-    server_canaries,
-)
-from fedveil.attacks.membership.fedmia import by_class, fed_mia, same_classes
-from fedveil.attacks.membership.judge import log_roc, membership
-from fedveil.attacks.membership.methods import audit_methods
-from fedveil.attacks.membership.one_run import OneRun, one_run
-from fedveil.attacks.membership.scores import SCORES, bavaria, calibrated, lira, loss, rmia, trajectory
-from fedveil.attacks.membership.shadow import Shadows, Signals, balanced, signals, train_shadows
-from fedveil.attacks.membership.signals import agreement, by_round_and_client, confidence, loss_of_confidence
-from fedveil.attacks.membership.source import guess, source_inference
-
-__all__ = [
-    "SCORES",
-    "CanaryRun",
-    "OneRun",
-    "Shadows",
-    "Signals",
-    "agreement",
-    "audit_methods",
-    "audited",
-    "balanced",
-    "bavaria",
-    "by_class",
-    "by_round_and_client",
-    "calibrated",
-    "client_canaries",
-    "confidence",
-    "fed_mia",
-    "guess",
-    "lira",
-    "log_roc",
-    "loss",
-    "loss_of_confidence",
-    "membership",
-    "one_run",
-    "orthogonal_records",
-    "record_canaries",
-    "rmia",
-    "same_classes",
-    "server_canaries",
-    "signals",
-    "source_inference",
-    "train_shadows",
-    "trajectory",
-]
+from fedveil.attacks.membership.canaries import CanaryRun as CanaryRun
+from fedveil.attacks.membership.canaries import audited as audited
+from fedveil.attacks.membership.canaries import client_canaries as client_canaries
+from fedveil.attacks.membership.canaries import orthogonal_records as orthogonal_records
+from fedveil.attacks.membership.canaries import record_canaries as record_canaries
+from fedveil.attacks.membership.canaries import server_canaries as server_canaries
+from fedveil.attacks.membership.fedmia import by_class as by_class
+from fedveil.attacks.membership.fedmia import fed_mia as fed_mia
+from fedveil.attacks.membership.fedmia import guess as guess
+from fedveil.attacks.membership.fedmia import same_classes as same_classes
+from fedveil.attacks.membership.fedmia import source_inference as source_inference
+from fedveil.attacks.membership.registry import MEMBERSHIPS as MEMBERSHIPS
+from fedveil.attacks.membership.registry import ServerRecords as ServerRecords
+from fedveil.attacks.membership.scores import SCORES as SCORES
+from fedveil.attacks.membership.scores import bavaria as bavaria
+from fedveil.attacks.membership.scores import calibrated as calibrated
+from fedveil.attacks.membership.scores import lira as lira
+from fedveil.attacks.membership.scores import loss as loss
+from fedveil.attacks.membership.scores import register_score as register_score
+from fedveil.attacks.membership.scores import rmia as rmia
+from fedveil.attacks.membership.scores import trajectory as trajectory
+from fedveil.attacks.membership.shadow import Shadows as Shadows
+from fedveil.attacks.membership.shadow import Signals as Signals
+from fedveil.attacks.membership.shadow import agreement as agreement
+from fedveil.attacks.membership.shadow import balanced as balanced
+from fedveil.attacks.membership.shadow import by_round_and_client as by_round_and_client
+from fedveil.attacks.membership.shadow import confidence as confidence
+from fedveil.attacks.membership.shadow import loss_of_confidence as loss_of_confidence
+from fedveil.attacks.membership.shadow import signals as signals
+from fedveil.attacks.membership.shadow import train_shadows as train_shadows
+from fedveil.attacks.statistics import OneRun as OneRun
+from fedveil.attacks.statistics import log_roc as log_roc
+from fedveil.attacks.statistics import one_run as one_run
+from fedveil.attacks.verdict import membership as membership

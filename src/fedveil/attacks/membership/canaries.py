@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import Guarantee, Ledger, Relation, Release, total
-from fedveil.attacks.distinguishing import bound as independent_bound
-from fedveil.attacks.membership.one_run import OneRun, one_run
+from fedveil.accounting.bounds import PLD, ZCDP, MetricDP
+from fedveil.attacks.statistics import OneRun, one_run
+from fedveil.attacks.statistics import bound as independent_bound
 from fedveil.attacks.verdict import Verdict
-from fedveil.engines import ClientParty, ServerParty
-from fedveil.engines.local import Federation
+from fedveil.engines import ClientParty, Federation, ServerParty, Shared
 from fedveil.errors import FieldError, require_choice, require_count
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining
@@ -124,7 +124,7 @@ def server_canaries(
         before, theta = theta, server.combine(broadcast, replies)[0].models
         scores += weight * (theta[0] - before[0])
     promise = total(e.spend.guarantee for e in server.ledger.entries)
-    return CanaryRun(scores, inside, promise, one_run(scores, inside, delta=delta))
+    return CanaryRun(scores, inside, promise, one_run(scores[inside], scores[~inside], delta=delta))
 
 
 def client_canaries(
@@ -189,7 +189,7 @@ def client_canaries(
         promise = total(e.spend.guarantee for e in client.ledger.entries if e.key[0] > follow)
         worst = promise if worst is None or promise.cost > worst.cost else worst
     assert worst is not None
-    return CanaryRun(scores, inside, worst, one_run(scores, inside, delta=delta))
+    return CanaryRun(scores, inside, worst, one_run(scores[inside], scores[~inside], delta=delta))
 
 
 def orthogonal_records(
@@ -230,14 +230,14 @@ def orthogonal_records(
         clients=[records],
         method=side,
         local=LocalTraining(lr=lr),
-        initial=torch.zeros(1, 2 * m),
+        shared=Shared(initial=torch.zeros(1, 2 * m)),
         seed=seed,
         source=source or ReproducibleSource(seed),
     )
     history = federation.run(rounds)
     weight = federation.layout.unflatten(history.models[0])["weight"].to(torch.float64)
     scores = weight[0] - weight[1]
-    return CanaryRun(scores, inside, history.guarantee, one_run(scores, inside, delta=delta))
+    return CanaryRun(scores, inside, history.guarantee, one_run(scores[inside], scores[~inside], delta=delta))
 
 
 def record_canaries(
@@ -295,10 +295,10 @@ def audited(setting: str, run: CanaryRun, distance: float | None = None) -> Verd
         independent given the coins, as for local releases, or isotropic noise on canaries along other coordinates.
     """
     promise, bound = run.guarantee, run.bound
-    by_epsilon = promise.rho is not None or promise.events or promise.epsilon_per_distance is not None
+    by_epsilon = isinstance(promise.bound, ZCDP | PLD | MetricDP)
     point, ceiling = (bound.epsilon, bound.epsilon_ceiling) if by_epsilon else (bound.mu, bound.mu_ceiling)
     scores, coins_ = run.scores.numpy(), run.inside.numpy()
-    independent = independent_bound(scores[~coins_], scores[coins_], bound.confidence)
+    independent = independent_bound(scores[coins_], scores[~coins_], bound.confidence)
     details = {"ceiling": ceiling, "independent mu": independent.mu_lower, "independent ceiling": independent.ceiling}
     notes = [f"{bound.correct} of {bound.guesses} guesses right"]
     if promise.proven:

@@ -1,29 +1,33 @@
-"""FedMIA: the server takes the other clients' updates for the null hypothesis; no shadow models.
-
-Source: Zhu et al. 2024, "FedMIA: an effective membership inference attack exploiting the all for one principle" (arXiv
-2402.06289): per round and record, where does the measure under the target client's update lie among the others'?
-
-    score(i) = mean over rounds of Phi((m[r, target, i] - mean over others) / deviation over others)
-
-The measure m is the received model's log-odds of the true class, or the update's agreement with the record's own
-gradient. Where clients hold different classes (Dirichlet .1) the null is wrong: others do not know the class, whoever
-the record belongs to, and the score says whose class it is. `by_class` therefore standardises what each client's update
-does to a record by what it does to *reference* records of the same class, which nobody trained on. How much of an AUC
-is knowledge of the class shows against non-members with the members' classes (`same_classes`).
-
-Threat model: honest-but-curious server with the records in question, and with reference records for `by_class`.
-"""
+"""What the server learns from comparing clients: who holds a record (source inference), is it the target (FedMIA)."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from fedveil.attacks.statistics import rate
+from fedveil.attacks.verdict import Verdict
 from fedveil.errors import FieldError
 
 
 def fed_mia(measure: Tensor, target: int) -> Tensor:
     """Scores [N] that the records are the target client's.
+
+    FedMIA: the server takes the other clients' updates for the null hypothesis; no shadow models.
+
+    Source: Zhu et al. 2024, "FedMIA: an effective membership inference attack exploiting the all for one principle"
+    (arXiv 2402.06289): per round and record, where does the measure under the target client's update lie among the
+    others'?
+
+        score(i) = mean over rounds of Phi((m[r, target, i] - mean over others) / deviation over others)
+
+    The measure m is the received model's log-odds of the true class, or the update's agreement with the record's own
+    gradient. Where clients hold different classes (Dirichlet .1) the null is wrong: others do not know the class,
+    whoever the record belongs to, and the score says whose class it is. `by_class` therefore standardises what each
+    client's update does to a record by what it does to *reference* records of the same class, which nobody trained on.
+    How much of an AUC is knowledge of the class shows against non-members with the members' classes (`same_classes`).
+
+    Threat model: honest-but-curious server with the records in question, and with reference records for `by_class`.
 
     Parameters
     ----------
@@ -106,3 +110,46 @@ def same_classes(members: Tensor, others: Tensor, seed: int = 0) -> Tensor:
         )
     picked = [rows[torch.randperm(len(rows), generator=draw)[: k * counts[c]]] for c, rows in sorted(found.items())]
     return torch.cat(picked).sort().values
+
+
+def guess(measure: Tensor) -> Tensor:
+    """Index [N] of the client whose measure [K, N] (minus the loss, say) is largest."""
+    return measure.argmax(0)
+
+
+def source_inference(measure: Tensor, owner: Tensor, setting: str, attack: str = "source inference") -> Verdict:
+    """How many records are put down to their owner.
+
+    Source inference: which client holds a record that is known to be a member of somebody's data.
+
+    Source: Hu et al. 2021, "Source inference attacks in federated learning" (arXiv 2109.05659): the client whose model
+    has the least loss on it. Chance is 1 / K.
+
+    Threat model: honest-but-curious server that received K models.
+
+    Parameters
+    ----------
+    measure : Tensor
+        [K, N], or [R, K, N], of which the mean over rounds counts.
+    owner : Tensor
+        [N], index of the client that holds each record.
+    setting, attack : str
+        For reports.
+    """
+    flat = measure.mean(0) if measure.dim() == 3 else measure
+    if len(owner) != flat.shape[1] or int(owner.max()) >= len(flat):
+        raise FieldError("owner", tuple(owner.shape), f"must name one of {len(flat)} clients for each record")
+    found = rate(int((guess(flat) == owner).sum()), len(owner))
+    most = float(torch.bincount(owner).max()) / len(owner)
+    return Verdict(
+        attack=attack,
+        setting=setting,
+        figure="top-1 accuracy",
+        point=found.point,
+        low=found.low,
+        high=found.high,
+        n=len(owner),
+        replication="one record of one run",
+        threat="honest-but-curious server",
+        details={"chance": 1 / len(flat), "largest client's share": most},
+    )

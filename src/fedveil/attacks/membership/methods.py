@@ -168,8 +168,3 @@ def audits(m: int, seed: int = 0) -> dict[str, CanaryAudit]:
         ),
         "static local DP": local(SGALDP(epsilon_min=5.0, epsilon_max=5.0, similarity="released")),
     }
-
-
-def audit_methods(m: int = 1000, seed: int = 0) -> list[Verdict]:
-    """Every method's promise against m canaries; a heuristic declares nothing, and is measured all the same."""
-    return [audit.honest(name) for name, audit in audits(m, seed).items()]

@@ -17,19 +17,52 @@ Offline, no shadow model has seen a record in question; online, half of them hav
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import scipy
 import torch
 from torch import Tensor
 
-from fedveil.attacks.membership.shadow import Signals
-from fedveil.attacks.membership.signals import loss_of_confidence
+from fedveil.attacks.membership.registry import MEMBERSHIPS, Pairs
+from fedveil.attacks.membership.shadow import Signals, loss_of_confidence
 from fedveil.errors import FieldError, require_choice, require_positive
+from fedveil.registry import Registry
 
 FEW = 32  # shadow models a side, below which LiRA takes one variance for all records
 _LEAST = 1e-12  # of a variance
+
+
+SCORES: Registry[Callable[[Signals], Tensor]] = Registry("score", {})
+Score = TypeVar("Score", bound=Callable[[Signals], Tensor])
+TARGETS = ("", "-update", "-trajectory")  # the last global model, what a client sent last, and in its last rounds
+
+
+@dataclass(frozen=True)
+class ShadowScore:
+    """A score as an attack on membership, against one of `TARGETS`."""
+
+    score: Callable[[Signals], Tensor]
+    target: str
+
+    def __call__(self, attacked: Sequence[tuple[Sequence[Signals], int]]) -> Pairs:
+        """Scores of members and others over all attacked models: each with signals of its rounds, members first."""
+        found = [(trajectory(rounds, self.score), members) for rounds, members in attacked]
+        return [(torch.cat([v[:n] for v, n in found]), torch.cat([v[n:] for v, n in found]))]
+
+
+def register_score(name: str) -> Callable[[Score], Score]:
+    """A decorator: the score joins `SCORES`, and `MEMBERSHIPS` as an attack on each of `TARGETS`."""
+
+    def add(score: Score) -> Score:
+        for target in TARGETS:
+            MEMBERSHIPS.register(name.lower().replace(" ", "-") + target)(ShadowScore(score, target))
+        SCORES[name] = score
+        return score
+
+    return add
 
 
 class Moments(NamedTuple):
@@ -40,17 +73,20 @@ class Moments(NamedTuple):
     squares: Tensor
 
 
+@SCORES.register("loss")
 def loss(signals: Signals) -> Tensor:
     """The attack of the SGA-LDP paper: minus the loss."""
     return -loss_of_confidence(signals.target)
 
 
+@register_score("calibrated loss")
 def calibrated(signals: Signals) -> Tensor:
     """How far the loss is below that of shadow models without the record."""
     losses, outside = loss_of_confidence(signals.shadows), (~signals.inside).to(torch.float64)
     return (losses * outside).sum(0) / outside.sum(0) - loss_of_confidence(signals.target)
 
 
+@register_score("LiRA online")
 def lira(signals: Signals, online: bool = True) -> Tensor:
     """Likelihood ratio of two Gaussians a record; offline the standardised distance from the outer one."""
 
@@ -65,6 +101,7 @@ def lira(signals: Signals, online: bool = True) -> Tensor:
     return _normal(signals.target, *fitted(_side(signals, True))) - _normal(signals.target, *outer)
 
 
+@register_score("RMIA online")
 def rmia(signals: Signals, online: bool = True, gamma: float = 1.0, a: float = 0.3) -> Tensor:
     """Share of the population that the record's likelihood ratio beats by `gamma`.
 
@@ -97,6 +134,7 @@ def rmia(signals: Signals, online: bool = True, gamma: float = 1.0, a: float = 0
     return beaten.to(torch.float64) / len(rest)
 
 
+@register_score("BaVarIA online")
 def bavaria(signals: Signals, online: bool = True, tail: str = "t") -> Tensor:
     """As LiRA, with each side's variances drawn towards a common one as far as the records' own are uncertain."""
     require_choice("tail", tail, ("t", "normal"))
@@ -118,6 +156,12 @@ def bavaria(signals: Signals, online: bool = True, tail: str = "t") -> Tensor:
     if not online:
         return (signals.target - outer[0]) / outer[1].sqrt()
     return density(*fitted(_side(signals, True))) - density(*outer)
+
+
+register_score("LiRA offline")(partial(lira, online=False))
+register_score("RMIA offline")(partial(rmia, online=False))
+register_score("BaVarIA offline")(partial(bavaria, online=False))
+register_score("BaVarIA-n online")(partial(bavaria, tail="normal"))
 
 
 def trajectory(rounds: Sequence[Signals], score: Callable[[Signals], Tensor] = loss) -> Tensor:
@@ -144,19 +188,6 @@ def variance_prior(side: Moments) -> tuple[float, float]:
     if spread > scipy.special.polygamma(1, weight / 2):
         weight = 2 * float(scipy.optimize.brentq(lambda w: scipy.special.polygamma(1, w) - spread, 1e-3, 1e6))
     return weight, float(np.exp(e.mean() + scipy.special.digamma(weight / 2) - np.log(weight / 2)))
-
-
-SCORES: dict[str, Callable[[Signals], Tensor]] = {
-    "loss": loss,
-    "calibrated loss": calibrated,
-    "LiRA online": lira,
-    "LiRA offline": lambda s: lira(s, online=False),
-    "RMIA online": rmia,
-    "RMIA offline": lambda s: rmia(s, online=False),
-    "BaVarIA online": bavaria,
-    "BaVarIA offline": lambda s: bavaria(s, online=False),
-    "BaVarIA-n online": lambda s: bavaria(s, tail="normal"),
-}
 
 
 def _side(signals: Signals, inside: bool) -> Moments:

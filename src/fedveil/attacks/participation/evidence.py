@@ -100,14 +100,24 @@ class SequentialEvidence:
 
 def _correlation(standardised: Tensor, kinds: int, steady: bool) -> Tensor:
     """Shrunk correlation matrix [R F, R F] of residuals [n, R F] of unit variance."""
-    from sklearn.covariance import oas  # with pandas: an import of its own second
-
-    strength = 1.0 if steady else float(oas(standardised.numpy(), assume_centered=True)[1])
+    strength = 1.0 if steady else _shrinkage(standardised)
     raw = standardised.T @ standardised / (len(standardised) - 2)
     shrunk = strength * _common(raw, kinds) + (1 - strength) * raw
     root = shrunk.diagonal().sqrt()
     correlation: Tensor = shrunk / root[:, None] / root
     return correlation
+
+
+def _shrinkage(rows: Tensor) -> float:
+    """Oracle approximating shrinkage (Chen et al. 2010, equation 23) of rows [n, p] of mean 0, as scikit-learn has it.
+
+    That library's own takes a second to import.
+    """
+    n, p = rows.shape
+    covariance = rows.T @ rows / n
+    alpha, mean = float(covariance.square().mean()), float(covariance.trace()) / p
+    over = (n + 1) * (alpha - mean**2 / p)
+    return 1.0 if over == 0 else min((alpha + mean**2) / over, 1.0)
 
 
 def _common(raw: Tensor, kinds: int) -> Tensor:

@@ -1,43 +1,26 @@
 """Malicious clients: what they train on or send, and how far they get against robust rules."""
 
-from fedveil.attacks.poisoning.alie import ALIE, alie
-from fedveil.attacks.poisoning.backdoor import Backdoor, stamp
-from fedveil.attacks.poisoning.free_rider import FreeRider
-from fedveil.attacks.poisoning.goal import Goal, Poisoned, measure
-from fedveil.attacks.poisoning.informed import furthest
-from fedveil.attacks.poisoning.ipm import IPM, ipm
-from fedveil.attacks.poisoning.labels import LabelFlip, flip
-from fedveil.attacks.poisoning.lying import LyingBudget, PullReference
-from fedveil.attacks.poisoning.min_max import MinMax, min_max
-from fedveil.attacks.poisoning.noise import NoiseAttack
-from fedveil.attacks.poisoning.registry import BEHAVIOURS
-from fedveil.attacks.poisoning.scaling import Scaling, goal_of
-from fedveil.attacks.poisoning.selection import SelectionProbe, rare_clients
-from fedveil.attacks.poisoning.sign_flip import SignFlip
-
-__all__ = [
-    "ALIE",
-    "BEHAVIOURS",
-    "IPM",
-    "Backdoor",
-    "FreeRider",
-    "Goal",
-    "LabelFlip",
-    "LyingBudget",
-    "MinMax",
-    "NoiseAttack",
-    "Poisoned",
-    "PullReference",
-    "Scaling",
-    "SelectionProbe",
-    "SignFlip",
-    "alie",
-    "flip",
-    "furthest",
-    "goal_of",
-    "ipm",
-    "measure",
-    "min_max",
-    "rare_clients",
-    "stamp",
-]
+from fedveil.attacks.poisoning.data import Backdoor as Backdoor
+from fedveil.attacks.poisoning.data import LabelFlip as LabelFlip
+from fedveil.attacks.poisoning.data import flip as flip
+from fedveil.attacks.poisoning.data import stamp as stamp
+from fedveil.attacks.poisoning.goal import BEHAVIOURS as BEHAVIOURS
+from fedveil.attacks.poisoning.goal import Goal as Goal
+from fedveil.attacks.poisoning.goal import Poisoned as Poisoned
+from fedveil.attacks.poisoning.goal import goal_of as goal_of
+from fedveil.attacks.poisoning.goal import measure as measure
+from fedveil.attacks.poisoning.informed import ALIE as ALIE
+from fedveil.attacks.poisoning.informed import IPM as IPM
+from fedveil.attacks.poisoning.informed import MinMax as MinMax
+from fedveil.attacks.poisoning.informed import alie as alie
+from fedveil.attacks.poisoning.informed import furthest as furthest
+from fedveil.attacks.poisoning.informed import ipm as ipm
+from fedveil.attacks.poisoning.informed import min_max as min_max
+from fedveil.attacks.poisoning.lying import LyingBudget as LyingBudget
+from fedveil.attacks.poisoning.lying import PullReference as PullReference
+from fedveil.attacks.poisoning.selection import SelectionProbe as SelectionProbe
+from fedveil.attacks.poisoning.selection import rare_clients as rare_clients
+from fedveil.attacks.poisoning.sending import FreeRider as FreeRider
+from fedveil.attacks.poisoning.sending import NoiseAttack as NoiseAttack
+from fedveil.attacks.poisoning.sending import Scaling as Scaling
+from fedveil.attacks.poisoning.sending import SignFlip as SignFlip

@@ -6,9 +6,13 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from fedveil.engines.behaviour import Behaviour
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning import predict
+from fedveil.registry import Registry
+
+BEHAVIOURS: Registry[type[Behaviour]] = Registry("malicious.behaviour", {}, group="fedveil.behaviours")
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,3 +71,9 @@ def measure(
     recall = float((taken == goal.y).double().mean())
     success = 1 - recall if goal.target is None else float((taken == goal.target).double().mean())
     return Poisoned(success, recall, accuracy, len(goal.x))
+
+
+def goal_of(behaviour: Behaviour, x: Tensor, y: Tensor) -> Goal | None:
+    """What a behaviour wants to be wrong on; None if it only wants to harm."""
+    make = getattr(behaviour, "goal", None)
+    return None if make is None else make(x, y)

@@ -1,20 +1,18 @@
-"""What attacks share that optimise against the honest updates: one vector for all fellows, and the strongest factor.
-
-An adversary that knows the server's rule takes the factor that moves the result of the rule furthest from the honest
-mean (as ByzFL's "optimal" variants do, arXiv 2505.24802).
-"""
+"""Malicious clients that know the honest updates: one vector for all fellows, and the strongest factor."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import scipy
 import torch
 from torch import Tensor
 
 from fedveil.aggregation import Aggregator
+from fedveil.attacks.poisoning.goal import BEHAVIOURS
 from fedveil.engines.behaviour import Behaviour, Turn
-from fedveil.errors import FieldError
+from fedveil.errors import FieldError, require_choice, require_count
 from fedveil.mechanisms import ReproducibleSource
 
 _FACTORS = tuple(float(f) for f in torch.logspace(-1, 1.7, 19))  # .1 to 50
@@ -59,6 +57,9 @@ def check_honest(honest: Tensor) -> None:
 class InformedUpdate(Behaviour):
     """A malicious client that knows the honest updates: all of them send the same vector, worked out once a round.
 
+    An adversary that knows the server's rule takes the factor that moves the result of the rule furthest from the
+    honest mean (as ByzFL's "optimal" variants do, arXiv 2505.24802).
+
     Give all of them the same instance. With fewer than two honest updates it sends what it trained.
 
     Parameters
@@ -87,3 +88,125 @@ class InformedUpdate(Behaviour):
         if not self._sent or self._sent[0][0] is not honest:  # a fellow of the same round is shown the same tensor
             self._sent[:] = [(honest, self.vector(honest, len(turn.fellows)))]
         return turn.start + self._sent[0][1]
+
+
+def alie(honest: Tensor, malicious: int, z: float | None = None) -> Tensor:
+    """The vector [d] that f malicious clients send beside honest updates [h, d].
+
+    Parameters
+    ----------
+    honest : Tensor
+        At least two.
+    malicious : int
+        f.
+    z : float, optional
+        By default the paper's: of n = h + f clients, s = floor(n / 2) + 1 - f honest ones are needed for a majority,
+        and z is the quantile of (h - s) / h.
+    """
+    check_honest(honest)
+    if z is None:
+        h = len(honest)
+        needed = (h + require_count("malicious", malicious)) // 2 + 1 - malicious
+        z = float(scipy.special.ndtri(min(max((h - needed) / h, 0.5), 1 - 1e-6)))
+    return honest.mean(0) - z * honest.std(0)
+
+
+@BEHAVIOURS.register("alie")
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ALIE(InformedUpdate):
+    """A little is enough; `z` as in `alie`, or the strongest against `rule`.
+
+    ALIE: a deviation from the honest mean that hides in the honest updates' own spread.
+
+    Source: "A little is enough" (Baruch, Baruch and Goldberg 2019, arXiv 1902.06156, section 3.3).
+
+        sent = start + m - z s        m, s: mean and deviations of the honest updates, coordinate by coordinate
+
+    Threat model: colluding malicious clients that know all honest updates of the round, and perhaps the server's rule.
+    """
+
+    z: float | None = None
+
+    def vector(self, honest: Tensor, malicious: int) -> Tensor:
+        """See `alie`."""
+        if self.rule is None or self.z is not None:
+            return alie(honest, malicious, self.z)
+        return furthest(lambda z: alie(honest, malicious, z), honest, malicious, self.rule)[0]
+
+
+def ipm(honest: Tensor, factor: float = 1.0) -> Tensor:
+    """The vector [d]: minus `factor` times the honest mean."""
+    return honest.mean(0) * -factor
+
+
+@BEHAVIOURS.register("ipm")
+@dataclass(frozen=True, eq=False, kw_only=True)
+class IPM(InformedUpdate):
+    """Inner product manipulation; `factor` as in `ipm`, or the strongest against `rule`.
+
+    IPM: turn the sign of the inner product of the result with the honest mean.
+
+    Source: inner product manipulation (Xie, Koyejo and Gupta 2020, arXiv 1903.03936).
+
+        sent = start - factor m        m: mean of the honest updates
+
+    Threat model: colluding malicious clients that know all honest updates of the round, and perhaps the server's rule.
+    """
+
+    factor: float | None = None
+
+    def vector(self, honest: Tensor, malicious: int) -> Tensor:
+        """See `ipm`."""
+        if self.rule is None or self.factor is not None:
+            return ipm(honest, 1.0 if self.factor is None else self.factor)
+        return furthest(lambda factor: ipm(honest, factor), honest, malicious, self.rule)[0]
+
+
+def min_max(honest: Tensor, direction: str = "mean") -> Tensor:
+    """The vector [d]: as far from the honest mean along a direction as the honest updates' diameter allows.
+
+    For each x_i the bound |m + g p - x_i| <= R is a quadratic in g; the smallest of their positive roots is exact,
+    where the paper halves an interval.
+
+    Parameters
+    ----------
+    honest : Tensor
+        [h, d], at least two.
+    direction : {"mean", "std", "sign"}
+        The opposite of the mean, of the deviations, or of the mean's signs.
+    """
+    check_honest(honest)
+    x = honest.to(torch.float64)
+    mean = x.mean(0)
+    towards = {"mean": -mean, "std": -x.std(0), "sign": -mean.sign()}
+    p = towards[require_choice("direction", direction, towards)]
+    if not float(p.norm()) > 0:
+        return honest.mean(0)
+    p, away = p / p.norm(), mean - x
+    diameter = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist").max()
+    b, c = away @ p, away.square().sum(1) - diameter**2  # g^2 + 2 b g + c = 0, and c <= 0
+    g = (-b + (b.square() - c).clamp_(min=0.0).sqrt()).min()
+    found: Tensor = (mean + g * p).to(honest.dtype)
+    return found
+
+
+@BEHAVIOURS.register("min-max")
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MinMax(InformedUpdate):
+    """MinMax along `direction`; it looks at no rule.
+
+    MinMax: as far from the honest mean as the honest updates are from each other.
+
+    Source: Shejwalkar and Houmansadr 2021, "Manipulating the Byzantine" (NDSS, section IV-D).
+
+        sent = start + m + g p        p: -m / |m|, -s or -sign(m), scaled to length 1; g the largest for which no honest
+                                      update is further away than two honest ones are from each other
+
+    Threat model: colluding malicious clients that know all honest updates of the round; no rule is looked at.
+    """
+
+    direction: str = "mean"
+
+    def vector(self, honest: Tensor, malicious: int) -> Tensor:
+        """See `min_max`."""
+        return min_max(honest, self.direction)

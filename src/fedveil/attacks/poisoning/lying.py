@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedveil.attacks.poisoning.goal import Goal
-from fedveil.attacks.poisoning.scaling import goal_of
+from fedveil.attacks.poisoning.goal import BEHAVIOURS, Goal, goal_of
 from fedveil.clipping import clip
 from fedveil.engines.behaviour import Behaviour, Turn
 from fedveil.errors import require_non_negative, require_positive
@@ -35,6 +34,7 @@ def pulled(update: Tensor, kept: Tensor, bound: float) -> Tensor:
     return total * (bound / length) if length > 0 else total
 
 
+@BEHAVIOURS.register("lying-budget")
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LyingBudget(Behaviour):
     """Send a clipped update with less noise than the method asks for.
@@ -77,6 +77,7 @@ class LyingBudget(Behaviour):
         return goal_of(self.of, x, y)
 
 
+@BEHAVIOURS.register("pull-reference")
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PullReference(Behaviour):
     """Agree on a direction, so that the last global change points there; give all fellows the same instance.

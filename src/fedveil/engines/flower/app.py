@@ -15,19 +15,19 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedveil.accounting import Ledger
-from fedveil.engines.assembly import Privacy, require_success
+from fedveil.engines.assembly import AnyMethod, require_success
 from fedveil.engines.behaviour import Behaviour, crafted
 from fedveil.engines.client import ClientParty
 from fedveil.engines.flower.grid import InProcessGrid, run_in_process
 from fedveil.engines.flower.memory import Memory
 from fedveil.engines.flower.mod import privacy_mod, training_source
-from fedveil.engines.flower.records import ARRAYS, FACTS, read_broadcast, to_arrays, write_facts
+from fedveil.engines.flower.records import FACTS, read_broadcast, to_arrays, write_facts, write_trained
 from fedveil.engines.flower.settings import own_method, partition_of
 from fedveil.engines.flower.strategy import FedVeilStrategy
 from fedveil.engines.history import History, RoundRecord
 from fedveil.engines.local import Federation
 from fedveil.engines.messages import COUNT, METRICS
-from fedveil.engines.party import Round, Store
+from fedveil.engines.party import LineStore, Round
 from fedveil.engines.probe import Seen, probed
 from fedveil.errors import BudgetError, FedVeilError, FieldError, require_rounds
 from fedveil.learning import ClientData, Figures, choose, evaluate
@@ -40,7 +40,7 @@ BUFFERS = "fedveil.buffers"  # in the node's context: nothing of it is sent
 def learner_client_app(
     learner: Learner,
     clients: Sequence[ClientData],
-    method: Privacy | Callable[[int], Privacy] | None = None,
+    method: AnyMethod | Callable[[int], AnyMethod] | None = None,
     *,
     seed: int,
     behaviours: Mapping[int, Behaviour] | None = None,
@@ -98,13 +98,8 @@ def learner_client_app(
             own = {name: Array(value.numpy()) for name, value in trained.buffers.items()}
             context.state[BUFFERS] = ArrayRecord(own)
         model = trained.model if behaviour is None else crafted(behaviour, partition, broadcast, learned, (partition,))
-        content = RecordDict(
-            {
-                ARRAYS: to_arrays(layout, model),
-                METRICS: MetricRecord({COUNT: trained.examples, "train_loss": trained.loss}),
-                FACTS: write_facts(learned.chosen, learned.layer_scores, trained.noised),
-            }
-        )
+        content = write_trained(replace(trained, model=model), layout)
+        content[FACTS] = write_facts(learned.chosen, learned.layer_scores, trained.noised)
         return Message(content, reply_to=message)
 
     @app.evaluate()
@@ -150,14 +145,13 @@ class FlowerFederation(Federation):
             raise FieldError("publish.metrics", self.server.publishing.metrics, accepted)
         if self.validators is not None:
             raise FieldError("stopping", self.validators.rule, "needs the embedded engine: leave it out under Flower")
-        if self.sites:
-            raise FieldError("method", self.method.name, "needs the embedded engine: under Flower it is not built yet")
         self._shuffle, self._run_id = shuffle, self.execution.run_id
-        self._elsewhere: dict[str, tuple[Ledger, Store]] | None = None if self.execution.ledgers is None else {}
+        self._elsewhere: dict[str, tuple[Ledger, LineStore]] | None = None if self.execution.ledgers is None else {}
         self._grid: InProcessGrid | None = None
         self._zeroed: dict[int, str] = {}
 
-    def run(self, rounds: int, on_round: Callable[[RoundRecord], None] | None = None) -> History:
+    def run(self, rounds: int | None = None, on_round: Callable[[RoundRecord], None] | None = None) -> History:
+        rounds = require_rounds("rounds", rounds)
         records: list[RoundRecord] = []
         stopped = ""
 
@@ -203,6 +197,7 @@ class FlowerFederation(Federation):
                 behaviours=self.behaviours,
                 source=self.source,
                 policy=self.policy,
+                site=self.sites.site,
                 tell=lambda partition, _, error: self._zeroed.update({partition: f"{type(error).__name__}: {error}"}),
                 budget=lambda partition: deepcopy(self._budgets(partition)),  # the mod wants a fresh one on each call
                 **options,
@@ -237,14 +232,12 @@ class FlowerFederation(Federation):
             began = perf_counter()
 
         strategy = FedVeilStrategy(
-            self.method,
-            self.layout,
-            rounds,
+            self.server,
+            rounds=rounds,
             initial=self.models,
             clients=len(self.clients),
             clients_per_round=self.cohort_size,
             seed=self.seed,
-            server=self.server,
             evaluate=False,
             done=self.round,
             on_round=on_round,
@@ -270,7 +263,7 @@ class FlowerFederation(Federation):
     def _memory(self, partition: int) -> Memory:
         return Memory(self.grid().contexts[partition])
 
-    def _kept(self, party: str) -> tuple[Ledger, Store]:
+    def _kept(self, party: str) -> tuple[Ledger, LineStore]:
         kept = {} if self._elsewhere is None else self._elsewhere
         if party not in kept:
             kept[party] = self._ledgers(party)
@@ -285,6 +278,5 @@ class FlowerFederation(Federation):
             ledger = memory.ledger(self._run_id, partition) if kept is None else kept[0]
             if ledger.entries:
                 state = memory.load(self.method.client.init())
-                self._parties[partition] = ClientParty(
-                    self.method_of(partition), self.layout, ledger, self.source, state=state
-                )
+                own, site = self.method_of(partition), self.sites.site(partition)
+                self._parties[partition] = ClientParty(own, self.layout, ledger, self.source, state=state, site=site)

@@ -17,6 +17,7 @@ from fedveil.engines.states import pack, unpack
 from fedveil.methods import Releases
 
 STATE, VALUES, LEDGER, KEPT = "fedveil.state", "fedveil.values", "fedveil.ledger", "fedveil.kept"
+OWN = (STATE, VALUES, LEDGER, KEPT)  # the mod's, not the app's
 
 
 class Memory:

@@ -10,17 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
 from logging import getLogger
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from fedveil.accounting import Ledger, Policy, model_of
-from fedveil.engines.assembly import Privacy
-from fedveil.engines.client import ClientParty
+from fedveil.engines.assembly import AnyMethod
+from fedveil.engines.client import NO_PART, ClientParty
 from fedveil.engines.flower.memory import Memory
 from fedveil.engines.flower.records import (
     ARRAYS,
@@ -28,22 +30,28 @@ from fedveil.engines.flower.records import (
     FAILED,
     HELLO,
     REFUSED,
+    SHARE,
+    SUM,
     read_broadcast,
     read_facts,
     read_releases,
+    read_sum,
     write_mark,
     write_reply,
 )
-from fedveil.engines.flower.settings import Budget, read_settings
+from fedveil.engines.flower.settings import PREFIX, BudgetOf, read_settings
+from fedveil.engines.flower.validation import validated
 from fedveil.engines.messages import REPLY
-from fedveil.engines.node import RUN, disagreement, opened
-from fedveil.engines.party import Store
+from fedveil.engines.node import CAPS, RUN, disagreement, opened
+from fedveil.engines.party import LineStore
 from fedveil.engines.warning import Warnings
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.layout import Layout
 from fedveil.learning import PrivateTrainer
 from fedveil.mechanisms import Source
 from fedveil.methods import Broadcast, ClientFacts, Refusal, Releases
+from fedveil.methods.validating import Validation
+from fedveil.secure import Site
 
 _LOG = getLogger("flwr")
 
@@ -53,22 +61,42 @@ def _log_failure(partition: int, round_: int, error: Exception) -> None:
 
 
 _SOURCE: ContextVar[Source | None] = ContextVar("fedveil_training_source", default=None)
+_CALLS: list[list[dict[str, Any]]] = []  # of whoever protects in the place of the mods that are built meanwhile
+
+
+@contextmanager
+def protected_outside() -> Iterator[list[dict[str, Any]]]:
+    """Within it `privacy_mod` builds a mod that changes nothing, and its arguments are added to the list.
+
+    For a process that wraps an app in a privacy mod of its own: the app's would be a second one inside it.
+    """
+    _CALLS.append([])
+    try:
+        yield _CALLS[-1]
+    finally:
+        _CALLS.pop()
+
+
+def _unchanged(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    return call_next(message, context)
 
 
 def privacy_mod(
     layout: Layout,
-    method: Privacy | Callable[[int], Privacy] | None = None,
+    method: AnyMethod | Callable[[int], AnyMethod] | None = None,
     *,
     source: Source | None = None,
     seed: int | None = None,
-    budget: Budget | None = None,
+    budget: BudgetOf | None = None,
     rounds: int | None = None,
     policy: Policy | str | Path | None = None,
     ledger: str | Path | None = None,
     head: str | Path | None = None,
-    ledgers: Callable[[str], tuple[Ledger, Store]] | None = None,
+    ledgers: Callable[[str], tuple[Ledger, LineStore]] | None = None,
     run: str | None = None,
     trainer: PrivateTrainer | None = None,
+    site: Site | Callable[[int], Site | None] | None = None,
+    validation: Validation | None = None,
     tell: Callable[[int, int, Exception], None] = _log_failure,
     warnings: Warnings | None = None,
 ) -> Mod:
@@ -104,12 +132,19 @@ def privacy_mod(
         Folder of that ledger's head (or ``privacy.head``), on another disk at best: with a lifetime ledger it must be
         given.
     ledgers : callable, optional
-        ``party -> (Ledger, Store)``: keeps the ledgers elsewhere.
+        ``party -> (Ledger, LineStore)``: keeps the ledgers elsewhere.
     run : str, optional
         Names the run in the ledger. Default: Flower's run id.
     trainer : PrivateTrainer, optional
         Needed for methods whose noise goes inside training, and made like the one that training code uses: a client
         that fails answers with this one's noise.
+    site : Site or callable, optional
+        Of secure sums: the site's key and the peers that it pins, or ``partition -> Site``. Default: the key file that
+        ``privacy.key`` of the node names, and the policy's table ``[sum]``.
+    validation : Validation, optional
+        Makes this a node that only validates: it never trains, and answers an evaluate message with the loss that the
+        app's evaluate function has among its metrics as ``"loss"``, noised and charged as `Validation` says. The app
+        needs a train function all the same, or Flower refuses the server's greeting.
     tell : callable, optional
         ``(partition, round, error)``: told why a client answered with a zero update. Default: the node's log.
     warnings : Warnings, optional
@@ -127,22 +162,40 @@ def privacy_mod(
     a protected zero update. Evaluation is answered without running any code, and other kinds of message are refused.
     What failed is in the node's log. No text of an exception travels, under either trust model: it can quote data.
     """
+    if _CALLS:
+        _CALLS[-1].append(dict(locals()))
+        return _unchanged
     kept: dict[int, Warnings] = {}
 
     def answer(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         kind = message.metadata.message_type.partition(".")[0]
         settings = read_settings(
-            context, method, source, seed, budget, policy, RUN if ledgers else ledger, head, rounds
+            context, method, source, seed, budget, policy, RUN if ledgers else ledger, head, rounds, site
         )
         side = settings.method.client
         if side.trust != "central" and kind not in (MessageType.TRAIN, MessageType.EVALUATE):
             raise FieldError("message_type", kind, "under local trust only train and evaluate messages are answered")
+        if kind != MessageType.TRAIN and side.trust == "central" and settings.policy is not None:
+            refused = settings.policy.forbids(settings.method.name, side.trust)  # no quote says what this costs
+            if refused is not None:
+                return Message(Error(REFUSED, refused), reply_to=message)
         if kind not in (MessageType.TRAIN, MessageType.EVALUATE):
             with _private():
                 return _called(call_next, message, context)
+        if validation is not None:
+            explicit = budget is not None or any(f"{PREFIX}{k.replace('_', '-')}" in context.node_config for k in CAPS)
+            settled = settings if explicit else replace(settings, budget=None)  # the method's would be of training
+            call = partial(_within, None if settings.policy is None else settings.policy.deadline, call_next)
+            return validated(message, context, call, settled, layout, validation, run or str(context.run_id), ledgers)
         if HELLO in message.content:
-            return Message(RecordDict({REPLY: write_mark(settings.partition, side)}), reply_to=message)
-        for name in (FACTS, REPLY):  # training code that answers in the request's record would hand them on as its own
+            public = None if settings.site is None else settings.site.key.public
+            return Message(RecordDict({REPLY: write_mark(settings.partition, side, site=public)}), reply_to=message)
+        for name in (
+            FACTS,
+            REPLY,
+            SUM,
+            SHARE,
+        ):  # training code that answers in the request's record would hand them on as its own
             if name in message.content:
                 raise FieldError(name, "in a request", "is for replies: only training code may say how it trained")
         broadcast, memory = read_broadcast(message.content, layout), Memory(context)
@@ -156,7 +209,10 @@ def privacy_mod(
         with opened(memory, settings, layout, name, ledgers, trainer) as party:
             verdict = disagreement(broadcast.public, settings.rounds) or party.admit(broadcast)
             if isinstance(verdict, Refusal):
-                return Message(Error(REFUSED, verdict.reason), reply_to=message)
+                word = verdict.reason if settings.site is None else NO_PART
+                if settings.site is not None:
+                    _LOG.error("no part in this sum: %s", party.failure or verdict.reason)
+                return Message(Error(REFUSED, word), reply_to=message)
             released = verdict
             if released is None:
                 try:
@@ -210,9 +266,7 @@ def training_source() -> Source:
     """
     source = _SOURCE.get()
     if source is None:
-        raise FieldError(
-            "source", None, "there is none here: it belongs to a train message of 'record' or 'record-sum'"
-        )
+        raise FieldError("source", None, "there is none here: it belongs to a train message of the method 'record'")
     return source
 
 
@@ -269,7 +323,9 @@ def _within(seconds: float | None, call_next: ClientAppCallable, message: Messag
 def _read(reply: Message, layout: Layout, broadcast: Broadcast) -> tuple[Releases, ClientFacts]:
     content = reply.content
     found = read_releases(content, layout)
-    if model_of(found) is None:
+    if total := read_sum(content):
+        found = total
+    elif model_of(found) is None:
         raise FieldError(ARRAYS, list(content), "must hold the trained model: ArrayRecord(model.state_dict())")
     return found, read_facts(content, layout, broadcast)
 

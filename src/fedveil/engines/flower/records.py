@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from typing import Literal
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from fedveil.accounting import Release, count_of, model_of
 from fedveil.engines.messages import (
+    COUNT,
     METRICS,
     PUBLIC,
     REPLY,
@@ -32,10 +34,13 @@ from fedveil.engines.messages import (
 )
 from fedveil.errors import FieldError, nearest
 from fedveil.layout import Layout
+from fedveil.learning.local import Trained
 from fedveil.methods import Broadcast, ClientFacts, ClientSide, NoisySteps, Releases
+from fedveil.secure import PublicKey, public_key
 
 ARRAYS, CONFIG = "arrays", "config"
 FACTS, HELLO = "fedveil.facts", "fedveil.hello"
+SUM, SHARE = "fedveil.sum", "fedveil.share"  # of a secure sum: what training gives the mod, and what leaves the site
 REFUSED, FAILED = 901, 902  # codes of the mod's error replies: declined to take part, or failed
 
 
@@ -111,6 +116,44 @@ def write_facts(
     return record
 
 
+def write_trained(trained: Trained, layout: Layout) -> RecordDict:
+    """What training code answers with, made of what a trainer gives: the model, or of a secure sum the step's sum.
+
+    Parameters
+    ----------
+    trained : Trained
+        Of `fedveil.learning.PrivateTrainer` or another trainer.
+    layout : Layout
+        Names the arrays.
+    """
+    facts = write_facts(noised=trained.noised)
+    if trained.total is not None:
+        return RecordDict({SUM: _integers(SUM, trained.total), FACTS: facts})
+    metrics = MetricRecord({COUNT: trained.examples, "train_loss": trained.loss})
+    return RecordDict({ARRAYS: to_arrays(layout, trained.model), METRICS: metrics, FACTS: facts})
+
+
+def read_sum(content: RecordDict) -> Releases:
+    """The sum in training code's reply to the mod, if there is one; no server reads it."""
+    return _read_integers(content, SUM, "sum")
+
+
+def read_share(content: RecordDict) -> Releases:
+    """The share in a protected reply, and nothing beside it."""
+    return _read_integers(content, SHARE, "share")
+
+
+def _integers(name: str, vector: Tensor) -> ArrayRecord:
+    return ArrayRecord({name: Array(vector.contiguous().numpy())})
+
+
+def _read_integers(content: RecordDict, name: str, kind: Literal["sum", "share"]) -> Releases:
+    record = content.get(name)
+    if not isinstance(record, ArrayRecord) or list(record) != [name]:
+        return ()
+    return (Release(kind, torch.from_numpy(np.asarray(record[name].numpy()))),)
+
+
 def read_facts(content: RecordDict, layout: Layout, broadcast: Broadcast) -> ClientFacts:
     """The facts in a training reply (without the record: hypothesis 0, no scores)."""
     record = content.get(FACTS, ConfigRecord({"chosen": 0}))
@@ -153,14 +196,42 @@ def write_reply(releases: Releases, layout: Layout, partition: int, client: Clie
     """The content of a reply: the releases, a count of 1 where none may leave, and the mod's mark."""
     model = model_of(releases)
     content = RecordDict({} if model is None else {ARRAYS: to_arrays(layout, model)})
+    for share in (r.value for r in releases if r.kind == "share"):
+        content[SHARE] = _integers(SHARE, share)
     content[METRICS] = MetricRecord(metric_values(releases))
     content[REPLY] = write_mark(partition, client, count_of(releases) is not None)
     return content
 
 
-def write_mark(partition: int, client: ClientSide, counted: bool = False) -> ConfigRecord:
-    """What says that the mod ran, for whom, and how."""
-    return ConfigRecord({"partition-id": partition, **mark_of(client, counted)})
+def write_mark(
+    partition: int, client: ClientSide, counted: bool = False, site: PublicKey | None = None
+) -> ConfigRecord:
+    """What says that the mod ran, for whom, and how; in answer to a greeting, with a site's public key."""
+    own = {} if site is None else {"site": site.hex()}
+    return ConfigRecord({"partition-id": partition, **mark_of(client, counted), **own})
+
+
+def read_site(content: RecordDict) -> PublicKey:
+    """The public key of a site that answered a greeting.
+
+    Raises
+    ------
+    FieldError
+        If there is none.
+    """
+    mark = content.get(REPLY)
+    return public_key(str(mark.get("site")) if isinstance(mark, ConfigRecord) else "", "site")
+
+
+def write_validator_mark(partition: int, client: ClientSide) -> ConfigRecord:
+    """The mark of a node that only validates."""
+    return ConfigRecord({**write_mark(partition, client), "validates": True})
+
+
+def validates_only(content: RecordDict) -> bool:
+    """Whether a marked reply is that of a node that only validates."""
+    mark = content.get(REPLY)
+    return isinstance(mark, ConfigRecord) and mark.get("validates") is True
 
 
 def read_mark(content: RecordDict, client: ClientSide) -> tuple[int, bool]:

@@ -9,10 +9,11 @@ from logging import getLogger
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fedveil.engines.flower.records import HELLO, read_mark
+from fedveil.engines.flower.records import HELLO, read_mark, read_site, validates_only
 from fedveil.engines.messages import UnprotectedError
 from fedveil.errors import FedVeilError, cleaned, require_count, require_positive
 from fedveil.methods import ClientSide
+from fedveil.secure import PublicKey
 
 _LOG = getLogger("flwr")
 PAUSE = 1.0  # seconds between two looks at who is connected
@@ -32,20 +33,29 @@ class Roster:
         Number of clients; partitions are then 0, 1, ... Default: whoever is connected in the first round.
     patience : float
         Seconds to wait for them in the first round.
+    validators : int
+        Nodes that only validate, for which the first round waits as well.
 
     Attributes
     ----------
     nodes : dict of int to int
         Node of each partition that is connected.
+    sites : dict of int to bytes
+        Of secure sums: the public key that each partition's site named.
+    validating : dict of int to int
+        The same of those that only validate; their partitions are numbered apart.
     partitions : list of int
         Everybody who belongs to the federation, connected or not.
     """
 
-    def __init__(self, client: ClientSide, planned: int | None, patience: float) -> None:
+    def __init__(self, client: ClientSide, planned: int | None, patience: float, validators: int = 0) -> None:
         self._client = client
         self._planned = None if planned is None else require_count("clients", planned)
         self._patience = require_positive("patience", patience)
+        self._awaited = (self._planned or 1) + validators
         self.nodes: dict[int, int] = {}
+        self.sites: dict[int, PublicKey] = {}
+        self.validating: dict[int, int] = {}
         self.partitions: list[int] = []
 
     def meet(self, grid: Grid, timeout: float) -> None:
@@ -60,7 +70,8 @@ class Roster:
         """
         connected = self._connected(grid)
         self.nodes = {p: node for p, node in self.nodes.items() if node in connected}
-        new = sorted(connected - set(self.nodes.values()))
+        self.validating = {p: node for p, node in self.validating.items() if node in connected}
+        new = sorted(connected - {*self.nodes.values(), *self.validating.values()})
         reasons = self._greet(grid, new, timeout) if new else []
         for reason in dict.fromkeys(reasons):
             _LOG.warning("a node did not answer the greeting and takes no part in this round: %s", reason)
@@ -77,16 +88,14 @@ class Roster:
         deadline, said = time.monotonic() + self._patience, -1
         while True:
             connected = set(grid.get_node_ids())
-            if self.partitions or len(connected) >= (self._planned or 1):
+            if self.partitions or len(connected) >= self._awaited:
                 return connected
             left = deadline - time.monotonic()
             if left <= 0:
-                raise FedVeilError(
-                    f"{len(connected)} of {self._planned or 1} clients connected within {self._patience:g} s"
-                )
+                raise FedVeilError(f"{len(connected)} of {self._awaited} clients connected within {self._patience:g} s")
             if len(connected) != said:
                 said = len(connected)
-                _LOG.info("%d of %d clients are connected; waiting up to %.0f s", said, self._planned or 1, left)
+                _LOG.info("%d of %d clients are connected; waiting up to %.0f s", said, self._awaited, left)
             time.sleep(min(PAUSE, left))
 
     def _greet(self, grid: Grid, nodes: Iterable[int], timeout: float) -> list[str]:
@@ -103,9 +112,16 @@ class Roster:
         if reply.has_error():
             raise FedVeilError(str(reply.error.reason))
         partition, node = read_mark(reply.content, self._client)[0], reply.metadata.src_node_id
-        if self.nodes.get(partition, node) != node:
+        validates = validates_only(reply.content)
+        held = self.validating if validates else self.nodes
+        if held.get(partition, node) != node:
             raise FedVeilError(f"two nodes speak for partition {partition}: give each its own partition-id")
         planned = self.partitions if self._planned is None else range(self._planned)
-        if (self._planned is not None or self.partitions) and partition not in planned:
+        if not validates and (self._planned is not None or self.partitions) and partition not in planned:
             raise FedVeilError(f"a node speaks for partition {partition}, which is not planned")
-        self.nodes[partition] = node
+        if self._client.trust == "secure sum" and not validates:
+            key = read_site(reply.content)
+            if any(key == other for p, other in self.sites.items() if p != partition):
+                raise FedVeilError(f"partition {partition} has the key of another site: give each a key of its own")
+            self.sites[partition] = key
+        held[partition] = node

@@ -10,19 +10,21 @@ from flwr.app import Context
 
 from fedveil.accounting import Policy, SpendFilter
 from fedveil.aggregation import Aggregator
-from fedveil.engines.assembly import Privacy, resolve_method
+from fedveil.engines.assembly import AnyMethod, resolve_method
 from fedveil.engines.lifetime import read_policy
 from fedveil.engines.node import CAPS, RUN, Settings, settle
+from fedveil.engines.sites import site_of
 from fedveil.errors import FieldError, require_count
 from fedveil.mechanisms import ReproducibleSource, SecureSource, Source
 from fedveil.methods import METHODS, Method, build, parameters
+from fedveil.secure import Site
 
 PREFIX = "privacy."
 # no server may as much as propose these: who knows the seed takes the noise off
-OWN = ("seed", "participations", "leakage_cap", "ledger", "head", "dataset", "policy")
+OWN = ("seed", "participations", "leakage_cap", "ledger", "head", "dataset", "policy", "key")
 OTHERS = ("method", "rounds", *OWN)  # not parameters of a method
 
-Budget = Callable[[int], SpendFilter | None]
+BudgetOf = Callable[[int], SpendFilter | None]
 
 
 def privacy_keys(context: Context, method: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -92,7 +94,7 @@ def method_from(context: Context, aggregator: Aggregator | None = None) -> Metho
     return build(str(keys["method"]), aggregator, **values)
 
 
-def own_method(method: Privacy | Callable[[int], Privacy] | None, context: Context) -> Method:
+def own_method(method: AnyMethod | Callable[[int], AnyMethod] | None, context: Context) -> Method:
     """A client's method: what was given in code, for its partition if that is a function, or else its configuration."""
     if method is None:
         return method_from(context)
@@ -122,14 +124,15 @@ def partition_of(context: Context) -> int:
 
 def read_settings(
     context: Context,
-    method: Privacy | Callable[[int], Privacy] | None,
+    method: AnyMethod | Callable[[int], AnyMethod] | None,
     source: Source | None,
     seed: int | None,
-    budget: Budget | None,
+    budget: BudgetOf | None,
     policy: Policy | str | Path | None,
     ledger: str | Path | None,
     head: str | Path | None,
     rounds: int | None,
+    site: Site | Callable[[int], Site | None] | None = None,
 ) -> Settings:
     """Put code and configuration together; what is given twice, unknown, or not for the run to say, is refused.
 
@@ -154,6 +157,9 @@ def read_settings(
     chosen, rounds = own_method(method, context), _once("rounds", rounds, keys)
     ledger = keys.get("ledger", RUN) if ledger == RUN else _once("ledger", ledger, keys)
     head = _once("head", head, keys)
+    if chosen.client.trust == "secure sum":
+        site = site(partition) if callable(site) else site
+        site = site_of(keys.get("key"), policy) if site is None else site
     return settle(
         partition,
         chosen,
@@ -168,6 +174,7 @@ def read_settings(
         where="in the node's configuration (privacy.ledger, privacy.head) or as privacy_mod(..., ledger=FOLDER, "
         "head=ANOTHER), after fedveil.flower.begin_ledger(FOLDER, ..., head=ANOTHER) once; for a simulation, "
         'privacy_mod(..., ledger="run")',
+        site=site if isinstance(site, Site) else None,
     )
 
 

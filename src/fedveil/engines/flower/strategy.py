@@ -5,23 +5,32 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable
 from logging import getLogger
-from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
 from fedveil.accounting import Guarantee, Ledger, SpendFilter
 from fedveil.engines.account import Account
-from fedveil.engines.assembly import Privacy, draw_cohort, resolve_method
-from fedveil.engines.flower.records import REFUSED, from_arrays, read_mark, read_releases, to_arrays, write_broadcast
+from fedveil.engines.assembly import AnyMethod, draw_cohort, resolve_method
+from fedveil.engines.flower.records import (
+    REFUSED,
+    from_arrays,
+    read_mark,
+    read_releases,
+    read_share,
+    to_arrays,
+    write_broadcast,
+)
 from fedveil.engines.flower.roster import Roster
-from fedveil.engines.history import SERVER
-from fedveil.engines.party import Round, Scorer, ServerParty, Store, Tutor, forget
-from fedveil.engines.serving import Books, Serving, mean_metrics
+from fedveil.engines.flower.validation import LOSS
+from fedveil.engines.history import Best
+from fedveil.engines.party import SERVER, LineStore, Round, ServerParty, forget
+from fedveil.engines.serving import RunKeeper, Serving, mean_metrics
+from fedveil.engines.stopping import EarlyStopping
 from fedveil.engines.warning import Warnings
 from fedveil.errors import (
     BudgetError,
@@ -35,12 +44,16 @@ from fedveil.errors import (
     require_rounds,
 )
 from fedveil.layout import Layout
-from fedveil.mechanisms import ReproducibleSource, SecureSource, Source, keyed_seed
-from fedveil.methods import Broadcast, Releases, check_figures
+from fedveil.mechanisms import ReproducibleSource, SecureSource, keyed_seed
+from fedveil.methods import Broadcast, PublicFacts, Releases, SecureSum, check_figures
 
 _LOG = getLogger("flwr")
 NODE_UNAVAILABLE = 5  # Flower's code
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+class _StoppedError(FedVeilError):
+    """The validation losses ended the run."""
 
 
 class FedVeilStrategy(Strategy):
@@ -48,10 +61,11 @@ class FedVeilStrategy(Strategy):
 
     Parameters
     ----------
-    method : Method, or what `Federation` takes as one
-        The clients' mod must be given the same.
-    layout : Layout
-        What the model shares.
+    method : Method, what `Federation` takes as one, or ServerParty
+        The clients' mod must be given the same. A `ServerParty` where more is to be said of the server: its randomness,
+        ledger, public scorer (for FedRE) or tutor (for FLTrust).
+    layout : Layout, optional
+        What the model shares. A ServerParty has its own, and its own budget.
     rounds : int
         Rounds planned, known to every client.
     initial : Tensor, optional
@@ -63,19 +77,12 @@ class FedVeilStrategy(Strategy):
     clients_per_round : int, optional
         Size of a round's cohort, drawn by partition without replacement. Default: everybody.
     seed : int, optional
-        Reproducible cohorts and noise, for experiments. Default: secure noise.
-    source : Source, optional
-        Randomness of the noise, if it is not to follow from `seed`.
+        Reproducible cohorts and noise, for experiments. Default: secure noise. A ServerParty's noise is its own.
     budget : SpendFilter, optional
         Ends the run before the server exceeds it.
-    scorer : callable, optional
-        Public layer scores of received models, for FedRE's server.
-    tutor : callable, optional
-        ``(model [d], round) -> model [d]`` after training on public data of the server's own, for FLTrust.
-    ledger, store : Ledger and callable, optional
-        The server's ledger, and what makes a line of it durable. Default: in memory.
-    server : ServerParty, optional
-        Instead of one built from those above: then `source`, `budget`, `scorer`, `tutor`, `ledger` and `out` are its.
+    folder : RunKeeper, optional
+        Keeps the server's ledger, one line a round, the model and a summary:
+        ``fedveil.flower.ServerFolder("runs/mine")``. Beside a ServerParty, opened by whoever built that.
     evaluate : bool
         Whether to ask clients to evaluate, until none of them does; under local trust they are never asked, as no
         metric may leave.
@@ -87,14 +94,20 @@ class FedVeilStrategy(Strategy):
         Seconds to wait for clients in the first round.
     min_clients : int
         Usable replies without which a round is not combined and the run ends: the mean of one is its model.
-    out : path, optional
-        A new folder for the server's ledger, one line a round, the model and a summary. Takes the place of `ledger`
-        and `store`.
+    attempts : int
+        Questions of one round at the most, of a secure sum: where a site does not answer, the others are asked anew
+        without it, and each pays one more release.
     delta : float
         At which the log states an epsilon, unless the budget names its own.
+    stopping : EarlyStopping, optional
+        Ends the run by the losses of nodes that only validate (``privacy_mod(..., validation=Validation())``), which
+        hold the data: it names no clients, and `sample` says how many nodes the first round waits for (default: one).
+        `start` then returns the best model as arrays.
 
     Attributes
     ----------
+    best : Best
+        The models with the least validation loss, and when that was.
     stopped : str
         Why the run ended before its last round, or "".
     models : Tensor
@@ -109,60 +122,62 @@ class FedVeilStrategy(Strategy):
 
     def __init__(
         self,
-        method: Privacy,
-        layout: Layout,
-        rounds: int,
+        method: AnyMethod | ServerParty,
+        layout: Layout | None = None,
         *,
+        rounds: int,
         initial: Tensor | None = None,
         clients: int | None = None,
         clients_per_round: int | None = None,
         seed: int | None = None,
-        source: Source | None = None,
         budget: SpendFilter | None = None,
-        scorer: Scorer | None = None,
-        tutor: Tutor | None = None,
-        ledger: Ledger | None = None,
-        store: Store = forget,
-        server: ServerParty | None = None,
+        folder: RunKeeper | None = None,
         evaluate: bool = True,
         done: int = 0,
         on_round: Callable[[Round], None] | None = None,
         patience: float = 600.0,
         min_clients: int = 2,
-        out: str | Path | None = None,
+        attempts: int = 3,
         delta: float = 1e-5,
+        stopping: EarlyStopping | None = None,
     ) -> None:
-        self.method = method = resolve_method(method)
-        self.layout, self.rounds = layout, require_rounds("rounds", rounds)
-        if initial is not None and initial.shape != (method.server.hypotheses, layout.size):
-            wanted = (method.server.hypotheses, layout.size)
+        if stopping is not None and stopping.clients:
+            accepted = "names no clients under Flower: nodes validate, by privacy_mod(..., validation=Validation())"
+            raise FieldError("stopping.clients", len(stopping.clients), accepted)
+        self._stopping, self.best = stopping, Best()
+        self.rounds = require_rounds("rounds", rounds)
+        if isinstance(method, ServerParty):
+            for name, value in {"layout": layout, "budget": budget}.items():
+                if value is not None:
+                    raise FieldError(name, value, "is the server's own: build the ServerParty with it")
+            if folder is not None and not folder.opened:
+                accepted = "keeps the server's ledger: open it, and build the ServerParty with what that returns"
+                raise FieldError("folder", str(folder.path), accepted)
+            self.server = method
+        else:
+            self.server = _server(method, layout, self.rounds, seed, budget, folder)
+        self.method, self.layout = self.server.method, self.server.layout
+        wanted = (self.method.server.hypotheses, self.layout.size)
+        if initial is not None and initial.shape != wanted:
             raise FieldError("initial", tuple(initial.shape), f"must be [k, d] = {wanted}")
         self._initial, self._size = initial, clients_per_round and require_count("clients_per_round", clients_per_round)
         self._seed = secrets.randbits(62) if seed is None else seed
-        built = {"source": source, "budget": budget, "scorer": scorer, "tutor": tutor, "ledger": ledger, "out": out}
-        for name, value in built.items() if server is not None else ():
-            if value is not None:
-                raise FieldError(name, value, "is the server's own, and `server` is given: build that one with it")
-        source = source or (SecureSource() if seed is None else ReproducibleSource(seed))
-        if out is not None and ledger is not None:
-            raise FieldError("out", str(out), "keeps the server's ledger: leave ledger and store out")
-        books = Books(ledger or Ledger("flower", SERVER), store)
-        if out is not None:
-            books = Books.of(out, method, layout, self.rounds, source, "flower")
-        self.server = server or ServerParty(
-            method, layout, books.ledger, source, budget=budget, store=books.store, scorer=scorer, tutor=tutor
-        )
         self.done, self.evaluate, self._on_round = done, evaluate, on_round
         self._account = Account(self.server, self.rounds, require_delta("delta", delta))
-        self._serving = Serving(self.server, self._account, books, require_count("min_clients", min_clients), _LOG)
+        self._serving = Serving(self.server, self._account, folder, require_count("min_clients", min_clients), _LOG)
         self.stopped, self.history = "", self._serving.history
-        self._roster = Roster(method.client, clients, patience)
+        self._roster = Roster(self.method.client, clients, patience, 0 if stopping is None else stopping.sample or 1)
         self._timeout = 3600.0
+        self._attempts = require_count("attempts", attempts)
+        self._secure = self.method.client.trust == "secure sum"
+        if isinstance(self.method.server, SecureSum) and self.method.server.lr is None:
+            raise FieldError("lr", None, 'is needed: the step is the server\'s; build("record", sum="secure", lr=0.5)')
+        self._ask_again: Callable[[list[int], int], Iterable[Message]] | None = None
         self._asked: dict[int, int] = {}  # partition of each node that was asked in this round
         self._sent: list[Message] = []  # Flower gives them their ids when it sends them
         self._result = Result()
         self._absent: dict[int, str] = {}
-        self.models = torch.zeros(0, layout.size) if initial is None else initial
+        self.models = torch.zeros(0, self.layout.size) if initial is None else initial
         self.broadcast: Broadcast | None = None
         self.received: dict[int, Releases] = {}
 
@@ -216,6 +231,9 @@ class FedVeilStrategy(Strategy):
             result = super().start(
                 grid, initial_arrays, left, timeout, train_config, evaluate_config, self._kept(evaluate_fn)
             )
+        except _StoppedError as error:
+            self.stopped = str(error)
+            result = self._result
         except (BudgetError, NoReplyError) as error:
             self.stopped = str(error)
             if not self.history:
@@ -226,6 +244,8 @@ class FedVeilStrategy(Strategy):
             self._result.arrays = to_arrays(self.layout, self.models[0])
             return self._result
         self._end()
+        if self.best.models is not None:
+            result.arrays = to_arrays(self.layout, self.best.models[0])
         return result
 
     def _kept(self, evaluate_fn: Evaluate | None) -> Evaluate | None:
@@ -249,6 +269,8 @@ class FedVeilStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Greet new nodes, draw the cohort, broadcast."""
+        if self._stopping is not None and (why := self._stopping.ends(self.best)):
+            raise _StoppedError(why)
         if self.broadcast is None and self._initial is None:
             self.models = _several(
                 from_arrays(self.layout, arrays), self.layout, self.method.server.hypotheses, self._seed
@@ -259,13 +281,24 @@ class FedVeilStrategy(Strategy):
         if size > len(everybody):
             raise FieldError("clients_per_round", size, f"there are only {len(everybody)} clients")
         cohort = draw_cohort(self._seed, number, everybody, size)
-        self.broadcast = self.server.open(self.models, number, self.rounds, size)
-        self._asked = {self._roster.nodes[p]: p for p in cohort if p in self._roster.nodes}
         self._absent = {p: "is not connected" for p in cohort if p not in self._roster.nodes}
-        self._account.opened(self.broadcast)
-        content = write_broadcast(self.broadcast, self.layout, config)
-        self._sent = [Message(content, node, MessageType.TRAIN) for node in self._asked]
-        return self._sent
+
+        def ask(partitions: list[int], attempt: int) -> list[Message]:
+            if len(partitions) < self.method.least_sites:
+                few = f"{len(partitions)} sites are connected, and a sum is of {self.method.least_sites} at least"
+                raise NoReplyError(f"round {number}: {few}")
+            roster = [self._roster.sites[p] for p in partitions] if self._secure else ()
+            self.broadcast = self.server.open(self.models, number, self.rounds, size, roster, attempt)
+            self._asked = {self._roster.nodes[p]: p for p in partitions}
+            self._account.opened(self.broadcast)
+            content = write_broadcast(self.broadcast, self.layout, config)
+            self._sent = [Message(content, node, MessageType.TRAIN) for node in self._asked]
+            return self._sent
+
+        self._ask_again = lambda partitions, attempt: grid.send_and_receive(
+            ask(partitions, attempt), timeout=self._timeout
+        )
+        return ask([p for p in cohort if p in self._roster.nodes], 0)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -274,6 +307,17 @@ class FedVeilStrategy(Strategy):
         if self.broadcast is None:
             raise FedVeilError("aggregate_train was called before configure_train")
         released, failed, refused = self._sort(replies)
+        for attempt in range(1, self._attempts if self._secure else 1):
+            if len(released) == len(self._asked) or len(released) < self.method.least_sites or self._ask_again is None:
+                break
+            left = sorted(released)  # a sum is of all who are asked: those who answered are asked anew, alone
+            _LOG.warning(
+                "FedVeil: %d of %d sites are missing; the others are asked anew",
+                len(failed) + len(refused),
+                len(self._asked),
+            )
+            released, more, none = self._sort(self._ask_again(left, attempt))
+            failed, refused = {**failed, **more}, {**refused, **none}
         self.received, broadcast = released, self.broadcast
         self.models, log, metrics = self._serving.close(broadcast, released, {**self._absent, **failed}, refused)
         counts = {"used": len(log.used), "failed": len(log.failed), "invalid": len(log.invalid)}
@@ -286,8 +330,10 @@ class FedVeilStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask everybody who is connected; nobody under local trust."""
+        """Ask everybody who is connected, nobody under local trust; with early stopping those who validate."""
         self._asked, self._sent = {}, []
+        if self._stopping is not None and self.broadcast is not None:
+            return self._ask_validators(self._stopping, self.broadcast.public, config)
         if not self.evaluate or self.method.client.trust != "central" or self.broadcast is None:
             return []
         broadcast = Broadcast(models=self.models, public=self.broadcast.public)
@@ -300,13 +346,15 @@ class FedVeilStrategy(Strategy):
         """Mean of the clients' metrics, weighted by their counts; None under local trust."""
         if not self._asked:
             return None
-        released, failed, _ = self._sort(replies)
+        released, failed, refused = self._sort(replies)
         for partition, found in list(released.items()):
             try:
                 check_figures(found)
             except ReplyError as error:
                 failed[partition] = cleaned(error)
                 del released[partition]
+        if self._stopping is not None and self.broadcast is not None:
+            return self._validated(self._stopping, released, failed | refused, server_round)
         if not released:
             few = cleaned("; ".join(dict.fromkeys(failed.values())))
             _LOG.warning("FedVeil: no client evaluates, and none is asked again (%s)", few)
@@ -317,6 +365,34 @@ class FedVeilStrategy(Strategy):
         self._result.evaluate_metrics_clientapp[server_round] = MetricRecord(dict(mean_metrics(released)))
         return self._result.evaluate_metrics_clientapp[server_round]
 
+    def _ask_validators(self, rule: EarlyStopping, public: PublicFacts, config: ConfigRecord) -> Iterable[Message]:
+        held = self._roster.validating
+        if public.round % rule.every or not held:
+            return []
+        drawn = draw_cohort(self._seed, -public.round, sorted(held), min(rule.sample or len(held), len(held)))
+        self._asked = {held[p]: p for p in drawn}
+        content = write_broadcast(Broadcast(models=self.models, public=public), self.layout, config)
+        self._sent = [Message(content, node, MessageType.EVALUATE) for node in self._asked]
+        return self._sent
+
+    def _validated(
+        self, rule: EarlyStopping, released: dict[int, Releases], failed: dict[int, str], server_round: int
+    ) -> MetricRecord | None:
+        """The validation loss of a round as released: the mean of what left the nodes, or the server's own release."""
+        for partition, reason in failed.items():
+            _LOG.info("validation client %s sends no loss: %s", partition, reason)
+        metrics = [r for found in released.values() for r in found if r.kind == "metric" and r.name == LOSS]
+        value, number = None, self.done + server_round
+        if metrics:
+            losses = torch.stack([r.value.double() for r in metrics])
+            noised = self.method.client.trust != "central" or rule.validation.losses == "public"
+            value = float(losses.mean()) if noised else self.server.validate(number, losses, rule.validation)
+        if value is None:
+            return None
+        self.best = rule.following(self.best, value, number, self.models)
+        self._result.evaluate_metrics_clientapp[server_round] = MetricRecord({LOSS: value})
+        return self._result.evaluate_metrics_clientapp[server_round]
+
     def summary(self) -> None:
         """Log what will run, and what it is worth."""
         client, server = self.method.client, self.method.server
@@ -325,6 +401,14 @@ class FedVeilStrategy(Strategy):
         _LOG.info("\t├──> Server side: %s", server)
         _LOG.info("\t├──> Rounds: %d, of which done: %d", self.rounds, self.done)
         _LOG.info("\t└──> Shared: %d parameters in %d arrays", self.layout.size, len(self.layout.names))
+
+    def _read(self, content: RecordDict, counted: bool) -> Releases:
+        """What a marked reply releases; of a secure sum the share and nothing else."""
+        server = self.method.server
+        if not isinstance(server, SecureSum):
+            return read_releases(content, self.layout, counted)
+        server.check_reply(share := read_share(content), self.layout.size)
+        return share
 
     def _sort(self, replies: Iterable[Message]) -> tuple[dict[int, Releases], dict[int, str], dict[int, str]]:
         """Releases, failures and refusals by partition; a partition that answers twice, or as another one, fails."""
@@ -356,11 +440,31 @@ class FedVeilStrategy(Strategy):
                     claimed, counted = read_mark(reply.content, self.method.client)
                     if claimed != partition:
                         raise FieldError("partition-id", claimed, f"the node spoke for partition {partition} before")
-                    released[partition] = read_releases(reply.content, self.layout, counted)
+                    released[partition] = self._read(reply.content, counted)
                 except Exception as error:  # whatever a client sends is that client's failure
                     failed[partition] = cleaned(f"{type(error).__name__}: {error}")
             silent.discard(-1 if partition is None else partition)
         return released, failed | dict.fromkeys(sorted(silent), "did not reply in time"), refused
+
+
+def _server(
+    method: AnyMethod,
+    layout: Layout | None,
+    rounds: int,
+    seed: int | None,
+    budget: SpendFilter | None,
+    folder: RunKeeper | None,
+) -> ServerParty:
+    """The server of a method, whose ledger lies in a folder or in memory."""
+    method = resolve_method(method)
+    if layout is None:
+        raise FieldError("layout", None, "is what the model shares: fedveil.Layout.from_module(model)")
+    source = SecureSource() if seed is None else ReproducibleSource(seed)
+    ledger = Ledger("flower", SERVER)
+    store: LineStore = forget
+    if folder is not None:
+        ledger, store = folder.open(method, layout, rounds, source, "flower")
+    return ServerParty(method, layout, ledger, source, budget=budget, store=store)
 
 
 def _several(start: Tensor, layout: Layout, k: int, seed: int) -> Tensor:

@@ -11,10 +11,10 @@ from torch import Tensor
 from fedveil.aggregation import AGGREGATORS, Aggregator
 from fedveil.engines.assembly import initial_broadcast
 from fedveil.errors import FieldError, require_choice
-from fedveil.layout import Layout
+from fedveil.layout import Buffers, Layout
 from fedveil.learning.models import factory_of
 from fedveil.mechanisms import ReproducibleSource, SecureSource, Source
-from fedveil.methods import METHODS, Method, build
+from fedveil.methods import Method, build, require_method
 
 
 def method_of(name: str, parameters: Mapping[str, Any] | None, rule: Mapping[str, Any] | str | None = None) -> Method:
@@ -25,7 +25,7 @@ def method_of(name: str, parameters: Mapping[str, Any] | None, rule: Mapping[str
     FieldError
         For unknown names, and for methods whose facts come from training code.
     """
-    require_choice("method", name, METHODS)
+    require_method("method", name)
     method = build(name, None if rule is None else _rule(rule), **(parameters or {}))
     if method.client.needs:
         accepted = (
@@ -38,13 +38,13 @@ def method_of(name: str, parameters: Mapping[str, Any] | None, rule: Mapping[str
     return method
 
 
-def model_of_name(model: str, options: Mapping[str, Any] | None, buffers: str, seed: int) -> tuple[Layout, Tensor]:
+def model_of_name(model: str, options: Mapping[str, Any] | None, buffers: Buffers, seed: int) -> tuple[Layout, Tensor]:
     """The layout of a model ``"package.module:Net"``, and its first parameters [1, d] under a seed."""
     if not isinstance(model, str) or ":" not in model:
         raise FieldError("model", model, 'must be "package.module:Net", importable where the job runs')
     factory = factory_of(model)
     module, starts = initial_broadcast(lambda: factory(**(options or {})), 1, seed, buffers, None)
-    return Layout.from_module(module, buffers=buffers), starts  # type: ignore[arg-type]
+    return Layout.from_module(module, buffers=buffers), starts
 
 
 def source_of(seed: int | None) -> Source:

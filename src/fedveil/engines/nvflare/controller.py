@@ -15,26 +15,27 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from torch import Tensor
 
-from fedveil.accounting import Filter, Guarantee
+from fedveil.accounting import Filter, Guarantee, Ledger
 from fedveil.engines.account import Account
 from fedveil.engines.assembly import draw_cohort
 from fedveil.engines.nvflare.building import method_of, model_of_name, seed_of, source_of
 from fedveil.engines.nvflare.filters import TRAIN
 from fedveil.engines.nvflare.shareables import read_reply, write_broadcast
-from fedveil.engines.party import Round, ServerParty
-from fedveil.engines.serving import Books, Serving
+from fedveil.engines.party import SERVER, LineStore, Round, ServerParty, forget
+from fedveil.engines.serving import RunKeeper, Serving
 from fedveil.errors import BudgetError, FieldError, cleaned, require_count, require_delta, require_rounds
+from fedveil.layout import Buffers
 from fedveil.methods import Broadcast, Releases
 
 FOLDER = "fedveil"
 DECLINED = "declined, or its filters refused the task: its own log says why"
 
 
-class FedVeilController(Controller):  # type: ignore[misc]
+class ServerController(Controller):  # type: ignore[misc]
     """Run a method's server side as a FLARE workflow. All arguments are what JSON can say.
 
-    Partitions are the sites' names in their sorted order. The server's ledger, one line a round, the model and a
-    summary go into a folder of the job's, ``fedveil``, which comes with ``download_job``.
+    Partitions are the sites' names in their sorted order. `fedveil.nvflare.FedVeilController` keeps the run in a folder
+    of the job's.
 
     Parameters
     ----------
@@ -87,7 +88,7 @@ class FedVeilController(Controller):  # type: ignore[misc]
         parameters: dict[str, Any] | None = None,
         aggregator: str | dict[str, Any] | None = None,
         model_options: dict[str, Any] | None = None,
-        buffers: str = "refuse",
+        buffers: Buffers = "refuse",
         sites: list[str] | None = None,
         clients_per_round: int | None = None,
         min_clients: int = 2,
@@ -110,6 +111,10 @@ class FedVeilController(Controller):  # type: ignore[misc]
         self.models: Tensor | None = None
         self.history: list[Round] = []
         self.stopped = ""
+
+    def folder(self, path: Path) -> RunKeeper | None:
+        """Keeps the run in a folder of the job's, which comes with ``download_job``; here in memory alone."""
+        return None
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Nothing: the job's own code can be imported when the workflow runs."""
@@ -143,10 +148,13 @@ class FedVeilController(Controller):  # type: ignore[misc]
             raise FieldError("clients_per_round", size, f"there are only {len(sites)} sites")
         layout, self.models = model_of_name(self.model, self.model_options, self.buffers, seed)
         out = Path(engine.get_workspace().get_run_dir(fl_ctx.get_job_id())) / FOLDER
-        books = Books.of(out, self._method, layout, self.rounds, source, "nvflare")
-        server = ServerParty(self._method, layout, books.ledger, source, budget=self._budget, store=books.store)
+        folder, ledger = self.folder(out), Ledger("nvflare", SERVER)
+        store: LineStore = forget
+        if folder is not None:
+            ledger, store = folder.open(self._method, layout, self.rounds, source, "nvflare")
+        server = ServerParty(self._method, layout, ledger, source, budget=self._budget, store=store)
         self._account = Account(server, self.rounds, self.delta)
-        serving = Serving(server, self._account, books, self.min_clients, self.logger)
+        serving = Serving(server, self._account, folder, self.min_clients, self.logger)
         self.history = serving.history
         try:
             for number in range(1, self.rounds + 1):

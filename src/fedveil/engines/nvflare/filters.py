@@ -28,7 +28,7 @@ from fedveil.engines.nvflare.memory import RunMemory, marker_of
 from fedveil.engines.nvflare.quiet import require_quiet
 from fedveil.engines.nvflare.shareables import read_broadcast, read_trained, write_reply
 from fedveil.errors import FedVeilError, FieldError
-from fedveil.layout import Layout
+from fedveil.layout import Buffers, Layout
 from fedveil.methods import Broadcast, ClientFacts, Refusal, Releases
 
 TRAIN = "train"
@@ -80,7 +80,7 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         method: str,
         parameters: dict[str, Any] | None = None,
         model_options: dict[str, Any] | None = None,
-        buffers: str = "refuse",
+        buffers: Buffers = "refuse",
         ledger: str | None = None,
         head: str | None = None,
         dataset: str | None = None,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
 
-from fedveil.learning.stacked.optimisers import optimiser_of
+from fedveil.learning.local import LocalTraining
 from fedveil.learning.stacked.schedule import Schedule
 from fedveil.learning.stacked.stack import Stack
 from fedveil.learning.stacked.stage import Weights
-
-Changed = Callable[[Tensor, int], Tensor]  # (gradients [m, d] or [m, b, d], step) -> gradients [m, d]
 
 
 class ClientBlock:
@@ -25,36 +25,16 @@ class ClientBlock:
         The model.
     values : Tensor
         [n, d], the starts; becomes the trained parameters.
-    optimiser, lr, weight_decay, momentum, prox, loss
-        As in `LocalTraining`.
-    change : callable, optional
-        Is given every gradient and returns the one to use.
-    per_example : bool
-        Give it the gradients of single examples, [m, b, d].
-    half : bool
-        Compute in bfloat16.
+    local : LocalTraining
+        Optimiser, rate, momentum, FedProx and loss.
     """
 
-    def __init__(
-        self,
-        stack: Stack,
-        values: Tensor,
-        *,
-        optimiser: str,
-        lr: float,
-        weight_decay: float,
-        momentum: float,
-        prox: float,
-        loss: str,
-        change: Changed | None = None,
-        per_example: bool = False,
-        half: bool = False,
-    ) -> None:
-        self.stack, self.values, self._loss, self._change = stack, values, loss, change
-        self._per_example, self._half, self._prox, self._lr = per_example, half, prox, lr
-        self._direct = optimiser == "sgd" and not momentum and change is None and not half
-        self._start = values.clone() if prox else None
-        self._optimiser = optimiser_of(optimiser, lr, momentum, weight_decay)
+    def __init__(self, stack: Stack, values: Tensor, local: LocalTraining) -> None:
+        self.stack, self.values, self._loss = stack, values, str(local.loss)
+        self._prox, self._lr = local.prox, local.rate()
+        self._direct = local.optimizer == "sgd" and not local.momentum
+        self._start = values.clone() if local.prox else None
+        self._optimiser = optimiser_of(local)
         self._gradients = None if self._direct else torch.empty_like(values)
         self._cut: dict[int, list[Weights]] = {}
 
@@ -83,20 +63,19 @@ class ClientBlock:
             shape = (active, plan.rows.shape[2])
             some = x.index_select(0, rows).view(*shape, *x.shape[1:])
             labels = y.index_select(0, rows).view(*shape, *y.shape[1:])
-            losses = self._step(some, labels, plan.scale[step, :active], step)
+            losses = self._step(some, labels, plan.scale[step, :active])
             total[:active] += (losses.to(total.dtype) * plan.last[step, :active]).sum(1)
         return total
 
-    def _step(self, x: Tensor, y: Tensor, scale: Tensor, step: int) -> Tensor:
+    def _step(self, x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
         n = len(x)
+        losses = self.stack.descend(x, y, scale, self._weights(n), self._loss)
         if self._direct:
-            losses = self.stack.descend(x, y, scale, self._weights(n), self._loss)
             if self._start is not None:
                 self.values[:n].add_(self._start[:n], alpha=self._lr * self._prox)
             return losses
-        gradients, losses = self._gradient(x, y, scale)
-        if self._change is not None:
-            gradients = self._change(gradients, step)
+        assert self._gradients is not None
+        gradients = self._gradients[:n]
         if self._start is not None:
             gradients.add_(self.values[:n] - self._start[:n], alpha=self._prox)
         self._optimiser.step(self.values[:n], gradients)
@@ -113,29 +92,9 @@ class ClientBlock:
                 self._cut[n] = self.stack.weights(values, self._gradients[:n])
         return self._cut[n]
 
-    def _gradient(self, x: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients [n, d] (a buffer), or [n, b, d] of single examples; and losses [n, b]."""
-        assert self._gradients is not None
-        n, b = scale.shape
-        descend = partial(self.stack.descend, loss=self._loss)
-        if self._per_example:
-            alone = self.values[:n].repeat_interleave(b, 0)
-            into = torch.empty_like(alone)
-            ones = torch.ones(n * b, 1, dtype=scale.dtype, device=scale.device)
-            flat = (x.reshape(n * b, 1, *x.shape[2:]), y.reshape(n * b, 1, *y.shape[2:]))
-            losses = descend(*flat, ones, self.stack.weights(alone, into))
-            return into.view(n, b, -1), losses.view(n, b)
-        if self._half:
-            values = self.values[:n].to(torch.bfloat16)
-            into = torch.empty_like(values)
-            some = x.to(torch.bfloat16) if x.is_floating_point() else x
-            losses = descend(some, y, scale, self.stack.weights(values, into))
-            return self._gradients[:n].copy_(into), losses
-        return self._gradients[:n], descend(x, y, scale, self._weights(n))
-
 
 def dropout_masks(
-    stack: Stack, generators: Sequence[torch.Generator], sizes: Sequence[Sequence[int]], width: int, *, alone: bool
+    stack: Stack, generators: Sequence[torch.Generator], sizes: Sequence[Sequence[int]], width: int
 ) -> Callable[[int, int], None]:
     """Draw each client's dropout from its own stream, as its own batch would.
 
@@ -149,8 +108,6 @@ def dropout_masks(
         Examples in each client's batch, [T][n].
     width : int
         Places of a step.
-    alone : bool
-        Whether the stages see every example as a client of its own.
     """
 
     def draw(step: int, active: int, shape: tuple[int, ...]) -> Tensor:
@@ -158,10 +115,73 @@ def dropout_masks(
         for i in range(active):
             count = sizes[step][i]
             torch.rand((count, *shape), generator=generators[i], out=uniform[i, :count])
-        return uniform.view(active * width, 1, *shape) if alone else uniform
+        return uniform
 
     def masks(step: int, active: int) -> None:
         for stage in stack.dropouts:
             stage.draw = partial(draw, step, active)
 
     return masks
+
+
+class Optimiser(Protocol):
+    """Turns gradients into steps."""
+
+    def step(self, values: Tensor, gradients: Tensor) -> None:
+        """Update the first n clients' parameters [n, d] in place; `gradients` may be used up."""
+
+
+class SGD:
+    """w <- w - lr v with v <- momentum v + g."""
+
+    def __init__(self, lr: float, momentum: float) -> None:
+        self.lr, self.momentum = lr, momentum
+        self._velocity: Tensor | None = None
+
+    def step(self, values: Tensor, gradients: Tensor) -> None:
+        """One step."""
+        if self.momentum:
+            if self._velocity is None:
+                self._velocity = torch.zeros_like(values)
+            gradients = self._velocity[: len(values)].mul_(self.momentum).add_(gradients)
+        values.add_(gradients, alpha=-self.lr)
+
+
+class Adam:
+    """Adam (Kingma and Ba, 2015) with torch's defaults and torch's fused kernel; with weight decay it is AdamW."""
+
+    def __init__(self, lr: float, weight_decay: float = 0.0) -> None:
+        self.lr, self.weight_decay = lr, weight_decay
+        self._state: tuple[Tensor, Tensor] | None = None
+        self._count = torch.zeros(())
+
+    def step(self, values: Tensor, gradients: Tensor) -> None:
+        """One step."""
+        if self._state is None:
+            self._state = torch.zeros_like(values), torch.zeros_like(values)
+            self._count = torch.zeros((), device=values.device)
+        n = len(values)
+        adam(
+            [values],
+            [gradients],
+            [self._state[0][:n]],
+            [self._state[1][:n]],
+            [],
+            [self._count],
+            fused=values.device.type in ("cpu", "cuda"),
+            amsgrad=False,
+            beta1=0.9,
+            beta2=0.999,
+            lr=self.lr,
+            weight_decay=self.weight_decay,
+            decoupled_weight_decay=self.weight_decay > 0,
+            eps=1e-8,
+            maximize=False,
+        )
+
+
+def optimiser_of(local: LocalTraining) -> Optimiser:
+    """A fresh optimiser; each client's state is its own and starts at zero."""
+    if local.optimizer == "sgd":
+        return SGD(local.rate(), local.momentum)
+    return Adam(local.rate(), local.weight_decay if local.optimizer == "adamw" else 0.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning.stacked import stage as make
-from fedveil.learning.stacked.layers import Convolution, Dense, Embedding, Norm, Pooling
+from fedveil.learning.stacked.layers import Dense, Embedding, Norm
 from fedveil.learning.stacked.stack import Stack
 from fedveil.learning.stacked.stage import Dropout, Flatten, Pointwise, Stage
 
@@ -63,7 +63,10 @@ def compile_stack(module: nn.Module, layout: Layout) -> Stack:
     if sorted(used) != sorted(layout.names):
         odd = sorted(set(layout.names) ^ set(used)) or sorted(n for n in used if used.count(n) > 1)
         raise NotStackable(f"{odd[0]} is not used exactly once")
-    return Stack(_arranged(stages), layout)
+    for one, two in pairwise(stages):
+        if isinstance(two, Pointwise):  # overwrite where nobody looks
+            two.free = one.free_output
+    return Stack(stages, layout)
 
 
 def _chain(module: nn.Module) -> list[fx.Node]:
@@ -108,19 +111,6 @@ def _stage(node: fx.Node, modules: dict[str, nn.Module], layout: Layout) -> Stag
         raise NotStackable(f"{node.name}: {error}") from error
 
 
-def _arranged(stages: list[Stage]) -> list[Stage]:
-    """Pool before ReLU (max commutes with it, and it is a fraction of the work), and overwrite where nobody looks."""
-    result = list(stages)
-    for i in range(len(result) - 1):
-        one, two = result[i], result[i + 1]
-        if isinstance(one, Pointwise) and one.overwrite is not None and isinstance(two, Pooling) and two.kind == "max":
-            result[i], result[i + 1] = two, one
-    for one, two in pairwise(result):
-        if isinstance(two, Pointwise):
-            two.free = one.free_output
-    return result
-
-
 def _parameters(name: str, module: nn.Module, layout: Layout) -> tuple[str, str | None]:
     weight, bias = f"{name}.weight", f"{name}.bias"
     for own, _ in module.named_parameters():
@@ -133,18 +123,8 @@ def _linear(name: str, m: Any, layout: Layout) -> Stage:
     return Dense(*_parameters(name, m, layout))
 
 
-def _conv(name: str, m: Any, layout: Layout) -> Stage:
-    if m.padding_mode != "zeros" or isinstance(m.padding, str):
-        raise NotStackable(f"{name} pads in a way that is not known")
-    return Convolution(*_parameters(name, m, layout), m.stride, m.padding, m.dilation, m.groups)
-
-
 def _layer_norm(name: str, m: Any, layout: Layout) -> Stage:
-    return Norm(_affine(name, m, layout), m.eps, shape=tuple(m.normalized_shape))
-
-
-def _group_norm(name: str, m: Any, layout: Layout) -> Stage:
-    return Norm(_affine(name, m, layout), m.eps, groups=m.num_groups)
+    return Norm(_affine(name, m, layout), m.eps, tuple(m.normalized_shape))
 
 
 def _affine(name: str, m: Any, layout: Layout) -> tuple[str, ...]:
@@ -160,45 +140,6 @@ def _embedding(name: str, m: Any, layout: Layout) -> Stage:
     return Embedding(_parameters(name, m, layout)[0], m.padding_idx)
 
 
-def _max_pool(
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Stage:
-    if return_indices:
-        raise NotStackable("a pooling layer returns indices")
-    return Pooling("max", _pair(kernel_size), _pair(stride or kernel_size), _pair(padding), _pair(dilation), ceil_mode)
-
-
-def _avg_pool(
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Stage:
-    return Pooling(
-        "average",
-        _pair(kernel_size),
-        _pair(stride or kernel_size),
-        _pair(padding),
-        ceil_mode,
-        count_include_pad,
-        divisor_override,
-    )
-
-
-def _adaptive(output_size: Any) -> Stage:
-    sizes = _pair(output_size)
-    if None in sizes:
-        raise NotStackable("an adaptive pooling layer keeps an axis")
-    return Pooling("adaptive", sizes)
-
-
 def _flatten(start_dim: int = 0, end_dim: int = -1) -> Stage:
     if start_dim < 1:
         raise NotStackable("flatten joins the batch axis with others")
@@ -207,10 +148,6 @@ def _flatten(start_dim: int = 0, end_dim: int = -1) -> Stage:
 
 def _dropout(p: float = 0.5, training: bool = True, inplace: bool = False) -> Stage | None:
     return Dropout(p) if training else None
-
-
-def _pair(value: Any) -> list[int]:
-    return list(value) if isinstance(value, Sequence) else [value, value]
 
 
 def _relu(inplace: bool = False) -> Stage:
@@ -223,17 +160,8 @@ def _no_options(build: Callable[[], Stage]) -> Callable[..., Stage]:
 
 _LAYERS: dict[type[nn.Module], Callable[[str, Any, Layout], Stage]] = {
     nn.Linear: _linear,
-    nn.Conv2d: _conv,
     nn.LayerNorm: _layer_norm,
-    nn.GroupNorm: _group_norm,
     nn.Embedding: _embedding,
-    nn.MaxPool2d: lambda _, m, __: _max_pool(
-        m.kernel_size, m.stride, m.padding, m.dilation, m.ceil_mode, m.return_indices
-    ),
-    nn.AvgPool2d: lambda _, m, __: _avg_pool(
-        m.kernel_size, m.stride, m.padding, m.ceil_mode, m.count_include_pad, m.divisor_override
-    ),
-    nn.AdaptiveAvgPool2d: lambda _, m, __: _adaptive(m.output_size),
     nn.ReLU: lambda *_: make.relu(),
     nn.Tanh: lambda *_: make.tanh(),
     nn.Sigmoid: lambda *_: make.sigmoid(),
@@ -242,7 +170,6 @@ _LAYERS: dict[type[nn.Module], Callable[[str, Any, Layout], Stage]] = {
     nn.Flatten: lambda _, m, __: _flatten(m.start_dim, m.end_dim),
     nn.Dropout: lambda _, m, __: Dropout(m.p),
     nn.Dropout1d: lambda _, m, __: Dropout(m.p, 1),
-    nn.Dropout2d: lambda _, m, __: Dropout(m.p, 2),
 }
 _FUNCTIONS: dict[Any, Callable[..., Stage | None]] = {
     F.relu: _relu,
@@ -253,10 +180,6 @@ _FUNCTIONS: dict[Any, Callable[..., Stage | None]] = {
     torch.sigmoid: _no_options(make.sigmoid),
     F.gelu: make.gelu,
     F.softplus: make.softplus,
-    F.max_pool2d: _max_pool,
-    torch.max_pool2d: _max_pool,
-    F.avg_pool2d: _avg_pool,
-    F.adaptive_avg_pool2d: _adaptive,
     torch.flatten: _flatten,
 }
 _METHODS: dict[str, Callable[..., Stage | None]] = {

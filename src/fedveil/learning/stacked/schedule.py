@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedveil.learning.streams import Key, epoch_orders
+from fedveil.learning.streams import Key, order_table
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,15 +26,12 @@ class Schedule:
         [T, n, b], the weight of each place in the mean loss of the last epoch.
     active : list of int
         Clients still training in each step: always the first ones.
-    per_epoch : list of int
-        Steps of an epoch, client by client.
     """
 
     rows: Tensor
     scale: Tensor
     last: Tensor
     active: list[int]
-    per_epoch: list[int]
 
     def sizes(self) -> list[list[int]]:
         """Examples in each client's batch, [T][n]."""
@@ -43,7 +40,7 @@ class Schedule:
     def to(self, device: torch.device) -> Schedule:
         """The same with its tensors elsewhere."""
         moved = (self.rows.to(device), self.scale.to(device), self.last.to(device))
-        return Schedule(*moved, self.active, self.per_epoch)
+        return Schedule(*moved, self.active)
 
 
 def schedule(
@@ -65,19 +62,15 @@ def schedule(
     counts = np.asarray(examples, np.int64)
     per_epoch = -(-counts // batch_size)
     width, steps = min(batch_size, int(counts.max())), epochs * int(per_epoch.max())
-    offsets = np.cumsum(counts) - counts
-    client = np.repeat(np.arange(len(counts)), epochs * counts)
-    own = counts[client]
-    epoch, place = np.divmod(np.arange(len(client)) - epochs * offsets[client], own)
-    step, column = np.divmod(place, batch_size)
-    where = ((epoch * per_epoch[client] + step) * len(counts) + client) * width + column
-    shape = (steps, len(counts), width)
-    rows = np.empty(shape, np.int64)
-    rows[:] = offsets[:, None]
-    rows.reshape(-1)[where] = offsets[client] + epoch_orders(keys, counts, epochs)
-    scale, last = np.zeros(shape), np.zeros(shape)
-    scale.reshape(-1)[where] = 1 / np.minimum(batch_size, own - step * batch_size)
-    last.reshape(-1)[where] = (epoch == epochs - 1) / own
-    active = (epochs * per_epoch[:, None] > np.arange(steps)).sum(0)
+    epoch, step = np.divmod(np.arange(steps)[:, None], per_epoch)  # [T, n], of each client's own epochs
+    left = np.where(epoch < epochs, counts - step * batch_size, 0)  # examples of its epoch before the step
+    place = np.arange(width)
+    filled = place < left[:, :, None]
+    of_epoch = np.minimum(step[:, :, None] * batch_size + place, counts.max() - 1)
+    order = order_table(keys, counts, epochs)
+    drawn = order[np.arange(len(counts))[:, None], np.minimum(epoch, epochs - 1)[:, :, None], of_epoch]
+    rows = np.where(filled, drawn, 0) + (np.cumsum(counts) - counts)[:, None]
+    scale = filled * (1 / np.clip(left, 1, batch_size))[:, :, None]
+    last = filled * ((epoch == epochs - 1) / counts)[:, :, None]
     weights = (torch.from_numpy(scale).to(dtype), torch.from_numpy(last).to(dtype))
-    return Schedule(torch.from_numpy(rows), *weights, active.tolist(), per_epoch.tolist())
+    return Schedule(torch.from_numpy(rows), *weights, (epoch < epochs).sum(1).tolist())

@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 from fedveil.layout import Layout
 from fedveil.learning.losses import RMSE_FLOOR, of_classes
-from fedveil.learning.stacked.layers import Convolution
 from fedveil.learning.stacked.stage import Dropout, Stage, Weights
 
 
@@ -28,7 +27,6 @@ class Stack:
     def __init__(self, stages: Sequence[Stage], layout: Layout) -> None:
         self.stages, self.layout = list(stages), layout
         self.dropouts = [s for s in self.stages if isinstance(s, Dropout) and s.p > 0]
-        self.convolves = any(isinstance(s, Convolution) for s in self.stages)
         self._blocks = {b.name: b for b in layout.blocks}
         self._first = next((i for i, s in enumerate(self.stages) if s.names), len(self.stages))
 

@@ -92,7 +92,6 @@ def _mean(errors: torch.Tensor, tile: Recovered) -> str:
 
 def _attacked(config: Config) -> list[Recovered]:
     setup, probe = prepare(config), RegionInversion(config)
-    given = {name: value for name, value in setup.arguments.items() if name != "learner"}
-    federation = Federation(**given, execution=Execution(learner=setup.learner), probes=[probe])
+    federation = Federation(**setup.grouped(probes=[probe]), execution=Execution(learner=setup.learner))
     federation.run(config.rounds)
     return probe.recovered[:TILES]

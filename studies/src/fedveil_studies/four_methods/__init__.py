@@ -84,7 +84,7 @@ class AttackedRun:
         """Everything is taken from the run."""
 
     def begin(self, setup: Setup) -> None:
-        """Deal out the candidates that take no part; see `fedveil.runs.judging.Judge`."""
+        """Deal out the candidates that take no part; see `fedveil.runs.runner.Judge`."""
         whole, config = setup.dealt.dataset, setup.config
         x, y = _held(whole)
         spec = config.data.model_copy(update={"clients": OUTSIDE, "holdout": 0.0})

@@ -100,13 +100,18 @@ def rows_of(evidence: Evidence, claim: ClaimOf, table: str, figure: str, sign: i
 
 
 def compared(
-    label: str, first: Result | None, second: Result | None, decide: Decide, accuracies: Sequence[Result | None] = ()
+    label: str,
+    first: Result | None,
+    second: Result | None,
+    decide: Decide,
+    accuracies: Sequence[Result | None] = (),
+    guess: float | None = None,
 ) -> Row:
     """A row that sets one figure against another under the same seeds, if by its accuracy either learned anything."""
     found = None if first is None or second is None else differ(first, second)
     if first is None or second is None or found is None:
         return untested(label)
-    unlearned = nothing_learned(accuracies)
+    unlearned = nothing_learned(accuracies, guess)
     sigmas = first.noise.get("sigma"), second.noise.get("sigma")
     return Row(
         label,
@@ -125,9 +130,10 @@ def untested(label: str, column: str = "") -> Row:
     return Row(label, CANNOT_TELL, "", column=column, why=UNTESTED, lacking=True)
 
 
-def nothing_learned(accuracies: Sequence[Result | None]) -> str:
-    """Why nothing can be said where no setting is evidently above the largest class alone; else an empty text."""
-    known = [(a.mean, a.chance) for a in accuracies if a is not None and a.chance is not None]
+def nothing_learned(accuracies: Sequence[Result | None], guess: float | None = None) -> str:
+    """Why nothing can be said where no setting is evidently above guessing (the largest class alone, or a figure)."""
+    chances = [(a.mean, a.chance if guess is None else guess) for a in accuracies if a is not None]
+    known = [(mean, chance) for mean, chance in chances if chance is not None]
     chance = max((c for _, c in known), default=0.0)
     return UNLEARNED if known and max(mean for mean, _ in known) <= chance + LEARNED else ""
 
@@ -185,7 +191,7 @@ def _compared(claim: ClaimOf, evidence: Evidence, table: str, figure: str, row: 
     accuracies = [evidence.at(where, row, setting, name) for setting in (settings[:1] if claim.useful else settings)]
     tables, figures = ({places[i] for places in claim.figures} for i in (0, 1))
     label = ", ".join([*([f"table {table}"] if len(tables) > 1 else []), *([figure] if len(figures) > 1 else [])])
-    found = compared(label, ours, other, decide, accuracies)
+    found = compared(label, ours, other, decide, accuracies, claim.guess)
     return replace(found, column=row, printed=_printed(evidence, claim, table, figure, row))
 
 

@@ -190,6 +190,8 @@ class ClaimOf(_Table):
         What counts as no difference; for "alike" and levels, how far is alike.
     learned : pairs
         Table and figure of the accuracy that says whether anything was learned.
+    guess : float
+        What that figure is where nothing was learned, if it is no accuracy (default: the share of the largest class).
     useful : bool
         Whether `first` itself has to have learned: what says nothing protects everything.
     paper : str
@@ -217,6 +219,7 @@ class ClaimOf(_Table):
     level: float | None = None
     margin: float = 0.02
     learned: Mapping[str, str] = {}
+    guess: float | None = None
     useful: bool = False
     paper: str = ""
     seeds: int = 3

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedveil.errors import damaged
 from fedveil.grid import Outcome, Store
-from fedveil.runs.ledgers import write_atomic
+from fedveil.runs.disk import write_atomic
 from fedveil.runs.provenance import provenance
 from fedveil.runs.summary import versions
 from fedveil_studies.frame.evidence import WRITTEN_AGAIN

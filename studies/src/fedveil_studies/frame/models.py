@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedveil.config import Config
-from fedveil.config.folders import way_out
+from fedveil.config.folders import remedy
 from fedveil.config.sections import Data
 from fedveil.data import DataSet
 from fedveil.errors import FieldError, damaged
@@ -122,7 +122,7 @@ def _states(outcome: Outcome, module: nn.Module) -> list[Tensor]:
             module.load_state_dict({n.removeprefix(part): v for n, v in arrays.items() if n.startswith(part)})
             found.append(layout.read(module))
     except (OSError, SafetensorError, RuntimeError, ValueError) as error:
-        raise damaged("model", path, error, way_out(outcome.folder)) from error
+        raise damaged("model", path, error, remedy(outcome.folder)) from error
     return found
 
 

@@ -7,8 +7,18 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedveil.report.canvas import COLOURS, DASHES, dot, new_figure, over_seeds, say, whole_numbers
-from fedveil.report.labels import LEADING, labelled, legend_below, wrapped
+from fedveil.report.canvas import (
+    COLOURS,
+    DASHES,
+    dot,
+    labelled,
+    legend_below,
+    new_figure,
+    over_seeds,
+    say,
+    whole_numbers,
+    wrapped,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -81,7 +91,7 @@ def draw_plot(plot: Plot) -> Figure | None:
     columns, grid = _grid(panels, COLUMNS)
     width = PANEL * columns
     shown = {line.label for line, found in zip(plot.lines, curves, strict=True) if found}
-    below = LEADING * SMALL / 72 * len(shown) if plot.diagonal else 0.0
+    below = 1.7 * SMALL / 72 * len(shown) if plot.diagonal else 0.0
     figure, mosaic = new_figure(width, (3.9 + below) * len(grid) + 0.9, grid, [1.0] * columns)
     for panel, axes in mosaic.items():
         own = [(line, found) for line, found in zip(plot.lines, curves, strict=True) if line.panel == panel]

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from fedveil_studies.frame.claims import compared, verdict_of, within
+import scipy
+
+from fedveil_studies.frame.claims import compared, means, untested, verdict_of, within
 from fedveil_studies.frame.described import ClaimOf
 from fedveil_studies.frame.evidence import Evidence
-from fedveil_studies.frame.finding import Decide, Row
+from fedveil_studies.frame.finding import CANNOT_TELL, CONTRADICTED, HOLDS, Decide, Row
 from fedveil_studies.group_privacy.measures import study
 
 
@@ -44,6 +46,22 @@ def grows(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
     if rows:
         first, second = (evidence.at(table, row, claim.first, figure) for row in (rows[-1], rows[0]))
         yield compared(f"{rows[-1]} less {rows[0]}", first, second, partial(verdict_of, sign=1))
+
+
+@study.judge("both within")
+def both_within(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
+    """Share of runs in which all figures are below the level, against one half; each bound is exact at 95%."""
+    asked = {(table, claim.first, figure) for table, figure in claim.figures}
+    runs = [means(one) for (t, _, setting, f), one in evidence.results.items() if (t, setting, f) in asked]
+    seeds = set.intersection(*map(set, runs)) if len(runs) == len(asked) else set()
+    if not seeds:
+        yield untested("share")
+        return
+    right = sum(all(values[seed] < (claim.level or 0.0) for values in runs) for seed in seeds)
+    bounds = scipy.stats.binomtest(right, len(seeds)).proportion_ci(0.9)
+    share, margins = right / len(seeds), (bounds.low, bounds.high)
+    verdict = HOLDS if margins[0] > 0.5 else CONTRADICTED if margins[1] < 0.5 else CANNOT_TELL
+    yield Row("share", verdict, f"{right} of {len(seeds)} runs, {share:.2f} ({margins[0]:.2f} to {margins[1]:.2f})")
 
 
 def _rows(claim: ClaimOf, evidence: Evidence, table: str, figure: str) -> list[str]:

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from fedveil.audit import InversionGame
-from fedveil.audit.inversion import NOISE
 from fedveil.config import Config, parse
 from fedveil.engines.probe import Seen
-from fedveil.grid import Finished, Outcome
+from fedveil.games import InversionGame
+from fedveil.games.inversion import NOISE
+from fedveil.grid import Outcome, Store
 from fedveil_studies.frame import Value
 from fedveil_studies.group_privacy.measures import study
 
@@ -51,7 +51,7 @@ class SingleDigits:
         found: dict[str, float] = dict.fromkeys(self.figures, float("nan"))
         for attack, model in CASES.items() if seen.broadcast.public.round == 1 else ():
             game = InversionGame(parse({**self._values, "model": model}), attacks=(attack,), replicates=WRITERS)
-            for verdict in game.judge(Finished({})).verdicts:
+            for verdict in game.judge(Store(None).run(game.cells())).verdicts:
                 for what in ("mse", "identified"):
                     found[f"{attack} {what} {SETTINGS[verdict.setting]}"] = verdict.details[what]
         return found

@@ -159,7 +159,7 @@ class Optima:
         self._made: Counter[int] = Counter()
 
     def begin(self, setup: Setup) -> None:
-        """Count anew; see `fedveil.runs.judging.Judge`."""
+        """Count anew; see `fedveil.runs.runner.Judge`."""
         self._made = Counter()
 
     def load(self, setup: Setup) -> tuple[int, int]:

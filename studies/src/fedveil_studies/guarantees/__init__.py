@@ -17,6 +17,3 @@ def noise_length(outcomes: Sequence[Outcome], _argument: str) -> Value:
     """Root mean square length of the noise of one release, of the median client where clients add it; 0 without any."""
     summary = outcomes[0].summary
     return Value((summary.noise("sigma") or 0.0) * math.sqrt(summary.values["dimension"]))
-
-
-__all__ = ["study"]

@@ -13,12 +13,12 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from fedveil.attacks import Knowledge, Verdict
-from fedveil.audit import Judgement, ParticipationGame
-from fedveil.audit.game import Refused
 from fedveil.config import Config
 from fedveil.config.world import World
 from fedveil.engines.probe import Seen
 from fedveil.errors import FieldError, nearest
+from fedveil.games import Judgement, ParticipationGame
+from fedveil.games.game import Refused
 from fedveil.grid import Cell, Finished
 from fedveil.mechanisms import keyed_seed
 from fedveil.runs.prepare import Setup, prepare

@@ -24,7 +24,7 @@ WRITERS, CELLS = 53.9, 2392.0  # planned for a silo: writers, images of blood ce
 
 def _tuned() -> dict[tuple[str, ...], dict[str, str]]:
     text = (resources.files(__name__) / "tuned.csv").read_text(encoding="utf-8")
-    keys = ("scenario", "images", "method", "epsilon", "seed")
+    keys = ("scenario", "images", "sum", "epsilon", "seed")
     return {tuple(row[k] for k in keys): row for row in csv.DictReader(text.splitlines())}
 
 
@@ -37,14 +37,15 @@ def tuned(values: dict[str, Any], scale: ScaleOf, _flags: frozenset[str]) -> Non
         data["most"] = CAP
     plain = privacy["method"] == "vanilla"
     level = "" if plain else f"{privacy['epsilon']:g}"
-    line, known = (scenario, str(images or ""), privacy["method"], level), _tuned()
+    line, known = (scenario, str(images or ""), "" if plain else privacy["sum"], level), _tuned()
     found = known[(*line, str(values["seed"]))] if (*line, str(values["seed"])) in known else known[(*line, "")]
     values["rounds"] = rounds = int(found["rounds"]) if scale.facts.get("chosen", 1) else values["rounds"]
     values["local"]["lr"] = float(found["lr"])
     if plain:
         values["privacy"] = {"method": "vanilla"}
         return
-    method = {"method": privacy["method"], "delta": privacy["delta"], "clip": float(found["clip"]), "rounds": rounds}
+    shared = {key: privacy[key] for key in ("method", "sum", "delta")}
+    method = {**shared, "clip": float(found["clip"]), "rounds": rounds}
     if scenario == "group":
         noise = CAP * least_noise(privacy["epsilon"], privacy["delta"], rounds)
         values["privacy"] = {**method, "examples": WRITERS * CAP, "noise_multiplier": noise}
@@ -96,6 +97,3 @@ def over_epsilon(outcomes: Sequence[Outcome], figure: str) -> Curve:
     if outcomes[0].cell.config.privacy.method == "vanilla":
         return Curve(list(ENDS), [found[0]] * 2)
     return Curve([math.log2(level) for level in LEVELS], found)
-
-
-__all__ = ["study"]

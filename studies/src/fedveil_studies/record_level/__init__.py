@@ -9,6 +9,7 @@ from importlib import resources
 from typing import Any
 
 from fedveil.grid import Outcome
+from fedveil.methods import fitting
 from fedveil.runs.deal import deal_out
 from fedveil_studies.frame import Curve, Study, Value
 from fedveil_studies.frame.described import ScaleOf
@@ -19,25 +20,22 @@ ENDS = (-1.0, 3.0)  # where the line without privacy begins and ends: epsilon .5
 
 def _tuned() -> dict[tuple[str, str, str], dict[str, str]]:
     text = (resources.files(__name__) / "tuned.csv").read_text(encoding="utf-8")
-    return {(row["scenario"], row["method"], row["epsilon"]): row for row in csv.DictReader(text.splitlines())}
+    return {(row["scenario"], row["sum"], row["epsilon"]): row for row in csv.DictReader(text.splitlines())}
 
 
 @study.adjust
 def tuned(values: dict[str, Any], scale: ScaleOf, _flags: frozenset[str]) -> None:
     """Rounds, clip and learning rate that were chosen for this scenario, trust model and epsilon."""
     privacy, scenario = values["privacy"], values["name"].split("-")[0]
-    level = "" if privacy["method"] == "vanilla" else f"{privacy['epsilon']:g}"
-    found = _tuned()[scenario, privacy["method"], level]
+    plain = privacy["method"] == "vanilla"
+    found = _tuned()[scenario, *(("", "") if plain else (privacy["sum"], f"{privacy['epsilon']:g}"))]
     if scale.facts.get("chosen", 1):
         values["rounds"] = int(found["rounds"])
     values["local"]["lr"] = float(found["lr"])
-    if privacy["method"] == "vanilla":
+    if plain:
         values["privacy"] = {"method": "vanilla"}
     else:
-        shared = {
-            k: v for k, v in privacy.items() if k not in ("silos", "tolerated") or privacy["method"] == "record-sum"
-        }
-        values["privacy"] = {**shared, "clip": float(found["clip"]), "rounds": values["rounds"]}
+        values["privacy"] = {**fitting(privacy), "clip": float(found["clip"]), "rounds": values["rounds"]}
 
 
 @study.measure("public labels")
@@ -63,6 +61,3 @@ def over_epsilon(outcomes: Sequence[Outcome], figure: str) -> Curve:
     if outcomes[0].cell.config.privacy.method == "vanilla":
         return Curve(list(ENDS), [found[0]] * 2)
     return Curve([math.log2(o.cell.config.privacy.options["epsilon"]) for o in outcomes], found)
-
-
-__all__ = ["study"]

@@ -52,7 +52,7 @@ class RuleWatch:
         return () if self._selection is None else self._selection.figures
 
     def begin(self, setup: Setup) -> None:
-        """Take who is malicious; see `fedveil.runs.judging.Judge`."""
+        """Take who is malicious; see `fedveil.runs.runner.Judge`."""
         poisoning, rule = setup.poisoning, setup.method.server.rule
         if poisoning is None or rule is None:
             raise FieldError("malicious", poisoning, "the study needs malicious clients and a rule")

@@ -41,7 +41,7 @@ class Watch:
         self._model: Tensor | None = None
 
     def begin(self, setup: Setup) -> None:
-        """Take the records in question; see `fedveil.runs.judging.Judge`."""
+        """Take the records in question; see `fedveil.runs.runner.Judge`."""
         self._setup, self._model = setup, None
         self._clients: Sequence[ClientData] = setup.arguments["clients"]
 
@@ -87,7 +87,7 @@ class Premise:
         pass
 
     def begin(self, setup: Setup) -> None:
-        """Take the budgets; see `fedveil.runs.judging.Judge`."""
+        """Take the budgets; see `fedveil.runs.runner.Judge`."""
         side = setup.method.client
         if not isinstance(side, SGALDP):
             raise FieldError("privacy.method", setup.config.privacy.method, "must be 'sga-ldp'")

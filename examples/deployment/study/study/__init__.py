@@ -1,0 +1,1 @@
+"""The study's app bundle."""

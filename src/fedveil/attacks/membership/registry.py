@@ -1,0 +1,197 @@
+"""Attacks on membership by name: what the server measures of records in every round, and scores that are made of it.
+
+An attack of yours is a function of `ServerRecords` that returns the scores of members and of others, once for all or
+once a client; it joins with ``@MEMBERSHIPS.register(name)``. Scores of shadow models join with `register_score` in
+`fedveil.attacks.membership.scores`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedveil.attacks.membership.fedmia import by_class, fed_mia, guess, same_classes
+from fedveil.attacks.statistics import auc, log_roc, true_rate_at
+from fedveil.attacks.verdict import ALPHAS
+from fedveil.errors import FedVeilError, FieldError
+from fedveil.registry import Registry
+
+Pairs = Sequence[tuple[Tensor, Tensor]]  # scores of members and of others, one pair for all clients or one a client
+
+
+@dataclass(frozen=True, eq=False)
+class ServerRecords:
+    """What an honest-but-curious server of K clients measures of N members, M others and L reference records.
+
+    Attributes
+    ----------
+    losses : Tensor
+        [R, N + M + L], minus the loss under each round's global model.
+    odds : Tensor
+        [R, K, N + M + L], log-odds of the true class under each client's model.
+    y : Tensor
+        [N + M + L], classes.
+    owner : Tensor
+        [N], index of the client that trains on each member.
+    others : int
+        M.
+    persons : tuple of Tensor, optional
+        Whose the members, and whose the M + L others are; in their order.
+    """
+
+    losses: Tensor
+    odds: Tensor
+    y: Tensor
+    owner: Tensor
+    others: int
+    persons: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def members(self) -> int:
+        """N."""
+        return len(self.owner)
+
+    @cached_property
+    def own(self) -> list[Tensor]:
+        """Indices of each client's members.
+
+        Raises
+        ------
+        FieldError
+            If a client has fewer than two: it cannot be attacked by itself.
+        """
+        found = [(self.owner == client).nonzero().flatten() for client in range(self.odds.shape[1])]
+        if few := [client for client, mine in enumerate(found) if len(mine) < 2]:
+            raise FieldError("clients", few[:5], "have too few training records: two of each are asked for")
+        return found
+
+    @cached_property
+    def fedmia(self) -> list[Tensor]:
+        """Of each client, FedMIA's scores [N + M]."""
+        asked = self.odds[..., : self.members + self.others]
+        return [fed_mia(asked, client) for client in range(len(self.own))]
+
+    def split(self, scores: Tensor) -> Pairs:
+        """Members and others of scores [N + M, or more]."""
+        return [(scores[: self.members], scores[self.members : self.members + self.others])]
+
+    def by_client(self, scores: Sequence[Tensor]) -> Pairs:
+        """Each client's members, and all others, of its own scores [N + M]."""
+        return [(one[mine], one[self.members :]) for one, mine in zip(scores, self.own, strict=True)]
+
+    def by_person(self, scores: Tensor) -> Pairs:
+        """The same of persons, by the mean of their records; a person of two hospitals is in if she is in at one.
+
+        Raises
+        ------
+        FieldError
+            If nobody says whose the records are.
+        """
+        if self.persons is None:
+            raise FieldError("data.person", None, "clients do not say whose their records are")
+        who, others = self.persons
+        away = ~torch.isin(others, who)
+        return [(of_people(scores[: self.members], who), of_people(scores[self.members :][away], others[away]))]
+
+
+MEMBERSHIPS: Registry[Callable[[Any], Pairs | float]] = Registry("--attack", {}, group="fedveil.memberships")
+
+
+@MEMBERSHIPS.register("loss")
+def last_loss(seen: ServerRecords) -> Pairs:
+    """Under the last global model."""
+    return seen.split(seen.losses[-1])
+
+
+@MEMBERSHIPS.register("loss-trajectory")
+def mean_loss(seen: ServerRecords) -> Pairs:
+    """Mean over the rounds."""
+    return seen.split(seen.losses.mean(0))
+
+
+@MEMBERSHIPS.register("fedmia")
+def fedmia_of_each(seen: ServerRecords) -> Pairs:
+    """Against all others."""
+    return seen.by_client(seen.fedmia)
+
+
+@MEMBERSHIPS.register("fedmia-by-class")
+def fedmia_by_class(seen: ServerRecords) -> Pairs:
+    """With the measure standardised by class on the reference records."""
+    n = seen.members + seen.others
+    scaled = by_class(seen.odds[..., :n], seen.y[:n], seen.odds[..., n:], seen.y[n:])
+    return seen.by_client([fed_mia(scaled, client) for client in range(len(seen.own))])
+
+
+@MEMBERSHIPS.register("fedmia-same-classes")
+def fedmia_same_classes(seen: ServerRecords) -> Pairs:
+    """Against others with the members' classes, at the clients for which there are enough."""
+    found, n = [], seen.members
+    for scores, mine in zip(seen.fedmia, seen.own, strict=True):
+        with suppress(FieldError):
+            alike = n + same_classes(seen.y[mine], seen.y[n : n + seen.others])
+            found.append((scores[mine], scores[alike]))
+    if not found:
+        raise FieldError("clients", len(seen.own), "no client has enough non-members of its members' classes")
+    return found
+
+
+@MEMBERSHIPS.register("source")
+def source(seen: ServerRecords) -> float:
+    """How much more often than by chance the client with the largest odds is the owner."""
+    right = guess(seen.odds[..., : seen.members].mean(0)) == seen.owner
+    return float(right.double().mean()) - 1 / seen.odds.shape[1]
+
+
+@MEMBERSHIPS.register("person-loss")
+def person_loss(seen: ServerRecords) -> Pairs:
+    """Under the last global model."""
+    return seen.by_person(seen.losses[-1])
+
+
+@MEMBERSHIPS.register("person-loss-trajectory")
+def person_mean_loss(seen: ServerRecords) -> Pairs:
+    """Mean over the rounds."""
+    return seen.by_person(seen.losses.mean(0))
+
+
+def of_people(scores: Tensor, person: Tensor) -> Tensor:
+    """The mean score of each person's records [N]; `person` says whose they are."""
+    owner = torch.unique(person, return_inverse=True)[1]
+    return torch.bincount(owner, scores.double()) / torch.bincount(owner)
+
+
+def concluded(attacks: Mapping[str, Callable[[], Pairs | float]]) -> dict[str, Any]:
+    """Plain values of attacks by name.
+
+    Returns
+    -------
+    dict
+        ``figures``: an AUC, the mean over the clients where each is attacked by itself; or what the attack returns.
+        ``rates``: true positive rates at those of `ALPHAS` at which ten false positives are expected. ``others``: how
+        many non-members there are. ``roc``: points of `log_roc`. ``refused``: why an attack has none of them.
+    """
+    found: dict[str, dict[str, Any]] = {"figures": {}, "rates": {}, "others": {}, "roc": {}, "refused": {}}
+    for name, attack in attacks.items():
+        try:
+            pairs = attack()
+        except FedVeilError as error:
+            found["refused"][name] = str(error)
+            continue
+        if isinstance(pairs, float):
+            found["figures"][name] = pairs
+            continue
+        inside, outside = (torch.cat(side).numpy() for side in zip(*pairs, strict=True))
+        found["figures"][name] = float(np.mean([auc(*(one.numpy() for one in pair)) for pair in pairs]))
+        rates = {f"{alpha:g}": true_rate_at(inside, outside, alpha) for alpha in ALPHAS}
+        found["rates"][name] = {alpha: rate.point for alpha, rate in rates.items() if rate is not None}
+        found["others"][name] = len(outside)
+        found["roc"][name] = [axis.tolist() for axis in log_roc(inside, outside, 40)]
+    return found

@@ -1,0 +1,135 @@
+"""Malicious clients that change their own data and train honestly on them: flipped labels, backdoors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedveil.attacks.poisoning.goal import BEHAVIOURS, Goal
+from fedveil.engines.behaviour import Behaviour
+from fedveil.errors import FieldError, require_count
+from fedveil.learning import ClientData
+from fedveil.mechanisms import keyed_seed
+
+
+def flip(y: Tensor, source: int, target: int) -> Tensor:
+    """Labels [N] with `source` turned into `target`."""
+    return torch.where(y == source, torch.full_like(y, target), y)
+
+
+@BEHAVIOURS.register("label-flip")
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LabelFlip(Behaviour):
+    """Train on `source` as `target`.
+
+    Label flipping: examples of one class are trained on as another.
+
+    Source: Tolpegin et al. 2020, "Data poisoning attacks against federated learning systems" (arXiv 2007.08432); the
+    SGA-LDP paper's attack (Neutrophil to Lymphocyte).
+
+    Threat model: malicious clients that change their own data and train honestly on them.
+
+    Parameters
+    ----------
+    source, target : int
+        Two classes.
+    classes : int
+        How many there are.
+
+    Raises
+    ------
+    FieldError
+        If one of the two does not exist, or they are the same.
+    """
+
+    source: int
+    target: int
+    classes: int
+
+    def __post_init__(self) -> None:
+        """Check the pair."""
+        for name in ("source", "target"):
+            check_class(name, getattr(self, name), self.classes)
+        if self.source == self.target:
+            raise FieldError("target", self.target, "must be another class than the source")
+
+    def data(self, data: ClientData, partition: int, round_: int) -> ClientData:
+        """The same examples under other labels."""
+        return replace(data, y=flip(data.y, self.source, self.target))
+
+    def goal(self, x: Tensor, y: Tensor) -> Goal:
+        """Examples of the source class are to be taken for the target."""
+        rows = y == self.source
+        return Goal(x[rows], y[rows], self.target)
+
+
+def check_class(name: str, value: int, classes: int) -> None:
+    """Refuse a class that does not exist."""
+    if require_count(name, value, 0) >= require_count("classes", classes):
+        raise FieldError(name, value, f"there are classes 0 to {classes - 1}")
+
+
+def stamp(x: Tensor, size: int, value: float) -> Tensor:
+    """Images [N, C, H, W] with a square of `size` pixels of a value in the bottom right corner."""
+    if x.dim() != 4 or size > min(x.shape[2:]):
+        raise FieldError("size", size, f"needs images [N, C, H, W] of at least {size}x{size}, found {tuple(x.shape)}")
+    marked = x.clone()
+    marked[:, :, -size:, -size:] = value
+    return marked
+
+
+@BEHAVIOURS.register("backdoor")
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Backdoor(Behaviour):
+    """Stamp a share of the examples of other classes and train on them as `target`.
+
+    Backdoor: a patch in the corner of an image means the target class.
+
+    Source: Gu et al. 2017, BadNets (arXiv 1708.06733); in federations Bagdasaryan et al. 2020 (arXiv 1807.00459). With
+    `scaling` around it, it is their model replacement.
+
+    Threat model: malicious clients that change their own data and train honestly on them.
+
+    Parameters
+    ----------
+    target, classes : int
+        The class, and how many there are.
+    size : int
+        Side of the square patch, in pixels.
+    value : float
+        Its pixels, in the images' range.
+    stamped : float
+        Share of the client's examples of other classes, in (0, 1].
+    seed : int
+        Decides which; a client stamps the same ones in every round.
+    """
+
+    target: int
+    classes: int
+    size: int = 2
+    value: float = 1.0
+    stamped: float = 0.5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check all."""
+        check_class("target", self.target, self.classes)
+        require_count("size", self.size)
+        if not 0 < self.stamped <= 1:
+            raise FieldError("stamped", self.stamped, "must be above 0 and at most 1")
+
+    def data(self, data: ClientData, partition: int, round_: int) -> ClientData:
+        """The same number of examples, some stamped and relabelled."""
+        others = (data.y != self.target).nonzero().flatten()
+        draw = torch.Generator().manual_seed(keyed_seed("backdoor", self.seed, partition))
+        chosen = others[torch.randperm(len(others), generator=draw)[: round(self.stamped * len(others))]]
+        x, y = data.x.clone(), data.y.clone()
+        x[chosen], y[chosen] = stamp(data.x[chosen], self.size, self.value), self.target
+        return replace(data, x=x, y=y)
+
+    def goal(self, x: Tensor, y: Tensor) -> Goal:
+        """Stamped examples of other classes are to be taken for the target."""
+        rows = y != self.target
+        return Goal(stamp(x[rows], self.size, self.value), y[rows], self.target)

@@ -1,0 +1,176 @@
+"""Malicious clients that send something else than what they trained, and know nothing of the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedveil.attacks.poisoning.goal import BEHAVIOURS, Goal, goal_of
+from fedveil.engines.behaviour import Behaviour, Turn
+from fedveil.errors import require_choice, require_non_negative, require_positive
+from fedveil.learning import ClientData
+from fedveil.mechanisms import keyed_seed
+
+
+@BEHAVIOURS.register("sign-flip")
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SignFlip(Behaviour):
+    """Send the trained update turned round, `factor` times as long.
+
+    Sign flip: send the trained update turned round.
+
+    Source: Li et al. 2019 (arXiv 1811.03761) and others.
+
+        sent = start - factor (trained - start)
+
+    Threat model: malicious clients that know nothing of the others.
+    """
+
+    factor: float = 1.0
+    bypass: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the factor."""
+        require_positive("factor", self.factor)
+
+    def model(self, turn: Turn) -> Tensor:
+        """The start less the update."""
+        return turn.start + turn.update * -self.factor
+
+
+@BEHAVIOURS.register("scaling")
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Scaling(Behaviour):
+    """Scale what another behaviour would send.
+
+    Scaling: send a multiple of the trained update, up to replacing the whole mean.
+
+    Source: model replacement (Bagdasaryan et al. 2020, arXiv 1807.00459, equation 3).
+
+        sent = start + factor (trained - start)        factor n / f: f malicious of n replace a uniform mean
+
+    Threat model: malicious clients that train (mostly on poisoned data) and scale what they send.
+
+    Parameters
+    ----------
+    of : Behaviour
+        What it trains on; an honest client if it is left out.
+    factor : float, optional
+        By default cohort / malicious clients.
+    bypass : bool
+        Leave the method's protection (its clipping) out.
+    """
+
+    of: Behaviour = field(default_factory=Behaviour)
+    factor: float | None = None
+    bypass: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the factor."""
+        if self.factor is not None:
+            require_positive("factor", self.factor)
+
+    def data(self, data: ClientData, partition: int, round_: int) -> ClientData:
+        """The other behaviour's."""
+        return self.of.data(data, partition, round_)
+
+    def model(self, turn: Turn) -> Tensor:
+        """The start plus a multiple of the other behaviour's update."""
+        sent = self.of.model(turn)
+        update = turn.update if sent is None else sent - turn.start
+        factor = turn.broadcast.public.cohort / len(turn.fellows) if self.factor is None else self.factor
+        return turn.start + update * factor
+
+    def goal(self, x: Tensor, y: Tensor) -> Goal | None:
+        """The other behaviour's, if it has one."""
+        return goal_of(self.of, x, y)
+
+
+def random_vector(length: float, like: Tensor, generator: torch.Generator) -> Tensor:
+    """A vector of a length in a direction that is uniform on the sphere; [d] like another."""
+    draw = torch.randn(len(like), generator=generator, dtype=torch.float64)
+    return (draw * (length / float(draw.norm()))).to(like.dtype)
+
+
+def generator_of(name: str, seed: int, turn: Turn) -> torch.Generator:
+    """The stream of a client in a round."""
+    return torch.Generator().manual_seed(keyed_seed(name, seed, turn.broadcast.public.round, turn.partition))
+
+
+@BEHAVIOURS.register("noise")
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NoiseAttack(Behaviour):
+    """Send a random vector, `factor` times as long as the trained update; every client and round another one.
+
+    Noise: send a random vector.
+
+    Source: Blanchard et al. 2017, "Machine learning with adversaries" (the Gaussian attack).
+
+        sent = start + factor |trained - start| g        g uniform on the sphere, another for every client and round
+
+    Threat model: malicious clients that know nothing of the others.
+    """
+
+    factor: float = 1.0
+    seed: int = 0
+    bypass: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the factor."""
+        require_positive("factor", self.factor)
+
+    def model(self, turn: Turn) -> Tensor:
+        """The start plus noise."""
+        length = self.factor * float(turn.update.norm())
+        return turn.start + random_vector(length, turn.start, generator_of("noise attack", self.seed, turn))
+
+
+@BEHAVIOURS.register("free-rider")
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FreeRider(Behaviour):
+    """Send what looks like an update without having trained.
+
+    Free riding: want the model without data or work, and send what looks like an update.
+
+    Sources: Fraboni, Vidal and Lorenzi 2021 (arXiv 2006.11901, section 3: plain and disguised); Lin, Du and Liu 2019
+    (arXiv 1911.12560: the last global change sent back).
+
+        sent = start + factor (start - previous start), or noise of that length
+
+    That it goes unnoticed is its success, not an error rate.
+
+    Threat model: malicious clients that know nothing but the broadcasts.
+
+    Parameters
+    ----------
+    disguise : {"none", "delta", "noise"}
+        Nothing (the start itself), the last global change, or noise of that change's length.
+    factor : float
+        Of the disguise.
+    """
+
+    disguise: str = "delta"
+    factor: float = 1.0
+    seed: int = 0
+    bypass: bool = False
+    _starts: dict[int, tuple[int, Tensor]] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Check both."""
+        require_choice("disguise", self.disguise, ("none", "delta", "noise"))
+        require_non_negative("factor", self.factor)
+
+    def model(self, turn: Turn) -> Tensor:
+        """The start, disguised; in the first round, and after a missed one, undisguised."""
+        now = turn.broadcast.public.round
+        last, before = self._starts.get(turn.partition, (0, turn.start))
+        self._starts[turn.partition] = (now, turn.start.clone())
+        if self.disguise == "none" or last != now - 1 or last == 0:
+            return turn.start.clone()
+        change = turn.start - before
+        if self.disguise == "noise":
+            length = float(change.norm())
+            change = random_vector(length, change, generator_of("free rider", self.seed, turn))
+        return turn.start + self.factor * change

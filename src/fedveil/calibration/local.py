@@ -1,0 +1,188 @@
+"""Scales of the clients' own noise: SGA-LDP's budget from a cosine, FedRE's split over layers, group privacy's step.
+
+Sources: SGA-LDP, equations 3 and 4; FedRE, equations 6, 8 and 9; the group-privacy paper, section 3 and Algorithm 2.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from fedveil.clipping import norms
+from fedveil.errors import FieldError, require_count, require_delta, require_non_negative, require_positive
+from fedveil.mechanisms import gaussian_sigma
+
+FLOOR = 1e-12  # a score of 0 is floored at this fraction of the largest score
+
+
+def cosine(update: Tensor, reference: Tensor) -> float:
+    """Cosine of two vectors [d], in float64; 0 if either is zero."""
+    if update.shape != reference.shape or update.dim() != 1:
+        raise FieldError("reference", tuple(reference.shape), f"must have the update's shape {tuple(update.shape)}")
+    lengths = float(norms(update)), float(norms(reference))
+    if 0.0 in lengths:
+        return 0.0
+    a, b = update.to(torch.float64) / lengths[0], reference.to(torch.float64) / lengths[1]
+    return max(-1.0, min(1.0, float(a @ b)))
+
+
+def cosines(updates: Tensor, reference: Tensor) -> list[float]:
+    """`cosine` of each row [n, d] with a vector [d], to the bit for rows of at most 1,024 numbers."""
+    lengths, length = norms(updates), float(norms(reference))
+    if not length:
+        return [0.0] * len(updates)
+    size = updates.shape[1]
+    # rows begin at multiples of 64 bytes, as vectors of their own do: a dot product's order of sums depends on it
+    rows = torch.zeros(len(updates), -(-size // 8) * 8, dtype=torch.float64)
+    rows[:, :size] = updates.to(torch.float64) / lengths[:, None]
+    b = reference.to(torch.float64) / length
+    found = [float(row[:size] @ b) if own else 0.0 for row, own in zip(rows, lengths.tolist(), strict=True)]
+    return [max(-1.0, min(1.0, each)) for each in found]
+
+
+_sigma = lru_cache(maxsize=1024)(gaussian_sigma)
+
+
+@dataclass(frozen=True)
+class AlignmentLDP:
+    """Per-release budget epsilon_min + (epsilon_max - epsilon_min) * max(0, cosine).
+
+    A heuristic: the noise's size reveals the private cosine, so not even (epsilon_max, delta) holds.
+
+    Parameters
+    ----------
+    epsilon_min, epsilon_max : float
+        Ends of the range, 0 < epsilon_min <= epsilon_max.
+    delta : float
+        Per release.
+    clip : float
+        C.
+    """
+
+    epsilon_min: float
+    epsilon_max: float
+    delta: float
+    clip: float
+
+    def __post_init__(self) -> None:
+        """Check all."""
+        require_positive("epsilon_min", self.epsilon_min)
+        require_delta("delta", self.delta)
+        require_positive("clip", self.clip)
+        if require_positive("epsilon_max", self.epsilon_max) < self.epsilon_min:
+            raise FieldError("epsilon_max", self.epsilon_max, f"must be at least epsilon_min = {self.epsilon_min}")
+
+    def epsilon(self, update: Tensor, reference: Tensor | None) -> float:
+        """Budget for an update [d]; epsilon_min without a reference (None or zero)."""
+        return self.epsilon_min if reference is None else self.epsilon_at(cosine(update, reference))
+
+    def epsilon_at(self, similarity: float) -> float:
+        """Budget at a cosine, or at one with noise, which is cut to [0, 1]."""
+        # the end points are returned as they are: min + (max - min) * 1 may round past max
+        aligned = min(1.0, max(0.0, similarity))
+        return min(self.epsilon_max, self.epsilon_min + (self.epsilon_max - self.epsilon_min) * aligned)
+
+    def sigma(self, epsilon: float) -> float:
+        """Deviation per coordinate of the analytic Gaussian mechanism with sensitivity C (zero-out)."""
+        return _sigma(epsilon, self.delta, self.clip)  # most clients of a round spend epsilon_min
+
+
+@dataclass(frozen=True)
+class LayerSensitivity:
+    """Inverse-score split of a budget over layers.
+
+    epsilon_l = epsilon * (1/S_l) / sum_t (1/S_t), and
+    sigma_l = sqrt(2 T ln(1/delta_l)) / epsilon_l. The printed rule: heuristic when the scores come from private data.
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        Totals over layers and rounds; delta is shared equally.
+    clip : float
+        C_l of every layer; a layer's noise has deviation C_l * sigma_l.
+    rounds : int
+        T.
+    """
+
+    epsilon: float
+    delta: float
+    clip: float
+    rounds: int
+
+    def __post_init__(self) -> None:
+        """Check all."""
+        require_positive("epsilon", self.epsilon)
+        require_delta("delta", self.delta)
+        require_positive("clip", self.clip)
+        require_count("rounds", self.rounds)
+
+    def split(self, scores: Mapping[str, float] | Sequence[float]) -> dict[str, list[float]]:
+        """Budget and noise multiplier of each layer.
+
+        Parameters
+        ----------
+        scores : mapping or sequence of float
+            S_l in layout order, finite and at least 0, not all 0.
+
+        Returns
+        -------
+        dict
+            ``"epsilon"`` and ``"sigma"`` (a multiplier of C_l), lists in the order of the scores.
+        """
+        values = list(scores.values()) if isinstance(scores, Mapping) else list(scores)
+        values = [require_non_negative("scores", v) for v in values]
+        largest = max(values, default=0.0)
+        if largest == 0:
+            raise FieldError("scores", values, "needs at least one layer with a score above 0")
+        # relative to the largest: 1/S of tiny raw scores would overflow
+        inverse = [1 / max(v / largest, FLOOR) for v in values]
+        budgets = [self.epsilon * w / math.fsum(inverse) for w in inverse]
+        delta = self.delta / len(values)
+        for name, total, share in (("epsilon", self.epsilon, min(budgets)), ("delta", self.delta, delta)):
+            if share < sys.float_info.min:
+                raise FieldError(name, total, f"is too small to be shared by {len(values)} layers: raise it")
+        numerator = math.sqrt(2 * self.rounds * math.log(1 / delta))
+        return {"epsilon": budgets, "sigma": [numerator / b for b in budgets]}
+
+
+@dataclass(frozen=True)
+class NeighbourhoodLaplace:
+    """Epsilon per unit of distance from the length of a client's own step: epsilon = n / (nu * ||delta||).
+
+    The expected length of the noise is then nu * ||delta||: nu is the noise-to-signal ratio. A heuristic, since epsilon
+    depends on the private step; the leakage towards a model at distance ||delta|| is n / nu.
+
+    Parameters
+    ----------
+    noise_multiplier : float
+        nu, positive.
+    """
+
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        """Check nu."""
+        require_positive("noise_multiplier", self.noise_multiplier)
+
+    def epsilon(self, update: Tensor) -> float:
+        """Epsilon per unit of distance for a step [d].
+
+        Raises
+        ------
+        FieldError
+            If the step is zero: it spans no neighbourhood, so there is no scale to take from it.
+        """
+        length = float(norms(update)) if update.dim() == 1 else 0.0
+        if length == 0:
+            raise FieldError("update", tuple(update.shape), "must be [d] and not zero: no step, no neighbourhood")
+        return len(update) / (self.noise_multiplier * length)
+
+    def leakage(self, dimension: int) -> float:
+        """N / nu: epsilon times the step's length, the same in every participation."""
+        return dimension / self.noise_multiplier

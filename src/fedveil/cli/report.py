@@ -1,0 +1,96 @@
+"""`fedveil report`: a page to sign, its check elsewhere, and what is used of budgets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedveil.cli.shared import console_for, fail, folder, refusals
+
+WRONG = 1
+
+
+def report(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[RUN]...", help="Folders of runs, comparisons and audits; Flower's and FLARE's too."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", callback=folder, help="Where to write; default: RUN/report."),
+    ] = None,
+    ledgers: Annotated[
+        list[Path] | None,
+        typer.Option("--ledgers", metavar="PATH", help="A ledger, or a folder that holds some; repeatable."),
+    ] = None,
+    policy: Annotated[Path | None, typer.Option("--policy", metavar="FILE", help="The policy in force.")] = None,
+    people: Annotated[
+        Path | None,
+        typer.Option("--people", metavar="FILE", help="What only people know, as TOML: approved_by, region, ..."),
+    ] = None,
+    setting: Annotated[
+        str | None, typer.Option("--setting", metavar="LABEL", help="Whose release the card is about.")
+    ] = None,
+    verify: Annotated[
+        Path | None, typer.Option("--verify", metavar="REPORT.json", help="Check a report against --ledgers.")
+    ] = None,
+    budget: Annotated[
+        bool, typer.Option("--budget", help="How much of --policy's totals --ledgers have used; no names, no sizes.")
+    ] = False,
+) -> None:
+    """Write a page to sign: who is protected from whom, what was measured, what nobody covered. Or check one.
+
+    Exit code 1: a report that does not agree with its ledgers.
+    """
+    with refusals():
+        from fedveil.errors import FieldError
+
+        if verify is not None and (budget or runs):
+            raise FieldError("--verify", str(verify), "takes --ledgers alone")
+        if verify is not None:
+            _verify(verify, ledgers or [])
+        elif budget:
+            _budget([*(runs or []), *(ledgers or [])], policy)
+        elif not runs:
+            raise FieldError("RUN", "missing", "name the folder of a run, comparison or audit")
+        else:
+            from fedveil.report.statement.gather import gather
+            from fedveil.report.statement.write import write_report
+
+            where = out or runs[0] / "report"
+            written = write_report(gather(runs, ledgers or [], policy, people), where, setting)
+            names = ", ".join(path.name for path in written)
+            console_for().print(f"written to {where}: {names}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _verify(path: Path, ledgers: list[Path]) -> None:
+    from fedveil.report.statement.check import check
+    from fedveil.report.table import Table
+
+    found = check(path, ledgers)
+    said = {True: "agrees", False: "DIFFERS", None: "not looked at"}
+    rows = [(one.what, said[one.holds], one.why) for one in found]
+    console_for().print(Table(("what", "verdict", "why"), rows, wraps=("why",)))
+    wrong = [one.what for one in found if one.holds is False]
+    if wrong:
+        fail(f"{path}: does not agree: {'; '.join(wrong)}", WRONG)
+
+
+def _budget(paths: list[Path], policy: Path | None) -> None:
+    from fedveil.engines.lifetime import read_policy
+    from fedveil.errors import FieldError
+    from fedveil.report.spent import used_of
+    from fedveil.report.statement.books import read_books
+
+    rule = read_policy(policy)
+    if rule is None:
+        raise FieldError("--policy", "missing", "says what may be spent in total: a share needs a whole")
+    sets = read_books(paths).sets
+    if not sets:
+        raise FieldError("--ledgers", [str(path) for path in paths], "hold no data set's ledger")
+    table = used_of([book.ledger for book in sets.values()], rule)
+    console_for().print(table)
+    for note in table.notes:
+        console_for().print(note, markup=False, highlight=False)

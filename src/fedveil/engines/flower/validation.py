@@ -1,0 +1,80 @@
+"""A node that only validates: the loss of a broadcast model on its data leaves as a release, or nothing does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from logging import getLogger
+from math import inf, isfinite
+
+import torch
+from flwr.app import Context, Error, Message, MessageType, RecordDict
+
+from fedveil.accounting import Ledger, Release
+from fedveil.engines.flower.memory import Memory
+from fedveil.engines.flower.records import (
+    HELLO,
+    REFUSED,
+    read_broadcast,
+    read_releases,
+    write_reply,
+    write_validator_mark,
+)
+from fedveil.engines.messages import REPLY
+from fedveil.engines.node import Settings, disagreement, opened_ledger
+from fedveil.engines.party import LineStore
+from fedveil.engines.stopping import Validator
+from fedveil.errors import BudgetError
+from fedveil.layout import Layout
+from fedveil.methods.validating import Validation
+
+_LOG = getLogger("flwr")
+LOSS = "loss"  # of the app's evaluate function
+Evaluate = Callable[[Message, Context], Message]
+
+
+def validated(
+    message: Message,
+    context: Context,
+    evaluate: Evaluate,
+    settings: Settings,
+    layout: Layout,
+    validation: Validation,
+    run: str,
+    ledgers: Callable[[str], tuple[Ledger, LineStore]] | None,
+) -> Message:
+    """The answer of a validating node: its greeting, a loss that is in its ledger, or a refusal before data."""
+    side, partition = settings.method.client, settings.partition
+    if HELLO in message.content:
+        return Message(RecordDict({REPLY: write_validator_mark(partition, side)}), reply_to=message)
+    if message.metadata.message_type.partition(".")[0] != MessageType.EVALUATE:
+        return Message(Error(REFUSED, "this node validates and never trains"), reply_to=message)
+    broadcast = read_broadcast(message.content, layout)
+    number = broadcast.public.round
+    with opened_ledger(Memory(context), settings, run, ledgers) as (ledger, store):
+        capped = validation.losses == "noised" and side.trust != "central"
+        cap = validation.releases if capped else None
+        party = Validator(settings.method, settings.policy, cap, ledger, settings.source, settings.budget, store)
+        reason = party.declines(number, validation)
+        if unlike := disagreement(broadcast.public, settings.rounds):
+            reason = unlike.reason
+        if cap is not None and len(ledger.entries) >= cap:
+            reason = f"all {cap} losses of this run were sent"
+        if reason:
+            return Message(Error(REFUSED, reason), reply_to=message)
+        try:
+            found = {r.name: float(r.value) for r in read_releases(evaluate(message, context).content, layout)}
+            loss = found[LOSS]
+        except Exception as error:  # from here on it would tell something of the data
+            _LOG.error("round %d: the loss is the largest that is declared", number, exc_info=error)
+            loss = inf
+        if side.trust == "central" and validation.losses == "noised":  # the server adds the noise, and pays for it
+            sent = loss if isfinite(loss) else validation.loss_range
+        else:
+            try:
+                sent = party.send(loss, number, validation, side.trust)
+            except BudgetError as error:  # public costs alone decide
+                return Message(Error(REFUSED, str(error)), reply_to=message)
+    released = (Release("metric", torch.tensor(sent, dtype=torch.float64), LOSS),)
+    content = write_reply(released, layout, partition, side)
+    content[REPLY] = write_validator_mark(partition, side)
+    return Message(content, reply_to=message)

@@ -1,0 +1,219 @@
+"""Games: which runs to play, and what they say of an attack.
+
+A game is a plain class of a configuration and options. `check` refuses what cannot work before anything is written;
+`cells` are its runs, the undefended federation's among them; `judge` makes verdicts of their outcomes. What the
+adversary sees of a run is the business of the cells' probes: `fedveil.attacks.ServerView` keeps what arrives at the
+server, and a probe that judges a run (`fedveil.runs.runner.Judge`) leaves its figures in the outcome, so that they
+outlive the process. A malicious client is a behaviour of the configuration.
+
+A game of yours joins by ``@GAMES.register("name")``; then ``fedveil audit CONFIG --game name`` plays it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from inspect import signature
+from pathlib import Path
+from time import perf_counter
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from fedveil.attacks import Verdict
+from fedveil.config import Config
+from fedveil.config.folders import AUDIT, CELLS, CONFIG, SPEC
+from fedveil.errors import FieldError, nearest
+from fedveil.grid import Cell, Finished, Store
+from fedveil.grid.jobs import Factory
+from fedveil.registry import Registry
+from fedveil.runs import Progress
+from fedveil.runs.disk import write_atomic
+from fedveil.runs.folder import mark_private
+from fedveil.runs.provenance import provenance
+from fedveil.runs.runner import Silent, one_thread
+from fedveil.runs.summary import REPRODUCIBLE, versions
+
+RESULT = "audit.json"
+USUAL = "participation"
+UNNOISED = {
+    "*.png": "private: of an inversion they show clients' examples; else figures measured without noise",
+    f"{RESULT}, audit.md": "private: they tell what attacks that know the data found",
+    CELLS: "private: see PRIVATE.txt of each run",
+}
+FLAGS = {"world": "--out-world"}  # options that the command line calls otherwise
+
+
+@dataclass(frozen=True)
+class Refused:
+    """An attack that could not be run, and why."""
+
+    attack: str
+    setting: str
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Judgement:
+    """What a game found.
+
+    Attributes
+    ----------
+    verdicts : sequence of Verdict
+        One an attack and setting.
+    refused : list of Refused
+        Attacks that could not be run.
+    values : dict
+        What audit.json holds beside them.
+    notes : list of str
+        What only the finished runs show.
+    """
+
+    verdicts: Sequence[Verdict]
+    refused: list[Refused] = field(default_factory=list)
+    values: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+Found = TypeVar("Found", bound=Judgement, covariant=True)
+
+
+class Game(Protocol[Found]):
+    """A way of attacking federations; `known` are the names of its attacks."""
+
+    known: ClassVar[Collection[str]]
+
+    def __init__(self, config: Config, compare: bool = False, **options: Any) -> None:
+        """Take what is asked: `compare` means every setting of ``[compare]``; ``attacks`` is one of the options."""
+
+    @property
+    def name(self) -> str:
+        """In the registry."""
+
+    @property
+    def config(self) -> Config:
+        """Of what is attacked."""
+
+    @property
+    def together(self) -> bool:
+        """Whether its runs are many and small, and played side by side."""
+
+    def question(self) -> dict[str, Any]:
+        """Plain values: what is asked, for the folder."""
+
+    def check(self) -> list[str]:
+        """Refuse what cannot work; say what is odd."""
+
+    def cells(self) -> Sequence[Cell]:
+        """The runs."""
+
+    def judge(self, finished: Finished) -> Found:
+        """Verdicts from finished runs."""
+
+
+GAMES: Registry[type[Game[Judgement]]] = Registry("--game", {}, group="fedveil.games")
+
+
+def game_of(config: Config, name: str | None = None, attacks: Sequence[str] = (), **options: Any) -> Game[Judgement]:
+    """Build a game from what was asked for.
+
+    Parameters
+    ----------
+    config : Config
+        Of what is attacked.
+    name : str, optional
+        Of `GAMES`; by default the game that all `attacks` belong to, and of several the first: participation.
+    attacks : sequence of str
+        Names of attacks, or of the game itself, which stands for its usual ones.
+    **options
+        Of that game.
+
+    Raises
+    ------
+    FieldError
+        For attacks of several games, and for an option that the game does not have.
+    """
+    if name is None:
+        playing = {attack: _games_of(attack) for attack in attacks}
+        able = [game for game in _games_of() if all(game in games for games in playing.values())]
+        if not able:
+            asked = ", ".join(f"{attack} ({games[0]})" for attack, games in playing.items())
+            raise FieldError("--attack", asked, "are of different games: audit them apart")
+        name = able[0]
+    kind = GAMES.choose(name)
+    has = {game: [*signature(other).parameters][1:] for game, other in GAMES.items()}  # all but the configuration
+    for option in sorted(options.keys() - set(has[name])):
+        others = [game for game in has if option in has[game]]
+        reason = (
+            f"is no option of the game {name}, but of {', '.join(others)}" if others else nearest(option, has[name])
+        )
+        raise FieldError(FLAGS.get(option, f"--{option}"), options[option], reason)
+    return kind(config, attacks=tuple(attack for attack in attacks if attack != name), **options)
+
+
+def _games_of(attack: str | None = None) -> list[str]:
+    """The games that play an attack, or all; participation first."""
+    names = sorted(GAMES, key=lambda game: game != USUAL)
+    found = [game for game in names if attack is None or attack in (game, *GAMES[game].known)]
+    if not found:
+        raise FieldError("--attack", attack, nearest(str(attack), {a for kind in GAMES.values() for a in kind.known}))
+    return found
+
+
+def play(
+    game: Game[Found],
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+    jobs: int = 1,
+    executor: Factory | None = None,
+) -> Found:
+    """Play a game: run what is not finished, and judge.
+
+    Parameters
+    ----------
+    game : Game
+        Built.
+    out : path, optional
+        Keeps the runs; the same call goes on there, and another game or more replicates find what they share. Its
+        audit.json is that of the last call.
+    progress : Progress, optional
+        Is told how it goes.
+    jobs : int
+        Runs at once, for games that play theirs one by one.
+    executor : callable, optional
+        Makes what runs them instead; see `Store.run`.
+
+    Raises
+    ------
+    FieldError
+        If something does not fit, before anything is written.
+    """
+    began, progress = perf_counter(), progress or Silent()
+    path = None if out is None else Path(out)
+    store = Store(path)
+    store.refuse_others(AUDIT)
+    with one_thread():
+        notes = game.check()
+        with store.opened(AUDIT):
+            if path is not None:
+                write_atomic(
+                    path / SPEC, (json.dumps({"game": game.name, **game.question()}, indent=1) + "\n").encode()
+                )
+                write_atomic(path / CONFIG, game.config.to_toml().encode())
+                mark_private(path, UNNOISED)
+            for note in notes:
+                progress.say(note)
+            found = game.judge(store.run(game.cells(), progress, jobs, together=game.together, executor=executor))
+            for note in found.notes:
+                progress.say(note)
+            about: dict[str, Any] = {"game": game.name, "notes": notes + found.notes, "source": REPRODUCIBLE}
+            about |= {
+                "versions": versions(),
+                "numerics": Cell("", game.config).numerics,
+                "seconds": round(perf_counter() - began, 1),
+            }
+            about["provenance"] = provenance(f"{game.config.data.name}, as in {game.config.name}", [game.config.seed])
+            found.values.setdefault("results", [verdict.to_dict() for verdict in found.verdicts])
+            found.values.update(about)
+            if path is not None:
+                write_atomic(path / RESULT, (json.dumps(found.values, indent=1) + "\n").encode())
+    return found

@@ -1,0 +1,132 @@
+"""The worst-case worlds of every method on the client, played through its party; the adversary is the server."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedveil.accounting import Ledger, Release
+from fedveil.accounting.bounds import MetricGDP
+from fedveil.engines import ClientParty
+from fedveil.games.guarantees.worlds import ROUND, Duel, Score, Sight, World, layout, opened, unit
+from fedveil.gdp import rounded_up
+from fedveil.mechanisms import ReproducibleSource, Source
+from fedveil.methods import SGALDP, Broadcast, ClientFacts, ClientSide, FedRE, GroupPrivacy, Method, Plain, Refusal
+from fedveil.methods.sga_ldp import LastBroadcast
+
+
+def sent(
+    side: ClientSide, update: Tensor, broadcast: Broadcast, *, state: Any = None, scores: dict[str, float] | None = None
+) -> World:
+    """The world of one client that moved by an update [d]; beside its model it tries to send a count and a loss."""
+    shape = layout(len(update))
+    facts = ClientFacts(broadcast=broadcast, layout=shape, layer_scores=scores)
+    others = (Release("count", torch.tensor(7.0)), Release("metric", torch.tensor(0.5), "loss"))
+    releases = (Release("model", broadcast.models[0] + update), *others)
+
+    def run(source: Source) -> Sight:
+        party = ClientParty(Method("game", side, Plain()), shape, Ledger("game", "0"), source, state=state)
+        if isinstance(party.admit(broadcast), Refusal):
+            raise AssertionError("a client without a budget is never refused")
+        (model,) = party.release(releases, facts)
+        return Sight((model.value,), 0.0, party)
+
+    return run
+
+
+def local(name: str, worlds: tuple[World, World], score: Score, distance: float = 1.0) -> Duel:
+    """A case of a client, with the claim that its own ledger makes."""
+    guarantee = worlds[1](ReproducibleSource(0)).party.ledger.entries[0].spend.guarantee
+    if not guarantee.proven:
+        return Duel(name, worlds, score)
+    if guarantee.mu is not None:
+        claim = f"mu = {rounded_up(guarantee.mu, 3)} ({guarantee.relation}, client, local, round)"
+        return Duel(name, worlds, score, claimed_mu=guarantee.mu, claim=claim)
+    if isinstance(guarantee.bound, MetricGDP):
+        mu = guarantee.bound.mu_per_distance * distance
+        claim = f"mu = {rounded_up(mu, 3)} (parameter vector, local, round)"
+        return Duel(name, worlds, score, claimed_mu=mu, claim=claim)
+    epsilon = guarantee.epsilon_at(distance, 0.0)
+    claim = f"epsilon = {rounded_up(epsilon, 3)} at delta 0 (parameter vector, local, round)"
+    return Duel(name, worlds, score, claimed_epsilon=epsilon, claim=claim)
+
+
+def cases_of_clients(d: int) -> list[Duel]:
+    """Every method on the client at dimension d."""
+    return [*_group(d), *_fedre(d), *_sga(d)]
+
+
+def _group(d: int) -> list[Duel]:
+    """A long and a short step; with a public radius, epsilon 1 a unit of distance, models at distance sqrt(d)."""
+    e, facts, apart = unit(d), opened(d, 4), math.sqrt(d)
+    printed, sound = GroupPrivacy(noise_multiplier=1.0), GroupPrivacy(noise_multiplier=float(d), radius=1.0)
+    return [
+        local(
+            "group privacy, as printed",
+            (sent(printed, 2 * e, facts), sent(printed, e, facts)),
+            lambda seen: -float(seen.moved.norm()),
+        ),
+        local(
+            f"group privacy, public radius, models at distance {apart:.3g}",
+            (sent(sound, 0 * e, facts), sent(sound, apart * e, facts)),
+            lambda seen: float(seen.moved.norm() - (seen.moved - apart * e).norm()),
+            apart,
+        ),
+    ]
+
+
+def _fedre(d: int) -> list[Duel]:
+    """The same update, another sensitive region; with public scores two opposite updates, of full length a layer."""
+    names, half = list(layout(d).groups("module")), d // 2
+    facts = opened(d, 4, scores=(1.0, 3.0)[: len(names)])
+    starts = [0] if len(names) == 1 else [0, half]
+    update = torch.stack([unit(d, at) for at in starts]).sum(0)
+    sound = FedRE(epsilon=50.0, clip=1.0, scores="public")
+    scale = sent(sound, update, facts)(ReproducibleSource(0)).party.ledger.entries[0].spend.scale
+    weights = [1 / s**2 for s in scale]
+    found = [
+        local(
+            "FedRE, mu split by public scores",
+            (sent(sound, -update, facts), sent(sound, update, facts)),
+            lambda seen: sum(w * float(seen.moved[at]) for w, at in zip(weights, starts, strict=True)),
+        )
+    ]
+    if len(names) == 1:  # one layer has nothing to split
+        return found
+    printed = FedRE(epsilon=50.0, clip=1.0)
+    regions = ({names[0]: 1.0, names[1]: s} for s in (1.0, 2.0))  # a higher score widens b's noise and narrows a's
+    worlds = tuple(sent(printed, unit(d), facts, scores=scores) for scores in regions)
+    score = lambda seen: float(seen.moved[half:].norm() - seen.moved[:half].norm())  # noqa: E731
+    return [local("FedRE, as printed", worlds, score), *found]  # type: ignore[arg-type]
+
+
+def _sga(d: int) -> list[Duel]:
+    """An aligned update against another; in the sound variants two opposite updates, the noise at its least."""
+    e, reference = unit(d), unit(d, d - 1)
+    facts = opened(d, 4, start=reference)
+    state = LastBroadcast(ROUND - 1, 0 * reference, reference.clone())
+    printed, sound, charged = SGALDP(), SGALDP(similarity="released"), SGALDP(similarity="noised")
+    told = replace(state, similarity=1.0)
+    variance = sent(charged, e, facts, state=told)(ReproducibleSource(0)).party.ledger.entries[0].spend.scale[0] ** 2
+    other = -reference if d == 1 else e
+    return [
+        local(
+            "SGA-LDP, as printed",
+            (sent(printed, other, facts, state=state), sent(printed, reference, facts, state=state)),
+            lambda seen: -float((seen.moved - reference).norm()),
+        ),
+        local(
+            "SGA-LDP, released similarity",
+            (sent(sound, -e, facts, state=state), sent(sound, e, facts, state=state)),
+            lambda seen: float(seen.moved @ e),
+        ),
+        local(  # the next release's noise shows the noised similarity, which is handed over here as it is
+            "SGA-LDP, noised similarity",
+            (sent(charged, -reference, facts, state=told), sent(charged, reference, facts, state=told)),
+            lambda seen: 2 * float(seen.moved @ reference) / variance + seen.party.state.similarity,
+        ),
+    ]

@@ -1,0 +1,182 @@
+"""The game of inversion: what the server reconstructs of the images behind one release of each client.
+
+One round of each setting is played on clients that train on a few images of their own: of larger batches less is left,
+and what a client risks at worst is asked. Beside the settings stand noises of known length, nu times the update's, as a
+scale. The last client is not attacked: its images are the server's reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
+from typing import Any, ClassVar, cast
+
+from torch import Tensor
+
+from fedveil.attacks.inversion import INVERSIONS, Inversion, Inverted, ReleaseView, compare_inversion
+from fedveil.config import Config
+from fedveil.engines import Execution, Federation
+from fedveil.errors import FieldError, require_count
+from fedveil.games.game import GAMES, Judgement, Refused
+from fedveil.games.settings import Planned, settings_of
+from fedveil.grid import Cell, Finished, Store
+from fedveil.learning import ClientData
+from fedveil.methods import GroupPrivacy, Method, Plain
+from fedveil.runs.prepare import Setup, prepare
+
+NOISE = (0.001, 0.01, 0.1, 1.0, 3.0)  # nu, the noise-to-signal ratios that stand beside the settings
+ONE, SEVERAL = ("analytic", "idlg", "cosine"), ("spear", "idlg", "cosine", "local-steps", "see-through")
+TRUSTED = "the server is trusted there, and receives what clients trained: what it reads in a model is no breach"
+
+
+@dataclass(frozen=True, eq=False)
+class InversionAudit(Judgement):
+    """A finished game of inversion; `inverted` has the pictures."""
+
+    inverted: Inverted | None = None
+    pixels: tuple[float, float] = (0.0, 1.0)
+
+
+@GAMES.register("inversion")
+@dataclass(frozen=True, eq=False)
+class InversionGame:
+    """What the server learns about the images behind a release.
+
+    Parameters
+    ----------
+    config : Config
+        Of one run, or with the settings of a comparison; only its first round is played.
+    compare : bool
+        Every setting of ``[compare]`` instead of the one of ``[privacy]``.
+    attacks : tuple of str
+        Of `INVERSIONS`; by default those that fit the number of images.
+    replicates : int
+        Clients that are attacked, at most; the last one is not.
+    images : int
+        That each of them trains on.
+    double : bool
+        Clients train and send float64, in which attacks that solve equations are exact.
+    """
+
+    config: Config
+    compare: bool = False
+    attacks: tuple[str, ...] = ()
+    replicates: int = 30
+    images: int = 1
+    double: bool = False
+
+    name: ClassVar[str] = "inversion"
+    known: ClassVar[Collection[str]] = INVERSIONS
+    together: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Refuse what is unknown."""
+        for name in self.attacks:
+            INVERSIONS.choose(name)
+        require_count("--replicates", self.replicates)
+        require_count("--images", self.images)
+
+    def question(self) -> dict[str, Any]:
+        asked = {"attacks": list(self.chosen), "clients": self.replicates, "images": self.images, "noise": list(NOISE)}
+        return {**asked, "precision": "float64"} if self.double else asked
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """The attacks that were asked for, or all that make sense."""
+        return tuple(dict.fromkeys(self.attacks)) or (ONE if self.images == 1 else SEVERAL)
+
+    @cached_property
+    def settings(self) -> list[tuple[Planned, Setup]]:
+        """The undefended federation first."""
+        return [(planned, prepare(planned.config)) for planned in settings_of(self.config, self.compare)]
+
+    @cached_property
+    def runs(self) -> list[Cell]:
+        """One round of each setting, then of each noise; the releases are in its probe, and nothing is kept on disk."""
+        found: list[tuple[str, Setup, Method | None]] = [
+            (planned.label, setup, None) for planned, setup in self.settings
+        ]
+        for nu in NOISE:
+            noise = Method(f"nu = {nu:g}", GroupPrivacy(noise_multiplier=nu), Plain())
+            found.append((noise.name, self.settings[0][1], noise))
+        return [
+            Cell(
+                label,
+                setup.config.model_copy(update={"rounds": 1}),
+                (ReleaseView(setup.dealt.clients[-1].x, self._pixels(setup)),),
+                make=partial(self._federation, setup, method),
+            )
+            for label, setup, method in found
+        ]
+
+    def cells(self) -> Sequence[Cell]:
+        return self.runs
+
+    def check(self) -> list[str]:
+        """Refuse clients without images enough, and training that cannot be simulated."""
+        setup = self.settings[0][1]
+        if setup.dataset.task != "classification" or len(setup.dataset.input_shape) != 3:
+            raise FieldError("data.name", self.config.data.name, "inversion is of classified images")
+        if len(setup.dealt.clients) < 2:
+            raise FieldError("data.clients", 1, "the last client's images are the server's reference: at least 2")
+        for i, client in enumerate(self._clients(setup)[:-1][: self.replicates]):
+            if client.examples < self.images:
+                raise FieldError("--images", self.images, f"client {i} has {client.examples} examples")
+        # an optimiser that cannot be simulated is refused before anything is written
+        Store(None).run(self.runs[:1], together=True)
+        central = [p.label for p, s in self.settings[1:] if s.method.client.trust == "central"]
+        return [f"{label}: {TRUSTED}" for label in central]
+
+    def judge(self, finished: Finished) -> InversionAudit:
+        """Attack the releases of each setting."""
+        views = {cell.label: cast(ReleaseView, cell.probes[0]) for cell in self.runs}
+        releases = {label: view.released[:-1][: self.replicates] for label, view in views.items()}
+        attacks: list[Inversion] = [INVERSIONS[name]() for name in self.chosen]
+        undefended = self.settings[0][0].label
+        found = compare_inversion(releases, attacks, undefended=undefended)
+        refused = [Refused(attack, "all", reason) for attack, reason in found.refused.items()]
+        values = {
+            "name": self.config.name,
+            **self.question(),
+            "seed": self.config.seed,
+            "undefended": undefended,
+            "results": [v.to_dict() for v in found.verdicts],
+            "refused": [asdict(r) for r in refused],
+        }
+        notes = [f"{r.attack} was not run: {r.reason}" for r in refused]
+        if invalid := sorted({v.attack for v in found.verdicts if not v.valid}):
+            notes.append(f"fails without a defence, and says nothing about one: {', '.join(invalid)}")
+        return InversionAudit(found.verdicts, refused, values, notes, found, self._pixels(self.settings[0][1]))
+
+    def _federation(self, setup: Setup, method: Method | None) -> Federation:
+        """Clients that train on a few images; another method where a noise is named."""
+        changes: dict[str, Any] = {"clients": self._clients(setup), "clients_per_round": None}
+        learner = setup.learner
+        execution = Execution(learner=learner, single_examples=True)
+        if method is not None:
+            changes |= {"method": method, "client_sides": {}}
+        if self.double:  # by a learner of its own, for layers of that type
+            changes |= {"model": deepcopy(learner.model).double(), "initial": setup.arguments["initial"].double()}
+            changes |= {"local": learner.local, "region": learner.region}
+            execution = Execution(single_examples=True)
+        return Federation(**setup.grouped(**changes), execution=execution)
+
+    def _clients(self, setup: Setup) -> list[ClientData]:
+        """All clients, each with a few images to train on, the others held out."""
+        few = self.images
+        dealt = [replace(c, x=c.x.double()) if self.double else c for c in setup.dealt.clients]
+        return [
+            replace(ClientData(c.x[:few], c.y[:few], *_rest(c, few)), masks=None if c.masks is None else c.masks[:few])
+            for c in dealt
+        ]
+
+    @staticmethod
+    def _pixels(setup: Setup) -> tuple[float, float]:
+        x = setup.dataset.x
+        return (-1.0, 1.0) if float(x.min()) < 0 else (0.0, 1.0)
+
+
+def _rest(client: ClientData, few: int) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    return (client.x[few:], client.y[few:]) if client.examples > few else (None, None)

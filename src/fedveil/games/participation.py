@@ -1,0 +1,288 @@
+"""The game of participation: one federation again and again, with and without one client, and what others learn of it.
+
+The same attacks always run against the federation without its defence too: an attack that fails there says nothing
+about the defence. Every run has its own data, first model, training order, cohorts and noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import cache, cached_property
+from statistics import fmean
+from typing import Any, ClassVar
+
+from fedveil.attacks import ATTACKS, Active, Attack, SideChannel, ThreatError, Weighing
+from fedveil.attacks.statistics import epsilon_ceiling
+from fedveil.attacks.verdict import RUN
+from fedveil.config import Config
+from fedveil.config.world import WORLDS, World, world_of
+from fedveil.errors import FieldError, require_count
+from fedveil.games.game import GAMES, Judgement
+from fedveil.games.replicates import HONEST, MALICIOUS, Case, Replicate, never_drawn
+from fedveil.games.scoring import Judged, judge_all
+from fedveil.games.settings import Planned, settings_of
+from fedveil.games.view import PASSIVE, ParticipationView, threat_of
+from fedveil.grid import Cell, Finished
+from fedveil.methods import Publishing
+from fedveil.runs.deal import Dealt, deal_out
+from fedveil.runs.prepare import Setup, prepare
+from fedveil.runs.promised import prepared, promised
+from fedveil.runs.world import share_out
+
+LEAST, REHEARSALS = 4, 8  # runs in each world; rehearsals are half as many as runs, and at least so many
+DRAWN = ("dirichlet", "quantity", "shards")  # partitions that draw the clients' sizes
+
+
+@dataclass(frozen=True, eq=False)
+class Audit(Judgement):
+    """A finished game of participation.
+
+    Attributes
+    ----------
+    judged : Judged
+        Every attack in every setting.
+    settings : tuple of str
+        The undefended federation first.
+    """
+
+    judged: Judged = field(default_factory=Judged)
+    settings: tuple[str, ...] = ()
+
+
+@GAMES.register("participation")
+@dataclass(frozen=True, eq=False)
+class ParticipationGame:
+    """What a client learns about the participation of another.
+
+    Parameters
+    ----------
+    config : Config
+        Of one run, or with the settings of a comparison; the embedded engine plays it.
+    compare : bool
+        Play every setting of ``[compare]`` instead of the one of ``[privacy]``.
+    attacks : tuple of str
+        Of `ATTACKS`; without any, all of them.
+    replicates : int
+        Evaluated runs in each world; half as many more (at least 8) are rehearsals.
+    target, attacker : int, optional
+        Partitions; by default the first client attacks the last.
+    colluders : int, optional
+        Clients that pool what they sent, the attacker included; by default 2, where there are so many.
+    shadow : {"clean", "noisy", "partial", "public"}
+        What the adversary holds of the target's data.
+    world : {"replace", "twin", "remove", "empty", "itself"}, optional
+        What stands in the target's place; by default what the first guarantee's relation stands for, and "replace"
+        where nothing is promised for a client.
+    """
+
+    config: Config
+    compare: bool = False
+    attacks: tuple[str, ...] = ()
+    replicates: int = 30
+    target: int | None = None
+    attacker: int | None = None
+    colluders: int | None = None
+    shadow: str = "clean"
+    world: str | None = None
+
+    name: ClassVar[str] = "participation"
+    known: ClassVar[Collection[str]] = ATTACKS
+    together: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Refuse what is unknown."""
+        for name in self.attacks:
+            ATTACKS.choose(name)
+        require_count("--replicates", self.replicates, least=LEAST)
+
+    def question(self) -> dict[str, Any]:
+        who = self.roles.roles()
+        return {**who, "replicates": self.replicates, "seed": self.config.seed, "attacks": list(self.chosen)}
+
+    @cached_property
+    def chosen(self) -> tuple[str, ...]:
+        """The attacks that were asked for, or all."""
+        return tuple(dict.fromkeys(self.attacks)) or tuple(ATTACKS)
+
+    @cached_property
+    def dealt(self) -> Dealt:
+        """The data of an ordinary run."""
+        return deal_out(self.config.data, self.config.seed)
+
+    @cached_property
+    def roles(self) -> World:
+        """Who attacks whom."""
+        n, seed = len(self.dealt.clients), self.config.seed
+        stand_in = self.world or next(map(world_of, filter(None, map(self._relation, self.settings))), "replace")
+        return World.of(n, self.target, self.attacker, stand_in, self.shadow, self.colluders, seed)
+
+    def _relation(self, planned: Planned) -> str:
+        """Of what a setting's models promise a client, or ""; metrics that are shown beside them have no world."""
+        with suppress(FieldError):
+            found = promised(prepared(planned.config.model_copy(update={"publish": Publishing()}))).guarantee
+            return found.relation if found.proven and found.unit != "record" else ""
+        return ""
+
+    @cached_property
+    def settings(self) -> list[Planned]:
+        """The undefended federation, then the one of ``[privacy]``, or each of ``[compare]``."""
+        return settings_of(self.config, self.compare)
+
+    @property
+    def rehearsals(self) -> int:
+        """Rehearsed runs in each world."""
+        return max(REHEARSALS, self.replicates // 2)
+
+    @cached_property
+    def cases(self) -> list[Case]:
+        """Every run: of each setting, with honest and crafted updates as needed, rehearsed and evaluated."""
+        matched = any(p.matches for p in self.settings)
+        kinds = [HONEST] * (matched or any(name != Active.name for name in self.chosen))
+        kinds += [MALICIOUS] * (Active.name in self.chosen)
+        counts = {"rehearsal": self.rehearsals, "run": self.replicates}
+        return [
+            Case(planned.label, kind, phase, inside, index)
+            for planned in self.settings
+            for kind in kinds
+            for phase, count in counts.items()
+            for index in range(count)
+            for inside in (True, False)
+        ]
+
+    @cached_property
+    def of_case(self) -> dict[Case, Cell]:
+        """The cell of every run.
+
+        A setting that matches the sigma of another takes the average of that one's rehearsals with the target: metric
+        privacy's sigma depends on who takes part.
+        """
+        planned, found = {p.label: p for p in self.settings}, dict[Case, Cell]()
+        for case in self.cases:
+            setting = planned[case.setting]
+            sources = self.rehearsed(setting.matches) if setting.matches else None
+            found[case] = self._cell(case, setting.config, sources)
+        return found
+
+    def _cell(self, case: Case, config: Config, sources: tuple[Cell, ...] | None = None) -> Cell:
+        world = self.roles.model_copy(update={"inside": case.inside, "crafted": case.kind == MALICIOUS})
+        config = config.model_copy(update={"seed": case.seed(self.config.seed), "world": world})
+        return Cell(case.setting, config, (ParticipationView(self._others),), sources)
+
+    @cached_property
+    def _others(self) -> tuple[type[Attack], ...]:
+        """Attacks that somebody registered, and those that they weigh."""
+        kinds = [ATTACKS[name] for name in self.chosen]
+        parts = [part for kind in kinds for part in (kind.weighs if issubclass(kind, Weighing) else (kind,))]
+        own = {*PASSIVE, SideChannel, *Active.weighs}
+        return tuple(dict.fromkeys(part for part in parts if part not in own))
+
+    @cache  # noqa: B019 - the game lives as long as its cells
+    def rehearsed(self, label: str) -> tuple[Cell, ...]:
+        """The rehearsals of a setting with the target: a setting that matches its sigma takes their average."""
+        config = next(p.config for p in self.settings if p.label == label)
+        cases = [Case(label, HONEST, "rehearsal", True, i) for i in range(self.rehearsals)]
+        return tuple(self._cell(case, config) for case in cases)
+
+    def cells(self) -> list[Cell]:
+        return [*self.of_case.values()]
+
+    def check(self) -> list[str]:
+        """Refuse what no adversary could do and what cannot be dealt out; say what is odd."""
+        last = self.settings[-1].config
+        setups = [self._setup(planned) for planned in self.settings]
+        self._check_threats(setups[1:] or setups)
+        own = [case for case in self.cases if case.setting == self.settings[-1].label]
+        every = last.data.partition in DRAWN or self.roles.stand_in == "twin"  # else one deal tells for all
+        for seed in {case.seed(self.config.seed) for case in (own if every else own[:1])}:
+            share_out(last.data, self.dealt, self.roles.model_copy(update={"inside": False}), seed)
+        notes, inside = list(setups[-1].warnings), [case for case in own if case.inside]
+        lost = never_drawn(last, len(self.dealt.clients), self.roles, inside)
+        if inside and len(lost) == len(inside):
+            accepted = "is in no round's cohort in any run: it never trains; raise rounds or clients_per_round"
+            raise FieldError("--target", self.roles.target, accepted)
+        if lost:
+            notes.append(f"in {len(lost)} of {len(inside)} runs 'with' the target it is in no cohort, and never trains")
+        return notes
+
+    def _setup(self, planned: Planned, **update: Any) -> Setup:
+        world = self.roles.model_copy(update={"anew": False, "stand_in": "empty", "shadow": "clean", **update})
+        return prepare(planned.config.model_copy(update={"world": world}))
+
+    def _check_threats(self, setups: Sequence[Setup]) -> None:
+        for name in self.attacks:
+            errors = []
+            for setup in setups:
+                crafted = name == Active.name
+                world = self.roles.model_copy(update={"crafted": crafted})
+                asked = Setup(setup.config.model_copy(update={"world": world}), setup.dealt, setup.method, {})
+                try:
+                    threat_of(asked, reference=True).require(name, ATTACKS[name].needs)
+                except ThreatError as error:
+                    errors.append(error)
+            if len(errors) == len(setups):  # where only some lack it, their lines say so
+                raise errors[0]
+
+    def judge(self, finished: Finished) -> Audit:
+        """Figures from finished runs."""
+        delta, labels = self.config.privacy.budget.delta, tuple(p.label for p in self.settings)
+        done = {case: Replicate.of(case, finished.outcomes[cell.key]) for case, cell in self.of_case.items()}
+        judged = judge_all(done, labels, self.chosen, self.roles.stand_in, delta, self.config.publish.metrics)
+        runs, rehearsed = ({c.index for c in self.cases if c.phase == phase} for phase in ("run", "rehearsal"))
+        values = {
+            "name": self.config.name,
+            **self.roles.roles(),
+            "relation": WORLDS[self.roles.stand_in],
+            "unit": RUN,
+            "replicates": len(runs),
+            "rehearsals": len(rehearsed),
+            "delta": delta,
+            "epsilon_ceiling": epsilon_ceiling(len(runs), delta),
+            "published_metrics": {"mode": self.config.publish.metrics, "text": self.config.publish.describe()},
+            "settings": {p.label: _about(p, done.values()) for p in self.settings},
+            "results": [v.to_dict() for v in judged.verdicts],
+            "refused": [asdict(r) for r in judged.refused],
+            "together": {label: asdict(bound) for label, bound in judged.together.items()},
+            "seed": self.config.seed,
+        }
+        verdicts = [v.result for v in judged.verdicts]
+        notes = _afterthoughts(list(done.values()))
+        return Audit(verdicts, judged.refused, values, notes, judged, labels)
+
+
+def _afterthoughts(found: Sequence[Replicate]) -> list[str]:
+    """What only the finished runs show."""
+    notes = []
+    lacking = [r for r in found if r.missing]
+    if lacking:
+        classes = sorted({c for r in lacking for c in r.missing})
+        notes.append(
+            f"in {len(lacking)} of {len(found)} runs the shadow data lack classes that the target has "
+            f"({', '.join(map(str, classes))}): the attacks on them are weaker than with a fuller shadow"
+        )
+    stopped = [r for r in found if r.stopped]
+    if stopped:
+        notes.append(f"{len(stopped)} of {len(found)} runs ended early: {stopped[0].stopped}")
+    return notes
+
+
+def _about(planned: Planned, replicates: Iterable[Replicate]) -> dict[str, Any]:
+    played = [r for r in replicates if r.case.setting == planned.label]
+    played = [r for r in played if r.case.phase == "run"] or played
+    played = [r for r in played if r.case.kind == HONEST] or played
+    inside, outside = ([r for r in played if r.case.inside is world] for world in (True, False))
+    return {
+        "method": planned.config.privacy.method,
+        "guarantee": inside[0].guarantee if inside else "",
+        "guarantee_relation": inside[0].relation if inside else "",
+        "accuracy": _mean(r.accuracy for r in inside),
+        "accuracies": [r.accuracy for r in sorted(inside, key=lambda r: r.case.index)],
+        "sigma": _mean(r.sigma for r in inside),
+        "sigma_without_target": _mean(r.sigma for r in outside),
+    }
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

@@ -1,0 +1,224 @@
+"""From scores to verdicts: thresholds and likelihoods come from rehearsals, figures from the other runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from statistics import median
+from typing import Any
+
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from fedveil.attacks import ATTACKS, Active, Adaptive, SequentialEvidence, SideChannel, Weighing, decide, judge
+from fedveil.attacks.observation import Attack
+from fedveil.attacks.participation.weighing import ERROR
+from fedveil.attacks.statistics import EpsilonBound, Estimate, joint_bound, rate
+from fedveil.attacks.verdict import Participation
+from fedveil.config.world import WORLDS
+from fedveil.games.game import Refused
+from fedveil.games.replicates import HONEST, MALICIOUS, Case, Replicate
+from fedveil.games.view import PUBLISHED
+
+UNPLAYED = "was not played"
+
+
+@dataclass(frozen=True)
+class Sequential:
+    """How the adaptive attack decided.
+
+    Attributes
+    ----------
+    wanted : float
+        Error rate of either kind that the boundaries are for.
+    miss, alarm : Estimate
+        Measured: OUT said of runs with the target, IN of runs without.
+    undecided : int
+        Runs that ended without a decision, of both worlds.
+    rounds_in, rounds_out : float
+        Median number of rounds to a decision (all rounds, where there was none).
+    """
+
+    wanted: float
+    miss: Estimate
+    alarm: Estimate
+    undecided: int
+    rounds_in: float
+    rounds_out: float
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """One attack in one setting: its result, and what figures are drawn from.
+
+    Attributes
+    ----------
+    result : Participation
+        Figures.
+    inside, outside : Tensor
+        [n, R], evidence after each round of the evaluated runs.
+    sequential : Sequential or None
+        Of the adaptive attacks.
+    supposed : bool
+        Whether it looks at metrics that are not published so.
+    """
+
+    result: Participation
+    inside: Tensor
+    outside: Tensor
+    sequential: Sequential | None = None
+    supposed: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, verdicts included."""
+        values = self.result.to_dict()
+        scores = {"in": self.inside[:, -1].tolist(), "out": self.outside[:, -1].tolist()}
+        sequential = None if self.sequential is None else asdict(self.sequential)
+        return {**values, "supposed": self.supposed, "scores": scores, "sequential": sequential}
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """All attacks of one audit.
+
+    Attributes
+    ----------
+    verdicts : list of Scored
+        Of those that ran.
+    refused : list of Refused
+        The others.
+    together : dict of str to EpsilonBound
+        By setting, what all of them prove together at 95%.
+    """
+
+    verdicts: list[Scored] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
+    together: dict[str, EpsilonBound] = field(default_factory=dict)
+
+
+def modes_of(attack: str) -> tuple[str, ...]:
+    """Rows of an attack: one for each way of publishing, where it looks at what is published."""
+    return tuple(PUBLISHED) if "metrics" in ATTACKS[attack].needs else ("",)
+
+
+def row_of(attack: str, mode: str) -> str:
+    """Its name in tables."""
+    return f"{attack} ({mode})" if mode else attack
+
+
+def attack_of(row: str) -> str:
+    """The attack of a row: inverse of `row_of`."""
+    return row.partition(" (")[0]
+
+
+def judge_all(
+    replicates: Mapping[Case, Replicate],
+    settings: Sequence[str],
+    attacks: Iterable[str],
+    world: str,
+    delta: float,
+    published: str = "off",
+) -> Judged:
+    """Judge every attack in every setting, the undefended one first.
+
+    Parameters
+    ----------
+    replicates : mapping
+        Finished ones.
+    settings : sequence of str
+        Labels; the first is the federation without its defence.
+    attacks : iterable of str
+        Of `ATTACKS`.
+    world : str
+        Of `WORLDS`: what stands in the target's place.
+    delta : float
+        Of the epsilon that is bounded.
+    published : {"off", "noised", "clear"}
+        How clients are shown metrics; attacks on others are supposed.
+    """
+    found = Judged()
+    for attack in attacks:
+        for mode in modes_of(attack):
+            valid: bool | None = None
+            plain: float | None = None
+            for setting in settings:
+                verdict = _judged(replicates, setting, ATTACKS[attack], mode, world, delta)
+                if isinstance(verdict, Refused):
+                    found.refused.append(verdict)
+                    continue
+                if setting == settings[0]:
+                    valid, plain = verdict.result.succeeds, verdict.result.point
+                result = replace(verdict.result, valid=valid, without_defence=plain)
+                found.verdicts.append(replace(verdict, result=result, supposed=bool(mode) and mode != published))
+    found.together.update(_together(found.verdicts, delta))
+    return found
+
+
+def _together(verdicts: Sequence[Scored], delta: float) -> dict[str, EpsilonBound]:
+    """Joint bounds by setting, of attacks on what adversaries really see."""
+    judged: dict[str, list[tuple[ArrayLike, ArrayLike, float]]] = {}
+    for verdict in verdicts:
+        threshold = verdict.result.threshold
+        if threshold is not None and not verdict.supposed:
+            scores = verdict.inside[:, -1].numpy(), verdict.outside[:, -1].numpy()
+            judged.setdefault(verdict.result.setting, []).append((*scores, threshold))
+    return {setting: joint_bound(found, delta=delta) for setting, found in judged.items()}
+
+
+def _judged(
+    replicates: Mapping[Case, Replicate], setting: str, attack: type[Attack], mode: str, world: str, delta: float
+) -> Scored | Refused:
+    kind, row = MALICIOUS if attack is Active else HONEST, row_of(attack.name, mode)
+    weighing = attack if issubclass(attack, Weighing) else None
+    parts = [attack] if weighing is None else list(weighing.weighs)
+    names = {part.name: row_of(part.name, mode) if part is SideChannel else part.name for part in parts}
+    traces = list(names.values())
+    chosen = [r for r in replicates.values() if (r.case.setting, r.case.kind) == (setting, kind)]
+    chosen.sort(key=lambda r: r.case)
+    refused = [
+        r.refused.get(trace) or r.stopped or UNPLAYED for r in chosen for trace in traces if trace not in r.scores
+    ]
+    if refused or not chosen:
+        return Refused(row, setting, refused[0] if refused else UNPLAYED)
+    rounds = min(len(r.scores[trace]) for r in chosen for trace in traces)
+
+    def group(phase: str, inside: bool) -> Tensor:
+        some = [r.scores for r in chosen if (r.case.phase, r.case.inside) == (phase, inside)]
+        found = {n: torch.tensor([s[t][:rounds] for s in some], dtype=torch.float64) for n, t in names.items()}
+        return found[attack.name] if weighing is None else weighing.stacked(found)
+
+    rehearsed = group("rehearsal", True), group("rehearsal", False)
+    inside, outside = group("run", True), group("run", False)
+    threshold: float | None = None
+    if weighing is not None:
+        model = SequentialEvidence.fit(*rehearsed, steady=weighing.steady)
+        inside, outside, threshold = model.weigh(inside), model.weigh(outside), 0.0
+    else:
+        inside, outside = attack.evidence(inside), attack.evidence(outside)
+    earlier = attack.evidence(rehearsed[0])[:, -1].numpy(), attack.evidence(rehearsed[1])[:, -1].numpy()
+    result = judge(
+        row,
+        setting,
+        inside[:, -1].numpy(),
+        outside[:, -1].numpy(),
+        rehearsed=earlier if weighing is None else None,
+        threshold=threshold,
+        delta=delta,
+        relation=WORLDS[world],
+        threat="malicious client" if kind == MALICIOUS else "semi-honest client",
+    )
+    sequential = _sequential(inside, outside) if issubclass(attack, Adaptive) else None
+    return Scored(result, inside, outside, sequential)
+
+
+def _sequential(inside: Tensor, outside: Tensor) -> Sequential:
+    first, second = decide(inside), decide(outside)
+    return Sequential(
+        wanted=ERROR,
+        miss=rate(first.said.count(0), len(first.said)),
+        alarm=rate(second.said.count(1), len(second.said)),
+        undecided=first.said.count(-1) + second.said.count(-1),
+        rounds_in=float(median(first.rounds)),
+        rounds_out=float(median(second.rounds)),
+    )

@@ -1,0 +1,210 @@
+"""Gradients of single examples, formed or as products: norms, persons' means and clipped sums, in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedveil.layout import Layout
+
+_BLOCK = 1 << 18  # numbers that are held in float64 at once: they should stay in a core's cache
+
+Named = list[tuple[str, Tensor]]
+
+
+class Piece(Protocol):
+    """The gradients of some parameters for single examples; row i of everything belongs to example i."""
+
+    def squares(self) -> Tensor:
+        """Squared norms [B], in float64."""
+
+    def parts(self) -> list[Tensor]:
+        """The float32 tensors [B, ...] that they are made of."""
+
+    def drop(self, gone: Tensor) -> None:
+        """Make the rows of some examples [B] 0: 0 times infinity is no 0."""
+
+    def sum(self, scale: Tensor) -> Named:
+        """(name in the layout, sum over the examples of scale [B] times gradient)."""
+
+    def means(self, weights: Tensor, each: int, rows: slice) -> Named:
+        """(name in the layout, weighted sums [U, *shape] of every `each` of these rows, with weights of them alone)."""
+
+
+class Gradients:
+    """Gradients of single examples by a layout's parameters.
+
+    Parameters
+    ----------
+    pieces : sequence of Piece
+        Each parameter is in one.
+    layout : Layout
+        Of the model.
+    """
+
+    def __init__(self, pieces: Sequence[Piece], layout: Layout) -> None:
+        self._pieces, self._layout = pieces, layout
+
+    @property
+    def squares(self) -> Tensor:
+        """Squared norms [B], in float64."""
+        first, *others = [piece.squares() for piece in self._pieces]
+        for other in others:
+            first = first + other
+        return first
+
+    def parts(self) -> list[Tensor]:
+        """Everything that they are made of, as tensors [B, ...]."""
+        return [part for piece in self._pieces for part in piece.parts()]
+
+    def drop(self, gone: Tensor) -> None:
+        """Make the rows of some examples [B] 0."""
+        for piece in self._pieces:
+            piece.drop(gone)
+
+    def sum(self, scale: Tensor) -> Tensor:
+        """Sum [d] with factors [B] of float64; rows that are not finite must have been dropped."""
+        named = dict(pair for piece in self._pieces for pair in piece.sum(scale))
+        return torch.cat([named[name].reshape(-1) for name in self._layout.names])
+
+    def means(self, weights: Tensor, each: int) -> Iterator[list[Tensor]]:
+        """Weighted sums of every `each` rows, formed, with weights [B]: blocks of U units, each the layout's arrays.
+
+        Yields
+        ------
+        list of Tensor
+            [U, size] of float64 each; side by side they are vectors [U, d].
+        """
+        units = max(1, _BLOCK // self._layout.size) * each
+        gone = weights == 0
+        if gone.any():
+            self.drop(gone)
+        for start in range(0, len(weights), units):
+            rows = slice(start, start + units)
+            named = dict(pair for piece in self._pieces for pair in piece.means(weights[rows], each, rows))
+            yield [named[name].flatten(1) for name in self._layout.names]
+
+
+Found = tuple[Gradients, Tensor, Tensor]  # and losses [B], and which examples [B] have both
+
+
+class Formed:
+    """Gradients that are formed.
+
+    Parameters
+    ----------
+    rows : mapping of str to Tensor
+        [B, ...] each, by name in the layout.
+    """
+
+    def __init__(self, rows: Mapping[str, Tensor]) -> None:
+        self._rows = {name: value.reshape(len(value), -1) for name, value in rows.items()}
+
+    def squares(self) -> Tensor:
+        """Squared norms [B]."""
+        return torch.stack([squared_norms(rows) for rows in self._rows.values()]).sum(0)
+
+    def parts(self) -> list[Tensor]:
+        """The rows."""
+        return list(self._rows.values())
+
+    def drop(self, gone: Tensor) -> None:
+        """Make rows 0."""
+        self._rows = {name: without(rows, gone) for name, rows in self._rows.items()}
+
+    def sum(self, scale: Tensor) -> Named:
+        """A block converted at a time."""
+        return [(name, _weighted(rows, scale)) for name, rows in self._rows.items()]
+
+    def means(self, weights: Tensor, each: int, rows: slice) -> Named:
+        """One product a unit."""
+        found = []
+        for name, every in self._rows.items():
+            own = every[rows].to(torch.float64).view(-1, each, every.shape[1])
+            found.append((name, torch.bmm(weights.view(-1, 1, each), own)[:, 0]))
+        return found
+
+
+class Products:
+    """Gradients of a dense layer: outer products of output gradients and inputs (weight), output gradients (bias).
+
+    Parameters
+    ----------
+    names : mapping of str to str
+        The layout's names of ``weight`` and ``bias``.
+    inputs : Tensor
+        [B, in].
+    grads : Tensor
+        [out, B], of the outputs.
+    lengths : Tensor, optional
+        [B], the squared norms of the inputs, where they are known: then no input is infinite or NaN.
+    """
+
+    def __init__(self, names: Mapping[str, str], inputs: Tensor, grads: Tensor, lengths: Tensor | None = None) -> None:
+        self._names, self._a, self._b, self._known = names, inputs, grads, lengths is not None
+        self._lengths = squared_norms(inputs) if lengths is None else lengths
+        self._wide: Tensor | None = None  # output gradients in float64
+
+    def squares(self) -> Tensor:
+        """Squared norms [B]: products of two."""
+        self._wide = self._b.to(torch.float64)
+        own = (self._wide * self._wide).sum(0)
+        return own.addcmul(own, self._lengths) if "bias" in self._names else own.mul_(self._lengths)
+
+    def parts(self) -> list[Tensor]:
+        """Output gradients, and inputs unless they are the examples themselves."""
+        return [self._b.T] if self._known else [self._a, self._b.T]
+
+    def drop(self, gone: Tensor) -> None:
+        """Make rows 0."""
+        if not self._known and not all_finite(self._a):
+            self._a = without(self._a, gone)
+        if not all_finite(self._b):
+            self._b, self._wide = self._b.masked_fill(gone, 0), None
+
+    def sum(self, scale: Tensor) -> Named:
+        """One product a block of rows, whose inputs are converted while they are in the cache."""
+        scaled = (self._b if self._wide is None else self._wide) * scale
+        step = max(1, _BLOCK // self._a.shape[1])
+        weight = scaled[:, :step] @ self._a[:step].to(torch.float64)
+        for i in range(step, len(self._a), step):
+            weight.addmm_(scaled[:, i : i + step], self._a[i : i + step].to(torch.float64))
+        return self._named(weight, scaled.sum(1))
+
+    def means(self, weights: Tensor, each: int, rows: slice) -> Named:
+        """One product a unit."""
+        a = self._a[rows].to(torch.float64).view(-1, each, self._a.shape[1])
+        b = (self._b[:, rows] * weights).view(len(self._b), -1, each)
+        return self._named(torch.bmm(b.transpose(0, 1), a), b.sum(2).T)
+
+    def _named(self, weight: Tensor, bias: Tensor) -> Named:
+        found = [(self._names["weight"], weight)]
+        return [*found, (self._names["bias"], bias)] if "bias" in self._names else found
+
+
+def squared_norms(rows: Tensor) -> Tensor:
+    """Squared norms [B] of rows [B, ...], in float64."""
+    lengths: Tensor = torch.linalg.vector_norm(rows.reshape(len(rows), -1), dim=1, dtype=torch.float64)
+    return lengths.square_()
+
+
+def all_finite(values: Tensor) -> bool:
+    """Whether there is no infinity and no NaN (nor a sum beyond all numbers) among values; integers have none."""
+    return not values.is_floating_point() or math.isfinite(float(values.sum()))
+
+
+def without(rows: Tensor, gone: Tensor) -> Tensor:
+    """Rows [B, ...] with 0 where `gone` [B] is set, whatever was there."""
+    return rows.masked_fill(gone.view(-1, *[1] * (rows.dim() - 1)), 0)
+
+
+def _weighted(rows: Tensor, weights: Tensor) -> Tensor:
+    step = max(1, _BLOCK // max(1, rows.shape[1]))
+    total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
+    for start in range(0, len(rows), step):
+        total += weights[start : start + step] @ rows[start : start + step].to(torch.float64)
+    return total

@@ -1,0 +1,132 @@
+"""An app bundle (FAB) in memory: its hash and its code are those of the same bytes, which are read once."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import zipfile
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import spec_from_file_location
+from io import BytesIO
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from fedveil.errors import FieldError
+from fedveil.reading import toml_of
+
+LARGEST = 1 << 28  # bytes, unpacked
+PYPROJECT = "pyproject.toml"
+
+
+class Bundle:
+    """An app bundle.
+
+    Parameters
+    ----------
+    content : bytes
+        The file, as it arrived.
+
+    Attributes
+    ----------
+    sha256 : str
+        Of `content`, in hexadecimal digits.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        self.content, self.sha256 = content, hashlib.sha256(content).hexdigest()
+
+    @property
+    def project(self) -> str:
+        """``"publisher/name"``, as the bundle's pyproject.toml says it."""
+        values = self._pyproject()
+        return f"{values['tool']['flwr']['app']['publisher']}/{values['project']['name']}"
+
+    @property
+    def client(self) -> str:
+        """``"module:attribute"`` of its ClientApp."""
+        return str(self._pyproject()["tool"]["flwr"]["app"]["components"]["clientapp"])
+
+    def files(self) -> dict[str, bytes]:
+        """Its files by their paths.
+
+        Raises
+        ------
+        FieldError
+            If it is no archive, too large, or has a path that leads out of it.
+        """
+        try:
+            with zipfile.ZipFile(BytesIO(self.content)) as archive:
+                entries = [entry for entry in archive.infolist() if not entry.is_dir()]
+                if sum(entry.file_size for entry in entries) > LARGEST:
+                    raise FieldError("bundle", self.sha256, f"unpacks to more than {LARGEST:,} bytes")
+                for entry in entries:
+                    path = PurePosixPath(entry.filename)
+                    if path.is_absolute() or ".." in path.parts or "\\" in entry.filename:
+                        raise FieldError("bundle", entry.filename, "leads out of the bundle")
+                return {entry.filename: archive.read(entry) for entry in entries}
+        except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+            raise FieldError("bundle", self.sha256, "is no app bundle") from error
+
+    def _pyproject(self) -> dict[str, Any]:
+        try:
+            with zipfile.ZipFile(BytesIO(self.content)) as archive, archive.open(PYPROJECT) as file:
+                values = toml_of(file.read(1 << 20).decode())
+            values["tool"]["flwr"]["app"]["components"]["clientapp"], values["project"]["name"]
+        except (zipfile.BadZipFile, ValueError, KeyError, TypeError) as error:
+            raise FieldError("bundle", self.sha256, "has no pyproject.toml of a Flower app") from error
+        return values
+
+
+class BundleImporter(MetaPathFinder):
+    """Imports a bundle's modules from memory; its other files lie in a folder.
+
+    Parameters
+    ----------
+    files : dict of str to bytes
+        As `Bundle.files` has them.
+    folder : Path
+        An empty folder. Modules are named as if they lay there, so that code finds its data beside itself.
+    """
+
+    def __init__(self, files: dict[str, bytes], folder: Path) -> None:
+        self._files, self._folder = files, folder
+        for name, data in files.items():
+            if not name.endswith(".py"):
+                path = folder / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+
+    def install(self) -> None:
+        """Look here first, as Flower does with an app's folder."""
+        sys.meta_path.insert(0, self)
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        inner = fullname.replace(".", "/")
+        package = f"{inner}/__init__.py" in self._files
+        name, inside = f"{inner}/__init__.py" if package else f"{inner}.py", [str(self._folder / inner)]
+        if name in self._files:
+            loader = _Loader(fullname, str(self._folder / name), self._files[name])
+            places = inside if package else None
+            return spec_from_file_location(fullname, loader.path, loader=loader, submodule_search_locations=places)
+        if not any(other.startswith(f"{inner}/") and other.endswith(".py") for other in self._files):
+            return None
+        spec = ModuleSpec(fullname, None, is_package=True)
+        spec.submodule_search_locations = inside
+        return spec
+
+
+class _Loader(SourceFileLoader):
+    """Has the source already; no file of that path is looked at."""
+
+    def __init__(self, fullname: str, path: str, source: bytes) -> None:
+        super().__init__(fullname, path)
+        self._source = source
+
+    def get_data(self, path: str) -> bytes:
+        if path != self.path:
+            raise OSError("there is no compiled file")
+        return self._source
+
+    def path_stats(self, path: str) -> dict[str, Any]:
+        raise OSError("there is no file")

@@ -1,0 +1,191 @@
+"""What a node answers to a message: what the privacy mod makes, or one of two constant words."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from logging import getLogger
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
+from flwr.supercore.run import Run
+
+from fedveil.accounting import Admission, Policy
+from fedveil.engines.flower.mod import privacy_mod, protected_outside
+from fedveil.engines.flower.records import ARRAYS, FAILED, HELLO, REFUSED
+from fedveil.engines.flower.settings import PREFIX, method_from
+from fedveil.engines.lifetime import read_policy
+from fedveil.engines.node import RUN
+from fedveil.errors import FedVeilError, FieldError
+from fedveil.layout import Layout
+from fedveil.node.approval import APPROVAL, approved
+from fedveil.node.bundle import Bundle
+from fedveil.node.worker import Worker, load_app
+
+_LOG = getLogger("flwr")
+WORDS = {REFUSED: "the node takes no part", FAILED: "the node failed"}  # all that a server may read of either
+SLACK = 300.0  # seconds by which a file may seem to be newer than now
+
+
+@dataclass(frozen=True)
+class NodePolicy:
+    """A node's policy file.
+
+    Attributes
+    ----------
+    path : Path
+        Of the file.
+    costs : Policy
+        What may be released, for the mod.
+    admission : Admission
+        What may run; its folders are absolute.
+    """
+
+    path: Path
+    costs: Policy
+    admission: Admission
+
+    @classmethod
+    def read(cls, path: str | Path) -> NodePolicy:
+        """Read the file.
+
+        Raises
+        ------
+        FieldError
+            If it cannot be read, others can write it, or it has no table `[node]`.
+        """
+        file, writable = Path(path).resolve(), stat.S_IWGRP | stat.S_IWOTH
+        require_private(file, writable, "policy")
+        require_private(file.parent, writable, "policy's folder")  # who writes there replaces the file
+        policy = read_policy(file)
+        if policy is None or policy.node is None:
+            raise FieldError(
+                "policy", file.name, "has no table [node], so nothing may run: `fedveil node init` writes one"
+            )
+        named = {"ledger": policy.node.ledger, "head": policy.node.head}
+        places: dict[str, Any] = {n: str(file.parent / place) for n, place in named.items() if place is not None}
+        return cls(file, replace(policy, node=None), replace(policy.node, **places))
+
+    def clock(self) -> str:
+        """Why the clock cannot be right, or "": a file of the node's own was written later than now."""
+        places = [Path(folder) for folder in (self.admission.ledger, self.admission.head) if folder is not None]
+        files = [self.path, *(file for place in places if place.is_dir() for file in place.iterdir())]
+        latest = max(files, key=lambda file: file.stat().st_mtime)
+        ahead = latest.stat().st_mtime - datetime.now(UTC).timestamp()
+        return f"the clock is {ahead:.0f} s behind {latest.name}: set it" if ahead > SLACK else ""
+
+
+def require_private(path: Path, closed: int, what: str) -> None:
+    """Refuse a file that is not there, belongs to another user, or is open to others in one of the ways `closed`.
+
+    Raises
+    ------
+    FieldError
+        Naming `what` it is.
+    """
+    try:
+        about = path.stat()
+    except OSError as error:
+        raise FieldError(what, path.name, f"cannot be read: {error.strerror}") from error
+    if os.name == "posix" and about.st_uid not in (os.geteuid(), 0):
+        raise FieldError(what, path.name, "belongs to another user")
+    if os.name == "posix" and about.st_mode & closed:
+        raise FieldError(what, path.name, f"is open to others: chmod {about.st_mode & 0o777 & ~closed:o} {path}")
+
+
+def answer(path: str | Path, message: Message, context: Context, run: Run, content: bytes) -> Message:
+    """What the node answers to a message of a run, whose app bundle has this content; it raises nothing.
+
+    Parameters
+    ----------
+    path : str or Path
+        The node's policy file.
+    message, context, run
+        As the SuperNode hands them over. `context.state` is brought up to date.
+    content : bytes
+        Of the bundle. It is hashed here; what the SuperLink says of its hash is not looked at.
+
+    Returns
+    -------
+    Message
+        Made by the privacy mod, or an error with one of `WORDS`. The reason is in the node's log alone.
+    """
+    try:
+        reply = _answer(NodePolicy.read(path), message, context, run, Bundle(content))
+        if not reply.has_error():
+            return reply
+        code, reason = reply.error.code, reply.error.reason
+    except Exception as error:
+        code, reason = FAILED, str(error) if isinstance(error, FedVeilError) else ""
+        _LOG.error("FedVeil: this node failed", exc_info=None if reason else error)
+    if reason:
+        _LOG.error("FedVeil: nothing leaves this node: %s", reason)
+    code = REFUSED if code == REFUSED else FAILED
+    return Message(Error(code, WORDS[code]), reply_to=message)
+
+
+def _answer(node: NodePolicy, message: Message, context: Context, run: Run, bundle: Bundle) -> Message:
+    rules = node.admission
+    kind = message.metadata.message_type.partition(".")[0]
+    refused: str | None = node.clock()
+    if kind not in ("train", "evaluate"):
+        refused = f"messages of type {kind!r} are not answered"
+    refused = refused or rules.refusal(
+        approved(rules.signers or (), bundle.sha256, context.run_config.get(APPROVAL), datetime.now(UTC)),
+        app=bundle.sha256,
+        project=bundle.project,
+        federation=run.federation_id,
+        account=run.account_name,
+        run=str(run.run_id),
+    )
+    if refused:
+        return Message(Error(REFUSED, refused), reply_to=message)
+    own = {} if rules.dataset is None else {f"{PREFIX}dataset": rules.dataset}
+    if set(own) & set(context.node_config):
+        raise FieldError(
+            f"{PREFIX}dataset", rules.dataset, "stands in the policy and the node's configuration: give it once"
+        )
+    config = {**context.node_config, **own}
+    seen = Context(context.run_id, context.node_id, config, context.state, context.run_config, context.series_id)
+    call, given = _own(rules.client) if rules.client is not None else _foreign(bundle, node, seen)
+    given.setdefault("layout", _layout_of(message.content))
+    for name, place in (("ledger", rules.ledger), ("head", rules.head)):
+        if place is not None:
+            given[name] = place
+    if given.get("ledger") == RUN:
+        raise FieldError("ledger", RUN, "is for simulations: name the lifetime ledger in policy.node.ledger")
+    return privacy_mod(**{**given, "policy": node.costs})(message, seen, call)
+
+
+def _own(reference: str) -> tuple[ClientAppCallable, dict[str, Any]]:
+    """The operator's own client, and what its code says to the mod."""
+    with protected_outside() as calls:
+        app = load_app(reference)
+    if any(call["layout"] != calls[0]["layout"] for call in calls):
+        raise FieldError("client", reference, "builds mods for several layouts: one is for the whole app")
+    return app, dict(calls[0]) if calls else {}
+
+
+def _foreign(bundle: Bundle, node: NodePolicy, context: Context) -> tuple[ClientAppCallable, dict[str, Any]]:
+    """The bundle's client, in a process of its own."""
+    method = method_from(context)
+    if method.noisy is not None:
+        accepted = "its noise is drawn by the training code: that must be the operator's own (policy.node.client)"
+        raise FieldError("privacy.method", method.name, accepted)
+    return Worker(bundle, node.admission.foreign == "isolated", node.costs.deadline), {}
+
+
+def _layout_of(content: RecordDict) -> Layout:
+    """What a request shares, all of which is protected: no word of the app's, which could tell something by it."""
+    arrays = content.get(ARRAYS)
+    if HELLO in content or not isinstance(arrays, ArrayRecord):
+        return Layout.from_shapes({"greeting": (1,)})
+    import torch
+
+    wide = any(array.dtype == "float64" for array in arrays.values())
+    shapes = {name: array.shape for name, array in arrays.items()}
+    return Layout.from_shapes(shapes, torch.float64 if wide else torch.float32)

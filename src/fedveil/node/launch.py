@@ -1,0 +1,92 @@
+"""The command that runs in the place of Flower's ``flwr-clientapp`` (and refuses in that of its other task commands).
+
+Flower's SuperExec starts it for one message, by name. It takes the message from the SuperNode, has `guard.answer` make
+the reply, and hands that back. It installs nothing, sends no log, and what fails before there is a reply sends nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from logging import getLogger
+
+_LOG = getLogger("flwr")
+CLIENT = "flwr-clientapp"
+OTHERS = ("flwr-agentapp", "flwr-connector", "flwr-model", "flwr-serverapp", "flwr-simulation")
+REPLIES = (CLIENT, "flwr-agentapp")  # kinds of task that a message of the SuperLink waits for
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one task: ``POLICY COMMAND`` and then Flower's own arguments of that command."""
+    policy, task, *rest = argv
+    try:
+        from flwr.common.args import add_args_flwr_app_common
+
+        parser = ArgumentParser(prog=task)
+        parser.add_argument("--runtime-api-address", required=True)
+        add_args_flwr_app_common(parser=parser, include_token_stdin=True)
+        return _run(policy, task, parser.parse_args(rest))
+    except ImportError as error:
+        _LOG.error("FedVeil: `fedveil node` knows flwr 1.41 and 1.42; install one of them (%s)", error)
+    except Exception as error:
+        _LOG.error("FedVeil: nothing leaves this node", exc_info=error)
+    return 1
+
+
+def _run(policy: str, task: str, arguments: Namespace) -> int:
+    from flwr.app import Error, Message
+    from flwr.common.args import try_obtain_flwr_app_token
+    from flwr.common.constant import SubStatus
+    from flwr.proto.runtime_pb2 import PullTaskInputRequest
+    from flwr.supercore.app_utils import start_parent_process_monitor
+    from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+    from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
+    from flwr.supercore.retry import make_simple_http_retry_invoker
+    from flwr.supercore.runtime import RuntimeHttpClient
+    from flwr.supercore.tls import validate_and_resolve_root_certificates
+    from flwr.supercore.utils import disable_process_dumping
+    from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+
+    disable_process_dumping(strict=False)  # the token is in memory
+    if arguments.parent_pid is not None:
+        start_parent_process_monitor(arguments.parent_pid)
+    certificates = validate_and_resolve_root_certificates(arguments.root_certificates, arguments.insecure)
+    token = try_obtain_flwr_app_token(arguments)
+    client = RuntimeHttpClient.from_server_address(
+        server_address=arguments.runtime_api_address,
+        insecure=arguments.insecure,
+        root_certificates=certificates,
+        interceptors=[RuntimeVersionHttpInterceptor(component_name=CLIENT), RuntimeTokenHttpInterceptor(token)],
+        retry_invoker=make_simple_http_retry_invoker(),
+    )
+    heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
+    heartbeat.start()
+    context, status = None, SubStatus.FAILED
+    try:
+        if task not in REPLIES:
+            _LOG.error("FedVeil: a task of type %s is refused on this node", task)
+            client.PullTaskInput(PullTaskInputRequest())
+            return 0
+        message, context, run, fab = pull_task_input(client)  # within 30 s of the claim, so before the slow imports
+
+        from fedveil.engines.flower.records import REFUSED
+        from fedveil.node.guard import WORDS, answer
+
+        if task == CLIENT:
+            reply = answer(policy, message, context, run, fab.content)
+            status = SubStatus.COMPLETED
+        else:
+            _LOG.error("FedVeil: a task of type %s is refused on this node", task)
+            reply = Message(Error(REFUSED, WORDS[REFUSED]), reply_to=message)
+        push_message(client, reply, context)
+        return 0
+    finally:
+        push_task_output(client, context, status, "")
+        if heartbeat.is_running:
+            heartbeat.stop()
+        client.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,233 @@
+"""A node's folder: its policy, its ledger, and the commands that Flower starts in the place of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import stat
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from fedveil.accounting import Admission
+from fedveil.engines.lifetime import begin_ledger, read_head
+from fedveil.engines.locking import wait_for
+from fedveil.errors import FedVeilError, FieldError
+from fedveil.node.guard import NodePolicy, require_private
+from fedveil.node.isolation import require_isolation
+from fedveil.node.launch import CLIENT, OTHERS
+
+POLICY, BIN = "policy.toml", "bin"
+QUIET = ("FLWR_DISABLE_UPDATE_CHECK", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION")
+FIRST_POLICY = """\
+# What this node allows. What stands behind a # is still to be decided; until [total] and [node] name something,
+# nothing leaves.
+
+trust = ["local"]          # with "central" the server is trusted with models, counts and metrics
+secure_source = true
+delta = 1e-5
+# methods = ["record"]     # default: all of these trust models
+# deadline = 3600          # seconds of training
+
+[release]                  # the most that one release may cost
+# record_epsilon = 0.5
+
+[total]                    # the most that all releases from this data set may cost, over all runs
+# record_epsilon = 4.0     # or mu, record_mu, person_epsilon, leakage (with distance), participations
+
+[node]
+ledger = "ledgers"
+head = {head}
+dataset = {dataset}
+apps = []                  # SHA-256 of the app bundles that may run: fedveil node hash APP
+# signers = []             # public keys that may approve bundles: fedveil node key FILE
+# client = "hospital.app:client"   # your own ClientApp, installed here: no code of a bundle runs
+# projects = ["hospital/study"]    # read from the bundle
+# federations = []         # these three are what the SuperLink says
+# accounts = []
+# runs = []
+foreign = "isolated"       # how a bundle's code runs; "open" lets it do all that this user may do
+"""
+
+State = Literal["yes", "no", "not seen"]
+
+
+def begin_site(folder: str | Path, head: str | Path, dataset: str, by: str) -> Path:
+    """Make a node's folder, begin its ledger, and write the commands; the policy's path.
+
+    Parameters
+    ----------
+    folder : str or Path
+        New, or without a policy.
+    head, dataset, by
+        As for `begin_ledger`.
+
+    Raises
+    ------
+    FieldError
+        If there is a policy or a ledger.
+    """
+    site = Path(folder).resolve()
+    policy = site / POLICY
+    if policy.exists():
+        raise FieldError("folder", str(site), f"holds a {POLICY}: what was decided there stays")
+    site.mkdir(mode=0o700, parents=True, exist_ok=True)
+    begin_ledger(site / "ledgers", dataset, by, head=Path(head).resolve())
+    text = FIRST_POLICY.format(head=_quoted(Path(head).resolve()), dataset=_quoted(dataset))
+    _write(policy, text, 0o600)
+    write_commands(site)
+    return policy
+
+
+def write_commands(site: Path) -> None:
+    """Write the commands that Flower starts by name; anew after FedVeil or Python moved."""
+    (site / BIN).mkdir(mode=0o700, exist_ok=True)
+    for name in (CLIENT, *OTHERS):
+        words = (sys.executable, "-P", "-m", "fedveil.node.launch", str(site / POLICY), name)
+        _write(site / BIN / name, f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', 0o700)
+
+
+def environment(site: Path, given: Mapping[str, str]) -> dict[str, str]:
+    """The environment of whatever starts tasks: our commands stand before Flower's, whatever PATH was."""
+    path = os.pathsep.join([str(site / BIN), str(Path(sys.executable).parent), given.get("PATH", os.defpath)])
+    return {**given, "PATH": path, "FLWR_TELEMETRY_ENABLED": "0", **dict.fromkeys(QUIET, "1")}
+
+
+def start(folder: str | Path, command: Sequence[str]) -> None:
+    """Become Flower's command (flower-supernode, or flower-superexec under isolation "process").
+
+    Raises
+    ------
+    FedVeilError
+        If the policy cannot be used, the command is not there, or it runs for this node already.
+    """
+    site = Path(folder).resolve()
+    NodePolicy.read(site / POLICY)
+    write_commands(site)
+    own = environment(site, os.environ)
+    program = shutil.which(command[0], path=own["PATH"])
+    if program is None:
+        raise FieldError("command", command[0], "is not installed beside this Python: flower-supernode comes with flwr")
+    handle = os.open(site / f"{Path(program).name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    if not wait_for(handle, time.monotonic()):
+        raise FedVeilError(f"{Path(program).name} runs for this node already: a site starts once")
+    os.set_inheritable(handle, True)  # the lock is the process's, and ends with it
+    os.execve(program, [program, *command[1:]], own)
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What holds on this machine.
+
+    Attributes
+    ----------
+    what : str
+        Of what it is said.
+    binds : {"yes", "no", "not seen"}
+        Whether the policy binds there, or the thing is in order.
+    why : str
+        In words.
+    needed : bool
+        Whether nothing should start while this is "no".
+    """
+
+    what: str
+    binds: State
+    why: str
+    needed: bool = True
+
+
+def check_site(folder: str | Path) -> list[Binding]:
+    """Look at everything that the policy's force depends on and that can be seen from here; nothing is written."""
+    site = Path(folder).resolve()
+    found = []
+    try:
+        node = NodePolicy.read(site / POLICY)
+    except FedVeilError as error:
+        return [Binding("policy", "no", str(error))]
+    found.append(Binding("policy", "yes", str(node.path)))
+    found += _of_files(node)
+    late = node.clock()
+    found.append(Binding("clock", "no" if late else "yes", late or "no file of the node is newer than now"))
+    found += _of_commands(site)
+    found += _of_code(node.admission)
+    return found
+
+
+def _of_files(node: NodePolicy) -> Iterator[Binding]:
+    rules, closed = node.admission, stat.S_IRWXG | stat.S_IRWXO
+    if rules.ledger is None or rules.head is None or rules.dataset is None:
+        yield Binding(
+            "ledger", "not seen", "policy.node names none: the SuperNode's configuration has to", needed=False
+        )
+        return
+    ledger = Path(rules.ledger) / f"{rules.dataset}.jsonl"
+    try:
+        for file in (ledger, Path(rules.head) / f"{rules.dataset}.head", Path(rules.head) / f"{rules.dataset}.key"):
+            require_private(file, closed, "file")
+        head = read_head(ledger, rules.head)
+        yield Binding("ledger", "yes", f"{ledger}: {head.count} lines, and its head agrees")
+    except (FedVeilError, OSError) as error:
+        yield Binding("ledger", "no", str(error))
+        return
+    one = os.stat(rules.ledger).st_dev == os.stat(rules.head).st_dev
+    yield Binding("second place", "no" if one else "yes", f"{'on the same disk: ' * one}{rules.head}", needed=False)
+
+
+def _of_commands(site: Path) -> Iterator[Binding]:
+    for name in (CLIENT, *OTHERS):
+        if not os.access(site / BIN / name, os.X_OK):
+            yield Binding(name, "no", f"{site / BIN / name} is missing: `fedveil node start` writes it")
+    how = f"`fedveil node start {site} flower-supernode ...` puts {site / BIN} before everything else"
+    yield Binding("isolation subprocess", "yes", how)
+    plain = shutil.which(CLIENT) or ""
+    bound = Path(plain).parent == site / BIN
+    shown = f"by this shell's PATH it would run {plain or 'nothing'}"
+    yield Binding("a SuperNode started without it", "yes" if bound else "no", shown, needed=False)
+    how = "start flower-superexec, too, by `fedveil node start`: it is what runs commands"
+    yield Binding("isolation process", "not seen", how, needed=False)
+    stock = Path(sys.executable).parent / CLIENT
+    why = f"{stock} is Flower's own, and asks no policy" if stock.exists() else "none beside this Python"
+    yield Binding("Flower's command by its absolute path", "no" if stock.exists() else "yes", why, needed=False)
+    why = f"pods run commands by name from their image: there, too, {site / BIN} has to come first in PATH"
+    yield Binding("Kubernetes", "not seen", why, needed=False)
+    why = "agents, connectors and models start as Python modules, not by name: leave warm pools out"
+    yield Binding("warm executors", "no", why, needed=False)
+
+
+def _of_code(rules: Admission) -> Iterator[Binding]:
+    if rules.client is not None:
+        yield Binding("code", "yes", f"{rules.client} alone runs")
+    elif not rules.apps and not rules.signers:
+        yield Binding("code", "no", "no app is listed, and no key that may approve one: nothing runs")
+    elif rules.foreign == "open":
+        why = "a bundle's code may do all that this user may: open a socket, edit ledger and policy"
+        yield Binding("code", "no", why, needed=False)
+    else:
+        try:
+            require_isolation(Path(os.devnull))
+            yield Binding("code", "yes", "a bundle's code runs without network and disk")
+        except FedVeilError as error:
+            yield Binding("code", "no", str(error))
+    open_lists = [name for name in ("projects", "federations", "accounts", "runs") if getattr(rules, name) is None]
+    if open_lists:
+        yield Binding("runs", "no", f"not asked for: {', '.join(open_lists)}", needed=False)
+
+
+def _quoted(text: object) -> str:
+
+    return json.dumps(str(text))
+
+
+def _write(path: Path, text: str, mode: int) -> None:
+    """Write a file at once, so that a task that starts meanwhile reads the old one or the new one."""
+    part = path.with_name(f".{path.name}.part")
+    part.unlink(missing_ok=True)
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(part, path)

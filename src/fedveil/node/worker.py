@@ -1,0 +1,168 @@
+"""The process in which a bundle's own code runs: it gets one message, and what it answers is raw.
+
+What leaves the node is made of it by the mod, in the process that started this one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedveil.errors import FedVeilError, FieldError
+from fedveil.node.isolation import end_with_parent, isolate, require_isolation
+
+if TYPE_CHECKING:
+    from flwr.app import Context, Message
+
+    from fedveil.node.bundle import Bundle
+
+_MODULE = "fedveil.node.worker"
+
+
+def load_app(reference: str) -> Any:
+    """The ClientApp that ``"module:attribute"`` names.
+
+    Raises
+    ------
+    FieldError
+        If there is none.
+    """
+    from flwr.clientapp import ClientApp
+
+    module, _, attribute = reference.partition(":")
+    found: Any = import_module(module)
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, ClientApp):
+        raise FieldError("client", reference, "is no ClientApp")
+    return found
+
+
+class Worker:
+    """Runs a bundle's client in a process of its own, once.
+
+    Parameters
+    ----------
+    bundle : Bundle
+        Its bytes go to the process by a pipe.
+    isolated : bool
+        Whether to take network and disk from it.
+    seconds : float, optional
+        After which it is ended.
+    """
+
+    def __init__(self, bundle: Bundle, isolated: bool, seconds: float | None) -> None:
+        self._bundle, self._isolated, self._seconds = bundle, isolated, seconds
+        if isolated:
+            with tempfile.TemporaryDirectory(prefix="fedveil-") as folder:
+                require_isolation(Path(folder))
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message as the app does; the app's own state goes into the context."""
+        from flwr.app import Message
+        from flwr.common.serde import recorddict_from_proto
+        from flwr.proto.recorddict_pb2 import RecordDict as Proto
+
+        from fedveil.engines.flower.memory import OWN
+
+        with tempfile.TemporaryDirectory(prefix="fedveil-") as folder:
+            content, state = self._ask(_packed(self._bundle, message, context), folder)
+        for name in [name for name in context.state if name not in OWN]:
+            del context.state[name]
+        for name, record in recorddict_from_proto(Proto.FromString(state)).items():
+            if name not in OWN:
+                context.state[name] = record
+        return Message(recorddict_from_proto(Proto.FromString(content)), reply_to=message)
+
+    def _ask(self, question: bytes, folder: str) -> tuple[bytes, bytes]:
+        command = [sys.executable, "-P", "-m", _MODULE, folder, *(["--isolate"] if self._isolated else [])]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        try:
+            answer, _ = child.communicate(question, self._seconds)
+        finally:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        if child.returncode != 0:
+            raise FedVeilError(f"the app's process ended with code {child.returncode}; the lines above say why")
+        content, state = _unpacked(answer, 2)
+        return content, state
+
+
+def _packed(bundle: Bundle, message: Message, context: Context) -> bytes:
+    from flwr.app import Context, RecordDict
+    from flwr.common.serde import context_to_proto, fab_to_proto, message_to_proto
+    from flwr.supercore.fab import Fab
+
+    from fedveil.engines.flower.memory import OWN
+
+    state = RecordDict({name: record for name, record in context.state.items() if name not in OWN})
+    shown = Context(context.run_id, context.node_id, context.node_config, state, context.run_config, context.series_id)
+    fab = Fab(bundle.sha256, bundle.content, {})
+    return _framed(
+        *(p.SerializeToString() for p in (fab_to_proto(fab), message_to_proto(message), context_to_proto(shown)))
+    )
+
+
+def _framed(*frames: bytes) -> bytes:
+    return json.dumps([len(frame) for frame in frames]).encode() + b"\n" + b"".join(frames)
+
+
+def _unpacked(data: bytes, count: int) -> list[bytes]:
+    head, _, rest = data.partition(b"\n")
+    lengths = json.loads(head)
+    if len(lengths) != count or sum(lengths) != len(rest):
+        raise FedVeilError("the app's process did not answer whole")
+    ends = [sum(lengths[: i + 1]) for i in range(count)]
+    return [rest[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+
+
+def main(folder: str, *options: str) -> None:
+    """Isolate, become a program without capabilities, and answer what stands on standard input."""
+    end_with_parent()
+    if "--isolate" in options:
+        isolate(Path(folder))
+        os.execv(sys.executable, [sys.executable, "-P", "-m", _MODULE, folder])
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what the app prints is for the node's log
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    frames = _unpacked(sys.stdin.buffer.read(), 3)
+    with os.fdopen(answers, "wb") as stream:
+        stream.write(_framed(*_answer(frames, folder)))
+    os._exit(0)  # whatever threads the app left
+
+
+def _answer(frames: list[bytes], folder: str) -> tuple[bytes, bytes]:
+    from flwr.common.serde import context_from_proto, message_from_proto, recorddict_to_proto
+    from flwr.proto.fab_pb2 import Fab
+    from flwr.proto.message_pb2 import Context, Message
+    from flwr.supercore.task_identity import TaskIdentity
+
+    from fedveil.engines.flower.mod import protected_outside
+    from fedveil.node.bundle import Bundle, BundleImporter
+
+    bundle = Bundle(Fab.FromString(frames[0]).content)
+    message, context = (
+        message_from_proto(Message.FromString(frames[1])),
+        context_from_proto(Context.FromString(frames[2])),
+    )
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 0, context.run_id, context.node_id
+    BundleImporter(bundle.files(), Path(folder)).install()
+    with protected_outside():
+        reply = load_app(bundle.client)(message, context)
+    if reply.has_error():
+        raise FedVeilError(f"the app answered with error {reply.error.code}: {reply.error.reason}")
+    content, state = (recorddict_to_proto(found).SerializeToString() for found in (reply.content, context.state))
+    return content, state
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

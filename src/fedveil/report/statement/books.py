@@ -1,0 +1,118 @@
+"""Ledgers as files: those of runs, by run and party, and those of data sets; what they promise, and their digests."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedveil.accounting import Guarantee, Ledger, guarantee_values
+from fedveil.engines.lifetime import read_ledger
+from fedveil.engines.party import SERVER
+from fedveil.errors import FieldError, LedgerError
+from fedveil.reading import json_of
+from fedveil.runs.summary import totals_of
+
+WHO_ADDS = {"central": SERVER}  # whose total counts; anywhere else it is the worst client's
+
+
+@dataclass(frozen=True, eq=False)
+class Book:
+    """One party's ledger in one run, or a data set's over all runs.
+
+    Attributes
+    ----------
+    ledger : Ledger
+        Checked line by line.
+    lines : tuple of str
+        As they lie in the file; of a data set's ledger without the first.
+    """
+
+    ledger: Ledger
+    lines: tuple[str, ...]
+
+    def values(self, count: int | None = None) -> dict[str, Any]:
+        """Party, number of lines, head of the chain and digest of the bytes, of the first `count` lines; for JSON."""
+        lines = self.lines[:count]
+        ledger = self.ledger if len(lines) == len(self.lines) else self._of(lines)
+        digest = hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
+        return {"party": ledger.party, "lines": len(lines), "head": ledger.checksum, "digest": digest}
+
+    def _of(self, lines: tuple[str, ...]) -> Ledger:
+        return Ledger.parse(self.ledger.run, self.ledger.party, lines, self.ledger.head)
+
+
+@dataclass(frozen=True, eq=False)
+class FoundLedgers:
+    """Ledgers that were found: `runs` by run and party, `sets` by data set's name."""
+
+    runs: Mapping[str, Mapping[str, Book]] = field(default_factory=dict)
+    sets: Mapping[str, Book] = field(default_factory=dict)
+
+
+def read_books(paths: Iterable[Path]) -> FoundLedgers:
+    """Every ledger among files and below folders, checked.
+
+    Raises
+    ------
+    LedgerError
+        If a line was edited, or lacks its end.
+    FieldError
+        If there is no such file.
+    """
+    lines: dict[tuple[str, str], list[str]] = {}
+    sets: dict[str, Book] = {}
+    for path in paths:
+        if not path.exists():
+            raise FieldError("--ledgers", str(path), "there is no such file or folder")
+        below = sorted(p for p in path.rglob("*.jsonl") if p.parent.name.startswith("ledger") or _of_data(p))
+        for file in below if path.is_dir() else [path]:
+            if _of_data(file):
+                ledger, own, torn = read_ledger(file)
+                if torn:
+                    raise LedgerError(f"{file}: its last line has no end; restore the file")
+                sets[file.stem] = Book(ledger, tuple(own))
+            else:
+                for key, line in _lines_of(file):
+                    lines.setdefault(key, []).append(line)
+    runs: dict[str, dict[str, Book]] = {}
+    for (run, party), own in lines.items():
+        runs.setdefault(run, {})[party] = Book(Ledger.parse(run, party, own), tuple(own))
+    return FoundLedgers(runs, sets)
+
+
+def _lines_of(file: Path) -> Iterable[tuple[tuple[str, str], str]]:
+    try:
+        text = file.read_bytes().decode()
+        if text and not text.endswith("\n"):
+            raise ValueError("its last line has no end")
+        for line in text.split("\n")[:-1]:
+            values = json_of(line)
+            yield (str(values["run"]), str(values["party"])), line
+    except (ValueError, KeyError, TypeError) as error:
+        raise LedgerError(f"{file} is no ledger: {error}; restore the file") from error
+
+
+def _of_data(file: Path) -> bool:
+    """Whether the first line of a file is that of a data set's ledger."""
+    with file.open("rb") as opened:
+        first = opened.readline(1 << 20)
+    try:
+        return "dataset" in json_of(first)
+    except (ValueError, TypeError):
+        return False
+
+
+def promises(trust: str, books: Mapping[str, Book], delta: float) -> dict[str, dict[str, Any]]:
+    """What a run's ledgers add up to: of the server that adds the noise, or of the worst client; for JSON."""
+    _, counted, validation = totals_of(trust, {party: book.ledger for party, book in books.items()})
+    found = {WHO_ADDS.get(trust, "worst client"): counted}
+    found |= {} if validation is None else {"validation clients": validation}
+    return {party: plain(guarantee, delta) for party, guarantee in found.items()}
+
+
+def plain(guarantee: Guarantee, delta: float) -> dict[str, Any]:
+    """A guarantee for JSON without its events, of which there may be thousands: ledgers hold them."""
+    return {k: v for k, v in guarantee_values(guarantee, delta).items() if not k.startswith("events")}

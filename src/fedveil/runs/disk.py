@@ -1,0 +1,198 @@
+"""Files that outlast a crash: written whole or not at all, under a checksum, by one process at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, uint8
+
+from fedveil.engines.locking import lock as _lock
+from fedveil.errors import FieldError
+from fedveil.reading import json_of
+
+LOCK = ".lock"
+
+PLAIN = "fedveil"  # the one entry of the metadata: the checksum, a space, the values
+
+
+class InUseError(FieldError):
+    """A folder that another process writes to."""
+
+
+class FolderLock:
+    """A folder that only this object may write to, from `take` to `release`.
+
+    The operating system holds the lock and lets go of it when the process ends, however it ends: a file that a killed
+    process left behind keeps nobody out. The file names the process that holds it, or was killed; `release` empties it.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the file lies.
+    name : str
+        The file's.
+    """
+
+    def __init__(self, folder: Path, name: str = LOCK) -> None:
+        self._folder, self._name, self._handle = folder, name, -1
+
+    def try_take(self) -> bool:
+        """Lock the folder, unless somebody else holds it."""
+        try:
+            self.take()
+        except InUseError:
+            return False
+        return True
+
+    def take(self) -> None:
+        """Lock the folder.
+
+        Raises
+        ------
+        InUseError, FieldError
+            If somebody else holds it; if the file system knows no locks.
+        """
+        handle = os.open(self._folder / self._name, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            _lock(handle)
+        except (BlockingIOError, PermissionError) as error:
+            os.lseek(handle, 0, os.SEEK_SET)
+            holder = os.read(handle, 200).decode(errors="replace").strip() or "another process"
+            os.close(handle)
+            accepted = f"is being written to by {holder}: wait until that has ended, or end it"
+            raise InUseError("--out", str(self._folder), accepted) from error
+        except OSError as error:
+            os.close(handle)
+            accepted = (
+                f"cannot be locked ({error.strerror}): give a folder on a file system that can, such as a local one"
+            )
+            raise FieldError("--out", str(self._folder), accepted) from error
+        os.ftruncate(handle, 0)
+        os.lseek(handle, 0, os.SEEK_SET)
+        os.write(handle, f"process {os.getpid()} on {platform.node()}\n".encode())
+        self._handle = handle
+
+    def release(self) -> None:
+        """Let go, if it is held. The file stays: removing it would let two processes lock two files of one name."""
+        if self._handle >= 0:
+            os.ftruncate(self._handle, 0)
+            os.close(self._handle)
+            self._handle = -1
+
+
+def append(path: Path, text: str) -> None:
+    """Append to a file and wait for the disk; a failed write leaves the file as it was."""
+    with io.open(path, "ab", opener=_mine) as file:  # noqa: UP020 - the crash tests watch io.open
+        before = file.tell()
+        try:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+            if before == 0:
+                sync(path.parent)
+        except OSError:
+            os.truncate(path, before)
+            raise
+
+
+def write_atomic(path: Path, content: bytes, writer: str = "") -> None:
+    """Replace a file's content at once: after a crash there is the old one or the new one.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    content : bytes
+        What it is to hold.
+    writer : str
+        Tells apart processes that may write the same file at the same time; without locks, the last one stands.
+    """
+    temporary = path.with_name(f".{path.name}{writer}.part")
+    with io.open(temporary, "wb", opener=_mine) as file:  # noqa: UP020
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    sync(path.parent)
+
+
+def _mine(path: str, flags: int) -> int:
+    """Open a file that its owner alone may read: what a run leaves is not all noised."""
+    return os.open(path, flags, 0o600)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder for its owner alone, and those it lies in, unless they are there; wait for the disk."""
+    if not path.parent.exists():
+        make_folder(path.parent)
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        accepted = f"cannot be made ({error.strerror}): give a folder of your own with --out (in Python, out=)"
+        raise FieldError("--out", str(path), accepted) from error
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until the disk holds a file's bytes, or a folder's names; only with both a new file outlasts a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sealed(tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> bytes:
+    """The content of a file.
+
+    Parameters
+    ----------
+    tensors : mapping of str to Tensor
+        Of any shape and type.
+    plain : mapping
+        What JSON knows.
+    """
+    own = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
+    text = json.dumps(plain)
+    return save(own, metadata={PLAIN: f"{_checksum(own, text)} {text}"})  # of several entries the order is not kept
+
+
+def unsealed(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What a file holds.
+
+    Raises
+    ------
+    ValueError, OSError
+        If it cannot be read, or is not what was written, to the bit.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
+    checksum, _, text = metadata.get(PLAIN, "").partition(" ")
+    if checksum != _checksum(tensors, text):
+        raise ValueError("its checksum does not fit, or it is of an earlier version")
+    plain = json_of(text)
+    if not isinstance(plain, dict):
+        raise ValueError("its values are no table")
+    return tensors, plain
+
+
+def _checksum(tensors: Mapping[str, Tensor], text: str) -> str:
+    digest = hashlib.sha256(text.encode())
+    for key in sorted(tensors):
+        value = tensors[key]
+        digest.update(json.dumps([key, str(value.dtype), list(value.shape)]).encode())
+        digest.update(value.reshape(-1).view(uint8).numpy().tobytes())
+    return digest.hexdigest()

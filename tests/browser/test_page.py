@@ -1,0 +1,117 @@
+"""The page of a report in a browser without a window: `make browser`."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from fedveil.config import parse
+from fedveil.grid import compare
+from fedveil.report.statement.gather import gather
+from fedveil.report.statement.page import page_of
+from fedveil.report.statement.write import report_of
+
+pytestmark = pytest.mark.browser
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+# Looks at the page from inside, and leaves what it saw where --dump-dom shows it.
+LOOK = """<script>
+addEventListener("load", () => {
+  const box = document.querySelector("input[data-line]"), line = document.getElementById(box.dataset.line);
+  const shown = [line.getBoundingClientRect().width > 0];
+  for (let i = 0; i < 2; i++) { box.click(); shown.push(getComputedStyle(line).display !== "none"); }
+  const luminance = (text) => {
+    const linear = (v) => (v / 255 <= .03928 ? v / 255 / 12.92 : ((v / 255 + .055) / 1.055) ** 2.4);
+    const [r, g, b] = text.match(/[\\d.]+/g).map(linear);
+    return .2126 * r + .7152 * g + .0722 * b;
+  };
+  const paper = luminance(getComputedStyle(document.body).backgroundColor);
+  const contrast = (one) => {
+    const ink = luminance(getComputedStyle(one).color);
+    return (Math.max(ink, paper) + .05) / (Math.min(ink, paper) + .05);
+  };
+  const texts = [...document.querySelectorAll("p, dt, dd, th, td, a, figcaption, summary")];
+  const ids = [...document.querySelectorAll("[id]")].map((one) => one.id);
+  const seen = {
+    shown, dark: paper < .5,
+    contrast: Math.min(...texts.map(contrast)),
+    wide: document.documentElement.scrollWidth, room: innerWidth,
+    twice: ids.length - new Set(ids).size,
+    lost: [...document.querySelectorAll("nav a")].filter((a) => !document.getElementById(a.hash.slice(1))).length,
+    unnamed: [...document.querySelectorAll("input, svg")].filter(
+      (one) => !(one.getAttribute("aria-label") || one.closest("label")?.textContent.trim())).length,
+    levels: [...document.querySelectorAll("h1, h2, h3")].map((one) => one.tagName).join(" "),
+  };
+  document.body.setAttribute("data-seen", JSON.stringify(seen));
+});
+</script></body>"""
+
+
+@pytest.fixture(scope="session")
+def browser():
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    assert found, f"needs one of {', '.join(NAMES)}"
+    return found
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    path = tmp_path_factory.mktemp("page")
+    settings = [{"method": m} for m in ("vanilla", "global", "metric")]
+    config = {
+        "name": "tiny",
+        "rounds": 3,
+        "data": {"name": "breast-cancer", "clients": 3},
+        "model": {"name": "logistic"},
+    }
+    privacy = {"method": "global", "noise_multiplier": 4.0, "clip": 1.0}
+    compare(parse({**config, "privacy": privacy, "compare": {"settings": settings}}), path / "run", seeds=2)
+    text = page_of(report_of(gather([path / "run"], [], None, None)))
+    assert text.count("</body>") == 1
+    (path / "page.html").write_text(text.replace("</body>", LOOK))
+    return path / "page.html"
+
+
+def opened(browser, page, tmp_path, *options):
+    """What the page shows of itself, and what it wrote to the console."""
+    how = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", f"--user-data-dir={tmp_path}"]
+    command = [browser, *how, *options, "--virtual-time-budget=2000", "--dump-dom", page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    seen = re.search(r'data-seen="([^"]*)"', done.stdout)
+    assert seen, done.stdout[-2000:]
+    return json.loads(html.unescape(seen[1])), [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+@pytest.mark.parametrize("width", [1280, 500])
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_page_fits_can_be_read_and_its_lines_switched(browser, page, tmp_path, width, dark):
+    scheme = ["--blink-settings=preferredColorScheme=0"] if dark else []
+    seen, console = opened(browser, page, tmp_path, f"--window-size={width},900", *scheme)
+    assert not console
+    assert seen["shown"] == [True, False, True]
+    assert seen["wide"] <= seen["room"] <= width
+    assert seen["dark"] == dark
+    assert seen["contrast"] >= 4.5  # WCAG 2, level AA
+    assert (seen["twice"], seen["lost"], seen["unnamed"]) == (0, 0, 0)
+    assert re.fullmatch(r"H1( H2( H3)*)+", seen["levels"])
+
+
+def test_an_error_on_the_page_would_be_seen(browser, page, tmp_path):
+    broken = tmp_path / "broken.html"
+    broken.write_text(page.read_text().replace("<script>", "<script>missing.call();", 1))
+    assert opened(browser, broken, tmp_path / "profile")[1]
+
+
+def test_it_prints_on_a_few_sheets_of_a4(browser, page, tmp_path):
+    how = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--no-pdf-header-footer"]
+    file = tmp_path / "page.pdf"
+    subprocess.run(
+        [browser, *how, f"--print-to-pdf={file}", page.as_uri()], capture_output=True, timeout=120, check=True
+    )
+    raw = file.read_bytes()
+    boxes = [tuple(map(float, box)) for box in re.findall(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", raw)]
+    assert 1 <= len(boxes) <= 8
+    assert all(abs(width - 595) < 2 and abs(height - 842) < 2 for width, height in boxes)

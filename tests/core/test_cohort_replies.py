@@ -1,0 +1,68 @@
+"""A cohort that trusts the server answers as one tensor: the same bits, the same checks, the same replies."""
+
+import pytest
+import torch
+from engine_kit import OPTIONS, federation, images
+
+import fedveil as fv
+from fedveil.accounting import digest
+from fedveil.engines import replying
+from fedveil.methods import CohortReplies, build
+
+
+def models(name, together, monkeypatch, rounds=3, **options):
+    if not together:
+        monkeypatch.setattr(replying.Replying, "_stacked", lambda self, asked, learned: None)
+    kept = []
+
+    class Keeper:
+        name, figures = "keeper", ()
+
+        def __call__(self, seen):
+            kept.append(({p: digest(r) for p, r in seen.received.items()}, type(seen.received) is CohortReplies))
+            return {}
+
+    made = federation(name, evaluation=fv.Evaluation(probes=[Keeper()]), **options)
+    history = made.run(rounds)
+    lines = [entry.digest for entry in made.server.ledger.entries]
+    return history.models, lines, [dict(r.round.report) for r in history.rounds], kept
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, OPTIONS[name]) for name in ("vanilla", "global", "metric")),
+        ("global", {"noise_multiplier": 0.2, "clip": 0.01}),
+        ("global", {"noise_multiplier": 0.2, "order": "printed"}),
+    ],
+)
+def test_bits_ledger_figures_and_replies_are_those_of_replies_looked_at_one_by_one(name, options, monkeypatch):
+    method = build(name, **options)
+    together = models(name, True, monkeypatch, method=method)
+    alone = models(name, False, monkeypatch, method=method)
+    assert torch.equal(together[0], alone[0])
+    assert together[1:3] == alone[1:3]
+    assert [replies for replies, _ in together[3]] == [replies for replies, _ in alone[3]]
+    assert {stacked for _, stacked in together[3]} == {True}
+    assert {stacked for _, stacked in alone[3]} == {False}
+
+
+@pytest.mark.parametrize("rule", [fv.FedMedian(), fv.FedAdam(), fv.FedAvg("examples"), fv.Krum(malicious=1)])
+def test_every_rule_sees_the_same(rule, monkeypatch):
+    own = {"n": 5, "method": build("vanilla", rule), "clients": [images(p, 4 + p) for p in range(5)]}
+    assert torch.equal(models("vanilla", True, monkeypatch, **own)[0], models("vanilla", False, monkeypatch, **own)[0])
+
+
+@pytest.mark.parametrize("fault", ["nan", "raise"])
+def test_what_one_client_breaks_is_that_clients_alone(fault):
+    made = federation("global", faults={2: fault})
+    record = made.run(1).rounds[0]
+    assert record.round.used == (0, 1, 3)
+    assert {**record.round.invalid, **record.round.failed}.keys() == {2}
+
+
+def test_participations_are_counted_client_by_client_where_somebody_counts():
+    budgets = fv.Budgets(clients=lambda p: fv.ParticipationFilter(1) if p == 1 else None)
+    rounds = federation("global", budgets=budgets).run(2).rounds
+    assert [r.round.used for r in rounds] == [(0, 1, 2, 3), (0, 2, 3)]
+    assert set(rounds[1].round.refused) == {1}

@@ -1,0 +1,207 @@
+"""The secure sum under Flower: embedded's bits, sites that go missing, and what a node refuses."""
+
+import hashlib
+
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+from flwr.serverapp import ServerApp
+
+import fedveil as fv
+from fedveil.aggregation import FedAvgM
+from fedveil.engines.flower.records import read_share
+from fedveil.engines.flower.settings import read_settings
+from fedveil.engines.keyfile import read_key
+from fedveil.errors import FieldError
+from fedveil.flower import FedVeilStrategy, FlowerFederation, run_in_process, to_arrays
+from fedveil.learning import LocalTraining, PrivateTrainer
+from fedveil.methods import build
+from fedveil.secure import SiteKey
+from site_kit import LAYOUT, Nodes, ProcessGrid, method, network, set_up, silo, spent
+
+pytestmark = pytest.mark.flower
+D = LAYOUT.size
+
+
+def arguments(n=4, unit="record", **values):
+    own = {"examples": 6}
+    if unit == "person":
+        own = {"unit": "person", "people": 3, "records_per_person": 2}
+    shared = {**own, "sum": "secure", "noise_multiplier": 2.0, "clip": 0.5, "least_sites": 3, "rounds": 3}
+    built = build("record", FedAvgM(momentum=0.5), **{**shared, **values})
+    clients = [silo(i) for i in range(n)]
+    return {"model": network(), "clients": clients, "method": built, "local": LocalTraining(lr=0.5), "seed": 1}
+
+
+@pytest.mark.parametrize(("n", "unit"), [(3, "record"), (4, "person"), (40, "record")])
+def test_same_bits_and_ledgers_as_embedded(n, unit):
+    embedded = fv.Federation(**arguments(n, unit))
+    expected = embedded.run(3)
+    found = FlowerFederation(shuffle=5, **arguments(n, unit)).run(3)
+    assert torch.equal(found.models, expected.models)
+    assert found.guarantees == expected.guarantees
+    assert (found.guarantee.unit, found.guarantee.trust) == (unit, "secure sum")
+    assert not any(r.zeroed for r in found.rounds)
+
+
+# ---- sites as processes of their own
+
+
+def served(grid, rounds=2, **options):
+    """Run the strategy over a grid; returns it and the shared model [d]."""
+    strategy = FedVeilStrategy(method(), LAYOUT, rounds=rounds, **options)
+    server = ServerApp()
+
+    @server.main()
+    def main(grid, context):
+        strategy.start(grid, to_arrays(LAYOUT, LAYOUT.read(network())))
+
+    run_in_process(server, grid=grid)
+    return strategy
+
+
+def plain_sum(broadcast, keys, partitions):
+    """The integer sum of what the sites trained, noise included, computed without a mask by whoever has all keys."""
+    own = method().client
+    context = own.question(broadcast, LAYOUT)
+    trainer = PrivateTrainer(network(), LAYOUT, LocalTraining(lr=0.5), own.noisy_steps)
+    total = torch.zeros(D, dtype=torch.int64)
+    for p in partitions:
+        source = keys[p].source(context.digest)
+        [made] = trainer.train_noisily(broadcast.models, [silo(p)], [(0,)], [source.child("train")])
+        mark = int.from_bytes(hashlib.sha256(made.total.numpy().tobytes()).digest(), "big")
+        total += made.total + context.terms.noise.sample(D, source=source.child("noise", mark))
+    return (total.double() * context.terms.grid / (6 * len(partitions))).float()
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sites")
+    configs = set_up(folder, 4)
+    grid = ProcessGrid(configs)
+    yield folder, configs, grid
+    grid.close()
+
+
+def test_four_processes_with_key_files_make_the_plain_integer_sum_to_the_bit(processes):
+    folder, _, grid = processes
+    strategy = served(grid, rounds=1, seed=None)
+    keys = {i: read_key(folder / f"site{i}" / "key") for i in range(4)}
+    step = plain_sum(strategy.broadcast, keys, range(4))
+    assert torch.equal(strategy.models[0], strategy.broadcast.models[0] - (0.5 * step.double()).float())
+    assert strategy.guarantee.trust == "secure sum"
+    for answer in grid.seen:
+        assert set(answer) <= {"fedveil.share", "fedveil.reply", "metrics"}
+        assert dict(answer.get("metrics", {})) in ({}, {"num-examples": 1})
+    for i in range(4):
+        assert len(spent(folder, i)) == 1
+
+
+def test_a_process_that_is_gone_is_left_out_and_the_others_answer_and_pay_anew(processes):
+    folder, _, grid = processes
+    before = [len(spent(folder, i)) for i in range(4)]
+    grid.gone = {3}
+    strategy = served(grid, rounds=1)
+    grid.gone = set()
+    [log] = strategy.history
+    assert (log.used, set(log.failed)) == ((0, 1, 2), {3})
+    keys = {i: read_key(folder / f"site{i}" / "key") for i in range(4)}
+    step = plain_sum(strategy.broadcast, keys, range(3))
+    assert torch.equal(strategy.models[0], strategy.broadcast.models[0] - (0.5 * step.double()).float())
+    assert [len(spent(folder, i)) - b for i, b in enumerate(before)] == [2, 2, 2, 0]
+    assert strategy.guarantee.mu == pytest.approx(2**0.5 / 2)  # two full releases of z = 2
+
+
+# ---- nodes that keep files, in one process
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    return Nodes(tmp_path)
+
+
+REFUSAL = (901, "the site takes no part in this sum")
+
+
+def test_a_site_refuses_in_one_word_before_its_data_are_touched(nodes):
+    stranger = SiteKey(bytes(range(64))).public
+    for asked in (
+        nodes.opened(nodes.keys[1:]),  # without it
+        nodes.opened(nodes.keys[:2]),  # below the least roster
+        nodes.opened([*nodes.keys[:3], stranger]),  # a swapped key
+        nodes.opened([*nodes.keys, stranger]),  # grown
+        nodes.opened([nodes.keys[0], *nodes.keys[:3]]),  # a key twice
+        nodes.opened(attempt=-1),
+        nodes.opened(attempt=2**63),
+    ):
+        assert nodes.ask(0, asked) == REFUSAL
+    assert not nodes.trained
+    assert not spent(nodes.folder, 0)
+
+
+def test_attempts_end_where_the_policy_says(nodes):
+    answers = [nodes.ask(0, nodes.opened(attempt=a)) for a in (5, 0, 9, 1, 2)]
+    assert [a == REFUSAL for a in answers] == [False, False, False, True, True]
+    assert len(spent(nodes.folder, 0)) == 3
+
+
+def test_the_same_question_gives_the_same_bits_or_nothing(nodes):
+    asked = nodes.opened()
+    first = nodes.ask(0, asked)
+    again = nodes.ask(0, asked)
+    assert torch.equal(*(read_share(found)[0].value for found in (first, again)))
+    nodes.contexts.clear()  # the node was started again, and what it sent is gone
+    assert nodes.ask(0, asked) == (902, "the client failed; its own log says why")
+    assert nodes.ask(0, asked, run=2) == REFUSAL  # another run of Flower's, the same question
+    assert len(spent(nodes.folder, 0)) == 1
+
+
+@pytest.mark.parametrize("wrong", ["no key", "open key", "damaged key", "no peers", "own key as a peer", "one peer"])
+def test_a_node_that_is_not_set_up_for_sums_says_so_in_its_own_log_alone(nodes, wrong, caplog):
+    config, own = nodes.configs[0], nodes.folder / "site0"
+    key, policy = own / "key", own / "policy.toml"
+    text, publics = policy.read_text(), [k.hex() for k in nodes.keys]
+    if wrong == "no key":
+        del config["privacy.key"]
+    elif wrong == "open key":
+        key.chmod(0o644)
+    elif wrong == "damaged key":
+        key.write_text("fedveil site key 1\n")
+    elif wrong == "no peers":
+        policy.write_text(text.partition("[sum]")[0])
+    elif wrong == "own key as a peer":
+        policy.write_text(text.replace(publics[1], publics[0]))
+    else:
+        policy.write_text(text.replace(f"'{publics[1]}', '{publics[2]}', ", ""))
+    code, reason = nodes.ask(0, nodes.opened())
+    assert code == 902
+    assert not any(word in reason for word in (str(nodes.folder), *publics))
+    assert not nodes.trained
+    if wrong != "one peer":
+        assert reason == "the client failed; its own log says why"
+
+
+def test_a_run_cannot_name_the_key():
+    config = {"privacy.key": "/nowhere", "privacy.method": "record", "privacy.sum": "secure"}
+    context = Context(1, 7, {"partition-id": 0}, RecordDict(), config)
+    with pytest.raises(FieldError, match=r"privacy\.key"):
+        read_settings(context, None, None, None, None, None, "run", None, None)
+
+
+class Died(Exception):
+    """The process ends."""
+
+
+def test_a_resumed_run_ends_in_the_same_bits():
+    whole = FlowerFederation(**arguments(3)).run(3)
+    first, second = (FlowerFederation(**arguments(3)) for _ in range(2))
+
+    def die(record):
+        raise Died
+
+    with pytest.raises(Died):
+        first.run(3, die)
+    assert first.round == 1
+    second.server.ledger = first.server.ledger
+    second.restore(first.models, 1, first.server.state, first.client_states())
+    assert torch.equal(second.run(3).models, whole.models)

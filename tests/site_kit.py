@@ -1,0 +1,185 @@
+"""Sites as separate Python processes: each has a key file, a policy, a ledger and its head in folders of its own.
+
+As a script it is one site: it reads requests from its standard input, one pickle each, and writes its answers. What a
+site's process holds is in no other; the server's sees messages alone.
+"""
+
+import os
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from flwr.app import Context, Error, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+from torch import nn
+
+from fedveil.accounting import Ledger
+from fedveil.aggregation import FedAvgM
+from fedveil.engines.flower.grid import InProcessGrid, _identity
+from fedveil.engines.flower.records import write_broadcast
+from fedveil.engines.keyfile import make_key, read_key
+from fedveil.engines.lifetime import begin_ledger, read_ledger
+from fedveil.engines.party import ServerParty
+from fedveil.flower import privacy_mod, read_broadcast, training_source, write_trained
+from fedveil.layout import Layout
+from fedveil.learning import ClientData, LocalTraining, PrivateTrainer
+from fedveil.mechanisms import SecureSource
+from fedveil.methods import build
+
+POLICY = """trust = ["secure sum"]
+total = {{ record_mu = 5.0 }}
+[sum]
+peers = {peers}
+least_sites = {least_sites}
+colluding = 1
+attempts = 3
+"""
+
+
+def silo(seed=0, n=6):
+    generator = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(n, 6, generator=generator), torch.randint(0, 3, (n,), generator=generator)
+    return ClientData(x, y, person=torch.arange(n) // 2)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Linear(6, 3)
+
+
+LAYOUT = Layout.from_module(network())
+
+
+def method(**values):
+    shared = {"examples": 6, "sum": "secure", "noise_multiplier": 2.0, "clip": 0.5, "least_sites": 3, "rounds": 3}
+    return build("record", FedAvgM(momentum=0.5), lr=0.5, **{**shared, **values})
+
+
+def client_app(trained=None, silos=silo, sources=None, **options):
+    """A user's own training code behind the mod; `trained` collects the partitions that touched their data."""
+    own = options.pop("method", None) or method()
+    trainer = PrivateTrainer(network(), LAYOUT, LocalTraining(lr=0.5), own.noisy.noisy_steps)
+    app = ClientApp(mods=[privacy_mod(LAYOUT, own, trainer=trainer, **options)])
+
+    @app.train()
+    def train(message, context):
+        partition = context.node_config["partition-id"]
+        if trained is not None:
+            trained.append(partition)
+        models, data = read_broadcast(message.content, LAYOUT).models, silos(partition)
+        source = training_source()
+        if sources is not None:
+            sources.append(source)
+        [found] = trainer.train_noisily(models, [data], [(0,)], [source])
+        return Message(write_trained(found, LAYOUT), reply_to=message)
+
+    return app
+
+
+def set_up(folder: Path, n: int, least_sites=3):
+    """Make keys, policies and ledgers of n sites; returns each one's node configuration."""
+    publics = [make_key(folder / f"site{i}" / "key").public.hex() for i in range(n)]
+    configs = []
+    for i in range(n):
+        own = folder / f"site{i}"
+        peers = [key for j, key in enumerate(publics) if j != i]
+        (own / "policy.toml").write_text(POLICY.format(peers=peers, least_sites=least_sites))
+        begin_ledger(own / "ledger", i, by="the test", head=own / "head")
+        places = {"key": own / "key", "policy": own / "policy.toml", "ledger": own / "ledger", "head": own / "head"}
+        configs.append({"partition-id": i, **{f"privacy.{name}": str(path) for name, path in places.items()}})
+    return configs
+
+
+class Nodes:
+    """Sites with key files, policies and lifetime ledgers, and what the server sees of them."""
+
+    def __init__(self, folder, n=4, silos=silo, **values):
+        self.folder, self.trained, self.sources = folder, [], []
+        self.method = method(**values)
+        self.configs = set_up(folder, n)
+        app = client_app(self.trained, silos, self.sources, method=self.method)
+        self.app, self.contexts = app, {}
+        self.keys = [read_key(folder / f"site{i}" / "key").public for i in range(n)]
+        self.server = ServerParty(self.method, LAYOUT, Ledger("run", "server"), SecureSource())
+
+    def ask(self, partition, broadcast, run=1):
+        """The reply of one site: its content, or the error's code and reason."""
+        content = write_broadcast(broadcast, LAYOUT)
+        with _identity():
+            message = Message(content, 7, MessageType.TRAIN)
+            key = (partition, run)
+            if key not in self.contexts:
+                self.contexts[key] = Context(run, 7, dict(self.configs[partition]), RecordDict(), {})
+            reply = self.app(message, self.contexts[key])
+        return (reply.error.code, reply.error.reason) if reply.has_error() else reply.content
+
+    def opened(self, roster=None, attempt=0, model=None, **changes):
+        """A question; `changes` are to its public facts."""
+        keys = self.keys if roster is None else roster
+        model = LAYOUT.read(network()) if model is None else model
+        broadcast = self.server.open(model[None], 1, 3, 4, keys, attempt)
+        return replace(broadcast, public=replace(broadcast.public, **changes)) if changes else broadcast
+
+
+def spent(folder, i):
+    return read_ledger(folder / f"site{i}" / "ledger" / f"{i}.jsonl")[0].all_entries
+
+
+class ProcessGrid(InProcessGrid):
+    """Hands each message to its site's process; a site without a process is a node that is gone."""
+
+    def __init__(self, configs, gone=()):
+        super().__init__(ClientApp(), configs)
+        self.gone, self.seen = set(gone), []
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, __file__]
+        pipe = subprocess.PIPE
+        self.sites = {
+            c["partition-id"]: subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment) for c in configs
+        }
+        for config in configs:
+            pickle.dump(config, self.sites[config["partition-id"]].stdin)
+
+    def _ask(self, message):
+        partition = self._partitions[message.metadata.dst_node_id]
+        if partition in self.gone and "fedveil.hello" not in message.content:
+            return Message(Error(5, "node unavailable"), reply_to=message)
+        process = self.sites[partition]
+        pickle.dump((message.content, message.metadata.message_type), process.stdin)
+        process.stdin.flush()
+        answer = pickle.load(process.stdout)
+        self.seen.append(answer)
+        if isinstance(answer, RecordDict):
+            return Message(answer, reply_to=message)
+        return Message(Error(*answer), reply_to=message)
+
+    def close(self):
+        for process in self.sites.values():
+            process.stdin.close()
+            process.wait(timeout=60)
+
+
+def main():
+    torch.set_num_threads(1)
+    source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever is printed is no answer
+    config = pickle.load(source)
+    with _identity():
+        grid = InProcessGrid(client_app(), [config])
+        [node] = grid.get_node_ids()
+        while True:
+            try:
+                content, kind = pickle.load(source)
+            except EOFError:
+                return
+            reply = InProcessGrid._ask(grid, Message(content, node, kind))
+            answer = (reply.error.code, reply.error.reason) if reply.has_error() else reply.content
+            pickle.dump(answer, sink)
+            sink.flush()
+
+
+if __name__ == "__main__":
+    main()

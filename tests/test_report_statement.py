@@ -1,0 +1,337 @@
+"""A page to sign: what it says, what it leaves open, and that a check elsewhere notices whatever was changed."""
+
+import hashlib
+import json
+import re
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from fedveil.accounting import Guarantee, Limits, Policy, Spend
+from fedveil.accounting.bounds import GDP
+from fedveil.accounting.ledger import Entry
+from fedveil.cli import app
+from fedveil.config import parse
+from fedveil.engines.lifetime import LifetimeLedger, begin_ledger
+from fedveil.errors import FieldError, LedgerError
+from fedveil.grid import compare
+from fedveil.report.spent import used_of
+from fedveil.report.statement.books import read_books
+from fedveil.report.statement.check import check
+from fedveil.report.statement.document import ABSENT, encoded
+from fedveil.report.statement.gather import gather
+from fedveil.report.statement.page import page_of
+from fedveil.report.statement.words import protected
+from fedveil.report.statement.write import report_of, write_report
+from fedveil.runs import run
+
+ORDER = ["unit", "trust", "leaves", "accuracy", "attacked", "tuned", "budget", "policy", "origin", "approval"]
+# accepted values of the registry of deployments
+TYPES = {"Summary statistics", "Machine learning model", "Dataset", "Synthetic data", "Interactive API", "SQL queries"}
+VARIANTS = {"Pure DP", "Approximate DP", "Zero-concentrated DP", "Renyi DP", "Custom"}
+FIELDS = {
+    "basic": "name data_curators intended_use data_product_type data_product_region description publication_date "
+    "data_product_sector",
+    "privacy_loss": "privacy_unit privacy_unit_details privacy_parameters privacy_parameters_details",
+    "dp_variant": "variant_name data_domain unprotected_quantities",
+    "accounting": "post_processing composition",
+    "implementation": "preprocessing_and_hyperparameter_tuning mechanisms justification",
+    "deployment_model": "model_name model_name_details actors release_type release_type_details data_source_type "
+    "data_source_type_details access_type access_type_details",
+    "administrative": "sources notes registry_authors",
+}
+
+
+def config(**changes):
+    base = {"name": "tiny", "rounds": 2, "data": {"name": "breast-cancer", "clients": 3}, "model": {"name": "logistic"}}
+    return parse({**base, **changes})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A comparison with a promise, a heuristic and neither; and a run that protects itself record by record."""
+    path = tmp_path_factory.mktemp("statement")
+    settings = [{"method": m} for m in ("vanilla", "global", "metric")]
+    central = {"method": "global", "noise_multiplier": 4.0, "clip": 1.0}
+    compare(config(privacy=central, compare={"settings": settings}), path / "compared", seeds=2)
+    record = {"method": "record", "epsilon": 4.0, "clip": 1.0, "examples": 150, "rounds": 2}
+    run(config(privacy=record, source={"kind": "secure"}), path / "record")
+    return path
+
+
+def gathered(*folders, ledgers=(), policy=None, people=None):
+    return gather(list(folders), list(ledgers), policy, people)
+
+
+@pytest.fixture(scope="module")
+def written(folder, tmp_path_factory):
+    path = tmp_path_factory.mktemp("written")
+    write_report(gathered(folder / "compared", folder / "record"), path)
+    return path
+
+
+@pytest.fixture
+def made(folder, written, tmp_path):
+    """A report of both, with ledgers in another place."""
+    shutil.copytree(written, tmp_path / "report")
+    shutil.copytree(folder, tmp_path / "elsewhere")
+    return tmp_path
+
+
+def wrong(made, ledgers="elsewhere"):
+    return {one.what for one in check(made / "report" / "report.json", [made / ledgers]) if one.holds is False}
+
+
+def test_a_report_has_its_sections_in_order_and_says_what_nobody_covers(folder):
+    report = json.loads(report_of(gathered(folder / "compared", folder / "record")).to_json())
+    assert report["format"] == "fedveil report 1"
+    assert [section["name"] for section in report["sections"]] == ORDER
+    assert [one["setting"] for one in report["headline"]] == ["vanilla", "global", "metric", "record"]
+    sections = {section["name"]: section for section in report["sections"]}
+    for name in ("budget", "policy", "approval"):
+        assert {line["text"] for line in sections[name]["lines"]} == {ABSENT}
+    assert {"membership", "inversion", "participation"} <= {
+        line["label"].split(":")[0] for line in sections["attacked"]["lines"] if line["text"] == ABSENT
+    }
+    page = page_of(report_of(gathered(folder / "compared")))
+    assert "://" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", page)
+    assert page.count(ABSENT) > 8
+
+
+def test_odds_and_epsilons_are_those_of_the_ledgers(folder):
+    report = report_of(gathered(folder / "compared", folder / "record"))
+    said = {one["setting"]: one["text"] for one in report.headline}
+    by_setting = {r["setting"]: r for r in report.evidence["runs"]}
+    promise = by_setting["record"]["promises"]["worst client"]
+    assert promise["epsilon"] == pytest.approx(4.0, rel=1e-6)
+    assert "epsilon 4 at delta 1e-05" in said["record"]
+    assert "epsilon" not in said["metric"]
+    assert "epsilon" not in said["vanilla"]
+    rate = re.search(r"at most ([\d.]+)% of the cases", said["record"])
+    assert promise["meaning"]["accuracy"] <= float(rate[1]) / 100 < promise["meaning"]["accuracy"] + 0.001
+
+
+def test_a_heuristic_gets_a_card_without_parameters_and_with_the_reason(folder, tmp_path):
+    write_report(gathered(folder / "compared"), tmp_path, "metric")
+    card = yaml.safe_load((tmp_path / "card.yaml").read_text())["deployment"]
+    assert "privacy_parameters" not in card["privacy_loss"]
+    assert "variant_name" not in card["dp_variant"]
+    assert "unprotected models" in card["privacy_loss"]["privacy_parameters_details"]
+    assert "epsilon" not in (tmp_path / "card.yaml").read_text()
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert not any(
+        "epsilon" in p for r in report["evidence"]["runs"] if r["setting"] == "metric" for p in r["promises"]
+    )
+
+
+def test_a_card_has_the_fields_of_the_registry_and_invents_nothing(folder, tmp_path):
+    people = tmp_path / "people.toml"
+    people.write_text('curators = ["A: \\"quoted\\" # no comment"]\nsector = "Healthcare"\n')
+    write_report(gathered(folder / "compared", people=people), tmp_path)
+    card = yaml.safe_load((tmp_path / "card.yaml").read_text())
+    assert set(card) == {"url_slug", "status", "tier", "deployment"}
+    assert card["tier"] == 3
+    for name, section in card["deployment"].items():
+        assert set(section) <= set(FIELDS[name].split())
+    deployed = card["deployment"]
+    assert list(deployed)[1] == "privacy_loss"
+    assert deployed["basic"]["data_product_type"] in TYPES
+    assert deployed["dp_variant"]["variant_name"] in VARIANTS
+    assert deployed["deployment_model"]["model_name"] == "Federated"
+    assert deployed["basic"]["data_curators"] == ['A: "quoted" # no comment']
+    assert deployed["privacy_loss"]["privacy_parameters"]["delta"] == 1e-5
+    for where in (("basic", "intended_use"), ("basic", "publication_date"), ("implementation", "justification")):
+        assert deployed[where[0]][where[1]] == ABSENT
+
+
+def test_what_was_not_changed_agrees_elsewhere(made):
+    assert not wrong(made)
+    result = CliRunner().invoke(
+        app, ["report", "--verify", str(made / "report" / "report.json"), "--ledgers", str(made / "elsewhere")]
+    )
+    assert result.exit_code == 0, result.output
+
+
+def of_record(made, change):
+    [file] = (made / "elsewhere" / "record" / "ledger").glob("1.jsonl")
+    file.write_text(change(file.read_text()))
+
+
+def of_report(made, change):
+    """Edit the report, and its digest with it."""
+    file = made / "report" / "report.json"
+    values = json.loads(file.read_bytes())
+    change(values)
+    file.write_bytes(encoded(values))
+
+
+def smaller(values):
+    for one in values["evidence"]["runs"]:
+        for promise in one["promises"].values():
+            if "epsilon" in promise:
+                promise["epsilon"] *= 0.5
+
+
+def smaller_table(values):
+    values["sections"][0]["tables"][0]["rows"][1][5] = "0.1 at delta 1e-05"
+
+
+def another_page(made):
+    """Edit the page, and its digest and the report's with it."""
+    page = made / "report" / "report.html"
+    page.write_text(page.read_text().replace("epsilon 4 at", "epsilon 1 at"))
+    of_report(made, lambda v: v["files"].update({"report.html": hashlib.sha256(page.read_bytes()).hexdigest()}))
+
+
+def flattered(values):
+    values["headline"][1]["text"] = values["headline"][1]["text"].replace("epsilon ", "epsilon 0.")
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda m: (m / "report" / "report.html").open("a").write(" "), "report.html"),
+        (lambda m: (m / "report" / "card.yaml").open("a").write("#"), "card.yaml"),
+        (lambda m: (m / "report" / "report.json").open("a").write("\n"), "report.json"),
+        (lambda m: of_report(m, smaller), "promise"),
+        (lambda m: of_report(m, flattered), "sentences"),
+        (lambda m: of_report(m, smaller_table), "table of promises"),
+        (another_page, "words of the page"),
+        (lambda m: of_record(m, lambda t: t.replace('"round": 1', '"round": 3', 1)), "ledgers"),
+        (lambda m: of_record(m, lambda t: t.replace('"round": 1', '"round":  1', 1)), "ledgers"),
+        (lambda m: of_record(m, lambda t: t[: t[:-1].rindex("\n") + 1]), "ledgers"),
+        (lambda m: of_record(m, lambda t: t[:-1]), "ledgers"),
+        (lambda m: (m / "elsewhere" / "record" / "ledger" / "1.jsonl").unlink(), "ledgers"),
+        (lambda m: shutil.rmtree(m / "elsewhere" / "compared"), "ledgers"),
+    ],
+)
+def test_a_changed_byte_is_noticed_wherever_it_is(made, change, what):
+    change(made)
+    assert any(what in one for one in wrong(made))
+    where = ["report", "--verify", str(made / "report" / "report.json"), "--ledgers", str(made / "elsewhere")]
+    assert CliRunner().invoke(app, where).exit_code == 1
+
+
+def test_a_byte_of_the_report_is_noticed_without_its_digest(made):
+    file = made / "report" / "report.json"
+    raw = file.read_bytes()
+    for at in range(0, len(raw), len(raw) // 40):
+        changed = bytes([raw[at] ^ 1])
+        file.write_bytes(raw[:at] + changed + raw[at + 1 :])
+        with suppress(FieldError):  # no longer JSON, which is refused
+            assert wrong(made) or changed == raw[at : at + 1]
+
+
+def test_a_folder_whose_ledger_does_not_give_its_summary_is_refused(folder, tmp_path):
+    shutil.copytree(folder / "record", tmp_path / "record")
+    file = tmp_path / "record" / "summary.json"
+    values = json.loads(file.read_text())
+    values["guarantees"]["worst client"]["epsilon"] = 1.0
+    file.write_text(json.dumps(values))
+    with pytest.raises(LedgerError):
+        gathered(tmp_path / "record")
+
+
+def test_a_run_of_an_earlier_version_is_reported_whatever_its_keys_are_called_now(folder, tmp_path):
+    shutil.copytree(folder / "record", tmp_path / "record")
+    file = tmp_path / "record" / "config.toml"
+    file.write_text(file.read_text().replace('method = "record"', 'method = "renamed since"'))
+    assert gathered(tmp_path / "record").name == "tiny"
+
+
+@pytest.mark.parametrize("field", ["unfinished", "people", "setting", "missing"])
+def test_what_cannot_be_reported_is_refused_by_name(folder, tmp_path, field):
+    shutil.copytree(folder / "record", tmp_path / "record")
+    people, ledgers, setting = None, [], None
+    if field == "unfinished":
+        (tmp_path / "record" / "summary.json").unlink()
+    if field == "people":
+        people = tmp_path / "people.toml"
+        people.write_text('aproved_by = "X"')
+    if field == "setting":
+        setting = "nobody"
+    if field == "missing":
+        ledgers = [tmp_path / "nowhere"]
+
+    def reported():
+        write_report(gathered(tmp_path / "record", ledgers=ledgers, people=people), tmp_path / "report", setting)
+
+    with pytest.raises(FieldError) as refused:
+        reported()
+    assert refused.value.field == {"unfinished": "RUN", "missing": "--ledgers"}.get(field, f"--{field}")
+
+
+def spent(folder, name, count):
+    """A data set's ledger with so many releases of mu 1."""
+    begin_ledger(folder / "ledgers", name, "a test", head=folder / "heads")
+    promise = Guarantee(unit="client", relation="replace-one", trust="local", scope="round", bound=GDP(1.0))
+    with LifetimeLedger(folder / "ledgers", name, f"run of {name}", head=folder / "heads") as open_ledger:
+        for i in range(count):
+            entry = Entry(
+                (i + 1, "protect"),
+                0,
+                f"{i:064x}",
+                Spend(guarantee=promise, mechanism="gaussian", scale=(1.0,), sensitivity=1.0),
+                "secure",
+            )
+            open_ledger.store(open_ledger.ledger.commit(entry))
+    return folder / "ledgers" / f"{name}.jsonl"
+
+
+def test_a_budget_is_told_without_names_or_sizes(tmp_path):
+    paths = [spent(tmp_path, name, count) for name, count in (("charite", 4), ("mayo", 9))]
+    (tmp_path / "policy.toml").write_text('trust = ["local"]\n[total]\nmu = 4.0\n')
+    asked = ["report", "--budget", "--policy", str(tmp_path / "policy.toml"), "--ledgers", str(tmp_path / "ledgers")]
+    output = CliRunner().invoke(app, asked).output
+    assert "75" in output
+    assert not {"charite", "mayo", "9", "run of"} & set(re.findall(r"[a-z ]+|\d+", output))
+    books = read_books(paths).sets.values()
+    [row] = used_of([book.ledger for book in books], Policy(trust=("local",), total=Limits(mu=4.0))).rows
+    assert row == ("mu", "75%", "62.5%")
+    assert CliRunner().invoke(app, asked[:2] + asked[4:]).exit_code == 2
+
+
+def test_a_data_set_s_ledger_is_checked_up_to_where_the_report_knew_it(folder, tmp_path):
+    path = spent(tmp_path, "charite", 2)
+    (tmp_path / "policy.toml").write_text('trust = ["local"]\n[total]\nmu = 4.0\n')
+    found = gathered(folder / "record", ledgers=[path], policy=tmp_path / "policy.toml")
+    write_report(found, tmp_path / "report")
+    where = [folder / "record", tmp_path / "ledgers"]
+    assert not [c for c in check(tmp_path / "report" / "report.json", where) if c.holds is False]
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:-1]))
+    [bad] = [c.what for c in check(tmp_path / "report" / "report.json", where) if c.holds is False]
+    assert "charite" in bad
+
+
+def test_every_status_of_a_promise_has_a_sentence():
+    common = {"unit": "person", "relation": "add/remove", "trust": "secure sum", "text": "x"}
+    proven = {**common, "status": "formal", "epsilon": 33.0, "delta": 1e-6, "vacuous": True}
+    proven["meaning"] = {"accuracy": 0.97, "tpr_at_0.01": 0.9}
+    assert "33" in protected(proven)
+    assert "excludes nothing" in protected(proven)
+    for status in ("none", "heuristic"):
+        assert not re.search(r"\d", protected({**common, "status": status, "reason": "why"}))
+    near = {
+        **common,
+        "unit": "parameter vector",
+        "status": "formal",
+        "mu_per_distance": 0.5,
+        "text": "mu=0.5 per distance",
+    }
+    assert "no epsilon" in protected(near)
+
+
+def test_the_committed_reports_agree_with_what_lies_beside_them():
+    reports = Path(__file__).parents[1] / "results" / "reports"
+    checked = {
+        one.what: one.holds for one in check(reports / "flower" / "report.json", [reports / "flower" / "ledger"])
+    }
+    assert checked["global: promise"] is True
+    assert set(checked.values()) == {True}
+    alone = {one.what: one.holds for one in check(reports / "demo" / "report.json", [])}
+    assert all(alone[what] for what in ("report.json", "report.html", "card.yaml", "sentences"))
