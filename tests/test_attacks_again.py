@@ -199,7 +199,7 @@ def test_a_game_of_ones_own_is_played_and_leaves_its_verdicts(tmp_path, monkeypa
 def test_seed_and_device_are_those_of_the_other_commands(tmp_path, monkeypatch):
     asked = []
 
-    def stop(game, *arguments):
+    def stop(game, *arguments, executor):
         asked.append(game.config)
         raise FedVeilError("asked")
 

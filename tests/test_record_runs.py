@@ -22,7 +22,7 @@ def settings(name, *changes):
 
 
 def test_the_demo_promises_what_it_says_within_a_little_of_no_privacy():
-    found = {label: run(config) for label, config in settings("digits-record").items()}
+    found = {label: run(config, setting=label) for label, config in settings("digits-record").items()}
     accuracy = {label: s.averaged("accuracy") for label, s in found.items()}
     promises = {label: next(iter(s.values["guarantees"].values())) for label, s in found.items()}
     for label, unit in (("trusted sum", "record"), ("no trust", "record"), ("client-level", "client")):

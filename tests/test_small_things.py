@@ -153,7 +153,7 @@ def test_comparisons_and_audits_say_how_they_go():
     assert "plain" in told.tasks[0][0]
     told = Told()
     found = fv.audit(make, CLIENTS, noise, rounds=1, replicates=4, progress=told)
-    assert [task[1:] for task in told.tasks] == [[24, 24, True]] * 2  # 4 runs and 8 rehearsals in each of two worlds
+    assert [task[1:] for task in told.tasks] == [[48, 48, True]]  # 4 runs and 8 rehearsals in each of two worlds
     first, *lines = str(found).splitlines()
     assert first.endswith(".")
     assert f"{max(v.point for v in found.verdicts if v.setting == 'with the method'):.3f}" in first

@@ -105,9 +105,10 @@ def mu_of_epsilon(epsilon: float, delta: float) -> float:
 
 def noise_of_epsilon(epsilon: float, delta: float, change: float = 1.0) -> float:
     """The least deviation of Gaussian noise for a sensitivity that stays within (epsilon, delta), rounding included."""
-    sigma = change / mu_of_epsilon(epsilon, delta)
+    sigma, step = change / mu_of_epsilon(epsilon, delta), 1e-12
     while epsilon_of_mu(change / sigma, delta) > epsilon:
-        sigma *= 1 + 1e-12
+        sigma *= 1 + step
+        step *= 2  # for an epsilon of 1e-12 rounding is no small part of it
     return sigma
 
 

@@ -5,8 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
 
+from fedveil import gdp
+from fedveil.accounting.filters import Filter
 from fedveil.errors import FieldError
-from fedveil.gdp import compose_mu, delta_of_mu, epsilon_of_mu, log_delta, mu_of_epsilon
+from fedveil.gdp import compose_mu, delta_of_mu, epsilon_of_mu, log_delta, mu_of_epsilon, noise_of_epsilon
 from fedveil.mechanisms import gaussian_sigma
 
 MU = st.floats(0.01, 300)
@@ -135,3 +137,22 @@ def test_agrees_with_an_independent_accountant(sigma, rounds):
     ours = epsilon_of_mu(compose_mu([1 / sigma] * rounds), 1e-5)
     assert ours == pytest.approx(theirs, rel=1e-3)
     assert ours <= theirs * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("epsilon", [1e-12, 1e-9, 1e-4, 4.0, 1e6])
+@pytest.mark.parametrize("delta", [1e-300, 1e-15, 1e-5])
+def test_what_is_printed_stays_within_a_budget_after_few_tries_whatever_the_processor_rounds(
+    monkeypatch, epsilon, delta
+):
+    """Steps of one size took hours where a processor's logarithm left epsilon a part in 10,000 above."""
+    tries, plain = [], gdp.epsilon_of_mu
+
+    def worse(mu, delta):
+        tries.append(mu)
+        return plain(mu, delta) * (1 + 1e-4)
+
+    monkeypatch.setattr(gdp, "epsilon_of_mu", worse)
+    monkeypatch.setattr("fedveil.accounting.filters.epsilon_of_mu", worse)
+    assert worse(1 / noise_of_epsilon(epsilon, delta), delta) <= epsilon
+    assert worse(Filter(epsilon, delta).budget, delta) <= epsilon
+    assert len(tries) < 100

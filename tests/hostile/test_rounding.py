@@ -144,10 +144,13 @@ def test_a_record_that_is_missing_turns_nobody_else(monkeypatch, kind, own, rate
 @pytest.mark.parametrize("own", [False, True], ids=["layers", "own code"])
 @pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
 def test_a_record_that_overflows_turns_nobody_else(monkeypatch, own, relation):
-    """The others were computed again in a batch without it: 28 C."""
+    """The others were computed again in a batch without it: 28 C.
+
+    Whether a fused product ends as a number or as none is the processor's: either record may have a gradient, so 2 C.
+    """
     method = RecordDP(examples=16, noise_multiplier=1.0, clip=CLIP, relation=relation)
     worlds = silo(16), overflowing(*silo(16))
-    assert apart(Sums(monkeypatch), method, network("sigmoid", own), worlds, "sigmoid") <= BOUND
+    assert apart(Sums(monkeypatch), method, network("sigmoid", own), worlds, "sigmoid") <= 2 * BOUND
 
 
 class Raising(nn.Module):

@@ -41,9 +41,10 @@ class Filter:
     """
 
     def __init__(self, epsilon: float, delta: float) -> None:
-        self.budget = mu_of_epsilon(epsilon, delta)
+        self.budget, step = mu_of_epsilon(epsilon, delta), 1e-14
         while epsilon_of_mu(self.budget, delta) > epsilon:  # of rounding: a total printed as the budget is none below
-            self.budget *= 1 - 1e-14
+            self.budget *= 1 - step
+            step *= 2
         self.terms: dict[str, float] | None = {"epsilon": float(epsilon), "delta": float(delta)}
         self.spent = 0.0
         self._target, self._rho = (epsilon, delta), 0.0

@@ -212,9 +212,10 @@ def _most_rounds(epsilon: float, delta: float, mu: float) -> int:
     ratio = mu_of_epsilon(epsilon, delta) / mu
     if ratio > math.sqrt(_ENDLESS):
         raise FieldError("rounds", None, f"epsilon {epsilon:g} allows more than {_ENDLESS:g}: give the number you plan")
-    rounds = int(ratio**2 * (1 + 1e-9))
+    rounds, step = int(ratio**2 * (1 + 1e-9)), 1
     while rounds > 0 and epsilon_of_mu(mu * math.sqrt(rounds), delta) > epsilon:
-        rounds -= 1
+        rounds -= step
+        step *= 2
     if rounds < 1:
         raise FieldError(
             "noise_multiplier", f"mu = {rounded_up(mu)} a round", f"one round alone exceeds epsilon {epsilon:g}"
