@@ -1,10 +1,12 @@
 """A page to sign: what it says, what it leaves open, and that a check elsewhere notices whatever was changed."""
 
+import base64
 import hashlib
 import json
+import random
 import re
 import shutil
-from contextlib import suppress
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -18,17 +20,20 @@ from fedveil.cli import app
 from fedveil.config import parse
 from fedveil.engines.lifetime import LifetimeLedger, begin_ledger
 from fedveil.errors import FieldError, LedgerError
+from fedveil.games import GAMES, play
 from fedveil.grid import compare
+from fedveil.report.audits import show
 from fedveil.report.spent import used_of
 from fedveil.report.statement.books import read_books
 from fedveil.report.statement.check import check
-from fedveil.report.statement.document import ABSENT, encoded
+from fedveil.report.statement.document import ABSENT, WORDS, encoded
 from fedveil.report.statement.gather import gather
 from fedveil.report.statement.page import page_of
 from fedveil.report.statement.words import protected
 from fedveil.report.statement.write import report_of, write_report
 from fedveil.runs import run
 
+REPORTS = Path(__file__).parents[1] / "results" / "reports"
 ORDER = ["unit", "trust", "leaves", "accuracy", "attacked", "tuned", "budget", "policy", "origin", "approval"]
 # accepted values of the registry of deployments
 TYPES = {"Summary statistics", "Machine learning model", "Dataset", "Synthetic data", "Interactive API", "SQL queries"}
@@ -97,7 +102,7 @@ def test_a_report_has_its_sections_in_order_and_says_what_nobody_covers(folder):
     assert {"membership", "inversion", "participation"} <= {
         line["label"].split(":")[0] for line in sections["attacked"]["lines"] if line["text"] == ABSENT
     }
-    page = page_of(report_of(gathered(folder / "compared")))
+    page = page_of(report_of(gathered(folder / "compared")), {})
     assert "://" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", page)
     assert page.count(ABSENT) > 8
 
@@ -216,14 +221,25 @@ def test_a_changed_byte_is_noticed_wherever_it_is(made, change, what):
     assert CliRunner().invoke(app, where).exit_code == 1
 
 
-def test_a_byte_of_the_report_is_noticed_without_its_digest(made):
-    file = made / "report" / "report.json"
-    raw = file.read_bytes()
-    for at in range(0, len(raw), len(raw) // 40):
-        changed = bytes([raw[at] ^ 1])
-        file.write_bytes(raw[:at] + changed + raw[at + 1 :])
-        with suppress(FieldError):  # no longer JSON, which is refused
-            assert wrong(made) or changed == raw[at : at + 1]
+def test_any_byte_of_any_file_is_noticed(made):
+    """Random bytes of the report's three files and of all ledgers, one at a time, in place and at the end."""
+    draw = random.Random(33)
+    ledgers = sorted(p for p in (made / "elsewhere").rglob("*.jsonl") if p.parent.name == "ledger")
+    files = [*sorted((made / "report").iterdir()), *ledgers]
+    assert len(files) > 10
+    for file in files:
+        raw = file.read_bytes()
+        few = 12 if file.parent.name == "report" else 2
+        for at in [*(draw.randrange(len(raw)) for _ in range(few)), len(raw)]:
+            changed = bytes([(raw[at] if at < len(raw) else 0) ^ 1 << draw.randrange(8)])
+            file.write_bytes(raw[:at] + changed + raw[at + 1 :])
+            try:
+                noticed = bool(wrong(made))
+            except FieldError:  # no longer what can be read
+                noticed = True
+            assert noticed, (file.name, at, changed)
+        file.write_bytes(raw)
+    assert not wrong(made)
 
 
 def test_a_folder_whose_ledger_does_not_give_its_summary_is_refused(folder, tmp_path):
@@ -326,12 +342,110 @@ def test_every_status_of_a_promise_has_a_sentence():
     assert "no epsilon" in protected(near)
 
 
-def test_the_committed_reports_agree_with_what_lies_beside_them():
-    reports = Path(__file__).parents[1] / "results" / "reports"
-    checked = {
-        one.what: one.holds for one in check(reports / "flower" / "report.json", [reports / "flower" / "ledger"])
-    }
-    assert checked["global: promise"] is True
-    assert set(checked.values()) == {True}
-    alone = {one.what: one.holds for one in check(reports / "demo" / "report.json", [])}
-    assert all(alone[what] for what in ("report.json", "report.html", "card.yaml", "sentences"))
+@pytest.mark.parametrize("folder", sorted(p.parent for p in REPORTS.glob("*/report.json")), ids=lambda p: p.name)
+def test_the_committed_reports_agree_with_what_lies_beside_them(folder):
+    ledgers = sorted(folder.glob("ledger*"))
+    checked = {one.what: one.holds for one in check(folder / "report.json", ledgers)}
+    alone = {"report.json", "report.html", "card.yaml", "sentences", "table of promises", "words of the page"}
+    assert all(checked[what] for what in alone)
+    if ledgers:
+        assert [holds for what, holds in checked.items() if what.endswith(": promise")] == [True]
+        assert set(checked.values()) == {True}
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory):
+    """A run whose clients protect their records, its audits with pictures and curves, canaries, and what people say."""
+    path = tmp_path_factory.mktemp("attacked")
+    record = {"method": "record", "epsilon": 4.0, "clip": 1.0, "examples": 20, "rounds": 1}
+    values = {"data": {"name": "digits", "clients": 3, "holdout": 0.5}, "rounds": 1, "privacy": record}
+    spec = config(**values)
+    run(spec.model_copy(deep=True), path / "run")
+    for name, options in {
+        "inversion": {"attacks": ("analytic",), "replicates": 2},
+        "membership": {"attacks": ("loss",), "replicates": 1},
+        "participation": {"attacks": ("loss",), "replicates": 4},
+    }.items():
+        found = play(GAMES[name](spec, **options), path / name)
+        show(found, path / name)
+    verdict = {"attack": "canaries", "figure": "mu, lower bound at 95%", "low": 0.5, "point": 0.5, "high": 0.5}
+    verdicts = [{**verdict, "setting": name, "details": {"ceiling": 2.0}} for name in ("m", "m: half the noise")]
+    (path / "canaries").mkdir()
+    (path / "canaries" / "canaries.json").write_text(json.dumps({"canaries": 1000, "verdicts": verdicts}))
+    said = {"personal_data": "no", "transport": "TLS", "access": "two", "approved_by": "A", "tuning": "none"}
+    (path / "people.toml").write_text("".join(f'{key} = "{value}"\n' for key, value in said.items()))
+    return path
+
+
+def reported(path, **how):
+    folders = [path / name for name in ("run", "inversion", "membership", "participation", "canaries")]
+    return gather(folders, [], None, path / "people.toml", **how)
+
+
+def test_an_audit_is_shown_with_curves_pictures_and_the_ceiling_of_its_bounds(attacked, tmp_path):
+    found = reported(attacked, pictures=True)
+    write_report(found, tmp_path / "report")
+    [attacks] = [s for s in report_of(found).sections if s.name == "attacked"]
+    games = {row[0] for row in attacks.tables[0].rows}
+    assert games == {"inversion", "membership", "participation", "canaries"}
+    assert {chart.title.split(":")[0] for chart in attacks.charts} == {"membership", "participation"}
+    [canary] = [row for row in attacks.tables[0].rows if row[0] == "canaries"]
+    assert canary[2:5] == ["m", "mu, lower bound at 95%; ceiling 2", "0.5"]
+    assert any("is the most that so many" in line.text for line in attacks.lines)
+    [picture] = attacks.pictures
+    drawn = (attacked / "inversion" / "inversion-analytic.png").read_bytes()
+    assert picture.digest == hashlib.sha256(drawn).hexdigest()
+    page = (tmp_path / "report" / "report.html").read_text()
+    [shown] = re.findall(r'src="data:image/png;base64,([^"]*)"', page)
+    assert base64.b64decode(shown) == drawn
+    assert not [one for one in check(tmp_path / "report" / "report.json", [attacked / "run"]) if one.holds is False]
+    another = page.replace(shown, base64.b64encode(drawn + b" ").decode())
+    (tmp_path / "report" / "report.html").write_text(another)
+    wrong = {one.what for one in check(tmp_path / "report" / "report.json", [attacked / "run"]) if one.holds is False}
+    assert wrong == {"report.html", "words of the page"}
+
+
+def test_pictures_of_clients_images_are_left_out_unless_they_are_asked_for(attacked):
+    found = reported(attacked)
+    report = report_of(found)
+    assert "data:image/png" not in page_of(report, found.pictures)
+    [attacks] = [s for s in report.sections if s.name == "attacked"]
+    assert not attacks.pictures
+    assert [line for line in attacks.lines if line.label == "inversion: pictures" and "--pictures" in line.text]
+
+
+# The section, and the line or the column of a table, in which each question of a data-protection officer is answered.
+QUESTIONS = {
+    "patient or hospital": ("unit", "unit"),
+    "who sees what": ("trust", "the server sees"),
+    "epsilon as odds": ("unit", "attacker is right"),
+    "is the model personal data": ("leaves", "is the model itself personal data"),
+    "metrics": ("leaves", "metrics after each round"),
+    "logs": ("leaves", "logs"),
+    "how the ledger is checked": ("origin", "check"),
+    "transport": ("trust", "how messages were protected on their way"),
+    "what the audit did not test": ("attacked", "attacks that nobody has thought of, and stronger ones"),
+    "who approved": ("approval", "approved by"),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_line_of_the_page_answers_each_question_of_a_data_protection_officer(attacked, question):
+    name, where = QUESTIONS[question]
+    found = reported(attacked)
+    report = report_of(found)
+    [section] = [s for s in report.sections if s.name == name]
+    answers = [line.text for line in section.lines if line.label == where]
+    for grid in section.tables:
+        answers += [row[grid.header.index(where)] for row in grid.rows if where in grid.header]
+    assert answers
+    assert all(answers)
+    assert (answers == [ABSENT]) == (question == "what the audit did not test")
+    words = unescape(re.sub(r"<[^>]*>", "\n", page_of(report, found.pictures))).splitlines()
+    assert {where, *answers} <= set(words)
+    assert "guesses right in at most" in report.headline[0]["text"]
+
+
+def test_the_page_on_reports_names_every_key_that_people_fill():
+    page = (Path(__file__).parents[1] / "docs" / "report.md").read_text()
+    assert not [key for key in WORDS["people"] if f"`{key}`" not in page]

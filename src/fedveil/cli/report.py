@@ -33,6 +33,9 @@ def report(
     setting: Annotated[
         str | None, typer.Option("--setting", metavar="LABEL", help="Whose release the card is about.")
     ] = None,
+    pictures: Annotated[
+        bool, typer.Option("--pictures", help="Put in pictures of reconstructions: they show clients' images.")
+    ] = False,
     verify: Annotated[
         Path | None, typer.Option("--verify", metavar="REPORT.json", help="Check a report against --ledgers.")
     ] = None,
@@ -60,7 +63,7 @@ def report(
             from fedveil.report.statement.write import write_report
 
             where = out or runs[0] / "report"
-            written = write_report(gather(runs, ledgers or [], policy, people), where, setting)
+            written = write_report(gather(runs, ledgers or [], policy, people, pictures=pictures), where, setting)
             names = ", ".join(path.name for path in written)
             console_for().print(f"written to {where}: {names}", markup=False, highlight=False, soft_wrap=True)
 

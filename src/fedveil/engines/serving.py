@@ -20,7 +20,15 @@ from fedveil.methods import Broadcast, Method, Releases
 
 
 class RunKeeper(Protocol):
-    """Where a deployed run is kept; `fedveil.runs.deployed.ServerFolder` is one."""
+    """Where a deployed run is kept; `fedveil.runs.deployed.ServerFolder` is one.
+
+    Attributes
+    ----------
+    run : str
+        The framework's id of the run, by which clients' own ledgers know it.
+    """
+
+    run: str
 
     @property
     def path(self) -> Path:

@@ -35,10 +35,15 @@ class ServerFolder:
     ----------
     path : str or Path
         New or empty.
+
+    Attributes
+    ----------
+    run : str
+        The framework's id of the run, by which clients' own ledgers know it.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path, self.opened = Path(path), False
+        self.path, self.opened, self.run = Path(path), False, ""
 
     def open(
         self, method: Method, layout: Layout, rounds: int, source: Source, engine: str
@@ -93,6 +98,7 @@ class ServerFolder:
         return {
             **core_of(self._method.name, self._method, self._layout, self._rows, promise, spent.delta),
             "name": self.path.name,
+            "run": self.run,
             "guarantees": {party: guarantee_values(promise, spent.delta)},
             "rounds_planned": self._planned,
             "stopped": stopped,

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from types import SimpleNamespace
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict, UserConfig
@@ -68,8 +69,8 @@ class InProcessGrid(Grid):
 
     @property
     def run(self) -> Any:
-        """There is one run only."""
-        raise RuntimeError("the in-process grid keeps no record of its run")
+        """There is one run only, of which no more than its id is known."""
+        return SimpleNamespace(run_id=RUN)
 
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None

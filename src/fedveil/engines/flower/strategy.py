@@ -164,6 +164,7 @@ class FedVeilStrategy(Strategy):
         self._seed = secrets.randbits(62) if seed is None else seed
         self.done, self.evaluate, self._on_round = done, evaluate, on_round
         self._account = Account(self.server, self.rounds, require_delta("delta", delta))
+        self._folder = folder
         self._serving = Serving(self.server, self._account, folder, require_count("min_clients", min_clients), _LOG)
         self.stopped, self.history = "", self._serving.history
         self._roster = Roster(self.method.client, clients, patience, 0 if stopping is None else stopping.sample or 1)
@@ -226,6 +227,8 @@ class FedVeilStrategy(Strategy):
                 accepted = f"the layout has the shape {shape} there: make both of one model"
                 raise FieldError(f"initial_arrays[{name!r}]", given, accepted)
         self._timeout = timeout
+        if self._folder is not None:
+            self._folder.run = str(grid.run.run_id)
         left = self.rounds - self.done
         try:
             result = super().start(

@@ -152,6 +152,7 @@ class ServerController(Controller):  # type: ignore[misc]
         store: LineStore = forget
         if folder is not None:
             ledger, store = folder.open(self._method, layout, self.rounds, source, "nvflare")
+            folder.run = fl_ctx.get_job_id()
         server = ServerParty(self._method, layout, ledger, source, budget=self._budget, store=store)
         self._account = Account(server, self.rounds, self.delta)
         serving = Serving(server, self._account, folder, self.min_clients, self.logger)

@@ -33,15 +33,16 @@ class Book:
     ledger: Ledger
     lines: tuple[str, ...]
 
-    def values(self, count: int | None = None) -> dict[str, Any]:
-        """Party, number of lines, head of the chain and digest of the bytes, of the first `count` lines; for JSON."""
+    def of(self, run: str, count: int | None = None) -> Book:
+        """The first `count` lines, as one run sees them."""
         lines = self.lines[:count]
-        ledger = self.ledger if len(lines) == len(self.lines) else self._of(lines)
-        digest = hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
-        return {"party": ledger.party, "lines": len(lines), "head": ledger.checksum, "digest": digest}
+        return Book(Ledger.parse(run, self.ledger.party, lines, self.ledger.head), lines)
 
-    def _of(self, lines: tuple[str, ...]) -> Ledger:
-        return Ledger.parse(self.ledger.run, self.ledger.party, lines, self.ledger.head)
+    def values(self) -> dict[str, Any]:
+        """Party, number of lines, head of the chain and digest of the bytes; for JSON."""
+        digest = hashlib.sha256("".join(f"{line}\n" for line in self.lines).encode()).hexdigest()
+        party, head = self.ledger.party, self.ledger.checksum
+        return {"party": party, "lines": len(self.lines), "head": head, "digest": digest}
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,6 +112,15 @@ def promises(trust: str, books: Mapping[str, Book], delta: float) -> dict[str, d
     found = {WHO_ADDS.get(trust, "worst client"): counted}
     found |= {} if validation is None else {"validation clients": validation}
     return {party: plain(guarantee, delta) for party, guarantee in found.items()}
+
+
+def promise_of_sites(trust: str, books: Mapping[str, Book], clients: int, delta: float) -> dict[str, dict[str, Any]]:
+    """What the ledgers of clients' own data sets say of one deployed run, in which their entries are; for JSON."""
+    own = {name: book.ledger for name, book in books.items() if book.ledger.entries}
+    if not own or trust == "central":
+        return {}
+    whose = f"worst of {len(own)} of {clients} clients, by their own ledgers"
+    return {whose: plain(totals_of(trust, own)[1], delta)}
 
 
 def plain(guarantee: Guarantee, delta: float) -> dict[str, Any]:

@@ -6,10 +6,21 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.resources import files
 from typing import Any
+
+from fedveil.reading import toml_of
 
 FORMAT = "fedveil report 1"
 ABSENT = "not covered"
+
+
+def source(name: str) -> str:
+    """A file of this package: a template, or the words."""
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+WORDS: Mapping[str, Mapping[str, str]] = toml_of(source("words.toml"))
 
 
 @dataclass(frozen=True)
@@ -59,14 +70,23 @@ class Chart:
 
 
 @dataclass(frozen=True)
+class Picture:
+    """A picture that an audit drew, by the SHA-256 of its PNG."""
+
+    title: str
+    text: str
+    digest: str
+
+
+@dataclass(frozen=True)
 class ReportSection:
     """One question of a reader."""
 
     name: str
-    title: str
     lines: Sequence[Fact] = ()
     tables: Sequence[Grid] = ()
     charts: Sequence[Chart] = ()
+    pictures: Sequence[Picture] = ()
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import inf, sqrt
-from statistics import fmean, stdev
+from math import inf
+from statistics import fmean
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtri, stdtrit
+from scipy.stats import binomtest
 
-from fedveil.attacks.statistics import roc
+from fedveil.attacks.statistics import roc, student_interval
 from fedveil.report.statement.document import Chart, Grid, Series
 from fedveil.report.statement.gather import Run
 from fedveil.runs.summary import Row
@@ -38,18 +38,15 @@ def accuracy_rows(runs: Mapping[str, Sequence[Run]]) -> Grid:
     """Accuracy of each setting with a 95% interval, over its seeds or else over the examples it was measured on."""
     rows = []
     for label, own in runs.items():
-        name = "accuracy" if own[0].summary.averaged("accuracy") is not None else "rmse"
+        first = own[0].summary
+        name = "rmse" if first.averaged("accuracy") is None and first.averaged("rmse") is not None else "accuracy"
         means = [value for run in own if (value := run.summary.averaged(name)) is not None]
         clients = [run.summary.rows[-1].get("clients", {}).get(name, {}) for run in own if run.summary.rows]
         tested = [run.summary.values["test_metrics"] for run in own]
-        interval, over = _interval(
-            means, own[0].summary.values["metrics"].get("examples") if name == "accuracy" else None
-        )
-        rest = [
-            [c[key] for c in found if key in c]
-            for found, key in ((clients, "median"), (clients, "worst"), (tested, name))
-        ]
-        shown = [f"{name} {fmean(means):.3f}" if means else "", interval, over]
+        examples = first.values["metrics"].get("examples") if name == "accuracy" else None
+        wanted = ((clients, "median"), (clients, "worst"), (tested, name))
+        rest = [[c[key] for c in found if key in c] for found, key in wanted]
+        shown = [f"{name} {fmean(means):.3f}" if means else "", *_interval(means, examples)]
         rows.append([label, *shown, *(f"{fmean(each):.3f}" if each else "" for each in rest)])
     header = ("setting", "mean of the last rounds", "95%", "over", "median client", "worst client", "test set")
     return Grid("", header, rows)
@@ -58,13 +55,11 @@ def accuracy_rows(runs: Mapping[str, Sequence[Run]]) -> Grid:
 def _interval(means: Sequence[float], examples: float | None) -> tuple[str, str]:
     """Student's interval over seeds; of one seed Wilson's over examples, which says nothing of other seeds."""
     if len(means) > 1:
-        half = float(stdtrit(len(means) - 1, 0.975)) * stdev(means) / sqrt(len(means))
-        return f"{fmean(means) - half:.3f} to {fmean(means) + half:.3f}", f"{len(means)} seeds"
+        found = student_interval(means)
+        return f"{found.low:.3f} to {found.high:.3f}" if found else "", f"{len(means)} seeds"
     if not means or not examples:
         return "", ""
-    z, p = float(ndtri(0.975)), means[0]
-    centre, spread = p + z * z / (2 * examples), z * sqrt(p * (1 - p) / examples + (z / (2 * examples)) ** 2)
-    low, high = ((centre + sign * spread) / (1 + z * z / examples) for sign in (-1, 1))
+    low, high = binomtest(round(means[0] * examples), round(examples)).proportion_ci(method="wilson")
     return f"{low:.3f} to {high:.3f}", f"{examples:.0f} held-out examples of one seed"
 
 
@@ -86,28 +81,25 @@ def curves(runs: Mapping[str, Sequence[Run]]) -> list[Chart]:
     return charts
 
 
-def roc_charts(audits: Sequence[Mapping[str, Any]], settings: list[str]) -> list[Chart]:
+def roc_charts(audits: Sequence[Mapping[str, Any]], settings: Sequence[str]) -> list[Chart]:
     """ROC curves of the attack that reached most against each setting, for audits that keep scores or curves."""
     charts = []
     for number, audit in enumerate(audits):
+        known = list(dict.fromkeys([*settings, *(result["setting"] for result in audit.get("results", ()))]))
         best: dict[str, tuple[float, Series]] = {}
-        settings += dict.fromkeys(r["setting"] for r in audit.get("results", ()) if r["setting"] not in settings)
         for result in audit.get("results", ()):
             setting, attack = result["setting"], result["attack"]
             drawn = audit.get("roc", {}).get(setting, {}).get(attack)
             if drawn is None and "scores" in result:
                 drawn = roc(np.array(result["scores"]["in"]), np.array(result["scores"]["out"]))
-            if drawn is None or result.get("supposed"):
-                continue
             reached = result.get("auc", result)["point"]
-            if reached > best.get(setting, (-1.0,))[0]:
+            if drawn is not None and not result.get("supposed") and reached > best.get(setting, (-1.0,))[0]:
                 false, true = ([_short(float(v)) for v in side] for side in drawn)
-                best[setting] = reached, Series(f"{setting}: {attack}", settings.index(setting), false, true)
+                best[setting] = reached, Series(f"{setting}: {attack}", known.index(setting), false, true)
         if best:
-            title = f"{audit['game']}: the strongest attack on each setting"
-            series = [one for _, one in best.values()]
-            log = "roc" in audit and bool(audit["roc"])
-            charts.append(Chart(f"roc{number}", title, "false positive rate", "true positive rate", series, log))
+            title, series = f"{audit['game']}: the strongest attack on each setting", [one for _, one in best.values()]
+            sides = ("false positive rate", "true positive rate")
+            charts.append(Chart(f"roc{number}", title, *sides, series, bool(audit.get("roc"))))
     return charts
 
 

@@ -6,6 +6,7 @@ import hashlib
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +15,12 @@ from fedveil.config.folders import AUDIT, CELLS, COMPARISON, CONFIG, kind_of
 from fedveil.engines.lifetime import read_policy
 from fedveil.errors import FieldError, LedgerError, damaged, nearest
 from fedveil.reading import json_of, toml_of
-from fedveil.report.statement.books import Book, FoundLedgers, promises, read_books
+from fedveil.report.statement.books import Book, FoundLedgers, promise_of_sites, promises, read_books
+from fedveil.report.statement.document import WORDS
 from fedveil.runs.summary import Summary
 
-COMPARED, AUDITED = "comparison.json", "audit.json"
-PEOPLE = {
-    "name": "what the model is called",
-    "description": "what it is",
-    "curators": "who publishes it (a list)",
-    "intended_use": "what for",
-    "region": "whose data, whose law",
-    "sector": "Technology, Healthcare, Education, Government, Energy or Finance",
-    "publication_date": "YYYY-MM-DD",
-    "data_domain": "which data could have been in it",
-    "data_changes": "Static or Dynamic",
-    "access": "who may touch the data",
-    "tuning": "what was chosen on which data, and whether that was charged",
-    "personal_data": "whether the model counts as personal data, and who decided it",
-    "transport": "how messages were protected on their way",
-    "justification": "why these parameters",
-    "sources": "where to read more",
-    "approved_by": "name and role",
-    "approved_on": "YYYY-MM-DD",
-    "authors": "who filled this in (a list)",
-}
-"""What only people know, by the key of the file that says it."""
+COMPARED, AUDITED, CANARIES = "comparison.json", "audit.json", "canaries.json"
+OF_A_RUN = ("participations", "leakage", "curve", "over clients")  # figures of a summary that are no promise
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +37,8 @@ class Run:
         The id in its ledgers, or an empty text without any.
     books : dict of str to Book
         By party.
+    sites : dict of str to Book
+        Of a deployed run, the ledgers of clients' own data sets that know it, by data set.
     digests : dict of str to str
         SHA-256 of its configuration and figures, by file.
     config : dict
@@ -65,6 +49,7 @@ class Run:
     promises: Mapping[str, Mapping[str, Any]]
     run: str
     books: Mapping[str, Book]
+    sites: Mapping[str, Book]
     digests: Mapping[str, str]
     config: Mapping[str, Any]
 
@@ -76,11 +61,12 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class Gathered:
-    """Everything that a report is made from."""
+    """Everything that a report is made from; `pictures` are PNGs, by their SHA-256."""
 
     name: str
     runs: Sequence[Run]
     audits: Sequence[Mapping[str, Any]]
+    pictures: Mapping[str, bytes]
     sets: Mapping[str, Book]
     policy: Mapping[str, Any]
     people: Mapping[str, Any]
@@ -91,8 +77,26 @@ class Gathered:
         return Policy.from_dict(self.policy) if self.policy else Policy(distance=1.0)
 
 
-def gather(folders: Sequence[Path], ledgers: Sequence[Path], policy: Path | None, people: Path | None) -> Gathered:
+def gather(
+    folders: Sequence[Path],
+    ledgers: Sequence[Path],
+    policy: Path | None,
+    people: Path | None,
+    *,
+    pictures: bool = False,
+) -> Gathered:
     """Read folders of runs, comparisons and audits, and what stands beside them.
+
+    Parameters
+    ----------
+    folders : sequence of Path
+        Of runs, comparisons, audits, canaries.
+    ledgers : sequence of Path
+        Of data sets.
+    policy, people : Path, optional
+        TOML files: the policy in force, and what only people know.
+    pictures : bool
+        Whether pictures of reconstructions, which show clients' examples, are put into the report.
 
     Raises
     ------
@@ -101,31 +105,52 @@ def gather(folders: Sequence[Path], ledgers: Sequence[Path], policy: Path | None
     LedgerError
         If a ledger was edited, or does not give what a summary says.
     """
-    runs, audits, names = list[Run](), list[Mapping[str, Any]](), list[str]()
+    runs, audits, names, drawn = list[Run](), list[Mapping[str, Any]](), list[str](), dict[str, bytes]()
+    sets = read_books(ledgers).sets
     for folder in folders:
         if (folder / CONFIG).is_file():
             names.append(str(_toml(folder / CONFIG).get("name", folder.resolve().name)))  # of any version
         kind = kind_of(folder)
-        if kind == AUDIT or (folder / AUDITED).is_file():
-            audits.append(_json(folder / AUDITED))
-            continue
+        inner = folder / "audit" if kind == COMPARISON else folder
+        if (inner / AUDITED).is_file() or kind == AUDIT:
+            audits.append(_audit(inner, drawn if pictures else None))
+        if (folder / CANARIES).is_file():
+            audits.append(_canaries(folder / CANARIES))
         if kind == COMPARISON:
-            runs += _compared(folder)
-            if (folder / "audit" / AUDITED).is_file():
-                audits.append(_json(folder / "audit" / AUDITED))
+            runs += _compared(folder, sets)
         elif (folder / "summary.json").is_file():
-            runs.append(_run(folder, Summary.read(folder)))
-        else:
+            runs.append(_run(folder, Summary.read(folder), sets))
+        elif inner == folder and not any((folder / name).is_file() for name in (AUDITED, CANARIES)):
             raise FieldError("RUN", str(folder), "holds no finished run, comparison or audit")
     told = read_people(people)
     name = told.get("name") or ", ".join(dict.fromkeys(names)) or ", ".join(folder.resolve().name for folder in folders)
     read_policy(policy)  # refuses what no policy can say
     rule = {} if policy is None else toml_of(policy.read_text(encoding="utf-8"))
-    return Gathered(name, runs, audits, read_books(ledgers).sets, rule, told)
+    for path in ("ledger", "head"):
+        rule.get("node", {}).pop(path, None)  # folders of a site are nobody else's business
+    return Gathered(name, runs, audits, drawn, sets, rule, told)
+
+
+def _audit(folder: Path, drawn: dict[str, bytes] | None) -> dict[str, Any]:
+    """A finished audit; its pictures of reconstructions are added to `drawn`, by digest."""
+    values, found = _json(folder / AUDITED), {}
+    for file in sorted(folder.glob("inversion-*.png")):
+        content = file.read_bytes()
+        found[file.stem.removeprefix("inversion-")] = digest = hashlib.sha256(content).hexdigest()
+        if drawn is not None:
+            drawn[digest] = content
+    return {**values, "pictures": found}
+
+
+def _canaries(file: Path) -> dict[str, Any]:
+    """What `fedveil verify --canaries` measured of methods as they are; settings with a planted bug name it."""
+    values = _json(file)
+    honest = [one for one in values["verdicts"] if ": " not in one["setting"]]
+    return {"game": "canaries", "canaries": values["canaries"], "results": honest}
 
 
 def read_people(file: Path | None) -> dict[str, Any]:
-    """What only people know, from a TOML file with keys of `PEOPLE`.
+    """What only people know, from a TOML file with the keys of words.toml.
 
     Raises
     ------
@@ -139,26 +164,25 @@ def read_people(file: Path | None) -> dict[str, Any]:
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise damaged("--people", file, error, "write it as TOML") from error
     for name, value in values.items():
-        if name not in PEOPLE:
-            raise FieldError("--people", name, nearest(name, PEOPLE))
+        if name not in WORDS["people"]:
+            raise FieldError("--people", name, nearest(name, WORDS["people"]))
         listed = name in ("curators", "authors")
         if not (isinstance(value, list) and all(isinstance(v, str) for v in value) if listed else str(value)):
             raise FieldError(f"--people: {name}", value, f"must be {'a list of texts' if listed else 'a text'}")
     return {name: value if isinstance(value, list) else str(value) for name, value in values.items()}
 
 
-def _compared(folder: Path) -> list[Run]:
+def _compared(folder: Path, sets: Mapping[str, Book]) -> list[Run]:
     """The runs of a comparison under their settings' labels; its cells hold the rest."""
     cells = {}
     for path in sorted((folder / CELLS).glob("*/summary.json")):
-        values = _json(path)
-        cells[_same(values)] = path.parent
+        cells[_same(_json(path))] = path.parent
     found = []
     for values in _json(folder / COMPARED):
         cell = cells.get(_same(values))
         if cell is None:
             raise FieldError("RUN", str(folder), f"has no finished run of {values['setting']!r}: compare --resume")
-        found.append(_run(cell, Summary(values, Summary.read(cell).rows)))
+        found.append(_run(cell, Summary(values, Summary.read(cell).rows), sets))
     return found
 
 
@@ -166,31 +190,31 @@ def _same(values: Mapping[str, Any]) -> tuple[str, int, str]:
     return str(values["name"]), int(values["seed"]), str(values["metrics"])
 
 
-def _run(folder: Path, summary: Summary) -> Run:
+def _run(folder: Path, summary: Summary, sets: Mapping[str, Book]) -> Run:
     """A run with its ledgers, which have to give what its summary says."""
     values = summary.values
     found = read_books([folder / "ledger"]) if (folder / "ledger").is_dir() else FoundLedgers()
     run, books = next(iter(found.runs.items()), ("", {}))
     stated = {party: _plain(promise) for party, promise in values["guarantees"].items()}
-    delta = next((g["delta"] for g in stated.values() if "delta" in g), None)
-    held = {}
+    delta = next((g["delta"] for g in stated.values() if "delta" in g), 1e-5)
+    sites = {name: own for name, book in sets.items() if (own := book.of(values.get("run", ""))).ledger.entries}
+    counted = promise_of_sites(values["trust"], sites, values["clients"], delta)
     if books and next(iter(stated)) in ("server", "worst client"):  # quotes of a deployed run lie in no ledger of its
-        held = promises(values["trust"], books, delta or 1e-5)
+        held = promises(values["trust"], books, delta)
         for party, promise in held.items():
             if not agree(promise, stated.get(party, {})):
                 raise LedgerError(f"{folder}: the ledgers give {promise['text']}, summary.json {values['guarantee']}")
+    else:
+        kept = {party: promise for party, promise in stated.items() if party != "median client"} | counted
+        held = dict(sorted(kept.items(), key=lambda item: -item[1].get("epsilon", inf)))
     files = {name: folder / name for name in (CONFIG, "metrics.jsonl", "summary.json")}
     digests = {name: hashlib.sha256(p.read_bytes()).hexdigest() for name, p in files.items() if p.is_file()}
     config = _toml(files[CONFIG]) if CONFIG in digests else {}
-    kept = {party: promise for party, promise in stated.items() if party != "median client"}
-    return Run(summary, held or kept, run, books, digests, config)
+    return Run(summary, held, run, books, sites if counted else {}, digests, config)
 
 
 def _plain(promise: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in promise.items() if not k.startswith("events") and k not in OF_A_RUN}
-
-
-OF_A_RUN = ("participations", "leakage", "curve", "over clients")  # figures of a summary that are no promise
 
 
 def agree(first: Any, second: Any) -> bool:

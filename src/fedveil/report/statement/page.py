@@ -11,51 +11,56 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from base64 import b64encode
 from collections.abc import Callable, Mapping
-from importlib.resources import files
 from typing import Any
 
 from fedveil.report.canvas import COLOURS
-from fedveil.report.statement.charts import lines_of, svg_of, table_of
-from fedveil.report.statement.document import ABSENT, Chart, Report
+from fedveil.report.statement.charts import svg_of
+from fedveil.report.statement.document import ABSENT, WORDS, Chart, Report, source
 from fedveil.report.statement.gather import Gathered, Run
 from fedveil.report.statement.sections import unprotected_quantities
-from fedveil.report.statement.words import NEIGHBOURS, SEES, UNITS, beside, protected
+from fedveil.report.statement.words import beside, protected
 
+PAGE, CARD = "report.html.j2", "card.yaml.j2"
 DARK = ("#f2f2f2", "#6ab7ff", "#ff9a5c", "#3fd6a3", "#ee9cc8", "#ffc233", "#8fd3ff", "#d1b24a")  # `COLOURS` on black
 
 
-def page_of(report: Report | Mapping[str, Any], drawn: Callable[[Chart], str] = svg_of) -> str:
-    """The whole page, of a report or of the values of a report.json."""
-    beside = {"svg": drawn, "lines": lines_of, "numbers": table_of}
-    return _rendered("report.html.j2", report=report, light=COLOURS, dark=DARK, **beside)
+def page_of(
+    report: Report | Mapping[str, Any],
+    pictures: Mapping[str, bytes] | None,
+    drawn: Callable[[Chart], str] = svg_of,
+) -> str:
+    """The whole page, of a report or of the values of a report.json; without pictures their digests stand there."""
+
+    def shown(digest: str) -> str:
+        return digest if pictures is None else f"data:image/png;base64,{b64encode(pictures[digest]).decode()}"
+
+    titles = WORDS["titles"]
+    return _rendered(PAGE, report=report, light=COLOURS, dark=DARK, titles=titles, svg=drawn, shown=shown)
 
 
 def form_of() -> str:
-    """Digest of the page's template: pages of another one look otherwise."""
-    return hashlib.sha256(_source("report.html.j2").encode()).hexdigest()[:16]
+    """Digest of the page's template and words: pages of another one look otherwise."""
+    return hashlib.sha256((source(PAGE) + source("words.toml")).encode()).hexdigest()[:16]
 
 
 def card_of(found: Gathered, run: Run) -> str:
     """The record of one run's release, in YAML."""
     promise, values = run.worst, run.summary.values
-    drawn = {e.spend.mechanism for book in run.books.values() for e in book.ledger.all_entries if e.source != "none"}
-    noised = promise["status"] != "none"
+    books = [*run.books.values(), *run.sites.values()]
+    drawn = {e.spend.mechanism for book in books for e in book.ledger.entries if e.source != "none"}
     return _rendered(
-        "card.yaml.j2",
+        CARD,
         people=found.people,
-        said=lambda key: _json(found.people.get(key, ABSENT)),
         name=found.name,
         slug=re.sub(r"[^a-z0-9]+", "-", found.name.lower()).strip("-"),
         promise=promise,
         sentence=" ".join([protected(promise), *(f"{text}." for text in beside(promise))]),
-        units=UNITS,
-        neighbours=NEIGHBOURS,
+        words=WORDS,
         unprotected=unprotected_quantities([run]),
         values=values,
-        mechanisms=", ".join(sorted(drawn)) or ("see the report" if noised else "none"),
-        versions=", ".join(f"{library} {version}" for library, version in values["versions"].items()),
-        sees=SEES[values["trust"] if noised else "central"],
+        mechanisms=sorted(drawn),
         settings=len({other.summary.setting for other in found.runs}),
     )
 
@@ -64,13 +69,12 @@ def _rendered(template: str, **values: Any) -> str:
     import jinja2
 
     how: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "undefined": jinja2.StrictUndefined}
-    environment = jinja2.Environment(autoescape=template.endswith(".html.j2"), **how)
+    environment = jinja2.Environment(autoescape=template == PAGE, **how)
     environment.filters["tojson"] = _json
-    return environment.from_string(_source(template)).render(absent=ABSENT, **values)
-
-
-def _source(template: str) -> str:
-    return files("fedveil.report.statement").joinpath(template).read_text(encoding="utf-8")
+    try:
+        return environment.from_string(source(template)).render(absent=ABSENT, **values)
+    except jinja2.UndefinedError as error:
+        raise ValueError(str(error)) from error
 
 
 def _json(value: object) -> str:

@@ -7,35 +7,15 @@ from typing import Any
 
 from fedveil.engines.party import SERVER
 from fedveil.report.spent import spent_of
-from fedveil.report.statement.document import Fact, Grid, ReportSection
+from fedveil.report.statement.document import WORDS, Fact, Grid, Picture, ReportSection
 from fedveil.report.statement.figures import accuracy_rows, curves, largest_epsilon, roc_charts
 from fedveil.report.statement.gather import Gathered, Run
-from fedveil.report.statement.words import FROM, SEES, UNITS, beside, epsilon_of, percent, protected
+from fedveil.report.statement.words import beside, epsilon_of, percent, protected
 from fedveil.report.table import NOTHING
 
 Promises = Mapping[str, Mapping[str, Any]]  # by party
-CHOSEN = (
-    ("privacy", "clip"),
-    ("privacy", "epsilon"),
-    ("privacy", "noise_multiplier"),
-    ("local", "lr"),
-    ("local", "epochs"),
-)
-BINDS = {
-    "trust": "methods of another trust model are refused",
-    "methods": "any other method is refused",
-    "release": "a release that would cost more is refused before data are touched",
-    "total": "a release after which the data set's ledger would hold more is refused before data are touched",
-    "relations": "promises under another relation are refused",
-    "secure_source": "noise that could be drawn again is refused",
-    "deadline": "training that takes longer counts as failed, and a zero update is sent",
-    "records_per_person": "releases for records count as releases for persons, too",
-}
-ASKED = {
-    "participation": "whether a client takes part",
-    "membership": "whether a record, or a person, was trained on",
-    "inversion": "what training images looked like",
-}
+PROVEN = ("formal", "conditional")
+CHOSEN = ("privacy.clip", "privacy.epsilon", "privacy.noise_multiplier", "local.lr", "local.epochs")
 
 
 def sections_of(found: Gathered) -> list[ReportSection]:
@@ -44,21 +24,21 @@ def sections_of(found: Gathered) -> list[ReportSection]:
     return [
         unit_of({label: largest_epsilon(own).promises for label, own in runs.items()}),
         _trust(runs, found.people),
-        _leaves(runs, found.people),
-        ReportSection(
-            "accuracy",
-            "How accurate the model is, with and without",
-            _accuracy_lines(found.runs),
-            [accuracy_rows(runs)] if runs else [],
-            curves(runs),
-        ),
-        _attacked(found.audits, list(runs)),
+        _leaves(found.runs, found.people),
+        ReportSection("accuracy", _accuracy_lines(found.runs), [accuracy_rows(runs)] * bool(runs), curves(runs)),
+        _attacked(found, list(runs)),
         _tuned(found.runs, found.people),
         _budget(found),
-        _policy(found.policy),
+        ReportSection("policy", _policy(found.policy)),
         _origin(found.runs),
-        _approval(found.people),
+        ReportSection("approval", _only_people("approval", found.people)),
     ]
+
+
+def _only_people(section: str, people: Mapping[str, Any]) -> list[Fact]:
+    """The lines of a section that only people can fill."""
+    said = {key: [value] if isinstance(value, str) else value for key, value in people.items()}
+    return [Fact.of(label, *said.get(key, ())) for label, key in WORDS[section].items()]
 
 
 def by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -79,16 +59,15 @@ def unit_of(promises: Mapping[str, Promises]) -> ReportSection:
     rows, lines = [], []
     for label, own in promises.items():
         for party, promise in own.items():
-            proven = promise["status"] in ("formal", "conditional")
-            cells = [UNITS[promise["unit"]].split(",")[0] if promise["status"] != "none" else "", promise["status"]]
-            cells += [promise["relation"] if proven else "", epsilon_of(promise) or ""]
-            accuracy = percent(promise["meaning"]["accuracy"]) if "meaning" in promise else ""
-            rows.append([label, party, *cells, accuracy])
+            unit = "" if promise["status"] == "none" else WORDS["units"][promise["unit"]].split(",")[0]
+            relation = promise["relation"] if promise["status"] in PROVEN else ""
+            right = percent(promise["meaning"]["accuracy"]) if "meaning" in promise else ""
+            rows.append([label, party, unit, promise["status"], relation, epsilon_of(promise) or "", right])
             lines += [Fact(f"{label}: besides", text) for text in beside(promise)]
             if conditions := promise.get("conditions"):
                 lines.append(Fact(f"{label}: holds if", "; and if ".join(conditions)))
     header = ("setting", "party", "unit", "status", "neighbours", "largest epsilon of anyone", "attacker is right")
-    return ReportSection("unit", "A person, an image or a hospital?", lines, [Grid("", header, rows)] if rows else [])
+    return ReportSection("unit", lines, [Grid("", header, rows)] * bool(rows))
 
 
 def _trust(runs: Mapping[str, Sequence[Run]], people: Mapping[str, Any]) -> ReportSection:
@@ -97,14 +76,13 @@ def _trust(runs: Mapping[str, Sequence[Run]], people: Mapping[str, Any]) -> Repo
         values = own[0].summary.values
         engines.add(values["engine"])
         status = own[0].worst["status"]
-        server, client = SEES["central" if status == "none" else values["trust"]]
-        promised = FROM[values["trust"]] if status in ("formal", "conditional") else "nobody: nothing is promised"
-        rows.append([label, server, client, promised])
+        server = WORDS["sees"]["central" if status == "none" else values["trust"]]
+        promised = WORDS["from"][values["trust"]] if status in PROVEN else "nobody: nothing is promised"
+        rows.append([label, server, "the models that the server sends", promised])
     alone = "none: all clients ran on one machine, as in an experiment" if engines == {"local"} else None
-    lines = [Fact.of("how messages were protected on their way", alone or people.get("transport"))]
-    lines.append(Fact.of("who may touch the data", people.get("access")))
+    lines = _only_people("trust", {"transport": alone} | dict(people) if alone else people)
     header = ("setting", "the server sees", "a client sees", "protected from")
-    return ReportSection("trust", "Who sees what", lines, [Grid("", header, rows)] if rows else [])
+    return ReportSection("trust", lines, [Grid("", header, rows)] * bool(rows))
 
 
 def unprotected_quantities(runs: Sequence[Run]) -> list[Fact]:
@@ -131,53 +109,63 @@ def unprotected_quantities(runs: Sequence[Run]) -> list[Fact]:
     ]
 
 
-def _leaves(runs: Mapping[str, Sequence[Run]], people: Mapping[str, Any]) -> ReportSection:
-    lines = unprotected_quantities([run for own in runs.values() for run in own]) if runs else []
-    lines.append(Fact.of("is the model itself personal data", people.get("personal_data")))
-    return ReportSection("leaves", "What else leaves", lines)
+def _leaves(runs: Sequence[Run], people: Mapping[str, Any]) -> ReportSection:
+    lines = unprotected_quantities(runs) if runs else []
+    return ReportSection("leaves", [*lines, *_only_people("leaves", people)])
 
 
 def _accuracy_lines(runs: Sequence[Run]) -> list[Fact]:
-    rivals = {text for run in runs if (text := _rival(run))}
+    bare = dict.fromkeys(run.summary.setting for run in runs if run.worst["status"] == "none")
+    public = [run.summary.values.get("public_model", {}).get("metrics", {}) for run in runs]
+    rivals = {f"{name} {found[name]:.3f}" for found in public for name in ("accuracy", "rmse") if name in found}
     majority = {f"{run.summary.values['majority']:.3f}" for run in runs if "majority" in run.summary.values}
     return [
+        Fact.of("the same without noise", *(f"{label!r} below" for label in bare)),
         Fact.of("a model of public data alone", *sorted(rivals)),
         Fact.of("naming the most frequent class", *sorted(majority)),
     ]
 
 
-def _rival(run: Run) -> str:
-    metrics = run.summary.values.get("public_model", {}).get("metrics", {})
-    return ", ".join(f"{name} {metrics[name]:.3f}" for name in ("accuracy", "rmse") if name in metrics)
-
-
-def _attacked(audits: Sequence[Mapping[str, Any]], settings: list[str]) -> ReportSection:
-    rows, lines, played = [], [], set[str]()
-    for audit in audits:
-        played.add(audit["game"])
-        strength = f"{audit['replicates']} independent runs a side" if "replicates" in audit else None
-        lines.append(Fact.of(f"{audit['game']}: how strongly", strength, audit.get("unit")))
+def _attacked(found: Gathered, settings: list[str]) -> ReportSection:
+    rows, lines, pictures = [], [], []
+    for audit in found.audits:
+        game = audit["game"]
+        lines.append(Fact.of(f"{game}: how strongly", _strength(audit), audit.get("unit")))
         for label, bound in audit.get("together", {}).items():
             proven = f"epsilon of at least {bound['lower']:.2f}, where {bound['ceiling']:.2f} is the most that so many"
             lines.append(Fact(f"{label}: all attacks together prove", f"{proven} runs can prove"))
-        lines += [
-            Fact(f"{one['attack']}, {one['setting']}: not run", one["reason"]) for one in audit.get("refused", ())
-        ]
-        rows += [_verdict(audit["game"], result) for result in audit.get("results", ())]
-    lines += [Fact(f"{name}: {what}") for name, what in ASKED.items() if name not in played]
+        reasons = dict.fromkeys((one["attack"], one["reason"]) for one in audit.get("refused", ()))
+        lines += [Fact(f"{game}, {attack}: not run", reason) for attack, reason in reasons]
+        rows += [_verdict(game, result) for result in audit.get("results", ())]
+        shown = list(dict.fromkeys(result["setting"] for result in audit.get("results", ())))
+        for attack, digest in audit.get("pictures", {}).items():
+            text = f"clients' images, and what the attack {attack} made of the releases of {', '.join(shown)}"
+            pictures += [Picture(f"{game}: {attack}", text, digest)] if digest in found.pictures else []
+        if audit.get("pictures") and not found.pictures:
+            lines.append(Fact(f"{game}: pictures", "left out: they show clients' images; --pictures puts them in"))
+    played = {audit["game"] for audit in found.audits}
+    lines += [Fact(f"{name}: {what}") for name, what in WORDS["asked"].items() if name not in played]
     lines.append(Fact("attacks that nobody has thought of, and stronger ones"))
     header = ("game", "attack", "setting", "figure", "reached (95%)", "without the defence", "works there")
-    tables = [Grid("", header, rows)] if rows else []
-    return ReportSection(
-        "attacked", "What was attacked, how strongly, and what was not", lines, tables, roc_charts(audits, settings)
-    )
+    tables = [Grid("", header, rows)] * bool(rows)
+    return ReportSection("attacked", lines, tables, roc_charts(found.audits, settings), pictures)
+
+
+def _strength(audit: Mapping[str, Any]) -> str | None:
+    if "canaries" in audit:
+        return f"{audit['canaries']} canaries in one run of each method, whose settings are not those above"
+    if "images" in audit:
+        clients = f"{audit['clients']} clients at the most, {audit['images']} images each, one round"
+        return f"{clients}; nu: other noise, in lengths of the update"
+    return f"{audit['replicates']} independent runs a side" if "replicates" in audit else None
 
 
 def _verdict(game: str, result: Mapping[str, Any]) -> list[str]:
     at = result.get("auc", result)  # as audits before Verdict wrote it
-    reached = f"{at['point']:.3g} ({at['low']:.3g} to {at['high']:.3g})"
+    reached = f"{at['point']:.3g}" + (f" ({at['low']:.3g} to {at['high']:.3g})" if at["low"] < at["high"] else "")
     bare, valid = result.get("without_defence"), {True: "yes", False: "no", None: ""}[result.get("valid")]
-    details = ", ".join(f"{name} {value:.3g}" for name, value in result.get("details", {}).items())
+    known = {k.replace("_", " "): v for k, v in result.get("details", {}).items() if "without defence" not in k}
+    details = ", ".join(f"{name} {value:.3g}" for name, value in known.items())
     figure = "; ".join(filter(None, [result.get("figure", "AUC"), details]))
     where = [game, result["attack"], result["setting"], figure, reached]
     return [*where, "" if bare is None else f"{bare:.3g}", valid]
@@ -193,12 +181,12 @@ def _tuned(runs: Sequence[Run], people: Mapping[str, Any]) -> ReportSection:
         Fact.of("compared here", f"{said}charged to any epsilon above" if searched else None),
         Fact.of("noise taken from other runs", *(f"from {one!r}: private, not charged" for one in sorted(derived))),
         Fact.of("charged for stopping early", *dict.fromkeys(epsilon_of(p) or protected(p) for p in stopping)),
-        Fact.of("chosen before", people.get("tuning")),
+        *_only_people("tuned", people),
     ]
     configs = {run.summary.setting: run.config for run in runs if run.config}
-    rows = [[label, *(_plain(c.get(t, {}).get(k, "")) for t, k in CHOSEN)] for label, c in configs.items()]
-    tables = [Grid("Chosen values", ("setting", *(k.replace("_", " ") for _, k in CHOSEN)), rows)] if rows else []
-    return ReportSection("tuned", "What was tuned on what", lines, tables)
+    keys = [name.split(".") for name in CHOSEN]
+    rows = [[label, *(_plain(c.get(table, {}).get(k, "")) for table, k in keys)] for label, c in configs.items()]
+    return ReportSection("tuned", lines, [Grid("Chosen values", ("setting", *CHOSEN), rows)] * bool(rows))
 
 
 def _budget(found: Gathered) -> ReportSection:
@@ -211,12 +199,12 @@ def _budget(found: Gathered) -> ReportSection:
     texts = dict.fromkeys(", ".join(f"{k} {v:g}" for k, v in budget.items()) for budget in declared)
     lines = [Fact.of("budget of a run, declared before its first release", *texts)]
     lines += [] if grids else [Fact("ledger of a data set")]
-    return ReportSection("budget", "What is left of each data set's budget", lines, grids)
+    return ReportSection("budget", lines, grids)
 
 
-def _policy(policy: Mapping[str, Any]) -> ReportSection:
-    lines = [Fact.of(key, _plain(value), BINDS.get(key)) for key, value in policy.items()]
-    return ReportSection("policy", "The policy in force", lines or [Fact("policy")])
+def _policy(policy: Mapping[str, Any]) -> list[Fact]:
+    lines = [Fact.of(key, _plain(value), WORDS["binds"].get(key)) for key, value in policy.items()]
+    return lines or [Fact("policy")]
 
 
 def _plain(value: object) -> str:
@@ -230,38 +218,18 @@ def _plain(value: object) -> str:
 def _origin(runs: Sequence[Run]) -> ReportSection:
     rows, heads = [], []
     for run in runs:
-        v = run.summary.values
+        v, whose = run.summary.values, [run.summary.setting, str(run.summary.values.get("seed", ""))]
         versions = ", ".join(f"{name} {text}" for name, text in v["versions"].items())
-        data = v.get("data", {})
-        rows.append(
-            [
-                v["setting"],
-                str(v.get("seed", "")),
-                f"{v['engine']}, {v['rounds']} of {v['rounds_planned']} rounds, {v['clients']} clients",
-                v["source"],
-                f"{data['name']} {data['digest'][:16]}" if data.get("digest") else "",
-                run.digests.get("config.toml", "")[:16],
-                versions,
-            ]
-        )
-        counts = run.worst["trust"] == "central"
-        every = [run.books[p].values() for p in sorted(run.books, key=lambda party: (party == SERVER) != counts)]
-        first = every[0] if every else {"party": "", "lines": "", "head": ""}
-        more = f" and {len(every) - 1} more" if len(every) > 1 else ""
-        heads.append([v["setting"], str(v.get("seed", "")), first["party"] + more, str(first["lines"]), first["head"]])
+        data = f"{v['data']['name']} {v['data']['digest'][:16]}" if v.get("data", {}).get("digest") else ""
+        ran = f"{v['engine']}, {v['rounds']} of {v['rounds_planned']} rounds, {v['clients']} clients"
+        rows.append([*whose, ran, v["source"], data, run.digests.get("config.toml", "")[:16], versions])
+        first = sorted(run.books, key=lambda party: (party == SERVER) != (v["trust"] == "central"))[:1]
+        books = {f"{party} and {len(run.books) - 1} more": run.books[party] for party in first}
+        for party, book in (books | {f"data set {name}": book for name, book in run.sites.items()}).items():
+            at = book.values()
+            heads.append([*whose, party.removesuffix(" and 0 more"), str(at["lines"]), at["head"]])
     header = ("setting", "seed", "run", "noise source", "data", "configuration", "versions")
-    tables = [Grid("Runs", header, rows)] if rows else []
-    tables += [Grid("Ledgers", ("setting", "seed", "party", "lines", "head"), heads)] if heads else []
+    tables = [Grid("Runs", header, rows)] * bool(rows)
+    tables += [Grid("Ledgers", ("setting", "seed", "party", "lines", "head"), heads)] * bool(heads)
     check = "fedveil report --verify report.json --ledgers FOLDER, on any machine that has the ledgers"
-    return ReportSection("origin", "Where this comes from, and how to check it", [Fact("check", check)], tables)
-
-
-def _approval(people: Mapping[str, Any]) -> ReportSection:
-    lines = [
-        Fact.of("approved by", people.get("approved_by")),
-        Fact.of("on", people.get("approved_on")),
-        Fact.of("intended use", people.get("intended_use")),
-        Fact.of("published by", *people.get("curators", ())),
-        Fact.of("why these parameters", people.get("justification")),
-    ]
-    return ReportSection("approval", "Who approved", lines)
+    return ReportSection("origin", [Fact("check", check)], tables)

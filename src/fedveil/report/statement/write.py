@@ -11,7 +11,7 @@ from typing import Any
 import fedveil
 from fedveil.errors import FieldError, require_choice
 from fedveil.report.spent import spent_of
-from fedveil.report.statement.books import WHO_ADDS
+from fedveil.report.statement.books import Book
 from fedveil.report.statement.document import Report
 from fedveil.report.statement.figures import largest_epsilon
 from fedveil.report.statement.gather import Gathered, Run
@@ -27,11 +27,16 @@ def report_of(found: Gathered) -> Report:
     """What folders show, put into the form of a report."""
     made = provenance("", [])
     promises = {label: largest_epsilon(own).promises for label, own in by_setting(found.runs).items()}
-    shown = {name: made[name] for name in ("command", "commit", "date")} | {
-        "version": fedveil.__version__,
-        "form": form_of(),
-    }
-    return Report(found.name, shown, headline_of(promises), sections_of(found), _evidence(found))
+    shown = {name: made[name] for name in ("command", "commit", "date")}
+    shown |= {"version": fedveil.__version__, "form": form_of()}
+    sets = [{"ledger": book.values(), "spent": spent_rows(book, found)} for book in found.sets.values()]
+    evidence = {"runs": [_run(run) for run in found.runs], "sets": sets, "policy": found.policy}
+    return Report(found.name, shown, headline_of(promises), sections_of(found), evidence)
+
+
+def spent_rows(book: Book, found: Gathered) -> list[list[str]]:
+    """What was spent from a data set, as texts."""
+    return [list(map(str, row)) for row in spent_of(book.ledger, found.rule).rows]
 
 
 def write_report(found: Gathered, folder: Path, setting: str | None = None) -> list[Path]:
@@ -52,7 +57,7 @@ def write_report(found: Gathered, folder: Path, setting: str | None = None) -> l
         If there is no such setting.
     """
     report, contents = report_of(found), dict[str, bytes]()
-    contents[PAGE] = page_of(report).encode()
+    contents[PAGE] = page_of(report, found.pictures).encode()
     if found.runs:
         contents[CARD] = card_of(found, _chosen(found, setting)).encode()
     elif setting is not None:
@@ -70,21 +75,11 @@ def _chosen(found: Gathered, setting: str | None) -> Run:
     if setting is not None:
         require_choice("--setting", setting, runs)
         return runs[setting][0]
-    proven = [own[0] for own in runs.values() if "epsilon" in own[0].worst]
-    return (proven or [own[0] for own in runs.values()])[0]
-
-
-def _evidence(found: Gathered) -> dict[str, Any]:
-    sets = [
-        {"ledger": book.values(), "spent": [list(map(str, row)) for row in spent_of(book.ledger, found.rule).rows]}
-        for book in found.sets.values()
-    ]
-    return {"runs": [_run(run) for run in found.runs], "sets": sets, "policy": found.policy}
+    return next((own[0] for own in runs.values() if "epsilon" in own[0].worst), found.runs[0])
 
 
 def _run(run: Run) -> Mapping[str, Any]:
     values = run.summary.values
-    party = next(iter(run.promises))
     return {
         "setting": values["setting"],
         "seed": values.get("seed"),
@@ -92,8 +87,8 @@ def _run(run: Run) -> Mapping[str, Any]:
         "trust": values["trust"],
         "delta": next((p["delta"] for p in run.promises.values() if "delta" in p), 1e-5),
         "promises": run.promises,
-        "recomputed": bool(run.books) and party == WHO_ADDS.get(values["trust"], "worst client"),
         "ledgers": [book.values() for _, book in sorted(run.books.items())],
+        "sites": {"run": values.get("run", ""), "names": sorted(run.sites), "clients": values["clients"]},
         "files": run.digests,
         "data": values.get("data", {}).get("digest"),
         "versions": values["versions"],
