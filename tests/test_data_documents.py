@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from fedveil.data import federate, load
+from fedveil.data.pages import documents_of
 from fedveil.data.sets import DataSet
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.learning import build_model
@@ -250,3 +251,36 @@ def test_unet_sees_residuals_of_the_image_beside_it():
     plain, more = build_model("unet", **told), build_model("unet", **told, residuals=True)
     assert more.down[0][0].weight.shape[1] == 5 * plain.down[0][0].weight.shape[1]
     assert more(torch.rand(2, 1, 16, 24)).shape == (2, 2, 16, 24)
+
+
+def test_a_kind_that_is_sensitive_may_be_boxes(folder):
+    (folder / "sensitive" / "address").mkdir(parents=True)
+    mask = np.zeros((50, 70), dtype=np.uint8)
+    mask[5:9, 10:30] = 255
+    (folder / "sensitive" / "address" / "page1.png").write_bytes(encoded(mask))
+    (folder / "sensitive" / "total.json").write_text(json.dumps({"page1.png": [[10, 5, 30, 9], [2, 40, 4, 41, "x"]]}))
+    data = load("documents", path=folder, tile=50, tiles=1)
+    found = {name: (data.regions >> j & 1).sum(dim=(1, 2)) for j, name in enumerate(data.region_names)}
+    assert set(found) == {"address", "total"}
+    assert found["address"].tolist()[0] == found["total"].tolist()[0] == 0
+    both = next(document for document in documents_of(folder) if document.name == "page1.png").bits((50, 70), 10**6)
+    assert np.array_equal(both[5:9, 10:30] & 3, np.full((4, 20), 3))
+    assert (both >> 1 & 1).sum() == 4 * 20 + 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"page9.png": [[1, 1, 2, 2]]}', "page9"),
+        ('{"page1.png": [[80, 45, 90, 60]]}', "outside"),
+        ('{"page1.png": [[9, 9, 3, 9]]}', "empty"),
+        ('{"page1.png": [[1, 2, 3]]}', "left, top"),
+        ("[1]", "left, top"),
+        ("{", "left, top"),
+    ],
+)
+def test_boxes_that_cannot_be_are_refused(folder, text, said):
+    (folder / "sensitive").mkdir()
+    (folder / "sensitive" / "total.json").write_text(text)
+    with pytest.raises(FedVeilError, match=said):
+        load("documents", path=folder, tile=32)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedveil.cli.shared import Assign, Out, Seed, console_for, refusals, say
+from fedveil.cli.shared import Assign, Out, Seed, console_for, folder, refusals, say
 
 if TYPE_CHECKING:
     from fedveil.config import Config
@@ -61,8 +62,6 @@ def data_show(
 ) -> None:
     """Show who holds what: a table, and partition.png and partition.csv in --out (default: runs/<name>-data)."""
     with refusals():
-        from pathlib import Path
-
         from fedveil.report.partition import VIEW, headline, tables, write
         from fedveil.runs.deal import deal_out
 
@@ -76,16 +75,36 @@ def data_show(
         for line in (*dealt.warnings(), dealt.dataset.note, VIEW):
             if line:
                 say(console, line, whole=True)
-        folder = out or Path("runs") / f"{spec.name}-data"
-        files = write(found, dealt.dataset, folder)
+        where = out or Path("runs") / f"{spec.name}-data"
+        files = write(found, dealt.dataset, where)
         names = ", ".join(file.name for file in files)
-        say(console, f"written to {folder}: {names}", whole=True)
+        say(console, f"written to {where}: {names}", whole=True)
+
+
+@app.command("forge")
+def data_forge(
+    pages: Annotated[Path, typer.Argument(metavar="PAGES", help="A folder of genuine pages: dark text, light paper.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", callback=folder, help="A new folder.")],
+    words: Annotated[int, typer.Option("--words", metavar="N", help="Forged on each page.")] = 4,
+    kind: Annotated[
+        list[str] | None, typer.Option("--kind", help="copy-move, splice, erase or retype; repeatable. Default: all.")
+    ] = None,
+    seed: Seed = None,
+) -> None:
+    """Forge words on pages of one's own, with masks: a folder for the data set "documents".
+
+    PAGES/boxes.json may say where text stands: {"a.png": [[left, top, right, bottom], ...]}.
+    """
+    with refusals():
+        from fedveil.data.forge import forge_pages
+        from fedveil.data.tamper import KINDS
+
+        done = forge_pages(pages, out, words=words, kinds=kind or KINDS, seed=seed or 0)
+        say(console_for(), f"written to {out}: {len(done)} pages with {sum(done.values())} forged words", whole=True)
 
 
 def _configuration(what: str, assignments: list[str], seed: int | None) -> Config:
     """That of a file or preset; or of a data set, dealt out to its natural clients or to ten."""
-    from pathlib import Path
-
     from fedveil.config import load, parse, presets
     from fedveil.config.loading import assign as put
     from fedveil.data import SOURCES

@@ -8,6 +8,7 @@ from pathlib import Path
 from fedveil.errors import FieldError
 
 CONFIG = "config.toml"
+MODEL = "model.safetensors"
 RUN_ID = "checkpoint/run.json"
 SPEC = "spec.json"
 CELLS = "cells"

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from fedveil.data.files import MissingDataError
 from fedveil.data.pictures import SUFFIXES, decode, pillow
+from fedveil.data.tamper import Box
 from fedveil.errors import FieldError, damaged
 from fedveil.optional import optional
 
@@ -27,6 +28,7 @@ Grey = NDArray[np.uint8]
 FORGED = 2  # the category; all others are genuine
 
 Outline = NDArray[np.int64]  # [corners, 2], x and y
+Mark = Path | list[Outline] | None  # a mask's file, or outlines
 MOST_KINDS = 8  # one bit each
 
 
@@ -36,14 +38,14 @@ class Document:
 
     name: str
     read: Callable[[int], tuple[Grey, Grey]]  # of a page with at most so many pixels
-    sensitive: tuple[Path | None, ...] = ()
+    sensitive: tuple[Mark, ...] = ()
 
-    def bits(self, shape: tuple[int, ...], most: int) -> Grey:
+    def bits(self, shape: tuple[int, int], most: int) -> Grey:
         """[H, W]: bit j of a pixel says that kind j of what is sensitive stands there."""
         bits = np.zeros(shape, dtype=np.uint8)
         for j, file in enumerate(self.sensitive):
             if file is not None:
-                marked = _grey(str(file), file, most)
+                marked = filled(self.name, file, shape) if isinstance(file, list) else _grey(str(file), file, most)
                 if marked.shape != shape:
                     raise FieldError(str(file), marked.shape, f"must be as large as the image, {shape}")
                 bits |= ((marked > 0) << j).astype(np.uint8)
@@ -87,13 +89,14 @@ def _outlined(folder: Path, file: Path) -> Iterator[Document]:
         yield Document(name, partial(_read, str(image), image, found), sensitive(Path(name).stem))
 
 
-def _sensitive(folder: Path, names: Collection[str]) -> Callable[[str], tuple[Path | None, ...]]:
+def _sensitive(folder: Path, names: Collection[str]) -> Callable[[str], tuple[Mark, ...]]:
     """The masks of what is sensitive in a document of that name, a kind each."""
     kinds = kinds_of(folder)
-    for marked in kinds.values():
-        for name, file in marked.items():
+    for kind, marked in kinds.items():
+        for name in marked:
             if name not in names:
-                raise FieldError(str(file), None, f"belongs to no image: there is none of the name {name}")
+                accepted = f"belongs to no image: there is none of the name {name}"
+                raise FieldError(str(folder / "sensitive" / kind), name, accepted)
     return lambda name: tuple(marked.get(name) for marked in kinds.values())
 
 
@@ -101,12 +104,47 @@ def _by_name(folder: Path) -> dict[str, Path]:
     return {file.stem: file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES}
 
 
-def kinds_of(folder: Path) -> dict[str, dict[str, Path]]:
-    """Masks of what is sensitive, by kind and document."""
-    kinds = sorted(p for p in (folder / "sensitive").glob("*") if p.is_dir())
+def kinds_of(folder: Path) -> dict[str, Mapping[str, Mark]]:
+    """What is sensitive, by kind and document: masks of a folder ``KIND``, or the boxes of ``KIND.json``."""
+    kinds = sorted(p for p in (folder / "sensitive").glob("*") if p.is_dir() or p.suffix == ".json")
     if len(kinds) > MOST_KINDS:
         raise FieldError(str(folder / "sensitive"), len(kinds), f"holds more than {MOST_KINDS} kinds")
-    return {kind.name: _by_name(kind) for kind in kinds}
+    if len({kind.stem for kind in kinds}) < len(kinds):
+        raise FieldError(
+            str(folder / "sensitive"), [k.name for k in kinds], "give a kind as masks or as boxes, not both"
+        )
+    return {kind.stem: _by_name(kind) if kind.is_dir() else _outlines_by_name(kind) for kind in kinds}
+
+
+def _outlines_by_name(file: Path) -> dict[str, list[Outline]]:
+    found: dict[str, list[Outline]] = {}
+    for name, boxes in read_boxes(file).items():
+        if any(box.top < 0 or box.left < 0 or box.height < 1 or box.width < 1 for box in boxes):
+            raise FieldError(str(file), name, "has a box that is empty or begins outside the image")
+        found[Path(name).stem] = [
+            np.array([(b.left, b.top), (b.right - 1, b.top), (b.right - 1, b.bottom - 1), (b.left, b.bottom - 1)])
+            for b in boxes
+        ]
+    return found
+
+
+def read_boxes(file: Path) -> dict[str, list[Box]]:
+    """Boxes by image, from JSON such as ``{"a.png": [[left, top, right, bottom], ...]}``; a fifth item is their text.
+
+    Raises
+    ------
+    FieldError
+        Naming the file, if it is damaged or of another form.
+    """
+    try:
+        content: Mapping[str, Sequence[Sequence[Any]]] = json.loads(file.read_bytes())
+        return {
+            name: [Box(int(t), int(l), int(b), int(r), str(*text)) for l, t, r, b, *text in boxes]
+            for name, boxes in content.items()
+        }
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError) as error:
+        accepted = 'it must hold boxes by image: {"a.png": [[left, top, right, bottom], ...]}'
+        raise damaged("boxes", file, error, accepted) from error
 
 
 def _stored(folder: Path) -> Iterator[Document]:
@@ -142,6 +180,26 @@ def _read(name: str, image: Path | bytes, mask: Path | bytes | list[Outline], mo
     if page.shape != truth.shape:
         raise FieldError(name, truth.shape, f"its mask must be as large as the image, {page.shape}")
     return page.astype(np.uint8), (truth > 0).astype(np.uint8)
+
+
+def grey_pages(path: Path, most: int) -> Iterator[tuple[str, Grey]]:
+    """Name and pixels [H, W] of a page, or of the pages in a folder or in its ``images``, by name.
+
+    Raises
+    ------
+    MissingDataError, FieldError
+        If there are none, two have one name but for the suffix, or one cannot be read.
+    """
+    within = path / "images" if (path / "images").is_dir() else path
+    files = [path] if path.is_file() else sorted(f for f in within.glob("*") if f.suffix.lower() in SUFFIXES)
+    if not files:
+        raise MissingDataError(
+            "PAGES", str(path), f"is neither an image nor a folder of images ({', '.join(SUFFIXES)})"
+        )
+    if len({file.stem for file in files}) < len(files):
+        raise FieldError("PAGES", str(within), "holds two images of one name: rename one")
+    for file in files:
+        yield file.name, _grey(str(file), file, most).astype(np.uint8)
 
 
 def _grey(name: str, source: Path | bytes, most: int) -> NDArray[Any]:

@@ -14,7 +14,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedveil.accounting import Ledger, guarantee_values
-from fedveil.config.folders import refuse_used
+from fedveil.config.folders import MODEL, refuse_used
 from fedveil.engines import RoundRecord
 from fedveil.engines.account import Account
 from fedveil.engines.party import SERVER, LineStore, Round
@@ -87,7 +87,7 @@ class ServerFolder:
             for j, model in enumerate(models)
             for name, value in self._layout.views(model).items()
         }
-        write_atomic(self.path / "model.safetensors", save(arrays, metadata={"format": "pt"}))
+        write_atomic(self.path / MODEL, save(arrays, metadata={"format": "pt"}))
         summary = self._summary(spent, stopped, clients)
         write_atomic(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
         self._lock.release()

@@ -12,7 +12,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedveil.config.experiment import Config
-from fedveil.config.folders import CONFIG, RUN, RUN_ID, refuse_used, remedy, require_begun
+from fedveil.config.folders import CONFIG, MODEL, RUN, RUN_ID, refuse_used, remedy, require_begun
 from fedveil.config.loading import load
 from fedveil.engines import Federation
 from fedveil.errors import FieldError, LedgerError, damaged
@@ -141,7 +141,7 @@ class RunFolder:
             for j, named in enumerate(state_dicts)
             for name, value in named.items()
         }
-        write_atomic(self.path / "model.safetensors", save(arrays, metadata={"format": "pt"}))
+        write_atomic(self.path / MODEL, save(arrays, metadata={"format": "pt"}))
         write_atomic(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
 
     def _reopen(self) -> None:
