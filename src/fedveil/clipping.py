@@ -10,7 +10,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedveil.errors import FieldError, require_non_negative, require_positive
+from fedveil.checks import Parameters, Positive, UnitInterval
+from fedveil.errors import FieldError, require_positive
 from fedveil.layout import Layout
 
 # A float32 product can round up: without the shrink, a float32 vector of 1.2 million coordinates kept a norm of
@@ -102,7 +103,7 @@ def clip(
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantileClip:
+class QuantileClip(Parameters):
     """A clipping norm that follows a quantile of the updates' norms (Andrew et al. 2021, arXiv 1905.03871).
 
     After each round C <- C exp(-lr (b - quantile)), where b is the noised share of updates within C. The share is a
@@ -121,17 +122,10 @@ class QuantileClip:
         Standard deviation of the noise on the *sum* of the bits; the paper takes cohort / 20.
     """
 
-    initial: float = 1.0
-    quantile: float = 0.5
-    lr: float = 0.2
-    bit_noise: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Check all."""
-        for name in ("initial", "lr", "bit_noise"):
-            require_positive(name, getattr(self, name))
-        if require_non_negative("quantile", self.quantile) > 1:
-            raise FieldError("quantile", self.quantile, "must be in [0, 1]")
+    initial: Positive = 1.0
+    quantile: UnitInterval = 0.5
+    lr: Positive = 0.2
+    bit_noise: Positive = 1.0
 
     def next(self, norm: float, lengths: Tensor, noise: float) -> float:
         """The next C from the lengths of a planned cohort's updates and one draw of standard normal noise.

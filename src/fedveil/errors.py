@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from difflib import get_close_matches
-from functools import wraps
-from inspect import Parameter, signature
-from typing import Any, ParamSpec, Self, TypeVar
-
-P = ParamSpec("P")
-R = TypeVar("R")
+from typing import Any
 
 _MOST_WORKERS, _MOST_ROUNDS, _MOST_HYPOTHESES = 1024, 1_000_000, 10_000
 _LARGEST = 2**63 - 1  # that other libraries take
@@ -105,36 +100,6 @@ def nearest(word: str, known: Iterable[str]) -> str:
     close = longer or get_close_matches(word, names, n=1, cutoff=0.6)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"{hint}accepted: {', '.join(names)}"
-
-
-def suggesting(function: Callable[P, R]) -> Callable[P, R]:
-    """Refuse a keyword that a function does not have with the one that was probably meant."""
-
-    @wraps(function)
-    def call(*arguments: P.args, **named: P.kwargs) -> R:
-        _refuse_unknown(function, named)
-        return function(*arguments, **named)
-
-    return call
-
-
-class Suggesting:
-    """Base of classes whose constructor refuses a misspelt keyword with the one that was probably meant."""
-
-    def __new__(cls, *_: Any, **named: Any) -> Self:
-        """Check the names alone."""
-        _refuse_unknown(cls.__init__, named)
-        return super().__new__(cls)
-
-
-def _refuse_unknown(function: Callable[..., Any], named: Mapping[str, Any]) -> None:
-    known = signature(function).parameters if named else {}
-    if any(p.kind is Parameter.VAR_KEYWORD for p in known.values()):
-        return
-    for name, value in named.items():
-        if name not in known:
-            accepted = nearest(name, [other for other in known if other != "self"])
-            raise FieldError(name, type(value).__name__, f"is no argument; {accepted}")
 
 
 def require_positive(field: str, value: Any) -> float:

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from fedveil.checks import Count, NoiseMultiplier, Parameters, Positive
 from fedveil.errors import (
     FieldError,
     require_choice,
     require_count,
-    require_noise,
     require_non_negative,
     require_positive,
 )
@@ -27,7 +27,7 @@ SPILLED, SPARE = 1e-18, 10
 
 
 @dataclass(frozen=True)
-class Gaussian:
+class Gaussian(Parameters):
     """Gaussian noise, no sampling.
 
     Parameters
@@ -36,15 +36,11 @@ class Gaussian:
         z = sigma / C, where C bounds one unit's contribution (under replace-one it can move the sum by 2C).
     """
 
-    noise_multiplier: float
-
-    def __post_init__(self) -> None:
-        """Check z."""
-        require_noise("noise_multiplier", self.noise_multiplier)
+    noise_multiplier: NoiseMultiplier
 
 
 @dataclass(frozen=True)
-class Laplace:
+class Laplace(Parameters):
     """One-dimensional Laplace noise.
 
     Parameters
@@ -53,15 +49,11 @@ class Laplace:
         b / C: scale of the noise over the bound of one unit's contribution.
     """
 
-    scale: float
-
-    def __post_init__(self) -> None:
-        """Check the scale."""
-        require_positive("scale", self.scale)
+    scale: Positive
 
 
 @dataclass(frozen=True)
-class EuclideanLaplace:
+class EuclideanLaplace(Parameters):
     """n-dimensional Laplace noise, seen by two vectors at a distance.
 
     Parameters
@@ -72,17 +64,12 @@ class EuclideanLaplace:
         s = epsilon * distance; the answer is about two vectors that far apart, whatever the relation.
     """
 
-    dimension: int
-    shift: float
-
-    def __post_init__(self) -> None:
-        """Check both."""
-        require_count("dimension", self.dimension)
-        require_positive("shift", self.shift)
+    dimension: Count
+    shift: Positive
 
 
 @dataclass(frozen=True)
-class DiscreteGaussian:
+class DiscreteGaussian(Parameters):
     """Discrete Gaussian noise on every coordinate of an integer vector (Canonne, Kamath and Steinke 2020).
 
     Accounted by concentrated DP, 1 / (2 z^2) a release, which holds in any dimension.
@@ -93,15 +80,11 @@ class DiscreteGaussian:
         z: parameter sigma over the Euclidean bound of one unit's contribution, both on the grid.
     """
 
-    noise_multiplier: float
-
-    def __post_init__(self) -> None:
-        """Check z."""
-        require_noise("noise_multiplier", self.noise_multiplier)
+    noise_multiplier: NoiseMultiplier
 
 
 @dataclass(frozen=True)
-class Mixture:
+class Mixture(Parameters):
     """Gaussian noise where a unit contributes one of several amounts, each with a probability.
 
     Parameters
@@ -112,13 +95,13 @@ class Mixture:
         Contributions in units of C, and how likely each is.
     """
 
-    noise_multiplier: float
+    noise_multiplier: NoiseMultiplier
     sensitivities: tuple[float, ...]
     probabilities: tuple[float, ...]
 
     def __post_init__(self) -> None:
         """Check all."""
-        require_noise("noise_multiplier", self.noise_multiplier)
+        super().__post_init__()
         for value in (*self.sensitivities, *self.probabilities):
             require_non_negative("mixture", value)
         if len(self.sensitivities) != len(self.probabilities) or not math.isclose(math.fsum(self.probabilities), 1.0):

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import Relation
+from fedveil.checks import Count, Parameters
 from fedveil.clipping import blocks_of
-from fedveil.errors import FieldError, Suggesting, require_choice, require_count
+from fedveil.errors import FieldError
 from fedveil.mechanisms import Source
 
 Weighting = Literal["uniform", "examples"]
@@ -43,7 +44,7 @@ def require_rule(field: str, value: Any) -> None:
         raise FieldError(field, value, "must be a rule, such as fedveil.FedAvg() or fedveil.FedMedian()")
 
 
-class Aggregator(Suggesting, ABC):
+class Aggregator(Parameters, ABC):
     """A rule that turns the updates of a round into the next model.
 
     A rule is a frozen dataclass; its memory is an explicit state.
@@ -176,18 +177,16 @@ class WeightedMean(Aggregator):
     """
 
     weighting: Weighting = "uniform"
-    max_examples: int | None = None
+    max_examples: Count | None = None
 
     columnwise: ClassVar[bool] = True
     linear: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Check both."""
-        require_choice("weighting", self.weighting, ("uniform", "examples"))
-        if self.max_examples is not None:
-            require_count("max_examples", self.max_examples)
-            if self.weighting == "uniform":
-                raise FieldError("max_examples", self.max_examples, 'is for weighting="examples"; leave it out')
+        super().__post_init__()
+        if self.max_examples is not None and self.weighting == "uniform":
+            raise FieldError("max_examples", self.max_examples, 'is for weighting="examples"; leave it out')
 
     @property
     def by_examples(self) -> bool:

@@ -11,8 +11,8 @@ from fedveil.accounting import Relation
 from fedveil.aggregation.base import Aggregator
 from fedveil.aggregation.robust import krum_order
 from fedveil.calibration.pairs import squared_distances
+from fedveil.checks import Natural
 from fedveil.clipping import blocks_of
-from fedveil.errors import require_count
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,7 @@ class Bulyan(Aggregator):
         Bad clients to withstand, f; the rule needs n >= 4 f + 3.
     """
 
-    malicious: int = 0
-
-    def __post_init__(self) -> None:
-        """Check the number."""
-        require_count("malicious", self.malicious, least=0)
+    malicious: Natural = 0
 
     @property
     def least(self) -> int:

@@ -14,8 +14,8 @@ from torch import Tensor
 from fedveil.accounting import Relation
 from fedveil.aggregation.base import Aggregator, WeightedMean, rounding, weighted_sum
 from fedveil.calibration.pairs import squared_distances
+from fedveil.checks import Count, Positive
 from fedveil.clipping import SHRINK, blocks_of, norms
-from fedveil.errors import require_count, require_positive
 from fedveil.mechanisms import Source
 
 
@@ -40,13 +40,8 @@ class GeometricMedian(Aggregator):
         At most this many; they end earlier where no weight changes by more than 1e-9.
     """
 
-    smoothing: float = 1e-6
-    iterations: int = 200
-
-    def __post_init__(self) -> None:
-        """Check both."""
-        require_positive("smoothing", self.smoothing)
-        require_count("iterations", self.iterations)
+    smoothing: Positive = 1e-6
+    iterations: Count = 200
 
     def bears(self, n: int) -> int:
         """Less than half."""
@@ -96,15 +91,10 @@ class CentredClipping(Aggregator):
         Whether a round starts at the last round's result (as published), or at 0.
     """
 
-    radius: float = 1.0
-    iterations: int = 3
+    radius: Positive = 1.0
+    iterations: Count = 3
     remember: bool = True
     centre: Tensor | None = field(default=None, init=False, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        """Check the numbers."""
-        require_positive("radius", self.radius)
-        require_count("iterations", self.iterations)
 
     def init(self, dimension: int, dtype: torch.dtype) -> Centre:
         """The centre 0."""
@@ -169,11 +159,7 @@ class NormBounding(Aggregator):
         M.
     """
 
-    bound: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Check the bound."""
-        require_positive("bound", self.bound)
+    bound: Positive = 1.0
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
         """Weighted mean of the scaled updates."""

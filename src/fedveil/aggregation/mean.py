@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedveil.aggregation.base import WeightedMean
-from fedveil.errors import require_non_negative
+from fedveil.checks import NonNegative
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,4 @@ class FedProx(WeightedMean):
         Clients add mu/2 ||w - start||^2 to their loss. Engines hand it to local training.
     """
 
-    mu: float = 0.5
-
-    def __post_init__(self) -> None:
-        """Check mu."""
-        super().__post_init__()
-        require_non_negative("mu", self.mu)
+    mu: NonNegative = 0.5

@@ -13,7 +13,8 @@ from fedveil.accounting import Relation
 from fedveil.aggregation.base import Aggregator, weighted_sum
 from fedveil.aggregation.robust import FedMedian
 from fedveil.calibration.pairs import squared_distances
-from fedveil.errors import FieldError, require_count
+from fedveil.checks import Count, Natural
+from fedveil.errors import FieldError
 from fedveil.mechanisms import Source
 
 
@@ -88,11 +89,7 @@ class NNM(Mixing):
         Bad clients to withstand, f, less than half.
     """
 
-    malicious: int = 0
-
-    def __post_init__(self) -> None:
-        """Check the number."""
-        require_count("malicious", self.malicious, least=0)
+    malicious: Natural = 0
 
     @property
     def least(self) -> int:
@@ -133,12 +130,8 @@ class Bucketing(Mixing):
         Updates in a bucket, s; the last one may hold fewer.
     """
 
-    size: int = 2
+    size: Count = 2
     draw: int | None = field(default=None, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        """Check the size."""
-        require_count("size", self.size)
 
     @property
     def columnwise(self) -> bool:  # type: ignore[override]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedveil.aggregation.base import NoState, WeightedMean
-from fedveil.errors import FieldError, require_non_negative, require_positive
+from fedveil.checks import Fraction, Positive
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,7 @@ class FedOpt(WeightedMean):
         Server learning rate.
     """
 
-    lr: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Check the rate."""
-        super().__post_init__()
-        require_positive("lr", self.lr)
+    lr: Positive = 1.0
 
     @property
     def identity_step(self) -> bool:  # type: ignore[override]
@@ -66,16 +61,10 @@ class FedAvgM(WeightedMean):
         In [0, 1).
     """
 
-    lr: float = 1.0
-    momentum: float = 0.9
+    lr: Positive = 1.0
+    momentum: Fraction = 0.9
 
     identity_step: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        """Check both."""
-        super().__post_init__()
-        require_positive("lr", self.lr)
-        _require_decay("momentum", self.momentum)
 
     def init(self, dimension: int, dtype: torch.dtype) -> MomentumState:
         """No velocity."""
@@ -109,20 +98,12 @@ class _Adaptive(WeightedMean):
         Degree of adaptivity, added to the root of the second moment.
     """
 
-    lr: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.99
-    tau: float = 1e-3
+    lr: Positive = 0.1
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.99
+    tau: Positive = 1e-3
 
     identity_step: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        """Check all."""
-        super().__post_init__()
-        require_positive("lr", self.lr)
-        require_positive("tau", self.tau)
-        _require_decay("beta1", self.beta1)
-        _require_decay("beta2", self.beta2)
 
     def init(self, dimension: int, dtype: torch.dtype) -> AdaptiveState:
         """Zero moments."""
@@ -165,8 +146,3 @@ class FedYogi(_Adaptive):
 
     def _second(self, second: Tensor, square: Tensor) -> Tensor:
         return second - (1 - self.beta2) * square * torch.sign(second - square)
-
-
-def _require_decay(name: str, value: float) -> None:
-    if require_non_negative(name, value) >= 1:
-        raise FieldError(name, value, "must be in [0, 1)")

@@ -12,7 +12,8 @@ from fedveil.accounting import Relation
 from fedveil.aggregation.base import Aggregator, WeightedMean, rounding
 from fedveil.aggregation.ranks import middle_mean
 from fedveil.calibration.pairs import squared_distances
-from fedveil.errors import FieldError, require_count, require_non_negative
+from fedveil.checks import Count, Natural
+from fedveil.errors import FieldError, require_non_negative
 
 
 @dataclass(frozen=True)
@@ -110,13 +111,8 @@ class MultiKrum(Aggregator):
         Updates averaged.
     """
 
-    malicious: int = 0
-    selected: int = 1
-
-    def __post_init__(self) -> None:
-        """Check both."""
-        require_count("malicious", self.malicious, least=0)
-        require_count("selected", self.selected)
+    malicious: Natural = 0
+    selected: Count = 1
 
     @property
     def least(self) -> int:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fedveil.calibration.pairs import strip
-from fedveil.errors import FieldError, require_choice, require_count, require_non_negative, require_positive
+from fedveil.checks import Parameters, Positive
+from fedveil.errors import FieldError, require_choice, require_count, require_non_negative
 from fedveil.layout import Grouping, Layout
 from fedveil.registry import Registry
 
@@ -103,7 +104,7 @@ def _finite(models: Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class MetricCalibrator:
+class MetricCalibrator(Parameters):
     """Metric privacy's scale: sigma = z * C / (n * d). A heuristic: sigma itself depends on private models.
 
     Parameters
@@ -115,15 +116,9 @@ class MetricCalibrator:
         the paper's text says), sigma = z * C * d / n.
     """
 
-    noise_multiplier: float
-    clip: float
+    noise_multiplier: Positive
+    clip: Positive
     direction: Direction = "less"
-
-    def __post_init__(self) -> None:
-        """Check all."""
-        require_positive("noise_multiplier", self.noise_multiplier)
-        require_positive("clip", self.clip)
-        require_choice("direction", self.direction, ("less", "more"))
 
     def sigma(self, n: int, distance: float) -> float:
         """Deviation per coordinate of the noise on a mean of n; at distance 0 that of global DP, z * C / n."""

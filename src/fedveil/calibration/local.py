@@ -14,8 +14,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from fedveil.checks import Count, Delta, Parameters, Positive
 from fedveil.clipping import norms
-from fedveil.errors import FieldError, require_count, require_delta, require_non_negative, require_positive
+from fedveil.errors import FieldError, require_non_negative
 from fedveil.mechanisms import gaussian_sigma
 
 FLOOR = 1e-12  # a score of 0 is floored at this fraction of the largest score
@@ -50,7 +51,7 @@ _sigma = lru_cache(maxsize=1024)(gaussian_sigma)
 
 
 @dataclass(frozen=True)
-class AlignmentLDP:
+class AlignmentLDP(Parameters):
     """Per-release budget epsilon_min + (epsilon_max - epsilon_min) * max(0, cosine).
 
     A heuristic: the noise's size reveals the private cosine, so not even (epsilon_max, delta) holds.
@@ -65,17 +66,15 @@ class AlignmentLDP:
         C.
     """
 
-    epsilon_min: float
-    epsilon_max: float
-    delta: float
-    clip: float
+    epsilon_min: Positive
+    epsilon_max: Positive
+    delta: Delta
+    clip: Positive
 
     def __post_init__(self) -> None:
         """Check all."""
-        require_positive("epsilon_min", self.epsilon_min)
-        require_delta("delta", self.delta)
-        require_positive("clip", self.clip)
-        if require_positive("epsilon_max", self.epsilon_max) < self.epsilon_min:
+        super().__post_init__()
+        if self.epsilon_max < self.epsilon_min:
             raise FieldError("epsilon_max", self.epsilon_max, f"must be at least epsilon_min = {self.epsilon_min}")
 
     def epsilon(self, update: Tensor, reference: Tensor | None) -> float:
@@ -94,7 +93,7 @@ class AlignmentLDP:
 
 
 @dataclass(frozen=True)
-class LayerSensitivity:
+class LayerSensitivity(Parameters):
     """Inverse-score split of a budget over layers.
 
     epsilon_l = epsilon * (1/S_l) / sum_t (1/S_t), and
@@ -110,17 +109,10 @@ class LayerSensitivity:
         T.
     """
 
-    epsilon: float
-    delta: float
-    clip: float
-    rounds: int
-
-    def __post_init__(self) -> None:
-        """Check all."""
-        require_positive("epsilon", self.epsilon)
-        require_delta("delta", self.delta)
-        require_positive("clip", self.clip)
-        require_count("rounds", self.rounds)
+    epsilon: Positive
+    delta: Delta
+    clip: Positive
+    rounds: Count
 
     def split(self, scores: Mapping[str, float] | Sequence[float]) -> dict[str, list[float]]:
         """Budget and noise multiplier of each layer.
@@ -152,7 +144,7 @@ class LayerSensitivity:
 
 
 @dataclass(frozen=True)
-class NeighbourhoodLaplace:
+class NeighbourhoodLaplace(Parameters):
     """Epsilon per unit of distance from the length of a client's own step: epsilon = n / (nu * ||delta||).
 
     The expected length of the noise is then nu * ||delta||: nu is the noise-to-signal ratio. A heuristic, since epsilon
@@ -164,11 +156,7 @@ class NeighbourhoodLaplace:
         nu, positive.
     """
 
-    noise_multiplier: float
-
-    def __post_init__(self) -> None:
-        """Check nu."""
-        require_positive("noise_multiplier", self.noise_multiplier)
+    noise_multiplier: Positive
 
     def epsilon(self, update: Tensor) -> float:
         """Epsilon per unit of distance for a step [d].

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from functools import cache
+from typing import Annotated, Any, ClassVar, Self
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from fedveil.checks import Require, checks_of
 from fedveil.config.options import Option, check_options
 from fedveil.errors import FieldError
 
@@ -16,6 +18,14 @@ class Section(BaseModel):
     """A table of the file: frozen, and without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True)
+
+    section: ClassVar[str] = ""
+
+    @model_validator(mode="after")
+    def _check_values(self) -> Self:
+        for name, require in _of_section(type(self)):
+            require(f"{self.section}.{name}".lstrip("."), getattr(self, name))
+        return self
 
     def differing(self) -> dict[str, Any]:
         """Plain values of the keys that are not at their defaults."""
@@ -32,7 +42,6 @@ class OpenSection(Section):
 
     options: dict[str, Any] = Field(default_factory=dict)
 
-    section: ClassVar[str]
     chooser: ClassVar[str] = "name"
 
     @classmethod
@@ -58,6 +67,12 @@ class OpenSection(Section):
         defaults = {key: option.default for key, option in self.accepted(name).items()}
         options = {key: value for key, value in self.options.items() if value != defaults[key]}
         return {**super().differing(), self.chooser: name, "options": options}
+
+
+@cache
+def _of_section(owner: type[Section]) -> list[tuple[str, Require]]:
+    fields = owner.model_fields.items()
+    return checks_of((name, Annotated[i.annotation, *i.metadata] if i.metadata else i.annotation) for name, i in fields)
 
 
 def dumps(table: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ import torch
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from fedveil.accounting import Spend
+from fedveil.checks import Natural, Rounds, Workers
 from fedveil.config.base import Section, dumps
 from fedveil.config.malicious import Malicious
 from fedveil.config.options import check_options, fields_of, options_of
@@ -20,7 +21,7 @@ from fedveil.config.privacy import Privacy, Rule
 from fedveil.config.sections import Comparison, Data, Model, Pretraining, Randomness, Stopping
 from fedveil.config.world import World
 from fedveil.engines.assembly import client_sides_of
-from fedveil.errors import FieldError, require_count, require_rounds, require_workers
+from fedveil.errors import FieldError, require_count
 from fedveil.learning import LocalTraining
 from fedveil.learning.learner import Scoring
 from fedveil.methods import METHODS, Broadcast, ClientSide, Method, PublicFacts, Publishing, fitting, parameters
@@ -79,12 +80,12 @@ class Config(Section):
     """
 
     name: str
-    seed: int = 0
-    rounds: int
+    seed: Natural = 0
+    rounds: Rounds
     clients_per_round: int | None = None
     engine: Literal["local", "flower"] = "local"
     device: Literal["auto", "cpu", "cuda"] = "cpu"
-    workers: int = 1
+    workers: Workers = 1
     trainer: Literal["auto", "batched", "sequential"] = "auto"
     precision: Literal["full", "bfloat16"] = "full"
     data: Data
@@ -119,13 +120,9 @@ class Config(Section):
     def _check(self) -> Config:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
             raise FieldError("name", self.name, "names a folder: letters, digits, dots, dashes and underscores only")
-        require_rounds("rounds", self.rounds)
-        require_workers("workers", self.workers)
-        require_count("seed", self.seed, least=0)
         planned = self.data.planned
         if planned is not None:
             require_count("data.clients", planned)
-        require_count("data.public_examples", self.data.public_examples, least=0)
         cohort = self.clients_per_round
         if cohort is not None and not 1 <= cohort <= (planned or cohort):
             raise FieldError("clients_per_round", cohort, f"must be 1 to {planned or 'all'}, the number of clients")
@@ -135,7 +132,6 @@ class Config(Section):
                     raise FieldError("world", partition, f"there are clients 0 to {planned - 1}")
         method = self.privacy.build(self.aggregator)
         if self.pretraining is not None:
-            require_count("pretraining.epochs", self.pretraining.epochs)
             if self.data.validation is None:
                 accepted = "the server has no examples to train on: set data.validation, e.g. 0.5"
                 raise FieldError("pretraining.epochs", self.pretraining.epochs, accepted)

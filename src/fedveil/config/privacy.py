@@ -9,9 +9,10 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from fedveil.aggregation import AGGREGATORS, NNM, Aggregator, Bucketing
+from fedveil.checks import Count, Delta, Positive
 from fedveil.config.base import OpenSection, Section
 from fedveil.config.options import Option, check_options, fields_of, options_of, with_tables
-from fedveil.errors import FieldError, require_choice, require_count, require_delta, require_positive
+from fedveil.errors import FieldError, require_choice
 from fedveil.learning.learner import Unmarked
 from fedveil.methods import METHODS, ClientSide, Method, build, formerly, is_central, parameters
 
@@ -66,22 +67,18 @@ class Budget(Section):
         summed leakage at which a client stops (d-privacy, group privacy); above 0
     """
 
-    delta: float = 1e-5
-    epsilon: float | None = None
-    participations: int | None = None
-    leakage_cap: float | None = None
+    section: ClassVar[str] = "privacy.budget"
+
+    delta: Delta = 1e-5
+    epsilon: Positive | None = None
+    participations: Count | None = None
+    leakage_cap: Positive | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Budget:
-        with fields_of("privacy.budget"):
-            if require_delta("delta", self.delta) > LARGEST_DELTA:
-                accepted = f"is the chance that nothing is promised: at most {LARGEST_DELTA}, e.g. 1e-5"
-                raise FieldError("delta", self.delta, accepted)
-            for name in ("epsilon", "leakage_cap"):
-                if getattr(self, name) is not None:
-                    require_positive(name, getattr(self, name))
-            if self.participations is not None:
-                require_count("participations", self.participations)
+        if self.delta > LARGEST_DELTA:
+            accepted = f"is the chance that nothing is promised: at most {LARGEST_DELTA}, e.g. 1e-5"
+            raise FieldError("privacy.budget.delta", self.delta, accepted)
         return self
 
 

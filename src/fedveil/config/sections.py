@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from fedveil.checks import Count, Natural
 from fedveil.config.base import OpenSection, Section
 from fedveil.config.options import Option, fields_of, options_of
 from fedveil.data import NATURAL, SOURCES
@@ -97,8 +98,8 @@ class Data(OpenSection):
     region: Annotated[tuple[Any, ...], BeforeValidator(_rectangles)] | None = None
     sensitive: Annotated[tuple[Annotated[tuple[str, ...], Field(strict=False)], ...], Field(strict=False)] = ()
     pixel_noise: float = 0.0
-    made_up_people: Annotated[int, Field(ge=0)] = 0
-    public_examples: int = 0
+    made_up_people: Natural = 0
+    public_examples: Natural = 0
     patches: int | None = None
     components: int | None = None
     directions: Literal["public", "random"] = "public"
@@ -192,7 +193,9 @@ class Pretraining(Section):
         passes over the validation examples, at least 1
     """
 
-    epochs: int
+    section: ClassVar[str] = "pretraining"
+
+    epochs: Count
 
 
 class Stopping(Section):

@@ -18,6 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedveil.checks import Parameters
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData
 from fedveil.learning.learner import Learned
@@ -66,7 +67,7 @@ class Turn:
         return self.trained - self.start
 
 
-class Behaviour:
+class Behaviour(Parameters):
     """A malicious client; as it stands here, it does what an honest one does.
 
     Attributes

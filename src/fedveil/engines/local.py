@@ -13,6 +13,7 @@ from warnings import warn
 from torch import Tensor, nn
 
 from fedveil.accounting import Ledger, Release, digest, unprotected
+from fedveil.checks import suggesting
 from fedveil.data.overview import oddities
 from fedveil.engines.assembly import (
     AnyMethod,
@@ -38,7 +39,7 @@ from fedveil.engines.replying import Replying
 from fedveil.engines.sites import Sites
 from fedveil.engines.stopping import EarlyStopping, Validators, worst_of
 from fedveil.engines.warning import Warnings
-from fedveil.errors import BudgetError, FieldError, LedgerError, NoReplyError, require_count, require_rounds, suggesting
+from fedveil.errors import BudgetError, FieldError, LedgerError, NoReplyError, require_count, require_rounds
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, Figures, LocalTraining, choose_each, evaluate_clients, make_trainer
 from fedveil.learning.learner import Learned, Learner, Task

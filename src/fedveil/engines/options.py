@@ -10,11 +10,12 @@ from typing import Any
 from torch import Tensor
 
 from fedveil.accounting import Ledger, Policy, SpendFilter
+from fedveil.checks import Parameters, Workers
 from fedveil.engines.assembly import AnyMethod
 from fedveil.engines.party import LineStore
 from fedveil.engines.probe import Probe
 from fedveil.engines.stopping import EarlyStopping
-from fedveil.errors import FieldError, Suggesting, require_choice, require_count
+from fedveil.errors import FieldError, require_choice
 from fedveil.layout import Buffers
 from fedveil.learning import ClientData
 from fedveil.learning.learner import Learner
@@ -24,7 +25,7 @@ from fedveil.secure import SiteKey
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Shared(Suggesting):
+class Shared(Parameters):
     """What all parties have in common before the first round, beside the model and the method.
 
     Parameters
@@ -48,7 +49,7 @@ class Shared(Suggesting):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budgets(Suggesting):
+class Budgets(Parameters):
     """What may be spent.
 
     Parameters
@@ -67,7 +68,7 @@ class Budgets(Suggesting):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation(Suggesting):
+class Evaluation(Parameters):
     """What is measured of a round, who is shown it, and when it ends the run.
 
     Parameters
@@ -105,7 +106,7 @@ class PerClient:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Execution(Suggesting):
+class Execution(Parameters):
     """How a federation is carried out, apart from what it is: for runners and measurements.
 
     Parameters
@@ -130,7 +131,7 @@ class Execution(Suggesting):
     """
 
     trainer: str = "auto"
-    workers: int = 1
+    workers: Workers = 1
     learner: Learner | None = None
     run_id: str = "memory"
     single_examples: bool = False
@@ -140,8 +141,8 @@ class Execution(Suggesting):
 
     def __post_init__(self) -> None:
         """Check the trainer and the workers."""
+        super().__post_init__()
         require_choice("trainer", self.trainer, TRAINERS)
-        require_count("workers", self.workers)
 
 
 def require_group(name: str, given: object, kind: type) -> None:

@@ -24,10 +24,11 @@ from fedveil.accounting import (
     digest,
     total,
 )
+from fedveil.checks import Count, NonNegative, Parameters
 from fedveil.engines.assembly import as_client, draw_cohort
 from fedveil.engines.history import Best
 from fedveil.engines.party import VALIDATE, LineStore, Party, ServerParty
-from fedveil.errors import BudgetError, FieldError, require_count, require_non_negative
+from fedveil.errors import BudgetError, FieldError
 from fedveil.learning import ClientData, client_losses
 from fedveil.learning.learner import Learner
 from fedveil.mechanisms import Source
@@ -38,7 +39,7 @@ VALIDATORS = "validation-"  # begins the names of their ledgers
 
 
 @dataclass(frozen=True, kw_only=True)
-class EarlyStopping:
+class EarlyStopping(Parameters):
     """Who validates and when, and when to stop.
 
     Parameters
@@ -61,20 +62,12 @@ class EarlyStopping:
     """
 
     clients: Sequence[ClientData | Sequence[Any]] = field(default=(), repr=False, compare=False)
-    patience: int = 5
-    every: int = 1
-    sample: int | None = None
-    min_delta: float = 0.0
+    patience: Count = 5
+    every: Count = 1
+    sample: Count | None = None
+    min_delta: NonNegative = 0.0
     validation: Validation = field(default_factory=Validation)
     twins: bool = False
-
-    def __post_init__(self) -> None:
-        """Check all."""
-        require_count("patience", self.patience)
-        require_count("every", self.every)
-        if self.sample is not None:
-            require_count("sample", self.sample)
-        require_non_negative("min_delta", self.min_delta)
 
     def following(self, best: Best, loss: float, round_: int, models: Tensor) -> Best:
         """The best models after those of a round [k, d] had this loss."""

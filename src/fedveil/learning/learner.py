@@ -9,7 +9,8 @@ from typing import Literal, Protocol, get_args
 import torch
 from torch import Tensor, nn
 
-from fedveil.errors import FieldError, require_choice, require_count
+from fedveil.checks import Count, Parameters
+from fedveil.errors import FieldError, require_choice
 from fedveil.layout import Layout
 from fedveil.learning.choosing import choose_each
 from fedveil.learning.clients import ClientData
@@ -74,7 +75,7 @@ Unmarked = Literal["everything", "uniform", "refuse"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scoring:
+class Scoring(Parameters):
     """How a client scores layers on its sensitive pixels, for FedRE.
 
     Parameters
@@ -99,23 +100,13 @@ class Scoring:
         "all" scores layers on whole images, whatever is marked, on the server too: the baseline without regions.
     """
 
-    images: int = 10
-    draw: str = "fixed"
-    method: str = "exact"
-    probes: int = 32
+    images: Count = 10
+    draw: Literal["fixed", "anew"] = "fixed"
+    method: Literal["exact", "estimate", "signal"] = "exact"
+    probes: Count = 32
     unmarked: Unmarked = "everything"
-    pixels: str = "marked"
-    every: int = 1
-
-    def __post_init__(self) -> None:
-        """Check all."""
-        require_count("every", self.every)
-        require_count("images", self.images)
-        require_count("probes", self.probes)
-        require_choice("draw", self.draw, ("fixed", "anew"))
-        require_choice("method", self.method, ("exact", "estimate", "signal"))
-        require_choice("unmarked", self.unmarked, get_args(Unmarked))
-        require_choice("pixels", self.pixels, ("marked", "all"))
+    pixels: Literal["marked", "all"] = "marked"
+    every: Count = 1
 
 
 class Learner:

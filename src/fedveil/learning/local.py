@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
-from fedveil.errors import FieldError, Suggesting, require_choice, require_count, require_non_negative, require_positive
+from fedveil.checks import Count, Fraction, Natural, NonNegative, Parameters, Share
+from fedveil.errors import FieldError, require_non_negative, require_positive
 from fedveil.learning.losses import LossFunction, loss_of
 from fedveil.methods.facts import NoisySteps
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalTraining(Suggesting):
+class LocalTraining(Parameters):
     """What a client does with the model it receives.
 
     Parameters
@@ -58,25 +60,24 @@ class LocalTraining(Suggesting):
         For any other value.
     """
 
-    epochs: int = 1
-    batch_size: int = 32
+    epochs: Count = 1
+    batch_size: Count = 32
     lr: float | Callable[[int], float] = 0.1
-    optimizer: str = "sgd"
-    weight_decay: float = 0.01
-    momentum: float = 0.0
-    prox: float = 0.0
-    slack: float = 0.0
-    keep: float = 1.0
-    decay: float = 1.0
-    decay_every: int = 1
-    cosine_rounds: int = 0
-    schedule: str = "constant"
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    weight_decay: NonNegative = 0.01
+    momentum: Fraction = 0.0
+    prox: NonNegative = 0.0
+    slack: NonNegative = 0.0
+    keep: Share = 1.0
+    decay: Share = 1.0
+    decay_every: Count = 1
+    cosine_rounds: Natural = 0
+    schedule: Literal["constant", "cosine"] = "constant"
     loss: str | LossFunction = "cross_entropy"
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run."""
-        require_count("epochs", self.epochs)
-        require_count("batch_size", self.batch_size)
+        super().__post_init__()
         if not callable(self.lr):
             require_positive("lr", self.lr)
         elif isinstance(self.lr, type):
@@ -85,24 +86,13 @@ class LocalTraining(Suggesting):
             raise FieldError("lr", "a function", "says the rate of every round: leave out decay and cosine_rounds")
         if callable(self.lr):
             require_non_negative("lr(1)", self.lr(1))
-        require_choice("optimizer", self.optimizer, ("sgd", "adam", "adamw"))
-        require_count("decay_every", self.decay_every)
-        require_count("cosine_rounds", self.cosine_rounds, least=0)
-        if require_non_negative("weight_decay", self.weight_decay) != 0.01 and self.optimizer != "adamw":
+        if self.weight_decay != 0.01 and self.optimizer != "adamw":
             raise FieldError(
                 "weight_decay", self.weight_decay, f'is of "adamw"; {self.optimizer} has none: leave it out'
             )
-        require_choice("schedule", self.schedule, ("constant", "cosine"))
         if isinstance(self.loss, type):
             raise FieldError("loss", self.loss.__name__, f"is a class: write {self.loss.__name__}()")
         loss_of(self.loss)
-        require_non_negative("prox", self.prox)
-        require_non_negative("slack", self.slack)
-        for name in ("keep", "decay"):
-            if require_positive(name, getattr(self, name)) > 1:
-                raise FieldError(name, getattr(self, name), "must be above 0 and at most 1")
-        if require_non_negative("momentum", self.momentum) >= 1:
-            raise FieldError("momentum", self.momentum, "must be at least 0 and below 1")
         if self.momentum and self.optimizer != "sgd":
             raise FieldError("momentum", self.momentum, f"is SGD's; {self.optimizer} has none: set it to 0")
 

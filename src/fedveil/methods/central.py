@@ -13,10 +13,10 @@ from torch import Tensor
 from fedveil.accounting import Guarantee, Relation, Spend, compose_mu
 from fedveil.accounting.bounds import GDP, ZCDP, Bound, Heuristic
 from fedveil.accounting.conditions import FIXED_COHORT
-from fedveil.accounting.events import FACTOR
 from fedveil.aggregation import Aggregator, FedAvg, Updates, WeightedMean, padded, require_rule
+from fedveil.checks import NoiseMultiplier, Parameters, Positive
 from fedveil.clipping import QuantileClip
-from fedveil.errors import FieldError, Suggesting, require_choice, require_noise, require_positive
+from fedveil.errors import FieldError, require_choice
 from fedveil.mechanisms import MECHANISMS, DiscreteGaussianNoise, Source, to_grid
 from fedveil.methods.facts import Combined, Releases, ServerFacts
 from fedveil.methods.replies import stack_counts, updates_of
@@ -53,7 +53,7 @@ class CentralState:
 
 
 @dataclass(frozen=True)
-class CentralNoise(Suggesting, ABC):
+class CentralNoise(Parameters, ABC):
     """Clip every update, aggregate, add Gaussian noise.
 
     With ``order="formal"`` the noise goes between the rule's two halves: clients that did not reply count as zero
@@ -84,8 +84,8 @@ class CentralNoise(Suggesting, ABC):
     """
 
     aggregator: Aggregator = field(default_factory=FedAvg)
-    noise_multiplier: float = field(default=0.01, kw_only=True)
-    clip: float | QuantileClip = field(default=5.0, kw_only=True)
+    noise_multiplier: NoiseMultiplier = field(default=0.01, kw_only=True)
+    clip: Positive | QuantileClip = field(default=5.0, kw_only=True)
     order: Order = field(default="formal", kw_only=True)
     step_from: Literal["released", "own"] = field(default="released", kw_only=True)
     relation: Relation = field(default="zero-out", kw_only=True)
@@ -96,14 +96,9 @@ class CentralNoise(Suggesting, ABC):
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
         self._require_names()
-        require_noise("noise_multiplier", self.noise_multiplier)
-        if not isinstance(self.clip, QuantileClip):
-            require_positive("clip", self.clip)
-        require_choice("order", self.order, ("formal", "printed"))
-        require_choice("step_from", self.step_from, ("released", "own"))
+        super().__post_init__()
         if self.step_from == "own" and self.order == "formal":
             raise FieldError("step_from", "own", 'needs order="printed": formal noise goes before the step')
-        require_choice("relation", self.relation, FACTOR)
         require_choice("noise", self.noise, (*MECHANISMS, "discrete"))
         if self.noise == "discrete" and not (
             self.order == "formal"

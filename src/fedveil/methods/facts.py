@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fedveil.accounting import Release, Spend, least_places
 from fedveil.accounting.events import SPARE, SPILLED
-from fedveil.errors import FieldError, require_count
+from fedveil.checks import Count, Parameters
+from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.secure import Site, SumContext
 
@@ -21,7 +22,7 @@ LOST = 1e-4  # chance that a lot of a public number of examples is too large for
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublicFacts:
+class PublicFacts(Parameters):
     """What everybody may know before a round begins.
 
     Attributes
@@ -41,19 +42,14 @@ class PublicFacts:
         Of a secure sum: names the run; which try at the round; the public keys of all sites that are asked.
     """
 
-    round: int
-    rounds: int
-    cohort: int
-    dimension: int
+    round: Count
+    rounds: Count
+    cohort: Count
+    dimension: Count
     layer_scores: tuple[float, ...] | None = None
     run: str = ""
     attempt: int = 0
     roster: tuple[bytes, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Check all."""
-        for name in ("round", "rounds", "cohort", "dimension"):
-            require_count(name, getattr(self, name))
 
 
 @dataclass(frozen=True, kw_only=True)

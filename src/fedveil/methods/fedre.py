@@ -21,8 +21,9 @@ from fedveil.accounting.bounds import GDP, Heuristic
 from fedveil.accounting.conditions import LIVENESS
 from fedveil.aggregation import NoState, perturbation_weights
 from fedveil.calibration import LayerSensitivity
+from fedveil.checks import Delta, Parameters, Positive
 from fedveil.clipping import clip, require_bound
-from fedveil.errors import FieldError, Suggesting, require_choice, require_delta, require_positive
+from fedveil.errors import FieldError
 from fedveil.gdp import mu_of_epsilon
 from fedveil.layout import Layout
 from fedveil.mechanisms import GaussianNoise, Source, noised
@@ -39,7 +40,7 @@ class LastScores:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedRE(Suggesting):
+class FedRE(Parameters):
     """Client side of FedRE.
 
     Parameters
@@ -62,12 +63,12 @@ class FedRE(Suggesting):
         of epsilon and delta: for comparisons at equal noise power. Heuristic.
     """
 
-    epsilon: float = 50.0
-    delta: float = 1e-5
+    epsilon: Positive = 50.0
+    delta: Delta = 1e-5
     clip: float | Mapping[str, float] = 0.2
     scores: Literal["private", "public"] = "private"
     split: Literal["scores", "uniform", "size"] = "scores"
-    noise_to_clip: float | None = None
+    noise_to_clip: Positive | None = None
 
     trust: ClassVar[Trust] = "local"
     most_models: ClassVar[int | None] = 1
@@ -82,15 +83,10 @@ class FedRE(Suggesting):
 
     def __post_init__(self) -> None:
         """Check all."""
-        require_positive("epsilon", self.epsilon)
-        require_delta("delta", self.delta)
-        require_choice("scores", self.scores, ("private", "public"))
-        require_choice("split", self.split, ("scores", "uniform", "size"))
+        super().__post_init__()
         if self.split == "size" and self.scores != "public":
             accepted = "is the shortest noise at the sound guarantee alone: set scores to 'public'"
             raise FieldError("split", self.split, accepted)
-        if self.noise_to_clip is not None:
-            require_positive("noise_to_clip", self.noise_to_clip)
         if self.clip == {}:
             raise FieldError("clip", self.clip, "must have a bound for each layer, or be one number for all")
         for bound in self.clip.values() if isinstance(self.clip, Mapping) else (self.clip,):
@@ -215,7 +211,7 @@ def _require_usable(field: str, value: float, deviations: Sequence[float], dtype
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerturbationAware:
+class PerturbationAware(Parameters):
     """Server side of FedRE: PDA-PAM.
 
     Parameters
@@ -239,10 +235,6 @@ class PerturbationAware:
     def needs(self) -> frozenset[str]:
         """Public scores of the received models, unless all weigh the same."""
         return frozenset({"public_scores"} if self.weighting == "scores" else ())
-
-    def __post_init__(self) -> None:
-        """Check all."""
-        require_choice("weighting", self.weighting, ("scores", "equal"))
 
     def init(self, dimension: int, dtype: torch.dtype) -> NoState:
         """Nothing to remember."""

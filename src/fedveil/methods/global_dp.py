@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedveil.accounting import Spend, plan
 from fedveil.aggregation import Updates
+from fedveil.checks import Delta, NoiseMultiplier, Positive, Rounds
 from fedveil.clipping import QuantileClip
 from fedveil.errors import FieldError
 from fedveil.methods.central import CentralNoise, CentralState
@@ -34,10 +35,10 @@ class GlobalDP(CentralNoise):
         epsilon of this mechanism covers the release: its status is heuristic, in the ledger as in every table.
     """
 
-    noise_multiplier: float = field(default=0.0, kw_only=True)
-    epsilon: float | None = field(default=None, kw_only=True)
-    delta: float = field(default=1e-5, kw_only=True)
-    rounds: int | None = field(default=None, kw_only=True)
+    noise_multiplier: NoiseMultiplier = field(default=0.0, kw_only=True)
+    epsilon: Positive | None = field(default=None, kw_only=True)
+    delta: Delta = field(default=1e-5, kw_only=True)
+    rounds: Rounds | None = field(default=None, kw_only=True)
     derived_from: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:

@@ -34,16 +34,9 @@ from fedveil.accounting.bounds import Bound, Heuristic, MetricDP, MetricGDP
 from fedveil.accounting.conditions import LIVENESS
 from fedveil.aggregation import NoState, cluster_means, halves
 from fedveil.calibration import NeighbourhoodLaplace
+from fedveil.checks import Hypotheses, Natural, NonNegative, Parameters, Positive
 from fedveil.clipping import norms
-from fedveil.errors import (
-    FieldError,
-    Suggesting,
-    require_choice,
-    require_count,
-    require_hypotheses,
-    require_non_negative,
-    require_positive,
-)
+from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.mechanisms import EuclideanLaplaceNoise, GaussianNoise, Source, noised
 from fedveil.mechanisms.noise import euclidean_laplace_rows
@@ -55,7 +48,7 @@ PRIVATE_SCALE = "epsilon depends on the length of the client's private step"
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupPrivacy(Suggesting):
+class GroupPrivacy(Parameters):
     """Client side of group privacy.
 
     Parameters
@@ -72,9 +65,9 @@ class GroupPrivacy(Suggesting):
         then (D / sigma)-GDP apart, in any dimension.
     """
 
-    noise_multiplier: float = 5.0
-    radius: float | None = None
-    fallback_radius: float = 1.0
+    noise_multiplier: NonNegative = 5.0
+    radius: Positive | None = None
+    fallback_radius: Positive = 1.0
     distribution: Literal["laplace", "gaussian"] = "laplace"
 
     trust: ClassVar[Trust] = "local"
@@ -84,11 +77,8 @@ class GroupPrivacy(Suggesting):
 
     def __post_init__(self) -> None:
         """Check nu and the radii."""
-        require_non_negative("noise_multiplier", self.noise_multiplier)
-        require_positive("fallback_radius", self.fallback_radius)
-        if self.radius is not None:
-            require_positive("radius", self.radius)
-        elif require_choice("distribution", self.distribution, ("laplace", "gaussian")) == "gaussian":
+        super().__post_init__()
+        if self.radius is None and self.distribution == "gaussian":
             raise FieldError("radius", None, "Gaussian noise takes a public radius")
 
     def init(self) -> NoState:
@@ -212,7 +202,7 @@ class Idle:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clusters(Suggesting):
+class Clusters(Parameters):
     """Server side of group privacy: k-means from the hypotheses, then the mean of each cluster.
 
     Parameters
@@ -224,19 +214,14 @@ class Clusters(Suggesting):
         it stays where it is, as in the paper; where one hypothesis wins all clients at the start, it then keeps them.
     """
 
-    hypotheses: int = 2
-    divide: int = 0
+    hypotheses: Hypotheses = 2
+    divide: Natural = 0
 
     needs: ClassVar[frozenset[str]] = frozenset()
     rule: ClassVar[None] = None
     relation: ClassVar[Relation] = "zero-out"
     public_clip: ClassVar[None] = None
     may_be_proven: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        """Check k and the rounds."""
-        require_hypotheses("hypotheses", self.hypotheses)
-        require_count("divide", self.divide, least=0)
 
     def init(self, dimension: int, dtype: torch.dtype) -> NoState | Idle:
         """Nothing to remember, or that every hypothesis had a member just now."""

@@ -62,9 +62,6 @@ class MetricPrivacy(CentralNoise):
         """Refuse what cannot work."""
         super().__post_init__()
         require_choice("distance", self.distance, METRICS)
-        require_choice("grouping", self.grouping, ("array", "module"))
-        require_choice("distance_on", self.distance_on, ("raw", "clipped", "released"))
-        require_choice("direction", self.direction, ("less", "more"))
         low, high = (require_positive("released_range", v) for v in self.released_range)
         if low > high:
             raise FieldError("released_range", self.released_range, "must be (low, high)")

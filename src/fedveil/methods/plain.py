@@ -10,7 +10,7 @@ import torch
 
 from fedveil.accounting import Relation, Spend, SpendFilter, Trust, nothing
 from fedveil.aggregation import Aggregator, FedAvg, NoState, require_rule
-from fedveil.errors import Suggesting
+from fedveil.checks import Parameters
 from fedveil.layout import Layout
 from fedveil.mechanisms import Source
 from fedveil.methods.facts import Broadcast, ClientFacts, Combined, Protected, Releases, ServerFacts
@@ -48,7 +48,7 @@ class TrustedServer:
 
 
 @dataclass(frozen=True)
-class Plain(Suggesting):
+class Plain(Parameters):
     """Server side without noise: aggregate what arrives.
 
     Under local trust the replies carry no counts, so only uniform weights work.
@@ -68,6 +68,7 @@ class Plain(Suggesting):
 
     def __post_init__(self) -> None:
         """Refuse what is no rule."""
+        super().__post_init__()
         require_rule("aggregator", self.aggregator)
 
     @property

@@ -22,7 +22,8 @@ from torch import Tensor
 from fedveil.accounting import Guarantee, Relation, Release, Spend
 from fedveil.accounting.bounds import GDP, Heuristic
 from fedveil.accounting.events import FACTOR
-from fedveil.errors import FieldError, require_choice, require_noise, require_positive
+from fedveil.checks import NoiseMultiplier, Parameters, Positive
+from fedveil.errors import FieldError
 from fedveil.mechanisms import GaussianNoise, Source, noised
 
 Mode = Literal["off", "noised", "clear"]
@@ -32,7 +33,7 @@ IN_THE_CLEAR = "clients see aggregated metrics without noise after each round"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Publishing:
+class Publishing(Parameters):
     """What clients see of the aggregated metrics (mean loss, and accuracy where there are classes).
 
     Parameters
@@ -52,14 +53,8 @@ class Publishing:
     """
 
     metrics: Mode = "off"
-    noise_multiplier: float = 1.0
-    loss_range: float = 3.0
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be done."""
-        require_choice("metrics", self.metrics, MODES)
-        require_noise("noise_multiplier", self.noise_multiplier)
-        require_positive("loss_range", self.loss_range)
+    noise_multiplier: NoiseMultiplier = 1.0
+    loss_range: Positive = 3.0
 
     def release(
         self, names: Sequence[str], figures: Tensor, counts: Tensor, relation: Relation, source: Source

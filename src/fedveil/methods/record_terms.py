@@ -8,17 +8,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from fedveil.accounting import Relation, least_noise, step_event
-from fedveil.accounting.events import FACTOR
-from fedveil.errors import (
-    FieldError,
-    Suggesting,
-    require_choice,
-    require_count,
-    require_delta,
-    require_noise,
-    require_positive,
-    require_rounds,
-)
+from fedveil.checks import Count, Delta, Natural, NoiseMultiplier, Parameters, Positive, Rounds
+from fedveil.errors import FieldError
 
 OWN = {  # parameters that belong to one sum alone, those of its server side included
     "trusted": ("silos", "tolerated"),
@@ -27,7 +18,7 @@ OWN = {  # parameters that belong to one sum alone, those of its server side inc
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordTerms(Suggesting):
+class RecordTerms(Parameters):
     """The parameters of `RecordDP`, and the numbers that follow from them.
 
     Parameters
@@ -86,51 +77,41 @@ class RecordTerms(Suggesting):
         For a value out of range, both or neither of `noise_multiplier` and `epsilon`, or an epsilon out of reach.
     """
 
-    examples: float | None = None
+    examples: Positive | None = None
     unit: Literal["record", "person"] = "record"
-    people: float | None = None
-    records_per_person: int | None = None
-    silos_per_person: int = 1
-    clip: float = 1.0
-    noise_multiplier: float | None = None
-    epsilon: float | None = None
-    delta: float = 1e-5
-    rounds: int | None = None
-    steps: int = 1
+    people: Positive | None = None
+    records_per_person: Count | None = None
+    silos_per_person: Count = 1
+    clip: Positive = 1.0
+    noise_multiplier: NoiseMultiplier | None = None
+    epsilon: Positive | None = None
+    delta: Delta = 1e-5
+    rounds: Rounds | None = None
+    steps: Count = 1
     rate: float = 1.0
     relation: Relation = "zero-out"
-    most: int | None = None
+    most: Count | None = None
     sum: Literal["none", "trusted", "secure"] = "none"
-    silos: int = 0
-    tolerated: int = 1
-    least_sites: int = 0
-    colluding: int = 1
-    retries: int = 0
-    units: int = 1_000_000
+    silos: Natural = 0
+    tolerated: Count = 1
+    least_sites: Natural = 0
+    colluding: Count = 1
+    retries: Natural = 0
+    units: Count = 1_000_000
 
     def __post_init__(self) -> None:
         """Check all."""
-        require_choice("unit", self.unit, ("record", "person"))
-        require_choice("sum", self.sum, ("none", *OWN))
+        super().__post_init__()
         for field in fields(self):
             if getattr(self, field.name) != field.default:
                 require_own_sum(self.sum, field.name, getattr(self, field.name))
-        require_count("retries", self.retries, least=0)
         self._check_unit()
-        require_positive("clip", self.clip)
-        require_count("steps", self.steps)
-        require_delta("delta", self.delta)
-        require_choice("relation", self.relation, FACTOR)
-        if self.rounds is not None:
-            require_rounds("rounds", self.rounds)
         if (self.noise_multiplier is None) == (self.epsilon is None):
             raise FieldError("noise_multiplier", self.noise_multiplier, "give either it or epsilon")
         if self.epsilon is not None and self.rounds is None:
             raise FieldError("rounds", None, "is needed with epsilon, which is the total over the rounds planned")
         if self.most is not None and self.relation != "add/remove":
             raise FieldError("most", self.most, 'goes with relation = "add/remove": sizes are public under the others')
-        if self.most is not None:
-            require_count("most", self.most)
         step_event(self.multiplier, self.rate)
 
     def _check_unit(self) -> None:
@@ -141,10 +122,7 @@ class RecordTerms(Suggesting):
                 raise FieldError(name, value, f'does not belong to unit = "{self.unit}": give {", ".join(needed)}')
             if name in needed and value is None:
                 raise FieldError(name, None, "is needed: a planned, public number, such as the mean over the silos")
-        require_positive(self.counted, self.planned)
-        if self.unit == "person":
-            require_count("records_per_person", self.records_per_person)
-        if require_count("silos_per_person", self.silos_per_person) > 1 and self.unit != "person":
+        if self.silos_per_person > 1 and self.unit != "person":
             raise FieldError("silos_per_person", self.silos_per_person, 'goes with unit = "person"')
         if self.together > 1 and self.rate < 1:
             accepted = "cannot be above 1 in a sum of sampled steps: set rate to 1, or sum nothing"
@@ -184,7 +162,7 @@ class RecordTerms(Suggesting):
     def multiplier(self) -> float:
         """Noise that the promise counts: its deviation over what one unit can contribute to a sum."""
         if self.noise_multiplier is not None:
-            return require_noise("noise_multiplier", self.noise_multiplier) / self.together
+            return self.noise_multiplier / self.together
         count = self.sums * self.counts
         return least_noise(self.epsilon or 0.0, self.delta, count, rate=self.rate, relation=self.relation)
 

@@ -16,7 +16,8 @@ import torch
 
 from fedveil.accounting import Release, Trust, digest, nothing
 from fedveil.accounting.conditions import KEYS_ARE_SECRET, few_colluding
-from fedveil.errors import FieldError, NoReplyError, ReplyError, require_positive
+from fedveil.checks import Positive
+from fedveil.errors import FieldError, NoReplyError, ReplyError
 from fedveil.layout import Layout
 from fedveil.mechanisms import Source
 from fedveil.methods.facts import Broadcast, ClientFacts, Combined, NoisySteps, PublicFacts, Releases, ServerFacts
@@ -36,13 +37,7 @@ class SecureSum(TrustedSum):
         knows it.
     """
 
-    lr: float | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse rules that read single shares."""
-        super().__post_init__()
-        if self.lr is not None:
-            require_positive("lr", self.lr)
+    lr: Positive | None = None
 
     def check_reply(self, releases: Releases, dimension: int) -> None:
         """Admit a share.

@@ -25,8 +25,9 @@ from fedveil.accounting import Guarantee, Relation, Release, Spend
 from fedveil.accounting.bounds import Heuristic
 from fedveil.aggregation import Aggregator, FedAvg, cluster_means
 from fedveil.calibration import AlignmentLDP, cosine
+from fedveil.checks import Count, Delta, Parameters, Positive
 from fedveil.clipping import clip, norms
-from fedveil.errors import FieldError, require_choice, require_count
+from fedveil.errors import FieldError
 from fedveil.mechanisms import GaussianNoise, Source, noised
 from fedveil.methods.facts import Combined, Releases, ServerFacts
 from fedveil.methods.plain import Plain
@@ -42,7 +43,7 @@ class References:
 
 
 @dataclass(frozen=True)
-class SGACentral:
+class SGACentral(Parameters):
     """Server side of SGA-LDP's section B.
 
     Parameters
@@ -59,11 +60,11 @@ class SGACentral:
     """
 
     aggregator: Aggregator = field(default_factory=FedAvg)
-    epsilon_min: float = field(default=1.0, kw_only=True)
-    epsilon_max: float = field(default=5.0, kw_only=True)
-    delta: float = field(default=1e-5, kw_only=True)
-    clip: float = field(default=1.0, kw_only=True)
-    clusters: int = field(default=1, kw_only=True)
+    epsilon_min: Positive = field(default=1.0, kw_only=True)
+    epsilon_max: Positive = field(default=5.0, kw_only=True)
+    delta: Delta = field(default=1e-5, kw_only=True)
+    clip: Positive = field(default=1.0, kw_only=True)
+    clusters: Count = field(default=1, kw_only=True)
     thresholds: Literal["fixed", "round"] = field(default="fixed", kw_only=True)
 
     hypotheses: ClassVar[int] = 1
@@ -72,10 +73,9 @@ class SGACentral:
 
     def __post_init__(self) -> None:
         """Check all."""
+        super().__post_init__()
         self._calibrator()
         Plain(self.aggregator)
-        require_count("clusters", self.clusters)
-        require_choice("thresholds", self.thresholds, ("fixed", "round"))
         if self.epsilon_min == self.epsilon_max:
             accepted = 'must be above epsilon_min: one budget for all needs no similarity, take method = "global"'
             raise FieldError("epsilon_max", self.epsilon_max, accepted)

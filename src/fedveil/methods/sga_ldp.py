@@ -21,8 +21,9 @@ from fedveil.accounting.bounds import GDP, Heuristic
 from fedveil.accounting.conditions import LIVENESS
 from fedveil.calibration import AlignmentLDP, cosine
 from fedveil.calibration.local import cosines
+from fedveil.checks import Delta, Fraction, Parameters, Positive
 from fedveil.clipping import clip
-from fedveil.errors import FieldError, Suggesting, require_choice, require_positive
+from fedveil.errors import FieldError
 from fedveil.gdp import mu_of_epsilon
 from fedveil.layout import Layout
 from fedveil.mechanisms import GaussianNoise, Source, noised
@@ -56,7 +57,7 @@ class LastBroadcast:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SGALDP(Suggesting):
+class SGALDP(Parameters):
     """Client side of SGA-LDP.
 
     The reference is the difference of the two latest broadcasts, so only a client that received both has one; in its
@@ -80,13 +81,13 @@ class SGALDP(Suggesting):
         paper's. Clients know it from the broadcasts; after a missed one it begins anew.
     """
 
-    epsilon_min: float = 1.0
-    epsilon_max: float = 5.0
-    delta: float = 1e-5
-    clip: float = 1.0
+    epsilon_min: Positive = 1.0
+    epsilon_max: Positive = 5.0
+    delta: Delta = 1e-5
+    clip: Positive = 1.0
     similarity: Literal["update", "released", "noised"] = "update"
-    similarity_noise: float = 1.0
-    memory: float = 0.0
+    similarity_noise: Positive = 1.0
+    memory: Fraction = 0.0
 
     trust: ClassVar[Trust] = "local"
     most_models: ClassVar[int | None] = 1
@@ -95,11 +96,8 @@ class SGALDP(Suggesting):
 
     def __post_init__(self) -> None:
         """Check all."""
+        super().__post_init__()
         self._calibrator()
-        require_choice("similarity", self.similarity, ("update", "released", "noised"))
-        require_positive("similarity_noise", self.similarity_noise)
-        if not 0 <= self.memory < 1:
-            raise FieldError("memory", self.memory, "must be at least 0 and below 1")
 
     @property
     def static(self) -> bool:

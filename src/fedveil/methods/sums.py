@@ -14,7 +14,7 @@ import torch
 from fedveil.accounting import Release, Trust, model_of
 from fedveil.accounting.conditions import SUM_IS_TRUSTED, whole_noise
 from fedveil.aggregation import WeightedMean
-from fedveil.errors import FieldError, NoReplyError, ReplyError, require_count
+from fedveil.errors import FieldError, NoReplyError, ReplyError
 from fedveil.layout import Layout
 from fedveil.mechanisms import Source
 from fedveil.methods.facts import Broadcast, ClientFacts, Combined, NoisySteps, PublicFacts, Releases, ServerFacts
@@ -90,6 +90,7 @@ class TrustedSum(Plain):
 
     def __post_init__(self) -> None:
         """Refuse rules that read single shares."""
+        super().__post_init__()
         rule = self.aggregator
         if not isinstance(rule, WeightedMean) or rule.weighting != "uniform":
             accepted = (
@@ -124,9 +125,9 @@ class TrustedShares(NoSum):
     def check(self) -> None:
         super().check()
         side = self.side
-        if require_count("silos", side.silos, least=0) < 2:
+        if side.silos < 2:
             raise FieldError("silos", side.silos, 'a sum needs at least 2 silos; a single one has sum = "none"')
-        if require_count("tolerated", side.tolerated) >= side.silos:
+        if side.tolerated >= side.silos:
             raise FieldError("tolerated", side.tolerated, f"must leave one of the {side.silos} silos to add noise")
 
     @property

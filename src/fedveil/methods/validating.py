@@ -18,7 +18,7 @@ import torch
 
 from fedveil.accounting import Guarantee, Release, Spend, Trust, nothing
 from fedveil.accounting.bounds import GDP
-from fedveil.errors import require_choice, require_count, require_positive
+from fedveil.checks import Count, Parameters, Positive
 from fedveil.mechanisms import GaussianNoise, Source, noised
 from fedveil.methods.publishing import Publishing
 
@@ -26,7 +26,7 @@ ANSWERS = "whether and when a validation client answers does not depend on its d
 
 
 @dataclass(frozen=True, kw_only=True)
-class Validation:
+class Validation(Parameters):
     """What becomes of validation clients' losses.
 
     Parameters
@@ -47,16 +47,9 @@ class Validation:
     """
 
     losses: Literal["noised", "public"] = "noised"
-    noise_multiplier: float = 5.0
-    loss_range: float = 3.0
-    releases: int = 20
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be done."""
-        require_choice("losses", self.losses, ("noised", "public"))
-        require_positive("noise_multiplier", self.noise_multiplier)
-        require_positive("loss_range", self.loss_range)
-        require_count("releases", self.releases)
+    noise_multiplier: Positive = 5.0
+    loss_range: Positive = 3.0
+    releases: Count = 20
 
     def quote(self, trust: Trust) -> Spend:
         """What one release costs its client, whatever its loss; nothing under central trust, where the server pays."""

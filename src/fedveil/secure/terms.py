@@ -13,11 +13,12 @@ import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
-from fedveil.accounting.events import FACTOR, Relation
+from fedveil.accounting.events import Relation
+from fedveil.checks import Count, NoiseMultiplier, Parameters, Positive, Share
 from fedveil.clipping import require_bound
-from fedveil.errors import FieldError, require_choice, require_count, require_noise, require_positive
+from fedveil.errors import FieldError, require_count
 from fedveil.mechanisms import WideGaussianNoise
 from fedveil.secure.keys import PublicKey, public_key, roster
 
@@ -30,7 +31,7 @@ _DEVIATIONS = 64  # of a share's noise: beyond it lies e^-2048
 
 
 @dataclass(frozen=True, kw_only=True)
-class SumTerms:
+class SumTerms(Parameters):
     """The terms of a secure sum, all of them public and the same at every site.
 
     Parameters
@@ -62,31 +63,24 @@ class SumTerms:
         For a value out of range, or a sum that could overflow.
     """
 
-    unit: str
+    unit: Literal["record", "person"]
     relation: Relation
     clip: float
-    noise_multiplier: float
-    denominator: float
-    rate: float
-    units: int
-    dimension: int
-    least_sites: int
-    colluding: int = 1
+    noise_multiplier: NoiseMultiplier
+    denominator: Positive
+    rate: Share
+    units: Count
+    dimension: Count
+    least_sites: Count
+    colluding: Count = 1
 
     def __post_init__(self) -> None:
         """Check all."""
-        require_choice("unit", self.unit, ("record", "person"))
-        require_choice("relation", self.relation, FACTOR)
+        super().__post_init__()
         require_bound("clip", self.clip)
-        require_noise("noise_multiplier", self.noise_multiplier)
-        require_positive("denominator", self.denominator)
-        if require_positive("rate", self.rate) > 1:
-            raise FieldError("rate", self.rate, "must be in (0, 1]")
-        require_count("units", self.units)
-        require_count("dimension", self.dimension)
-        if not FEWEST <= require_count("least_sites", self.least_sites) <= MOST:
+        if not FEWEST <= self.least_sites <= MOST:
             raise FieldError("least_sites", self.least_sites, f"must be {FEWEST} to {MOST}")
-        if require_count("colluding", self.colluding) > self.least_sites - 2:
+        if self.colluding > self.least_sites - 2:
             accepted = f"must leave two honest sites of the least {self.least_sites}: lower it, or raise least_sites"
             raise FieldError("colluding", self.colluding, accepted)
         if not math.isfinite(1 / self.grid) or self.largest(MOST) >= _HALF:

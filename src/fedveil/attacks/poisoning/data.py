@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedveil.attacks.poisoning.goal import BEHAVIOURS, Goal
+from fedveil.checks import Count, Share
 from fedveil.engines.behaviour import Behaviour
 from fedveil.errors import FieldError, require_count
 from fedveil.learning import ClientData
@@ -108,17 +109,15 @@ class Backdoor(Behaviour):
 
     target: int
     classes: int
-    size: int = 2
+    size: Count = 2
     value: float = 1.0
-    stamped: float = 0.5
+    stamped: Share = 0.5
     seed: int = 0
 
     def __post_init__(self) -> None:
         """Check all."""
+        super().__post_init__()
         check_class("target", self.target, self.classes)
-        require_count("size", self.size)
-        if not 0 < self.stamped <= 1:
-            raise FieldError("stamped", self.stamped, "must be above 0 and at most 1")
 
     def data(self, data: ClientData, partition: int, round_: int) -> ClientData:
         """The same number of examples, some stamped and relabelled."""

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from fedveil.attacks.poisoning.goal import BEHAVIOURS, Goal, goal_of
+from fedveil.checks import NonNegative, Positive
 from fedveil.clipping import clip
 from fedveil.engines.behaviour import Behaviour, Turn
-from fedveil.errors import require_non_negative, require_positive
 from fedveil.learning import ClientData
 from fedveil.mechanisms import keyed_seed
 
@@ -49,16 +49,11 @@ class LyingBudget(Behaviour):
         What it trains on and sends.
     """
 
-    clip: float
-    sigma: float = 0.0
+    clip: Positive
+    sigma: NonNegative = 0.0
     of: Behaviour = field(default_factory=Behaviour)
     seed: int = 0
     bypass: bool = True
-
-    def __post_init__(self) -> None:
-        """Check both."""
-        require_positive("clip", self.clip)
-        require_non_negative("sigma", self.sigma)
 
     def data(self, data: ClientData, partition: int, round_: int) -> ClientData:
         """The other behaviour's."""
@@ -90,15 +85,11 @@ class PullReference(Behaviour):
         What it trains on: the direction is that of the fellows' updates so far.
     """
 
-    clip: float
+    clip: Positive
     of: Behaviour = field(default_factory=Behaviour)
     bypass: bool = True
     _kept: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
     _now: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        """Check C."""
-        require_positive("clip", self.clip)
 
     def data(self, data: ClientData, partition: int, round_: int) -> ClientData:
         """The other behaviour's."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedveil.attacks.poisoning.goal import BEHAVIOURS, Goal, goal_of
+from fedveil.checks import NonNegative, Positive
 from fedveil.engines.behaviour import Behaviour, Turn
-from fedveil.errors import require_choice, require_non_negative, require_positive
 from fedveil.learning import ClientData
 from fedveil.mechanisms import keyed_seed
 
@@ -28,12 +29,8 @@ class SignFlip(Behaviour):
     Threat model: malicious clients that know nothing of the others.
     """
 
-    factor: float = 1.0
+    factor: Positive = 1.0
     bypass: bool = False
-
-    def __post_init__(self) -> None:
-        """Check the factor."""
-        require_positive("factor", self.factor)
 
     def model(self, turn: Turn) -> Tensor:
         """The start less the update."""
@@ -64,13 +61,8 @@ class Scaling(Behaviour):
     """
 
     of: Behaviour = field(default_factory=Behaviour)
-    factor: float | None = None
+    factor: Positive | None = None
     bypass: bool = False
-
-    def __post_init__(self) -> None:
-        """Check the factor."""
-        if self.factor is not None:
-            require_positive("factor", self.factor)
 
     def data(self, data: ClientData, partition: int, round_: int) -> ClientData:
         """The other behaviour's."""
@@ -113,13 +105,9 @@ class NoiseAttack(Behaviour):
     Threat model: malicious clients that know nothing of the others.
     """
 
-    factor: float = 1.0
+    factor: Positive = 1.0
     seed: int = 0
     bypass: bool = False
-
-    def __post_init__(self) -> None:
-        """Check the factor."""
-        require_positive("factor", self.factor)
 
     def model(self, turn: Turn) -> Tensor:
         """The start plus noise."""
@@ -151,16 +139,11 @@ class FreeRider(Behaviour):
         Of the disguise.
     """
 
-    disguise: str = "delta"
-    factor: float = 1.0
+    disguise: Literal["none", "delta", "noise"] = "delta"
+    factor: NonNegative = 1.0
     seed: int = 0
     bypass: bool = False
     _starts: dict[int, tuple[int, Tensor]] = field(default_factory=dict, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        """Check both."""
-        require_choice("disguise", self.disguise, ("none", "delta", "noise"))
-        require_non_negative("factor", self.factor)
 
     def model(self, turn: Turn) -> Tensor:
         """The start, disguised; in the first round, and after a missed one, undisguised."""

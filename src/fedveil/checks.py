@@ -1,0 +1,145 @@
+"""What a value has to be, said once: in the type of the field that holds it.
+
+A section of a configuration, and the parameters of a method, a rule, a behaviour or of training are checked by these
+types, whether they come from a file, from Flower, from FLARE or from Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache, partial, wraps
+from inspect import Parameter, signature
+from types import UnionType
+from typing import Annotated, Any, Literal, ParamSpec, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from fedveil.errors import (
+    FieldError,
+    nearest,
+    require_choice,
+    require_count,
+    require_delta,
+    require_hypotheses,
+    require_noise,
+    require_non_negative,
+    require_positive,
+    require_rounds,
+    require_workers,
+)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_signature = cache(signature)
+Require = Callable[[str, Any], object]
+
+
+@dataclass(frozen=True)
+class Check:
+    """Stands in an ``Annotated`` type: a function of a field's name and value that refuses what is out of range."""
+
+    require: Require
+
+
+def require_share(field: str, value: Any) -> float:
+    """Return `value` as a float, refusing all but numbers above 0 and at most 1."""
+    if require_positive(field, value) > 1:
+        raise FieldError(field, value, "must be above 0 and at most 1")
+    return float(value)
+
+
+def require_unit_interval(field: str, value: Any) -> float:
+    """Return `value` as a float, refusing all but numbers from 0 to 1."""
+    if require_non_negative(field, value) > 1:
+        raise FieldError(field, value, "must be in [0, 1]")
+    return float(value)
+
+
+def require_fraction(field: str, value: Any) -> float:
+    """Return `value` as a float, refusing all but numbers of at least 0 and below 1."""
+    if require_non_negative(field, value) >= 1:
+        raise FieldError(field, value, "must be at least 0 and below 1")
+    return float(value)
+
+
+Positive = Annotated[float, Check(require_positive)]
+NonNegative = Annotated[float, Check(require_non_negative)]
+NoiseMultiplier = Annotated[float, Check(require_noise)]
+Delta = Annotated[float, Check(require_delta)]
+UnitInterval = Annotated[float, Check(require_unit_interval)]
+Share = Annotated[float, Check(require_share)]
+Fraction = Annotated[float, Check(require_fraction)]
+Count = Annotated[int, Check(require_count)]
+Natural = Annotated[int, Check(partial(require_count, least=0))]
+Rounds = Annotated[int, Check(require_rounds)]
+Hypotheses = Annotated[int, Check(require_hypotheses)]
+Workers = Annotated[int, Check(require_workers)]
+
+
+class Parameters:
+    """Base of parameters' dataclasses: refuses a misspelt name, and a value that its field's type does not allow."""
+
+    def __new__(cls, *_: Any, **named: Any) -> Self:
+        """Check the names."""
+        refuse_unknown(cls.__init__, named)
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        """Check the values. A subclass with rules between its fields calls this first."""
+        kind: Any = type(self)
+        for name, require in _of_dataclass(kind):
+            require(name, getattr(self, name))
+
+
+def suggesting(function: Callable[P, R]) -> Callable[P, R]:
+    """Refuse a keyword that a function does not have with the one that was probably meant."""
+
+    @wraps(function)
+    def call(*arguments: P.args, **named: P.kwargs) -> R:
+        refuse_unknown(function, named)
+        return function(*arguments, **named)
+
+    return call
+
+
+def refuse_unknown(function: Callable[..., Any], named: Mapping[str, Any]) -> None:
+    """Refuse a keyword that a function does not have with the one that was probably meant."""
+    known = _signature(function).parameters if named else {}
+    if any(p.kind is Parameter.VAR_KEYWORD for p in known.values()):
+        return
+    for name, value in named.items():
+        if name not in known:
+            accepted = nearest(name, [other for other in known if other != "self"])
+            raise FieldError(name, type(value).__name__, f"is no argument; {accepted}")
+
+
+def checks_of(hints: Iterable[tuple[str, Any]]) -> list[tuple[str, Require]]:
+    """What each field has to pass, from the types of the fields: a `Check` behind ``Annotated``, or a ``Literal``.
+
+    In a union, such as ``Positive | None``, a value of another member passes.
+    """
+    found: list[tuple[str, Require]] = []
+    for name, hint in hints:
+        members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        others = tuple(member for member in members if isinstance(member, type))
+        for member in members:
+            for check in getattr(member, "__metadata__", ()):
+                if isinstance(check, Check):
+                    found.append((name, partial(_unless, others, check.require)))
+            if get_origin(member) is Literal:
+                choose = partial(_one_of, get_args(member))
+                found.append((name, partial(_unless, others, choose)))
+    return found
+
+
+def _unless(others: tuple[type, ...], require: Require, name: str, value: Any) -> None:
+    if not isinstance(value, others):
+        require(name, value)
+
+
+def _one_of(choices: tuple[str, ...], name: str, value: str) -> str:
+    return require_choice(name, value, choices)
+
+
+@cache
+def _of_dataclass(owner: type[Any]) -> list[tuple[str, Require]]:
+    return checks_of(get_type_hints(owner, include_extras=True).items())
