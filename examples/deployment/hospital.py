@@ -1,21 +1,21 @@
 """A hospital's own client, installed at the site: `policy.toml` names it, and no code that arrives with a run is run.
 
-Record level: each training step's sum of clipped gradients is noised on the node, so that no single image shows.
+Person level under a secure sum: what leaves is the noised sum of all patients' clipped gradients under masks, and the
+server learns the sum over all three hospitals alone.
 """
 
 import torch
-from flwr.app import Message, MetricRecord, RecordDict
+from flwr.app import Message
 from flwr.clientapp import ClientApp
 from sklearn.datasets import load_digits
 from torch import nn
 
-from fedveil.aggregation import FedAvg
-from fedveil.flower import FACTS, privacy_mod, read_broadcast, to_arrays, training_source, write_facts
+from fedveil.flower import privacy_mod, read_broadcast, training_source, write_trained
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, PrivateTrainer
 from fedveil.methods import build
 
-ROUNDS = 4
+ROUNDS, IMAGES = 3, 3  # of one patient
 
 
 def network():
@@ -25,28 +25,26 @@ def network():
 
 
 LAYOUT = Layout.from_module(network())
-METHOD = build("record", FedAvg(), examples=466, epsilon=8.0, rounds=ROUNDS, clip=1.0, steps=10)
-TRAINER = PrivateTrainer(network(), LAYOUT, LocalTraining(lr=0.5), METHOD.client.noisy_steps)
+METHOD = build(
+    "record", unit="person", people=155, records_per_person=IMAGES, sum="secure", least_sites=3,
+    epsilon=8.0, rounds=ROUNDS, retries=2, clip=0.5, lr=4.0,
+)  # fmt: skip
+TRAINER = PrivateTrainer(network(), LAYOUT, LocalTraining(), METHOD.client.noisy_steps)
 app = ClientApp(mods=[privacy_mod(LAYOUT, METHOD, trainer=TRAINER, rounds=ROUNDS)])
 
 
 def patients(partition):
-    """This hospital's images: the part of the public digits that the demonstration gives it."""
+    """This hospital's images: a part of the public digits, and whose each of them is (made up)."""
     images, labels = load_digits(return_X_y=True)
     mine = slice(partition, 1400, 3)
-    x = torch.tensor(images[mine] / 16, dtype=torch.float32).reshape(-1, 1, 8, 8)
-    return ClientData(x, torch.tensor(labels[mine]))
+    x, y = torch.tensor(images[mine] / 16, dtype=torch.float32).reshape(-1, 1, 8, 8), torch.tensor(labels[mine])
+    return ClientData(x, y, person=torch.arange(len(y)) // IMAGES)
 
 
 @app.train()
 def train(message, context):
-    """Train with the noise of the mod's source."""
-    start = read_broadcast(message.content, LAYOUT).models
+    """Clip and sum; the mod adds noise and masks."""
+    models = read_broadcast(message.content, LAYOUT).models
     data = patients(int(context.node_config["partition-id"]))
-    [trained] = TRAINER.train_noisily(start, [data], [(0,)], [training_source()])
-    content = {
-        "arrays": to_arrays(LAYOUT, trained.model),
-        "metrics": MetricRecord({"num-examples": 1}),
-        FACTS: write_facts(noised=trained.noised),
-    }
-    return Message(RecordDict(content), reply_to=message)
+    [trained] = TRAINER.train_noisily(models, [data], [(0,)], [training_source()])
+    return Message(write_trained(trained, LAYOUT), reply_to=message)

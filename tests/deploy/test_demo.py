@@ -11,6 +11,7 @@ import pytest
 from chain import BIN, Chain, certificates, end, node_key, wait, write_app
 from flwr.cli.build import build_fab_from_disk
 
+from fedveil.engines.keyfile import make_key
 from fedveil.engines.lifetime import read_head, read_ledger
 from fedveil.node.bundle import Bundle
 from fedveil.node.guard import WORDS
@@ -19,15 +20,18 @@ from fedveil.node.site import begin_site
 pytestmark = [pytest.mark.deploy, pytest.mark.flower]
 HERE = Path(__file__).resolve().parents[2] / "examples" / "deployment"
 POLICY = """\
-trust = ["local"]
+trust = ["secure sum"]
 methods = ["record"]
 deadline = 60
 
-[release]
-record_epsilon = 5.0
-
 [total]
-record_epsilon = 8.5
+person_epsilon = 8.1
+
+[sum]
+peers = {peers}
+least_sites = 3
+colluding = 1
+attempts = 3
 
 [node]
 client = "hospital:app"
@@ -39,13 +43,16 @@ dataset = "ward-{number}"
 """
 
 
+STRANGERS = ("stranger", "no-tls")
+
+
 def say(text):
     print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
 
 
 def fedveil(*words):
     command = [sys.executable, "-m", "fedveil", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def test_three_hospitals(tmp_path, monkeypatch):
@@ -54,12 +61,13 @@ def test_three_hospitals(tmp_path, monkeypatch):
     app = Bundle(build_fab_from_disk(HERE / "study")).sha256
     say(f"the study's app bundle: {app}")
     keys = [node_key(tmp_path / f"node{i}.pem") for i in range(4)]
-    sites = []
-    for number in range(3):
-        folder, head = tmp_path / f"hospital{number}", tmp_path / f"disk{number}"
-        policy = begin_site(folder, head, f"ward-{number}", "Dr. Roe: the study, approved")
-        policy.write_text(POLICY.format(app=app, head=head, number=number))
-        sites.append(folder)
+    sites, heads = [[tmp_path / f"{what}{i}" for i in range(3)] for what in ("hospital", "disk")]
+    policies = [begin_site(sites[i], heads[i], f"ward-{i}", "Dr. Roe: the study, approved") for i in range(3)]
+    publics = [make_key(site / "study.key").public.hex() for site in sites]  # fedveil keys new
+    for i, policy in enumerate(policies):
+        peers = json.dumps([key for key in publics if key != publics[i]])
+        policy.write_text(POLICY.format(app=app, head=heads[i], number=i, peers=peers))
+    say(f"three keys for the secure sum; each policy pins the other two: {publics}")
     checked = fedveil("node", "check", sites[0])
     say(f"`fedveil node check` at the first hospital:\n{checked}")
     assert "hospital:app alone runs" in checked
@@ -69,54 +77,72 @@ def test_three_hospitals(tmp_path, monkeypatch):
             done = subprocess.run([BIN / "flwr", "supernode", "register", public, "here"], env=chain.env, timeout=60)
             assert done.returncode == 0
         say("a SuperLink with TLS and node authentication; three keys are registered")
-        nodes = [chain.supernode(i, sites[i], of=3, more="demo=1", key=keys[i][0]) for i in range(3)]
-        chain.supernode(4, of=3, more="demo=1", key=keys[3][0], name="stranger")
-        chain.supernode(5, of=3, more="demo=1", secure=False, name="no-tls")
+
+        def supernode(i, name=None, **more):
+            own = f'privacy.key="{sites[i] / "study.key"}"' if i < 3 else "demo=1"
+            return chain.supernode(i, sites[i] if i < 3 else None, of=3, more=own, name=name, **more)
+
+        nodes = [supernode(i, key=keys[i][0]) for i in range(3)]
+        supernode(3, "stranger", key=keys[3][0])
+        supernode(4, "no-tls", secure=False)
         wait(lambda: all("SuperNode ID" in (tmp_path / f"node{i}.log").read_text() for i in range(3)), 300, *chain.logs)
-        for name in ("stranger", "no-tls"):
-            assert "SuperNode ID" not in (tmp_path / f"{name}.log").read_text()
+        wait(lambda: all("retrying" in (tmp_path / f"{n}.log").read_text() for n in STRANGERS), 60, *chain.logs)
+        for name in STRANGERS:
             say(f"{name}: gets nowhere: {last(tmp_path / f'{name}.log')}")
 
         other = write_app(tmp_path / "other", "other", (HERE / "study" / "study" / "client.py").read_text())
         asked = time.monotonic()
         arrived = chain.run(other, tmp_path / "other.json", 400)
-        patience = max(60.0, 1.5 * (time.monotonic() - asked))  # a round on this machine
+        patience = max(80.0, 2 * (time.monotonic() - asked))  # longer than a node that is gone counts as there
         assert [reply["reason"] for reply in arrived["replies"]] == [WORDS[901]] * 3
         say(f"an app that no policy lists: three times {WORDS[901]!r}; the ledgers are untouched")
         assert not any(lines(site) for site in sites)
 
-        out = tmp_path / "run"
+        out, log = tmp_path / "run", tmp_path / "node2.log"
+        before = log.read_text().count("Receiving: train")
         config = f'out="{out}" patience={patience:.1f}'
         chain.begin("study", [BIN / "flwr", "run", HERE / "study", "here", "--stream", "--run-config", config])
-        log = tmp_path / "node2.log"
-        before = log.read_text().count("Receiving: train")
         wait(lambda: log.read_text().count("Receiving: train") >= before + 3, 600, *chain.logs)
         end(nodes[2])
-        say("the third hospital's node is killed in round 2")
-        time.sleep(3)
-        chain.supernode(2, sites[2], of=3, more="demo=1", key=keys[2][0], name="node2-back")
-        say("and comes back")
+        say("the third hospital's node is killed in round 2: two shares without the third are random numbers")
+        say("the server asks all three another question once it is back")
+        comes_back(lambda: supernode(2, "node2-back", key=keys[2][0]), tmp_path / "node2-back.log", chain.logs)
         wait((out / "summary.json").exists, 900, *chain.logs)
-        time.sleep(1)
+        wait(lambda: "test accuracy" in (tmp_path / "study.log").read_text(), 60, *chain.logs)
+        assert not any("SuperNode ID" in (tmp_path / f"{name}.log").read_text() for name in STRANGERS)
     summary = json.loads((out / "summary.json").read_text())
-    rounds = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    for row in rounds:
-        say(f"round {row['round']}: failed {row['failed']}")
-    assert summary["rounds"] == 4
-    assert "2" in rounds[1]["failed"]
-    for number, site in enumerate(sites):
-        ledger, head = site / "ledgers" / f"ward-{number}.jsonl", tmp_path / f"disk{number}"
+    assert summary["rounds"] == 3
+    for i, site in enumerate(sites):
+        ledger = site / "ledgers" / f"ward-{i}.jsonl"
         book, _, _ = read_ledger(ledger)
-        assert read_head(ledger, head).count == lines(site)
-        assert len({entry.key for entry in book.all_entries}) in ((4,) if number < 2 else (3, 4))
-        say(
-            f"hospital {number}:\n{fedveil('ledger', 'show', ledger, '--head', head, '--policy', site / 'policy.toml')}"
-        )
+        assert read_head(ledger, heads[i]).count == lines(site)
+        questions = len({entry.key for entry in book.all_entries})
+        assert questions == 4 if i < 2 else questions in (3, 4)  # one round was asked twice, and both were paid for
+        shown = fedveil("ledger", "show", ledger, "--head", heads[i], "--policy", policies[i])
+        say(f"hospital {i}:\n{shown}")
     told = re.search(r"test accuracy (0\.\d+).*", (tmp_path / "study.log").read_text())
     assert told, (tmp_path / "study.log").read_text()[-3000:]
-    assert float(told[1]) > 0.6  # .78 to .80 over three seeds
+    assert float(told[1]) > 0.65  # .74 to .76 over three seeds
     say(f"the server's folder: {sorted(p.name for p in out.iterdir())}; guarantee: {summary['guarantee']}")
-    say(f"{told[0]}; {time.monotonic() - began:.0f} seconds")
+    took = time.monotonic() - began
+    say(f"{told[0]}; {took:.0f} seconds")
+    assert took < 300
+
+
+def comes_back(start, log, logs):
+    """Start a node again until the SuperLink takes it: for a minute it believes that the one which died is there."""
+    tried, began = [start()], time.monotonic()
+
+    def there():
+        if "SuperNode ID" in log.read_text():
+            return True
+        if tried[-1].poll() is not None:
+            time.sleep(8)
+            tried.append(start())
+        return False
+
+    wait(there, 150, *logs)
+    say(f"it is back after {time.monotonic() - began:.0f} s, at the start no. {len(tried)}")
 
 
 def lines(site):

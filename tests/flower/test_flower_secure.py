@@ -12,7 +12,7 @@ from fedveil.aggregation import FedAvgM
 from fedveil.engines.flower.records import read_share
 from fedveil.engines.flower.settings import read_settings
 from fedveil.engines.keyfile import read_key
-from fedveil.errors import FieldError
+from fedveil.errors import FieldError, NoReplyError
 from fedveil.flower import FedVeilStrategy, FlowerFederation, run_in_process, to_arrays
 from fedveil.learning import LocalTraining, PrivateTrainer
 from fedveil.methods import build
@@ -100,9 +100,8 @@ def test_four_processes_with_key_files_make_the_plain_integer_sum_to_the_bit(pro
 def test_a_process_that_is_gone_is_left_out_and_the_others_answer_and_pay_anew(processes):
     folder, _, grid = processes
     before = [len(spent(folder, i)) for i in range(4)]
-    grid.gone = {3}
+    grid.gone = {3: 1}
     strategy = served(grid, rounds=1)
-    grid.gone = set()
     [log] = strategy.history
     assert (log.used, set(log.failed)) == ((0, 1, 2), {3})
     keys = {i: read_key(folder / f"site{i}" / "key") for i in range(4)}
@@ -110,6 +109,29 @@ def test_a_process_that_is_gone_is_left_out_and_the_others_answer_and_pay_anew(p
     assert torch.equal(strategy.models[0], strategy.broadcast.models[0] - (0.5 * step.double()).float())
     assert [len(spent(folder, i)) - b for i, b in enumerate(before)] == [2, 2, 2, 0]
     assert strategy.guarantee.mu == pytest.approx(2**0.5 / 2)  # two full releases of z = 2
+
+
+def test_sites_without_which_there_is_no_sum_are_asked_anew_when_they_are_back(processes):
+    folder, _, grid = processes
+    before = [len(spent(folder, i)) for i in range(4)]
+    grid.gone = {2: 1, 3: 2}
+    strategy = served(grid, rounds=2, done=1)  # all are asked, all again, and then those who are there
+    [log] = strategy.history
+    assert (log.used, set(log.failed), strategy.broadcast.public.attempt) == ((0, 1, 2), {3}, 2)
+    assert [len(spent(folder, i)) - b for i, b in enumerate(before)] == [3, 3, 2, 0]
+
+
+def test_a_site_that_failed_is_not_asked_anew_at_the_cost_of_the_others(processes):
+    folder, _, grid = processes
+    before = [len(spent(folder, i)) for i in range(4)]
+    ledgers = [folder / f"site{i}" / "ledger" for i in (2, 3)]
+    for ledger in ledgers:
+        ledger.rename(ledger.with_name("away"))
+    with pytest.raises(NoReplyError):
+        served(grid, rounds=3, done=2)
+    for ledger in ledgers:
+        ledger.with_name("away").rename(ledger)
+    assert [len(spent(folder, i)) - b for i, b in enumerate(before)] == [1, 1, 0, 0]
 
 
 # ---- nodes that keep files, in one process

@@ -1309,6 +1309,13 @@ BUGS = (
         "left = sorted(self._asked.values())  #",
         f"{SITES}::test_a_process_that_is_gone_is_left_out_and_the_others_answer_and_pay_anew",
     ),
+    _bug(
+        "secure sum: a site that failed is asked anew, at the cost of the others",
+        "engines/flower/strategy.py",
+        "{*released, *self._lost}",
+        "{*released, *failed}",
+        f"{SITES}::test_a_site_that_failed_is_not_asked_anew_at_the_cost_of_the_others",
+    ),
     # record-level privacy
     _bug(
         "record: a data-dependent normaliser",

@@ -32,7 +32,7 @@ class Roster:
     planned : int, optional
         Number of clients; partitions are then 0, 1, ... Default: whoever is connected in the first round.
     patience : float
-        Seconds to wait for them in the first round.
+        Seconds to wait for them in the first round, and later for as many as a round needs.
     validators : int
         Nodes that only validate, for which the first round waits as well.
 
@@ -58,8 +58,8 @@ class Roster:
         self.validating: dict[int, int] = {}
         self.partitions: list[int] = []
 
-    def meet(self, grid: Grid, timeout: float) -> None:
-        """Greet the nodes that are new, and forget those that left.
+    def meet(self, grid: Grid, timeout: float, least: int = 0) -> None:
+        """Greet the nodes that are new, and forget those that left; wait for the `least` that a round needs.
 
         Raises
         ------
@@ -68,7 +68,7 @@ class Roster:
         FedVeilError
             If too few nodes connect in the first round.
         """
-        connected = self._connected(grid)
+        connected = self._connected(grid, least)
         self.nodes = {p: node for p, node in self.nodes.items() if node in connected}
         self.validating = {p: node for p, node in self.validating.items() if node in connected}
         new = sorted(connected - {*self.nodes.values(), *self.validating.values()})
@@ -84,18 +84,21 @@ class Roster:
         if not self.partitions:
             self.partitions = sorted(self.nodes) if self._planned is None else list(range(self._planned))
 
-    def _connected(self, grid: Grid) -> set[int]:
+    def _connected(self, grid: Grid, least: int) -> set[int]:
+        awaited = least if self.partitions else max(self._awaited, least)
         deadline, said = time.monotonic() + self._patience, -1
         while True:
             connected = set(grid.get_node_ids())
-            if self.partitions or len(connected) >= self._awaited:
+            if len(connected) >= awaited:
                 return connected
             left = deadline - time.monotonic()
+            if left <= 0 and self.partitions:
+                return connected
             if left <= 0:
-                raise FedVeilError(f"{len(connected)} of {self._awaited} clients connected within {self._patience:g} s")
+                raise FedVeilError(f"{len(connected)} of {awaited} clients connected within {self._patience:g} s")
             if len(connected) != said:
                 said = len(connected)
-                _LOG.info("%d of %d clients are connected; waiting up to %.0f s", said, self._awaited, left)
+                _LOG.info("%d of %d clients are connected; waiting up to %.0f s", said, awaited, left)
             time.sleep(min(PAUSE, left))
 
     def _greet(self, grid: Grid, nodes: Iterable[int], timeout: float) -> list[str]:

@@ -49,6 +49,7 @@ from fedveil.methods import Broadcast, PublicFacts, Releases, SecureSum, check_f
 
 _LOG = getLogger("flwr")
 NODE_UNAVAILABLE = 5  # Flower's code
+LOST = (3, 4, NODE_UNAVAILABLE, 8)  # Flower's codes of a message, a reply, a node or a process that is gone
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
@@ -96,7 +97,7 @@ class FedVeilStrategy(Strategy):
         Usable replies without which a round is not combined and the run ends: the mean of one is its model.
     attempts : int
         Questions of one round at the most, of a secure sum: where a site does not answer, the others are asked anew
-        without it, and each pays one more release.
+        without it, or with it if they are too few, and each pays one more release.
     delta : float
         At which the log states an epsilon, unless the budget names its own.
     stopping : EarlyStopping, optional
@@ -174,6 +175,7 @@ class FedVeilStrategy(Strategy):
         if isinstance(self.method.server, SecureSum) and self.method.server.lr is None:
             raise FieldError("lr", None, 'is needed: the step is the server\'s; build("record", sum="secure", lr=0.5)')
         self._ask_again: Callable[[list[int], int], Iterable[Message]] | None = None
+        self._lost: set[int] = set()  # partitions without a reply of their own, which may be back
         self._asked: dict[int, int] = {}  # partition of each node that was asked in this round
         self._sent: list[Message] = []  # Flower gives them their ids when it sends them
         self._result = Result()
@@ -278,7 +280,7 @@ class FedVeilStrategy(Strategy):
             self.models = _several(
                 from_arrays(self.layout, arrays), self.layout, self.method.server.hypotheses, self._seed
             )
-        self._roster.meet(grid, self._timeout)
+        self._roster.meet(grid, self._timeout, self.method.least_sites)
         number, everybody = self.done + server_round, self._roster.partitions
         size = self._size or len(everybody)
         if size > len(everybody):
@@ -298,9 +300,12 @@ class FedVeilStrategy(Strategy):
             self._sent = [Message(content, node, MessageType.TRAIN) for node in self._asked]
             return self._sent
 
-        self._ask_again = lambda partitions, attempt: grid.send_and_receive(
-            ask(partitions, attempt), timeout=self._timeout
-        )
+        def again(partitions: list[int], attempt: int) -> Iterable[Message]:
+            self._roster.meet(grid, self._timeout, self.method.least_sites)
+            there = [p for p in partitions if p in self._roster.nodes]
+            return grid.send_and_receive(ask(there, attempt), timeout=self._timeout)
+
+        self._ask_again = again
         return ask([p for p in cohort if p in self._roster.nodes], 0)
 
     def aggregate_train(
@@ -311,16 +316,16 @@ class FedVeilStrategy(Strategy):
             raise FedVeilError("aggregate_train was called before configure_train")
         released, failed, refused = self._sort(replies)
         for attempt in range(1, self._attempts if self._secure else 1):
-            if len(released) == len(self._asked) or len(released) < self.method.least_sites or self._ask_again is None:
+            if len(released) == len(self._asked) or self._ask_again is None:
                 break
-            left = sorted(released)  # a sum is of all who are asked: those who answered are asked anew, alone
-            _LOG.warning(
-                "FedVeil: %d of %d sites are missing; the others are asked anew",
-                len(failed) + len(refused),
-                len(self._asked),
-            )
+            # a sum is of all who are asked: those who answered are asked anew, alone if they are enough
+            left = sorted(released) if len(released) >= self.method.least_sites else sorted({*released, *self._lost})
+            if len(left) < self.method.least_sites:
+                break
+            _LOG.warning("FedVeil: %d of %d sites answered; asking %s anew", len(released), len(self._asked), left)
             released, more, none = self._sort(self._ask_again(left, attempt))
-            failed, refused = {**failed, **more}, {**refused, **none}
+            failed = {p: why for p, why in {**failed, **more}.items() if p not in released}
+            refused |= none
         self.received, broadcast = released, self.broadcast
         self.models, log, metrics = self._serving.close(broadcast, released, {**self._absent, **failed}, refused)
         counts = {"used": len(log.used), "failed": len(log.failed), "invalid": len(log.invalid)}
@@ -418,7 +423,7 @@ class FedVeilStrategy(Strategy):
         released: dict[int, Releases] = {}
         failed: dict[int, str] = {}
         refused: dict[int, str] = {}
-        silent = set(self._asked.values())
+        silent, self._lost = set(self._asked.values()), set()
         told = {m.metadata.message_id: self._asked[m.metadata.dst_node_id] for m in self._sent if m.metadata.message_id}
         for reply in replies:
             partition = self._asked.get(reply.metadata.src_node_id)
@@ -427,6 +432,7 @@ class FedVeilStrategy(Strategy):
                 if partition is not None and partition in silent:
                     gone = reply.error.code == NODE_UNAVAILABLE
                     failed[partition] = "is gone: node unavailable" if gone else cleaned(reply.error.reason)
+                    self._lost.add(partition)
                     silent.discard(partition)
                     continue
             if partition is None:
@@ -438,6 +444,8 @@ class FedVeilStrategy(Strategy):
             elif reply.has_error():
                 target = refused if reply.error.code == REFUSED else failed
                 target[partition] = cleaned(reply.error.reason)
+                if reply.error.code in LOST:
+                    self._lost.add(partition)
             else:
                 try:
                     claimed, counted = read_mark(reply.content, self.method.client)
@@ -447,6 +455,7 @@ class FedVeilStrategy(Strategy):
                 except Exception as error:  # whatever a client sends is that client's failure
                     failed[partition] = cleaned(f"{type(error).__name__}: {error}")
             silent.discard(-1 if partition is None else partition)
+        self._lost |= silent
         return released, failed | dict.fromkeys(sorted(silent), "did not reply in time"), refused
 
 
