@@ -277,8 +277,8 @@ class OwnAudit(Judgement):
         from fedveil.report.words import answered
 
         own = [v for v in self.verdicts if v.setting == self.verdicts[-1].setting]
-        told = answered(own[0].setting, own, max(own, key=lambda v: v.point))
-        lines = [f"Can others tell whether client {self.target} takes part? {told}"]
+        answer = answered(own[0].setting, own, max(own, key=lambda v: v.point))
+        lines = [f"Can others tell whether client {self.target} takes part? {answer}"]
         lines += [
             f"{v.setting}, {v.attack}: AUC {v.point:.3f} ({v.low:.2f}-{v.high:.2f}) over {v.n} runs"
             for v in self.verdicts

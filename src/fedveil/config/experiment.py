@@ -173,8 +173,8 @@ class Config(Section):
             accepted = f"{name!r} states no leakage to cap; cap participations instead"
             raise FieldError("privacy.budget.leakage_cap", budget.leakage_cap, accepted)
         needs = method.client.needs | method.server.needs
-        told = self.data.region is not None or self.data.sensitive or self.scoring.pixels == "all"
-        if any(need.endswith("_scores") for need in needs) and not told:
+        marked = self.data.region is not None or self.data.sensitive or self.scoring.pixels == "all"
+        if any(need.endswith("_scores") for need in needs) and not marked:
             accepted = f"{name!r} needs [top, left, bottom, right] in pixels, or data.sensitive"
             raise FieldError("data.region", "missing", accepted)
         if self.scoring.every > 1 and self.clients_per_round not in (None, self.data.planned):

@@ -355,8 +355,8 @@ class ClientParty(Party):
 
     def _affordable(self, protected: Protected) -> Protected:
         if self._quoted is not None and _dearer(protected.spend, self._quoted):
-            told = "must not cost more than was quoted before training: did the broadcast tell the truth?"
-            raise FieldError("spend", protected.spend.guarantee.describe(), told)
+            accepted = "must not cost more than was quoted before training: did the broadcast tell the truth?"
+            raise FieldError("spend", protected.spend.guarantee.describe(), accepted)
         return protected
 
     def _zero(self, broadcast: Broadcast, source: Source) -> Protected:
@@ -384,5 +384,5 @@ def _dearer(spend: Spend, quoted: Spend) -> bool:
     """Whether a spend is worse than a quote, which is what filters were charged."""
     if (spend.charge or 0.0) > (quoted.charge or 0.0) or (spend.leakage or 0.0) > (quoted.leakage or 0.0):
         return True
-    made, told = spend.guarantee, quoted.guarantee
-    return made is not told and (made.status != told.status or made.cost > told.cost)
+    made, promised = spend.guarantee, quoted.guarantee
+    return made is not promised and (made.status != promised.status or made.cost > promised.cost)

@@ -66,14 +66,14 @@ class Head:
         """
         held = checksum_of(lines[self.count - 1]) if 0 < self.count <= len(lines) else first
         if self.count > len(lines) or held != self.checksum:
-            told = f"has {len(lines)} lines, and its head knows {self.count}"
-            told = told if self.count > len(lines) else f"is another at line {self.count} than its head knows"
-            raise LedgerError(f"the ledger of {self.dataset!r} {told}: it was put back or edited; restore the last one")
+            reason = f"has {len(lines)} lines, and its head knows {self.count}"
+            reason = reason if self.count > len(lines) else f"is another at line {self.count} than its head knows"
+            raise LedgerError(f"the ledger of {self.dataset!r} {reason}: it was put back or edited; restore the last one")
         for line in lines[self.count :]:
             if not opens(line) and checksum_of(line) != self.announced:
-                told = f"goes on after the {self.count} lines that its head knows"
+                reason = f"goes on after the {self.count} lines that its head knows"
                 raise LedgerError(
-                    f"the ledger of {self.dataset!r} {told}: the head was put back, or the ledger edited; restore them"
+                    f"the ledger of {self.dataset!r} {reason}: the head was put back, or the ledger edited; restore them"
                 )
         checksum = checksum_of(lines[-1]) if lines else first
         return Head(self.dataset, self.ledger, len(lines), checksum, self.by, "", self.begun)
@@ -131,8 +131,8 @@ class SecondPlace:
                 self._know(self._handle)
         except OSError as error:
             self.release()
-            told = f"{self._key_file} cannot be used ({error.strerror})"
-            raise LedgerError(f"{told}: without the head of its ledger nothing leaves; restore it") from error
+            reason = f"{self._key_file} cannot be used ({error.strerror})"
+            raise LedgerError(f"{reason}: without the head of its ledger nothing leaves; restore it") from error
         except LedgerError:
             self.release()
             raise
@@ -189,8 +189,8 @@ class SecondPlace:
         if not hmac.compare_digest(mark.encode(), self._mac(head).encode()):
             raise LedgerError(f"{self.file} was edited, or its key is another: restore both")
         if (head.dataset, head.ledger) != (self._dataset, ledger):
-            told = f"is of another ledger of data set {head.dataset!r}"
-            raise LedgerError(f"{self.file} {told}: one data set has one ledger; restore that one")
+            reason = f"is of another ledger of data set {head.dataset!r}"
+            raise LedgerError(f"{self.file} {reason}: one data set has one ledger; restore that one")
         return head
 
     def write(self, head: Head) -> None:

@@ -91,8 +91,8 @@ class LockedFile:
             self._require_one_name()
         except OSError as error:
             os.close(self._handle)
-            told = f"{self._path} cannot be locked ({error.strerror}): keep it on a file system that can"
-            raise LedgerError(told) from error
+            reason = f"{self._path} cannot be locked ({error.strerror}): keep it on a file system that can"
+            raise LedgerError(reason) from error
         except LedgerError:
             os.close(self._handle)
             raise

@@ -212,14 +212,14 @@ class MembershipGame:
             if values["trust"] == "central" and label not in trusted:
                 trusted.append(label)
             for name in self.chosen:
-                told = values["concluded"][(ShadowView if shadowed(name) else MembershipView)().name]
-                if name in told["figures"]:
-                    one = {key: told[key][name] for key in ("figures", "rates", "others") if name in told[key]}
+                seen = values["concluded"][(ShadowView if shadowed(name) else MembershipView)().name]
+                if name in seen["figures"]:
+                    one = {key: seen[key][name] for key in ("figures", "rates", "others") if name in seen[key]}
                     found.setdefault((label, name), []).append(one)
-                    if name in told["roc"]:
-                        roc.setdefault(label, {}).setdefault(name, told["roc"][name])
+                    if name in seen["roc"]:
+                        roc.setdefault(label, {}).setdefault(name, seen["roc"][name])
                 else:
-                    why = told["refused"].get(name, "was not played")
+                    why = seen["refused"].get(name, "was not played")
                     refused.setdefault((label, name), []).append(f"under seed {self.config.seed + run}: {why}")
         undefended = self.settings[0].label
         bare = {n: float(np.mean([o["figures"] for o in v])) for (label, n), v in found.items() if label == undefended}

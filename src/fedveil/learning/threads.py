@@ -14,7 +14,7 @@ M = TypeVar("M")
 J = TypeVar("J")
 
 
-class Left(BaseException):
+class Interrupted(BaseException):
     """Ends work that nobody waits for any longer; no error, so that nobody takes it for a client's failure."""
 
 
@@ -29,12 +29,12 @@ class Threads:
 
         Raises
         ------
-        Left
+        Interrupted
             If it has.
         """
         call: _Call | None = getattr(self._here, "call", None)
         if call is not None and call.left:
-            raise Left
+            raise Interrupted
 
     def share(self, members: Sequence[M], jobs: Sequence[J], work: Callable[[M, J], None]) -> None:
         """Do all jobs, in order; what a job raises, or Ctrl-C in the caller, ends the others at their next `stay`.
@@ -67,7 +67,7 @@ class Threads:
             try:
                 while not call.left:
                     work(member, queue.get_nowait())
-            except (Empty, Left):
+            except (Empty, Interrupted):
                 pass
             except BaseException:
                 call.left = True

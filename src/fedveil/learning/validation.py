@@ -102,9 +102,9 @@ def require_apart(model: nn.Module) -> None:
     """
     found = offences(model)
     if found:
-        told = "; ".join(map(str, found))
+        reasons = "; ".join(map(str, found))
         accepted = (
-            f"cannot be trained on the gradients of single examples: {told}. fedveil.learning.mend(model) repairs it"
+            f"cannot be trained on the gradients of single examples: {reasons}. fedveil.learning.mend(model) repairs it"
         )
         raise FieldError("model", type(model).__name__, accepted)
 

@@ -17,5 +17,5 @@ def answered(label: str, own: Sequence[Participation], best: Participation | Non
     """What attacks on a setting found, by the strongest that counts, in a sentence."""
     if best is None:
         return f"{label}: open, none of {len(own)} attacks works here even without a defence."
-    told = "yes" if best.auc.low > 0.5 else "not shown"
-    return f"{label}: {told}, the strongest attack ({best.attack}) has an AUC of {in_words(best.auc)}."
+    answer = "yes" if best.auc.low > 0.5 else "not shown"
+    return f"{label}: {answer}, the strongest attack ({best.attack}) has an AUC of {in_words(best.auc)}."

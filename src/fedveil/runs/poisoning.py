@@ -61,10 +61,10 @@ class Poisoning:
         """A line where more of n clients are malicious than a robust rule bears, or is told of."""
         rule = config.aggregator.build() if config.aggregator and self.acting else None
         most = 0 if rule is None else rule.bears(n)
-        told = min(most, getattr(rule, "malicious", most))
-        if not most or len(self.clients) <= told:
+        borne = min(most, getattr(rule, "malicious", most))
+        if not most or len(self.clients) <= borne:
             return []
-        return [f"{len(self.clients)} of {n} clients are malicious, more than the {told} that the rule is set to bear"]
+        return [f"{len(self.clients)} of {n} clients are malicious, more than the {borne} that the rule is set to bear"]
 
     def values(self, federation: Federation) -> dict[str, Any]:
         """For a run's summary: ``success``, ``recall`` and ``accuracy`` of the last model, where there is only one.

@@ -87,8 +87,8 @@ def require_quiet(fl_ctx: FLContext, allow: Sequence[str] = ()) -> None:
     engine = fl_ctx.get_engine()
     for path, switched_off in _site_parts(engine.get_workspace()):
         if path not in SITE and path not in allow and not (path == STREAMER and switched_off):
-            told = "may send logs, and tracebacks quote data: take it out of the site's resources.json"
-            raise FieldError("components", path, f"{told}, with {SWITCH} = false where FLARE knows that")
+            reason = "may send logs, and tracebacks quote data: take it out of the site's resources.json"
+            raise FieldError("components", path, f"{reason}, with {SWITCH} = false where FLARE knows that")
     silence(engine)
 
 

@@ -110,8 +110,8 @@ def _sga(d: int) -> list[Duel]:
     facts = opened(d, 4, start=reference)
     state = LastBroadcast(ROUND - 1, 0 * reference, reference.clone())
     printed, sound, charged = SGALDP(), SGALDP(similarity="released"), SGALDP(similarity="noised")
-    told = replace(state, similarity=1.0)
-    variance = sent(charged, e, facts, state=told)(ReproducibleSource(0)).party.ledger.entries[0].spend.scale[0] ** 2
+    aligned = replace(state, similarity=1.0)
+    variance = sent(charged, e, facts, state=aligned)(ReproducibleSource(0)).party.ledger.entries[0].spend.scale[0] ** 2
     other = -reference if d == 1 else e
     return [
         local(
@@ -126,7 +126,7 @@ def _sga(d: int) -> list[Duel]:
         ),
         local(  # the next release's noise shows the noised similarity, which is handed over here as it is
             "SGA-LDP, noised similarity",
-            (sent(charged, -reference, facts, state=told), sent(charged, reference, facts, state=told)),
+            (sent(charged, -reference, facts, state=aligned), sent(charged, reference, facts, state=aligned)),
             lambda seen: 2 * float(seen.moved @ reference) / variance + seen.party.state.similarity,
         ),
     ]

@@ -159,8 +159,8 @@ def published_noise() -> Play:
         server = ServerParty(method, layout(1), Ledger("noise", "server"), source, publishing=publishing)
         left = list[Tensor]()
         for t in range(1, ROUNDS + 1):
-            told = server.publish(t, ("loss", "accuracy"), figures, torch.ones(4))
-            residual = torch.stack([one.value for one in told]) - figures[0]
+            published = server.publish(t, ("loss", "accuracy"), figures, torch.ones(4))
+            residual = torch.stack([one.value for one in published]) - figures[0]
             left.append(standardised(residual, server.ledger.entries[-1].spend))
         return torch.stack(left)
 

@@ -65,8 +65,8 @@ def served(
             after, _ = server.combine(opened(d, planned, round_=number), replies)
             models.append(after.models[0])
             if measured is not None:
-                told = server.publish(number, ("loss", "accuracy"), measured, torch.ones(n))
-                metrics += [float(r.value) for r in told]
+                published = server.publish(number, ("loss", "accuracy"), measured, torch.ones(n))
+                metrics += [float(r.value) for r in published]
         return Sight(
             tuple(models), server.state.clip if isinstance(server.state, CentralState) else 0.0, server, tuple(metrics)
         )
@@ -152,7 +152,7 @@ def _adaptive_central(d: int) -> list[Duel]:
     plain, nobody = GlobalDP(noise_multiplier=1.0, clip=1.0), torch.full((4, 2), 0.5)
     somebody = torch.cat([torch.ones(1, 2), nobody[1:]])  # loss and accuracy of one client, at the ends of their ranges
 
-    def told(seen: Sight) -> float:
+    def joint_with_metrics(seen: Sight) -> float:
         """The same of the model and of two metrics (sigma = sqrt(2)/8, each moved by 1/8)."""
         return 4 * float(seen.moved @ e) + 4 * (sum(seen.metrics) - 1)
 
@@ -165,7 +165,7 @@ def _adaptive_central(d: int) -> list[Duel]:
         central(
             "global DP, with published metrics",
             (served(plain, gone, measured=nobody), served(plain, here, measured=somebody)),
-            told,
+            joint_with_metrics,
         ),
         central(
             "metric privacy, scale from releases",
