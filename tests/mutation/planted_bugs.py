@@ -1,5 +1,6 @@
 """The planted bugs: each is one edit of one file, and the ordinary tests that must notice it."""
 
+import re
 from dataclasses import dataclass
 
 CORE = "tests/core/test_"
@@ -22,13 +23,28 @@ ROUNDS = f"{CORE}noise_over_rounds.py::test_every_methods_noise_is_sound_and_is_
 
 @dataclass(frozen=True)
 class Bug:
-    """An edit: `old`, once in `file` of one of the packages, becomes `new`; each of `tests` must catch it by itself."""
+    """An edit: `old`, once in `file` of one of the packages, becomes `new`; each of `tests` must catch it by itself.
+
+    Where `old` does not stand as it is written here, its words and signs are looked for in their order: how the file
+    breaks its lines does not matter.
+    """
 
     name: str
     file: str
     old: str
     new: str
     tests: tuple[str, ...]
+
+    def planted(self, text):
+        """The file's text with the bug in it."""
+        if text.count(self.old) == 1:
+            return text.replace(self.old, self.new)
+        signs = re.findall(r"\w+|[^\w\s]", self.old)
+        loose = [r",?\s*" + re.escape(sign) if sign in ")]}" else re.escape(sign) for sign in signs]
+        found = list(re.finditer(r"\s*".join(loose), text))
+        assert len(found) == 1, f"{self.file} holds the text of {self.name!r} {len(found)} times"
+        [place] = found
+        return text[: place.start()] + self.new.strip() + text[place.end() :]
 
 
 def _bug(name, file, old, new, *tests):
