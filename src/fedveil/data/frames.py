@@ -27,7 +27,35 @@ SCALES = ("declared", "client", "none")
 
 @dataclass(frozen=True, kw_only=True)
 class TableSpec:
-    """What the columns of a table mean; the attributes are the options of `load_table`."""
+    """What the columns of a table mean.
+
+    Scaling inputs by the mean and deviation of all rows would need statistics of everybody's private data: computing
+    them is a release that nobody protects or accounts for. So a column is scaled by what was declared beforehand, or by
+    each client alone, and there is no third way.
+
+    Parameters
+    ----------
+    target : str
+        The column to predict.
+    classes : int or sequence of str
+        Makes it a classification: the number of classes (the target holds 0, 1, ...), or their names in order.
+    absent : sequence of int
+        Classes that are meant to have no row here; any other gap is refused.
+    target_range : sequence of float
+        Makes it a regression: [low, high], declared; the target becomes (y - low) / (high - low), and so do errors.
+    columns : mapping or sequence of str
+        The inputs. A mapping declares each: ``age = [0, 120]`` a numeric column scaled to 0 to 1, ``sex = ["f", "m"]``
+        texts, one column each. A list only names them, for the other two scales. Default: all other columns.
+    client_column : str
+        Says which natural client a row belongs to.
+    person : str
+        The column that says whose row it is (a patient's id); never an input.
+    scale : {"declared", "client", "none"}
+        ``"client"``: each client standardises numeric columns by its own training rows when the data are dealt out.
+        ``"none"``: numbers are taken as they are.
+    outside : {"refuse", "clip"}
+        What to do with values outside a declared range.
+    """
 
     target: str
     classes: Classes = 0

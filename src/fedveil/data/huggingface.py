@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -10,35 +11,18 @@ from torch import Tensor
 
 from fedveil.data.arrays import images
 from fedveil.data.files import MissingDataError
-from fedveil.data.frames import Classes, Columns, Rows, TableSpec, from_rows, labelled
+from fedveil.data.frames import Rows, TableSpec, from_rows, labelled
 from fedveil.data.pictures import MAX_PIXELS, MODES, Stacking, size_of
 from fedveil.data.sets import DataSet
 from fedveil.errors import FieldError, nearest, require_choice, require_count, require_positive
 from fedveil.optional import optional
 
 
-def load_huggingface(
-    path: str | Path,
-    *,
-    target: str = "label",
-    split: str = "train",
-    test_split: str = "test",
-    image_column: str = "",
-    mode: str = "auto",
-    size: Sequence[int] = (),
-    classes: Classes = 0,
-    absent: Sequence[int] = (),
-    target_range: Sequence[float] = (),
-    columns: Columns = (),
-    client_column: str = "",
-    person: str = "",
-    scale: str = "declared",
-    outside: str = "refuse",
-    max_rows: int = 2_000_000,
-    max_pixels: int = MAX_PIXELS,
-    max_gib: float = 4.0,
-) -> DataSet:
-    """Load a data set of images or of numbers from its folder on disk; nothing is fetched.
+@dataclass(frozen=True, kw_only=True)
+class SavedDataset(TableSpec):
+    """A Hugging Face data set of images or of numbers in its folder on disk; nothing is fetched.
+
+    Of images `columns`, `scale` and `outside` do not count.
 
     Parameters
     ----------
@@ -50,58 +34,73 @@ def load_huggingface(
         Which splits to deal out and to give to the server; a set without `test_split` has no test half.
     image_column : str
         The images; by default the only column of type Image, and without one the set is a table.
-    mode, size, max_pixels
-        Of images, as in `load_folder`.
-    classes, absent, target_range, columns, client_column, person, scale, outside, max_rows
-        As in `load_table`; `columns`, `scale` and `outside` are for tables.
+    mode : {"auto", "grey", "rgb"}
+        Of images, as for a folder of them.
+    size : sequence of int
+        [height, width] in pixels, to which images are made equal.
+    max_rows : int
+        Most rows of a split.
+    max_pixels : int
+        Most pixels of an image.
     max_gib : float
         Most memory in GiB, of the split on disk or of its decoded images.
-
-    Raises
-    ------
-    FedVeilError
-        If the package `datasets` is not installed.
-    FieldError
-        Naming split, row (from 1) and column of a value that cannot be used.
     """
-    root = Path(path).expanduser()
-    require_choice("data.mode", mode, MODES)
-    require_count("data.max_rows", max_rows)
-    limit = require_positive("data.max_gib", max_gib) * 2**30
-    splits = _splits(root, split, test_split, max_rows, limit)
-    first = next(iter(splits.values()))
-    pictures = _pictures(first.features, image_column)
-    require_choice("data.target", target, first.features)
-    named = getattr(first.features[target], "names", None)
-    spec = TableSpec(
-        target=target,
-        classes=classes or tuple(named or ()),
-        absent=absent,
-        target_range=target_range,
-        columns=columns,
-        client_column=client_column,
-        person=person,
-        scale="none" if pictures else scale,
-        outside=outside,
-    )
-    note = f"From the Hugging Face data set in {root.name}."
-    rows = [_frame(name, one, spec, pictures) for name, one in splits.items()]
-    test = rows[1] if len(rows) > 1 else None
-    if not pictures:
-        return from_rows("huggingface", rows[0], test, spec, note)
-    stacking = Stacking(mode, size_of(size), max_pixels, limit / sum(len(one) for one in splits.values()))
-    x = [_stacked(name, one, image_column or pictures[0], stacking) for name, one in splits.items()]
-    if x[-1].shape[1:] != x[0].shape[1:]:
-        accepted = f"must be like those of {split}, {tuple(x[0].shape[1:])}: set data.size or data.mode"
-        raise FieldError(test_split, tuple(x[-1].shape[1:]), accepted)
-    return DataSet(
-        name="huggingface",
-        x=x[0],
-        test_x=x[1] if len(x) > 1 else None,
-        **labelled(rows[0], test, spec),
-        note=note,
-        licence="that of the set",
-    )
+
+    path: str | Path
+    target: str = "label"
+    split: str = "train"
+    test_split: str = "test"
+    image_column: str = ""
+    mode: str = "auto"
+    size: Sequence[int] = ()
+    max_rows: int = 2_000_000
+    max_pixels: int = MAX_PIXELS
+    max_gib: float = 4.0
+
+    def __post_init__(self) -> None:
+        """Left to `read`: the set itself says what its classes are."""
+
+    def read(self) -> DataSet:
+        """The examples.
+
+        Raises
+        ------
+        FedVeilError
+            If the package `datasets` is not installed.
+        FieldError
+            Naming split, row (from 1) and column of a value that cannot be used.
+        """
+        root = Path(self.path).expanduser()
+        require_choice("data.mode", self.mode, MODES)
+        require_count("data.max_rows", self.max_rows)
+        limit = require_positive("data.max_gib", self.max_gib) * 2**30
+        splits = _splits(root, self.split, self.test_split, self.max_rows, limit)
+        first = next(iter(splits.values()))
+        pictures = _pictures(first.features, self.image_column)
+        require_choice("data.target", self.target, first.features)
+        named = getattr(first.features[self.target], "names", None)
+        meant = {f.name: getattr(self, f.name) for f in fields(TableSpec)}
+        meant |= {"classes": self.classes or tuple(named or ()), "scale": "none" if pictures else self.scale}
+        spec = TableSpec(**meant)
+        note = f"From the Hugging Face data set in {root.name}."
+        rows = [_frame(name, one, spec, pictures) for name, one in splits.items()]
+        test = rows[1] if len(rows) > 1 else None
+        if not pictures:
+            return from_rows("huggingface", rows[0], test, spec, note)
+        each = limit / sum(len(one) for one in splits.values())
+        stacking = Stacking(self.mode, size_of(self.size), self.max_pixels, each)
+        x = [_stacked(name, one, self.image_column or pictures[0], stacking) for name, one in splits.items()]
+        if x[-1].shape[1:] != x[0].shape[1:]:
+            accepted = f"must be like those of {self.split}, {tuple(x[0].shape[1:])}: set data.size or data.mode"
+            raise FieldError(self.test_split, tuple(x[-1].shape[1:]), accepted)
+        return DataSet(
+            name="huggingface",
+            x=x[0],
+            test_x=x[1] if len(x) > 1 else None,
+            **labelled(rows[0], test, spec),
+            note=note,
+            licence="that of the set",
+        )
 
 
 def _pictures(features: Mapping[str, Any], image_column: str) -> list[str]:

@@ -24,7 +24,7 @@ class Later:
     Parameters
     ----------
     place : str
-        ``package.module:function``.
+        ``package.module:function``; or a class, whose fields are the options and whose `read` gives the data set.
     """
 
     def __init__(self, place: str) -> None:
@@ -37,7 +37,8 @@ class Later:
         return function
 
     def __call__(self, **options: Any) -> Any:
-        return self.__wrapped__(**options)
+        found = self.__wrapped__(**options)
+        return found.read() if hasattr(found, "read") else found
 
 
 @dataclass(frozen=True)
@@ -116,9 +117,9 @@ SOURCES: Registry[SourceInfo] = Registry(
         "folder": SourceInfo(
             "your own images: a folder a class", "any", "yours", Later("fedveil.data.folder:load_folder")
         ),
-        "table": SourceInfo("your own table: CSV or parquet", "any", "yours", Later("fedveil.data.table:load_table")),
+        "table": SourceInfo("your own table: CSV or parquet", "any", "yours", Later("fedveil.data.table:TableFile")),
         "huggingface": SourceInfo(
-            "a Hugging Face data set saved on disk", "any", "yours", Later("fedveil.data.huggingface:load_huggingface")
+            "a Hugging Face data set saved on disk", "any", "yours", Later("fedveil.data.huggingface:SavedDataset")
         ),
         "documents": SourceInfo(
             "your own pages with masks of what was tampered with (T-SROIE, DocTamper), a class a pixel",

@@ -5,13 +5,13 @@ from __future__ import annotations
 import gzip
 import warnings
 import zlib
-from collections.abc import Sequence
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedveil.data.files import MissingDataError
-from fedveil.data.frames import Classes, Columns, Rows, TableSpec, from_rows, pandas_module
+from fedveil.data.frames import Rows, TableSpec, from_rows, pandas_module
 from fedveil.data.sets import DataSet
 from fedveil.errors import FieldError, require_count, require_positive
 from fedveil.optional import optional
@@ -20,54 +20,14 @@ if TYPE_CHECKING:
     import pandas
 
 
-def load_table(
-    path: str | Path,
-    *,
-    target: str,
-    classes: Classes = 0,
-    absent: Sequence[int] = (),
-    target_range: Sequence[float] = (),
-    columns: Columns = (),
-    client_column: str = "",
-    person: str = "",
-    scale: str = "declared",
-    outside: str = "refuse",
-    test_path: str = "",
-    separator: str = ",",
-    decimal: str = ".",
-    max_rows: int = 2_000_000,
-    max_gib: float = 1.0,
-) -> DataSet:
-    """Load a table with a header line.
-
-    Scaling inputs by the mean and deviation of all rows would need statistics of everybody's private data: computing
-    them is a release that nobody protects or accounts for. So a column is scaled by what was declared beforehand, or by
-    each client alone, and there is no third way.
+@dataclass(frozen=True, kw_only=True)
+class TableFile(TableSpec):
+    """A table with a header line: its file, and what its columns mean.
 
     Parameters
     ----------
     path : str or Path
         A ``.csv`` or ``.csv.gz`` file (UTF-8), or ``.parquet`` (needs pyarrow).
-    target : str
-        The column to predict.
-    classes : int or sequence of str
-        Makes it a classification: the number of classes (the target holds 0, 1, ...), or their names in order.
-    absent : sequence of int
-        Classes that are meant to have no row here; any other gap is refused.
-    target_range : sequence of float
-        Makes it a regression: [low, high], declared; the target becomes (y - low) / (high - low), and so do errors.
-    columns : mapping or sequence of str
-        The inputs. A mapping declares each: ``age = [0, 120]`` a numeric column scaled to 0 to 1, ``sex = ["f", "m"]``
-        texts, one column each. A list only names them, for the other two scales. Default: all other columns.
-    client_column : str
-        Says which natural client a row belongs to.
-    person : str
-        The column that says whose row it is (a patient's id); never an input.
-    scale : {"declared", "client", "none"}
-        ``"client"``: each client standardises numeric columns by its own training rows when the data are dealt out.
-        ``"none"``: numbers are taken as they are.
-    outside : {"refuse", "clip"}
-        What to do with values outside a declared range.
     test_path : str
         Another file, the server's test half.
     separator, decimal : str
@@ -76,29 +36,29 @@ def load_table(
         Most rows of a file.
     max_gib : float
         Most GiB a file may unpack to.
-
-    Raises
-    ------
-    FieldError
-        Naming file, row (from 1, the header not counted) and column of a value that cannot be used.
     """
-    spec = TableSpec(
-        target=target,
-        classes=classes,
-        absent=absent,
-        target_range=target_range,
-        columns=columns,
-        client_column=client_column,
-        person=person,
-        scale=scale,
-        outside=outside,
-    )
-    require_count("data.max_rows", max_rows)
-    bounds = (max_rows, int(require_positive("data.max_gib", max_gib) * 2**30))
-    style = (separator, decimal)
-    train = read_table("data.path", path, style, bounds)
-    test = read_table("data.test_path", test_path, style, bounds) if test_path else None
-    return from_rows("table", train, test, spec, f"From the file {train.file}.")
+
+    path: str | Path
+    test_path: str = ""
+    separator: str = ","
+    decimal: str = "."
+    max_rows: int = 2_000_000
+    max_gib: float = 1.0
+
+    def read(self) -> DataSet:
+        """The examples.
+
+        Raises
+        ------
+        FieldError
+            Naming file, row (from 1, the header not counted) and column of a value that cannot be used.
+        """
+        require_count("data.max_rows", self.max_rows)
+        bounds = (self.max_rows, int(require_positive("data.max_gib", self.max_gib) * 2**30))
+        style = (self.separator, self.decimal)
+        train = read_table("data.path", self.path, style, bounds)
+        test = read_table("data.test_path", self.test_path, style, bounds) if self.test_path else None
+        return from_rows("table", train, test, self, f"From the file {train.file}.")
 
 
 def read_table(field: str, path: str | Path, style: tuple[str, str], bounds: tuple[int, int]) -> Rows:

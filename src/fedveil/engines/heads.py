@@ -66,14 +66,14 @@ class Head:
         """
         held = checksum_of(lines[self.count - 1]) if 0 < self.count <= len(lines) else first
         if self.count > len(lines) or held != self.checksum:
-            reason = f"has {len(lines)} lines, and its head knows {self.count}"
-            reason = reason if self.count > len(lines) else f"is another at line {self.count} than its head knows"
-            raise LedgerError(f"the ledger of {self.dataset!r} {reason}: it was put back or edited; restore the last one")
+            why = f"has {len(lines)} lines, and its head knows {self.count}"
+            why = why if self.count > len(lines) else f"is another at line {self.count} than its head knows"
+            raise LedgerError(f"the ledger of {self.dataset!r} {why}: it was put back or edited; restore the last one")
         for line in lines[self.count :]:
             if not opens(line) and checksum_of(line) != self.announced:
-                reason = f"goes on after the {self.count} lines that its head knows"
+                why = f"goes on after the {self.count} lines that its head knows"
                 raise LedgerError(
-                    f"the ledger of {self.dataset!r} {reason}: the head was put back, or the ledger edited; restore them"
+                    f"the ledger of {self.dataset!r} {why}: the head was put back, or the ledger edited; restore them"
                 )
         checksum = checksum_of(lines[-1]) if lines else first
         return Head(self.dataset, self.ledger, len(lines), checksum, self.by, "", self.begun)
