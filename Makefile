@@ -21,7 +21,7 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JO
 BENCH := .venv-bench
 PEERS := $(BENCH)/bin/python -m pip --disable-pip-version-check install --quiet
 
-# The site's environment: what writes pages and nothing that computes.
+# The site's environment: what writes pages and reads docstrings, and nothing that computes.
 DOCS := .venv-docs
 
 # Stamps: the library with its core dependencies (demo), and with the studies and everything the checks need on top.
@@ -29,7 +29,7 @@ CORE := $(VENV)/.core-installed
 DEV  := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types check slow mutation crash hostile browser deploy-test deploy-demo wheels docs data-test bench clean distclean
+.PHONY: help demo test lint types check slow mutation crash hostile browser notebooks deploy-test deploy-demo wheels docs data-test bench clean distclean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +64,10 @@ hostile: $(DEV)  ## play a hostile server and hostile clients, 27,000 games and 
 
 browser: $(DEV)  ## open a report's page in headless Chromium (which has to be there)
 	@$(PYTEST) -n 0 -m browser tests/browser $(PYTEST_ARGS)
+
+notebooks: $(DEV)  ## run examples/notebooks from top to bottom
+	$(PIP) install --quiet -c constraints.txt -e ".[notebooks]"
+	@$(PYTEST) -n 0 -m notebooks tests/notebooks $(PYTEST_ARGS)
 
 wheels: $(DEV)  ## build both wheels, install them beside the PyTorch that is there, and run the first command
 	@$(PYTEST) -n 0 -m wheels tests/wheels $(PYTEST_ARGS)
@@ -103,7 +107,7 @@ $(CORE): pyproject.toml constraints.txt
 
 $(DOCS)/.installed: Makefile
 	$(PYTHON) -m venv $(DOCS)
-	$(DOCS)/bin/python -m pip --disable-pip-version-check install --quiet mkdocs==1.6.1 mkdocs-material==9.8.1
+	$(DOCS)/bin/python -m pip --disable-pip-version-check install --quiet mkdocs==1.6.1 mkdocs-material==9.8.1 "mkdocstrings[python]==1.0.8"
 	@touch $@
 
 # A peer that does not install is left out of the comparison, with a word; the rest is measured.

@@ -120,6 +120,11 @@ class QuantileClip(Parameters):
         Speed, in the exponent.
     bit_noise : float
         Standard deviation of the noise on the *sum* of the bits; the paper takes cohort / 20.
+
+    Examples
+    --------
+    >>> fv.GlobalDP(noise_multiplier=2.0, clip=fv.QuantileClip(initial=1.0, quantile=0.5)).clip.initial
+    1.0
     """
 
     initial: Positive = 1.0

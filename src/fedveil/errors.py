@@ -12,7 +12,16 @@ _LARGEST = 2**63 - 1  # that other libraries take
 
 
 class FedVeilError(Exception):
-    """Base of every error that FedVeil raises on purpose."""
+    """Base of every error that FedVeil raises on purpose.
+
+    Examples
+    --------
+    >>> try:
+    ...     fv.Federation(model=model, clients=[])
+    ... except fv.FedVeilError as error:
+    ...     print(type(error).__name__)
+    FieldError
+    """
 
 
 class FieldError(FedVeilError, ValueError):
@@ -26,6 +35,14 @@ class FieldError(FedVeilError, ValueError):
         What was given.
     accepted : str
         What is accepted, and the fix where there is one.
+
+    Examples
+    --------
+    >>> try:
+    ...     fv.GlobalDP(noise_multiplier=1.0, clip=-1.0)
+    ... except fv.FieldError as error:
+    ...     print(error.field, error.value)
+    clip -1.0
     """
 
     def __init__(self, field: str, value: Any, accepted: str) -> None:

@@ -58,6 +58,15 @@ class Layout:
     kept : tuple of str
         Entries of the module's state that are *not* shared and stay with their holder: frozen parameters, and
         buffers when the policy is ``"keep"``.
+
+    Examples
+    --------
+    >>> layout = fv.Layout.from_module(model)
+    >>> layout.size, layout.names
+    (10, ('weight', 'bias'))
+    >>> flat = layout.read(model)
+    >>> sorted(layout.unflatten(flat)) == sorted(model.state_dict())
+    True
     """
 
     blocks: tuple[Block, ...]

@@ -75,6 +75,13 @@ def compare(
     -------
     Compared
         Printed, it is the table of ``fedveil compare``.
+
+    Examples
+    --------
+    >>> make = lambda clients, method, seed: fv.Federation(model=model, clients=clients, method=method, seed=seed)
+    >>> settings = {"no privacy": None, "epsilon 8": fv.GlobalDP(epsilon=8, delta=1e-5, rounds=2, clip=1.0)}
+    >>> fv.compare(make, clients, settings, rounds=2)[-1].values["guarantee"]
+    'formal eps=8 at delta=1e-05 (zero-out, client, central, total)'
     """
     if isinstance(what, Config | str | Path):
         config = what if isinstance(what, Config) else load(str(what))
@@ -110,6 +117,13 @@ class Compared(Sequence[Summary]):
     ----------
     summaries : tuple of Summary
         The runs.
+
+    Examples
+    --------
+    >>> make = lambda clients, method, seed: fv.Federation(model=model, clients=clients, method=method, seed=seed)
+    >>> runs = fv.compare(make, clients, {"no privacy": None, "a median": fv.FedMedian()}, rounds=1)
+    >>> [run.setting for run in runs]
+    ['no privacy', 'a median']
     """
 
     summaries: tuple[Summary, ...]
@@ -208,6 +222,14 @@ def audit(
         Of the epsilons.
     progress : Progress, optional
         Is told how it goes; by default a bar on a terminal, and nobody elsewhere.
+
+    Examples
+    --------
+    >>> make = lambda clients, method, seed: fv.Federation(model=model, clients=clients, method=method, seed=seed)
+    >>> held = [(*client, *client) for client in clients]
+    >>> found = fv.audit(make, held, fv.GlobalDP(noise_multiplier=4.0, clip=1.0), rounds=1, replicates=4)
+    >>> found.measured.lower <= found.measured.ceiling
+    True
     """
     going = progress or shown()
     if isinstance(what, Config | str | Path):
@@ -264,6 +286,13 @@ class OwnAudit(Judgement):
         The method's guarantee.
     measured : EpsilonBound
         What all attacks against the method prove together.
+
+    Examples
+    --------
+    >>> make = lambda clients, method, seed: fv.Federation(model=model, clients=clients, method=method, seed=seed)
+    >>> found = fv.audit(make, [(*c, *c) for c in clients], fv.FedMedian(), rounds=1, replicates=4)
+    >>> type(found).__name__, found.target
+    ('OwnAudit', 2)
     """
 
     verdicts: Sequence[Participation]

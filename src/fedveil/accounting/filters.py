@@ -18,7 +18,16 @@ Kind = tuple[Unit, Relation]
 
 
 class SpendFilter(Protocol):
-    """What a party asks before it spends; the answer depends only on public worst-case cost."""
+    """What a party asks before it spends; the answer depends only on public worst-case cost.
+
+    Examples
+    --------
+    >>> each: fv.SpendFilter = fv.ParticipationFilter(cap=1)  # a fresh one a client
+    >>> once = fv.Budgets(clients=lambda partition: fv.ParticipationFilter(cap=1))
+    >>> run = fv.Federation(model=model, clients=clients, method="sga-ldp", budgets=once).run(3)
+    >>> len(run.rounds)
+    1
+    """
 
     @property
     def terms(self) -> dict[str, float] | None:
@@ -38,6 +47,12 @@ class Filter:
     ----------
     epsilon, delta : float
         The total budget.
+
+    Examples
+    --------
+    >>> budget = fv.Filter(epsilon=1.0, delta=1e-5)
+    >>> [budget.admit(0.15) for _ in range(4)]  # four releases of mu .15
+    [True, True, True, False]
     """
 
     def __init__(self, epsilon: float, delta: float) -> None:
@@ -128,6 +143,13 @@ class LeakageFilter:
     ----------
     cap : float
         The total that is allowed.
+
+    Examples
+    --------
+    >>> cap = fv.LeakageFilter(cap=3.0)
+    >>> spent = fv.Spend(guarantee=fv.accounting.unprotected("local"), leakage=2.0)
+    >>> [cap.admit_spend(spent) for _ in range(2)]
+    [True, False]
     """
 
     def __init__(self, cap: float) -> None:
@@ -161,6 +183,13 @@ class ParticipationFilter:
     ----------
     cap : int
         Participations allowed.
+
+    Examples
+    --------
+    >>> cap = fv.ParticipationFilter(cap=2)
+    >>> free = fv.Spend(guarantee=fv.accounting.unprotected("local"))
+    >>> [cap.admit_spend(free) for _ in range(3)]
+    [True, True, False]
     """
 
     def __init__(self, cap: int) -> None:

@@ -62,6 +62,16 @@ class Guarantee:
         among them is promised no more than `epsilon_at` of this distance, or nothing where that is not proven.
     conditions : tuple of str
         What must hold besides: a proven bound with conditions is conditional, without it is formal.
+
+    Examples
+    --------
+    >>> from fedveil.accounting.bounds import GDP
+    >>> who = {"unit": "record", "relation": "zero-out", "trust": "local", "public_size": True}
+    >>> promise = fv.Guarantee(**who, scope="total", bound=GDP(0.5))
+    >>> promise.describe(1e-5)
+    'formal eps=1.994 at delta=1e-05 (zero-out, record, local, total, silo sizes public)'
+    >>> promise.of_group(10).describe(1e-5)
+    'formal eps=33.11 at delta=1e-05 (zero-out, 10 records, local, total, silo sizes public, vacuous)'
     """
 
     unit: Unit

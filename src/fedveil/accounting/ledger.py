@@ -78,6 +78,16 @@ class Ledger:
         Lines committed; more than entries where intents were closed or a budget was declared.
     budget : dict, optional
         Terms of the filter under which the first release was made; see `declare`.
+
+    Examples
+    --------
+    >>> federation = fv.Federation(model=model, clients=clients, method=fv.GlobalDP(noise_multiplier=2.0), seed=1)
+    >>> _ = federation.run(2)
+    >>> ledger = federation.server.ledger
+    >>> [entry.key for entry in ledger.entries]
+    [(1, 'combine'), (2, 'combine')]
+    >>> ledger.entries[0].spend.mechanism
+    'gaussian'
     """
 
     def __init__(self, run: str, party: str, head: str | None = None) -> None:

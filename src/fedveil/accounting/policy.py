@@ -46,6 +46,11 @@ class Limits:
         d-privacy: epsilon at the policy's `distance`.
     participations : int, optional
         Releases of every kind together. Heuristics have no other cost: without this they are refused.
+
+    Examples
+    --------
+    >>> fv.Limits(mu=1.0, participations=20).mu
+    1.0
     """
 
     mu: float | None = None
@@ -106,6 +111,14 @@ class Policy:
     ------
     FieldError
         For a value or a combination that cannot be meant.
+
+    Examples
+    --------
+    >>> policy = fv.Policy(trust=("local",), methods=("record",), total=fv.Limits(record_epsilon=4.0))
+    >>> policy.forbids("global", "central") is None
+    False
+    >>> policy.forbids("record", "local") is None
+    True
     """
 
     trust: Sequence[str] = ("local",)

@@ -94,6 +94,13 @@ class Spend:
     leakage : float, optional
         Heuristic neighbourhood leakage n / nu of this participation (group privacy as printed): no guarantee, but it
         is public, adds up, and can be capped.
+
+    Examples
+    --------
+    >>> federation = fv.Federation(model=model, clients=clients, method=fv.GlobalDP(noise_multiplier=2.0), seed=1)
+    >>> spend = federation.run(1).rounds[0].round.spend
+    >>> spend.mechanism, spend.guarantee.scope
+    ('gaussian', 'round')
     """
 
     guarantee: Guarantee

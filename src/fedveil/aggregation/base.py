@@ -57,6 +57,13 @@ class Aggregator(Parameters, ABC):
         Whether a coordinate of the reduced update follows from that coordinate of the updates and the weights alone.
     linear : bool
         Whether the reduced update is the weighted sum: factors on updates may then be factors on weights.
+
+    Examples
+    --------
+    >>> fv.FedAvg().reduce(updates, equal)
+    tensor([10.8000,  1.8200], dtype=torch.float64)
+    >>> fv.build("vanilla", fv.FedMedian()).server.rule  # any rule fits a method
+    FedMedian()
     """
 
     identity_step: ClassVar[bool] = True

@@ -26,6 +26,12 @@ class Bulyan(Aggregator):
     ----------
     malicious : int
         Bad clients to withstand, f; the rule needs n >= 4 f + 3.
+
+    Examples
+    --------
+    >>> seven = torch.cat([updates, updates[:2]])
+    >>> fv.Bulyan(malicious=1).reduce(seven, torch.full((7,), 1 / 7, dtype=torch.float64)).round(decimals=1)
+    tensor([1., 0.], dtype=torch.float64)
     """
 
     malicious: Natural = 0

@@ -38,6 +38,11 @@ class GeometricMedian(Aggregator):
         Least distance that counts, in the updates' unit.
     iterations : int
         At most this many; they end earlier where no weight changes by more than 1e-9.
+
+    Examples
+    --------
+    >>> fv.GeometricMedian().reduce(updates, equal).round(decimals=1)
+    tensor([1., 0.], dtype=torch.float64)
     """
 
     smoothing: Positive = 1e-6
@@ -89,6 +94,12 @@ class CentredClipping(Aggregator):
         L: how often the centre moves in a round.
     remember : bool
         Whether a round starts at the last round's result (as published), or at 0.
+
+    Examples
+    --------
+    >>> rule = fv.CentredClipping(radius=1.0)
+    >>> rule.reduce(updates, equal).norm() < 2
+    tensor(True)
     """
 
     radius: Positive = 1.0
@@ -157,6 +168,11 @@ class NormBounding(Aggregator):
     ----------
     bound : float
         M.
+
+    Examples
+    --------
+    >>> fv.NormBounding(bound=1.0).reduce(updates, equal).norm() <= 1
+    tensor(True)
     """
 
     bound: Positive = 1.0

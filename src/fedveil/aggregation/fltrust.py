@@ -23,6 +23,12 @@ class FLTrust(Aggregator):
     ``x_i |g0| / |x_i|`` weighted by TS. The server needs public data like the clients' and trains on them as a client
     does; engines hand g0 over as the server fact ``public_update``, to `for_round`. If no update is trusted the model
     stays.
+
+    Examples
+    --------
+    >>> rule = fv.FLTrust()
+    >>> sorted(rule.needs)
+    ['public_update']
     """
 
     reference: Tensor | None = field(default=None, init=False, compare=False, repr=False)

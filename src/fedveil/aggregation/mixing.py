@@ -87,6 +87,11 @@ class NNM(Mixing):
     ----------
     malicious : int
         Bad clients to withstand, f, less than half.
+
+    Examples
+    --------
+    >>> fv.NNM(fv.FedMedian(), malicious=1).reduce(updates, equal).round(decimals=1)
+    tensor([1., 0.], dtype=torch.float64)
     """
 
     malicious: Natural = 0
@@ -128,6 +133,11 @@ class Bucketing(Mixing):
     ----------
     size : int
         Updates in a bucket, s; the last one may hold fewer.
+
+    Examples
+    --------
+    >>> fv.Bucketing(fv.FedMedian(), size=2).lipschitz(equal)
+    1.0
     """
 
     size: Count = 2

@@ -28,6 +28,12 @@ class FedOpt(WeightedMean):
     ----------
     lr : float
         Server learning rate.
+
+    Examples
+    --------
+    >>> rule = fv.FedOpt(lr=0.5)
+    >>> rule.step(torch.zeros(2), torch.ones(2), rule.init(2, torch.float32))[0]
+    tensor([0.5000, 0.5000])
     """
 
     lr: Positive = 1.0
@@ -59,6 +65,14 @@ class FedAvgM(WeightedMean):
         Server learning rate.
     momentum : float
         In [0, 1).
+
+    Examples
+    --------
+    >>> rule = fv.FedAvgM(momentum=0.5)
+    >>> theta, state = rule.step(torch.zeros(2), torch.ones(2), rule.init(2, torch.float32))
+    >>> theta, _ = rule.step(theta, torch.ones(2), state)
+    >>> theta.round(decimals=3)
+    tensor([2.5000, 2.5000])
     """
 
     lr: Positive = 1.0
@@ -122,7 +136,16 @@ class _Adaptive(WeightedMean):
 
 @dataclass(frozen=True)
 class FedAdam(_Adaptive):
-    """Adam on the server, without bias correction, as in the paper (Flower multiplies lr by a factor of the round)."""
+    """Adam on the server, without bias correction, as in the paper (Flower multiplies lr by a factor of the round).
+
+    Examples
+    --------
+    >>> rule = fv.FedAdam(lr=0.05)
+    >>> theta, state = rule.step(torch.zeros(2), torch.ones(2), rule.init(2, torch.float32))
+    >>> theta, _ = rule.step(theta, torch.ones(2), state)
+    >>> theta.round(decimals=3)
+    tensor([0.1160, 0.1160])
+    """
 
     def _second(self, second: Tensor, square: Tensor) -> Tensor:
         return self.beta2 * second + (1 - self.beta2) * square
@@ -130,7 +153,16 @@ class FedAdam(_Adaptive):
 
 @dataclass(frozen=True)
 class FedAdagrad(_Adaptive):
-    """Adagrad on the server: the second moment is a plain sum, so beta2 is not used."""
+    """Adagrad on the server: the second moment is a plain sum, so beta2 is not used.
+
+    Examples
+    --------
+    >>> rule = fv.FedAdagrad(lr=0.05)
+    >>> theta, state = rule.step(torch.zeros(2), torch.ones(2), rule.init(2, torch.float32))
+    >>> theta, _ = rule.step(theta, torch.ones(2), state)
+    >>> theta.round(decimals=3)
+    tensor([0.0850, 0.0850])
+    """
 
     beta1: float = 0.0
 
@@ -140,7 +172,16 @@ class FedAdagrad(_Adaptive):
 
 @dataclass(frozen=True)
 class FedYogi(_Adaptive):
-    """Yogi on the server: the second moment moves towards the square by a fixed amount."""
+    """Yogi on the server: the second moment moves towards the square by a fixed amount.
+
+    Examples
+    --------
+    >>> rule = fv.FedYogi(lr=0.05)
+    >>> theta, state = rule.step(torch.zeros(2), torch.ones(2), rule.init(2, torch.float32))
+    >>> theta, _ = rule.step(theta, torch.ones(2), state)
+    >>> theta.round(decimals=3)
+    tensor([0.1160, 0.1160])
+    """
 
     lr: float = 0.01
 

@@ -22,6 +22,13 @@ class FedMedian(Aggregator):
 
     One client moves each coordinate by at most its own change, so the sensitivity is C whatever n (C/2 for even n under
     zero-out: the two middle values together move by at most the change).
+
+    Examples
+    --------
+    >>> fv.FedMedian().reduce(updates, equal)
+    tensor([1., 0.], dtype=torch.float64)
+    >>> fv.FedMedian().bears(5)  # of five clients so many may lie
+    2
     """
 
     columnwise: ClassVar[bool] = True
@@ -54,6 +61,11 @@ class TrimmedMean(Aggregator):
     ----------
     fraction : float
         Share cut off at each end, in [0, 0.5).
+
+    Examples
+    --------
+    >>> fv.TrimmedMean(fraction=0.25).reduce(updates, equal)
+    tensor([1.0667, 0.0333], dtype=torch.float64)
     """
 
     fraction: float = 0.2
@@ -109,6 +121,11 @@ class MultiKrum(Aggregator):
         Bad clients to withstand, f; the rule needs n >= 2 f + 3.
     selected : int
         Updates averaged.
+
+    Examples
+    --------
+    >>> fv.MultiKrum(malicious=1).reduce(updates, equal).round(decimals=1)
+    tensor([1., 0.], dtype=torch.float64)
     """
 
     malicious: Natural = 0
@@ -144,7 +161,13 @@ class MultiKrum(Aggregator):
 
 @dataclass(frozen=True)
 class Krum(MultiKrum):
-    """The one update that is closest to its neighbours."""
+    """The one update that is closest to its neighbours.
+
+    Examples
+    --------
+    >>> fv.Krum(malicious=1).reduce(updates, equal)
+    tensor([1., 0.], dtype=torch.float64)
+    """
 
     def __post_init__(self) -> None:
         """Refuse to select more than one."""

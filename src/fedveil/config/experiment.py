@@ -77,6 +77,14 @@ class Config(Section):
         of training: float32, or bfloat16 on a GPU
     metrics
         what is measured on held-out examples, of `fedveil.learning.METRICS`; left out: the task's usual ones
+
+    Examples
+    --------
+    >>> digits = fv.config.load("digits-record")
+    >>> digits.data.name, digits.privacy.method
+    ('digits', 'record')
+    >>> digits == fv.config.parse(digits.model_dump(exclude_unset=True))
+    True
     """
 
     name: str

@@ -46,6 +46,14 @@ class Turn:
         ascending by partition. Empty [0, d] unless the behaviour is `omniscient`.
     released : Tensor
         [h, d], the same as the server receives them, after protection. Empty [0, d] unless `omniscient`.
+
+    Examples
+    --------
+    >>> class Silent(fv.Behaviour):
+    ...     def model(self, turn: fv.Turn):
+    ...         return turn.broadcast.models[turn.chosen]  # what it was sent
+    >>> fv.Federation(model=model, clients=clients, behaviours={0: Silent()}).run(1).models.shape
+    torch.Size([1, 10])
     """
 
     partition: int
@@ -76,6 +84,15 @@ class Behaviour(Parameters):
         Whether it is shown the honest updates of the round.
     bypass : bool
         Whether it leaves its method's protection out. Not under Flower, where such a node runs no privacy mod at all.
+
+    Examples
+    --------
+    >>> class Reversed(fv.Behaviour):
+    ...     def model(self, turn):
+    ...         return turn.broadcast.models[turn.chosen] - (turn.trained - turn.broadcast.models[turn.chosen])
+    >>> run = fv.Federation(model=model, clients=clients, behaviours={2: Reversed()}).run(1)
+    >>> run.rounds[0].round.used  # nobody notices
+    (0, 1, 2)
     """
 
     omniscient: ClassVar[bool] = False

@@ -123,6 +123,13 @@ class RoundRecord:
         Clients of which something failed under local trust, with the reason; the experimenter's view.
     validation : float, optional
         The validation clients' loss, as released; None where none was due.
+
+    Examples
+    --------
+    >>> history = fv.Federation(model=model, clients=[(*c, *c) for c in clients]).run(1)
+    >>> record = history.rounds[-1]
+    >>> "accuracy" in record.metrics, len(record.client_metrics)
+    (True, 3)
     """
 
     round: Round
@@ -162,6 +169,13 @@ class History:
     validation : Guarantee, optional
         What is promised to validation clients that released losses themselves: the total of the one that spent most,
         or none. It stands beside `guarantee`, which is that of those who train.
+
+    Examples
+    --------
+    >>> history = fv.Federation(model=model, clients=clients).run(2)
+    >>> len(history.rounds), history.models.shape
+    (2, torch.Size([1, 10]))
+    >>> _ = model.load_state_dict(history.state_dicts[0])
     """
 
     rounds: Sequence[RoundRecord]

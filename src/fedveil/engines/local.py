@@ -82,6 +82,14 @@ class Federation:
         Malicious clients, by partition.
     execution : Execution, optional
         How it is carried out: trainer, threads, where ledgers are kept.
+
+    Examples
+    --------
+    >>> private = fv.GlobalDP(noise_multiplier=2.0, clip=1.0)
+    >>> federation = fv.Federation(model=model, clients=clients, method=private, seed=1)
+    >>> history = federation.run(2)
+    >>> history.guarantee.describe(1e-5)
+    'formal eps=2.944 at delta=1e-05 (zero-out, client, central, total)'
     """
 
     @suggesting

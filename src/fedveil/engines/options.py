@@ -40,6 +40,12 @@ class Shared(Parameters):
         Public examples on which FedRE's server scores models, and FLTrust's trains.
     region : tuple of int or Tensor, optional
         The privacy-sensitive pixels, for FedRE.
+
+    Examples
+    --------
+    >>> start = fv.Layout.from_module(model).read(model)[None]
+    >>> fv.Federation(model=model, clients=clients, shared=fv.Shared(initial=start)).run(1).models.shape
+    torch.Size([1, 10])
     """
 
     initial: Tensor | None = None
@@ -60,6 +66,16 @@ class Budgets(Parameters):
         ``partition -> SpendFilter``, a fresh one a client; validation clients are numbered behind those that train.
     policy : Policy or path, optional
         What every client's owner allows, of validation clients too; or the TOML file that says so.
+
+    Examples
+    --------
+    >>> once = fv.Budgets(server=fv.Filter(epsilon=1.0, delta=1e-5))
+    >>> noise = fv.GlobalDP(noise_multiplier=6.0, clip=1.0)
+    >>> run = fv.Federation(model=model, clients=clients, method=noise, budgets=once).run(9)
+    >>> len(run.rounds)
+    2
+    >>> run.guarantee.epsilon(1e-5) <= 1
+    True
     """
 
     server: SpendFilter | None = None
@@ -81,6 +97,14 @@ class Evaluation(Parameters):
         What clients see of the aggregated metrics after each round. Default: nothing.
     stopping : EarlyStopping, optional
         Ends the run when the loss of clients that never train no longer falls. Not under Flower.
+
+    Examples
+    --------
+    >>> few = fv.Evaluation(metrics=["accuracy"])
+    >>> held = [(*client, *client) for client in clients]  # in earnest, rows on which nobody trains
+    >>> run = fv.Federation(model=model, clients=held, evaluation=few).run(1)
+    >>> sorted(run.metrics)
+    ['accuracy', 'examples']
     """
 
     metrics: Sequence[str] | None = None
@@ -99,6 +123,12 @@ class PerClient:
         What `Federation` takes as one: that of all others.
     sides : mapping of int to ClientSide
         By partition. Of the same class as the method's client side, with the same trust and needs.
+
+    Examples
+    --------
+    >>> strict = fv.PerClient("sga-ldp", {0: fv.SGALDP(epsilon_max=1.5)})
+    >>> fv.Federation(model=model, clients=clients, method=strict).run(1).guarantee.status
+    'heuristic'
     """
 
     method: AnyMethod | None
@@ -128,6 +158,12 @@ class Execution(Parameters):
         source fresh ones.
     ledgers : callable, optional
         ``party -> (Ledger, LineStore)``; by default ledgers live in memory.
+
+    Examples
+    --------
+    >>> run = fv.Federation(model=model, clients=clients, execution=fv.Execution(trainer="sequential")).run(1)
+    >>> run.models.shape
+    torch.Size([1, 10])
     """
 
     trainer: str = "auto"

@@ -146,6 +146,13 @@ class Round:
         The server's figures (sigma, distance, ...).
     spend : Spend
         The server's cost.
+
+    Examples
+    --------
+    >>> history = fv.Federation(model=model, clients=clients).run(1)
+    >>> last = history.rounds[-1].round
+    >>> last.number, last.used, last.failed
+    (1, (0, 1, 2), {})
     """
 
     number: int
@@ -176,6 +183,13 @@ class ServerParty(Party):
         Trains the broadcast model [d] of a round on public data; returns the trained one, for rules that need it.
     publishing : Publishing, optional
         What clients see of the aggregated metrics. Default: nothing.
+
+    Examples
+    --------
+    >>> server = fv.ServerParty("vanilla", fv.Layout.from_module(model))
+    >>> broadcast = server.open(server.layout.read(model)[None], 1, 5, 3)
+    >>> broadcast.public.round, broadcast.public.rounds
+    (1, 5)
     """
 
     def __init__(

@@ -63,6 +63,14 @@ class Seen:
         [k, d], what the server broadcasts next.
     record : RoundRecord
         The round's figures, those of probes left out.
+
+    Examples
+    --------
+    >>> from fedveil.attacks import ServerView
+    >>> view = ServerView()
+    >>> _ = fv.Federation(model=model, clients=clients, evaluation=fv.Evaluation(probes=[view])).run(1)
+    >>> len(view.received)
+    3
     """
 
     federation: Watched
@@ -81,6 +89,20 @@ class Probe(Protocol):
         What is measured, completely: two probes of one name measure the same. Part of a cell's key.
     figures : collection of str
         Names of what it returns, in every round; empty for one that only keeps.
+
+    Examples
+    --------
+    >>> class Length:
+    ...     name, figures = "length of the step", ("step",)
+    ...
+    ...     def load(self, setup):
+    ...         return 0, 0
+    ...
+    ...     def __call__(self, seen):
+    ...         return {"step": float((seen.models - seen.broadcast.models).norm())}
+    >>> run = fv.Federation(model=model, clients=clients, evaluation=fv.Evaluation(probes=[Length()])).run(1)
+    >>> list(run.rounds[0].figures)
+    ['step']
     """
 
     @property

@@ -59,6 +59,14 @@ class EarlyStopping(Parameters):
     twins : bool
         Whether rows that a training and a validation client have alike are different records, as in data of few
         distinct rows. By default they are refused.
+
+    Examples
+    --------
+    >>> held = [(x[:40] + 1, y[:40])]  # of a fourth hospital, which never trains
+    >>> rule = fv.EarlyStopping(clients=held, patience=2, validation=fv.Validation(losses="public"))
+    >>> run = fv.Federation(model=model, clients=clients, evaluation=fv.Evaluation(stopping=rule)).run(2)
+    >>> run.best.round in (1, 2)
+    True
     """
 
     clients: Sequence[ClientData | Sequence[Any]] = field(default=(), repr=False, compare=False)

@@ -93,6 +93,12 @@ class ClientData:
     ------
     FieldError
         For a wrong type, different lengths or shapes, NaN or infinity, or a negative class.
+
+    Examples
+    --------
+    >>> ward = fv.ClientData(x[:30], y[:30], x[30:40], y[30:40], name="ward 7")
+    >>> ward.examples
+    30
     """
 
     x: Tensor

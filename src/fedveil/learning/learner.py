@@ -131,6 +131,14 @@ class Learner:
         By default the one that `make_trainer` chooses.
     device : str
         Where to train.
+
+    Examples
+    --------
+    >>> learner = fv.Learner(model, fv.Layout.from_module(model), fv.LocalTraining(lr=0.1))
+    >>> start = learner.layout.read(model)[None]
+    >>> [learned] = learner.learn(start, [fv.ClientData(*clients[0])], [(0, 1, 0)], frozenset(), [])
+    >>> learned.trained.examples
+    40
     """
 
     def __init__(

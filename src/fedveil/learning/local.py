@@ -58,6 +58,11 @@ class LocalTraining(Parameters):
     ------
     FieldError
         For any other value.
+
+    Examples
+    --------
+    >>> fv.LocalTraining(epochs=2, lr=0.05, optimizer="adam").epochs
+    2
     """
 
     epochs: Count = 1

@@ -52,6 +52,11 @@ class Source(ABC):
     """A stream of randomness: successive draws differ, `child` keys a fresh stream.
 
     A source is never pickled: a copy would hand out the same noise twice.
+
+    Examples
+    --------
+    >>> isinstance(fv.SecureSource(), fv.Source)
+    True
     """
 
     kind: ClassVar[str]
@@ -105,6 +110,14 @@ class ReproducibleSource(Source):
     ----------
     seed : int
         Any integer.
+
+    Examples
+    --------
+    >>> source = fv.ReproducibleSource(7)
+    >>> bool((source.child("noise", 1).normal(3) == fv.ReproducibleSource(7).child("noise", 1).normal(3)).all())
+    True
+    >>> source.deployable
+    False
     """
 
     kind = "reproducible"

@@ -138,6 +138,13 @@ def build(name: str, aggregator: Aggregator | None = None, **values: Any) -> Met
     ------
     FieldError
         For an unknown method, an unknown parameter or a refused value.
+
+    Examples
+    --------
+    >>> fv.build(
+    ...     "record", fv.FedAvgM(), sum="trusted", examples=40, epsilon=4, rounds=5, clip=1.0, silos=3
+    ... ).client.trust
+    'trusted sum'
     """
     owners = parameters(name)
     if aggregator is not None:

@@ -45,6 +45,12 @@ class ClientSide(Protocol):
         a method that does not protect it takes one.
     composed : bool
         Whether a release is a share 1 / rounds of a promised total, so that no more than `rounds` may leave.
+
+    Examples
+    --------
+    >>> side = fv.SGALDP(epsilon_min=1.0, epsilon_max=2.0)
+    >>> side.trust, sorted(side.needs)
+    ('local', [])
     """
 
     most_models: ClassVar[int | None]
@@ -106,7 +112,14 @@ class CohortSide(Protocol):
 
 
 class ServerSide(Protocol):
-    """The server's half of a method: a frozen dataclass of public parameters."""
+    """The server's half of a method: a frozen dataclass of public parameters.
+
+    Examples
+    --------
+    >>> server: fv.ServerSide = fv.GlobalDP(noise_multiplier=1.0)
+    >>> server.hypotheses
+    1
+    """
 
     @property
     def needs(self) -> frozenset[str]:
@@ -141,7 +154,14 @@ class ServerSide(Protocol):
 
 @dataclass(frozen=True)
 class Method:
-    """A client side and the server side that understands it."""
+    """A client side and the server side that understands it.
+
+    Examples
+    --------
+    >>> method = fv.build("global", noise_multiplier=1.0)
+    >>> method.name, type(method.client).__name__, type(method.server).__name__
+    ('global', 'TrustedServer', 'GlobalDP')
+    """
 
     name: str
     client: ClientSide

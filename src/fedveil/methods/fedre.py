@@ -61,6 +61,13 @@ class FedRE(Parameters):
     noise_to_clip : float, optional
         Scales each round's noise so that its expected length is this many times that of all clips together, in place
         of epsilon and delta: for comparisons at equal noise power. Heuristic.
+
+    Examples
+    --------
+    >>> fv.build("fedre").client
+    FedRE(epsilon=50.0, delta=1e-05, clip=0.2, scores='private', split='scores', noise_to_clip=None)
+    >>> fv.FedRE(scores="public").trust
+    'local'
     """
 
     epsilon: Positive = 50.0

@@ -33,6 +33,12 @@ class GlobalDP(CentralNoise):
     derived_from : str
         Private runs that the noise multiplier was computed from, if so. It then depends on private data itself, and no
         epsilon of this mechanism covers the release: its status is heuristic, in the ledger as in every table.
+
+    Examples
+    --------
+    >>> side = fv.GlobalDP(fv.FedAvg(), epsilon=8, delta=1e-5, rounds=10, clip=1.0)
+    >>> round(side.noise_multiplier, 2)
+    1.9
     """
 
     noise_multiplier: NoiseMultiplier = field(default=0.0, kw_only=True)

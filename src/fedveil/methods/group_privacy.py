@@ -63,6 +63,11 @@ class GroupPrivacy(Parameters):
     distribution : {"laplace", "gaussian"}
         Of the noise. Gaussian noise of the same expected length nu * r takes a public radius; two models D apart are
         then (D / sigma)-GDP apart, in any dimension.
+
+    Examples
+    --------
+    >>> fv.build("group", radius=0.5).client.trust
+    'local'
     """
 
     noise_multiplier: NonNegative = 5.0

@@ -50,6 +50,11 @@ class Publishing(Parameters):
     ------
     FieldError
         For any other value.
+
+    Examples
+    --------
+    >>> fv.Publishing(metrics="noised", noise_multiplier=2.0).metrics
+    'noised'
     """
 
     metrics: Mode = "off"

@@ -48,7 +48,15 @@ SUMS: dict[str, type[NoSum]] = {"none": NoSum, "trusted": TrustedShares, "secure
 
 @dataclass(frozen=True, kw_only=True)
 class RecordDP(RecordTerms):
-    """Client side of record- and person-level privacy; `RecordTerms` has its parameters."""
+    """Client side of record- and person-level privacy; `RecordTerms` has its parameters.
+
+    Examples
+    --------
+    >>> side = fv.RecordDP(examples=40, epsilon=4, delta=1e-5, rounds=5, clip=1.0)
+    >>> run = fv.Federation(model=model, clients=clients, method=side, seed=1).run(5)
+    >>> run.guarantee.unit, round(run.guarantee.epsilon(1e-5), 3)
+    ('record', 4.0)
+    """
 
     needs: ClassVar[frozenset[str]] = frozenset({"noisy_steps"})
     most_models: ClassVar[int | None] = 1

@@ -79,6 +79,12 @@ class SGALDP(Parameters):
     memory : float
         In [0, 1): the reference is memory times the one before plus (1 - memory) times the last global update. 0 is the
         paper's. Clients know it from the broadcasts; after a missed one it begins anew.
+
+    Examples
+    --------
+    >>> side = fv.SGALDP(epsilon_min=1.0, epsilon_max=5.0, similarity="released")
+    >>> side.similarity
+    'released'
     """
 
     epsilon_min: Positive = 1.0

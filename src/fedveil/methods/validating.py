@@ -44,6 +44,11 @@ class Validation(Parameters):
     ------
     FieldError
         For any other value.
+
+    Examples
+    --------
+    >>> fv.Validation(noise_multiplier=4.0, loss_range=3.0).releases
+    20
     """
 
     losses: Literal["noised", "public"] = "noised"

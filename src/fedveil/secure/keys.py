@@ -63,6 +63,12 @@ class SiteKey:
     ----------
     secret : bytes
         64 bytes: the X25519 private key, then the noise key. They are never printed, pickled or compared.
+
+    Examples
+    --------
+    >>> key, secret = fv.SiteKey.new()
+    >>> len(secret)
+    64
     """
 
     def __init__(self, secret: bytes) -> None:
