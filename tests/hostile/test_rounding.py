@@ -230,11 +230,19 @@ def pictures():
     return nn.Sequential(nn.Unflatten(1, (1, 4, 4)), *layers)
 
 
+def convolutions():
+    """Channels as wide as a register, strides, dilation, groups: other kernels than a few channels take."""
+    inner = nn.Conv2d(16, 32, 3, padding=2, dilation=2, groups=2), nn.SiLU(), nn.Conv2d(32, 32, 2, stride=2, groups=32)
+    layers = (nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.Sigmoid(), *inner, nn.Flatten(), nn.Linear(128, 3))
+    return nn.Sequential(nn.Unflatten(1, (1, 4, 4)), *layers)
+
+
 NETWORKS = {
     "dense": lambda: nn.Sequential(nn.Linear(16, 7), nn.Sigmoid(), nn.Linear(7, 3)),
     "one unit": lambda: nn.Sequential(nn.Linear(16, 1), nn.Softplus(), nn.Linear(1, 3)),
     "normed": lambda: nn.Sequential(nn.Linear(16, 9), nn.LayerNorm(9), nn.SiLU(), nn.Linear(9, 3)),
     "pictures": pictures,
+    "convolutions": convolutions,
     "attention": Attends,
     "own code": lambda: Own(nn.Sequential(nn.Linear(16, 5), nn.Sigmoid(), nn.Linear(5, 3))),
 }

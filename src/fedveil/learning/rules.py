@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.grad import conv2d_weight
 
 from fedveil.errors import FieldError
 from fedveil.learning.dropout import KeyedDropout
@@ -118,12 +119,12 @@ def _linear(layer: nn.Linear, a: Tensor, b: Tensor) -> dict[str, Tensor]:
 
 @layer_rule(nn.Conv2d, axes=4, fits=lambda layer: layer.padding_mode == "zeros" and not isinstance(layer.padding, str))
 def _convolution(layer: nn.Conv2d, a: Tensor, b: Tensor) -> dict[str, Tensor]:
-    patches = F.unfold(a, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # type: ignore[arg-type]
-    n, groups, grads = len(a), layer.groups, b.reshape(len(b), layer.out_channels, -1)
-    blocks = patches.view(n * groups, -1, patches.shape[-1])
-    weight = torch.bmm(grads.reshape(n * groups, -1, grads.shape[-1]), blocks.transpose(1, 2))
-    found = {"weight": weight.view(n, *layer.weight.shape)}
-    return found if layer.bias is None else {**found, "bias": grads.sum(2)}
+    n, (o, *rest) = len(a), layer.weight.shape  # one convolution, to which each example is a group of its own
+    x, grads = a.reshape(1, -1, *a.shape[2:]), b.reshape(1, -1, *b.shape[2:])
+    options: Any = (layer.stride, layer.padding, layer.dilation, n * layer.groups)
+    weight: Tensor = conv2d_weight(x, torch.Size((n * o, *rest)), grads, *options)  # type: ignore[no-untyped-call]
+    found = {"weight": weight.view(n, o, *rest)}
+    return found if layer.bias is None else {**found, "bias": b.flatten(2).sum(2)}
 
 
 @layer_rule(nn.GroupNorm)
