@@ -6,7 +6,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from hostile_kit import LAYOUT, D
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from fedveil.accounting import Ledger, Release
@@ -169,7 +169,12 @@ def flower(name, sent, rounds=2):
 OPTIONS = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None}
 
 
+SEVERAL = Release("metric", torch.zeros(2), "lr")
+
+
 @settings(max_examples=60, **OPTIONS)
+@example("record", ((Release("model", torch.zeros(D)), SEVERAL), ()))  # both ended the round
+@example("record-sum", ((Release("model", torch.zeros(D), "lr"), SEVERAL), ()))
 @given(st.sampled_from(sorted(SERVERS)), st.tuples(replies, replies))
 def test_no_client_ends_a_round_of_the_embedded_server(name, sent):
     embedded(name, sent)

@@ -39,6 +39,7 @@ from fedveil.mechanisms import Source
 from fedveil.methods.facts import Broadcast, ClientFacts, NoisySteps, Protected, Refusal, Releases
 from fedveil.methods.plain import Plain
 from fedveil.methods.record_terms import RecordTerms
+from fedveil.methods.replies import figures_of
 from fedveil.methods.secure_sum import SecureShares
 from fedveil.methods.sums import NoSum, TrustedShares
 from fedveil.secure import SumContext
@@ -154,7 +155,7 @@ class RecordDP(RecordTerms):
         ReplyError
             Naming the first term that differs or is missing.
         """
-        given = {r.name: float(r.value) for r in releases if r.kind == "metric"}
+        given = figures_of(releases)
         for term in self._sum.terms(replace(self.noisy_steps, lr=given.get("lr", 0.0))):
             if given.get(term.name) != float(term.value):
                 accepted = f"must be the same in every silo of a sum: {float(term.value):g}"

@@ -134,9 +134,24 @@ def check_figures(releases: Releases) -> None:
     except FieldError as error:
         raise ReplyError(str(error)) from error
     _check_count(count)
-    for release in releases:
-        if release.kind == "metric" and not isfinite(float(release.value)):
-            raise ReplyError(f"the metric {release.name!r} is not finite")
+    for name, value in figures_of(releases).items():
+        if not isfinite(value):
+            raise ReplyError(f"the metric {name!r} is not finite")
+
+
+def figures_of(releases: Releases) -> dict[str, float]:
+    """The metrics of a reply, by name.
+
+    Raises
+    ------
+    ReplyError
+        If one is no single number.
+    """
+    metrics = [r for r in releases if r.kind == "metric"]
+    for metric in metrics:
+        if metric.value.numel() != 1:
+            raise ReplyError(f"the metric {metric.name!r} has {metric.value.numel()} values; needed: one")
+    return {metric.name: float(metric.value) for metric in metrics}
 
 
 def _check_count(count: float | None) -> None:

@@ -20,6 +20,7 @@ from fedveil.mechanisms import Source
 from fedveil.methods.facts import Broadcast, ClientFacts, Combined, NoisySteps, PublicFacts, Releases, ServerFacts
 from fedveil.methods.plain import Plain
 from fedveil.methods.record_terms import RecordTerms
+from fedveil.methods.replies import figures_of
 from fedveil.secure import SumContext
 
 TERMS = ("clip", "deviation", "denominator", "rate", "images", "silos_per_person", "silos", "tolerated", "lr")
@@ -100,7 +101,7 @@ class TrustedSum(Plain):
 
     def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: Any, source: Source) -> Combined:
         """Check that the noise is whole, and average the shares."""
-        given = [{r.name: float(r.value) for r in releases if r.name in TERMS} for releases in replies]
+        given = [{k: v for k, v in figures_of(releases).items() if k in TERMS} for releases in replies]
         alike = max(given, key=given.count)
         replies = [r for r, terms in zip(replies, given, strict=True) if terms == alike]
         if set(alike) != set(TERMS):
