@@ -29,7 +29,7 @@ CORE := $(VENV)/.core-installed
 DEV  := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types check slow mutation crash hostile browser notebooks deploy-test deploy-demo wheels docs data-test bench clean distclean
+.PHONY: help demo test lint types check slow mutation crash hostile browser notebooks deploy-test deploy-demo wheels docs data-test bench bench-check clean distclean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ docs: $(DOCS)/.installed  ## the site, below build/site; a link that leads nowhe
 
 bench: $(BENCH)/.installed  ## measure speed beside the peers (20 minutes; keep the machine idle), write docs/benchmarks.md
 	$(BENCH)/bin/python -m benchmarks $(BENCH_ARGS)
+
+bench-check: $(BENCH)/.installed  ## measure again and compare ratios with the committed ones; exit code 1 where one is 1.5 times worse
+	$(BENCH)/bin/python -m benchmarks --check engines footprint cnn noise kernels per_example
 
 clean:  ## remove caches and build products (runs/ stays)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov

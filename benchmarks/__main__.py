@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from benchmarks.paper_cnn import paper_cnn
 from benchmarks.per_example import per_example
 from benchmarks.records import FOLDER, ROOT, read, write
 from benchmarks.secure_sum import secure_sum
+from benchmarks.targets import drifted
 from benchmarks.trainers import trainers
 
 ON_GPU = ("engines", "cnn")
@@ -34,11 +36,12 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", metavar="PART", help="of " + ", ".join((*page.NAMES, "page")))
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="cuda: engines (W2) and cnn only")
     parser.add_argument("--quick", action="store_true", help="only see that it runs; writes to runs/bench")
+    parser.add_argument("--check", action="store_true", help="compare ratios with the committed ones; to runs/bench")
     args = parser.parse_args()
     unknown = [part for part in args.parts if part not in (*page.NAMES, "page")]
     if unknown:
         parser.error(f"there is no part {unknown[0]!r}")
-    folder = ROOT / "runs" / "bench" if args.quick else FOLDER
+    folder = ROOT / "runs" / "bench" if args.quick or args.check else FOLDER
     torch.set_num_threads(1)
     parts = args.parts or [*(ON_GPU if args.device != "cpu" else page.NAMES), "page"]
     began = time.perf_counter()
@@ -48,6 +51,10 @@ def main() -> None:
             continue
         say(f"{part}:")
         measure(part, args.device, args.quick, folder, say)
+    if args.check:
+        for text, (before, now) in (worse := drifted(page.records(FOLDER), page.records(folder))).items():
+            say(f"worse: {text}: {now:.2f}, committed {before:.2f}")
+        sys.exit(1 if worse else 0)
     if "page" in parts:
         publish(folder, say)
 

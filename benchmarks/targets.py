@@ -153,3 +153,20 @@ TARGETS = (
     Target("the paper's CNN, one step: plain loop over FedVeil, one thread each", 2, _step),
     Target("clipped gradients of single examples: a step over a plain one, slowest model", 3, _per_example, most=True),
 )
+
+SLACK = 1.5  # what another machine, or a busy one, does to a ratio
+
+
+def drifted(committed: Records, fresh: Records, slack: float = SLACK) -> dict[str, tuple[float, float]]:
+    """Figures that became worse than the committed ones by more than a factor: both of each, by the target's text.
+
+    Seconds are left out: they say more of the machine than of the code.
+    """
+    found = {}
+    for target in TARGETS:
+        before, now = target.measured(committed), target.measured(fresh)
+        if before is not None and now is not None and target.unit == "x":
+            worse = now[0] / before[0] if target.most else before[0] / now[0]
+            if worse > slack:
+                found[target.text] = (before[0], now[0])
+    return found

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import page
 from benchmarks.agreement import agreement
 from benchmarks.engines import load
-from benchmarks.targets import TARGETS, Target
+from benchmarks.targets import TARGETS, Target, drifted
 from benchmarks.timing import Case, Lap, interleave, ratios, summary
 from benchmarks.workloads import WORKLOADS
 
@@ -44,6 +44,16 @@ def test_a_target_is_met_only_by_its_figure() -> None:
     assert not replace(at_least, most=True).met(records)
     assert not replace(at_least, also=lambda r: False).met(records)
     assert replace(at_least, measured=lambda r: None).met(records) is None
+
+
+def test_a_ratio_that_became_worse_than_the_committed_one_is_found() -> None:
+    committed = page.records()
+    assert not drifted(committed, committed)
+    slow = {"cnn": {"rows": {name: dict(row) for name, row in committed["cnn"]["rows"].items()}}}
+    for kind in ("minimum_ms", "median_ms"):
+        slow["cnn"]["rows"]["FedVeil, 1 worker"][kind] *= 1.6
+    assert [text.split(",")[0] for text in drifted(committed, slow)] == ["the paper's CNN"]
+    assert not drifted(committed, slow, slack=1.7)
 
 
 def test_targets_without_measurements_count_as_not_measured() -> None:
