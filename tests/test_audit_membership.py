@@ -2,13 +2,16 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
 from fedveil.attacks.membership.registry import of_people
+from fedveil.attacks.membership.scores import PEOPLE
 from fedveil.config import load
 from fedveil.errors import FieldError
-from fedveil.games import MembershipGame, game_of, play
+from fedveil.games import MembershipGame, game_of, play, shadows
+from fedveil.runs.deal import deal_out
 
 TEXT = """
 name = "small"
@@ -155,3 +158,72 @@ def test_whose_records_are_whose_has_to_be_known_for_persons(config, tmp_path):
 def test_a_persons_score_is_the_mean_of_hers():
     scores, who = torch.tensor([1.0, 2.0, 6.0, 5.0]), torch.tensor([7, 3, 7, 9])
     assert of_people(scores, who).tolist() == [2.0, 3.5, 5.0]
+
+
+SHADOWS = ("person-lira-offline", "person-rmia-online", "person-rmia-offline", "person-calibrated-loss")
+
+
+@pytest.fixture
+def people(tmp_path):
+    """Ten times as many numbers in an example as decide its class: whoever is trained on is remembered."""
+    rng = np.random.default_rng(0)
+    who = np.repeat(np.arange(120), 3)
+    np.savez(tmp_path / "people.npz", x=rng.normal(size=(360, 60)), y=rng.integers(0, 2, 360), patient=who)
+    text = TEXT.replace('name = "digits"', f'name = "npz"\npath = "{tmp_path / "people.npz"}"\nperson = "patient"')
+    text = text.replace('name = "mlp"\n[model.options]\nhidden = [32]', 'name = "logistic"').replace("0.4", "0.5")
+    path = tmp_path / "people.toml"
+    path.write_text(text[: text.index("[privacy]")] + "[privacy]\n")
+    noise = "{method='record', unit='person', people=10, records_per_person=3, clip=1.0, epsilon=%s, delta=1e-5}"
+
+    def at(epsilon):
+        changes = ["data.classes=2", "rounds=8", f"privacy={noise % epsilon}", "local.lr=2.0", "local.epochs=1"]
+        return load(str(path), [*changes, "data.clients=4", "local.batch_size=1000"])
+
+    return at
+
+
+def test_shadow_models_find_persons_where_noise_is_vacuous_and_not_where_it_protects(people, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedveil.games.shadows.MODELS", 8)
+    found = {}
+    for epsilon in (1e6, 0.5):
+        played = play(game(people(epsilon), attacks=SHADOWS, replicates=1), tmp_path / f"audit-{epsilon:g}")
+        assert {v.attack for v in played.verdicts} == set(SHADOWS)
+        found |= {(v.attack, v.setting, epsilon): v.point for v in played.verdicts}
+    for attack in SHADOWS:
+        assert found[attack, "record", 1e6] > 0.75, attack
+        assert found[attack, "record", 0.5] < 0.65, attack
+
+
+def test_a_shadow_federation_has_all_records_of_a_person_where_she_is_or_none(people, monkeypatch):
+    monkeypatch.setattr("fedveil.games.shadows.MODELS", 4)
+    played = []
+
+    class Told(shadows.Federation):
+        def run(self, rounds=None, on_round=None):
+            played.append([c.person for c in self.clients])
+            return super().run(rounds, on_round)
+
+    monkeypatch.setattr(shadows, "Federation", Told)
+    config = people(1e6)
+    play(game(config, attacks=("person-lira-offline",), replicates=1))
+    home = {
+        int(p): i for i, c in enumerate(deal_out(config.data, config.seed).clients) for p in (*c.person, *c.test_person)
+    }
+    noisy = played[-4:]
+    times = torch.zeros(120, dtype=torch.int64)
+    for clients in noisy:
+        for i, person in enumerate(clients):
+            counted = torch.unique(person, return_counts=True)
+            assert (counted[1] == 3).all()
+            assert all(home[int(p)] == i for p in counted[0])
+            times[counted[0]] += 1
+    assert set(times.tolist()) == {0, 2}  # half of those in question; others are RMIA's population
+    assert int((times == 2).sum()) > 60
+
+
+def test_a_persons_shadow_score_needs_to_know_whose_records_are_whose(config, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedveil.games.shadows.MODELS", 4)
+    assert not any(name.startswith(PEOPLE) for name in game(config).chosen)
+    found = play(game(config, attacks=("person-lira-online",), replicates=1), tmp_path / "audit")
+    assert not found.verdicts
+    assert all("whose" in one.reason for one in found.refused)

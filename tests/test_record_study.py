@@ -18,6 +18,18 @@ def cells(measurements):
     return [cell for m in measurements for one in m.repetitions for cell in one.cells]
 
 
+def test_runs_that_begin_with_the_public_model_have_the_settings_of_their_own_split(planned):
+    settings = set()
+    for seed in (1, 2, 3):
+        for one in cells(Reproduction(study, Choices(seed=seed, seeds=1)).measurements("public")):
+            config = one.config
+            assert (config.model.start, config.privacy.method) == ("public", "record")
+            if (config.privacy.options["sum"], config.privacy.options["epsilon"]) == ("trusted", 0.5):
+                settings.add((seed, config.rounds, config.local.lr))
+    assert settings == {(1, 30, 0.2), (2, 10, 0.6), (3, 10, 0.6)}
+    assert {c.config.privacy.options["epsilon"] for c in cells(planned.measurements("public"))} == LEVELS
+
+
 @pytest.mark.parametrize("table", ["blood", "scratch", "alzheimer", "breast"])
 def test_every_level_is_run_under_both_trust_models_and_once_without_privacy(planned, table):
     found = {

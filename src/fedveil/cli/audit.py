@@ -90,7 +90,7 @@ def audit(
       person-loss  person-loss-trajectory (all records of a person, in or out)
       calibrated-loss  lira-online  lira-offline  rmia-online  rmia-offline
       bavaria-online  bavaria-offline  bavaria-n-online
-      each of the last two lines also as NAME-update, NAME-trajectory
+      each of the last two lines also as person-NAME, NAME-update, NAME-trajectory
     With the studies of papers installed, as the metric privacy paper prints them and not for inference:
       paper-single-shot  paper-multi-round
     """  # noqa: D301 - the control character itself, by which click leaves the lines below it alone

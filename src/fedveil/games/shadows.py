@@ -1,9 +1,10 @@
 """Membership with shadow models: what the scores of `fedveil.attacks.membership` find in the models of one run.
 
 Three targets: the last global model, what each of a few clients sent last, and what it sent in its last rounds (the
-mean of the scores). Shadow models of the first begin at the first model and see half of all records in question; those
-of the others begin at the broadcast and see half of the client's records and of as many that it held out. They are
-trained as clients are, clipped as they clip, and noised as the attacked model was, as far as a Gaussian can be.
+mean of the scores). Shadow models of the first begin at the first model and see half of all records in question (of
+persons: all records of half of them); those of the others begin at the broadcast and see half of the client's records
+and of as many that it held out. They are trained as clients are, clipped as they clip, and noised as the attacked model
+was, as far as a Gaussian can be; where the noise is inside training, each is the last model of a whole federation.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from fedveil.attacks.membership import (
     signals,
     train_shadows,
 )
-from fedveil.attacks.membership.registry import Pairs, concluded
-from fedveil.attacks.membership.scores import ShadowScore
+from fedveil.attacks.membership.registry import Pairs, concluded, of_people
+from fedveil.attacks.membership.scores import PEOPLE, ShadowScore
 from fedveil.clipping import clip
+from fedveil.engines import Execution, Federation
 from fedveil.engines.probe import Seen
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData
-from fedveil.mechanisms import keyed_seed
+from fedveil.mechanisms import ReproducibleSource, keyed_seed
 from fedveil.runs.prepare import Setup
 
 MODELS, LAST, CLIENTS = 64, 3, 5  # shadow models of each target; rounds of a trajectory; clients that are attacked
@@ -79,17 +81,34 @@ class ShadowView:
     def _attacked(self, attack: ShadowScore) -> Pairs:
         if attack.target not in self._signals_of:
             last = {"-update": 1, "-trajectory": LAST}.get(attack.target)
-            self._signals_of[attack.target] = self._whole() if last is None else self._sent(last)
-        return attack(self._signals_of[attack.target])
+            found = self._whole(attack.target == PEOPLE) if last is None else self._sent(last)
+            self._signals_of[attack.target] = found
+        pairs = attack(self._signals_of[attack.target])
+        if attack.target != PEOPLE:
+            return pairs
+        return [(of_people(a, self._who[: len(a)]), of_people(b, self._who[len(a) :])) for a, b in pairs]
 
-    def _whole(self) -> list[tuple[list[Signals], int]]:
+    def _whole(self, people: bool) -> list[tuple[list[Signals], int]]:
         """Of the last global model."""
-        x, y = torch.cat([c.x for c in self._clients]), torch.cat([c.y for c in self._clients])
-        out_x, out_y = held_out(self._clients)
-        asked = ClientData(torch.cat([x, out_x[::2]]), torch.cat([y, out_y[::2]]))
+        held_out(self._clients)
+        inside, place = _together(self._clients)
+        outside, away = _together([_away(client) for client in self._clients])
+        asked = torch.arange(outside.examples) % 2 == 0
+        others = torch.ones_like(asked)
+        if people:
+            if inside.person is None or outside.person is None:
+                raise FieldError("data.person", None, "clients do not say whose their records are")
+            even = torch.unique(outside.person, return_inverse=True)[1] % 2 == 0
+            gone = ~torch.isin(outside.person, inside.person)
+            asked, others = gone & even, gone & ~even
+        known, population = _together([inside, _some(outside, asked)])[0], _some(outside, others)
+        if people and known.person is not None:
+            self._who = known.person
         first, config = self._setup.arguments["initial"], self._setup.config
         start, rounds = first if first.dim() == 1 else first[0], range(1, config.rounds + 1)
-        return [([self._signals(self._last, start, asked, out_x, out_y, rounds, sqrt(self._power), None)], len(x))]
+        given = (self._last, start, known, population, rounds, sqrt(self._power), None)
+        found = self._signals(*given, torch.cat([place, away[asked]]), people)
+        return [([found], inside.examples)]
 
     def _sent(self, last: int) -> list[tuple[list[Signals], int]]:
         """Of what the clients with most records sent in their last rounds."""
@@ -108,7 +127,7 @@ class ShadowView:
                 sent = row[partitions.index(partition)]
                 noise = self._noise.get((sent.round, partition), 0.0)
                 bound = method.client_clip if method.client.trust == "local" else None
-                given = (asked, out_x[n:], out_y[n:], [sent.round], noise, bound)
+                given = (asked, ClientData(out_x[n:], out_y[n:]), [sent.round], noise, bound)
                 rounds.append(self._signals(sent.model, sent.start, *given))
             found.append((rounds, n))
         return found
@@ -118,17 +137,43 @@ class ShadowView:
         attacked: Tensor,
         start: Tensor,
         asked: ClientData,
-        out_x: Tensor,
-        out_y: Tensor,
+        others: ClientData,
         rounds: Sequence[int],
         noise: Any,
         bound: Any,
+        places: Tensor | None = None,
+        people: bool = False,
     ) -> Signals:
-        """Train shadow models and ask them and the attacked one."""
+        """Train shadow models and ask them and the attacked one; `places` says which client has a record."""
         learner, seed = self._setup.learner, self._setup.config.seed
         model, layout = learner.model, learner.layout
-        inside = balanced(MODELS, asked.examples, seed)
-        vectors = train_shadows(model, layout, learner.local, start, asked, inside, seed, rounds=rounds).vectors
+        if people and asked.person is not None:
+            who = torch.unique(asked.person, return_inverse=True)[1]
+            inside = balanced(MODELS, int(who.max()) + 1, seed)[:, who]
+        else:
+            inside = balanced(MODELS, asked.examples, seed)
+        if places is not None and self._setup.method.noisy is not None:
+            vectors = torch.stack([self._played(i, asked, places, mine) for i, mine in enumerate(inside)])
+        else:
+            vectors = train_shadows(model, layout, learner.local, start, asked, inside, seed, rounds=rounds).vectors
+            vectors = self._noised(vectors, start, noise, bound)
+        return signals(model, layout, attacked, Shadows(vectors, inside), asked, others)
+
+    def _played(self, number: int, asked: ClientData, places: Tensor, inside: Tensor) -> Tensor:
+        """The last model of the federation itself, whose clients have what one shadow model sees of their records."""
+        config = self._setup.config
+        clients = [_some(asked, inside & (places == i)) for i in range(len(self._clients))]
+        federation = Federation(
+            **self._setup.grouped(clients=clients, stopping=None),
+            execution=Execution(learner=self._setup.learner, tell=lambda text: None),
+            source=ReproducibleSource(keyed_seed("shadow federation", config.seed, number)),
+        )
+        federation.run(config.rounds)
+        return federation.models[0]
+
+    def _noised(self, vectors: Tensor, start: Tensor, noise: Any, bound: Any) -> Tensor:
+        """Shadow models [m, d], clipped and noised as clients do."""
+        layout = self._setup.learner.layout
         modules = layout.groups("module")
         deviations = torch.full((layout.size,), noise if isinstance(noise, float) else 0.0, dtype=vectors.dtype)
         if not isinstance(noise, float):  # who noises layer by layer clips so, each to this norm
@@ -138,9 +183,29 @@ class ShadowView:
                     deviations[part] = one
         if bound is not None:
             vectors = start + clip(vectors - start, bound, layout)
-        generator = torch.Generator().manual_seed(keyed_seed("noise of shadow models", seed))
-        vectors = vectors + torch.randn(vectors.shape, generator=generator, dtype=vectors.dtype) * deviations
-        return signals(model, layout, attacked, Shadows(vectors, inside), asked, ClientData(out_x, out_y))
+        generator = torch.Generator().manual_seed(keyed_seed("noise of shadow models", self._setup.config.seed))
+        return vectors + torch.randn(vectors.shape, generator=generator, dtype=vectors.dtype) * deviations
+
+
+def _together(clients: Sequence[ClientData]) -> tuple[ClientData, Tensor]:
+    """All their training records, with whose they are where all say so, and which client has each."""
+    named = [c.person for c in clients if c.person is not None]
+    person = torch.cat(named) if len(named) == len(clients) else None
+    places = torch.repeat_interleave(torch.tensor([c.examples for c in clients]))
+    return ClientData(torch.cat([c.x for c in clients]), torch.cat([c.y for c in clients]), person=person), places
+
+
+def _away(client: ClientData) -> ClientData:
+    """What a client holds out."""
+    if client.test_x is None or client.test_y is None:
+        return _some(client, torch.zeros(client.examples))
+    return ClientData(client.test_x, client.test_y, person=client.test_person)
+
+
+def _some(data: ClientData, chosen: Tensor) -> ClientData:
+    """The records for which `chosen` [N] is not 0."""
+    rows = chosen.nonzero()[:, 0]
+    return ClientData(data.x[rows], data.y[rows], person=None if data.person is None else data.person[rows])
 
 
 def held_out(clients: Sequence[ClientData]) -> tuple[Tensor, Tensor]:

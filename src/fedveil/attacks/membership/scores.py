@@ -38,11 +38,12 @@ _LEAST = 1e-12  # of a variance
 SCORES: Registry[Callable[[Signals], Tensor]] = Registry("score", {})
 Score = TypeVar("Score", bound=Callable[[Signals], Tensor])
 TARGETS = ("", "-update", "-trajectory")  # the last global model, what a client sent last, and in its last rounds
+PEOPLE = "person-"  # the last global model, whose shadow models have all records of a person or none
 
 
 @dataclass(frozen=True)
 class ShadowScore:
-    """A score as an attack on membership, against one of `TARGETS`."""
+    """A score as an attack on membership, against one of `TARGETS`, or on persons (`PEOPLE`): the mean of theirs."""
 
     score: Callable[[Signals], Tensor]
     target: str
@@ -54,11 +55,13 @@ class ShadowScore:
 
 
 def register_score(name: str) -> Callable[[Score], Score]:
-    """A decorator: the score joins `SCORES`, and `MEMBERSHIPS` as an attack on each of `TARGETS`."""
+    """A decorator: the score joins `SCORES`, and `MEMBERSHIPS` as an attack on each of `TARGETS`, and on persons."""
 
     def add(score: Score) -> Score:
+        plain = name.lower().replace(" ", "-")
         for target in TARGETS:
-            MEMBERSHIPS.register(name.lower().replace(" ", "-") + target)(ShadowScore(score, target))
+            MEMBERSHIPS.register(plain + target)(ShadowScore(score, target))
+        MEMBERSHIPS.register(PEOPLE + plain)(ShadowScore(score, PEOPLE))
         SCORES[name] = score
         return score
 

@@ -40,6 +40,12 @@ def tested(outcomes: Sequence[Outcome], figure: str) -> Value:
     return Value(float(outcomes[0].summary.values["test_metrics"].get(figure, math.nan)))
 
 
+def gain(outcomes: Sequence[Outcome], figure: str) -> Value:
+    """``gain FIGURE``: the same less that of the public model, of the same split, with which the run began."""
+    public = outcomes[0].summary.values["public_model"]["test_metrics"]
+    return Value(tested(outcomes, figure).value - float(public.get(figure, math.nan)))
+
+
 def change(outcomes: Sequence[Outcome], figure: str) -> Value:
     """``change FIGURE``: mean absolute change from one round to the next, the first quarter of the run left out."""
     values = series(outcomes[0], "metrics", figure)
@@ -86,7 +92,7 @@ def series(outcome: Outcome, group: str, name: str) -> list[float]:
 
 def require_known(where: str, name: str, argument: str) -> None:
     """Refuse an argument of a standard measure or curve that no run has."""
-    if name in ("last", "final", "test", "change"):
+    if name in ("last", "final", "test", "gain", "change"):
         require_choice(where, argument, (*METRICS, "loss"))
     elif name == "rounds":
         require_choice(where, argument.partition(" ")[0], GROUPS)
@@ -96,6 +102,7 @@ MEASURES: Mapping[str, Callable[[Sequence[Outcome], str], Value]] = {
     "last": last,
     "final": final,
     "test": tested,
+    "gain": gain,
     "change": change,
     "poisoning": poisoning,
 }

@@ -77,19 +77,6 @@ def _public_head(name: str, features: int) -> float:
     return float(head.score(rest.test_x.numpy(), rest.test_y.numpy()))
 
 
-@study.measure("public model")
-def public_model(outcomes: Sequence[Outcome], figure: str) -> Value:
-    """A figure of the test half, of the public model that the run began with."""
-    return Value(float(outcomes[0].summary.values["public_model"]["test_metrics"][figure]))
-
-
-@study.measure("gain")
-def gain(outcomes: Sequence[Outcome], figure: str) -> Value:
-    """How much more the last model reaches on the test half than the public model of the same split."""
-    values = outcomes[0].summary.values
-    return Value(float(values["test_metrics"][figure]) - float(values["public_model"]["test_metrics"][figure]))
-
-
 @study.curve("over epsilon")
 def over_epsilon(outcomes: Sequence[Outcome], figure: str) -> Curve:
     """A figure of the test half over log2 of the total epsilons of one person; level where there is no privacy."""

@@ -18,9 +18,10 @@ study = Study.of(__name__)
 ENDS = (-1.0, 3.0)  # where the line without privacy begins and ends: epsilon .5 and 8
 
 
-def _tuned() -> dict[tuple[str, str, str], dict[str, str]]:
+def _tuned() -> dict[tuple[str, ...], dict[str, str]]:
     text = (resources.files(__name__) / "tuned.csv").read_text(encoding="utf-8")
-    return {(row["scenario"], row["sum"], row["epsilon"]): row for row in csv.DictReader(text.splitlines())}
+    keys = ("scenario", "sum", "epsilon", "seed")
+    return {tuple(row[k] for k in keys): row for row in csv.DictReader(text.splitlines())}
 
 
 @study.adjust
@@ -28,7 +29,8 @@ def tuned(values: dict[str, Any], scale: ScaleOf, _flags: frozenset[str]) -> Non
     """Rounds, clip and learning rate that were chosen for this scenario, trust model and epsilon."""
     privacy, scenario = values["privacy"], values["name"].split("-")[0]
     plain = privacy["method"] == "vanilla"
-    found = _tuned()[scenario, *(("", "") if plain else (privacy["sum"], f"{privacy['epsilon']:g}"))]
+    line, known = (scenario, *(("", "") if plain else (privacy["sum"], f"{privacy['epsilon']:g}"))), _tuned()
+    found = known.get((*line, str(values["seed"]))) or known[*line, ""]  # where public images choose, each split's own
     if scale.facts.get("chosen", 1):
         values["rounds"] = int(found["rounds"])
     values["local"]["lr"] = float(found["lr"])
