@@ -1321,8 +1321,8 @@ BUGS = (
     _bug(
         "secure sum: a site that is gone stays in the roster",
         "engines/flower/strategy.py",
-        "left = sorted(released)  #",
-        "left = sorted(self._asked.values())  #",
+        "left = sorted(released) if",
+        "left = sorted(self._asked.values()) if",
         f"{SITES}::test_a_process_that_is_gone_is_left_out_and_the_others_answer_and_pay_anew",
     ),
     _bug(

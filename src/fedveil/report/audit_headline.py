@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
-from fedveil.attacks.participation import Participation
+from fedveil.attacks import Participation
 from fedveil.attacks.statistics import epsilon_ceiling
 from fedveil.config.world import world_of
 from fedveil.games import Audit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedveil.attacks.participation import Participation
+from fedveil.attacks import Participation
 from fedveil.attacks.statistics import Estimate
 
 

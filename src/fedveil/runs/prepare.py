@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import Filter, LeakageFilter, ParticipationFilter, Spend, SpendFilter, Trust, delta_warning
-from fedveil.attacks.participation import craft
+from fedveil.attacks import craft
 from fedveil.config.experiment import Config
 from fedveil.config.privacy import Budget
 from fedveil.data import DataSet

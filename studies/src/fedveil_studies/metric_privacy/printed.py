@@ -16,8 +16,7 @@ from dataclasses import replace
 
 from numpy.typing import ArrayLike
 
-from fedveil.attacks import Verdict
-from fedveil.attacks.participation import Participation, judge
+from fedveil.attacks import Participation, Verdict, judge
 from fedveil.attacks.statistics import auc_interval
 from fedveil.errors import require_positive
 
