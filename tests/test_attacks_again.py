@@ -233,8 +233,8 @@ def test_an_attack_that_only_some_defences_exclude_is_played_against_the_others(
         }
     )
     found = audit(compared, attacks=("side-channel",), replicates=4, compare=True)
-    assert {r.setting for r in found.judged.refused} == {"local"}
-    assert {v.result.setting for v in found.judged.verdicts} >= {"global"}
+    assert {r.setting for r in found.refused} == {"local"}
+    assert {v.setting for v in found.verdicts} >= {"global"}
 
 
 def test_finished_runs_of_a_comparison_are_read(tmp_path, monkeypatch):

@@ -35,7 +35,7 @@ def small(*changes):
 
 
 def figures(found, setting):
-    return {v.result.attack: v.result for v in found.judged.verdicts if v.result.setting == setting}
+    return {v.attack: v for v in found.verdicts if v.setting == setting}
 
 
 def played(folder):
@@ -61,14 +61,14 @@ def test_without_defence_the_attacks_win_clearly(hidden):
         assert found[attack].valid
         assert found[attack].runs == (12, 12)
     assert found["own-update"].epsilon.lower > 0.5
-    assert hidden.judged.together["vanilla"].lower > 0
+    assert hidden.together["vanilla"].lower > 0
 
 
 def test_the_last_note_sets_the_promise_beside_what_was_measured_for_the_same_relation(hidden):
     assert hidden.values["settings"]["global"]["guarantee_relation"] == hidden.values["relation"] == "zero-out"
     [last] = compared(hidden)
     assert hidden.values["settings"]["global"]["guarantee"] in last
-    assert f"{hidden.judged.together['global'].ceiling:.2f}" in last
+    assert f"{hidden.together['global'].ceiling:.2f}" in last
 
 
 def test_noise_that_hides_everything_leaves_nothing(hidden):
@@ -76,7 +76,7 @@ def test_noise_that_hides_everything_leaves_nothing(hidden):
         assert result.auc.low <= 0.5 <= result.auc.high, attack
         assert not result.succeeds
         assert result.epsilon.ceiling == pytest.approx(epsilon_ceiling(12, 1e-5))
-    assert hidden.judged.together["global"].lower == 0
+    assert hidden.together["global"].lower == 0
 
 
 def test_with_the_target_in_both_worlds_every_attack_fails():
@@ -84,15 +84,15 @@ def test_with_the_target_in_both_worlds_every_attack_fails():
         load("digits-cia", [*SMALL, "privacy.noise_multiplier=0.01"]), attacks=HONEST, replicates=12, world="itself"
     )
     for setting in found.settings:
-        assert found.judged.together[setting].lower == 0
-    for v in found.judged.verdicts:  # ten of them: each at 99.9%
+        assert found.together[setting].lower == 0
+    for v in found.verdicts:  # ten of them: each at 99.9%
         interval = auc_interval(v.inside[:, -1].numpy(), v.outside[:, -1].numpy(), confidence=0.999)
-        assert interval.low <= 0.5 <= interval.high, v.result
+        assert interval.low <= 0.5 <= interval.high, v
     assert found.values["relation"].startswith("no relation")
 
 
 def test_what_publishing_would_show_is_what_it_shows_and_costs_what_the_ledger_says(hidden):
-    supposed = {v.result.attack for v in hidden.judged.verdicts if v.supposed}
+    supposed = {v.attack for v in hidden.verdicts if v.supposed}
     assert supposed == {"side-channel (noised)", "side-channel (clear)"}
     cases = [Case("global", BEHAVED, "run", inside, 0) for inside in (True, False)]
     played = {}

@@ -1,7 +1,7 @@
 """What an audit says first: the strongest attack, what is proven, and what may not be read."""
 
 import re
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -31,13 +31,15 @@ def audited(gaps, runs=30, settings=SETTINGS, supposed=()):
             found = judge(attack, setting, inside, outside, threshold=gap / 2, delta=DELTA, relation=RELATION)
             valid = found.succeeds if setting == settings[0] else valid
             seen = (torch.from_numpy(scores)[:, None] for scores in (inside, outside))
-            verdict = Scored(replace(found, valid=valid), *seen, supposed=attack in supposed)
+            inside, outside = seen
+            how = {**vars(found), "valid": valid, "supposed": attack in supposed}
+            verdict = Scored(**how, inside=inside, outside=outside)
             judged.verdicts.append(verdict)
     for setting in settings:
         scores = [
-            (v.inside[:, 0].numpy(), v.outside[:, 0].numpy(), v.result.threshold)
+            (v.inside[:, 0].numpy(), v.outside[:, 0].numpy(), v.threshold)
             for v in judged.verdicts
-            if v.result.setting == setting and not v.supposed
+            if v.setting == setting and not v.supposed
         ]
         if scores:
             judged.together[setting] = joint_bound(scores, delta=DELTA)
@@ -49,7 +51,7 @@ def audited(gaps, runs=30, settings=SETTINGS, supposed=()):
         "epsilon_ceiling": epsilon_ceiling(runs, DELTA),
         "together": {setting: asdict(bound) for setting, bound in judged.together.items()},
     }
-    return Audit([], values=values, judged=judged, settings=tuple(settings))
+    return Audit(judged.verdicts, values=values, together=judged.together, settings=tuple(settings))
 
 
 def rows(found):
@@ -61,9 +63,9 @@ def rows(found):
 def test_the_strongest_attack_is_named_with_its_interval_and_what_all_of_them_prove():
     found = audited({"loss": (3, 1), "adaptive": (4, 3), "noise-size": (3, 0)})
     [row] = rows(found).values()
-    by = {(v.result.attack, v.result.setting): v.result for v in found.judged.verdicts}
+    by = {(v.attack, v.setting): v for v in found.verdicts}
     best, plain = by["adaptive", "global"], by["adaptive", "vanilla"]
-    bound = found.judged.together["global"]
+    bound = found.together["global"]
     assert (row["against"], row["strongest"], row["attacks that work"]) == ("global", "adaptive", "3 of 3")
     assert row["AUC (95%)"] == f"{best.point:.3f} ({best.auc.low:.2f}-{best.auc.high:.2f})"
     assert row["without the defence"].startswith(f"{plain.point:.3f} (")
@@ -113,7 +115,7 @@ def test_the_fewest_runs_are_the_fewest():
         assert epsilon_ceiling(least, DELTA) > epsilon >= epsilon_ceiling(least - 1, DELTA)
     enough = audited({"loss": (50, 50)}, runs=fewest_runs(0.5, DELTA))
     assert not headline(enough).notes
-    perfect = [audited({"loss": (50, 50)}, runs=n).judged.verdicts[0].result.succeeds for n in (5, 6)]
+    perfect = [audited({"loss": (50, 50)}, runs=n).verdicts[0].succeeds for n in (5, 6)]
     assert perfect == [False, True]  # where nothing can be proven, perfect separation is not "valid" either
 
 
@@ -174,9 +176,9 @@ def test_thresholds_come_from_rehearsals_alone():
                 case = Case("vanilla", "honest", phase, inside, i)
                 done[case] = Replicate(case, {"loss": [moved + 2.0 * inside + 0.01 * i]}, {}, None, "")
     [found] = judge_all(done, ["vanilla"], ["loss"], "replace", DELTA).verdicts
-    assert 0.07 < found.result.threshold < 2.0
-    assert found.result.point == 1.0
-    assert found.result.advantage.point == 0.0  # at that threshold every run says IN
+    assert 0.07 < found.threshold < 2.0
+    assert found.point == 1.0
+    assert found.advantage.point == 0.0  # at that threshold every run says IN
 
 
 def test_rows_lead_back_to_their_attacks():

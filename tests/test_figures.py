@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from fedveil.attacks import ATTACKS, judge
 from fedveil.games import Audit
-from fedveil.games.scoring import Judged, Scored
+from fedveil.games.scoring import Scored
 from fedveil.report.audit_figures import DEFENDED, PLAIN, audit_figure, evidence_figure
 from fedveil.report.canvas import legend_below, wrapped
 from fedveil.report.roc import in_turn
@@ -41,9 +41,9 @@ def audited(settings, attacks, *, known=tuple(ATTACKS), rounds=3, runs=6, named=
             inside, outside = torch.randn(2, runs, rounds, generator=source, dtype=torch.float64)
             inside += gap
             result = judge(attack, label, inside[:, -1].numpy(), outside[:, -1].numpy(), threshold=0.0)
-            verdicts.append(Scored(result, inside, outside))
+            verdicts.append(Scored(**vars(result), inside=inside, outside=outside))
     values = {"name": "drawn", "replicates": runs, "target": 2}
-    return Audit([], values=values, judged=Judged(verdicts), settings=labels)
+    return Audit(verdicts, values=values, settings=labels)
 
 
 def drawn(figure):
@@ -122,10 +122,10 @@ def test_the_grid_of_an_audit_is_as_large_as_its_panels_need(attacks):
 
 def test_the_strongest_attacks_are_drawn():
     found = audited(2, 10)
-    verdicts = [v for v in found.judged.verdicts if v.result.setting == found.settings[-1]]
-    best = sorted(verdicts, key=lambda v: -v.result.point)[:3]
+    verdicts = [v for v in found.verdicts if v.setting == found.settings[-1]]
+    best = sorted(verdicts, key=lambda v: -v.point)[:3]
     titles = "".join(axes.get_title() for axes in drawn(evidence_figure(found)).axes)
-    assert all(v.result.attack in titles for v in best)
+    assert all(v.attack in titles for v in best)
 
 
 @pytest.mark.parametrize(("attacks", "rounds"), [(1, 1), (3, 2)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from inspect import signature
 from itertools import product
@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from fedveil.attacks import CalibratedLoss, Knowledge, LikelihoodRatio, Loss, Observation, Participation, ThreatModel
-from fedveil.attacks.statistics import CONFIDENCE, EpsilonBound
+from fedveil.attacks import CalibratedLoss, Knowledge, LikelihoodRatio, Loss, Observation, ThreatModel
+from fedveil.attacks.statistics import EpsilonBound
 from fedveil.config import Config, load
 from fedveil.config.world import world_of
 from fedveil.engines import Federation
@@ -23,7 +23,7 @@ from fedveil.errors import FieldError, NoReplyError, require_count, require_delt
 from fedveil.games.game import Judgement, game_of, play
 from fedveil.games.participation import REHEARSALS
 from fedveil.games.replicates import HONEST, Case, Replicate
-from fedveil.games.scoring import judge_all
+from fedveil.games.scoring import Judged, judge_all
 from fedveil.gdp import rounded_down
 from fedveil.grid import Cell, Finished, Store
 from fedveil.grid.comparison import compare as compare_settings
@@ -271,21 +271,17 @@ def audit(
 
 
 @dataclass(frozen=True, eq=False)
-class OwnAudit(Judgement):
-    """What attacks on participation reached.
+class OwnAudit(Judged):
+    """What attacks on participation reached; `verdicts` without the method first.
 
     Attributes
     ----------
-    verdicts : sequence of Participation
-        Without the method first.
     target : int
         The client in question.
     relation : str
         Between the two worlds.
     promised : str
         The method's guarantee.
-    measured : EpsilonBound
-        What all attacks against the method prove together.
 
     Examples
     --------
@@ -295,11 +291,14 @@ class OwnAudit(Judgement):
     ('OwnAudit', 2)
     """
 
-    verdicts: Sequence[Participation]
     target: int = -1
     relation: str = ""
     promised: str = ""
-    measured: EpsilonBound = field(default_factory=lambda: EpsilonBound(0.0, 0.0, 0.0, CONFIDENCE))
+
+    @property
+    def measured(self) -> EpsilonBound:
+        """What all attacks against the method prove together."""
+        return self.together[self.verdicts[-1].setting]
 
     def __str__(self) -> str:
         """The answer, a line an attack, then what was promised beside what was measured."""
@@ -379,15 +378,15 @@ class OwnGame:
         attacks = [*names, *([LikelihoodRatio.name] if CalibratedLoss.name in names else [])]
         found = judge_all(done, [*self.settings], attacks, world_of(self.relation), self.delta)
         defended = [*self.settings][-1]
-        order = sorted(found.verdicts, key=lambda one: [*self.settings].index(one.result.setting))
+        order = sorted(found.verdicts, key=lambda one: [*self.settings].index(one.setting))
         promised = next(one.guarantee for case, one in done.items() if case.setting == defended)
         return OwnAudit(
-            [one.result for one in order],
+            order,
             found.refused,
+            together=found.together,
             target=self.target,
             relation=self.relation,
             promised=promised,
-            measured=found.together[defended],
         )
 
 

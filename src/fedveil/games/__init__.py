@@ -14,3 +14,4 @@ from fedveil.games.inversion import InversionGame as InversionGame
 from fedveil.games.membership import MembershipGame as MembershipGame
 from fedveil.games.participation import Audit as Audit
 from fedveil.games.participation import ParticipationGame as ParticipationGame
+from fedveil.games.scoring import Scored as Scored

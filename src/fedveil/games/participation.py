@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 from statistics import fmean
 from typing import Any, ClassVar
@@ -19,7 +19,7 @@ from fedveil.attacks.verdict import RUN
 from fedveil.config import Config
 from fedveil.config.world import WORLDS, World, world_of
 from fedveil.errors import FieldError, require_count
-from fedveil.games.game import GAMES, Judgement
+from fedveil.games.game import GAMES
 from fedveil.games.replicates import HONEST, MALICIOUS, Case, Replicate, never_drawn
 from fedveil.games.scoring import Judged, judge_all
 from fedveil.games.settings import Planned, settings_of
@@ -36,18 +36,15 @@ DRAWN = ("dirichlet", "quantity", "shards")  # partitions that draw the clients'
 
 
 @dataclass(frozen=True, eq=False)
-class Audit(Judgement):
+class Audit(Judged):
     """A finished game of participation.
 
     Attributes
     ----------
-    judged : Judged
-        Every attack in every setting.
     settings : tuple of str
         The undefended federation first.
     """
 
-    judged: Judged = field(default_factory=Judged)
     settings: tuple[str, ...] = ()
 
 
@@ -246,9 +243,8 @@ class ParticipationGame:
             "together": {label: asdict(bound) for label, bound in judged.together.items()},
             "seed": self.config.seed,
         }
-        verdicts = [v.result for v in judged.verdicts]
         notes = _afterthoughts(list(done.values()))
-        return Audit(verdicts, judged.refused, values, notes, judged, labels)
+        return Audit(judged.verdicts, judged.refused, values, notes, judged.together, labels)
 
 
 def _afterthoughts(found: Sequence[Replicate]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -17,7 +17,7 @@ from fedveil.attacks.participation.weighing import ERROR
 from fedveil.attacks.statistics import EpsilonBound, Estimate, joint_bound, rate
 from fedveil.attacks.verdict import Participation
 from fedveil.config.world import WORLDS
-from fedveil.games.game import Refused
+from fedveil.games.game import Judgement, Refused
 from fedveil.games.replicates import HONEST, MALICIOUS, Case, Replicate
 from fedveil.games.view import PUBLISHED
 
@@ -48,14 +48,12 @@ class Sequential:
     rounds_out: float
 
 
-@dataclass(frozen=True, eq=False)
-class Scored:
-    """One attack in one setting: its result, and what figures are drawn from.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Scored(Participation):
+    """One attack in one setting, with what figures are drawn from.
 
     Attributes
     ----------
-    result : Participation
-        Figures.
     inside, outside : Tensor
         [n, R], evidence after each round of the evaluated runs.
     sequential : Sequential or None
@@ -64,7 +62,6 @@ class Scored:
         Whether it looks at metrics that are not published so.
     """
 
-    result: Participation
     inside: Tensor
     outside: Tensor
     sequential: Sequential | None = None
@@ -72,28 +69,23 @@ class Scored:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, verdicts included."""
-        values = self.result.to_dict()
-        scores = {"in": self.inside[:, -1].tolist(), "out": self.outside[:, -1].tolist()}
-        sequential = None if self.sequential is None else asdict(self.sequential)
-        return {**values, "supposed": self.supposed, "scores": scores, "sequential": sequential}
+        values = super().to_dict()
+        supposed, sequential = values.pop("supposed"), values.pop("sequential")
+        scores = {"in": values.pop("inside")[:, -1].tolist(), "out": values.pop("outside")[:, -1].tolist()}
+        return {**values, "supposed": supposed, "scores": scores, "sequential": sequential}
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class Judged(Judgement):
     """All attacks of one audit.
 
     Attributes
     ----------
-    verdicts : list of Scored
-        Of those that ran.
-    refused : list of Refused
-        The others.
     together : dict of str to EpsilonBound
         By setting, what all of them prove together at 95%.
     """
 
     verdicts: list[Scored] = field(default_factory=list)
-    refused: list[Refused] = field(default_factory=list)
     together: dict[str, EpsilonBound] = field(default_factory=dict)
 
 
@@ -148,9 +140,9 @@ def judge_all(
                     found.refused.append(verdict)
                     continue
                 if setting == settings[0]:
-                    valid, plain = verdict.result.succeeds, verdict.result.point
-                result = replace(verdict.result, valid=valid, without_defence=plain)
-                found.verdicts.append(replace(verdict, result=result, supposed=bool(mode) and mode != published))
+                    valid, plain = verdict.succeeds, verdict.point
+                supposed = bool(mode) and mode != published
+                found.verdicts.append(replace(verdict, valid=valid, without_defence=plain, supposed=supposed))
     found.together.update(_together(found.verdicts, delta))
     return found
 
@@ -159,10 +151,10 @@ def _together(verdicts: Sequence[Scored], delta: float) -> dict[str, EpsilonBoun
     """Joint bounds by setting, of attacks on what adversaries really see."""
     judged: dict[str, list[tuple[ArrayLike, ArrayLike, float]]] = {}
     for verdict in verdicts:
-        threshold = verdict.result.threshold
+        threshold = verdict.threshold
         if threshold is not None and not verdict.supposed:
             scores = verdict.inside[:, -1].numpy(), verdict.outside[:, -1].numpy()
-            judged.setdefault(verdict.result.setting, []).append((*scores, threshold))
+            judged.setdefault(verdict.setting, []).append((*scores, threshold))
     return {setting: joint_bound(found, delta=delta) for setting, found in judged.items()}
 
 
@@ -209,7 +201,7 @@ def _judged(
         threat="malicious client" if kind == MALICIOUS else "semi-honest client",
     )
     sequential = _sequential(inside, outside) if issubclass(attack, Adaptive) else None
-    return Scored(result, inside, outside, sequential)
+    return Scored(**vars(result), inside=inside, outside=outside, sequential=sequential)
 
 
 def _sequential(inside: Tensor, outside: Tensor) -> Sequential:

@@ -120,7 +120,7 @@ def strongest(rows: Rows, label: str, most: int) -> Rows:
 
     def rank(name: str) -> tuple[bool, float]:
         verdict = rows[name].get(label)
-        return (True, 0.0) if verdict is None else (verdict.supposed, -verdict.result.point)
+        return (True, 0.0) if verdict is None else (verdict.supposed, -verdict.point)
 
     ranked = sorted(rows, key=rank)
     return {name: by for name, by in rows.items() if name in ranked[:most]}
@@ -159,7 +159,7 @@ def _forest(axes: Axes, rows: Rows, looks: dict[str, _Look]) -> None:
     count = len(looks) + 0.5
     for j, (label, look) in enumerate(looks.items()):
         shift = (j + 0.75) / count - 0.5
-        some = [(i + shift, by[label].result.auc) for i, by in enumerate(rows.values()) if label in by]
+        some = [(i + shift, by[label].auc) for i, by in enumerate(rows.values()) if label in by]
         points = np.array([e.point for _, e in some])
         reach = np.array([[e.point - e.low for _, e in some], [e.high - e.point for _, e in some]])
         style: dict[str, Any] = {"color": look.colour, "markersize": 3.5, "linewidth": 1.4, "label": look.name}
@@ -169,7 +169,7 @@ def _forest(axes: Axes, rows: Rows, looks: dict[str, _Look]) -> None:
     axes.grid(visible=False, axis="y")
     axes.axvline(0.5, color="#000000", linewidth=0.8, linestyle=":")
     axes.set_yticks(range(len(rows)), [_named(name, by) for name, by in rows.items()], fontsize=8)
-    least = min(v.result.auc.low for by in rows.values() for v in by.values())
+    least = min(v.auc.low for by in rows.values() for v in by.values())
     axes.set(xlim=(max(0.0, min(0.45, least - 0.02)), 1.01), ylim=(len(rows) - 0.5, -0.5))
     axes.set_xlabel("area under the ROC curve, 95% over runs", fontsize=8)
 
@@ -180,7 +180,7 @@ def _curves(axes: Axes, name: str, by: dict[str, Scored], looks: dict[str, _Look
     curves = in_turn([roc(v.inside[:, -1].numpy(), v.outside[:, -1].numpy()) for v in by.values()])
     for (label, verdict), (false, true) in zip(by.items(), curves, strict=True):
         style: dict[str, Any] = {"color": looks[label].colour, "linestyle": looks[label].dash, "linewidth": 1.4}
-        axes.plot(false, true, label=f"{verdict.result.point:.2f}", **style)
+        axes.plot(false, true, label=f"{verdict.point:.2f}", **style)
     axes.set(xlim=(-0.03, 1.01), ylim=(0, 1.03))
     axes.set_box_aspect(ASPECT)
     axes.set_title(_named(name, by), fontsize=8)
@@ -199,7 +199,7 @@ def _scores(axes: Axes, verdict: Scored, name: str, width: float) -> None:
     edges = np.histogram_bin_edges(np.concatenate([inside, outside]), bins=16)
     for values, colour, label in ((outside, OUT, "without the target"), (inside, IN, "with the target")):
         axes.hist(values, bins=list(edges), color=colour, alpha=0.55, label=label)
-    threshold = verdict.result.threshold
+    threshold = verdict.threshold
     if threshold is not None:
         axes.axvline(threshold, color="#000000", linewidth=0.8, linestyle=":", label="threshold")
     axes.yaxis.set_major_locator(whole_numbers())

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
-from fedveil.attacks import Participation
 from fedveil.attacks.statistics import epsilon_ceiling
 from fedveil.config.world import world_of
 from fedveil.games import Audit
 from fedveil.games.game import Refused
+from fedveil.games.scoring import Scored
 from fedveil.gdp import rounded_down
 from fedveil.report.table import NOTHING, Table
 from fedveil.report.words import answered, in_words
@@ -25,7 +25,7 @@ def headline(found: Audit) -> Table | None:
     An attack counts if it works without the defence, or evidently against it. None where nothing was judged.
     """
     plain, labels = found.settings[0], found.settings[1:] or found.settings
-    every = {(v.result.attack, v.result.setting): v.result for v in found.judged.verdicts}
+    every = {(v.attack, v.setting): v for v in found.verdicts}
     rows = []
     for label in labels:
         own, counted, best = _strongest(found, label)
@@ -43,9 +43,9 @@ def headline(found: Audit) -> Table | None:
     return Table(["against", "strongest", *numbers], rows, title, numbers, notes=too_few(found.values))
 
 
-def _strongest(found: Audit, label: str) -> tuple[list[Participation], list[Participation], Participation | None]:
+def _strongest(found: Audit, label: str) -> tuple[list[Scored], list[Scored], Scored | None]:
     """What was judged against a setting, what counts of it, and the strongest of these."""
-    own = [v.result for v in found.judged.verdicts if v.result.setting == label and not v.supposed]
+    own = [v for v in found.verdicts if v.setting == label and not v.supposed]
     counted = [r for r in own if r.valid or r.succeeds]
     return own, counted, max(counted, key=lambda r: (r.point, r.auc.low), default=None)
 

@@ -35,8 +35,8 @@ def _table(found: Audit, label: str, names: list[str], rows: dict[str, dict[str,
         verdict, undefended = rows.get(name, {}).get(label), rows.get(name, {}).get(plain)
         cells = ["refused", NOTHING, NOTHING] if verdict is None else _figures(verdict)
         if label != plain:
-            cells.append("refused" if undefended is None else in_words(undefended.result.auc))
-            valid = None if verdict is None else verdict.result.valid
+            cells.append("refused" if undefended is None else in_words(undefended.auc))
+            valid = None if verdict is None else verdict.valid
             cells.append({None: NOTHING, True: "yes", False: "no"}[valid])
         mark = SUPPOSED if verdict is not None and verdict.supposed else ""
         lines.append([name + mark, *cells])
@@ -47,8 +47,8 @@ def _table(found: Audit, label: str, names: list[str], rows: dict[str, dict[str,
 def by_attack(found: Audit) -> dict[str, dict[str, Scored]]:
     """Verdicts by attack and setting, in the order in which they were judged."""
     rows: dict[str, dict[str, Scored]] = {}
-    for verdict in found.judged.verdicts:
-        rows.setdefault(verdict.result.attack, {})[verdict.result.setting] = verdict
+    for verdict in found.verdicts:
+        rows.setdefault(verdict.attack, {})[verdict.setting] = verdict
     return rows
 
 
@@ -75,24 +75,25 @@ def audit_notes(found: Audit) -> list[str]:
         "nothing about the defence.",
     ]
     notes.append(f"Metrics that clients see after each round: {values['published_metrics']['text']}.{_gain(found)}")
-    if any(v.supposed for v in found.judged.verdicts):
+    if any(v.supposed for v in found.verdicts):
         notes.append("* supposes that metrics are published so, which they are not here.")
-    notes += [_sequential(v) for v in found.judged.verdicts if v.sequential is not None and not v.supposed]
-    notes += folded(found.judged.refused)
-    for verdict in found.judged.verdicts:
-        kept = [n for n in verdict.result.notes if not n.startswith("no true positive rate")]
-        notes += [f"{verdict.result.attack}, {verdict.result.setting}: {note}" for note in kept]
-    rates = [n for v in found.judged.verdicts for n in v.result.notes if n.startswith("no true positive rate")]
+    notes += [_sequential(v) for v in found.verdicts if v.sequential is not None and not v.supposed]
+    notes += folded(found.refused)
+    for verdict in found.verdicts:
+        kept = [n for n in verdict.notes if not n.startswith("no true positive rate")]
+        notes += [f"{verdict.attack}, {verdict.setting}: {note}" for note in kept]
+    rates = [n for v in found.verdicts for n in v.notes if n.startswith("no true positive rate")]
     return notes + rates[:1]
 
 
 def _figures(verdict: Scored) -> list[str]:
-    result = verdict.result
-    gain = NOTHING if result.advantage is None else f"{result.advantage.point:.2f}"
+    gain = NOTHING if verdict.advantage is None else f"{verdict.advantage.point:.2f}"
     bound = (
-        NOTHING if result.epsilon is None else f"{rounded_down(result.epsilon.lower)} of {result.epsilon.ceiling:.2f}"
+        NOTHING
+        if verdict.epsilon is None
+        else f"{rounded_down(verdict.epsilon.lower)} of {verdict.epsilon.ceiling:.2f}"
     )
-    return [in_words(result.auc), gain, bound]
+    return [in_words(verdict.auc), gain, bound]
 
 
 def _about(about: dict[str, Any]) -> str:
@@ -125,20 +126,20 @@ def _gain(found: Audit) -> str:
         for label in found.settings:
             by_mode = {"off": rows.get(without, {}).get(label)}
             by_mode |= {mode: rows.get(row_of(attack, mode), {}).get(label) for mode in ("noised", "clear")}
-            parts = [f"{mode} {v.result.point:.3f}" for mode, v in by_mode.items() if v is not None]
+            parts = [f"{mode} {v.point:.3f}" for mode, v in by_mode.items() if v is not None]
             if len(parts) > 1:
                 lines.append(f"{label}, {who}: {', '.join(parts)}")
     return f" AUC of an adversary by what is published: {'; '.join(lines)}." if lines else ""
 
 
 def _sequential(verdict: Scored) -> str:
-    found, result = verdict.sequential, verdict.result
+    found = verdict.sequential
     if found is None:
         return ""
     median = f"decides after {found.rounds_in:g} rounds (median, with the target) and {found.rounds_out:g} (without)"
     errors = f"said OUT of {in_words(found.miss)} of the runs with it, IN of {in_words(found.alarm)} of those without"
-    undecided = f"undecided {found.undecided} of {sum(result.runs)}"
+    undecided = f"undecided {found.undecided} of {sum(verdict.runs)}"
     wanted = f"sequential test for errors of {found.wanted:.0%}"
-    if found.undecided == sum(result.runs):
-        return f"{result.attack}, {result.setting}: {wanted}: undecided in all {found.undecided} runs"
-    return f"{result.attack}, {result.setting}: {wanted}: {median}; {errors}; {undecided}"
+    if found.undecided == sum(verdict.runs):
+        return f"{verdict.attack}, {verdict.setting}: {wanted}: undecided in all {found.undecided} runs"
+    return f"{verdict.attack}, {verdict.setting}: {wanted}: {median}; {errors}; {undecided}"
