@@ -133,6 +133,7 @@ def call(function, *given, **named):
     return lambda folder: function(*given, **named)
 
 
+LINEAR = nn.Linear(6, 2)
 NOISY = fv.GlobalDP(noise_multiplier=1.0)
 MISSING = np.where(np.arange(54).reshape(9, 6) == 7, np.nan, 0).astype("float32")
 MEASURED = fv.Federation(model=nn.Linear(6, 2), clients=[(X, Y, X, Y)] * 2).run(rounds=1)
@@ -150,6 +151,12 @@ IN_PYTHON = {
     "a misspelt parameter of SGA-LDP": (call(fv.SGALDP, epsilon_mim=1), "epsilon_mim", "int", "'epsilon_min'"),
     "a misspelt parameter of a rule": (call(fv.TrimmedMean, fractions=0.1), "fractions", "float", "'fraction'"),
     "a misspelt parameter of training": (call(fv.LocalTraining, epoch=1), "epoch", "int", "'epochs'"),
+    "a GPU that is not there": (
+        call(fv.learning.SequentialTrainer, LINEAR, fv.Layout.from_module(LINEAR), fv.LocalTraining(), "cuda:99"),
+        "device",
+        "cuda:99",
+        "cpu",
+    ),
     "a rule by name": (call(fv.GlobalDP, "fedavg", noise_multiplier=1.0), "aggregator", "'fedavg'", "FedAvg()"),
     "a rule's class": (call(fv.GlobalDP, fv.FedAvg, noise_multiplier=1.0), "aggregator", "FedAvg", "FedAvg()"),
     "a method's class": (federation(method=fv.GlobalDP), "method", "GlobalDP", "GlobalDP(...)"),

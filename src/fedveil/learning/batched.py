@@ -20,7 +20,7 @@ from fedveil.learning.stacked.compile import NotStackable
 from fedveil.learning.stacked.schedule import schedule
 from fedveil.learning.streams import Key, stream
 from fedveil.learning.threads import Threads
-from fedveil.learning.training import SequentialTrainer, check_request
+from fedveil.learning.training import SequentialTrainer, check_request, device_of
 
 _LOG = logging.getLogger(__name__)
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
@@ -63,7 +63,7 @@ class BatchedTrainer:
         if local.unusual:
             raise NotStackable(f"local training with '{local.unusual}' has no batched form")
         self.layout, self.local = layout, local
-        self._device = torch.device(device)
+        self._device = device_of(device)
         self._block = None if block is None else require_count("block", block)
         workers = require_workers("workers", workers)
         self._threads = Threads()

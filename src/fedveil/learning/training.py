@@ -68,7 +68,7 @@ class SequentialTrainer:
         self._half = require_choice("precision", precision, ("full", "bfloat16")) == "bfloat16"
         self._shared_random, self._before_step = shared_random, before_step
         self.layout, self.local = layout, local
-        self._device = torch.device(device)
+        self._device = device_of(device)
         self._model = deepcopy(model).to(self._device).train()
         self._generator = torch.Generator()
         with_keyed_dropout(self._model, self._generator)
@@ -205,6 +205,20 @@ def _longest(update: Tensor, share: float) -> Tensor:
     places = update.abs().topk(max(1, round(share * len(update)))).indices
     kept[places] = update[places]
     return kept
+
+
+def device_of(device: str | torch.device) -> torch.device:
+    """The device itself, where PyTorch has it.
+
+    Raises
+    ------
+    FieldError
+        Otherwise.
+    """
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise FieldError("device", device, "is no device that PyTorch can use here; accepted: cpu") from error
 
 
 def check_request(layout: Layout, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]) -> None:
