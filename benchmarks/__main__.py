@@ -21,6 +21,7 @@ from benchmarks.limits import limits
 from benchmarks.noise import noise
 from benchmarks.paper_cnn import paper_cnn
 from benchmarks.per_example import per_example
+from benchmarks.persons import persons
 from benchmarks.records import FOLDER, ROOT, read, write
 from benchmarks.secure_sum import secure_sum
 from benchmarks.targets import drifted
@@ -72,6 +73,7 @@ def measure(part: str, device: str, quick: bool, folder: Path, say: Callable[[st
         "noise": lambda: noise(quick),
         "kernels": lambda: kernels(quick),
         "per_example": lambda: per_example(quick, say),
+        "persons": lambda: persons(quick, say),
         "secure_sum": lambda: secure_sum(quick, say),
     }
     write(part, made[part](), data=DATA.get(part, "random"), device=device, folder=folder)

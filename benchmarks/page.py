@@ -22,6 +22,7 @@ NAMES = (
     "noise",
     "kernels",
     "per_example",
+    "persons",
     "secure_sum",
 )
 CUDA = ("engines", "cnn")

@@ -122,6 +122,16 @@ def _per_example(records: Records) -> tuple[float, float | None] | None:
     return (max(row["ours_over_plain"] for row in rows), None) if rows else None
 
 
+def _persons(records: Records) -> tuple[float, float | None] | None:
+    rows = (records.get("persons") or {}).get("rows", ())
+    return (max(row["persons_over_plain"] for row in rows), None) if rows else None
+
+
+def _study(records: Records) -> tuple[float, float | None] | None:
+    found = records.get("persons")
+    return None if found is None else (found["study_s"], None)
+
+
 TARGETS = (
     Target("W1: pfl-research at its best over FedVeil, 1 worker", 15, faster("W1", OURS, PFL, PFL_2), 25),
     Target("W2: pfl-research on one thread over FedVeil, 2 workers", 2.5, faster("W2", OURS_2, PFL), 4),
@@ -152,6 +162,8 @@ TARGETS = (
     ),
     Target("the paper's CNN, one step: plain loop over FedVeil, one thread each", 2, _step),
     Target("clipped gradients of single examples: a step over a plain one, slowest model", 3, _per_example, most=True),
+    Target("clipped means of persons on a dense head: a step over a plain one, slowest case", 1.6, _persons, most=True),
+    Target("25 steps of persons on 60,000 digits in ten silos", 0.3, _study, most=True, unit=" s"),
 )
 
 SLACK = 1.5  # what another machine, or a busy one, does to a ratio

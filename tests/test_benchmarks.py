@@ -91,3 +91,12 @@ def test_a_peer_that_is_not_installed_is_left_out_with_a_word(monkeypatch) -> No
     assert row["ours_over_plain"] > 0
     assert "opacus_over_plain" not in row
     assert "linear" in page.sections.per_example(record)[1]
+
+
+def test_persons_are_measured_beside_the_same_images() -> None:
+    record = import_module("benchmarks.persons").persons(True, lambda text: None)
+    assert [row["images"] for row in record["rows"]][2:] == [144, 2391]
+    assert 5000 < record["rows"][0]["images"] < 7075  # 54 writers with 91 to 131
+    assert all(row["persons_over_plain"] > 0 for row in record["rows"])
+    assert record["study_s"] == pytest.approx(0.25 * record["rows"][0]["persons_ms"], abs=1e-3)
+    assert page.sections.persons(record)[0].startswith("## ")
