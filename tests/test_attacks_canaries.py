@@ -19,7 +19,7 @@ from fedveil.attacks.membership import (
 )
 from fedveil.attacks.membership.canaries import coins
 from fedveil.attacks.membership.methods import Reused, Scaled, audits
-from fedveil.attacks.statistics import epsilon_bound_of_guesses, mu_bound_of_guesses
+from fedveil.attacks.one_run import epsilon_bound_of_guesses, mu_bound_of_guesses
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData
 from fedveil.learning.units import Units

@@ -1644,14 +1644,14 @@ BUGS = (
     ),
     _bug(
         "attacks: one run forgets delta",
-        "attacks/statistics.py",
+        "attacks/one_run.py",
         "tail + 2 * canaries * delta *",
         "tail + 0 * canaries * delta *",
         f"{CANARIES}::test_the_bound_on_epsilon_by_hand",
     ),
     _bug(
         "attacks: equal canaries are guessed right",
-        "attacks/statistics.py",
+        "attacks/one_run.py",
         "found = np.concatenate([first, second])",
         "found = np.concatenate([first + 1e-9, second])",
         f"{CANARIES}::test_equal_scores_count_against_the_adversary",

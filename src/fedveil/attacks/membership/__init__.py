@@ -30,7 +30,7 @@ from fedveil.attacks.membership.shadow import confidence as confidence
 from fedveil.attacks.membership.shadow import loss_of_confidence as loss_of_confidence
 from fedveil.attacks.membership.shadow import signals as signals
 from fedveil.attacks.membership.shadow import train_shadows as train_shadows
-from fedveil.attacks.statistics import OneRun as OneRun
+from fedveil.attacks.one_run import OneRun as OneRun
+from fedveil.attacks.one_run import one_run as one_run
 from fedveil.attacks.statistics import log_roc as log_roc
-from fedveil.attacks.statistics import one_run as one_run
 from fedveil.attacks.verdict import membership as membership

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedveil.accounting import Guarantee, Ledger, Relation, Release, total
 from fedveil.accounting.bounds import PLD, ZCDP, MetricDP
-from fedveil.attacks.statistics import OneRun, one_run
+from fedveil.attacks.one_run import OneRun, one_run
 from fedveil.attacks.statistics import bound as independent_bound
 from fedveil.attacks.verdict import Verdict
 from fedveil.engines import ClientParty, Federation, ServerParty, Shared
