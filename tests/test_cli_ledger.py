@@ -9,8 +9,10 @@ from typer.testing import CliRunner
 
 from fedveil.accounting import OPEN, Entry, Guarantee, Ledger, Limits, Policy, Spend
 from fedveil.accounting.bounds import GDP, Heuristic
+from fedveil.accounting.conditions import BEFORE_ROUNDING
 from fedveil.cli import app
 from fedveil.cli.ledger import runs_of
+from fedveil.engines.history import total_of
 from fedveil.engines.lifetime import LifetimeLedger, read_ledger
 from fedveil.report.spent import spent_of
 
@@ -108,3 +110,14 @@ def test_record_level_releases_of_the_earlier_format_are_marked(path):
     assert [entry.doubtful for entry in ledger.all_entries] == [False, False, False, True]
     assert "1 record-level" in spent_of(ledger, Policy()).notes[1]
     assert "SECURITY.md" in called("show", path).output
+
+
+def test_a_total_of_the_earlier_format_says_against_whom_it_holds():
+    for format_, unit, said in ((2, "record", False), (1, "record", True), (1, "client", False)):
+        ledger = Ledger("run", "0")
+        spend = Spend(
+            guarantee=replace(MU, unit=unit, public_size=True if unit == "record" else None), mechanism="gaussian"
+        )
+        ledger.entries.append(Entry((1, "protect"), 0, "d", spend, "secure", 5, format_))
+        assert (BEFORE_ROUNDING in total_of(ledger).conditions) == said
+        assert total_of(ledger).mu == MU.mu
