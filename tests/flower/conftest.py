@@ -25,3 +25,18 @@ def runtime():
 
     with _identity():
         yield
+
+
+@pytest.fixture
+def why(caplog):
+    """Of a reply that tells a server nothing: what the node's own log says."""
+    from fedveil.engines.flower.mod import TOLD
+    from fedveil.engines.flower.records import FAILED
+
+    caplog.set_level(logging.ERROR, "flwr")
+
+    def of(reply):
+        assert (reply.error.code, reply.error.reason) == (FAILED, TOLD)
+        return str(caplog.records[-1].exc_info[1])
+
+    return of

@@ -187,14 +187,14 @@ def test_one_key_switches_between_tables_of_methods():
         method_from(node(run_config=twice))
 
 
-def test_a_table_of_the_run_is_a_proposal_like_any_other_key():
+def test_a_table_of_the_run_is_a_proposal_like_any_other_key(why):
     from test_flower_mod import ask, plain
 
     proposed = {"privacy.group.noise-multiplier": 1e-9, "privacy.sga-ldp.epsilon-max": 9.0}
     own = {"privacy.method": "group"}
     with fv.engines.flower.grid._identity():
         mod = privacy_mod(fv.Layout.from_shapes({"weight": (6,)}), ledger="run")
-        assert "privacy.noise_multiplier" in mod(ask(), node(run_config=proposed, **own), plain).error.reason
+        assert "privacy.noise_multiplier" in why(mod(ask(), node(run_config=proposed, **own), plain))
 
 
 # ---- Flower's own strategies

@@ -110,14 +110,12 @@ def test_a_policy_is_in_costs():
 
 
 @pytest.mark.parametrize(("text", "words"), [("total = 3", "policy.total"), ("no toml", "policy"), (None, "policy")])
-def test_a_policy_that_cannot_be_read_lets_nothing_out(tmp_path, text, words):
+def test_a_policy_that_cannot_be_read_lets_nothing_out(tmp_path, text, words, why):
     path = tmp_path / "policy.toml"
     if text is not None:
         path.write_text(text)
     reply = privacy_mod(LAYOUT, GROUP, ledger="run")(ask(), node(**{"privacy.policy": str(path)}), never)
-    assert reply.error.code == FAILED
-    assert words in reply.error.reason
-    assert str(tmp_path) not in reply.error.reason
+    assert words in why(reply)
 
 
 def test_training_beyond_the_deadline_is_a_zero_update():
@@ -140,10 +138,8 @@ def test_training_beyond_the_deadline_is_a_zero_update():
 # ---- the lifetime ledger
 
 
-def test_secure_noise_needs_a_lifetime_ledger_or_a_word():
-    reply = privacy_mod(LAYOUT, GROUP)(ask(), node(), never)
-    assert reply.error.code == FAILED
-    assert "begin_ledger" in reply.error.reason
+def test_secure_noise_needs_a_lifetime_ledger_or_a_word(why):
+    assert "begin_ledger" in why(privacy_mod(LAYOUT, GROUP)(ask(), node(), never))
     assert not privacy_mod(LAYOUT, GROUP, seed=1)(ask(), node(), plain).has_error()
     assert not privacy_mod(LAYOUT, METHODS["vanilla"])(ask(), node(), plain).has_error()  # nothing to record
     capped = privacy_mod(LAYOUT, METHODS["vanilla"], budget=lambda p: ParticipationFilter(1))
@@ -236,8 +232,8 @@ def test_a_ledger_put_back_to_an_earlier_run_is_refused_before_data_are_touched(
         assert mod(ask(), node(3), never).error.code == (FAILED if content == older else REFUSED)
 
 
-def test_a_lifetime_ledger_needs_its_head(folder):
-    assert "head" in privacy_mod(LAYOUT, GROUP, ledger=folder)(ask(), node(), never).error.reason
+def test_a_lifetime_ledger_needs_its_head(folder, why):
+    assert "head" in why(privacy_mod(LAYOUT, GROUP, ledger=folder)(ask(), node(), never))
     own = {"privacy.ledger": folder, "privacy.head": f"{folder}-head"}
     assert not privacy_mod(LAYOUT, GROUP)(ask(), node(**own), plain).has_error()
     os.rename(f"{folder}-head/2.head", f"{folder}-head/lost")
@@ -246,10 +242,8 @@ def test_a_lifetime_ledger_needs_its_head(folder):
     assert not privacy_mod(LAYOUT, GROUP)(ask(), node(2, **own), plain).has_error()
 
 
-def test_a_new_ledger_is_an_operators_act(tmp_path):
-    reply = privacy_mod(LAYOUT, GROUP, **in_(tmp_path))(ask(), node(), never)
-    assert reply.error.code == FAILED
-    assert "begin_ledger" in reply.error.reason
+def test_a_new_ledger_is_an_operators_act(tmp_path, why):
+    assert "begin_ledger" in why(privacy_mod(LAYOUT, GROUP, **in_(tmp_path))(ask(), node(), never))
     assert not list(tmp_path.iterdir())
     path = begin_ledger(tmp_path / "new", 2, by="A. Turing: study 7 begins", head=tmp_path / "head")
     assert path.stat().st_mode & 0o777 == 0o600
@@ -314,7 +308,7 @@ def test_a_total_that_was_promised_holds_over_all_runs_without_a_policy(folder, 
     assert spent == rounds
 
 
-def test_a_request_cannot_say_how_training_went(folder):
+def test_a_request_cannot_say_how_training_went(folder, why):
     method = build("record", examples=6, clip=1.0, noise_multiplier=1.0)
     message = ask()
     message.content[FACTS] = write_facts(noised=method.client.noisy_steps)  # as if the model had its noise
@@ -323,9 +317,7 @@ def test_a_request_cannot_say_how_training_went(folder):
         message.content["arrays"] = trained(message)["arrays"]
         return Message(message.content, reply_to=message)
 
-    reply = privacy_mod(LAYOUT, method, **in_(folder))(message, node(), echoing)
-    assert reply.error.code == FAILED
-    assert FACTS in reply.error.reason
+    assert FACTS in why(privacy_mod(LAYOUT, method, **in_(folder))(message, node(), echoing))
 
 
 def test_kinds_stand_side_by_side_in_one_ledger(folder):

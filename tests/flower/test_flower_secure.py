@@ -1,6 +1,7 @@
 """The secure sum under Flower: embedded's bits, sites that go missing, and what a node refuses."""
 
 import hashlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from flwr.serverapp import ServerApp
 
 import fedveil as fv
 from fedveil.aggregation import FedAvgM
+from fedveil.engines.flower.mod import TOLD
 from fedveil.engines.flower.records import read_share
 from fedveil.engines.flower.settings import read_settings
 from fedveil.engines.keyfile import read_key
@@ -178,8 +180,24 @@ def test_the_same_question_gives_the_same_bits_or_nothing(nodes):
     assert len(spent(nodes.folder, 0)) == 1
 
 
-@pytest.mark.parametrize("wrong", ["no key", "open key", "damaged key", "no peers", "own key as a peer", "one peer"])
-def test_a_node_that_is_not_set_up_for_sums_says_so_in_its_own_log_alone(nodes, wrong, caplog):
+WRONG = {  # what is wrong at a site, as it names it in its own log
+    "no key": "keys new",
+    "open key": "chmod 600",
+    "damaged key": "agree on a new key",
+    "no peers": "policy.sum",
+    "a peer without a key": "fedveil keys show",
+    "a key twice": "each once",
+    "own key as a peer": "name the others alone",
+    "two sites": "least_sites",
+    "one peer": "two alone have no sum",
+    "larger rosters": "least_sites",
+    "more colluding": "colluding",
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_site_that_is_not_set_up_for_a_sum_says_how_to_in_its_own_log_alone(nodes, wrong, caplog):
+    caplog.set_level("ERROR", "flwr")
     config, own = nodes.configs[0], nodes.folder / "site0"
     key, policy = own / "key", own / "policy.toml"
     text, publics = policy.read_text(), [k.hex() for k in nodes.keys]
@@ -189,18 +207,49 @@ def test_a_node_that_is_not_set_up_for_sums_says_so_in_its_own_log_alone(nodes, 
         key.chmod(0o644)
     elif wrong == "damaged key":
         key.write_text("fedveil site key 1\n")
-    elif wrong == "no peers":
+    edits = {
+        "a peer without a key": (publics[1], ""),
+        "a key twice": (publics[1], publics[2]),
+        "own key as a peer": (publics[1], publics[0]),
+        "one peer": (f"'{publics[1]}', '{publics[2]}', ", ""),
+        "two sites": ("least_sites = 3", "least_sites = 2"),
+        "larger rosters": ("least_sites = 3", "least_sites = 4"),
+        "more colluding": ("colluding = 1", "colluding = 2"),
+    }
+    if wrong == "no peers":
         policy.write_text(text.partition("[sum]")[0])
-    elif wrong == "own key as a peer":
-        policy.write_text(text.replace(publics[1], publics[0]))
-    else:
-        policy.write_text(text.replace(f"'{publics[1]}', '{publics[2]}', ", ""))
-    code, reason = nodes.ask(0, nodes.opened())
-    assert code == 902
-    assert not any(word in reason for word in (str(nodes.folder), *publics))
+    elif wrong in edits:
+        policy.write_text(text.replace(*edits[wrong]))
+    assert nodes.ask(0, nodes.opened()) in ((902, TOLD), REFUSAL)
     assert not nodes.trained
-    if wrong != "one peer":
-        assert reason == "the client failed; its own log says why"
+    assert not spent(nodes.folder, 0)
+    assert WRONG[wrong] in caplog.text
+
+
+@pytest.mark.parametrize("other", [{"clip": 0.6}, {"noise_multiplier": 1.0}, {"least_sites": 4}, {"examples": 5}])
+def test_sites_that_disagree_on_terms_train_nothing(nodes, other, caplog):
+    caplog.set_level("ERROR", "flwr")
+    asked = nodes.opened(terms=method(**other).client.agreed(D))
+    assert nodes.ask(0, asked) == REFUSAL
+    assert not nodes.trained
+    assert not spent(nodes.folder, 0)
+    assert next(iter(other)).replace("examples", "denominator") in caplog.text
+
+
+def test_a_layout_that_changed_is_refused_before_data(nodes):
+    content = nodes.opened(model=torch.zeros(D))
+    assert nodes.ask(
+        0, replace(content, models=torch.zeros(1, D), public=replace(content.public, dimension=D + 1))
+    ) == (
+        902,
+        TOLD,
+    )
+    assert not nodes.trained
+
+
+def test_a_grid_that_would_overflow_is_refused_before_there_is_a_run():
+    with pytest.raises(FieldError, match="overflow"):
+        method(noise_multiplier=1e-9)
 
 
 def test_a_run_cannot_name_the_key():

@@ -234,6 +234,9 @@ class ClientParty(Party):
             if question is None:
                 return None
             site.require(question)
+            if public.terms != question.terms.text:
+                accepted = f"must be this site's own, {question.terms.text}: the contract says whose are right"
+                raise FieldError("terms", public.terms, accepted)
         except FieldError as error:
             self.failure = error
             return Refusal(NO_PART)

@@ -244,7 +244,8 @@ class ServerParty(Party):
             round=round_, rounds=rounds, cohort=cohort, dimension=self.layout.size, layer_scores=scores
         )
         if roster:
-            public = replace(public, run=self._run, roster=tuple(sorted(roster)), attempt=attempt)
+            terms = "" if self.method.noisy is None else self.method.noisy.agreed(self.layout.size)
+            public = replace(public, run=self._run, roster=tuple(sorted(roster)), attempt=attempt, terms=terms)
         return Broadcast(models=models, public=public)
 
     def require_unsummed(self, round_: int) -> None:

@@ -97,6 +97,9 @@ class NoisyClientSide(ClientSide, Protocol):
     def question(self, broadcast: Broadcast, layout: Layout) -> SumContext | None:
         """What the sites of a secure sum are asked by a broadcast; None where there is none."""
 
+    def agreed(self, dimension: int) -> str:
+        """What all sites of a secure sum have to agree on, for so many parameters; "" where there is none."""
+
     def require_terms(self, releases: Releases) -> None:
         """Refuse, on the server, a reply whose noise cannot be part of what is promised about all (`ReplyError`)."""
 

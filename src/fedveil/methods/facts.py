@@ -38,8 +38,9 @@ class PublicFacts(Parameters):
     layer_scores : tuple of float, optional
         Score of each layer (module, in layout order) of the broadcast model on public data, for methods that split a
         budget by it.
-    run, attempt, roster
-        Of a secure sum: names the run; which try at the round; the public keys of all sites that are asked.
+    run, attempt, roster, terms
+        Of a secure sum: names the run; which try at the round; the public keys of all sites that are asked; what all of
+        them have to agree on, as `SumTerms.text` has it.
     """
 
     round: Count
@@ -50,6 +51,7 @@ class PublicFacts(Parameters):
     run: str = ""
     attempt: int = 0
     roster: tuple[bytes, ...] = ()
+    terms: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

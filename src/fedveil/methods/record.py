@@ -147,6 +147,10 @@ class RecordDP(RecordTerms):
         """What the sites of a secure sum are asked by a broadcast, in this side's own terms; None of the others."""
         return self._sum.question(broadcast, layout)
 
+    def agreed(self, dimension: int) -> str:
+        """What all sites of a secure sum have to agree on; "" of the others."""
+        return self._sum.agreed(dimension)
+
     def require_terms(self, releases: Releases) -> None:
         """Refuse a share that was made on other terms than these: it counts as a silo that dropped out.
 

@@ -92,7 +92,7 @@ class SecureShares(NoSum):
 
     def check(self) -> None:
         super().check()
-        self.agreed(1)
+        self._terms(1)
 
     @property
     def adding(self) -> int:
@@ -102,8 +102,10 @@ class SecureShares(NoSum):
     def conditions(self) -> tuple[str, ...]:
         return KEYS_ARE_SECRET, few_colluding(self.side.colluding, self.side.least_sites)
 
-    def agreed(self, dimension: int) -> SumTerms:
-        """What all sites have to agree on, for so many parameters."""
+    def agreed(self, dimension: int) -> str:
+        return self._terms(dimension).text
+
+    def _terms(self, dimension: int) -> SumTerms:
         side = self.side
         return SumTerms(
             unit=side.unit,
@@ -120,7 +122,7 @@ class SecureShares(NoSum):
 
     def steps(self, noisy: NoisySteps) -> NoisySteps:
         """Sum on the grid, and add nothing."""
-        return replace(noisy, grid=self.agreed(1).grid)
+        return replace(noisy, grid=self._terms(1).grid)
 
     def refusal(self, public: PublicFacts) -> str:
         sites, least = len(public.roster), self.side.least_sites
@@ -138,7 +140,7 @@ class SecureShares(NoSum):
             roster=public.roster,
             broadcast=hashlib.sha256(planned.encode()).hexdigest(),
             layout=hashlib.sha256(shapes.encode()).hexdigest(),
-            terms=self.agreed(layout.size),
+            terms=self._terms(layout.size),
         )
 
     def leaving(self, releases: Releases, facts: ClientFacts, noisy: NoisySteps) -> Releases:

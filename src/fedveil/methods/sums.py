@@ -63,6 +63,10 @@ class NoSum:
         """What the sites of a secure sum are asked; None where there is none."""
         return None
 
+    def agreed(self, dimension: int) -> str:
+        """What the sites of a secure sum have to agree on; "" where there is none."""
+        return ""
+
     def leaving(self, releases: Releases, facts: ClientFacts, noisy: NoisySteps) -> Releases:
         """What leaves the silo: a model that was trained with this method's noise, and nothing else."""
         model = model_of(releases)

@@ -14,7 +14,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor
 
-from fedveil.errors import FieldError, ReplyError
+from fedveil.errors import FieldError, NoReplyError, ReplyError
 from fedveil.secure.keys import PublicKey, SiteKey
 from fedveil.secure.terms import SumContext
 
@@ -88,6 +88,8 @@ def unmasked(shares: Iterable[Tensor], context: SumContext) -> Tensor:
     ------
     ReplyError
         If shares are missing, or of another shape.
+    NoReplyError
+        If the masks did not cancel: the numbers are larger than those of any sum.
     """
     result, count = np.zeros(context.terms.dimension, dtype=np.uint64), 0
     for one in shares:
@@ -97,7 +99,10 @@ def unmasked(shares: Iterable[Tensor], context: SumContext) -> Tensor:
         count += 1
     if count != len(context.roster):
         raise ReplyError(f"{count} of {len(context.roster)} shares are there: their sum is random numbers")
-    return torch.from_numpy(result.view(np.int64)).to(torch.float64) * context.terms.grid
+    total = torch.from_numpy(result.view(np.int64)).to(torch.float64)
+    if bool((total.abs() > context.terms.largest(count)).any()):
+        raise NoReplyError("the masks of a sum do not cancel: a site answered another question, or under another key")
+    return total * context.terms.grid
 
 
 def _mask(values: np.ndarray[tuple[int], np.dtype[np.uint64]], key: bytes, *, add: bool) -> None:

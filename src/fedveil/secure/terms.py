@@ -88,6 +88,11 @@ class SumTerms(Parameters):
             raise FieldError("noise_multiplier", self.noise_multiplier, accepted)
 
     @property
+    def text(self) -> str:
+        """All of them, for a site to compare with its own."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @property
     def noise(self) -> WideGaussianNoise:
         """What each site adds, in steps of the grid."""
         return WideGaussianNoise()

@@ -54,6 +54,7 @@ from fedveil.methods.validating import Validation
 from fedveil.secure import Site
 
 _LOG = getLogger("flwr")
+TOLD = "the client failed; its own log says why"  # all that a server reads of an error
 
 
 def _log_failure(partition: int, round_: int, error: Exception) -> None:
@@ -157,10 +158,11 @@ def privacy_mod(
 
     Notes
     -----
-    Under local trust the server is the adversary. What can be checked without data is checked, and refused with its
-    reason, before training code runs; afterwards a client answers with protected releases or, if anything failed, with
+    Under local trust the server is the adversary. What can be checked without data is checked, and refused, before
+    training code runs; afterwards a client answers with protected releases or, if anything failed, with
     a protected zero update. Evaluation is answered without running any code, and other kinds of message are refused.
-    What failed is in the node's log. No text of an exception travels, under either trust model: it can quote data.
+    What failed is in the node's log. No text of an exception travels, under any trust model: it can quote data, or the
+    node's own configuration.
     """
     if _CALLS:
         _CALLS[-1].append(dict(locals()))
@@ -180,8 +182,7 @@ def privacy_mod(
             if refused is not None:
                 return Message(Error(REFUSED, refused), reply_to=message)
         if kind not in (MessageType.TRAIN, MessageType.EVALUATE):
-            with _private():
-                return _called(call_next, message, context)
+            return _called(call_next, message, context)
         if validation is not None:
             explicit = budget is not None or any(f"{PREFIX}{k.replace('_', '-')}" in context.node_config for k in CAPS)
             settled = settings if explicit else replace(settings, budget=None)  # the method's would be of training
@@ -203,7 +204,7 @@ def privacy_mod(
         if kind == MessageType.EVALUATE:
             if side.trust != "central":
                 return Message(write_reply((), layout, settings.partition, side), reply_to=message)
-            with opened(memory, settings, layout, name, ledgers, trainer) as party, _private():
+            with opened(memory, settings, layout, name, ledgers, trainer) as party:
                 content = _report(_called(call_next, message, context), layout, broadcast, party)
             return Message(content, reply_to=message)
         with opened(memory, settings, layout, name, ledgers, trainer) as party:
@@ -221,8 +222,7 @@ def privacy_mod(
                     reply = _within(limit, _noisy(call_next, noise), message, context)
                     found, facts = _read(reply, layout, broadcast)
                 except Exception as error:
-                    with _private():
-                        released = party.fail(broadcast, error)
+                    released = party.fail(broadcast, error)
                 else:
                     released = party.release(found, facts)
                     if side.trust != "central":
@@ -239,21 +239,9 @@ def privacy_mod(
             return answer(message, context, call_next)
         except Exception as error:
             _LOG.error("the client failed", exc_info=error)
-            return Message(Error(FAILED, _told(error)), reply_to=message)
+            return Message(Error(FAILED, TOLD), reply_to=message)
 
     return mod
-
-
-@contextmanager
-def _private() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        raise _PrivateError from error
-
-
-class _PrivateError(Exception):
-    """Stands for what was raised once data may have been touched: its text stays on the node."""
 
 
 def training_source() -> Source:
@@ -288,15 +276,6 @@ def _called(call_next: ClientAppCallable, message: Message, context: Context) ->
     if reply.has_error():
         raise FedVeilError(f"the client answered with error {reply.error.code}: {reply.error.reason}")
     return reply
-
-
-def _told(error: Exception) -> str:
-    """What the server may read of an error: only what FedVeil says of the configuration or of the request itself."""
-    return (
-        f"{type(error).__name__}: {error}"
-        if isinstance(error, FieldError)
-        else "the client failed; its own log says why"
-    )
 
 
 def _within(seconds: float | None, call_next: ClientAppCallable, message: Message, context: Context) -> Message:
