@@ -1685,6 +1685,21 @@ BUGS = (
         "tests/test_attacks_membership.py::test_fedmia_by_hand",
     ),
     _bug(
+        "checks: a parameter's value is not looked at",
+        "checks.py",
+        "if not isinstance(value, others):",
+        "if False:",
+        "tests/test_checks.py::test_a_type_takes_its_range_and_no_more",
+        "tests/test_checks.py::test_a_file_and_python_are_refused_with_the_same_words",
+    ),
+    _bug(
+        "checks: a section's own keys are not looked at",
+        "config/base.py",
+        "in _of_section(type(self)):",
+        "in ():",
+        "tests/test_checks.py::test_a_sections_own_keys_are_checked_by_their_types",
+    ),
+    _bug(
         "audit: the threshold is fitted to the runs that are judged",
         "games/scoring.py",
         'rehearsed = group("rehearsal", True), group("rehearsal", False)',

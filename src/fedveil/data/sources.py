@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from fedveil.data import files
 from fedveil.data.files import find
@@ -18,13 +18,21 @@ if TYPE_CHECKING:
     from fedveil.data.sets import DataSet
 
 
+@runtime_checkable
+class Readable(Protocol):
+    """Options of a source whose examples are made when they are asked for."""
+
+    def read(self) -> DataSet:
+        """The examples."""
+
+
 class Later:
     """A function that is imported, and PyTorch with it, when it is called or its signature is read.
 
     Parameters
     ----------
     place : str
-        ``package.module:function``; or a class, whose fields are the options and whose `read` gives the data set.
+        ``package.module:function``.
     """
 
     def __init__(self, place: str) -> None:
@@ -37,8 +45,7 @@ class Later:
         return function
 
     def __call__(self, **options: Any) -> Any:
-        found = self.__wrapped__(**options)
-        return found.read() if hasattr(found, "read") else found
+        return self.__wrapped__(**options)
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ class SourceInfo:
     description, size, licence : str
         One line each.
     load : callable
-        Returns the DataSet; its keyword parameters are the options.
+        Its keyword parameters are the options: a function that returns the DataSet, or a class whose `read` does.
     prepare : callable or None
         Decodes and caches the set and returns the path, where that is needed.
     prepared : callable or None
@@ -66,7 +73,7 @@ class SourceInfo:
     description: str
     size: str
     licence: str
-    load: Callable[..., DataSet]
+    load: Callable[..., Any]
     prepare: Callable[..., Path] | None = None
     prepared: Callable[[], list[str]] | None = None
     files: tuple[tuple[str, ...], ...] = ()
@@ -173,7 +180,8 @@ def load(name: str, **options: Any) -> DataSet:
     """
     info = _info(name)
     _check(name, info.load, options)
-    return info.load(**options)
+    found: DataSet | Readable = info.load(**options)
+    return found.read() if isinstance(found, Readable) else found
 
 
 def prepare(name: str, **options: Any) -> Path | None:
