@@ -26,7 +26,10 @@ from fedveil_studies.metric_privacy.printed import NOT_INDEPENDENT
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "metric-privacy"
 INFERENCE = RESULTS / "client-inference"
-PAGE = (Path(__file__).resolve().parent.parent / "docs" / "attacks.md").read_text()
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+FIRST = (DOCS / "attacks.md").read_text()
+MORE = ("attack-adversaries", "attack-records", "inversion", "malicious")
+PAGE = "\n".join([FIRST, *((DOCS / f"{name}.md").read_text() for name in MORE)])
 COMMANDS = [line.split("  #")[0].strip() for line in PAGE.splitlines() if line.startswith("    fedveil ")]
 IMAGES = [command for command in COMMANDS if "metric-privacy-cia" in command]
 
@@ -69,7 +72,7 @@ def test_its_command_on_images_is_a_configuration_with_settings(monkeypatch):
 
 
 def test_it_begins_with_what_to_run_and_ends_with_what_was_measured():
-    titles = re.findall(r"^## (.+)$", PAGE, re.MULTILINE)
+    titles = re.findall(r"^## (.+)$", FIRST, re.MULTILINE)
     assert titles[0] == "What to run first"
     assert titles[-1] == "What was measured"
 

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import fedveil as fv
 from fedveil.cli import app
+from mistakes_page import PAGE
 
 TOML = """name = "mine"
 rounds = 1
@@ -587,3 +588,9 @@ def test_a_mistake_is_refused_by_field_value_and_way_out(kind, mistake, tmp_path
 def test_there_are_as_many_mistakes_as_the_registry_promises():
     assert all(len(EVERY[kind]) >= least for kind, least in LEAST.items())
     assert sum(map(len, EVERY.values())) >= 100
+
+
+def test_the_page_on_refusals_has_each_of_them():
+    rows = re.findall(r"^\| (.+?) \| `(.+)` \|$", PAGE.read_text(), re.MULTILINE)
+    known = [mistake for own in EVERY.values() for mistake in own]
+    assert [mistake for mistake, _ in rows] == known, "python tests/mistakes_page.py"
