@@ -156,6 +156,13 @@ def test_options_reach_the_core():
     assert parse(tomllib.loads(config.to_toml())) == config
 
 
+@pytest.mark.parametrize("said", [{}, {"least_sites": 0}, {"least_sites": 3}])
+def test_the_sites_of_a_secure_sum_are_all_clients_unless_fewer_are_named(said):
+    privacy = {"method": "record", "sum": "secure", "noise_multiplier": 1.0, "examples": 9, **said}
+    found = tiny(data={"name": "digits", "clients": 5}, privacy=privacy)
+    assert found.privacy.options["least_sites"] == (said.get("least_sites") or 5)
+
+
 def test_set_takes_toml_values_and_bare_texts():
     values = {"local": {"lr": 1.0}, "compare": {"settings": [{"method": "vanilla"}]}}
     for assignment in (

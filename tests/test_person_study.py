@@ -43,7 +43,7 @@ def test_the_first_images_of_each_writer_are_kept():
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("setting", ["sum", "alone"])
+@pytest.mark.parametrize("setting", ["sum", "secure", "alone"])
 def test_lines_of_one_epsilon_promise_a_writer_the_same(setting):
     planned = Reproduction(study, Choices(seed=1, seeds=1))
     for row, epsilon in (("8", 8.0), ("4", 4.0), ("1", 1.0)):

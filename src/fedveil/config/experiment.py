@@ -48,7 +48,8 @@ def _planned(values: Any) -> Any:
     silos = values.get("clients_per_round") or (data.get("clients") if isinstance(data, Mapping) else None)
     given = {**privacy.get("options", {}), **privacy}
     known = {"rounds": values.get("rounds"), **fitting({"sum": given.get("sum"), "silos": silos, "least_sites": silos})}
-    filled = {k: v for k, v in known.items() if isinstance(v, int) and given.get(k) is None}
+    unsaid = {"rounds": None}  # the sites of a sum are 0 where nobody said how many
+    filled = {k: v for k, v in known.items() if isinstance(v, int) and given.get(k) in (None, unsaid.get(k, 0))}
     return {**values, "privacy": {**privacy, **filled}}
 
 

@@ -37,7 +37,8 @@ def tuned(values: dict[str, Any], scale: ScaleOf, _flags: frozenset[str]) -> Non
         data["most"] = CAP
     plain = privacy["method"] == "vanilla"
     level = "" if plain else f"{privacy['epsilon']:g}"
-    line, known = (scenario, str(images or ""), "" if plain else privacy["sum"], level), _tuned()
+    sum_ = "" if plain else {"secure": "trusted"}.get(privacy["sum"], privacy["sum"])  # as much noise, the same line
+    line, known = (scenario, str(images or ""), sum_, level), _tuned()
     found = known[(*line, str(values["seed"]))] if (*line, str(values["seed"])) in known else known[(*line, "")]
     values["rounds"] = rounds = int(found["rounds"]) if scale.facts.get("chosen", 1) else values["rounds"]
     values["local"]["lr"] = float(found["lr"])

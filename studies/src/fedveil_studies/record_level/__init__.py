@@ -29,7 +29,8 @@ def tuned(values: dict[str, Any], scale: ScaleOf, _flags: frozenset[str]) -> Non
     """Rounds, clip and learning rate that were chosen for this scenario, trust model and epsilon."""
     privacy, scenario = values["privacy"], values["name"].split("-")[0]
     plain = privacy["method"] == "vanilla"
-    line, known = (scenario, *(("", "") if plain else (privacy["sum"], f"{privacy['epsilon']:g}"))), _tuned()
+    sum_ = "" if plain else {"secure": "trusted"}.get(privacy["sum"], privacy["sum"])  # as much noise, the same line
+    line, known = (scenario, sum_, "" if plain else f"{privacy['epsilon']:g}"), _tuned()
     found = known.get((*line, str(values["seed"]))) or known[*line, ""]  # where public images choose, each split's own
     if scale.facts.get("chosen", 1):
         values["rounds"] = int(found["rounds"])
