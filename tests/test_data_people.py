@@ -1,6 +1,7 @@
 """Who owns an example: ids in every loader, dealt out and held out by person, and told to nobody."""
 
 import math
+import traceback
 
 import numpy as np
 import pandas as pd
@@ -79,6 +80,31 @@ def test_folders_a_person(tmp_path):
         load("folder", path=tmp_path, person="folder")
 
 
+@pytest.mark.parametrize("fault", ["damaged", "of another size", "no image", "a folder"])
+def test_a_bad_image_is_named_without_its_person(tmp_path, fault):
+    from PIL import Image
+
+    for person in ("Adam West", "Mary Smith"):
+        folder = tmp_path / "ill" / person
+        folder.mkdir(parents=True)
+        Image.new("L", (4, 4)).save(folder / "1.png")
+    bad = tmp_path / "ill" / "Mary Smith"
+    if fault == "damaged":
+        (bad / "2.png").write_bytes(b"no image")
+    elif fault == "of another size":
+        Image.new("L", (5, 4)).save(bad / "2.png")
+    elif fault == "no image":
+        (bad / "2.txt").write_text("Mary")
+    else:
+        (bad / "2").mkdir()
+    with pytest.raises(FieldError) as refused:
+        load("folder", path=tmp_path, person="folder")
+    assert "ill/person 2/image 2" in str(refused.value)
+    told = "".join(traceback.format_exception(refused.value))
+    assert "Mary" not in told
+    assert "Smith" not in told
+
+
 def test_items_of_a_torch_data_set():
     pairs = torch.utils.data.TensorDataset(torch.rand(6, 3), torch.tensor([0, 1] * 3))
     assert same(from_torch(pairs, people=IDS).group, IDS)
@@ -100,6 +126,13 @@ def test_writers_are_people():
         ["a", math.nan, "b"],
         ["a", "", "b"],
         [1, 2],
+        ["1", "1.0", "2"],
+        ["7", "007", "b"],
+        ["Ann", "bob", "ann"],
+        ["Ann", "bob", "Ann "],
+        ["Zo\u00eb", "bob", "Zoe\u0308"],
+        ["a", " ", "b"],
+        ["a", "NaN", "b"],
         [True, False, True],
         [[1], [2], [3]],
         np.array([1.0, math.nan, 2.0]),
@@ -109,6 +142,11 @@ def test_ids_that_may_be_one_person_or_two_are_refused(ids):
     with pytest.raises(FieldError) as refused:
         people_of("file:id", ids, 3)
     assert refused.value.field.startswith("file:id")
+
+
+def test_long_numbers_and_texts_that_differ_are_different_people():
+    ids = [f"{10**30 + i}" for i in range(2)] + ["1e5x", "a b", "ab", "-1", "1"]
+    assert people_of("id", ids, 7).tolist() == list(range(7))
 
 
 def test_numbers_of_people_tell_nothing_but_who_is_the_same():

@@ -2,9 +2,12 @@
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from sklearn.linear_model import LogisticRegressionCV
+from typer.testing import CliRunner
 
+from fedveil.cli import app
 from fedveil.config import load
 from fedveil.errors import FieldError
 from fedveil.learning import evaluate
@@ -69,3 +72,30 @@ def test_a_setting_that_ends_below_the_public_model_is_named_and_another_is_not(
     assert any(row[0] == "public examples alone" and row[1] == f"{public:.3f}" for row in table.rows)
     assert any("noisy" in note and "gentle" not in note for note in comparison_notes([noisy, gentle]))
     assert np.isfinite(public)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["data.public_examples=400"], 'model.start = "public"'),
+        (PUBLIC, "end below it: in their place take the public model"),
+        ([*PUBLIC, "privacy.epsilon=0.0001"], "take the model of the public examples alone"),
+        (["seed=1"], ""),
+    ],
+)
+@pytest.mark.parametrize("preset", ["digits-record", "digits-person"])
+def test_advice_says_when_to_take_the_public_model(preset, changes, said, tmp_path):
+    (tmp_path / "one.toml").write_bytes(tomli_w.dumps(load(preset, changes).to_dict()).encode())
+    shown = CliRunner().invoke(app, ["advise", str(tmp_path / "one.toml")])
+    assert shown.exit_code == 0, shown.output
+    text = " ".join(shown.output.split())
+    assert said in text
+    assert ("public model" in text or "public examples" in text) == bool(said)
+    assert ('model.start = "public"' in text) == (said == 'model.start = "public"')
+
+
+def test_a_person_level_run_below_the_public_model_is_named(tmp_path):
+    changes = [*PUBLIC, "rounds=3", "privacy.epsilon=0.005"]
+    noisy = run(load("digits-person", changes), setting="noisy")
+    assert below_public([noisy]) == ["noisy"]
+    assert any("noisy" in note and "take that one" in note for note in comparison_notes([noisy]))

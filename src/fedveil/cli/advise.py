@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -110,13 +110,28 @@ def _experiment(name: str, target: Mapping[str, Any], console: Console) -> None:
     if epsilon is None:
         console.print("--epsilon 4, say, ranks what reaches that total for this federation")
         return
-    _show(choices(setup, promise, epsilon, target["examples"], target["dimension"]), delta, console)
+    ranked = choices(setup, promise, epsilon, target["examples"], target["dimension"])
+    _show(ranked, delta, console)
+    if setup.dealt.public is not None:
+        say(console, beside_public(ranked, config.model.start == "public"))
     if found.unit == "record" and any(client.person is not None for client in setup.arguments["clients"]):
         said = 'the data say whose each example is, and this promises single examples: unit = "person" promises people'
         say(console, said)
     if setup.config.publish.metrics != "off" or setup.config.stopping is not None:
         said = "these totals are of the models alone: what [publish] and [stopping] release comes on top"
         say(console, said)
+
+
+def beside_public(ranked: Sequence[Choice], begun: bool) -> str:
+    """What to do where public examples with labels are there; `begun`: whether training begins with their model."""
+    if all(choice.verdict in ("hopeless", "no promise") for choice in ranked):
+        return (
+            "nothing above leaves much to learn: take the model of the public examples alone, which protects everybody"
+        )
+    start = (
+        "" if begun else 'begin with the model of the public examples, which costs nothing: model.start = "public"; '
+    )
+    return f"{start}fedveil compare names settings that end below it: in their place take the public model"
 
 
 def _show(found: tuple[Choice, ...], delta: float, console: Console) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ class _Item:
     label: str
     client: str
     person: str
+    shown: str  # of the file; a person's folder may be a name, and her images are counted
 
 
 def load_folder(
@@ -82,9 +84,9 @@ def load_folder(
         raise MissingDataError("data.path", str(root), "is no folder: give one that holds a folder a class")
     halves = [_items(half, layout == "clients", max_images, absent, bool(person)) for half in _halves(root)]
     names = _classes(root, [item for half in halves for item in half], classes, absent)
-    stacking, first = Stacking(mode, wanted, max_pixels, limit / sum(map(len, halves))), halves[0][0].file
-    like = (str(first.relative_to(root)), first)
-    decoded = [stacking.stack(((str(item.file), item.file) for item in half), len(half), like) for half in halves]
+    stacking, first = Stacking(mode, wanted, max_pixels, limit / sum(map(len, halves))), halves[0][0]
+    like = (first.shown if person else str(first.file.relative_to(root)), first.file)
+    decoded = [stacking.stack(((item.shown, item.file) for item in half), len(half), like) for half in halves]
     labels = [torch.tensor([names.index(item.label) for item in half], dtype=torch.int64) for half in halves]
     test: tuple[Tensor | None, Tensor | None] = (None, None)
     if len(halves) > 1:
@@ -143,20 +145,23 @@ def _items(half: Path, with_clients: bool, max_images: int, absent: Sequence[str
         for group in groups:
             owners = _folders(group) if people else [group]
             inside = [(owner, p) for owner in owners for p in sorted(owner.iterdir()) if not _clutter(p)]
+            counts = Counter[Path]()
             if people and (stray := next((p for p in sorted(group.iterdir()) if p.suffix.lower() in SUFFIXES), None)):
                 raise FieldError(str(group), stray.name, "images must lie in one folder a person, below their class")
             if not inside and not with_clients and group.name not in absent:
                 raise FieldError(str(group), "no image", "is empty: remove the folder, or list it in data.absent")
             for owner, file in inside:
+                counts[owner] += 1
+                shown = f"{group}/person {len(counts)}/image {counts[owner]}{file.suffix}" if people else str(file)
                 if file.is_dir():
                     other = "" if with_clients else '; where the upper folders are clients, write layout = "clients"'
                     other += "" if people else '; where the lower ones are patients, person = "folder"'
                     accepted = f"is a folder: images lie in {how}. Give data.path at the right level{other}"
-                    raise FieldError("data.path", str(file), accepted)
+                    raise FieldError("data.path", shown, accepted)
                 if file.suffix.lower() not in SUFFIXES or not file.is_file():
-                    raise FieldError(str(file), file.suffix, f"is no image: {', '.join(SUFFIXES)} may stand here")
+                    raise FieldError(shown, file.suffix, f"is no image: {', '.join(SUFFIXES)} may stand here")
                 site = client.name if with_clients else ""
-                found.append(_Item(file, group.name, site, f"{site}/{owner.name}" if people else ""))
+                found.append(_Item(file, group.name, site, f"{site}/{owner.name}" if people else "", shown))
             if len(found) > max_images:
                 raise FieldError(str(half), f"over {max_images} images", "raise data.max_images if it is meant")
     if not found:

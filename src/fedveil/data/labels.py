@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from decimal import Decimal, InvalidOperation
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 import torch
@@ -13,6 +16,7 @@ from torch import Tensor
 from fedveil.errors import FieldError, require_count
 
 Array = NDArray[Any]
+_MISSING = ("", "nan", "none", "null", "na", "n/a", "<na>", "nat")  # texts that readers make of an empty cell
 
 
 def count_classes(labels: Mapping[str, Array], declared: int = 0, absent: Sequence[int] = ()) -> int:
@@ -108,15 +112,17 @@ def people_of(name: str, values: Sequence[Any] | Array, examples: int) -> Tensor
     Raises
     ------
     FieldError
-        For another length, an id that is missing, or numbers beside texts: ``1`` and ``"1"`` may be one person, or two.
-        No id is shown: it may be a name.
+        For another length, an id that is missing, numbers beside texts, or texts that differ by chance: ``1`` and
+        ``"1"``, ``"7"`` and ``"007"``, ``"Ann"`` and ``"ann "`` may be one person, or two. No id is shown: it may be a
+        name.
     """
     given = values.tolist() if hasattr(values, "tolist") else list(values)
     if len(given) != examples:
         accepted = f"must be one id for each of the {examples} examples"
         raise FieldError(name, f"{len(given)} ids", accepted)
     for row, value in enumerate(given):
-        if value is None or value != value or value == "" or isinstance(value, list):
+        text = value.strip().casefold() if isinstance(value, str) else value
+        if text is None or text != text or text in _MISSING or isinstance(value, list):
             accepted = "must not be empty: whose example it is decides what protects it. Fill it in or remove the row"
             raise FieldError(f"{name}[{row}]", "missing", accepted)
     kinds = {type(value).__name__ for value in given}
@@ -124,7 +130,26 @@ def people_of(name: str, values: Sequence[Any] | Array, examples: int) -> Tensor
         accepted = "must be whole numbers alone or texts alone; numbers with a point come of rows without an id"
         raise FieldError(name, " and ".join(sorted(kinds)), accepted)
     numbers: dict[Any, int] = {}
-    return torch.tensor([numbers.setdefault(value, len(numbers)) for value in given], dtype=torch.int64)
+    spelt: dict[Any, Any] = {}
+    for row, value in enumerate(given):
+        if spelt.setdefault(_plain(value), value) != value:
+            accepted = (
+                "is like another one but for case, spaces, accents' form or how a number is written: one person, "
+            )
+            raise FieldError(f"{name}[{row}]", "an id", accepted + "or two? Write each person's id in one way")
+        numbers.setdefault(value, len(numbers))
+    return torch.tensor([numbers[value] for value in given], dtype=torch.int64)
+
+
+def _plain(value: Any) -> Any:
+    """An id without what may differ by chance: two that agree in it may be one person."""
+    if not isinstance(value, str):
+        return value
+    text = " ".join(normalize("NFKC", value).casefold().split())
+    with suppress(InvalidOperation):
+        number = Decimal(text)
+        return number if number.is_finite() else text
+    return text
 
 
 def _bounds(name: str, values: Array, declared: int) -> None:

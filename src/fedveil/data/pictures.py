@@ -82,7 +82,11 @@ def decode(
         raise
     except Exception as error:  # damaged files make decoders raise nearly anything
         kinds = ", ".join((*_FORMATS, "DICOM"))
-        raise FieldError(name, type(error).__name__, f"cannot be read as {kinds}: {error}") from error
+        text, hidden = str(error), isinstance(source, Path) and name != str(source)  # a path may name a person
+        text = text.replace(str(source), name) if hidden else text
+        raise FieldError(name, type(error).__name__, f"cannot be read as {kinds}: {text}") from (
+            None if hidden else error
+        )
 
 
 @dataclass(frozen=True)
