@@ -15,9 +15,8 @@ from fedveil.cli import app
 from fedveil.config import load, presets
 from fedveil.config.first import first_config
 from fedveil.errors import FieldError
-from fedveil.report.audit_headline import folded
+from fedveil.report.audit_headline import answered, folded
 from fedveil.report.table import Table, write
-from fedveil.report.words import answered
 from fedveil.runs.runner import Silent, run
 
 X = torch.randn(80, 4, generator=torch.Generator().manual_seed(0))

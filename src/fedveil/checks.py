@@ -31,6 +31,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 _signature = cache(signature)
 Require = Callable[[str, Any], object]
+FieldRule = tuple[str, tuple[type, ...], Require]  # of a field: what passes unseen, and what refuses the rest
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,7 @@ class Parameters:
     def __post_init__(self) -> None:
         """Check the values. A subclass with rules between its fields calls this first."""
         kind: Any = type(self)
-        for name, require in _of_dataclass(kind):
-            require(name, getattr(self, name))
+        check_values(self, _of_dataclass(kind))
 
 
 def suggesting(function: Callable[P, R]) -> Callable[P, R]:
@@ -112,28 +112,29 @@ def refuse_unknown(function: Callable[..., Any], named: Mapping[str, Any]) -> No
             raise FieldError(name, type(value).__name__, f"is no argument; {accepted}")
 
 
-def checks_of(hints: Iterable[tuple[str, Any]]) -> list[tuple[str, Require]]:
+def check_values(owner: object, rules: Iterable[FieldRule], section: str = "") -> None:
+    """Refuse a value of an object's fields that its type does not allow; the error names it within the section."""
+    for name, others, require in rules:
+        value = getattr(owner, name)
+        if not isinstance(value, others):
+            require(f"{section}.{name}" if section else name, value)
+
+
+def rules_of(hints: Iterable[tuple[str, Any]]) -> list[FieldRule]:
     """What each field has to pass, from the types of the fields: a `Check` behind ``Annotated``, or a ``Literal``.
 
     In a union, such as ``Positive | None``, a value of another member passes.
     """
-    found: list[tuple[str, Require]] = []
+    found: list[FieldRule] = []
     for name, hint in hints:
         members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         others = tuple(member for member in members if isinstance(member, type))
         for member in members:
-            for check in getattr(member, "__metadata__", ()):
-                if isinstance(check, Check):
-                    found.append((name, partial(_unless, others, check.require)))
+            marks = getattr(member, "__metadata__", ())
+            found += [(name, others, mark.require) for mark in marks if isinstance(mark, Check)]
             if get_origin(member) is Literal:
-                choose = partial(_one_of, get_args(member))
-                found.append((name, partial(_unless, others, choose)))
+                found.append((name, others, partial(_one_of, get_args(member))))
     return found
-
-
-def _unless(others: tuple[type, ...], require: Require, name: str, value: Any) -> None:
-    if not isinstance(value, others):
-        require(name, value)
 
 
 def _one_of(choices: tuple[str, ...], name: str, value: str) -> str:
@@ -141,5 +142,5 @@ def _one_of(choices: tuple[str, ...], name: str, value: str) -> str:
 
 
 @cache
-def _of_dataclass(owner: type[Any]) -> list[tuple[str, Require]]:
-    return checks_of(get_type_hints(owner, include_extras=True).items())
+def _of_dataclass(owner: type[Any]) -> list[FieldRule]:
+    return rules_of(get_type_hints(owner, include_extras=True).items())

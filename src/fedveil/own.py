@@ -302,7 +302,7 @@ class OwnAudit(Judged):
 
     def __str__(self) -> str:
         """The answer, a line an attack, then what was promised beside what was measured."""
-        from fedveil.report.words import answered
+        from fedveil.report.audit_headline import answered
 
         own = [v for v in self.verdicts if v.setting == self.verdicts[-1].setting]
         answer = answered(own[0].setting, own, max(own, key=lambda v: v.point))

@@ -20,6 +20,7 @@ from fedveil.accounting.bounds import (
 )
 from fedveil.accounting.events import Relation
 from fedveil.accounting.meaning import Meaning
+from fedveil.checks import Count, NonNegative, Parameters
 from fedveil.errors import FieldError, require_choice, require_count, require_non_negative
 from fedveil.gdp import rounded_up
 
@@ -28,7 +29,6 @@ Trust = Literal["central", "local", "trusted sum", "secure sum"]
 Status = Literal["formal", "conditional", "heuristic", "none"]
 Scope = Literal["round", "total"]
 
-_CHOICES: dict[str, Any] = {"unit": Unit, "relation": Relation, "trust": Trust, "scope": Scope}
 _SHARED = ("unit", "relation", "trust", "group", "public_size")  # by all guarantees of one total
 _OPTIONAL: dict[str, Any] = {"group": 1, "public_size": None, "hypotheses_apart": None}  # not written at these values
 
@@ -36,7 +36,7 @@ VACUOUS = 20.0  # an epsilon above this is printed, and flagged: it excludes not
 
 
 @dataclass(frozen=True, kw_only=True)
-class Guarantee:
+class Guarantee(Parameters):
     """What is proven about a release, or that nothing is.
 
     Parameters
@@ -79,19 +79,15 @@ class Guarantee:
     trust: Trust
     scope: Scope
     bound: Bound
-    group: int = 1
+    group: Count = 1
     public_size: bool | None = None
-    hypotheses_apart: float | None = None
+    hypotheses_apart: NonNegative | None = None
     conditions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse a guarantee that contradicts itself."""
+        super().__post_init__()
         object.__setattr__(self, "conditions", tuple(self.conditions))
-        for name, kind in _CHOICES.items():
-            require_choice(name, getattr(self, name), get_args(kind))
-        if self.hypotheses_apart is not None:
-            require_non_negative("hypotheses_apart", self.hypotheses_apart)
-        require_count("group", self.group)
         if (self.public_size is not None) != (self.unit in ("record", "person")):
             raise FieldError("public_size", self.public_size, "is stated for records and persons, and only for them")
         if self.conditions and not self.proven:

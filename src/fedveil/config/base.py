@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Self
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fedveil.checks import Require, checks_of
+from fedveil.checks import FieldRule, check_values, rules_of
 from fedveil.config.options import Option, check_options
 from fedveil.errors import FieldError
 
@@ -23,8 +23,7 @@ class Section(BaseModel):
 
     @model_validator(mode="after")
     def _check_values(self) -> Self:
-        for name, require in _of_section(type(self)):
-            require(f"{self.section}.{name}".lstrip("."), getattr(self, name))
+        check_values(self, _of_section(type(self)), self.section)
         return self
 
     def differing(self) -> dict[str, Any]:
@@ -70,9 +69,9 @@ class OpenSection(Section):
 
 
 @cache
-def _of_section(owner: type[Section]) -> list[tuple[str, Require]]:
+def _of_section(owner: type[Section]) -> list[FieldRule]:
     fields = owner.model_fields.items()
-    return checks_of((name, Annotated[i.annotation, *i.metadata] if i.metadata else i.annotation) for name, i in fields)
+    return rules_of((name, Annotated[i.annotation, *i.metadata] if i.metadata else i.annotation) for name, i in fields)
 
 
 def dumps(table: Mapping[str, Any]) -> str:

@@ -6,17 +6,30 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
-from fedveil.attacks.statistics import epsilon_ceiling
+from fedveil.attacks import Participation
+from fedveil.attacks.statistics import Estimate, epsilon_ceiling
 from fedveil.config.world import world_of
 from fedveil.games import Audit
 from fedveil.games.game import Refused
 from fedveil.games.scoring import Scored
 from fedveil.gdp import rounded_down
 from fedveil.report.table import NOTHING, Table
-from fedveil.report.words import answered, in_words
 
 LITTLE = 0.5  # an epsilon: with runs that cannot even prove this much, that has to be said
 MILESTONES = (0.0, 0.5, 1.0, 2.0)
+
+
+def in_words(value: Estimate) -> str:
+    """A figure with its interval."""
+    return f"{value.point:.3f} ({value.low:.2f}-{value.high:.2f})"
+
+
+def answered(label: str, own: Sequence[Participation], best: Participation | None) -> str:
+    """What attacks on a setting found, by the strongest that counts, in a sentence."""
+    if best is None:
+        return f"{label}: open, none of {len(own)} attacks works here even without a defence."
+    answer = "yes" if best.auc.low > 0.5 else "not shown"
+    return f"{label}: {answer}, the strongest attack ({best.attack}) has an AUC of {in_words(best.auc)}."
 
 
 def headline(found: Audit) -> Table | None:

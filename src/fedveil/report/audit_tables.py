@@ -11,9 +11,8 @@ from fedveil.config.world import IN_ITS_PLACE
 from fedveil.games import Audit
 from fedveil.games.scoring import Scored, row_of
 from fedveil.gdp import rounded_down
-from fedveil.report.audit_headline import folded
+from fedveil.report.audit_headline import folded, in_words
 from fedveil.report.table import NOTHING, Table
-from fedveil.report.words import in_words
 
 CEILINGS = (20, 50, 100, 300, 1000)
 SUPPOSED = " *"  # behind the name of an attack on metrics that are not published so

@@ -124,18 +124,18 @@ def _listed() -> Table:
 
     from fedveil.report.table import Table
 
-    files = {one.name: _told(one.module) for one in entry_points(group="fedveil.studies")}
+    files = {one.name: _described(one.module) for one in entry_points(group="fedveil.studies")}
     loaded = sys.modules.get("fedveil_studies.frame.studies")
     if None in files.values() or (loaded and {*loaded.STUDIES} - {*files}):
         from fedveil_studies.frame import find, names
         from fedveil_studies.frame.tables import studies_table
 
         return studies_table({name: find(name) for name in names()})
-    rows = [(name, told["title"], told["source"]) for name, told in sorted(files.items()) if told]
+    rows = [(name, spec["title"], spec["source"]) for name, spec in sorted(files.items()) if spec]
     return Table(("study", "what it is", "source"), rows, wraps=("what it is", "source"))
 
 
-def _told(package: str) -> dict[str, Any] | None:
+def _described(package: str) -> dict[str, Any] | None:
     """What the study.toml of a package says, which is not imported; None where there is none."""
     from importlib.util import find_spec
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
 from fedveil.engines.behaviour import Behaviour
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
-from fedveil.learning import predict
+from fedveil.learning import ClientData, predict
 from fedveil.registry import Registry
 
 BEHAVIOURS: Registry[type[Behaviour]] = Registry("malicious.behaviour", {}, group="fedveil.behaviours")
@@ -77,3 +77,24 @@ def goal_of(behaviour: Behaviour, x: Tensor, y: Tensor) -> Goal | None:
     """What a behaviour wants to be wrong on; None if it only wants to harm."""
     make = getattr(behaviour, "goal", None)
     return None if make is None else make(x, y)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Around(Behaviour):
+    """Another behaviour with something around it: trains on the other's data, and has its goal.
+
+    Parameters
+    ----------
+    of : Behaviour
+        The other; by default one that trains honestly.
+    """
+
+    of: Behaviour = field(default_factory=Behaviour)
+
+    def data(self, data: ClientData, partition: int, round_: int) -> ClientData:
+        """The other behaviour's."""
+        return self.of.data(data, partition, round_)
+
+    def goal(self, x: Tensor, y: Tensor) -> Goal | None:
+        """The other behaviour's, if it has one."""
+        return goal_of(self.of, x, y)

@@ -19,11 +19,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedveil.attacks.poisoning.goal import BEHAVIOURS, Goal, goal_of
+from fedveil.attacks.poisoning.goal import BEHAVIOURS, Around
 from fedveil.checks import NonNegative, Positive
 from fedveil.clipping import clip
-from fedveil.engines.behaviour import Behaviour, Turn
-from fedveil.learning import ClientData
+from fedveil.engines.behaviour import Turn
 from fedveil.mechanisms import keyed_seed
 
 
@@ -36,7 +35,7 @@ def pulled(update: Tensor, kept: Tensor, bound: float) -> Tensor:
 
 @BEHAVIOURS.register("lying-budget")
 @dataclass(frozen=True, eq=False, kw_only=True)
-class LyingBudget(Behaviour):
+class LyingBudget(Around):
     """Send a clipped update with less noise than the method asks for.
 
     Parameters
@@ -51,13 +50,8 @@ class LyingBudget(Behaviour):
 
     clip: Positive
     sigma: NonNegative = 0.0
-    of: Behaviour = field(default_factory=Behaviour)
     seed: int = 0
     bypass: bool = True
-
-    def data(self, data: ClientData, partition: int, round_: int) -> ClientData:
-        """The other behaviour's."""
-        return self.of.data(data, partition, round_)
 
     def model(self, turn: Turn) -> Tensor:
         """The other behaviour's update, clipped, with that noise."""
@@ -67,14 +61,10 @@ class LyingBudget(Behaviour):
         noise = torch.randn(len(update), generator=torch.Generator().manual_seed(key), dtype=update.dtype)
         return turn.start + update + self.sigma * noise
 
-    def goal(self, x: Tensor, y: Tensor) -> Goal | None:
-        """The other behaviour's, if it has one."""
-        return goal_of(self.of, x, y)
-
 
 @BEHAVIOURS.register("pull-reference")
 @dataclass(frozen=True, eq=False, kw_only=True)
-class PullReference(Behaviour):
+class PullReference(Around):
     """Agree on a direction, so that the last global change points there; give all fellows the same instance.
 
     Parameters
@@ -86,14 +76,9 @@ class PullReference(Behaviour):
     """
 
     clip: Positive
-    of: Behaviour = field(default_factory=Behaviour)
     bypass: bool = True
     _kept: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
     _now: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
-
-    def data(self, data: ClientData, partition: int, round_: int) -> ClientData:
-        """The other behaviour's."""
-        return self.of.data(data, partition, round_)
 
     def model(self, turn: Turn) -> Tensor:
         """The start plus C along the agreed direction; the first fellow of a round adds its own update to it."""
@@ -105,7 +90,3 @@ class PullReference(Behaviour):
             kept = self._kept.get("direction", torch.zeros_like(turn.start))
             self._now[now] = self._kept["direction"] = pulled(turn.update, kept, self.clip)
         return turn.start + self._now[now]
-
-    def goal(self, x: Tensor, y: Tensor) -> Goal | None:
-        """The other behaviour's, if it has one."""
-        return goal_of(self.of, x, y)

@@ -8,10 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedveil.attacks.poisoning.goal import BEHAVIOURS, Goal, goal_of
+from fedveil.attacks.poisoning.goal import BEHAVIOURS, Around
 from fedveil.checks import NonNegative, Positive
 from fedveil.engines.behaviour import Behaviour, Turn
-from fedveil.learning import ClientData
 from fedveil.mechanisms import keyed_seed
 
 
@@ -39,7 +38,7 @@ class SignFlip(Behaviour):
 
 @BEHAVIOURS.register("scaling")
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Scaling(Behaviour):
+class Scaling(Around):
     """Scale what another behaviour would send.
 
     Scaling: send a multiple of the trained update, up to replacing the whole mean.
@@ -60,13 +59,8 @@ class Scaling(Behaviour):
         Leave the method's protection (its clipping) out.
     """
 
-    of: Behaviour = field(default_factory=Behaviour)
     factor: Positive | None = None
     bypass: bool = False
-
-    def data(self, data: ClientData, partition: int, round_: int) -> ClientData:
-        """The other behaviour's."""
-        return self.of.data(data, partition, round_)
 
     def model(self, turn: Turn) -> Tensor:
         """The start plus a multiple of the other behaviour's update."""
@@ -74,10 +68,6 @@ class Scaling(Behaviour):
         update = turn.update if sent is None else sent - turn.start
         factor = turn.broadcast.public.cohort / len(turn.fellows) if self.factor is None else self.factor
         return turn.start + update * factor
-
-    def goal(self, x: Tensor, y: Tensor) -> Goal | None:
-        """The other behaviour's, if it has one."""
-        return goal_of(self.of, x, y)
 
 
 def random_vector(length: float, like: Tensor, generator: torch.Generator) -> Tensor:

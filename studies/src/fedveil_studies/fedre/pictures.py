@@ -69,8 +69,8 @@ def recovered(reproduction: Reproduction) -> Figure:
     for row, settings in SHOWN.items():
         for setting in [settings] if isinstance(settings, str) else settings:
             cell = reproduction.cell(SCENARIO, row, setting, reproduction.seeds[0], change="attacked")
-            told = reproduction.study.described
-            columns[f"{told.settings[setting].label}\n{told.rows[row].label}"] = _attacked(cell.config)
+            spec = reproduction.study.described
+            columns[f"{spec.settings[setting].label}\n{spec.rows[row].label}"] = _attacked(cell.config)
     first = next(iter(columns.values()))
     figure = Figure(figsize=(1.7 * (1 + len(columns)), 2.0 * len(first)), layout="constrained")
     axes = figure.subplots(len(first), 1 + len(columns), squeeze=False)

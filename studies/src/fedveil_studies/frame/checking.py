@@ -25,12 +25,12 @@ def check_study(study: Study) -> Study:
     """
     for where, name, known in chain(_names(study), _claims(study), _published(study)):
         require_choice(f"{study.name}, {where}", name, known)
-    told = study.described
-    for change in (*told.changes, *study.changes):
+    spec = study.described
+    for change in (*spec.changes, *study.changes):
         if not re.fullmatch(r"[A-Za-z0-9._-]+", change):  # it ends the name of a configuration
             accepted = "is part of a run's name: letters, digits, dots, dashes and underscores only"
             raise FieldError(f"{study.name}, changes", change, accepted)
-    for kind, field, contents in (("measures", "tables", told.tables), ("curves", "figures", told.figures)):
+    for kind, field, contents in (("measures", "tables", spec.tables), ("curves", "figures", spec.figures)):
         for table, content in contents.items():
             for part in content.parts:
                 for template in part.figures.values():
@@ -45,63 +45,63 @@ Name = tuple[str, str, Iterable[str]]  # where it stands, what it is, and what t
 
 
 def _names(study: Study) -> Iterator[Name]:
-    told = study.described
-    for kind, contents in (("tables", told.tables), ("figures", told.figures)):
+    spec = study.described
+    for kind, contents in (("tables", spec.tables), ("figures", spec.figures)):
         for name, content in contents.items():
             for part in content.parts:
                 yield from ((f"{kind}.{name}.{where}", one, known) for where, one, known in _parts(study, part))
-    for figure, drawn in told.figures.items():
+    for figure, drawn in spec.figures.items():
         if drawn.level is not None:
-            yield f"figures.{figure}.level", drawn.level[0], told.tables
-            yield f"figures.{figure}.level", drawn.level[1], _figures(told.tables[drawn.level[0]])
-    for setting, one in told.settings.items():
+            yield f"figures.{figure}.level", drawn.level[0], spec.tables
+            yield f"figures.{figure}.level", drawn.level[1], _figures(spec.tables[drawn.level[0]])
+    for setting, one in spec.settings.items():
         if one.sigma_of:
-            yield f"settings.{setting}.sigma_of", one.sigma_of, told.settings
-    for reading, other in told.readings.items():
+            yield f"settings.{setting}.sigma_of", one.sigma_of, spec.settings
+    for reading, other in spec.readings.items():
         if other.row:
-            yield f"readings.{reading}.row", other.row, told.rows
-        yield from ((f"readings.{reading}.settings", setting, told.settings) for setting in other.settings)
-    for group in told.judged_on:
+            yield f"readings.{reading}.row", other.row, spec.rows
+        yield from ((f"readings.{reading}.settings", setting, spec.settings) for setting in other.settings)
+    for group in spec.judged_on:
         scale, *readings = group.split(", ")
-        yield "judged_on", scale, told.scales
-        yield from (("judged_on", reading, told.readings) for reading in readings)
-    for note in told.notes:
-        yield from (("notes: beside", name, (*told.tables, *told.figures, *study.pictures)) for name in note.beside)
+        yield "judged_on", scale, spec.scales
+        yield from (("judged_on", reading, spec.readings) for reading in readings)
+    for note in spec.notes:
+        yield from (("notes: beside", name, (*spec.tables, *spec.figures, *study.pictures)) for name in note.beside)
 
 
 def _parts(study: Study, part: Part) -> Iterator[Name]:
-    told = study.described
+    spec = study.described
     for field, names, known in (
-        ("scenarios", part.scenarios, told.scenarios),
-        ("settings", part.settings, told.settings),
-        ("rows", part.rows, told.rows),
-        ("cells", part.cells, {*told.changes, *study.changes, ""}),
+        ("scenarios", part.scenarios, spec.scenarios),
+        ("settings", part.settings, spec.settings),
+        ("rows", part.rows, spec.rows),
+        ("cells", part.cells, {*spec.changes, *study.changes, ""}),
         ("probe", [part.probe] if part.probe else [], study.probes),
     ):
         yield from ((field, name, known) for name in names)
 
 
 def _claims(study: Study) -> Iterator[Name]:
-    told = study.described
-    for claim in told.claims:
+    spec = study.described
+    for claim in spec.claims:
         where = f"claims, {claim.name!r}"
         yield f"{where}: expect", claim.expect, {*JUDGES, *study.judges}
         for table, figure in claim.figures:
-            yield f"{where}: figures", table, told.tables
-            yield f"{where}: figures", figure, _figures(told.tables[table])
-        yield from ((f"{where}: settings", name, told.settings) for name in (claim.first, claim.second) if name)
-        yield from ((f"{where}: answers", name, told.statements) for name in claim.answers)
+            yield f"{where}: figures", table, spec.tables
+            yield f"{where}: figures", figure, _figures(spec.tables[table])
+        yield from ((f"{where}: settings", name, spec.settings) for name in (claim.first, claim.second) if name)
+        yield from ((f"{where}: answers", name, spec.statements) for name in claim.answers)
 
 
 def _published(study: Study) -> Iterator[Name]:
     """Printed figures stand beside ours, or `Described.absent` says why not."""
-    told = study.described
+    spec = study.described
     for table, row, setting, figure in study.published:
-        if table in told.tables:
-            content, where = told.tables[table], f"published.csv, table {table}"
-            yield f"{where}, row", row, _labels(study, content) | {*told.absent}
-            yield f"{where}, setting", setting, told.settings
-            yield f"{where}, figure", figure, _figures(content) | {*told.absent}
+        if table in spec.tables:
+            content, where = spec.tables[table], f"published.csv, table {table}"
+            yield f"{where}, row", row, _labels(study, content) | {*spec.absent}
+            yield f"{where}, setting", setting, spec.settings
+            yield f"{where}, figure", figure, _figures(content) | {*spec.absent}
 
 
 def _figures(content: TableOf) -> set[str]:
@@ -110,12 +110,12 @@ def _figures(content: TableOf) -> set[str]:
 
 def _labels(study: Study, content: TableOf) -> set[str]:
     """Labels of all rows that a table can have."""
-    told, found = study.described, set[str]()
+    spec, found = study.described, set[str]()
     for part in content.parts:
-        for row, of, scenario in product(part.rows or told.rows, part.of, part.scenarios):
-            place = told.scenarios[scenario].label or scenario
+        for row, of, scenario in product(part.rows or spec.rows, part.of, part.scenarios):
+            place = spec.scenarios[scenario].label or scenario
             found |= {
-                part.label.format(row=told.rows[row].label, of=of, scenario=place, setting=setting.label)
-                for setting in told.settings.values()
+                part.label.format(row=spec.rows[row].label, of=of, scenario=place, setting=setting.label)
+                for setting in spec.settings.values()
             }
     return found

@@ -74,41 +74,41 @@ def configuration(
     keys: Mapping[str, Any] | None = None,
 ) -> Config:
     """The configuration of one run; see `Reproduction.cell`."""
-    told, scale = study.described, study.described.scales[choices.scale]
+    spec, scale = study.described, study.described.scales[choices.scale]
     values, parts = scenario_values(study, choices, scenario, row, seed), [scenario, row]
     if draw:
         values["source"] = {"seed": 1000 * (seed + 1) + draw}
     if change and change not in scale.without:
         parts.append(change)
-        put(values, told.changes.get(change, {}))
+        put(values, spec.changes.get(change, {}))
         if change in study.changes:
             study.changes[change](values)
     values["name"] = "-".join(parts)
-    put(values, {**told.settings[setting].set, **(keys or {})})
-    flags = frozenset(flag for name in choices.readings for flag in told.readings[name].flags)
+    put(values, {**spec.settings[setting].set, **(keys or {})})
+    flags = frozenset(flag for name in choices.readings for flag in spec.readings[name].flags)
     for adjust in study.adjusted:
         adjust(values, scale, flags)
-    given = dict(told.settings[setting].privacy)
+    given = dict(spec.settings[setting].privacy)
     if given.get("rounds") == "all":  # of a total over the run, however long it is
         given["rounds"] = values["rounds"]
     for name in choices.readings:
-        given |= told.readings[name].settings.get(setting, {})
-    matched = told.settings[setting].sigma_of
-    forced = {"derived_from": told.settings[matched].label} if matched else {}
+        given |= spec.readings[name].settings.get(setting, {})
+    matched = spec.settings[setting].sigma_of
+    forced = {"derived_from": spec.settings[matched].label} if matched else {}
     return configure(parse(values), setting, Setting.model_validate(given), **forced)
 
 
 def scenario_values(study: Study, choices: Choices, scenario: str, row: str, seed: int) -> dict[str, Any]:
     """The preset with the changes of row, scale and readings, and nothing of the setting."""
-    told, scale = study.described, study.described.scales[choices.scale]
-    values = _loaded(told.scenarios[require_choice("scenario", scenario, told.scenarios)].preset).to_dict()
+    spec, scale = study.described, study.described.scales[choices.scale]
+    values = _loaded(spec.scenarios[require_choice("scenario", scenario, spec.scenarios)].preset).to_dict()
     values.pop("compare", None)
     values |= {"seed": seed, "workers": choices.workers, "device": choices.device}
-    put(values, told.rows[row].set)
+    put(values, spec.rows[row].set)
     put(values, scale.set)
     put(values, scale.present, present=True)
     for name in choices.readings:
-        reading = told.readings[name]
+        reading = spec.readings[name]
         if reading.row in ("", row):
             put(values, reading.set)
             put(values, reading.present, present=True)

@@ -150,8 +150,8 @@ class Finding:
     @property
     def counts(self) -> str:
         """How many rows say what."""
-        told = {v: sum(row.verdict == v for row in self.tested) for v in VERDICTS}
-        return ", ".join(f"{count} {verdict}" for verdict, count in told.items() if count)
+        counted = {v: sum(row.verdict == v for row in self.tested) for v in VERDICTS}
+        return ", ".join(f"{count} {verdict}" for verdict, count in counted.items() if count)
 
     @property
     def causes(self) -> list[str]:

@@ -31,21 +31,26 @@ def claims_page(folder: Path, study: Study) -> str:
     FieldError
         If a file cannot be read.
     """
-    told = study.described
-    every = read_evidence(folder, study) or [Evidence(study, next(iter(told.scales)))]
-    judged = [(claim, *best_of(claim, every)) for claim in told.claims if claim.on == "tables"]
-    lines = [f"# {study.name}: what the paper claims, and what was found", "", f"{told.title}. {told.source}.", ""]
+    spec = study.described
+    every = read_evidence(folder, study) or [Evidence(study, next(iter(spec.scales)))]
+    judged = [(claim, *best_of(claim, every)) for claim in spec.claims if claim.on == "tables"]
+    lines = [
+        f"# {study.name}: what the paper claims, and what was found",
+        "",
+        f"{spec.title}. {spec.source}.",
+        "",
+    ]
     lines += ["Generated from the files beside this page. Settings are paired under the same seeds.", ""]
     lines += [*(f"* {rule}" for rule in RULES), ""]
-    where = "; ".join(told.judged_on) or "as they come"
+    where = "; ".join(spec.judged_on) or "as they come"
     lines += [
         "A claim about several rows is judged by their mean, unless one contradicts, on the first of these groups "
         f"that has the runs: {where}. *Cause*: what stands behind the verdict. "
         "*Other runs*: verdicts of the other groups.",
         "",
     ]
-    if told.statements:
-        lines += [f"{'; '.join(f'**{name}** {text}' for name, text in told.statements.items())}.", ""]
+    if spec.statements:
+        lines += [f"{'; '.join(f'**{name}** {text}' for name, text in spec.statements.items())}.", ""]
     for evidence in every:
         versions = sorted({v for r in evidence.results.values() if r.values for v in r.numerics or FIRST})
         if len(versions) > 1:
@@ -54,7 +59,7 @@ def claims_page(folder: Path, study: Study) -> str:
     ours = [_claim_row(*one) for one in judged if not one[0].asked]
     for title, rows in (("What the paper claims", asked), ("Questions of ours", ours)):
         lines += Table(HEADER, rows, title).markdown() if rows else []
-    on_audits = [claim for claim in told.claims if claim.on == "audits"]
+    on_audits = [claim for claim in spec.claims if claim.on == "audits"]
     audits = read_audits(folder, study) if on_audits else []
     if audits:
         lines += _audited(on_audits, audits)
@@ -130,13 +135,13 @@ def _row_by_row(study: Study, judged: Sequence[Judged]) -> list[str]:
             if finding is not first and len(labels) > 2:
                 continue
             for label in labels:
-                told = {
+                said = {
                     row.column: f"{MARKS[row.verdict]} {row.why or row.text}"
                     for row in every
                     if label in ("", row.label)
                 }
                 name = ", ".join(filter(None, [claim.name, label]))
-                lines.append([name, finding.title, *(told.get(column, "") for column in columns)])
+                lines.append([name, finding.title, *(said.get(column, "") for column in columns)])
     if not lines:
         return []
     legend = ", ".join(f"{mark} {verdict}" for verdict, mark in MARKS.items())

@@ -43,25 +43,25 @@ class Reproduction:
     """
 
     def __init__(self, study: Study, choices: Choices | None = None) -> None:
-        told, choices = study.described, choices or Choices()
-        scale = choices.scale or next(iter(told.scales))
-        require_choice("--scale", scale, told.scales)
+        spec, choices = study.described, choices or Choices()
+        scale = choices.scale or next(iter(spec.scales))
+        require_choice("--scale", scale, spec.scales)
         for option, names, known in (
-            ("--row", choices.rows, told.rows),
-            ("--reading", choices.readings, told.readings),
+            ("--row", choices.rows, spec.rows),
+            ("--reading", choices.readings, spec.readings),
         ):
             for name in names:
                 require_choice(option, name, known)
-        readings = tuple(name for name in told.readings if name in choices.readings)
+        readings = tuple(name for name in spec.readings if name in choices.readings)
         device = resolve_device(choices.device)
         self.study, self.choices = study, replace(choices, scale=scale, readings=readings, device=device)
-        chosen = choices.rows or [name for name, row in told.rows.items() if not row.extra]
-        self.rows = tuple(name for name in told.rows if name in chosen)
+        chosen = choices.rows or [name for name, row in spec.rows.items() if not row.extra]
+        self.rows = tuple(name for name in spec.rows if name in chosen)
         own = range(choices.seed, choices.seed + choices.seeds)
         self.seeds = tuple(sorted({*own, *choices.more_seeds}))
         self.tables, self.figures = (
             {name: content.title for name, content in every.items() if self._fits(content)}
-            for every in (told.tables, told.figures)
+            for every in (spec.tables, spec.figures)
         )
         self.figures |= {name: (drawn.__doc__ or name).split("\n")[0] for name, drawn in study.pictures.items()}
         self._cells: dict[Hashable, Cell] = {}
@@ -175,10 +175,10 @@ class Reproduction:
 
     def notes(self, names: Sequence[str]) -> list[str]:
         """What has to be said beside these tables and figures."""
-        told, chosen = self.study.described, self.choices
+        spec, chosen = self.study.described, self.choices
         found = [f"scale {chosen.scale}: {self.scale.what}", *([self.scale.also] if self.scale.also else [])]
-        found += [f"reading {name}: {told.readings[name].what}" for name in chosen.readings]
-        return found + [note.text for note in told.notes if not note.beside or {*note.beside} & {*names}]
+        found += [f"reading {name}: {spec.readings[name].what}" for name in chosen.readings]
+        return found + [note.text for note in spec.notes if not note.beside or {*note.beside} & {*names}]
 
     def _planned(self, kind: str, place: Mapping[str, Any], row: str, published: Published | None) -> Measurement:
         text = place["part"].figures[place["figure"]].format(of=place["of"])
@@ -187,15 +187,18 @@ class Reproduction:
 
     def _places(self, content: TableOf) -> Iterator[dict[str, Any]]:
         """Every line in the order that the content wants, parts in theirs: the part, names by axis, labels of names."""
-        told = self.study.described
+        spec = self.study.described
         for part in content.parts:
             rows = [row for row in part.rows or self.rows if row in self.rows]
-            settings = part.settings or [name for name, setting in told.settings.items() if not setting.extra]
+            settings = part.settings or [name for name, setting in spec.settings.items() if not setting.extra]
             axes = {"scenario": part.scenarios, "setting": settings, "row": rows, "of": part.of, "figure": part.figures}
             for names in product(*(axes[axis] for axis in content.order)):
                 place: dict[str, Any] = dict(zip(content.order, names, strict=True))
-                labels = {"row": told.rows[place["row"]].label, "setting": told.settings[place["setting"]].label}
-                labels["scenario"] = told.scenarios[place["scenario"]].label or place["scenario"]
+                labels = {
+                    "row": spec.rows[place["row"]].label,
+                    "setting": spec.settings[place["setting"]].label,
+                }
+                labels["scenario"] = spec.scenarios[place["scenario"]].label or place["scenario"]
                 yield {"part": part, "labels": labels, **place}
 
     def _repetitions(self, place: Mapping[str, Any]) -> tuple[Repetition, ...]:
@@ -242,10 +245,10 @@ class Selection:
         """
         if not tables and not figures:
             return cls(tuple(study.tables), tuple(study.figures))
-        told, found = study.study.described, []
+        spec, found = study.study.described, []
         for option, names, every, own in (
-            ("--table", tables, told.tables, study.tables),
-            ("--figure", figures, told.figures, study.figures),
+            ("--table", tables, spec.tables, study.tables),
+            ("--figure", figures, spec.figures, study.figures),
         ):
             by_name = {_plain(name): name for name in (*every, *own)}
             chosen = dict.fromkeys(by_name.get(_plain(name), name) for name in names)

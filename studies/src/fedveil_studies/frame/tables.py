@@ -71,14 +71,14 @@ def studies_table(studies: Mapping[str, Study]) -> Table:
 
 def contents_tables(study: Study) -> list[Table]:
     """What a study holds: tables and figures, rows, readings and scales."""
-    told = study.described
-    every = [("--table", n, c.title) for n, c in told.tables.items()]
-    every += [("--figure", n, c.title) for n, c in told.figures.items()]
+    spec = study.described
+    every = [("--table", n, c.title) for n, c in spec.tables.items()]
+    every += [("--figure", n, c.title) for n, c in spec.figures.items()]
     titles = Table(("", "number", "what it shows"), every, wraps=("what it shows",))
-    changed = [(n, r.label, ", ".join(f"{k} = {_plain(v)}" for k, v in r.set.items())) for n, r in told.rows.items()]
+    changed = [(n, r.label, ", ".join(f"{k} = {_plain(v)}" for k, v in r.set.items())) for n, r in spec.rows.items()]
     rows = Table(("--row", "name", "what it sets"), changed, wraps=("what it sets",))
-    scales = Table(("--scale", "what it is"), [(n, s.what) for n, s in told.scales.items()], wraps=("what it is",))
-    readings = [(n, r.what) for n, r in told.readings.items()]
+    scales = Table(("--scale", "what it is"), [(n, s.what) for n, s in spec.scales.items()], wraps=("what it is",))
+    readings = [(n, r.what) for n, r in spec.readings.items()]
     return [titles, rows, Table(("--reading", "what it changes"), readings, wraps=("what it changes",)), scales]
 
 

@@ -32,8 +32,8 @@ def tell_how_many(values: dict[str, Any], _scale: ScaleOf, _flags: frozenset[str
     f = round(values["malicious"]["share"] * n)
     if "nnm" in rule:
         rule["nnm"] = f
-    told = {"trimmed-mean": {"fraction": (f + 0.5) / n}, "multi-krum": {"malicious": f, "selected": n - f}}
-    rule |= told.get(rule["name"], {"malicious": f} if rule["name"] in ("krum", "bulyan") else {})
+    counts = {"trimmed-mean": {"fraction": (f + 0.5) / n}, "multi-krum": {"malicious": f, "selected": n - f}}
+    rule |= counts.get(rule["name"], {"malicious": f} if rule["name"] in ("krum", "bulyan") else {})
 
 
 @study.probe("selection")
