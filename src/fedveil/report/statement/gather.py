@@ -145,8 +145,12 @@ def _audit(folder: Path, drawn: dict[str, bytes] | None) -> dict[str, Any]:
 def _canaries(file: Path) -> dict[str, Any]:
     """What `fedveil verify --canaries` measured of methods as they are; settings with a planted bug name it."""
     values = _json(file)
-    honest = [one for one in values["verdicts"] if ": " not in one["setting"]]
+    honest = [{**one, "details": _shown(one)} for one in values["verdicts"] if ": " not in one["setting"]]
     return {"game": "canaries", "canaries": values["canaries"], "results": honest}
+
+
+def _shown(verdict: Mapping[str, Any]) -> dict[str, float]:
+    return {name: verdict["details"][name] for name in ("declared", "ceiling") if name in verdict["details"]}
 
 
 def read_people(file: Path | None) -> dict[str, Any]:

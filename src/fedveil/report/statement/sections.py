@@ -67,7 +67,7 @@ def unit_of(promises: Mapping[str, Promises]) -> ReportSection:
             if conditions := promise.get("conditions"):
                 lines.append(Fact(f"{label}: holds if", "; and if ".join(conditions)))
     header = ("setting", "party", "unit", "status", "neighbours", "largest epsilon of anyone", "attacker is right")
-    return ReportSection("unit", lines, [Grid("", header, rows)] * bool(rows))
+    return ReportSection("unit", list(dict.fromkeys(lines)), [Grid("", header, rows)] * bool(rows))
 
 
 def _trust(runs: Mapping[str, Sequence[Run]], people: Mapping[str, Any]) -> ReportSection:
@@ -93,7 +93,10 @@ def unprotected_quantities(runs: Sequence[Run]) -> list[Fact]:
     clear = any(v["trust"] == "central" for v in values)
     counts = ["numbers of records of each silo are taken as public"] * sizes
     counts += ["the server is told each client's number of examples"] * clear
-    alone = {v["engine"] for v in values} == {"local"}
+    engines = {v["engine"] for v in values}
+    kept = {"local": "stay in the run's folder, which is private", "flower": "stay in the log of the node that failed"}
+    if not published and "local" not in engines and not clear:
+        published["none: under this trust nodes answer no question about metrics"] = None
     failed = sum(v["replies"][kind] for v in values for kind in ("failed", "invalid", "refused"))
     scale = any(run.worst["status"] == "heuristic" for run in runs)
     bad = [m for v in values if (m := v.get("malicious")) and m.get("unprotected")]
@@ -102,7 +105,7 @@ def unprotected_quantities(runs: Sequence[Run]) -> list[Fact]:
         Fact.of("counts of examples", *counts),
         Fact("replies", f"the server sees who answers, fails or refuses ({failed} times here)"),
         Fact("timing", "when a client answers is not hidden"),
-        Fact.of("logs", "texts of failures stay in the run's folder, which is private" if alone else None),
+        Fact.of("logs", *(f"texts of failures {kept[engine]}" for engine in sorted(engines & kept.keys()))),
         Fact.of("ledgers", "a heuristic's scale follows private values: keep its ledgers private" if scale else None),
         *[Fact("clients beyond the promise", f"malicious clients {m['clients']}: they went around it") for m in bad],
         Fact("this report", "its accuracies, curves and audits carry no noise: handing it on releases them"),
