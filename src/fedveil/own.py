@@ -414,7 +414,6 @@ class LossView:
         return [kind.name for kind in self._kinds]
 
     def __call__(self, seen: Seen) -> dict[str, float]:
-        """One round."""
         if self._known is None:
             learner, outsider = seen.federation.learner, None if self._reference is None else seen.broadcast.models[0]
             loss = learner.local.loss

@@ -58,7 +58,6 @@ class Admission:
     dataset: str | None = None
 
     def __post_init__(self) -> None:
-        """Check all."""
         for name in ("apps", "signers", "projects", "federations", "accounts", "runs"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, names_of(name, getattr(self, name)))

@@ -100,7 +100,6 @@ class Mixture(Parameters):
     probabilities: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Check all."""
         super().__post_init__()
         for value in (*self.sensitivities, *self.probabilities):
             require_non_negative("mixture", value)
@@ -126,7 +125,6 @@ class Poisson:
     event: Gaussian | Laplace
 
     def __post_init__(self) -> None:
-        """Check both."""
         if require_positive("rate", self.rate) > 1:
             raise FieldError("rate", self.rate, "must be in (0, 1]")
         _inner("Poisson", self.event, (Gaussian, Laplace))
@@ -149,7 +147,6 @@ class FixedSize:
     event: Gaussian
 
     def __post_init__(self) -> None:
-        """Check all."""
         if require_count("sample", self.sample) > require_count("population", self.population):
             raise FieldError("sample", self.sample, f"must be at most the population of {self.population}")
         _inner("FixedSize", self.event, (Gaussian,))

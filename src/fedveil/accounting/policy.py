@@ -62,7 +62,6 @@ class Limits:
     participations: int | None = None
 
     def __post_init__(self) -> None:
-        """Check all."""
         for name in ("mu", "record_mu", "record_epsilon", "person_mu", "person_epsilon", "leakage"):
             if getattr(self, name) is not None:
                 _number(name, getattr(self, name), require_positive)
@@ -136,7 +135,6 @@ class Policy:
     node: Admission | None = None
 
     def __post_init__(self) -> None:
-        """Check all."""
         given = {f.name: getattr(self, f.name) for f in fields(self)}
         given = {f.name: given[f.name] for f in fields(self) if f.default is not None or given[f.name] is not None}
         for name, known in (("trust", get_args(Trust)), ("methods", None), ("relations", FACTOR)):

@@ -36,7 +36,6 @@ class Release:
     name: str = ""
 
     def __post_init__(self) -> None:
-        """Check the kind."""
         from torch import Tensor
 
         require_choice("kind", self.kind, get_args(Kind))

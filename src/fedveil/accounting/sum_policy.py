@@ -32,7 +32,6 @@ class SumPolicy:
     attempts: int = 3
 
     def __post_init__(self) -> None:
-        """Check all."""
         for key in (peers := names_of("peers", self.peers)):
             if len(key) != 64 or not set(key) <= set("0123456789abcdef"):
                 raise FieldError("peers", key, "must be public keys of 64 hexadecimal digits (fedveil keys show)")

@@ -190,7 +190,6 @@ class WeightedMean(Aggregator):
     linear: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Check both."""
         super().__post_init__()
         if self.max_examples is not None and self.weighting == "uniform":
             raise FieldError("max_examples", self.max_examples, 'is for weighting="examples"; leave it out')
@@ -225,7 +224,6 @@ class WeightedMean(Aggregator):
         return counted if self.max_examples is None else counted.clamp(max=self.max_examples)
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """Weighted sum."""
         return weighted_sum(updates, weights)
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float:

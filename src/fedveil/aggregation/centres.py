@@ -49,7 +49,6 @@ class GeometricMedian(Aggregator):
     iterations: Count = 200
 
     def bears(self, n: int) -> int:
-        """Less than half."""
         return (n - 1) // 2
 
     def shares(self, updates: Tensor, weights: Tensor) -> Tensor:
@@ -108,7 +107,6 @@ class CentredClipping(Aggregator):
     centre: Tensor | None = field(default=None, init=False, compare=False, repr=False)
 
     def init(self, dimension: int, dtype: torch.dtype) -> Centre:
-        """The centre 0."""
         return Centre(torch.zeros(dimension, dtype=dtype))
 
     def for_round(self, state: Centre, source: Source, public_update: Tensor | None = None) -> CentredClipping:

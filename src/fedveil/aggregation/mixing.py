@@ -32,17 +32,14 @@ class Mixing(Aggregator):
 
     @property
     def identity_step(self) -> bool:  # type: ignore[override]
-        """The inner rule's."""
         return self.inner.identity_step
 
     @property
     def needs(self) -> frozenset[str]:
-        """The inner rule's."""
         return self.inner.needs
 
     @property
     def least(self) -> int:
-        """The inner rule's."""
         return self.inner.least
 
     def init(self, dimension: int, dtype: torch.dtype) -> Any:
@@ -54,7 +51,6 @@ class Mixing(Aggregator):
         return self._filled(inner=self.inner.for_round(state, source, public_update))
 
     def step(self, model: Tensor, update: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """The inner rule's."""
         return self.inner.step(model, update, state)
 
     @abstractmethod

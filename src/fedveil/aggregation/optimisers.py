@@ -81,7 +81,6 @@ class FedAvgM(WeightedMean):
     identity_step: ClassVar[bool] = False
 
     def init(self, dimension: int, dtype: torch.dtype) -> MomentumState:
-        """No velocity."""
         return MomentumState(torch.zeros(dimension, dtype=dtype))
 
     def step(self, model: Tensor, update: Tensor, state: MomentumState) -> tuple[Tensor, MomentumState]:
@@ -120,7 +119,6 @@ class _Adaptive(WeightedMean):
     identity_step: ClassVar[bool] = False
 
     def init(self, dimension: int, dtype: torch.dtype) -> AdaptiveState:
-        """Zero moments."""
         return AdaptiveState(torch.zeros(dimension, dtype=dtype), torch.zeros(dimension, dtype=dtype))
 
     def step(self, model: Tensor, update: Tensor, state: AdaptiveState) -> tuple[Tensor, AdaptiveState]:

@@ -38,7 +38,6 @@ class FedMedian(Aggregator):
         return middle_mean(updates, (len(updates) - 1) // 2)
 
     def bears(self, n: int) -> int:
-        """Less than half."""
         return (n - 1) // 2
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float:
@@ -73,7 +72,6 @@ class TrimmedMean(Aggregator):
     columnwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Check the share."""
         if require_non_negative("fraction", self.fraction) >= 0.5:
             raise FieldError("fraction", self.fraction, "must be in [0, 0.5): something has to be left")
 

@@ -32,7 +32,6 @@ class Updates:
         self._unclipped = self
 
     def __len__(self) -> int:
-        """How many."""
         return len(self._models)
 
     def clipped(self, bound: float) -> Updates:

@@ -64,7 +64,6 @@ class ThreatModel:
     lacking: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse unknown words."""
         for word in sorted({*self.capabilities, *self.lacking}):
             if word not in CAPABILITIES:
                 raise FieldError("capabilities", word, nearest(word, CAPABILITIES))
@@ -104,7 +103,6 @@ class Observation:
     sent: Tensor = field(default_factory=lambda: torch.zeros(0, 0, 0))
 
     def __post_init__(self) -> None:
-        """Check the shapes."""
         if self.models.dim() != 3 or len(self.models) < 2:
             raise FieldError("models", tuple(self.models.shape), "must be [rounds + 1, hypotheses, d]")
         if self.published and len(self.published) != self.rounds:
@@ -175,7 +173,6 @@ class ServerView:
         self.received: list[Received] = []
 
     def __call__(self, seen: Seen) -> dict[str, float]:
-        """Keep a round."""
         number, starts = seen.broadcast.public.round, seen.broadcast.models
         if self._rounds is not None and number > self._rounds:
             return {}

@@ -77,7 +77,6 @@ class Verdict:
     notes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        """Check the interval."""
         if not isfinite(self.point) or not self.low <= self.point <= self.high:
             raise FieldError("point", self.point, f"must be finite and lie in its interval [{self.low}, {self.high}]")
         if self.n < 1:

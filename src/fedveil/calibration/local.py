@@ -72,7 +72,6 @@ class AlignmentLDP(Parameters):
     clip: Positive
 
     def __post_init__(self) -> None:
-        """Check all."""
         super().__post_init__()
         if self.epsilon_max < self.epsilon_min:
             raise FieldError("epsilon_max", self.epsilon_max, f"must be at least epsilon_min = {self.epsilon_min}")

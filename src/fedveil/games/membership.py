@@ -62,7 +62,6 @@ class MembershipView:
         return setup.config.rounds * (len(setup.dealt.clients) + 1), 0
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
-        """One round."""
         self._globals.append(seen.models[0])
         self._view(seen)
         return {}

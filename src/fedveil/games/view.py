@@ -73,7 +73,6 @@ class ParticipationView:
         return kept, own * _epochs(setup)
 
     def __call__(self, seen: Seen) -> dict[str, float]:
-        """One round."""
         starts, rows = seen.broadcast.models, []
         for partition in self._shares.adversaries:
             model = model_of(seen.received[partition]) if partition in seen.received else None

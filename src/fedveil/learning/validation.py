@@ -36,7 +36,6 @@ class Offence:
     problem: str
 
     def __str__(self) -> str:
-        """One line."""
         return f"{self.name or 'the model'} ({self.kind}) {self.problem}"
 
 

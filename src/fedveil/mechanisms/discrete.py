@@ -36,7 +36,6 @@ class DiscreteGaussianNoise:
     sigma: int
 
     def __post_init__(self) -> None:
-        """Check the range."""
         if require_count("sigma", self.sigma) > LARGEST:
             raise FieldError("sigma", self.sigma, f"must be at most {LARGEST}: choose a coarser grid")
 

@@ -50,7 +50,6 @@ class GaussianNoise:
     sigma: float
 
     def __post_init__(self) -> None:
-        """Check the scale."""
         require_positive("sigma", self.sigma)
 
     def sample(self, size: int, *, source: Source, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -99,7 +98,6 @@ class EuclideanLaplaceNoise:
     epsilon: float
 
     def __post_init__(self) -> None:
-        """Check the scale."""
         require_positive("epsilon", self.epsilon)
 
     def sample(self, size: int, *, source: Source, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -170,7 +170,6 @@ class NoSource(Source):
     deployable = True
 
     def child(self, *key: Key) -> NoSource:
-        """Itself."""
         return self
 
     def uniform(self, size: int) -> Tensor:
@@ -178,7 +177,6 @@ class NoSource(Source):
         raise self._refusal()
 
     def normal(self, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
-        """Refuse."""
         raise self._refusal()
 
     def bits(self, size: int) -> Tensor:

@@ -120,7 +120,6 @@ class CentralNoise(Parameters, ABC):
 
     @property
     def rule(self) -> Aggregator:
-        """The rule inside."""
         return self.aggregator
 
     @property

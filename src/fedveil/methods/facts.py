@@ -62,7 +62,6 @@ class Broadcast:
     public: PublicFacts
 
     def __post_init__(self) -> None:
-        """Check the shape."""
         if self.models.dim() != 2:
             raise FieldError("models", tuple(self.models.shape), "a broadcast holds [k, d]")
 

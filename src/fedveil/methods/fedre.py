@@ -89,7 +89,6 @@ class FedRE(Parameters):
         return frozenset({"layer_scores" if self.scores == "private" else "public_layer_scores"})
 
     def __post_init__(self) -> None:
-        """Check all."""
         super().__post_init__()
         if self.split == "size" and self.scores != "public":
             accepted = "is the shortest noise at the sound guarantee alone: set scores to 'public'"
@@ -100,7 +99,6 @@ class FedRE(Parameters):
             require_bound("clip", bound)
 
     def init(self) -> LastScores:
-        """Nothing scored yet."""
         return LastScores()
 
     def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:
@@ -110,7 +108,6 @@ class FedRE(Parameters):
         return noise_figures(scales, layout, math.sqrt(sum(b * b for b in bounds)))
 
     def budgets(self, epsilon: float | None, delta: float) -> list[SpendFilter]:
-        """On the total."""
         return held_to(epsilon, delta)
 
     def quote(self, broadcast: Broadcast, state: LastScores) -> Spend:
@@ -244,7 +241,6 @@ class PerturbationAware(Parameters):
         return frozenset({"public_scores"} if self.weighting == "scores" else ())
 
     def init(self, dimension: int, dtype: torch.dtype) -> NoState:
-        """Nothing to remember."""
         return NoState()
 
     def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: NoState, source: Source) -> Combined:

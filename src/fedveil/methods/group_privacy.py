@@ -87,7 +87,6 @@ class GroupPrivacy(Parameters):
             raise FieldError("radius", None, "Gaussian noise takes a public radius")
 
     def init(self) -> NoState:
-        """Nothing to remember."""
         return NoState()
 
     def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:
@@ -100,7 +99,6 @@ class GroupPrivacy(Parameters):
         return {**figures, "noise_to_step": self.noise_multiplier, "signal_to_noise": 1 / self.noise_multiplier}
 
     def budgets(self, epsilon: float | None, delta: float) -> list[SpendFilter]:
-        """On the total."""
         return held_to(epsilon, delta)
 
     def quote(self, broadcast: Broadcast, state: NoState) -> Spend:

@@ -27,7 +27,6 @@ class ReportsIndex(TrustedServer):
     """Client side of IFCA: everything leaves, and so does the index of the hypothesis that was trained."""
 
     def protect(self, releases: Releases, facts: ClientFacts, state: NoState, source: Source) -> Protected:
-        """Add the index."""
         index = Release("index", torch.tensor(float(facts.chosen), dtype=torch.float64))
         return Protected((*releases, index), nothing("central"), state)
 

@@ -73,7 +73,6 @@ class Plain(Parameters):
 
     @property
     def rule(self) -> Aggregator:
-        """The rule inside."""
         return self.aggregator
 
     @property
@@ -82,7 +81,6 @@ class Plain(Parameters):
         return self.aggregator.needs
 
     def init(self, dimension: int, dtype: torch.dtype) -> Any:
-        """The rule's state."""
         return self.aggregator.init(dimension, dtype)
 
     def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: Any, source: Source) -> Combined:

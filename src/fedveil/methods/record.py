@@ -64,7 +64,6 @@ class RecordDP(RecordTerms):
     composed: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Check all."""
         super().__post_init__()
         self._sum.check()
 
@@ -116,7 +115,6 @@ class RecordDP(RecordTerms):
         return StepFilter.within(step_event(self.multiplier, self.rate), epsilon, delta, self.relation)
 
     def init(self) -> NoState:
-        """Nothing to remember."""
         return NoState()
 
     def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:

@@ -100,7 +100,6 @@ class RecordTerms(Parameters):
     units: Count = 1_000_000
 
     def __post_init__(self) -> None:
-        """Check all."""
         super().__post_init__()
         for field in fields(self):
             if getattr(self, field.name) != field.default:

@@ -72,7 +72,6 @@ class SGACentral(Parameters):
     may_be_proven: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Check all."""
         super().__post_init__()
         self._calibrator()
         Plain(self.aggregator)
@@ -82,7 +81,6 @@ class SGACentral(Parameters):
 
     @property
     def rule(self) -> Aggregator:
-        """The rule inside."""
         return self.aggregator
 
     @property
@@ -96,7 +94,6 @@ class SGACentral(Parameters):
         return self.aggregator.needs
 
     def init(self, dimension: int, dtype: torch.dtype) -> References:
-        """No reference."""
         return References(self.aggregator.init(dimension, dtype))
 
     def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: References, source: Source) -> Combined:

@@ -101,7 +101,6 @@ class SGALDP(Parameters):
     needs: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
-        """Check all."""
         super().__post_init__()
         self._calibrator()
 
@@ -111,7 +110,6 @@ class SGALDP(Parameters):
         return self.epsilon_min == self.epsilon_max
 
     def init(self) -> LastBroadcast:
-        """No broadcast received."""
         return LastBroadcast()
 
     def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:
@@ -119,7 +117,6 @@ class SGALDP(Parameters):
         return noise_figures(scales, layout, self.clip)
 
     def budgets(self, epsilon: float | None, delta: float) -> list[SpendFilter]:
-        """On the total."""
         return held_to(epsilon, delta)
 
     def quote(self, broadcast: Broadcast, state: LastBroadcast) -> Spend:

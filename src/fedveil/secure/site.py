@@ -34,7 +34,6 @@ class Site:
     attempts: int = 3
 
     def __post_init__(self) -> None:
-        """Check all."""
         object.__setattr__(self, "peers", roster(self.peers, "peers"))
         if self.key.public in self.peers:
             raise FieldError("peers", self.key.public.hex(), "is this site's own key: name the others alone")

@@ -75,7 +75,6 @@ class SumTerms(Parameters):
     colluding: Count = 1
 
     def __post_init__(self) -> None:
-        """Check all."""
         super().__post_init__()
         require_bound("clip", self.clip)
         if not FEWEST <= self.least_sites <= MOST:

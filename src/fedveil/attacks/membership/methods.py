@@ -38,7 +38,6 @@ class Scaled(ReproducibleSource):
         return Scaled(self._seed, self.factor, _key=(*self._key, *key))
 
     def normal(self, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
-        """Scaled."""
         return super().normal(size, dtype) * self.factor
 
 

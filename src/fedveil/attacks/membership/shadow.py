@@ -185,7 +185,6 @@ class Signals:
     population_shadows: Tensor | None = None
 
     def __post_init__(self) -> None:
-        """Check the shapes."""
         if self.shadows.shape != self.inside.shape or self.shadows.shape[1:] != self.target.shape:
             shapes = tuple(self.target.shape), tuple(self.shadows.shape), tuple(self.inside.shape)
             raise FieldError("shadows", shapes, "must be [N], [m, N] and [m, N]")

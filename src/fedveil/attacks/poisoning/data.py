@@ -50,7 +50,6 @@ class LabelFlip(Behaviour):
     classes: int
 
     def __post_init__(self) -> None:
-        """Check the pair."""
         for name in ("source", "target"):
             check_class(name, getattr(self, name), self.classes)
         if self.source == self.target:
@@ -115,7 +114,6 @@ class Backdoor(Behaviour):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Check all."""
         super().__post_init__()
         check_class("target", self.target, self.classes)
 

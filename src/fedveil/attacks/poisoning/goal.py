@@ -92,7 +92,6 @@ class Around(Behaviour):
     of: Behaviour = field(default_factory=Behaviour)
 
     def data(self, data: ClientData, partition: int, round_: int) -> ClientData:
-        """The other behaviour's."""
         return self.of.data(data, partition, round_)
 
     def goal(self, x: Tensor, y: Tensor) -> Goal | None:

@@ -128,7 +128,6 @@ class ALIE(InformedUpdate):
     z: float | None = None
 
     def vector(self, honest: Tensor, malicious: int) -> Tensor:
-        """See `alie`."""
         if self.rule is None or self.z is not None:
             return alie(honest, malicious, self.z)
         return furthest(lambda z: alie(honest, malicious, z), honest, malicious, self.rule)[0]
@@ -156,7 +155,6 @@ class IPM(InformedUpdate):
     factor: float | None = None
 
     def vector(self, honest: Tensor, malicious: int) -> Tensor:
-        """See `ipm`."""
         if self.rule is None or self.factor is not None:
             return ipm(honest, 1.0 if self.factor is None else self.factor)
         return furthest(lambda factor: ipm(honest, factor), honest, malicious, self.rule)[0]
@@ -208,5 +206,4 @@ class MinMax(InformedUpdate):
     direction: str = "mean"
 
     def vector(self, honest: Tensor, malicious: int) -> Tensor:
-        """See `min_max`."""
         return min_max(honest, self.direction)

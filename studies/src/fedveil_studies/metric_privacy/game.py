@@ -58,7 +58,6 @@ class PrintedLoss:
         return 0, 0
 
     def __call__(self, seen: Seen) -> dict[str, float]:
-        """After a round."""
         return {LOSS: float(self._known.loss_of(seen.models[None], self._known.shadow)[0])}
 
     @classmethod

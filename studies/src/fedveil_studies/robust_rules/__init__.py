@@ -66,7 +66,6 @@ class RuleWatch:
         return 1, 0
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
-        """One round."""
         assert self._selection is not None
         self._model = seen.models[0]
         return self._selection(seen)
