@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from fedveil.report.statement.page import page_of
 from fedveil.report.statement.write import report_of
 
 pytestmark = pytest.mark.browser
+REPORTS = Path(__file__).resolve().parents[2] / "results" / "reports"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 # Looks at the page from inside, and leaves what it saw where --dump-dom shows it.
@@ -43,6 +45,7 @@ addEventListener("load", () => {
     lost: [...document.querySelectorAll("nav a")].filter((a) => !document.getElementById(a.hash.slice(1))).length,
     unnamed: [...document.querySelectorAll("input, svg")].filter(
       (one) => !(one.getAttribute("aria-label") || one.closest("label")?.textContent.trim())).length,
+    broken: [...document.images].filter((one) => !(one.naturalWidth && one.alt)).length,
     levels: [...document.querySelectorAll("h1, h2, h3")].map((one) => one.tagName).join(" "),
   };
   document.body.setAttribute("data-seen", JSON.stringify(seen));
@@ -69,7 +72,7 @@ def page(tmp_path_factory):
     }
     privacy = {"method": "global", "noise_multiplier": 4.0, "clip": 1.0}
     compare(parse({**config, "privacy": privacy, "compare": {"settings": settings}}), path / "run", seeds=2)
-    text = page_of(report_of(gather([path / "run"], [], None, None)))
+    text = page_of(report_of(gather([path / "run"], [], None, None)), {})
     assert text.count("</body>") == 1
     (path / "page.html").write_text(text.replace("</body>", LOOK))
     return path / "page.html"
@@ -115,3 +118,16 @@ def test_it_prints_on_a_few_sheets_of_a4(browser, page, tmp_path):
     boxes = [tuple(map(float, box)) for box in re.findall(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", raw)]
     assert 1 <= len(boxes) <= 8
     assert all(abs(width - 595) < 2 and abs(height - 842) < 2 for width, height in boxes)
+
+
+@pytest.mark.parametrize("name", ["demo", "attacked"])
+def test_a_committed_page_opens_with_its_pictures(browser, tmp_path, name):
+    text = (REPORTS / name / "report.html").read_text()
+    file = tmp_path / "page.html"
+    file.write_text(text.replace("</body>", LOOK))
+    seen, console = opened(browser, file, tmp_path / "profile", "--window-size=500,900")
+    assert not console
+    assert seen["wide"] <= seen["room"]
+    assert (seen["twice"], seen["lost"], seen["unnamed"]) == (0, 0, 0)
+    assert seen["broken"] == 0
+    assert ("<img" in text) == (name == "attacked")

@@ -44,7 +44,7 @@ def test_the_library_is_without_the_laboratory_and_has_what_it_reads(wheels):
     names = zipfile.ZipFile(wheels["fedveil"]).namelist()
     assert all(name.split("/")[0].startswith("fedveil") for name in names)
     assert not [name for name in names if name.startswith(("fedveil_studies/", "tests/", "results/"))]
-    for suffix in ("/py.typed", "presets/digits-record.toml", "report.html.j2", "card.yaml.j2"):
+    for suffix in ("/py.typed", "presets/digits-record.toml", "report.html.j2", "card.yaml.j2", "words.toml"):
         assert [name for name in names if name.endswith(suffix)]
     studies = zipfile.ZipFile(wheels["fedveil_studies"])
     assert [name for name in studies.namelist() if name.endswith("study.toml")]
