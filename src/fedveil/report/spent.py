@@ -35,6 +35,11 @@ def spent_of(ledger: Ledger, policy: Policy) -> Table:
     return Table(("cost", *numbers), rows, "spent in all runs", numbers, notes=notes)
 
 
+def texts_of(ledger: Ledger, policy: Policy) -> list[list[str]]:
+    """The rows of `spent_of` as texts."""
+    return [list(map(str, row)) for row in spent_of(ledger, policy).rows]
+
+
 def used_of(ledgers: Sequence[Ledger], policy: Policy) -> Table:
     """The share of each total that is used: of the data set that has used most, and of the median one; no names.
 

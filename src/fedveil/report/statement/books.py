@@ -86,10 +86,10 @@ def read_books(paths: Iterable[Path]) -> FoundLedgers:
 
 def _lines_of(file: Path) -> Iterable[tuple[tuple[str, str], str]]:
     try:
-        text = file.read_bytes().decode()
-        if text and not text.endswith("\n"):
+        *lines, end = file.read_bytes().decode().split("\n")
+        if end:
             raise ValueError("its last line has no end")
-        for line in text.split("\n")[:-1]:
+        for line in lines:
             values = json_of(line)
             yield (str(values["run"]), str(values["party"])), line
     except (ValueError, KeyError, TypeError) as error:

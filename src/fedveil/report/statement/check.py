@@ -19,7 +19,7 @@ from typing import Any
 from fedveil.accounting import Policy
 from fedveil.errors import FieldError, LedgerError, damaged
 from fedveil.reading import json_of
-from fedveil.report.spent import spent_of
+from fedveil.report.spent import texts_of
 from fedveil.report.statement.books import FoundLedgers, promise_of_sites, promises, read_books
 from fedveil.report.statement.document import FORMAT, encoded
 from fedveil.report.statement.gather import agree
@@ -49,29 +49,26 @@ def check(report: Path, ledgers: list[Path]) -> list[Checked]:
         values = json_of(raw)
         if values["format"] != FORMAT:
             raise ValueError(f"its format is {values['format']!r}, and this version reads {FORMAT!r}")
-        evidence = values["evidence"]
         found = [Checked("report.json", raw == encoded(values), "its bytes are not those that were written")]
         found += _beside(report.parent, values["files"])
-        try:
-            books = read_books(ledgers)
-        except LedgerError as error:
-            return [*found, Checked("ledgers", False, str(error))]
-        books = FoundLedgers(books.runs, _known(books, evidence))
+        books = _known(read_books(ledgers), evidence := values["evidence"])
         for run in evidence["runs"]:
             found += _run(run, books)
-        found += _sets(evidence, books)
-        found += _words(report.parent, values)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        if isinstance(error, FieldError):
-            raise
+        found += [*_sets(evidence, books), *_words(report.parent, values)]
+    except LedgerError as error:
+        found.append(Checked("ledgers", False, str(error)))
+    except FieldError:
+        raise
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise damaged("REPORT", report, error, "restore the file") from error
     return [one if one.holds is not True else Checked(one.what, True) for one in found]
 
 
-def _known(books: FoundLedgers, evidence: Mapping[str, Any]) -> Mapping[str, Any]:
+def _known(books: FoundLedgers, evidence: Mapping[str, Any]) -> FoundLedgers:
     """Ledgers of data sets up to where the report knew them: they have grown since."""
     counts = {one["ledger"]["party"]: one["ledger"]["lines"] for one in evidence["sets"]}
-    return {name: book.of("", counts[name]) for name, book in books.sets.items() if name in counts}
+    sets = {name: book.of("", counts[name]) for name, book in books.sets.items() if name in counts}
+    return FoundLedgers(books.runs, sets)
 
 
 def _beside(folder: Path, files: Mapping[str, str]) -> Iterator[Checked]:
@@ -115,8 +112,8 @@ def _sets(evidence: Mapping[str, Any], books: FoundLedgers) -> Iterator[Checked]
         elif book.values() != one["ledger"]:
             yield Checked(f"data set {name}", False, "its ledger is another, or was shortened")
         else:
-            rows = [list(map(str, row)) for row in spent_of(book.ledger, policy).rows]
-            yield Checked(f"data set {name}", rows == one["spent"], "what was spent is not what the report says")
+            same = texts_of(book.ledger, policy) == one["spent"]
+            yield Checked(f"data set {name}", same, "what was spent is not what the report says")
 
 
 def _words(folder: Path, values: Mapping[str, Any]) -> Iterator[Checked]:

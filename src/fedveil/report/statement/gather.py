@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, isclose
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +119,7 @@ def gather(
             runs += _compared(folder, sets)
         elif (folder / "summary.json").is_file():
             runs.append(_run(folder, Summary.read(folder), sets))
-        elif inner == folder and not any((folder / name).is_file() for name in (AUDITED, CANARIES)):
+        elif not any((inner / name).is_file() for name in (AUDITED, CANARIES)):
             raise FieldError("RUN", str(folder), "holds no finished run, comparison or audit")
     told = read_people(people)
     name = told.get("name") or ", ".join(dict.fromkeys(names)) or ", ".join(folder.resolve().name for folder in folders)
@@ -145,12 +144,10 @@ def _audit(folder: Path, drawn: dict[str, bytes] | None) -> dict[str, Any]:
 def _canaries(file: Path) -> dict[str, Any]:
     """What `fedveil verify --canaries` measured of methods as they are; settings with a planted bug name it."""
     values = _json(file)
-    honest = [{**one, "details": _shown(one)} for one in values["verdicts"] if ": " not in one["setting"]]
+    honest = [one for one in values["verdicts"] if ": " not in one["setting"]]
+    for one in honest:
+        one["details"] = {k: v for k, v in one["details"].items() if k in ("declared", "ceiling")}
     return {"game": "canaries", "canaries": values["canaries"], "results": honest}
-
-
-def _shown(verdict: Mapping[str, Any]) -> dict[str, float]:
-    return {name: verdict["details"][name] for name in ("declared", "ceiling") if name in verdict["details"]}
 
 
 def read_people(file: Path | None) -> dict[str, Any]:
@@ -161,26 +158,20 @@ def read_people(file: Path | None) -> dict[str, Any]:
     FieldError
         For a file that cannot be read, or a key that is not there.
     """
-    if file is None:
-        return {}
-    try:
-        values = toml_of(file.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise damaged("--people", file, error, "write it as TOML") from error
+    values = {} if file is None else _toml(file, "--people", "write it as TOML")
     for name, value in values.items():
         if name not in WORDS["people"]:
             raise FieldError("--people", name, nearest(name, WORDS["people"]))
-        listed = name in ("curators", "authors")
-        if not (isinstance(value, list) and all(isinstance(v, str) for v in value) if listed else str(value)):
-            raise FieldError(f"--people: {name}", value, f"must be {'a list of texts' if listed else 'a text'}")
-    return {name: value if isinstance(value, list) else str(value) for name, value in values.items()}
+        if name not in ("curators", "authors"):
+            values[name] = str(value)
+        elif not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+            raise FieldError(f"--people: {name}", value, "must be a list of texts")
+    return values
 
 
 def _compared(folder: Path, sets: Mapping[str, Book]) -> list[Run]:
     """The runs of a comparison under their settings' labels; its cells hold the rest."""
-    cells = {}
-    for path in sorted((folder / CELLS).glob("*/summary.json")):
-        cells[_same(_json(path))] = path.parent
+    cells = {_same(_json(path)): path.parent for path in sorted((folder / CELLS).glob("*/summary.json"))}
     found = []
     for values in _json(folder / COMPARED):
         cell = cells.get(_same(values))
@@ -226,7 +217,7 @@ def agree(first: Any, second: Any) -> bool:
     if isinstance(first, Mapping) and isinstance(second, Mapping):
         return first.keys() == second.keys() and all(agree(first[k], second[k]) for k in first)
     if isinstance(first, float) and isinstance(second, int | float):
-        return bool(first == second or abs(first - second) <= 1e-9 * max(abs(first), abs(second)))
+        return isclose(first, second)
     if isinstance(first, list) and isinstance(second, list):
         return len(first) == len(second) and all(map(agree, first, second))
     return bool(first == second)
@@ -239,8 +230,8 @@ def _json(path: Path) -> Any:
         raise damaged("RUN", path, error, "finish it first, or restore the file") from error
 
 
-def _toml(path: Path) -> dict[str, Any]:
+def _toml(path: Path, field: str = "RUN", fix: str = "restore the file") -> dict[str, Any]:
     try:
         return toml_of(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise damaged("RUN", path, error, "restore the file") from error
+    except (OSError, ValueError) as error:
+        raise damaged(field, path, error, fix) from error

@@ -10,8 +10,7 @@ from typing import Any
 
 import fedveil
 from fedveil.errors import FieldError, require_choice
-from fedveil.report.spent import spent_of
-from fedveil.report.statement.books import Book
+from fedveil.report.spent import texts_of
 from fedveil.report.statement.document import Report
 from fedveil.report.statement.figures import largest_epsilon
 from fedveil.report.statement.gather import Gathered, Run
@@ -29,14 +28,9 @@ def report_of(found: Gathered) -> Report:
     promises = {label: largest_epsilon(own).promises for label, own in by_setting(found.runs).items()}
     shown = {name: made[name] for name in ("command", "commit", "date")}
     shown |= {"version": fedveil.__version__, "form": form_of()}
-    sets = [{"ledger": book.values(), "spent": spent_rows(book, found)} for book in found.sets.values()]
+    sets = [{"ledger": one.values(), "spent": texts_of(one.ledger, found.rule)} for one in found.sets.values()]
     evidence = {"runs": [_run(run) for run in found.runs], "sets": sets, "policy": found.policy}
     return Report(found.name, shown, headline_of(promises), sections_of(found), evidence)
-
-
-def spent_rows(book: Book, found: Gathered) -> list[list[str]]:
-    """What was spent from a data set, as texts."""
-    return [list(map(str, row)) for row in spent_of(book.ledger, found.rule).rows]
 
 
 def write_report(found: Gathered, folder: Path, setting: str | None = None) -> list[Path]:
