@@ -293,3 +293,36 @@ def test_crafted_records_are_found_in_a_model_without_noise_and_not_under_dp():
     noised, guarantee = proven(GlobalDP(noise_multiplier=1.0, clip=1.0))
     assert noised.mu <= guarantee.mu  # a client's promise is one for each of its records
     assert noised.mu < 0.3
+
+
+@pytest.mark.parametrize("sum_", ["none", "trusted"])
+def test_crafted_people_are_found_under_vacuous_noise_and_not_beyond_what_the_ledgers_add_up_to(sum_):
+    """Through the engine: images of persons who do not exist are trained on, and looked for in the last model."""
+    from fedveil import Federation
+    from fedveil.attacks.membership import confidence
+    from fedveil.attacks.membership.registry import of_people
+    from fedveil.learning import LocalTraining, build_model
+    from fedveil.methods import build
+
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.rand(60, 1, 24, 24, generator=generator) - 0.5, torch.randint(0, 2, (60,), generator=generator)
+    clients = [ClientData(x[i::3], y[i::3], person=torch.arange(60)[i::3] // 6) for i in range(3)]
+    clients[0], canaries, inside = record_canaries(clients[0], 200, 2, each=3)
+
+    def proven(noise):
+        own = {"silos": 3} if sum_ == "trusted" else {}
+        values = {"unit": "person", "people": 20, "records_per_person": 3, "clip": 4.0, "noise_multiplier": noise}
+        method = build("record", sum=sum_, **values, **own)
+        model = build_model("logistic", input_shape=(1, 24, 24), outputs=2, seed=0)
+        federation = Federation(model=model, clients=clients, local=LocalTraining(lr=0.1), method=method)
+        guarantee = federation.run(60).guarantee
+        odds = confidence(federation.learner.model, federation.layout, federation.models, canaries.x, canaries.y)[0]
+        scores = of_people(odds, canaries.person)
+        return one_run(scores[inside], scores[~inside]), guarantee
+
+    clear, promised = proven(1e-3)
+    assert promised.unit == "person"
+    assert clear.mu > 0.5
+    noised, guarantee = proven(20.0)
+    assert guarantee.mu == pytest.approx(math.sqrt(60) / 20)
+    assert noised.mu <= guarantee.mu

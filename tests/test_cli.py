@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import tomli_w
 import torch
 from typer.testing import CliRunner
 
@@ -377,6 +378,15 @@ def test_a_run_whose_epsilon_excludes_nothing_says_what_would_be_useful(here):
     assert "vacuous; epsilon 8 in total: " in call("compare", "tiny.toml", "--set", small).stdout
     strong = call("run", "tiny.toml", "--json", "--set", "privacy.noise_multiplier=5", "--out", "strong")
     assert "to be useful" not in json.loads(strong.stdout)
+
+
+def test_advice_on_data_with_ids_says_which_unit_is_meant(here):
+    for people, said in ((["data.made_up_people=3"], True), ([], False)):
+        config = load("digits-record", people).to_dict()
+        (here / "people.toml").write_bytes(tomli_w.dumps(config).encode())
+        found = " ".join(call("advise", "people.toml").stdout.split())
+        assert ('unit = "person" promises people' in found) == said
+    assert 'unit = "person" promises' not in " ".join(call("advise", "digits-person").stdout.split())
 
 
 def test_advice_on_a_run_folder_or_preset():

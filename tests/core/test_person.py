@@ -13,6 +13,7 @@ from fedveil.accounting.composition import epsilon
 from fedveil.accounting.events import Gaussian, Poisson
 from fedveil.accounting.guarantee import guarantee_values
 from fedveil.accounting.policy import Limits
+from fedveil.engines import Evaluation
 from fedveil.errors import FieldError
 from fedveil.gdp import epsilon_of_mu
 from fedveil.layout import Layout
@@ -138,6 +139,110 @@ def test_a_persons_mean_has_the_bits_that_it_has_when_she_is_alone(net):
             found, _ = sums.clipped_sum(company, y, CLIP, alone, each=each)
             first = found if first is None else first
             assert torch.equal(found, first)
+
+
+@pytest.mark.parametrize("elements", [None, 7])
+def test_a_person_is_whole_in_every_chunk_and_every_lot(monkeypatch, elements):
+    """Her three images cancel, the first twice as long: their mean is nothing, and any of them alone would leave C."""
+    people = 20
+    if elements:
+        monkeypatch.setattr("fedveil.learning.per_example._ELEMENTS", elements * (people + 2))
+    person = torch.cat([torch.arange(people), torch.arange(people // 2), torch.arange(people // 2)])
+    x = torch.eye(people)[person] * -10
+    x[: people // 2] *= -2
+    model, start = nn.Linear(people, 1, bias=True), torch.cat([torch.zeros(people), torch.tensor([1e3])])
+    method = build("record", unit="person", people=people, records_per_person=3, noise_multiplier=1.0, clip=CLIP)
+    steps = replace(method.noisy.noisy_steps, deviation=1e-12, denominator=1.0, rate=0.5)
+    client = ClientData(x, torch.zeros(len(x), 1), person=person)
+    made = PrivateTrainer(model, Layout.from_module(model), LocalTraining(lr=1.0, loss="mse"), steps)
+    drawn = torch.zeros(people)
+    for seed in range(40):
+        found = (start - made._noisy(start, client, (0, 1, 2), ReproducibleSource(seed)).model)[:people]
+        drawn += found.abs() > CLIP / 100
+        assert float(found[: people // 2].abs().max()) < 1e-6
+    assert 10 * 40 * 0.4 < float(drawn.sum()) < 10 * 40 * 0.6  # the others, each by her own coin
+    assert (drawn[people // 2 :] > 5).all()
+
+
+@pytest.mark.parametrize("net", ["head", "conv"])
+@pytest.mark.parametrize("others", [0, 5])
+def test_a_step_in_which_nobody_is_drawn_is_noise_alone(net, others):
+    torch.manual_seed(0)
+    model, client = NETS[net](), silo([3, 1, 2])
+    layout = Layout.from_module(model)
+    start = layout.read(model)
+    method = build("record", unit="person", people=3, records_per_person=4, noise_multiplier=1.0, clip=CLIP, rate=1e-9)
+    made = PrivateTrainer(model, layout, LocalTraining(lr=1.0), method.noisy.noisy_steps)
+    found, none = (
+        made._noisy(start, one, (0, 1, 2), ReproducibleSource(others)).model
+        for one in (client, silo([1] * 3, seed=others))
+    )
+    assert torch.equal(found, none)
+    assert not torch.equal(found, start)
+
+
+class Mixing(nn.Module):
+    """Compares an image with the others of its batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.a(x - x.mean(0, keepdim=True))
+
+
+def test_a_model_that_mixes_images_is_refused():
+    with pytest.raises(FieldError) as refused:
+        fv.Federation(model=Mixing(), clients=[silo([2, 3])] * 2, method=person()).run(1)
+    assert refused.value.field == "model"
+
+
+@pytest.mark.parametrize("sum_", ["none", "trusted", "secure"])
+@pytest.mark.parametrize("rule", [fv.FedAvg, fv.aggregation.FedAvgM])
+def test_nothing_that_leaves_a_silo_tells_how_many_images_a_person_has(sum_, rule):
+    """She has one image, or it forty times: the same mean, and the same of everything that the server receives."""
+    shared = silo([2, 3, 1, 4], seed=3)
+    seen = []
+    for copies in (1, 40):
+        x = torch.cat([shared.x, torch.ones(copies, 6)])
+        y = torch.cat([shared.y, torch.ones(copies, dtype=torch.int64)])
+        hers = ClientData(x, y, person=torch.cat([shared.person, torch.full((copies,), 9)]))
+        clients = [hers, *(silo([1, 2, 3, 1, 1], seed=i) for i in range(1, 4))]
+        watch = Watch()
+        own = {"none": {}, "trusted": {"silos": 4}, "secure": {"least_sites": 4, "colluding": 1}}[sum_]
+        values = {"unit": "person", "people": 5, "records_per_person": 40, "noise_multiplier": 2.0, "clip": CLIP}
+        method = build("record", rule(), sum=sum_, rounds=2, **values, **own)
+        fed = fv.Federation(
+            model=nn.Linear(6, 3), clients=clients, method=method, seed=0, evaluation=Evaluation(probes=[watch])
+        )
+        fed.models = torch.zeros_like(fed.models)
+        fed.run(2)
+        seen.append((watch.received, fed.models))
+    (first, model), (second, other) = seen
+    assert first.keys() == second.keys()
+    for key, releases in first.items():
+        assert [(r.kind, r.name) for r in releases] == [(r.kind, r.name) for r in second[key]]
+        assert not {"count", "loss"} & {r.kind for r in releases}
+        for one, two in zip(releases, second[key], strict=True):
+            if one.value.dtype.is_floating_point:
+                torch.testing.assert_close(one.value, two.value, rtol=1e-5, atol=1e-6)
+            assert one.value.shape == two.value.shape
+    torch.testing.assert_close(model, other, rtol=1e-4, atol=1e-5)
+
+
+class Watch:
+    """Keeps what the server receives."""
+
+    name, figures = "watch", ()
+
+    def __init__(self):
+        self.received = {}
+
+    def __call__(self, seen):
+        number = seen.broadcast.public.round
+        self.received |= {(number, partition): releases for partition, releases in seen.received.items()}
+        return {}
 
 
 def test_images_beyond_the_declared_number_are_left_out_by_her_own_order_alone():
