@@ -1,20 +1,23 @@
-"""docs/configuration.md is what the schema says, and explains every key."""
+"""docs/configuration.md is what the schema says, and explains every key.
+
+``python tests/test_reference.py`` writes it anew.
+"""
 
 import re
 from pathlib import Path
 
 from fedveil.aggregation import AGGREGATORS
 from fedveil.config import Config
-from fedveil.config.reference import pages
 from fedveil.data import SOURCES
 from fedveil.learning.models import MODELS
 from fedveil.methods import METHODS
+from reference_kit import pages
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 
 
 def test_the_page_is_the_schemas():
-    assert PAGE.read_text() == pages(), "python -m fedveil.config.reference > docs/configuration.md"
+    assert PAGE.read_text() == pages(), "python tests/test_reference.py"
 
 
 def test_every_key_has_a_meaning_and_everything_that_can_be_named_is_there():
@@ -24,3 +27,7 @@ def test_every_key_has_a_meaning_and_everything_that_can_be_named_is_there():
         assert all(f"`{name}`" in text for name in names)
     for section in Config.model_fields:
         assert f"`{section}`" in text or f"[{section}]" in text
+
+
+if __name__ == "__main__":
+    PAGE.write_text(pages())

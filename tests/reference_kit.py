@@ -1,4 +1,4 @@
-"""The reference of every key of an experiment's TOML file; ``python -m fedveil.config.reference`` prints the page.
+"""docs/configuration.md: every key of an experiment's TOML file; ``python tests/test_reference.py`` writes it anew.
 
 Keys, types and defaults come from the schema, meanings from the docstrings of the sections and of what they name.
 """
@@ -32,7 +32,7 @@ HEAD = """# Configuration
 
 Every key of an experiment's TOML file, with its default; a dash: it has to be given, or means nothing. A first file
 stands in [the tutorial](tutorial.md). One key on the command line: `--set local.epochs=2`.
-`python -m fedveil.config.reference` writes this page from the schema itself.
+`python tests/test_reference.py` writes this page from the schema itself.
 """
 
 COMMON = {  # of models, rules and behaviours whose docstrings name them in a sentence
@@ -193,9 +193,3 @@ _REGISTRIES: dict[str, list[tuple[str, Callable[[], Named]]]] = {
     "privacy": [("method", lambda: {n: ((s.client, s.server), Privacy.accepted(n)) for n, s in METHODS.items()})],
     "malicious": [("behaviour", lambda: {n: (b, Behaving.accepted(n)) for n, b in BEHAVIOURS.items()})],
 }
-
-
-if __name__ == "__main__":
-    import sys
-
-    sys.stdout.write(pages())
