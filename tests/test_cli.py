@@ -320,6 +320,16 @@ def test_what_trains_nothing_does_not_wait_for_pytorch(tmp_path):
     subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)
 
 
+def test_a_run_at_record_level_loads_no_compiler_and_no_optimiser(tmp_path):
+    """They took longer than everything else up to the first round."""
+    program = (
+        "import sys; from typer.testing import CliRunner; from fedveil.cli import app\n"
+        "assert CliRunner().invoke(app, 'run digits-record --set rounds=1'.split()).exit_code == 0\n"
+        "assert not {'torch._dynamo', 'sympy', 'scipy.optimize', 'scipy.stats', 'pandas'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)
+
+
 def test_advise_names_everything_that_is_missing(here):
     said = call("advise", "--clients", "10").stderr
     assert all(name in said for name in ("--examples", "--dimension", "--rounds", "--epsilon"))

@@ -21,6 +21,7 @@ from fedveil.learning import (
 )
 from fedveil.learning.dropout import KeyedDropout
 from fedveil.learning.losses import LOSSES, losses_of, predict
+from fedveil.learning.training import Stepper
 from fedveil.methods.facts import NoisySteps
 
 
@@ -124,6 +125,32 @@ def test_fedprox_term_by_hand():
     local = LocalTraining(epochs=2, lr=0.1, loss="mse", prox=0.5)
     result = run(Scale(), ONE, local, start=torch.tensor([1.0], dtype=torch.float64))
     assert result.model.tolist() == pytest.approx([2.6 + 0.24], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "make"),
+    [
+        ({}, torch.optim.SGD),
+        ({"momentum": 0.9}, lambda p, **more: torch.optim.SGD(p, momentum=0.9, **more)),
+        ({"optimizer": "adam"}, torch.optim.Adam),
+        (
+            {"optimizer": "adamw", "weight_decay": 0.03},
+            lambda p, **more: torch.optim.AdamW(p, weight_decay=0.03, **more),
+        ),
+    ],
+)
+def test_steps_are_those_of_torch_optim_to_the_bit(options, make):
+    generator = torch.Generator().manual_seed(0)
+    theirs = [nn.Parameter(torch.randn(size, generator=generator)) for size in ((5, 7), (1000,), (3,))]
+    ours = [nn.Parameter(p.detach().clone()) for p in theirs]
+    optimizer, own = make(theirs, lr=0.1, fused=True), Stepper(ours, LocalTraining(lr=0.1, **options))
+    for _ in range(4):
+        for p, q in zip(theirs[:2], ours[:2], strict=True):  # the third has no gradient
+            p.grad = torch.randn(p.shape, generator=generator)
+            q.grad = p.grad.clone()
+        optimizer.step()
+        own.step(0.1)
+    assert all(torch.equal(p, q) for p, q in zip(theirs, ours, strict=True))
 
 
 def test_momentum_by_hand():

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from functools import cached_property
-from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from functools import cache, cached_property
+from importlib import import_module, metadata
+from importlib.metadata import EntryPoint
 from typing import Any, TypeVar
 
 from fedveil.errors import FieldError, nearest
 
 T = TypeVar("T")
+
+
+def entry_points(group: str) -> tuple[EntryPoint, ...]:
+    """What installed packages bring under a group."""
+    return tuple(_installed(tuple(sys.path)).select(group=group))
+
+
+@cache
+def _installed(path: tuple[str, ...]) -> Any:
+    return metadata.entry_points()  # looks through all packages there
 
 
 class Registry(MutableMapping[str, T]):

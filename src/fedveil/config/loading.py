@@ -6,7 +6,6 @@ import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from importlib import resources
-from importlib.metadata import entry_points
 from importlib.resources.abc import Traversable
 from itertools import takewhile
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from fedveil.config.folders import CONFIG, remedy
 from fedveil.errors import FedVeilError, FieldError, damaged, nearest
 from fedveil.reading import toml_of
+from fedveil.registry import entry_points
 
 if TYPE_CHECKING:  # a mistyped path is refused before PyTorch is there
     from fedveil.config.experiment import Config

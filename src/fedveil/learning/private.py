@@ -21,7 +21,7 @@ from fedveil.learning.local import LocalTraining, Trained
 from fedveil.learning.losses import losses_of
 from fedveil.learning.per_example import PerExample
 from fedveil.learning.streams import Key, stream
-from fedveil.learning.training import SequentialTrainer, check_request
+from fedveil.learning.training import Stepper, SequentialTrainer, check_request
 from fedveil.learning.units import Units
 from fedveil.learning.validation import require_apart, require_unmixed
 from fedveil.mechanisms import GaussianNoise, SecureSource, Source, noised
@@ -157,7 +157,7 @@ class PrivateTrainer(SequentialTrainer):
         self._reset(start)
         # a mask follows its example's place in the batch, which under add/remove tells who else is there
         stream((*key, int(source.child("dropout").bits(1))), "dropout", self._generator)
-        optimizer = self._optimizer(self.local.rate())
+        optimizer = Stepper(self._parameters, self.local)
         anchors = [p.detach().clone() for p in self._parameters] if self.local.prox else []
         lots, places, noise = source.child("lots"), source.child("places"), source.child("noise")
         if noisy.images and type(source) is not SecureSource:  # others answer a question again to the same bits
@@ -181,7 +181,7 @@ class PrivateTrainer(SequentialTrainer):
             for p, anchor in zip(self._parameters, anchors, strict=False):
                 assert p.grad is not None
                 p.grad.add_(p.detach() - anchor, alpha=self.local.prox)
-            optimizer.step()
+            optimizer.step(self.local.rate())
         if failure is not None:
             _LOG.error("the examples of a step failed, and count as zero", exc_info=failure)
         model, failed = self._read(), None if examples else failure
