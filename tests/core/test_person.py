@@ -340,6 +340,7 @@ def test_a_person_of_several_silos_is_promised_the_same_at_the_price_of_more_noi
         ({"people": None}, "people"),
         ({"records_per_person": None}, "records_per_person"),
         ({"records_per_person": 0}, "records_per_person"),
+        ({"records_per_person": 10**9}, "records_per_person"),  # was out of memory
         ({"people": math.nan}, "people"),
         ({"silos_per_person": 0}, "silos_per_person"),
         ({"unit": "record"}, "people"),

@@ -11,6 +11,7 @@ from fedveil.accounting import Relation, least_noise, step_event
 from fedveil.checks import Count, Delta, Natural, NoiseMultiplier, Parameters, Positive, Rounds
 from fedveil.errors import FieldError
 
+MOST_RECORDS = 100_000  # of one person
 OWN = {  # parameters that belong to one sum alone, those of its server side included
     "trusted": ("silos", "tolerated"),
     "secure": ("least_sites", "colluding", "retries", "units", "lr"),
@@ -121,6 +122,9 @@ class RecordTerms(Parameters):
                 raise FieldError(name, value, f'does not belong to unit = "{self.unit}": give {", ".join(needed)}')
             if name in needed and value is None:
                 raise FieldError(name, None, "is needed: a planned, public number, such as the mean over the silos")
+        if (self.records_per_person or 0) > MOST_RECORDS:
+            accepted = f"must be at most {MOST_RECORDS:,}: every person has so many places in a step, taken or not"
+            raise FieldError("records_per_person", self.records_per_person, accepted)
         if self.silos_per_person > 1 and self.unit != "person":
             raise FieldError("silos_per_person", self.silos_per_person, 'goes with unit = "person"')
         if self.together > 1 and self.rate < 1:
