@@ -21,7 +21,7 @@ from fedveil.learning.local import LocalTraining, Trained
 from fedveil.learning.losses import losses_of
 from fedveil.learning.per_example import PerExample
 from fedveil.learning.streams import Key, stream
-from fedveil.learning.training import Stepper, SequentialTrainer, check_request
+from fedveil.learning.training import SequentialTrainer, Stepper, check_request
 from fedveil.learning.units import Units
 from fedveil.learning.validation import require_apart, require_unmixed
 from fedveil.mechanisms import GaussianNoise, SecureSource, Source, noised
