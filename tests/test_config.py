@@ -265,3 +265,22 @@ def test_the_writer_refuses_what_toml_has_no_word_for():
     assert dumps({"a": None, "b": 1}) == "b = 1\n"
     with pytest.raises(FieldError, match="cannot be written"):
         dumps({"a": {"b": object()}})
+
+
+def test_what_is_written_is_what_was_read_also_where_a_comparison_names_no_setting():
+    other = {"behaviour": "label-flip", "source": 1, "target": 7}
+    config = parse(
+        {
+            "name": "written",
+            "rounds": 2,
+            "data": {"name": "digits", "clients": 6},
+            "model": {"name": "logistic"},
+            "privacy": {"method": "metric"},
+            "compare": {"equal_sigma": True},
+            "malicious": {"behaviour": "scaling", "share": 0.2, "of": other},
+        }
+    )
+    again = parse(tomllib.loads(config.to_toml()))
+    assert again.compare.equal_sigma
+    assert again.malicious == config.malicious
+    assert again.fingerprint() == config.fingerprint()

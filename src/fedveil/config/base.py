@@ -26,6 +26,13 @@ class Section(BaseModel):
         check_values(self, _of_section(type(self)), self.section)
         return self
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values as a file has them: without what is None, or empty."""
+        values = self.model_dump(exclude_none=True)
+        values = {name: value for name, value in values.items() if value not in ((), {})}
+        inner = {name: getattr(self, name) for name in values}
+        return values | {name: one.to_dict() for name, one in inner.items() if isinstance(one, Section)}
+
     def differing(self) -> dict[str, Any]:
         """Plain values of the keys that are not at their defaults."""
         own, differing = self.model_dump(), {}
@@ -60,6 +67,11 @@ class OpenSection(Section):
             return own
         beside = [field for field in cls.model_fields if field != "options"]
         return {**own, "options": check_options(cls.section, repr(name), given, cls.accepted(name), beside)}
+
+    def to_dict(self) -> dict[str, Any]:
+        values = super().to_dict()
+        options = values.pop("options", {})
+        return {**values, **options}
 
     def differing(self) -> dict[str, Any]:
         name = str(getattr(self, self.chooser))

@@ -217,26 +217,10 @@ class Config(Section):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values in the file's shape: the options stand beside the name they belong to."""
-        values = self.model_dump(exclude_none=True)
-        for key in ("data", "model", "aggregator", "privacy"):
-            if key in values:
-                options = values[key].pop("options")
-                budget = {k: values[key].pop(k) for k in ("budget",) if k in values[key]}
-                values[key] = {**values[key], **options, **budget}
-        if "malicious" in values:
-            options, of = values["malicious"].pop("options"), values["malicious"].pop("of", None)
-            own = {} if of is None else {"of": {**of, **of.pop("options")}}
-            values["malicious"] = {**values["malicious"], **options, **own}
-        for key in ("metrics", "scoring"):
-            if not self.differing().get(key):
-                del values[key]
-        if not values["data"]["sensitive"]:
-            del values["data"]["sensitive"]
-        if not values["privacy"]["clients"]:
-            del values["privacy"]["clients"]
-        if not self.compare.sweep:
-            del values["compare"]["sweep"]
-        if not self.compare.settings and not self.compare.sweep:
+        values = super().to_dict()
+        if "scoring" not in self.differing():
+            del values["scoring"]
+        if not self.compare.differing():
             del values["compare"]
         return values
 
