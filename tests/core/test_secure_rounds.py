@@ -83,7 +83,7 @@ def plain_total(fed, broadcast, partitions):
     return total, context
 
 
-@pytest.mark.parametrize("n", [3, 4, 12])
+@pytest.mark.parametrize("n", [3, 4, 40])
 @pytest.mark.parametrize("unit", ["record", "person"])
 def test_a_round_is_a_step_against_the_plain_integer_sum_to_the_bit(n, unit):
     person = {"unit": "person", "examples": None, "people": 3, "records_per_person": 2} if unit == "person" else {}

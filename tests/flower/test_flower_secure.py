@@ -9,6 +9,8 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp import ServerApp
 
 import fedveil as fv
+from federation_kit import grouped
+from fedveil.accounting import Filter, ParticipationFilter
 from fedveil.aggregation import FedAvgM
 from fedveil.engines.flower.mod import TOLD
 from fedveil.engines.flower.records import read_share
@@ -44,6 +46,56 @@ def test_same_bits_and_ledgers_as_embedded(n, unit):
     assert found.guarantees == expected.guarantees
     assert (found.guarantee.unit, found.guarantee.trust) == (unit, "secure sum")
     assert not any(r.zeroed for r in found.rounds)
+
+
+@pytest.mark.parametrize("unit", ["record", "person"])
+@pytest.mark.parametrize("budget", [lambda: ParticipationFilter(1), lambda: Filter(epsilon=2.5, delta=1e-5)])
+def test_a_site_whose_filter_is_full_leaves_as_it_does_embedded_and_is_asked_no_more(unit, budget):
+    given = {**arguments(4, unit, retries=1), "client_budgets": lambda p: budget() if p == 3 else None}
+    models = []
+
+    def ran(federation):
+        return federation.run(3, lambda record: models.append(federation.models.clone()))
+
+    expected, found = ran(fv.Federation(**grouped(given))), ran(FlowerFederation(shuffle=5, **grouped(given)))
+    assert torch.equal(models[1], models[4])  # after the round that it left; the third is another question
+    assert (
+        [r.round.used for r in found.rounds]
+        == [r.round.used for r in expected.rounds]
+        == [(0, 1, 2, 3), (0, 1, 2), (0, 1, 2)]
+    )
+    assert all(set(r.round.refused) == {3} for r in found.rounds[1:])
+    assert found.guarantee.mu == pytest.approx(4**0.5 / 2)  # of three rounds, and the question that it left
+
+
+PERSON = {"unit": "person", "examples": None, "people": 3, "records_per_person": 2}  # a release has mu = 1 / z = .5
+
+
+@pytest.mark.parametrize(
+    ("values", "total", "answers"),
+    [
+        (PERSON, "person_mu = 0.75", 2),  # .5, .71, and .87
+        (PERSON, "person_epsilon = 3.0", 2),  # 2.0, 2.95 and 3.7 at delta 1e-5
+        (
+            PERSON,
+            "person_mu = 9.0\nrecord_mu = 1.4",
+            1,
+        ),  # a record of hers who stays moves a sum by up to twice as much
+        (PERSON, "person_mu = 9.0\nparticipations = 2", 2),
+        (PERSON, "record_mu = 9.0\nparticipations = 2", 0),  # no total for persons
+        ({}, "record_mu = 0.75", 2),
+        ({}, "person_mu = 9.0", 0),  # nothing is promised to persons
+    ],
+)
+def test_a_nodes_total_holds_for_persons_and_for_every_question(tmp_path, values, total, answers):
+    nodes = Nodes(tmp_path, **values)
+    policy = tmp_path / "site0" / "policy.toml"
+    policy.write_text(
+        policy.read_text().replace("total = { record_mu = 5.0 }", "").replace("[sum]", f"[total]\n{total}\n[sum]")
+    )
+    seen = [nodes.ask(0, nodes.opened(attempt=attempt)) for attempt in range(3)]
+    assert [reply == REFUSAL for reply in seen] == [number >= answers for number in range(3)]
+    assert len(spent(tmp_path, 0)) == answers == len(nodes.trained)
 
 
 # ---- sites as processes of their own

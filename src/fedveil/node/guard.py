@@ -15,7 +15,8 @@ from flwr.clientapp.typing import ClientAppCallable
 from flwr.supercore.run import Run
 
 from fedveil.accounting import Admission, Policy
-from fedveil.engines.flower.mod import privacy_mod, protected_outside
+from fedveil.engines.client import NO_PART
+from fedveil.engines.flower.mod import NOTHING, TOLD, privacy_mod, protected_outside
 from fedveil.engines.flower.records import ARRAYS, FAILED, HELLO, REFUSED
 from fedveil.engines.flower.settings import PREFIX, method_from
 from fedveil.engines.lifetime import read_policy
@@ -119,11 +120,13 @@ def answer(path: str | Path, message: Message, context: Context, run: Run, conte
         if not reply.has_error():
             return reply
         code, reason = reply.error.code, reply.error.reason
+    except FedVeilError as error:
+        code, reason = FAILED, str(error)
     except Exception as error:
-        code, reason = FAILED, str(error) if isinstance(error, FedVeilError) else ""
-        _LOG.error("FedVeil: this node failed", exc_info=None if reason else error)
-    if reason:
-        _LOG.error("FedVeil: nothing leaves this node: %s", reason)
+        code, reason = FAILED, ""
+        _LOG.error(f"{NOTHING}: it failed", exc_info=error)
+    if reason not in ("", TOLD, NO_PART):  # of these two the mod has logged why
+        _LOG.error(f"{NOTHING}: %s", reason)
     code = REFUSED if code == REFUSED else FAILED
     return Message(Error(code, WORDS[code]), reply_to=message)
 

@@ -144,7 +144,11 @@ class FlowerFederation(Federation):
             accepted = "under Flower clients are shown no metrics: leave it 'off'"
             raise FieldError("publish.metrics", self.server.publishing.metrics, accepted)
         if self.validators is not None:
-            raise FieldError("stopping", self.validators.rule, "needs the embedded engine: leave it out under Flower")
+            accepted = (
+                "holds validation clients' data, as the embedded engine does; under Flower they are nodes of their "
+                "own: FedVeilStrategy(stopping=...), and privacy_mod(..., validation=Validation()) on those nodes"
+            )
+            raise FieldError("stopping", self.validators.rule, accepted)
         self._shuffle, self._run_id = shuffle, self.execution.run_id
         self._elsewhere: dict[str, tuple[Ledger, LineStore]] | None = None if self.execution.ledgers is None else {}
         self._grid: InProcessGrid | None = None

@@ -55,6 +55,7 @@ from fedveil.secure import Site
 
 _LOG = getLogger("flwr")
 TOLD = "the client failed; its own log says why"  # all that a server reads of an error
+NOTHING = "FedVeil: nothing leaves this node"
 
 
 def _log_failure(partition: int, round_: int, error: Exception) -> None:
@@ -212,7 +213,7 @@ def privacy_mod(
             if isinstance(verdict, Refusal):
                 word = verdict.reason if settings.site is None else NO_PART
                 if settings.site is not None:
-                    _LOG.error("no part in this sum: %s", party.failure or verdict.reason)
+                    _LOG.error(f"{NOTHING}: %s", party.failure or verdict.reason)
                 return Message(Error(REFUSED, word), reply_to=message)
             released = verdict
             if released is None:
@@ -238,7 +239,7 @@ def privacy_mod(
         try:
             return answer(message, context, call_next)
         except Exception as error:
-            _LOG.error("the client failed", exc_info=error)
+            _LOG.error(f"{NOTHING}: %s", error, exc_info=error)
             return Message(Error(FAILED, TOLD), reply_to=message)
 
     return mod

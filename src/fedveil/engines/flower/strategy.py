@@ -97,7 +97,8 @@ class FedVeilStrategy(Strategy):
         Usable replies without which a round is not combined and the run ends: the mean of one is its model.
     attempts : int
         Questions of one round at the most, of a secure sum: where a site does not answer, the others are asked anew
-        without it, or with it if they are too few, and each pays one more release.
+        without it, or with it if they are too few, and each pays one more release. A site that declined is asked no
+        more.
     delta : float
         At which the log states an epsilon, unless the budget names its own.
     stopping : EarlyStopping, optional
@@ -175,6 +176,9 @@ class FedVeilStrategy(Strategy):
         if isinstance(self.method.server, SecureSum) and self.method.server.lr is None:
             raise FieldError("lr", None, 'is needed: the step is the server\'s; build("record", sum="secure", lr=0.5)')
         self._ask_again: Callable[[list[int], int], Iterable[Message]] | None = None
+        self._declined: dict[
+            int, str
+        ] = {}  # sites of secure sums that are asked no more: the others pay for each question
         self._lost: set[int] = set()  # partitions without a reply of their own, which may be back
         self._asked: dict[int, int] = {}  # partition of each node that was asked in this round
         self._sent: list[Message] = []  # Flower gives them their ids when it sends them
@@ -306,7 +310,7 @@ class FedVeilStrategy(Strategy):
             return grid.send_and_receive(ask(there, attempt), timeout=self._timeout)
 
         self._ask_again = again
-        return ask([p for p in cohort if p in self._roster.nodes], 0)
+        return ask([p for p in cohort if p in self._roster.nodes and p not in self._declined], 0)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -326,6 +330,9 @@ class FedVeilStrategy(Strategy):
             released, more, none = self._sort(self._ask_again(left, attempt))
             failed = {p: why for p, why in {**failed, **more}.items() if p not in released}
             refused |= none
+        if self._secure:
+            self._declined |= refused
+            refused = self._declined
         self.received, broadcast = released, self.broadcast
         self.models, log, metrics = self._serving.close(broadcast, released, {**self._absent, **failed}, refused)
         counts = {"used": len(log.used), "failed": len(log.failed), "invalid": len(log.invalid)}
