@@ -31,9 +31,9 @@ _HEURISTIC = (
 
 
 _EVIDENCE = {  # accuracy at a total epsilon, beside the same training without privacy
-    "trusted sum": "4 silos, blood cells: .914 at 2, .936 without; 10 on digits: .948 at 4, .959 "
+    "trusted sum": "4 silos, blood cells: .916 at 2, .934 without; 10 on digits: .948 at 4, .959 "
     "(results/record-level)",
-    "local": "4 silos, blood cells: .906 at 2, .936 without; 10 on digits: .917 at 4, .959 (results/record-level)",
+    "local": "4 silos, blood cells: .908 at 2, .934 without; 10 on digits: .917 at 4, .959 (results/record-level)",
     "secure sum": "as the trusted sum: the model is the same sum's (docs/secure-sum.md)",
     "global": "10 clients on digits: .356 at 4, .959 without (README)",
     "fedre": "printed and sound variants at equal noise: results/guarantees",
