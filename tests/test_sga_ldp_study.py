@@ -151,3 +151,20 @@ def test_a_short_run_on_blood_cells(tmp_path):
     assert STUDY.measures["poisoning"]([outcome], "accuracy").value == pytest.approx(
         STUDY.measures["test"]([outcome], "accuracy").value
     )
+
+
+def test_stronger_attacks_on_membership_are_figures_of_a_run():
+    config = tiny(method="vanilla").model_copy(update={"malicious": None, "rounds": 1})
+    probes = [STUDY.probes[name](config) for name in ("server", "shadows")]
+    cell = Cell("tiny", config, tuple(probes))
+    outcome = Store(None).run([cell]).outcomes[cell.key]
+    found = {
+        name: STUDY.measures["attack"]([outcome], name).value
+        for name in ("fedmia", "fedmia 0.1", "fedmia 0.001", "lira-offline", "rmia-offline-update")
+    }
+    told = outcome.summary.values["concluded"]["membership"]
+    assert found["fedmia"] == told["figures"]["fedmia"] > 0.55  # the classes of a client's own records
+    assert found["fedmia 0.1"] == told["rates"]["fedmia"]["0.1"] > 0.1
+    assert math.isnan(found["fedmia 0.001"])  # too few others for ten false ones
+    assert 0 < found["lira-offline"] < 1
+    assert 0 < found["rmia-offline-update"] < 1

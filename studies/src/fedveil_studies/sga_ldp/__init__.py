@@ -1,7 +1,8 @@
 """The study of the SGA-LDP paper (Beyat et al. 2025): similarity-guided adaptive local DP among malicious clients.
 
-The measures that it adds: the loss-threshold membership inference of the paper's table IV; the noise that clients
-added, by its mean power over clients and rounds; and what the cosine with the last global update is worth.
+The measures that it adds: the loss-threshold membership inference of the paper's table IV, and stronger attacks; the
+noise that clients added, by its mean power over clients and rounds; and what the cosine with the last global update is
+worth.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from fedveil.attacks.statistics import auc
 from fedveil.config import Config
 from fedveil.engines.probe import Seen
 from fedveil.errors import FieldError
+from fedveil.games.membership import MembershipView
+from fedveil.games.shadows import ShadowView
 from fedveil.grid import Outcome
 from fedveil.learning import ClientData
 from fedveil.mechanisms import gaussian_sigma
@@ -74,6 +77,10 @@ class Watch:
             for a, b in ((x, y), (other_x, other_y))
         )
         return {"membership": auc(inside, outside)}
+
+
+study.probe("server")(lambda _config: MembershipView())
+study.probe("shadows")(lambda _config: ShadowView())
 
 
 @study.probe("premise")
@@ -153,6 +160,17 @@ def expected_worth(outcomes: Sequence[Outcome], _argument: str) -> Curve:
 def membership(outcomes: Sequence[Outcome], _argument: str) -> Value:
     """AUC of minus the loss, of all clients' training examples against all that they hold out."""
     return Value(float(outcomes[0].summary.values["concluded"][Watch.name]["membership"]))
+
+
+@study.measure("attack")
+def attack(outcomes: Sequence[Outcome], argument: str) -> Value:
+    """``attack NAME``: AUC of one of `MEMBERSHIPS`; ``attack NAME RATE``: true positives at that rate of false ones."""
+    name, _, rate = argument.partition(" ")
+    views = outcomes[0].summary.values["concluded"].values()
+    told = next((view for view in views if name in view["figures"] or name in view["refused"]), {})
+    if name in told["refused"]:
+        return Value(math.nan)
+    return Value(float(told["rates"][name].get(rate, math.nan) if rate else told["figures"][name]))
 
 
 @study.curve("membership of clients")
