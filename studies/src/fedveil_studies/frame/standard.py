@@ -53,6 +53,12 @@ def change(outcomes: Sequence[Outcome], figure: str) -> Value:
     return Value(fmean(abs(b - a) for a, b in pairwise(settled)) if len(settled) > 1 else math.nan)
 
 
+def noised(outcomes: Sequence[Outcome], figure: str) -> Value:
+    """``mean noise FIGURE``: sigma, distance or noise_to_clip, mean over the rounds; undefined where there is none."""
+    found = outcomes[0].summary.noise(figure)
+    return Value(math.nan if found is None else found)
+
+
 def poisoning(outcomes: Sequence[Outcome], figure: str) -> Value:
     """``poisoning success``, ``recall`` or ``accuracy``; in a run in which nobody acts, success is the clean rate."""
     return Value(float(outcomes[0].summary.values["malicious"][figure]))
@@ -104,6 +110,7 @@ MEASURES: Mapping[str, Callable[[Sequence[Outcome], str], Value]] = {
     "test": tested,
     "gain": gain,
     "change": change,
+    "mean noise": noised,
     "poisoning": poisoning,
 }
 CURVES: Mapping[str, Callable[[Sequence[Outcome], str], Curve]] = {"rounds": rounds, "roc": roc, "at": at}
