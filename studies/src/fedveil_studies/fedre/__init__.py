@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -11,7 +12,10 @@ from fedveil_studies.fedre import pictures
 from fedveil_studies.fedre.defence import CosineInversion, NoisedPixels, RegionInversion
 from fedveil_studies.fedre.weights import FewImages, ServerWeights
 from fedveil_studies.frame import Study, Value
-from fedveil_studies.frame.described import ScaleOf
+from fedveil_studies.frame.claims import compared, verdict_of
+from fedveil_studies.frame.described import ClaimOf, ScaleOf
+from fedveil_studies.frame.evidence import Evidence
+from fedveil_studies.frame.finding import Row
 
 study = Study.of(__name__)
 study.probe("inversion")(RegionInversion)
@@ -35,3 +39,14 @@ def probed(outcomes: Sequence[Outcome], name: str) -> Value:
     """``probed FIGURE``: mean over the rounds of a probe's figure, or of one that the server reports."""
     rows = outcomes[0].rows
     return Value(fmean(float((row["figures"] if name in row["figures"] else row["server"])[name]) for row in rows))
+
+
+@study.judge("above the other row")
+def above_the_other_row(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
+    """Setting by setting, a figure in the first row of `only` above that in the second."""
+    above, below = claim.only
+    decide = partial(verdict_of, sign=1, margin=claim.margin)
+    for table, figure in claim.figures:
+        for setting in dict.fromkeys(s for (t, row, s, f) in evidence.results if (t, row, f) == (table, below, figure)):
+            pair = [evidence.at(table, row, setting, figure) for row in (above, below)]
+            yield compared(study.settings[setting], *pair, decide, pair, claim.guess)

@@ -251,6 +251,7 @@ class Described(_Table):
         default={},
         description="What else it printed (rows or figures of this name, tables called N-NAME), and why not we.",
     )
+    open: tuple[str, ...] = Field(default=(), description="What no table has yet and a run could tell; its command.")
     claims: tuple[ClaimOf, ...] = ()
     judged_on: tuple[str, ...] = Field(default=(), description="Groups of runs, the one nearest to the paper first.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from fedveil_studies.frame.tables import FIRST
 
 MARKS = {HOLDS: "✓", CONTRADICTED: "✗", NO_DIFFERENCE: "=", CANNOT_TELL: "?"}
 COLUMNS = 20  # more are shown only where a claim is about them
+MANY = 100  # seeds: who needs more is told no number
 MATCHED = 1e-3  # sigmas that differ by a smaller share were set equal
 Judged = tuple[ClaimOf, Finding, Sequence[Finding]]
 HEADER = ("answers", "claim, and where the paper has it", "paper", "ours", "evidence", "verdict", "cause", "other runs")
@@ -65,7 +67,8 @@ def claims_page(folder: Path, study: Study) -> str:
         lines += _audited(on_audits, audits)
     lines += _row_by_row(study, judged)
     lines += _noise(every)
-    lines += ["## Runs that would tell more", "", *_missing(judged, every)]
+    more = [*_missing(judged, every), *_undecided(judged, every), *(f"* {one}" for one in told.open)]
+    lines += ["## Runs that would tell more", "", *(more or ["* none"])]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -180,4 +183,30 @@ def _missing(judged: Sequence[Judged], every: Sequence[Evidence]) -> list[str]:
     for claim, finding, _ in judged:
         if any(row.lacking for row in finding.rows):
             wanted.setdefault(claim.seeds, {}).update(dict.fromkeys(table for table, _ in claim.figures))
-    return [f"* `{group.command(tables, seeds)}`" for seeds, tables in wanted.items() if tables] or ["* none"]
+    return [f"* `{group.command(tables, seeds)}`: no runs, or too few" for seeds, tables in wanted.items() if tables]
+
+
+def _undecided(judged: Sequence[Judged], every: Sequence[Evidence]) -> list[str]:
+    """The commands that repeat what was run and cannot be told, and how many seeds that may take."""
+    found: dict[tuple[str, tuple[str, ...]], int] = {}
+    for claim, finding, _ in judged:
+        open_rows = [row for row in finding.tested if row.verdict == CANNOT_TELL]
+        seeds = [_seeds(claim, row) for row in open_rows if row.found is not None and row.found.count > 1]
+        if finding.verdict == CANNOT_TELL and seeds:
+            place = finding.title, tuple(dict.fromkeys(table for table, _ in claim.figures))
+            found[place] = max(found.get(place, 0), *seeds)
+    groups = {one.title: one for one in every}
+    return [
+        f"* `{groups[title].command(tables, min(seeds, MANY))}`: undecided, at this spread "
+        f"{'more than ' if seeds > MANY else 'about '}{min(seeds, MANY)} seeds decide"
+        for (title, tables), seeds in found.items()
+    ]
+
+
+def _seeds(claim: ClaimOf, row: Row) -> int:
+    """About how many decide a row: its interval then leaves out zero, or lies within the margin."""
+    assert row.found is not None
+    far, half = abs(row.found.mean), (row.found.high - row.found.low) / 2
+    within = abs(claim.margin - far)
+    nearest = within if claim.expect == "alike" else max(far, claim.margin - far)
+    return math.ceil(row.found.count * min(half / max(nearest, 1e-9), MANY) ** 2)
