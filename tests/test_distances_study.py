@@ -21,7 +21,7 @@ def outcomes(slope):
 
 def test_six_deals_of_the_data_each_run_once():
     plan = Reproduction(find("distances"), Choices(workers=1))
-    cells = plan.cells(Selection.of(plan, (), ()))
+    cells = plan.cells(Selection.of(plan, ("1",), ("runs", "rounds")))
     assert len(cells) == 6
     assert {cell.config.data.alpha for cell in cells} == {0.05, 0.1, 0.3, 1.0, 10.0, None}
 

@@ -31,7 +31,7 @@ from fedveil_studies.fedre.score_figure import score_figure
 from fedveil_studies.frame import Choices, Reproduction, find
 from fedveil_studies.frame.claims import judge
 from fedveil_studies.frame.evidence import read_evidence
-from fedveil_studies.frame.finding import CONTRADICTED, HOLDS
+from fedveil_studies.frame.finding import CANNOT_TELL, CONTRADICTED, HOLDS
 from fedveil_studies.frame.reproduction import Selection
 from fedveil_studies.frame.result import Result
 from fedveil_studies.frame.tables import result_table
@@ -539,13 +539,36 @@ def test_few_images_are_compared_with_many_only_where_enough_are_marked(receipts
 
 @pytest.mark.parametrize(("values", "verdict"), [([0.01, 0.012, 0.014], HOLDS), ([0.1, 0.11, 0.12], CONTRADICTED)])
 def test_ten_images_suffice_where_the_shares_stay_within_a_twentieth(tmp_path, values, verdict):
-    row = {"row": STUDY.described.rows["ratio-01"].label, "setting": "fedre", "figure": "10 images", "values": values}
-    row |= {"seeds": [0, 1, 2], "draws": [0] * 3, "chance": None, "cells": ["a", "b", "c"], "noise": {}}
-    table = {"study": "fedre", "table": "images", "scale": "small", "readings": [], "rows": [row]}
-    (tmp_path / "small").mkdir()
-    (tmp_path / "small" / "table-images.json").write_text(json.dumps(table), encoding="utf-8")
-    [evidence] = read_evidence(tmp_path, STUDY)
-    [claim] = [c for c in STUDY.described.claims if c.figures == (("images", "10 images"),)]
-    assert judge(claim, evidence).verdict == verdict
+    place = {"row": STUDY.described.rows["ratio-01"].label, "setting": "fedre"}
+    rows = [place | {"figure": figure, "values": values} for figure in ("10 images", "trained, 10 images")]
+    [claim] = [c for c in STUDY.described.claims if ("images", "10 images") in c.figures]
+    assert judge(claim, evidence_of(tmp_path, "images", rows)).verdict == verdict
     answered = {a for c in STUDY.described.claims for a in c.answers}
     assert answered == set(STUDY.described.statements)
+
+
+@pytest.mark.parametrize(
+    ("larger", "smaller", "verdict"),
+    [
+        ([0.5, 0.52, 0.54], [0.3, 0.33, 0.31], HOLDS),
+        ([0.3, 0.33, 0.31], [0.5, 0.52, 0.54], CONTRADICTED),
+        ([0.06, 0.07, 0.05], [0.05, 0.06, 0.07], CANNOT_TELL),  # neither learned
+    ],
+)
+def test_a_larger_epsilon_is_set_against_a_smaller_one_of_the_same_setting(tmp_path, larger, smaller, verdict):
+    place = {"setting": "fedre", "figure": "iou"}
+    rows = [place | {"row": "eps 50", "values": larger}, place | {"row": "eps 10", "values": smaller}]
+    rows.append({"setting": "blur-lus-10", "figure": "iou", "row": "eps 10", "values": smaller})  # one row alone
+    [claim] = [c for c in STUDY.described.claims if c.expect == "above the other row"]
+    found = judge(claim, evidence_of(tmp_path, "1", rows))
+    assert found.verdict == verdict
+    assert len(found.rows) == 1
+
+
+def evidence_of(folder, name, rows):
+    plain = {"seeds": [0, 1, 2], "draws": [0] * 3, "chance": None, "cells": ["a", "b", "c"], "noise": {}}
+    table = {"study": "fedre", "table": name, "scale": "small", "readings": [], "rows": [plain | row for row in rows]}
+    (folder / "small").mkdir()
+    (folder / "small" / f"table-{name}.json").write_text(json.dumps(table), encoding="utf-8")
+    [evidence] = read_evidence(folder, STUDY)
+    return evidence

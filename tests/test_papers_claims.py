@@ -154,6 +154,20 @@ def test_the_page_has_a_row_a_claim_and_every_statement_is_answered(tmp_path):
     assert answered == set(METRIC.described.statements)
 
 
+@pytest.mark.parametrize(("spread", "said"), [(1.0, "--seeds 9`"), (10.0, "more than 100 seeds")])
+def test_what_cannot_be_told_names_the_seeds_that_would_decide(tmp_path, spread, said):
+    ours = [
+        0.7,
+        0.7 + 0.01 * spread,
+        0.7 - 0.015 * spread,
+    ]  # half of the interval .0313 at a spread of 1, nearest .0183
+    write(tmp_path, "5", "accuracy", table_5(**{rule: (ours, [0.7] * 3) for rule in RULES}))
+    lines = claims_page(tmp_path, METRIC).splitlines()
+    [line] = [line for line in lines if "decide" in line and ("--table 5 " in line or "tables 5:" in line)]
+    assert said in line
+    assert any("--scale paper --seeds 1" in line for line in lines)  # what the study calls open
+
+
 def test_only_what_the_paper_shows_is_asked_for():
     evidence = Evidence(METRIC, "small")
 

@@ -23,7 +23,7 @@ from fedveil.gdp import rounded_up
 Verdict = Literal["possible", "hard", "hopeless", "no promise"]
 
 _HEURISTIC = (
-    ("metric", "central", "at equal noise it was as accurate as global DP: results/metric-privacy"),
+    ("metric", "central", "at equal noise it was no more accurate than global DP: results/metric-privacy"),
     ("group", "local", "what its releases leak: results/guarantees"),
     ("fedre", "local", "what its releases leak: results/guarantees"),
     ("sga-ldp", "local", "what its releases leak: results/guarantees"),

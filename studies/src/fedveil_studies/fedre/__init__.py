@@ -48,5 +48,6 @@ def above_the_other_row(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
     decide = partial(verdict_of, sign=1, margin=claim.margin)
     for table, figure in claim.figures:
         for setting in dict.fromkeys(s for (t, row, s, f) in evidence.results if (t, row, f) == (table, below, figure)):
-            pair = [evidence.at(table, row, setting, figure) for row in (above, below)]
-            yield compared(study.settings[setting], *pair, decide, pair, claim.guess)
+            if (table, above, setting, figure) in evidence.results:
+                pair = [evidence.at(table, row, setting, figure) for row in (above, below)]
+                yield compared(study.settings[setting], *pair, decide, pair, claim.guess)

@@ -197,8 +197,9 @@ def _undecided(judged: Sequence[Judged], every: Sequence[Evidence]) -> list[str]
             found[place] = max(found.get(place, 0), *seeds)
     groups = {one.title: one for one in every}
     return [
-        f"* `{groups[title].command(tables, min(seeds, MANY))}`: undecided, at this spread "
-        f"{'more than ' if seeds > MANY else 'about '}{min(seeds, MANY)} seeds decide"
+        f"* tables {', '.join(tables)}: undecided, at this spread more than {MANY} seeds would decide"
+        if seeds > MANY
+        else f"* `{groups[title].command(tables, seeds)}`: undecided, at this spread about {seeds} seeds decide"
         for (title, tables), seeds in found.items()
     ]
 

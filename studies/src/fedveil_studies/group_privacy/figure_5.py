@@ -1,8 +1,8 @@
 """The paper's figure 5 as figures: what inversion makes of single digits under noise of known lengths.
 
 A game of inversion beside the run, of which it takes data and seed: each of four writers trains on one digit for one
-step. LeNet stands in for the paper's CNN, whose ReLU defeats DLG without any noise; a dense network shows what another
-attack, and another first layer, tell.
+step. A sigmoid LeNet with its usual first weights is one network behind which noise hides images, no stand-in for the
+paper's CNN; a dense network shows what another attack, and another first layer, tell.
 """
 
 from __future__ import annotations
