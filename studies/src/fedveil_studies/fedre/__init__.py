@@ -49,5 +49,5 @@ def above_the_other_row(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
     for table, figure in claim.figures:
         for setting in dict.fromkeys(s for (t, row, s, f) in evidence.results if (t, row, f) == (table, below, figure)):
             if (table, above, setting, figure) in evidence.results:
-                pair = [evidence.at(table, row, setting, figure) for row in (above, below)]
-                yield compared(study.settings[setting], *pair, decide, pair, claim.guess)
+                first, second = (evidence.at(table, row, setting, figure) for row in (above, below))
+                yield compared(study.settings[setting], first, second, decide, (first, second), claim.guess)

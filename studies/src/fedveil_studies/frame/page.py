@@ -67,7 +67,7 @@ def claims_page(folder: Path, study: Study) -> str:
         lines += _audited(on_audits, audits)
     lines += _row_by_row(study, judged)
     lines += _noise(every)
-    more = [*_missing(judged, every), *_undecided(judged, every), *(f"* {one}" for one in told.open)]
+    more = [*_missing(judged, every), *_undecided(judged, every), *(f"* {one}" for one in spec.open)]
     lines += ["## Runs that would tell more", "", *(more or ["* none"])]
     return "\n".join(lines).rstrip() + "\n"
 

@@ -167,10 +167,11 @@ def attack(outcomes: Sequence[Outcome], argument: str) -> Value:
     """``attack NAME``: AUC of one of `MEMBERSHIPS`; ``attack NAME RATE``: true positives at that rate of false ones."""
     name, _, rate = argument.partition(" ")
     views = outcomes[0].summary.values["concluded"].values()
-    told = next((view for view in views if name in view["figures"] or name in view["refused"]), {})
-    if name in told["refused"]:
+    found = (view for view in views if name in view["figures"] or name in view["refused"])
+    view: Mapping[str, Any] = next(found, {})
+    if name in view["refused"]:
         return Value(math.nan)
-    return Value(float(told["rates"][name].get(rate, math.nan) if rate else told["figures"][name]))
+    return Value(float(view["rates"][name].get(rate, math.nan) if rate else view["figures"][name]))
 
 
 @study.curve("membership of clients")
