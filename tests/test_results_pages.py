@@ -98,14 +98,13 @@ def test_the_figures_that_a_page_opens_with_stand_in_its_files(name):
 
 # Figures that no file of the page's folder holds, by page.
 ELSEWHERE = {
-    "distances": {"-.18", "-.27", "-.09"},  # a difference of paired seeds
     "alzheimer-quick": {".0409", ".905", ".881", ".885"},  # the configuration's multiplier; the paper's figures
-    "fedre": {".557", ".575", ".203"},  # of tiles; the paper's DocTamper column; a line of figure 6
+    "fedre": {".557", ".575"},  # of tiles; the paper's DocTamper column
     "group-privacy": {"2e-12", "-.079", "-.075"},  # SPEAR's other steps, without a file; differences of single runs
     "guarantees": {"99.9"},  # percent, of the intervals
     "person-level": {".893", "797.3", "239.2"},  # of tuning, which tuning.csv holds in part; images over patients
-    "record-level": {  # losses beside "none"; digits, of the README; what an epsilon means for the best attacker
-        *(".052", ".030", ".085", ".141", ".079", ".948", ".917", ".904", ".962"),
+    "record-level": {  # earlier runs; digits, of the front page; what an epsilon means for the best attacker
+        *(".837", ".948", ".917", ".962"),
         *(".798", ".679", ".255", ".0772", ".0806", ".0152", ".554", ".0198", ".00239"),
     },
     "sga-ldp": {"87.2", "30.9"},  # percent of the paper's accuracy; sigma sqrt(d / n)
@@ -132,17 +131,21 @@ def numbers(values):
 
 
 def pools_of(name):
-    """The numbers behind a page, twice: means alone, and with intervals and seeds.
+    """The numbers behind a page: means alone, with intervals and seeds, and differences of two means of a table.
 
     Of a study's tables those of one row or setting stand together, of other files all.
     """
-    folder, found = RESULTS / name, {"means": {}, "spread": {}}
+    folder, found = RESULTS / name, {"means": {}, "spread": {}, "differences": {}}
     printed = ROOT / "studies" / "src" / "fedveil_studies" / name.replace("-", "_") / "published.csv"
     paper = csv.DictReader(printed.read_text().splitlines()) if printed.is_file() else ()
     every = [(printed, row, {"means": row, "spread": row}) for row in paper]
     for path in (*folder.rglob("*.json"), *(RESULTS / "bench").glob("*.json"), *folder.glob("*.md")):
         if path.name.startswith("table-"):
-            for one in json.loads(path.read_text())["rows"]:
+            rows = json.loads(path.read_text())["rows"]
+            for figure in dict.fromkeys(one["figure"] for one in rows):
+                of = [one["value"] for one in rows if one["figure"] == figure and one.get("value") is not None]
+                found["differences"][path, figure] = [abs(a - b) for a, b in combinations(of[:40], 2)]
+            for one in rows:
                 kinds = {kind: [one.get(key) for key in keys] for kind, keys in (("means", MEANS), ("spread", SPREAD))}
                 every.append((path.parent, one, kinds))
         elif path.name != "README.md" and not path.name.startswith("cells"):
@@ -169,7 +172,8 @@ def lost(text, pools, together=2):
     Those of a table's row have to stand in two pools together: as means, but for what is in brackets (intervals) or
     listed with semicolons (seeds).
     """
-    every, found = sorted(number for pool in pools["spread"] for number in pool), []
+    every = sorted(number for kind in ("spread", "differences") for pool in pools[kind] for number in pool)
+    found = []
     for line in text.splitlines():
         figures = set() if line.startswith("    ") else set(DECIMAL.findall(line))
         if line.startswith("|") and figures:
