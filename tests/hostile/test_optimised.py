@@ -256,14 +256,13 @@ class Game:
 CHANGES = ("missing", "value", "label")
 
 
-def searched(sizes, draws=6, tries=20, names=NETWORKS, methods=METHODS, engines=("embedded", "flower")):
-    """(network, method, engine, size) -> the most of what was promised that a server moves the sum by."""
-    found, turn = {}, 0
-    for name, how, engine, n in product(names, methods, engines, sizes):
-        if engine == "embedded" or how != "secure sum":  # whose sites under Flower have keys: test_hostile_sum.py
-            game = Game(name, how, n, engine, CHANGES[turn % 3], seed=n)
-            found[name, how, engine, n] = game.search(draws, tries) / game.within
-            turn += 1
+def searched(sizes, draws, tries, names=NETWORKS, methods=METHODS, first=0):
+    """(network, method, size) -> the most of what was promised that a server moves the sum by, in turns of engines."""
+    found = {}
+    for turn, (name, how, n) in enumerate(product(names, methods, sizes), first):
+        engine = "embedded" if turn % 2 or how == "secure sum" else "flower"  # whose sites have keys under Flower
+        game = Game(name, how, n, engine, CHANGES[turn // 2 % 3], seed=n)
+        found[name, how, n] = game.search(draws, tries) / game.within
     return found
 
 
@@ -278,8 +277,7 @@ def threads(request):
 @pytest.mark.parametrize("turn", range(len(NETWORKS)))
 def test_no_weights_that_a_server_finds_move_the_sum_beyond_the_promise(turn, threads):
     how = list(METHODS)[(turn + 3 * threads) % len(METHODS)]
-    engine = "flower" if (turn + threads) % 2 and how != "secure sum" else "embedded"
-    found = searched([16], 1, 4, [list(NETWORKS)[turn]], [how], [engine])
+    found = searched([16], 1, 4, [list(NETWORKS)[turn]], [how], turn + threads)
     assert 0.3 < max(found.values()) <= 1
 
 
@@ -300,7 +298,7 @@ def test_no_weights_do_on_any_instruction_set(instructions, threads):
     program = (
         "import sys, json, torch; sys.path.insert(0, sys.argv[1]); import test_optimised as t;"
         f"torch.set_num_threads({threads});"
-        "found = t.searched((1, 2, 15, 16, 33, 70));"
+        "found = t.searched((2, 15, 33, 70), 2, 8);"
         "print(json.dumps([torch.backends.cpu.get_cpu_capability(), len(found), max(found.values())]))"
     )
     command = [sys.executable, "-c", program, str(Path(__file__).parent)]
