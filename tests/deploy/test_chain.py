@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 
 import pytest
 from chain import BIN, SECRET, Chain, site, wait, write_app
@@ -101,6 +102,7 @@ def held(tmp_path_factory):
             [reply] = arrived["replies"]
             return reply
 
+        run.chain, run.folder = chain, folder
         run.ledger, run.log = place / "ledgers" / "0.jsonl", folder / "node0.log"
         yield run
 
@@ -141,6 +143,51 @@ def test_what_is_refused_is_a_constant_word(held, name, config):
     before = held.ledger.read_text()
     reply = held(name, **config)
     assert reply["reason"] in WORDS.values()
+    assert held.ledger.read_text() == before
+
+
+AGENT = """
+import json
+from flwr.agentapp import AgentApp
+
+app = AgentApp()
+
+@app.main()
+def main(agent, context):
+    def call(name, **arguments):
+        return json.loads(agent.grid.call({"name": name, "call_id": name, "arguments": arguments})["output"])
+
+    nodes = call("get_nodes", sample_size=None)["nodes"]
+    asked = [{"dst_node_id": node["id"], "payload": "x", "reply_to_message_id": None} for node in nodes]
+    sent = [one["message_id"] for one in call("push_messages", messages=asked)["results"]]
+    found = call("pull_messages", message_ids=sent, timeout=200)
+    with open("{out}", "w") as file:
+        json.dump({"replies": found["messages"]}, file)
+"""
+START = """
+import sys
+from flwr.cli.build import build_fab_from_disk
+from flwr.cli.chat.chat_app import start_chat_run
+from flwr.cli.flower_config import read_superlink_connection
+from flwr.cli.utils import init_http_client_from_connection
+from pathlib import Path
+
+client = init_http_client_from_connection(read_superlink_connection("here"))
+print(start_chat_run(client, "go", None, None, fab_content=build_fab_from_disk(Path(sys.argv[1]))))
+"""
+
+
+def test_an_agents_task_gets_a_constant_word_and_runs_nothing(held):
+    before, out = held.ledger.read_text(), held.folder / "agent.json"
+    app = write_app(held.folder / "agent", "agent", AGENT.replace("{out}", str(out)))
+    about = app / "pyproject.toml"
+    about.write_text(about.read_text().replace('clientapp = "agent_client:app"', 'agentapp = "agent_client:app"'))
+    wait(lambda: "SuperNode ID" in held.log.read_text(), 60, *held.chain.logs)
+    held.chain.begin("agent", [sys.executable, "-c", START, app])
+    wait(lambda: out.exists() and out.read_text().endswith("}"), 300, *held.chain.logs)
+    [reply] = json.loads(out.read_text())["replies"]
+    assert (reply["payload"], reply["error"]) == (None, WORDS[901])
+    assert "flwr-agentapp is refused" in held.log.read_text()
     assert held.ledger.read_text() == before
 
 
