@@ -1,5 +1,6 @@
 """A deployment to watch: three hospitals with TLS, keys and policies; one dies in mid-round; what gets nowhere."""
 
+import hashlib
 import json
 import re
 import subprocess
@@ -8,11 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from chain import BIN, Chain, certificates, end, node_key, wait, write_app
 from flwr.cli.build import build_fab_from_disk
 
-from fedveil.engines.keyfile import make_key
+from fedveil.engines.keyfile import make_key, read_key
 from fedveil.engines.lifetime import read_head, read_ledger
+from fedveil.methods import Broadcast, PublicFacts
 from fedveil.node.bundle import Bundle
 from fedveil.node.guard import WORDS
 from fedveil.node.site import begin_site
@@ -123,10 +126,47 @@ def test_three_hospitals(tmp_path, monkeypatch):
     told = re.search(r"test accuracy (0\.\d+).*", (tmp_path / "study.log").read_text())
     assert told, (tmp_path / "study.log").read_text()[-3000:]
     assert float(told[1]) > 0.65  # .74 to .76 over three seeds
+    run = re.search(r"the sums of run '(.*)'", (tmp_path / "study.log").read_text())[1]
+    first, _, _ = read_ledger(sites[0] / "ledgers" / "ward-0.jsonl")
+    asked = [len({e.key for e in first.all_entries if e.key[0] == number}) for number in (1, 2, 3)]
+    assert torch.equal(load_model(out / "model.safetensors"), plain_model(sites, run, asked))
+    say("the model is that of the plain integer sums, computed once more with all three keys, to the bit")
     say(f"the server's folder: {sorted(p.name for p in out.iterdir())}; guarantee: {summary['guarantee']}")
     took = time.monotonic() - began
     say(f"{told[0]}; {took:.0f} seconds")
     assert took < 300
+
+
+def load_model(path):
+    from hospital import LAYOUT, network
+    from safetensors.torch import load_file
+
+    module = network()
+    module.load_state_dict(
+        {name: value.reshape(module.state_dict()[name].shape) for name, value in load_file(path).items()}
+    )
+    return LAYOUT.read(module)
+
+
+def plain_model(sites, run, asked):
+    """What rounds that were `asked` so many times come to without a mask, for whoever has all keys."""
+    from hospital import LAYOUT, METHOD, TRAINER, network, patients
+
+    model, keys = LAYOUT.read(network()), [read_key(site / "study.key") for site in sites]
+    for number, times in enumerate(asked, start=1):
+        roster = tuple(sorted(key.public for key in keys))
+        about = {"round": number, "rounds": 3, "cohort": 3, "dimension": LAYOUT.size}
+        public = PublicFacts(**about, run=run, attempt=times - 1, roster=roster)
+        broadcast = Broadcast(models=model[None], public=public)
+        context, total = METHOD.client.question(broadcast, LAYOUT), torch.zeros(LAYOUT.size, dtype=torch.int64)
+        for partition, key in enumerate(keys):
+            source = key.source(context.digest)
+            [made] = TRAINER.train_noisily(broadcast.models, [patients(partition)], [(0,)], [source.child("train")])
+            mark = int.from_bytes(hashlib.sha256(made.total.numpy().tobytes()).digest(), "big")
+            total += made.total + context.terms.noise.sample(LAYOUT.size, source=source.child("noise", mark))
+        step = total.double() * context.terms.grid / (METHOD.client.denominator * len(keys))
+        model = model + (-METHOD.server.lr * step).to(model.dtype)
+    return model
 
 
 def comes_back(start, log, logs):

@@ -29,4 +29,7 @@ def main(grid, context):
     model.load_state_dict(result.arrays.to_torch_state_dict())
     found = model(torch.tensor(images[1400:] / 16, dtype=torch.float32)).argmax(1)
     right = float((found == torch.tensor(labels[1400:])).float().mean())
+    print(
+        f"the sums of run {strategy.broadcast.public.run!r}", flush=True
+    )  # in every question, so that it can be checked
     print(f"test accuracy {right:.3f}; {strategy.guarantee.describe(1e-5)}", flush=True)
