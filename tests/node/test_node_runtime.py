@@ -11,6 +11,7 @@ from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore import utils
 from flwr.supercore.constant import TaskType
 from flwr.supercore.fab import Fab
+from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.main import create_app
@@ -96,3 +97,11 @@ def test_other_tasks_end_without_a_word(played, kind):
     assert replies == []
     assert (task.status.status, task.status.sub_status, task.status.details) == ("finished", "failed", "")
     assert lines(policy) == 0
+
+
+def test_a_heartbeat_that_comes_late_interrupts_nothing(played, monkeypatch):
+    """Of a task that was finished meanwhile it is unauthorised, and Flower then interrupts its process."""
+    monkeypatch.setattr(HeartbeatSender, "_heartbeat", lambda sender: time.sleep(0.5) or sender.heartbeat_fn())
+    _, _, task, _ = played(TaskType.CONNECTOR)
+    time.sleep(0.7)
+    assert task.status.sub_status == "failed"

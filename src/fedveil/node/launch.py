@@ -82,9 +82,9 @@ def _run(policy: str, task: str, arguments: Namespace) -> int:
         push_message(client, reply, context)
         return 0
     finally:
-        push_task_output(client, context, status, "")
-        if heartbeat.is_running:
+        if heartbeat.is_running:  # a heartbeat of a task that is finished would interrupt this process
             heartbeat.stop()
+        push_task_output(client, context, status, "")
         client.close()
 
 
