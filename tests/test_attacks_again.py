@@ -220,8 +220,9 @@ def test_a_gpu_that_is_not_there_is_refused(tmp_path, monkeypatch):
 
 def test_its_help_names_every_attack():
     shown = set(CliRunner().invoke(app, ["audit", "--help"]).stdout.split())
-    names = {attack for game in GAMES.values() for attack in game.known}
+    names = {attack.removeprefix("person-") for game in GAMES.values() for attack in game.known}
     assert {name for name in names if not name.endswith(("-update", "-trajectory"))} | {"own-update"} <= shown
+    assert {"person-loss", "person-NAME"} <= {word.rstrip(",") for word in shown}
 
 
 def test_an_attack_that_only_some_defences_exclude_is_played_against_the_others(few):
