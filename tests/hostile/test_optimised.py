@@ -116,6 +116,7 @@ class Node:
         self.trainer = PrivateTrainer(deepcopy(model), self.layout, LocalTraining(lr=1.0), method.noisy.noisy_steps)
 
     def step(self, weights):
+        weights = weights.nan_to_num(0, 3e38, -3e38)  # others are refused, whatever the data
         steps, nothing = [], torch.zeros(len(weights), dtype=torch.float64)
 
         def watched(sums, x, y, clip, present=None, **more):
@@ -161,7 +162,8 @@ class Game:
         self.draw = torch.Generator().manual_seed(seed)
         self.model, method = NETWORKS[name](), METHODS[how](n)
         gone = changed == "missing" and "add" in method.client.relation
-        self.within = BOUND * (1 if gone or changed == "label" else 2)
+        nothing = changed == "label" and how != "persons"  # a record without a label counts zero; she has another image
+        self.within = BOUND * (1 if gone or nothing else 2)
         rows = 2 * n if how == "persons" else n
         x, y = torch.randn(rows, WIDE, generator=self.draw), torch.randint(0, 3, (rows,), generator=self.draw)
         x[:, -1] = 0
@@ -295,14 +297,16 @@ def test_the_same_search_breaks_a_batch_without_the_law():
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("instructions", SETS)
 def test_no_weights_do_on_any_instruction_set(instructions, threads):
+    sizes = (2, 15, 33, 70) if threads == 1 else (15, 33)
     program = (
         "import sys, json, torch; sys.path.insert(0, sys.argv[1]); import test_optimised as t;"
         f"torch.set_num_threads({threads});"
-        "found = t.searched((2, 15, 33, 70), 2, 8);"
+        f"found = t.searched({sizes}, 2, 8);"
         "print(json.dumps([torch.backends.cpu.get_cpu_capability(), len(found), max(found.values())]))"
     )
     command = [sys.executable, "-c", program, str(Path(__file__).parent)]
-    done = subprocess.run(command, env={**os.environ, **SETS[instructions]}, capture_output=True, text=True)
+    environment = {**os.environ, **SETS[instructions], "OMP_WAIT_POLICY": "passive"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     kind, games, most = json.loads(done.stdout.splitlines()[-1])
     print(f"\n{instructions} ({kind}), threads {threads}: {games} searches, at most {most:.9f} of what is promised")
