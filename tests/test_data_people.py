@@ -196,6 +196,17 @@ def test_a_client_says_who_owns_each_example():
         assert refused.value.field == "person"
 
 
+def test_who_is_at_two_natural_clients_is_held_out_at_both_or_at_none():
+    """Of 189 people at two hospitals 52 were trained on at one and measured on at the other."""
+    dealt = federate(people(), clients="natural", seed=0, holdout=0.4)
+    train, test = (
+        {int(p) for client in dealt for p in (client.person if half else client.test_person)} for half in (True, False)
+    )
+    assert train
+    assert test
+    assert not train & test
+
+
 @pytest.mark.parametrize(("silos", "fits"), [(1, False), (2, True)])
 def test_a_run_in_which_a_person_is_at_more_silos_than_declared_is_refused(silos, fits):
     """It printed "no person is at more than 1 silo" over data in which everybody was at two."""

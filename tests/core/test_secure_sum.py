@@ -98,6 +98,7 @@ CHANGES = {
     "least_sites": 4,
     "colluding": 2,
     "roster": 5,
+    "silos_per_person": 2,
 }
 
 

@@ -18,7 +18,7 @@ from fedveil.engines.messages import REPLY
 from fedveil.errors import FieldError
 from fedveil.flower import privacy_mod
 from fedveil.node.approval import APPROVAL, approve, make_signer
-from fedveil.node.guard import WORDS, NodePolicy, answer
+from fedveil.node.guard import WORDS, NodePolicy, _own, answer
 
 pytestmark = [pytest.mark.flower, pytest.mark.usefixtures("runtime")]
 OWN = 'client = "own_client:app"'
@@ -339,3 +339,21 @@ def test_a_policy_for_a_node_is_refused_elsewhere(own, why):
     policy = own()
     given = context(**GROUP, **{"privacy.policy": str(policy)})
     assert "fedveil node" in why(privacy_mod(LAYOUT, ledger="run")(request(), given, lambda m, c: m))
+
+
+def test_an_own_client_whose_handlers_have_different_mods_is_refused(tmp_path, monkeypatch):
+    """The first one's method, noise of .0001, protected all of them."""
+    (tmp_path / "two_mods.py").write_text(
+        "from flwr.clientapp import ClientApp\n"
+        "from fedveil.flower import privacy_mod\n"
+        "from fedveil.layout import Layout\n"
+        "from fedveil.methods import build\n"
+        "layout, app = Layout.from_shapes({'w': (3,)}), ClientApp()\n"
+        "@app.train('warmup', mods=[privacy_mod(layout, build('group', noise_multiplier=0.0001))])\n"
+        "def warm(message, context): return message\n"
+        "@app.train(mods=[privacy_mod(layout, build('group', noise_multiplier=5.0))])\n"
+        "def train(message, context): return message\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(FieldError, match="differ"):
+        _own("two_mods:app")

@@ -213,14 +213,24 @@ def federate(
     count = None if clients == NATURAL else int(clients)
     if dataset.group is not None and not by_nature and count is not None and count > len(first):
         raise FieldError("clients", clients, f"must be at most {len(first)}: people and documents are dealt out whole")
-    result = []
+    result, kept = [], dict[int, bool]()
     for i, part in enumerate(partition(strata, count, scheme, seed=seed, **options)):
         halves = _split(strata, part, holdout, seed=keyed_seed(seed, i))
+        if by_nature and dataset.group is not None:
+            halves = _as_elsewhere(dataset.group.numpy()[first], halves, kept)
         train, test = (np.sort(np.concatenate([first[:0], *(members[g] for g in half)])) for half in halves)
         name = dataset.owners[int(options["owner"][part[0]])] if by_nature else f"client-{i}"
         kinds = sensitive[i % len(sensitive)] if sensitive else dataset.region_names
         result.append(_client(dataset, train, test if holdout else None, name, kinds))
     return result
+
+
+def _as_elsewhere(who: Indices, halves: tuple[Indices, Indices], kept: dict[int, bool]) -> tuple[Indices, Indices]:
+    """The halves of a client, but whoever is at an earlier one too is held out here if she is held out there."""
+    places = np.sort(np.concatenate(halves))
+    here = np.isin(places, halves[1])
+    out = np.array([kept.setdefault(int(who[g]), bool(h)) for g, h in zip(places, here, strict=True)], dtype=bool)
+    return places[~out], places[out]
 
 
 def _groups(dataset: DataSet, by_nature: bool) -> list[Indices]:

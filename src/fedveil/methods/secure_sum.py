@@ -118,6 +118,7 @@ class SecureShares(NoSum):
             dimension=dimension,
             least_sites=side.least_sites,
             colluding=side.colluding,
+            silos_per_person=side.silos_per_person,
         )
 
     def steps(self, noisy: NoisySteps) -> NoisySteps:

@@ -168,8 +168,11 @@ def _own(reference: str) -> tuple[ClientAppCallable, dict[str, Any]]:
     """The operator's own client, and what its code says to the mod."""
     with protected_outside() as calls:
         app = load_app(reference)
-    if any(call["layout"] != calls[0]["layout"] for call in calls):
-        raise FieldError("client", reference, "builds mods for several layouts: one is for the whole app")
+    if any(call != calls[0] for call in calls):
+        accepted = (
+            "builds mods that differ, in layout, method, trainer or site: one is for the whole app, all its handlers"
+        )
+        raise FieldError("client", reference, accepted)
     return app, dict(calls[0]) if calls else {}
 
 

@@ -211,7 +211,7 @@ def _of_code(rules: Admission) -> Iterator[Binding]:
     else:
         try:
             require_isolation(Path(os.devnull))
-            yield Binding("code", "yes", "a bundle's code runs without network and disk")
+            yield Binding("code", "yes", "a bundle's code runs without network, and disks are read-only to it")
         except FedVeilError as error:
             yield Binding("code", "no", str(error))
     open_lists = [name for name in ("projects", "federations", "accounts", "runs") if getattr(rules, name) is None]

@@ -56,6 +56,8 @@ class SumTerms(Parameters):
         m: sites in the smallest roster that a site answers; at least 3.
     colluding : int
         c: sites that may pool what they know with the server, or leave out their noise; at least 1, at most m - 2.
+    silos_per_person : int
+        Of how many sites' data one person may be a part: what a sum costs her grows with it.
 
     Raises
     ------
@@ -73,6 +75,7 @@ class SumTerms(Parameters):
     dimension: Count
     least_sites: Count
     colluding: Count = 1
+    silos_per_person: Count = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
