@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from fedveil.accounting import OPEN, Entry, Guarantee, Ledger, Limits, Policy, Spend
 from fedveil.accounting.bounds import GDP, Heuristic
-from fedveil.accounting.conditions import BEFORE_ROUNDING
+from fedveil.accounting.conditions import BEFORE_ORDER, BEFORE_ROUNDING
+from fedveil.accounting.ledger import FORMAT
 from fedveil.cli import app
 from fedveil.cli.ledger import runs_of
 from fedveil.engines.history import total_of
@@ -107,17 +108,26 @@ def test_record_level_releases_of_the_earlier_format_are_marked(path):
     assert not spent_of(ledger, Policy()).notes[1:]
     path.write_text(old)
     ledger, _, _ = read_ledger(path)
-    assert [entry.doubtful for entry in ledger.all_entries] == [False, False, False, True]
-    assert "1 record-level" in spent_of(ledger, Policy()).notes[1]
+    assert [entry.doubt for entry in ledger.all_entries] == ["", "", "", BEFORE_ROUNDING]
+    assert spent_of(ledger, Policy()).notes[1].startswith("1 ")
     assert "SECURITY.md" in called("show", path).output
 
 
 def test_a_total_of_the_earlier_format_says_against_whom_it_holds():
-    for format_, unit, said in ((2, "record", False), (1, "record", True), (1, "client", False)):
+    cases = {
+        (FORMAT, "record"): (),
+        (2, "record"): (BEFORE_ORDER,),
+        (2, "person"): (BEFORE_ORDER,),
+        (1, "record"): (BEFORE_ROUNDING,),
+        (1, "client"): (),
+    }
+    for (format_, unit), said in cases.items():
         ledger = Ledger("run", "0")
         spend = Spend(
-            guarantee=replace(MU, unit=unit, public_size=True if unit == "record" else None), mechanism="gaussian"
+            guarantee=replace(MU, unit=unit, public_size=None if unit == "client" else True), mechanism="gaussian"
         )
-        ledger.entries.append(Entry((1, "protect"), 0, "d", spend, "secure", 5, format_))
-        assert (BEFORE_ROUNDING in total_of(ledger).conditions) == said
-        assert total_of(ledger).mu == MU.mu
+        ledger.entries += [Entry((i, "protect"), 0, "d", spend, "secure", 5, format_) for i in (1, 2)]
+        assert total_of(ledger).conditions[len(MU.conditions) :] == said
+        assert len(spent_of(ledger, Policy()).notes[1:]) == len(said)
+        lines = [Ledger("run", "0").commit(ledger.entries[0])]
+        assert Ledger.parse("run", "0", lines).entries[0].format == format_

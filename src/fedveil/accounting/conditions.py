@@ -15,6 +15,11 @@ KEYS_ARE_SECRET = (
 SUM_IS_TRUSTED = "whoever receives single shares is trusted to hand on their sum alone"
 FIXED_COHORT = "the planned cohort stays the same, and is not sampled, whoever belongs"
 BEFORE_ROUNDING = "the server did what its code says: noise did not cover how a machine rounds then (SECURITY.md)"
+BEFORE_ORDER = (
+    "the records are no images, or the server did what its code says: noise did not cover how a machine rounds where "
+    "the memory order of images follows one of them (SECURITY.md)"
+)
+DOUBTS = (BEFORE_ROUNDING, BEFORE_ORDER)  # of releases of earlier versions
 AS_READ = "one {unit} moves what the noise is added to by at most the clip, and every release has noise of its own"
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fedveil.accounting.conditions import BEFORE_ORDER, BEFORE_ROUNDING
 from fedveil.accounting.release import Spend
 from fedveil.errors import LedgerError
 from fedveil.reading import json_of
@@ -15,7 +16,7 @@ from fedveil.reading import json_of
 Key = tuple[int, str]  # (round, purpose): the party is the ledger's own
 _encoded = json.JSONEncoder(sort_keys=True).encode
 OPEN = "open"  # the digest of an intent: nothing was handed over yet
-FORMAT = 2  # of the lines written now; 1: record-level noise did not cover how a machine rounds
+FORMAT = 3  # of the lines written now; what noise did not cover where one is older is said by `Entry.doubt`
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,12 @@ class Entry:
     format: int = FORMAT
 
     @property
-    def doubtful(self) -> bool:
-        """Whether its true cost may be far above the stated one: see SECURITY.md."""
-        return self.format < FORMAT and self.spend.guarantee.unit == "record" and self.spend.guarantee.proven
+    def doubt(self) -> str:
+        """What has to hold, or its true cost may be far above the stated one: see SECURITY.md. Empty where nothing."""
+        promised = self.spend.guarantee
+        if self.format >= FORMAT or promised.unit not in ("record", "person") or not promised.proven:
+            return ""
+        return BEFORE_ROUNDING if self.format < 2 and promised.unit == "record" else BEFORE_ORDER
 
 
 class Ledger:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import Filter, Guarantee, Ledger, total
-from fedveil.accounting.conditions import BEFORE_ROUNDING
 from fedveil.engines.party import Round
 from fedveil.errors import FieldError, nearest
 from fedveil.learning import Figures
@@ -222,8 +221,8 @@ class Measured(dict[str, float]):
 def total_of(ledger: Ledger) -> Guarantee:
     """What all releases of a party promise together: the sum of the worst cases, or the declared budget if less."""
     worst = total(entry.spend.guarantee for entry in ledger.entries)
-    if worst.proven and any(entry.doubtful for entry in ledger.entries):
-        worst = replace(worst, conditions=(*worst.conditions, BEFORE_ROUNDING))
+    if worst.proven and (doubts := {entry.doubt: None for entry in ledger.entries if entry.doubt}):
+        worst = replace(worst, conditions=(*worst.conditions, *doubts))
     return worst if ledger.budget is None else Filter(**ledger.budget).held(worst, [e.spend for e in ledger.entries])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from statistics import median
 
@@ -26,12 +27,8 @@ def spent_of(ledger: Ledger, policy: Policy) -> Table:
         rows.append((f"{kind}{at.get(kind, '')}", count, shown, allowed, left))
     numbers = ("releases", "spent", "allowed", "left")
     notes = ["A release begun and not closed counts like any other. Left of a mu: what one more release may cost."]
-    doubtful = sum(entry.doubtful for entry in ledger.all_entries)
-    if doubtful:
-        notes.append(
-            f"{doubtful} record-level releases were made before a machine's rounding was covered: against a server "
-            "that chose its weights for it, their epsilon was far above what stands here (SECURITY.md)."
-        )
+    for doubt, count in Counter(entry.doubt for entry in ledger.all_entries if entry.doubt).items():
+        notes.append(f"{count} of its releases cost what stands here if {doubt}; else far more.")
     return Table(("cost", *numbers), rows, "spent in all runs", numbers, notes=notes)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.accounting import Policy
+from fedveil.accounting.conditions import DOUBTS
 from fedveil.errors import FieldError, LedgerError, damaged
 from fedveil.reading import json_of
 from fedveil.report.spent import texts_of
@@ -97,10 +98,21 @@ def _run(run: Mapping[str, Any], books: FoundLedgers) -> Iterator[Checked]:
     held = {party: books.sets[party].of(sites["run"]) for party in sites["names"]}
     given |= promise_of_sites(run["trust"], held, sites["clients"], run["delta"])
     if both := given.keys() & run["promises"].keys():
+        unsaid = [_without_doubts(given[party], run["promises"][party]) for party in both]
         same = all(agree(given[party], run["promises"][party]) for party in both)
         yield Checked(f"{name}: promise", same, "the ledgers give another promise")
+        for doubt in dict.fromkeys(doubt for doubts in unsaid for doubt in doubts):
+            yield Checked(f"{name}: lines of an earlier version", None, f"it holds if, too, {doubt}")
     else:
         yield Checked(f"{name}: promise", None, "no ledger that the report knows gives it")
+
+
+def _without_doubts(given: dict[str, Any], said: Mapping[str, Any]) -> list[str]:
+    """Take out of a promise the conditions that were found after a report was written, and return them."""
+    found = [one for one in given.get("conditions", []) if one in DOUBTS and one not in said.get("conditions", [])]
+    if found:
+        given["conditions"] = [one for one in given["conditions"] if one not in found]
+    return found
 
 
 def _sets(evidence: Mapping[str, Any], books: FoundLedgers) -> Iterator[Checked]:
