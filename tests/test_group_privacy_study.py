@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 
 from fedveil.accounting import EuclideanLaplace, epsilon_of_mu
 from fedveil.accounting import epsilon as epsilon_of
@@ -10,6 +11,7 @@ from fedveil.config import load
 from fedveil.data import SOURCES
 from fedveil.grid import Cell, Store
 from fedveil.methods.group_privacy import mean_length
+from fedveil_studies import networks
 from fedveil_studies.frame import find
 from fedveil_studies.frame.claims import judge
 from fedveil_studies.frame.described import ClaimOf
@@ -121,3 +123,9 @@ def test_rows_are_judged_beside_no_noise_or_a_level(expect, level, values, verdi
     nothing = judge(claim.model_copy(update={"figures": (("u", "f"),)}), evidence)
     assert nothing.verdict == "cannot tell"
     assert level is None or all(row.lacking for row in nothing.rows)
+
+
+def test_the_first_weights_of_dlgs_authors_are_uniform():
+    weights = torch.cat([p.detach().flatten() for p in networks.uniform_lenet((1, 28, 28), 10).parameters()])
+    assert weights.abs().max() <= 0.5
+    assert weights.std() == pytest.approx(0.5 / math.sqrt(3), rel=0.05)  # PyTorch's own: .07

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from fedveil.errors import require_choice, require_count
-from fedveil.learning.models import ACTIVATIONS, image_shape, mlp
+from fedveil.learning.models import ACTIVATIONS, image_shape, lenet, mlp
 
 
 def regression(input_shape: Sequence[int], outputs: int = 1, *, hidden: Sequence[int] = (2,)) -> nn.Module:
@@ -28,3 +28,11 @@ def femnist_cnn(input_shape: Sequence[int], outputs: int, *, heads: int = 62, ac
     parts += [("conv2", nn.Conv2d(32, 64, 3)), ("pool", nn.MaxPool2d(2)), ("act2", make()), ("flatten", nn.Flatten())]
     parts += [("dense1", nn.Linear(flat, 128)), ("act3", make())]
     return nn.Sequential(OrderedDict([*parts, ("dense2", nn.Linear(128, max(outputs, require_count("heads", heads))))]))
+
+
+def uniform_lenet(input_shape: Sequence[int], outputs: int, *, half: float = 0.5) -> nn.Module:
+    """LeNet with sigmoids whose parameters start in U(-half, half), as in the code of DLG's authors."""
+    model = lenet(input_shape, outputs)
+    for parameter in model.parameters():
+        nn.init.uniform_(parameter, -half, half)
+    return model
