@@ -6,12 +6,24 @@ types, whether they come from a file, from Flower, from FLARE or from Python.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial, wraps
 from inspect import Parameter, signature
 from types import UnionType
-from typing import Annotated, Any, Literal, ParamSpec, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    ParamSpec,
+    Self,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from fedveil.errors import (
     FieldError,
@@ -62,6 +74,30 @@ def require_fraction(field: str, value: Any) -> float:
     return float(value)
 
 
+def require_names(field: str, values: Any, known: Iterable[str] | None = None) -> None:
+    """Refuse all but a list of names: a table whose keys are names, whatever it says of them, is none."""
+    if not isinstance(values, list | tuple) or not all(isinstance(value, str) for value in values):
+        raise FieldError(field, values, 'must be a list of names, such as ["local"]')
+    for value in values if known is not None else ():
+        require_choice(field, value, known or ())
+
+
+def require_text(field: str, value: Any) -> None:
+    """Refuse all but a text that says something."""
+    if not isinstance(value, str) or not value.strip():
+        raise FieldError(field, value, "must be a text in quotes")
+
+
+def require_whole(field: str, value: Any, least: int = 1) -> int:
+    """Return `value`, refusing all but whole numbers that are written so: no 3.0."""
+    if type(value) is not int:
+        raise FieldError(field, value, "must be a whole number")
+    return require_count(field, value, least=least)
+
+
+Whole = Annotated[int, Check(require_whole)]
+Names = Annotated[Sequence[str], Check(require_names)]
+Text = Annotated[str, Check(require_text)]
 Positive = Annotated[float, Check(require_positive)]
 NonNegative = Annotated[float, Check(require_non_negative)]
 NoiseMultiplier = Annotated[float, Check(require_noise)]
@@ -79,6 +115,8 @@ Workers = Annotated[int, Check(require_workers)]
 class Parameters:
     """Base of parameters' dataclasses: refuses a misspelt name, and a value that its field's type does not allow."""
 
+    section: ClassVar[str] = ""  # that errors name before the field
+
     def __new__(cls, *_: Any, **named: Any) -> Self:
         """Check the names."""
         refuse_unknown(cls.__init__, named)
@@ -87,7 +125,7 @@ class Parameters:
     def __post_init__(self) -> None:
         """Check the values. A subclass with rules between its fields calls this first."""
         kind: Any = type(self)
-        check_values(self, _of_dataclass(kind))
+        check_values(self, _of_dataclass(kind), self.section)
 
 
 def suggesting(function: Callable[P, R]) -> Callable[P, R]:
@@ -121,7 +159,7 @@ def check_values(owner: object, rules: Iterable[FieldRule], section: str = "") -
 
 
 def rules_of(hints: Iterable[tuple[str, Any]]) -> list[FieldRule]:
-    """What each field has to pass, from the types of the fields: a `Check` behind ``Annotated``, or a ``Literal``.
+    """What each field has to pass, from its type: a `Check` behind ``Annotated``, a ``Literal``, a bool, `Parameters`.
 
     In a union, such as ``Positive | None``, a value of another member passes.
     """
@@ -134,11 +172,20 @@ def rules_of(hints: Iterable[tuple[str, Any]]) -> list[FieldRule]:
             found += [(name, others, mark.require) for mark in marks if isinstance(mark, Check)]
             if get_origin(member) is Literal:
                 found.append((name, others, partial(_one_of, get_args(member))))
+        kind = others[0] if len(others) == len(members) else None
+        if kind is bool or (kind is not None and issubclass(kind, Parameters)):
+            found.append((name, others, partial(_of_kind, kind)))
     return found
 
 
 def _one_of(choices: tuple[str, ...], name: str, value: str) -> str:
     return require_choice(name, value, choices)
+
+
+def _of_kind(kind: type, name: str, value: Any) -> None:
+    raise FieldError(
+        name, value, "must be true or false" if kind is bool else f"must be {kind.__name__} (in TOML, a table)"
+    )
 
 
 @cache

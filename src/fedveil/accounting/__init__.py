@@ -1,6 +1,7 @@
 """Say what it cost: guarantees, releases, spends, ledgers, filters, composition and plans."""
 
 from fedveil.accounting.admission import Admission as Admission
+from fedveil.accounting.admission import SumPolicy as SumPolicy
 from fedveil.accounting.advice import Choice as Choice
 from fedveil.accounting.advice import Reading as Reading
 from fedveil.accounting.advice import advise as advise
@@ -45,7 +46,6 @@ from fedveil.accounting.steps import StepFilter as StepFilter
 from fedveil.accounting.steps import least_noise as least_noise
 from fedveil.accounting.steps import least_places as least_places
 from fedveil.accounting.steps import step_event as step_event
-from fedveil.accounting.sum_policy import SumPolicy as SumPolicy
 from fedveil.gdp import compose_mu as compose_mu
 from fedveil.gdp import delta_of_mu as delta_of_mu
 from fedveil.gdp import epsilon_of_mu as epsilon_of_mu

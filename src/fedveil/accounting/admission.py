@@ -1,19 +1,21 @@
-"""What may run on a node: apps by their content, who may start them, and whether they bring code of their own."""
+"""What may run on a node, and on what terms it takes part in secure sums: the tables of a policy."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from functools import partial
 from string import hexdigits
-from typing import Any, Literal
+from typing import Annotated, Literal
 
-from fedveil.errors import FieldError, require_choice
+from fedveil.checks import Check, Names, Parameters, Text, Whole, require_whole
+from fedveil.errors import FieldError
 
 Foreign = Literal["isolated", "open"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Admission:
+class Admission(Parameters):
     """The table `[node]` of a policy. What no list names is refused; a list that is left out asks nothing.
 
     A bundle's hash is computed on the node. Runs, federations and accounts are what the SuperLink says they are.
@@ -45,39 +47,29 @@ class Admission:
         For anything that cannot be meant.
     """
 
-    client: str | None = None
-    apps: Sequence[str] | None = None
-    signers: Sequence[str] | None = None
-    projects: Sequence[str] | None = None
-    federations: Sequence[str] | None = None
-    accounts: Sequence[str] | None = None
-    runs: Sequence[str] | None = None
+    client: Text | None = None
+    apps: Names | None = None
+    signers: Names | None = None
+    projects: Names | None = None
+    federations: Names | None = None
+    accounts: Names | None = None
+    runs: Names | None = None
     foreign: Foreign = "isolated"
-    ledger: str | None = None
-    head: str | None = None
-    dataset: str | None = None
+    ledger: Text | None = None
+    head: Text | None = None
+    dataset: Text | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("apps", "signers", "projects", "federations", "accounts", "runs"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, names_of(name, getattr(self, name)))
-        for name in ("apps", "signers"):
-            keys = tuple(key.removeprefix("sha256:").lower() for key in getattr(self, name) or ())
-            for key in keys:
-                if len(key) != 64 or not set(key) <= set(hexdigits):
-                    raise FieldError(name, key, "must be 64 hexadecimal digits")
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, keys)
+            if (names := getattr(self, name)) is not None:
+                keys = name in ("apps", "signers")
+                object.__setattr__(self, name, require_keys(name, names) if keys else tuple(names))
         for number in self.runs or ():
             if not number.isdecimal():
                 raise FieldError("runs", number, 'must be the number of a run, in quotes, such as "8431"')
-        for name in ("client", "ledger", "head", "dataset"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, str) or not value.strip()):
-                raise FieldError(name, value, "must be a text in quotes")
         if self.client is not None and not all(self.client.partition(":")):
             raise FieldError("client", self.client, 'must be "module:attribute", such as "hospital.app:client"')
-        require_choice("foreign", self.foreign, ("isolated", "open"))
 
     def refusal(self, signed: bool, **run: str) -> str | None:
         """Why a run may not use this node, or None if it may.
@@ -99,11 +91,39 @@ class Admission:
         return None
 
 
-def names_of(field: str, values: Any, known: Iterable[str] | None = None) -> tuple[str, ...]:
-    """A list of names: a table whose keys are names, whatever it says of them, is none."""
-    if not isinstance(values, list | tuple) or not all(isinstance(value, str) for value in values):
-        raise FieldError(field, values, 'must be a list of names, such as ["local"]')
-    if known is not None:
-        for value in values:
-            require_choice(field, value, known)
-    return tuple(values)
+@dataclass(frozen=True, kw_only=True)
+class SumPolicy(Parameters):
+    """On what terms a site takes part in secure sums; what the contract of a study says.
+
+    Parameters
+    ----------
+    peers : sequence of str
+        Public keys of the other sites, 64 hexadecimal digits each, as `fedveil keys show` prints them. No server adds
+        one.
+    least_sites : int
+        The smallest roster that is answered, whatever the method says; at least 3.
+    colluding : int
+        The fewest sites that the noise has to allow for.
+    attempts : int
+        The most questions of one round that are answered; each costs a full release.
+    """
+
+    peers: Names = ()
+    least_sites: Annotated[int, Check(partial(require_whole, least=3))] = 3
+    colluding: Whole = 1
+    attempts: Whole = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "peers", require_keys("peers", self.peers, " (fedveil keys show)"))
+        if len(set(self.peers)) < 2 or len(set(self.peers)) != len(self.peers):
+            raise FieldError("peers", len(self.peers), "must be at least 2 other sites, each once: two have no sum")
+
+
+def require_keys(field: str, keys: Iterable[str], fix: str = "") -> tuple[str, ...]:
+    """Public keys or hashes, in small letters and without what names the hash."""
+    found = tuple(key.removeprefix("sha256:").lower() for key in keys)
+    for key in found:
+        if len(key) != 64 or not set(key) <= set(hexdigits):
+            raise FieldError(field, key, f"must be 64 hexadecimal digits{fix}")
+    return found

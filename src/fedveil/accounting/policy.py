@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, get_args
+from functools import partial
+from typing import Annotated, Any, ClassVar, get_args
 
-from fedveil.accounting.admission import Admission, names_of
+from fedveil.accounting.admission import Admission, SumPolicy
 from fedveil.accounting.bounds import GDP, PLD, ZCDP, Heuristic, MetricDP, OverDistance
 from fedveil.accounting.events import FACTOR, Relation
 from fedveil.accounting.guarantee import Trust, total
 from fedveil.accounting.release import Spend
-from fedveil.accounting.sum_policy import SumPolicy
-from fedveil.errors import (
-    FieldError,
-    nearest,
-    require_count,
-    require_delta,
-    require_non_negative,
-    require_positive,
-)
+from fedveil.checks import Check, Delta, Names, NonNegative, Parameters, Positive, Whole, require_names
+from fedveil.errors import FieldError, nearest
 from fedveil.gdp import compose_mu
 
+TrustNames = Annotated[Sequence[str], Check(partial(require_names, known=get_args(Trust)))]
+RelationNames = Annotated[Sequence[str], Check(partial(require_names, known=FACTOR))]
 LONGEST = 30 * 24 * 3600  # seconds: a deadline beyond it is none, and what waits for it overflows on some systems
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class Limits(Parameters):
     """Largest costs, each of one kind; kinds are never added.
 
     Parameters
@@ -53,26 +49,17 @@ class Limits:
     1.0
     """
 
-    mu: float | None = None
-    record_mu: float | None = None
-    record_epsilon: float | None = None
-    person_mu: float | None = None
-    person_epsilon: float | None = None
-    leakage: float | None = None
-    participations: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("mu", "record_mu", "record_epsilon", "person_mu", "person_epsilon", "leakage"):
-            if getattr(self, name) is not None:
-                _number(name, getattr(self, name), require_positive)
-        if self.participations is not None:
-            if type(self.participations) is not int:
-                raise FieldError("participations", self.participations, "must be a whole number of at least 1")
-            require_count("participations", self.participations)
+    mu: Positive | None = None
+    record_mu: Positive | None = None
+    record_epsilon: Positive | None = None
+    person_mu: Positive | None = None
+    person_epsilon: Positive | None = None
+    leakage: Positive | None = None
+    participations: Whole | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy:
+class Policy(Parameters):
     """What a node's owner allows; the default allows local trust, at no cost yet.
 
     Under central trust the server adds the noise, so that a policy can only allow or refuse.
@@ -120,46 +107,29 @@ class Policy:
     True
     """
 
-    trust: Sequence[str] = ("local",)
-    methods: Sequence[str] | None = None
+    trust: TrustNames = ("local",)
+    methods: Names | None = None
     release: Limits = field(default_factory=Limits)
     total: Limits = field(default_factory=Limits)
     sum: SumPolicy | None = None
-    distance: float | None = None
-    delta: float = 1e-5
-    records_per_person: int | None = None
-    relations: Sequence[str] | None = None
-    hypotheses_apart: float = 0.0
+    distance: Positive | None = None
+    delta: Delta = 1e-5
+    records_per_person: Whole | None = None
+    relations: RelationNames | None = None
+    hypotheses_apart: NonNegative = 0.0
     secure_source: bool = True
-    deadline: float | None = None
+    deadline: Positive | None = None
     node: Admission | None = None
 
+    section: ClassVar[str] = "policy"
+
     def __post_init__(self) -> None:
-        given = {f.name: getattr(self, f.name) for f in fields(self)}
-        given = {f.name: given[f.name] for f in fields(self) if f.default is not None or given[f.name] is not None}
-        for name, known in (("trust", get_args(Trust)), ("methods", None), ("relations", FACTOR)):
-            if name in given:
-                object.__setattr__(self, name, names_of(f"policy.{name}", given[name], known))
-        _number("policy.delta", given["delta"], require_delta)
-        _number("policy.hypotheses_apart", given["hypotheses_apart"], require_non_negative)
-        for name in ("distance", "deadline"):
-            if name in given:
-                _number(f"policy.{name}", given[name], require_positive)
+        super().__post_init__()
+        for name in ("trust", "methods", "relations"):
+            if (names := getattr(self, name)) is not None:
+                object.__setattr__(self, name, tuple(names))
         if self.deadline is not None and self.deadline > LONGEST:
             raise FieldError("policy.deadline", self.deadline, f"must be at most {LONGEST:,} seconds, 30 days")
-        for name in ("release", "total"):
-            if not isinstance(given[name], Limits):
-                raise FieldError(f"policy.{name}", given[name], "must be Limits (in TOML, a table)")
-        if not isinstance(self.node, Admission | None):
-            raise FieldError("policy.node", self.node, "must be an Admission (in TOML, a table)")
-        if not isinstance(self.sum, SumPolicy | None):
-            raise FieldError("policy.sum", self.sum, "must be a SumPolicy (in TOML, a table)")
-        if self.records_per_person is not None:
-            if type(self.records_per_person) is not int:
-                raise FieldError("policy.records_per_person", self.records_per_person, "must be a whole number")
-            require_count("policy.records_per_person", self.records_per_person)
-        if not isinstance(self.secure_source, bool):
-            raise FieldError("policy.secure_source", self.secure_source, "must be true or false")
         if self.release.participations is not None:
             raise FieldError("policy.release.participations", self.release.participations, "belongs under total")
         if self.distance is None and (self.release.leakage is not None or self.total.leakage is not None):
@@ -328,13 +298,6 @@ def kinds_of(spend: Spend) -> tuple[str, ...]:
     if isinstance(bound, GDP):
         return ("mu" if promise.unit == "client" else f"mu of a {promise.unit}",)
     return ("rho" if isinstance(bound, ZCDP) else "unprotected",)
-
-
-def _number(field: str, value: Any, require: Callable[[str, Any], float]) -> None:
-    """A number as TOML has them, and nothing else that can be read as one."""
-    if type(value) not in (int, float):
-        raise FieldError(field, value, "must be a number")
-    require(field, value)
 
 
 def _known(values: Any, owner: type[Any], name: str) -> dict[str, Any]:
