@@ -35,7 +35,6 @@ from fedveil.attacks.poisoning import (
     NoiseAttack,
     PullReference,
     Scaling,
-    SelectionProbe,
     SignFlip,
     alie,
     flip,
@@ -43,7 +42,6 @@ from fedveil.attacks.poisoning import (
     ipm,
     measure,
     min_max,
-    rare_clients,
     stamp,
 )
 from fedveil.engines import Evaluation, Shared
@@ -52,6 +50,7 @@ from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining
 from fedveil.methods import SGALDP, Broadcast, PublicFacts, paired
+from fedveil_studies.robust_rules.selection import SelectionProbe, rare_clients
 
 # the figures named ByzFL are of ByzFL 0.0.11 on these six updates
 HONEST = torch.tensor([[math.sin(3 * i + j * j + 1) for j in range(4)] for i in range(6)], dtype=torch.float64)

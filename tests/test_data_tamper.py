@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedveil.data import federate, load
-from fedveil.data.tamper import KINDS, Box, _other, boxes_of, tamper
+from fedveil.data.tamper import KINDS, Box, _other, tamper
 from fedveil.errors import FieldError
-from fedveil_studies.data.sroie import region_bits, sensitive_boxes
+from fedveil_studies.data.sroie import boxes_of, region_bits, sensitive_boxes
 from receipts_kit import page_of
 
 

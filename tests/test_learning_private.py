@@ -13,12 +13,12 @@ from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, PrivateTrainer, SequentialTrainer, build_model, mend, offences
 from fedveil.learning.chains import ByChain
-from fedveil.learning.efficientnet import FrozenNorm
 from fedveil.learning.gradients import squared_norms
 from fedveil.learning.losses import LOSSES, cross_entropy, losses_of
 from fedveil.learning.per_example import PerExample
 from fedveil.mechanisms import ReproducibleSource
 from fedveil.methods import NoisySteps
+from fedveil_studies.efficientnet import FrozenNorm
 
 KEY = (0, 1, 0)
 

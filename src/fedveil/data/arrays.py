@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -148,13 +148,6 @@ def _check_header(file: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) 
         if needed > entry.file_size - member.tell():
             name, held = entry.filename.removesuffix(".npy"), entry.file_size
             raise FieldError("data.path", str(file), f"array {name!r} claims {needed} bytes, and has {held}")
-
-
-def require_arrays(name: str, arrays: Mapping[str, Array], needed: Sequence[str]) -> None:
-    """Refuse the file of a named set that lacks what it should hold."""
-    missing = [key for key in needed if key not in arrays]
-    if missing:
-        raise FieldError("data.name", name, f"its file lacks {', '.join(missing)}: it is another file")
 
 
 def _pair(file: Path, arrays: dict[str, Array], x_key: str, y_key: str, channels: str) -> tuple[Tensor, Tensor]:

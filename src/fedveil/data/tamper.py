@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,18 +52,6 @@ class Box:
     def cut(self, page: Page) -> Page:
         """The pixels inside."""
         return page[self.top : self.bottom, self.left : self.right]
-
-
-def boxes_of(quads: NDArray[Any], height: int, width: int, texts: Sequence[str] = ()) -> list[Box]:
-    """Upright rectangles around quadrilaterals [n, 8] of x1, y1, ..., y4, cut at the page's edge, in order."""
-    corners = quads.reshape(-1, 4, 2)
-    low = np.floor(corners.min(1)).astype(int).clip(0)
-    high = np.ceil(corners.max(1)).astype(int)
-    words = list(texts) or [""] * len(corners)
-    return [
-        Box(top, left, max(top, min(bottom, height)), max(left, min(right, width)), word)
-        for (left, top), (right, bottom), word in zip(low.tolist(), high.tolist(), words, strict=True)
-    ]
 
 
 def tamper(

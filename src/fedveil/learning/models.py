@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from fedveil.errors import FieldError, nearest, require_choice, require_count
 from fedveil.layout import Layout
-from fedveil.learning.efficientnet import efficientnet_b0
 from fedveil.learning.unet import sharpness, unet
 from fedveil.mechanisms.source import keyed_seed
 from fedveil.registry import Registry
@@ -141,7 +140,6 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
         "alzheimer_cnn": alzheimer_cnn,
         "unet": unet,
         "sharpness": sharpness,
-        "efficientnet_b0": efficientnet_b0,
     },
     group="fedveil.models",
 )

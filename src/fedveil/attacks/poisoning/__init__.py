@@ -18,8 +18,6 @@ from fedveil.attacks.poisoning.informed import ipm as ipm
 from fedveil.attacks.poisoning.informed import min_max as min_max
 from fedveil.attacks.poisoning.lying import LyingBudget as LyingBudget
 from fedveil.attacks.poisoning.lying import PullReference as PullReference
-from fedveil.attacks.poisoning.selection import SelectionProbe as SelectionProbe
-from fedveil.attacks.poisoning.selection import rare_clients as rare_clients
 from fedveil.attacks.poisoning.sending import FreeRider as FreeRider
 from fedveil.attacks.poisoning.sending import NoiseAttack as NoiseAttack
 from fedveil.attacks.poisoning.sending import Scaling as Scaling

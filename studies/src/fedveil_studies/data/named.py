@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 
-from fedveil.data.arrays import Array, images, read_npz, require_arrays
+from fedveil.data.arrays import Array, images, read_npz
 from fedveil.data.files import find, locate
 from fedveil.data.labels import count_classes, natural_clients
 from fedveil.data.leaf import turned
 from fedveil.data.sets import DataSet
-from fedveil.errors import require_choice, require_count
+from fedveil.errors import FieldError, require_choice, require_count
 from fedveil_studies.data import (
     BLOOD_FILE,
     BLOOD_OFFICIAL,
@@ -28,6 +28,13 @@ from fedveil_studies.data import (
 # The names of the official set, in the order of its labels.
 BLOOD_CLASSES = ("basophil", "eosinophil", "erythroblast", "ig", "lymphocyte", "monocyte", "neutrophil", "platelet")
 _SCALES = ("unit", "standard")
+
+
+def require_arrays(name: str, arrays: Mapping[str, Array], needed: Sequence[str]) -> None:
+    """Refuse the file of a named set that lacks what it should hold."""
+    missing = [key for key in needed if key not in arrays]
+    if missing:
+        raise FieldError("data.name", name, f"its file lacks {', '.join(missing)}: it is another file")
 
 
 def load_bloodmnist(*, split: str = "test", scale: str = "unit") -> DataSet:

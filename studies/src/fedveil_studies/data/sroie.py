@@ -6,19 +6,21 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedveil.data.arrays import Array, images, read_npz, require_arrays
+from fedveil.data.arrays import Array, images, read_npz
 from fedveil.data.files import locate
 from fedveil.data.labels import natural_clients
 from fedveil.data.sets import DataSet
-from fedveil.data.tamper import KINDS, Box, Page, boxes_of, tamper
+from fedveil.data.tamper import KINDS, Box, Page, tamper
 from fedveil.errors import FieldError, require_choice, require_count
 from fedveil.mechanisms.source import keyed_seed
 from fedveil_studies.data import SROIE_FILE, SROIE_OFFICIAL
+from fedveil_studies.data.named import require_arrays
 
 NOTE = (
     "Forgeries are made by FedVeil's own seeded generator: T-SROIE and DocTamper, the FedRE paper's sets, are not to "
@@ -27,6 +29,18 @@ NOTE = (
 
 SENSITIVE = ("company", "date", "address", "total")
 _SHORT = 3  # letters and digits: a shorter word of an address would be found everywhere
+
+
+def boxes_of(quads: NDArray[Any], height: int, width: int, texts: Sequence[str] = ()) -> list[Box]:
+    """Upright rectangles around quadrilaterals [n, 8] of x1, y1, ..., y4, cut at the page's edge, in order."""
+    corners = quads.reshape(-1, 4, 2)
+    low = np.floor(corners.min(1)).astype(int).clip(0)
+    high = np.ceil(corners.max(1)).astype(int)
+    words = list(texts) or [""] * len(corners)
+    return [
+        Box(top, left, max(top, min(bottom, height)), max(left, min(right, width)), word)
+        for (left, top), (right, bottom), word in zip(low.tolist(), high.tolist(), words, strict=True)
+    ]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from fedveil.attacks.poisoning import SelectionProbe, goal_of, measure, rare_clients
+from fedveil.attacks.poisoning import goal_of, measure
 from fedveil.config import Config
 from fedveil.engines.probe import Seen
 from fedveil.errors import FieldError
@@ -21,6 +21,7 @@ from fedveil.grid import Outcome
 from fedveil.runs.prepare import Setup
 from fedveil_studies.frame import Curve, Study, Value
 from fedveil_studies.frame.described import ScaleOf
+from fedveil_studies.robust_rules.selection import SelectionProbe, rare_clients
 
 study = Study.of(__name__)
 
