@@ -13,8 +13,11 @@ import sys
 import tempfile
 from contextlib import suppress
 from importlib import import_module
+from io import BufferedReader
+from logging import getLogger
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from threading import Thread
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.node.isolation import end_with_parent, isolate, require_isolation
@@ -24,7 +27,11 @@ if TYPE_CHECKING:
 
     from fedveil.node.bundle import Bundle
 
+_LOG = getLogger("flwr")
 _MODULE = "fedveil.node.worker"
+LARGEST_ANSWER = 1 << 28  # bytes, beyond twice the question
+LONGEST_WORDS, MOST_LINES = 1 << 14, 100  # of what the app printed, at its end
+WORDS = "the app's own words"
 
 
 def load_app(reference: str) -> Any:
@@ -84,17 +91,41 @@ class Worker:
 
     def _ask(self, question: bytes, folder: str) -> tuple[bytes, bytes]:
         command = [sys.executable, "-P", "-m", _MODULE, folder, *(["--isolate"] if self._isolated else [])]
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        pipe = subprocess.PIPE
+        child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+        answer, words = bytearray(), bytearray()
+        sizes = ((child.stdout, answer, 2 * len(question) + LARGEST_ANSWER), (child.stderr, words, LONGEST_WORDS))
+        readers = [Thread(target=_keep_end, args=given, daemon=True) for given in sizes]
+        for reader in readers:
+            reader.start()
         try:
-            answer, _ = child.communicate(question, self._seconds)
+            with suppress(BrokenPipeError), cast("IO[bytes]", child.stdin) as stream:
+                stream.write(question)
+            child.wait(self._seconds)
         finally:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
+            for reader in readers:
+                reader.join(5)  # processes that code with foreign = "open" left behind hold the pipes
+            _log_words(bytes(words))
         if child.returncode != 0:
             raise FedVeilError(f"the app's process ended with code {child.returncode}; the lines above say why")
-        content, state = _unpacked(answer, 2)
+        content, state = _unpacked(bytes(answer), 2)
         return content, state
+
+
+def _keep_end(stream: BufferedReader, held: bytearray, most: int) -> None:
+    """Read a pipe to its end; so many of its last bytes are kept."""
+    while part := stream.read1(1 << 16):
+        held += part
+        del held[:-most]
+
+
+def _log_words(words: bytes) -> None:
+    """Write what an app printed into the node's log: each line marked, and nothing that moves a terminal."""
+    for line in words.decode(errors="replace").splitlines()[-MOST_LINES:]:
+        _LOG.warning("%s: %s", WORDS, "".join(sign if sign.isprintable() else "?" for sign in line))
 
 
 def _packed(bundle: Bundle, message: Message, context: Context) -> bytes:
