@@ -399,6 +399,16 @@ def test_advice_on_data_with_ids_says_which_unit_is_meant(here):
     assert 'unit = "person" promises' not in " ".join(call("advise", "digits-person").stdout.split())
 
 
+def test_advice_on_a_file_plans_for_the_sizes_that_it_plans_for(here):
+    own = ["privacy.people=31", "privacy.records_per_person=9"]  # 9 at most: most people have fewer
+    (here / "people.toml").write_bytes(tomli_w.dumps(load("digits-person", own).to_dict()).encode())
+    said = json.loads(call("--json", "advise", "people.toml").stdout.splitlines()[1])
+    assert {one["privacy"]["people"] for one in said if one["unit"] == "person"} == {31}
+    (here / "images.toml").write_bytes(tomli_w.dumps(load("digits-record", ["privacy.examples=90"]).to_dict()).encode())
+    said = json.loads(call("--json", "advise", "images.toml").stdout.splitlines()[1])
+    assert {one["privacy"]["examples"] for one in said if one["unit"] == "record"} == {90}
+
+
 def test_advice_on_a_run_folder_or_preset():
     assert "vacuous" in call("advise", "digits-cia").stdout
     assert call("advise", "digits-ci").exit_code == 2

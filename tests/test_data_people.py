@@ -144,6 +144,14 @@ def test_ids_that_may_be_one_person_or_two_are_refused(ids):
     assert refused.value.field.startswith("file:id")
 
 
+def test_an_id_that_may_be_another_one_is_named_as_the_rows_of_a_table_are(tmp_path):
+    (tmp_path / "visits.csv").write_text("patient,age,y\nP1,30,0\nP2,40,1\np1,50,1\n")
+    with pytest.raises(FieldError) as refused:
+        load("table", path=tmp_path / "visits.csv", target="y", classes=2, columns={"age": [0, 90]}, person="patient")
+    assert refused.value.field == "visits.csv, row 3 (line 4), column patient"
+    assert "row 1 (line 2)" in refused.value.accepted
+
+
 def test_long_numbers_and_texts_that_differ_are_different_people():
     ids = [f"{10**30 + i}" for i in range(2)] + ["1e5x", "a b", "ab", "-1", "1"]
     assert people_of("id", ids, 7).tolist() == list(range(7))

@@ -66,7 +66,7 @@ def test_a_table_with_natural_clients(table, tmp_path):
 def test_a_refusal_names_the_users_file_as_it_is(table, tmp_path):
     table.write_text(table.read_text().replace("east,", "east,nan", 1))
     data = {"name": "table", "path": str(table), "target": "ill", "classes": 2, "columns": {"age": [0, 100]}}
-    with pytest.raises(FieldError, match=r"^t\.csv, row 22, column age"):
+    with pytest.raises(FieldError, match=r"^t\.csv, row 22 \(line 23\), column age"):
         run(spec({**data, "client_column": "site", "clients": "natural"}), tmp_path / "run")
 
 

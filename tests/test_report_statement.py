@@ -153,6 +153,14 @@ def test_a_card_has_the_fields_of_the_registry_and_invents_nothing(folder, tmp_p
         assert deployed[where[0]][where[1]] == ABSENT
 
 
+def test_a_card_rounds_its_epsilon_upwards_and_the_evidence_keeps_all_digits(folder, tmp_path):
+    write_report(gathered(folder / "record"), tmp_path)
+    card = yaml.safe_load((tmp_path / "card.yaml").read_text())
+    assert card["deployment"]["privacy_loss"]["privacy_parameters"] == {"epsilon": 4.0, "delta": 1e-5}
+    [run] = json.loads((tmp_path / "report.json").read_bytes())["evidence"]["runs"]
+    assert 0 < 4.0 - run["promises"]["worst client"]["epsilon"] < 1e-6
+
+
 def test_what_was_not_changed_agrees_elsewhere(made):
     assert not wrong(made)
     result = CliRunner().invoke(
@@ -309,6 +317,11 @@ def test_a_budget_is_told_without_names_or_sizes(tmp_path):
     [row] = used_of([book.ledger for book in books], Policy(trust=("local",), total=Limits(mu=4.0))).rows
     assert row == ("mu", "75%", "62.5%")
     assert CliRunner().invoke(app, asked[:2] + asked[4:]).exit_code == 2
+    (tmp_path / "policy.toml").write_text('trust = ["local"]\n[total]\n')
+    said = CliRunner().invoke(app, asked)
+    assert said.exit_code == 0
+    assert "[total]" in said.output
+    assert "--policy" not in said.output
 
 
 def test_a_data_set_s_ledger_is_checked_up_to_where_the_report_knew_it(folder, tmp_path):

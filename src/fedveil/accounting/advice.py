@@ -88,6 +88,7 @@ def advise(
     relation: Relation = "zero-out",
     tolerated: int = 1,
     records_per_person: int | None = None,
+    people: int | None = None,
 ) -> tuple[Choice, ...]:
     """Rank what reaches a target, and say what is hopeless.
 
@@ -113,6 +114,8 @@ def advise(
         Silos of a trusted sum that may drop out, lie or collude; of a secure one, that may collude.
     records_per_person : int, optional
         The most records of one person, as declared; a count of the data would be a release.
+    people : int, optional
+        People of one client, as planned; by default as few as `examples` can be of.
 
     Returns
     -------
@@ -146,7 +149,7 @@ def advise(
         _choice("global", "client", "central", z, z * root / n, relation, rounds, noise),
         _choice("fedre", "client", "local", twice, twice * root / math.sqrt(n), "replace-one", rounds, sound),
     ]
-    people = max(1, each // k)
+    people = max(1, each // k) if people is None else require_count("people", people)
     kinds: dict[tuple[Unit, int], tuple[int, tuple[str, ...]]] = {("record", 1): (each, (f"examples = {each}",))}
     if records_per_person is not None:
         named = ('unit = "person"', f"people = {people}", f"records_per_person = {k}")

@@ -175,7 +175,9 @@ def labelled(train: Rows, test: Rows | None, spec: TableSpec) -> dict[str, Any]:
             raise FieldError("data.person", spec.person, "is the target: name the column that says whose a row is")
         _known("data.person", spec.person, list(train.frame.columns), train.file)
         ids = _present(train, spec.person)
-        found["group"] = people_of(f"{train.file}:{spec.person}", ids, len(train.frame))
+        found["group"] = people_of(
+            f"{train.file}:{spec.person}", ids, len(ids), lambda row: _where(train, row, spec.person)
+        )
     return found
 
 
@@ -292,7 +294,8 @@ def _present(part: Rows, column: str) -> pandas.Series[Any]:
 
 
 def _where(part: Rows, row: int, column: str) -> str:
-    return f"{part.file}, row {row + 1}, column {column}"
+    line = f" (line {row + 2})" if part.file.lower().endswith((".csv", ".csv.gz")) else ""
+    return f"{part.file}, row {row + 1}{line}, column {column}"
 
 
 def _range(field: str, given: Sequence[Any]) -> tuple[float, float]:

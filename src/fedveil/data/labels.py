@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -92,7 +92,9 @@ def natural_clients(name: str, values: Sequence[Any] | Array, examples: int) -> 
     return torch.from_numpy(inverse.astype(np.int64)), tuple(str(v) for v in found)
 
 
-def people_of(name: str, values: Sequence[Any] | Array, examples: int) -> Tensor:
+def people_of(
+    name: str, values: Sequence[Any] | Array, examples: int, place: Callable[[int], str] | None = None
+) -> Tensor:
     """Who owns each example, as numbers that say nothing else: people count in the order in which they first occur.
 
     Parameters
@@ -103,6 +105,8 @@ def people_of(name: str, values: Sequence[Any] | Array, examples: int) -> Tensor
         [N] whole numbers, or [N] texts; equal ones are one person. Ids themselves are kept nowhere.
     examples : int
         N.
+    place : callable, optional
+        What a refusal calls example i, from 0 on; ``name[i]`` by default.
 
     Returns
     -------
@@ -117,6 +121,7 @@ def people_of(name: str, values: Sequence[Any] | Array, examples: int) -> Tensor
         name.
     """
     given = values.tolist() if hasattr(values, "tolist") else list(values)
+    at = place or (lambda row: f"{name}[{row}]")
     if len(given) != examples:
         accepted = f"must be one id for each of the {examples} examples"
         raise FieldError(name, f"{len(given)} ids", accepted)
@@ -124,19 +129,18 @@ def people_of(name: str, values: Sequence[Any] | Array, examples: int) -> Tensor
         text = value.strip().casefold() if isinstance(value, str) else value
         if text is None or text != text or text in _MISSING or isinstance(value, list):
             accepted = "must not be empty: whose example it is decides what protects it. Fill it in or remove the row"
-            raise FieldError(f"{name}[{row}]", "missing", accepted)
+            raise FieldError(at(row), "missing", accepted)
     kinds = {type(value).__name__ for value in given}
     if kinds - {"int", "str"} or len(kinds) > 1:
         accepted = "must be whole numbers alone or texts alone; numbers with a point come of rows without an id"
         raise FieldError(name, " and ".join(sorted(kinds)), accepted)
     numbers: dict[Any, int] = {}
-    spelt: dict[Any, Any] = {}
+    spelt: dict[Any, int] = {}
     for row, value in enumerate(given):
-        if spelt.setdefault(_plain(value), value) != value:
-            accepted = (
-                "is like another one but for case, spaces, accents' form or how a number is written: one person, "
-            )
-            raise FieldError(f"{name}[{row}]", "an id", accepted + "or two? Write each person's id in one way")
+        first = spelt.setdefault(_plain(value), row)
+        if given[first] != value:
+            like = f"is like that of {at(first)} but for case, spaces, accents' form or how a number is written"
+            raise FieldError(at(row), "an id", f"{like}: one person, or two? Write each person's id in one way")
         numbers.setdefault(value, len(numbers))
     return torch.tensor([numbers[value] for value in given], dtype=torch.int64)
 

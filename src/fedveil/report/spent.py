@@ -50,5 +50,5 @@ def used_of(ledgers: Sequence[Ledger], policy: Policy) -> Table:
     rows = [
         (kind, *(f"{100 * float(rounded_up(x, 4)):.3g}%" for x in (max(v), median(v)))) for kind, v in shares.items()
     ]
-    notes = [] if rows else ["The policy names no total, so there is no share to tell: --policy FILE."]
+    notes = [] if rows else ["The policy's [total] limits nothing, mu = 2.0 say, so there is no share to tell."]
     return Table(("total", "used at most", "median"), rows, numbers=("used at most", "median"), notes=notes)

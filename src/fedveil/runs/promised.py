@@ -99,14 +99,17 @@ def choices(
 ) -> tuple[Choice, ...]:
     """What else reaches a total epsilon for this federation."""
     clients, config, found = setup.arguments["clients"], setup.config, promise.guarantee
+    own = setup.config.privacy.options  # what is planned there stays planned
+    people = own.get("people")
     return advise(
         clients=setup.arguments["clients_per_round"] or len(clients),
-        examples=examples or max(1, int(median(c.examples for c in clients))),
+        examples=examples or round(own.get("examples") or 0) or max(1, int(median(c.examples for c in clients))),
         dimension=dimension or setup.learner.layout.size,
         rounds=config.rounds,
         epsilon=epsilon,
         delta=config.privacy.budget.delta,
         relation=found.relation if found.proven and not found.by_distance else "zero-out",
+        people=None if people is None else max(1, round(people)),
         unit="person" if found.unit == "person" else None,
         records_per_person=None if setup.method.noisy is None else setup.method.noisy.noisy_steps.images or None,
     )

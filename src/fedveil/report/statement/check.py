@@ -93,8 +93,10 @@ def _run(run: Mapping[str, Any], books: FoundLedgers) -> Iterator[Checked]:
     given = promises(run["trust"], own, run["delta"]) if parties else {}
     if parties:
         wrong = [book["party"] for book in run["ledgers"] if own[book["party"]].values() != book]
-        others = ", ".join([*wrong, *sorted(own.keys() - set(parties))][:5])
-        yield Checked(f"{name}: ledgers", not others, f"lines, heads or bytes of {others} are others")
+        more = sorted(own.keys() - set(parties))
+        edited = f"not the bytes that the report knew: the ledger of {', '.join(wrong[:5])}" if wrong else ""
+        unknown = f"not known to the report: the ledger of {', '.join(more[:5])}" if more else ""
+        yield Checked(f"{name}: ledgers", not wrong + more, "; ".join(filter(None, (edited, unknown))))
     held = {party: books.sets[party].of(sites["run"]) for party in sites["names"]}
     given |= promise_of_sites(run["trust"], held, sites["clients"], run["delta"])
     if both := given.keys() & run["promises"].keys():

@@ -15,6 +15,7 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fedveil.gdp import rounded_up
 from fedveil.report.canvas import COLOURS
 from fedveil.report.statement.charts import svg_of
 from fedveil.report.statement.document import ABSENT, WORDS, Chart, Report, source
@@ -56,6 +57,7 @@ def card_of(found: Gathered, run: Run) -> str:
         name=found.name,
         slug=re.sub(r"[^a-z0-9]+", "-", found.name.lower()).strip("-"),
         promise=promise,
+        epsilon=float(rounded_up(promise["epsilon"])) if "epsilon" in promise else None,
         sentence=" ".join([protected(promise), *(f"{text}." for text in beside(promise))]),
         words=WORDS,
         unprotected=unprotected_quantities([run]),
