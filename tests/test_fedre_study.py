@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedveil.accounting import Release
-from fedveil.attacks.inversion import DLG
+from fedveil.attacks.inversion import DLG, Cosine
 from fedveil.calibration import LayerSensitivity
 from fedveil.config import ConfigError, load, parse
 from fedveil.config.options import options_of
@@ -19,7 +19,7 @@ from fedveil.data import SOURCES
 from fedveil.data.tamper import Box
 from fedveil.engines import Execution, Federation
 from fedveil.errors import FieldError
-from fedveil.grid import Store
+from fedveil.grid import Cell, Store
 from fedveil.layout import Layout
 from fedveil.learning import build_model, score_maps, score_models
 from fedveil.learning.losses import dice
@@ -345,6 +345,26 @@ def test_the_attack_measures_the_region_apart_from_the_rest(receipts, monkeypatc
     unmarked = setup.grouped(clients=[replace(c, masks=None) for c in setup.arguments["clients"]], probes=[probe])
     with pytest.raises(FieldError, match="sensitive"):
         Federation(**unmarked, execution=Execution(learner=setup.learner)).run(1)
+
+
+def test_the_best_of_all_answers_counts_and_contrast_comes_from_public_tiles(receipts, monkeypatch):
+    quick = {"DLG": DLG(steps=3, restarts=0), "direction": Cosine(steps=3)}
+    monkeypatch.setattr(defence.TrainedInversion, "attacks", quick)
+    monkeypatch.setattr(defence.TrainedInversion, "after", 2)
+    data = {**TINY["data"], "tiles": 1, "clients": 4, "public_examples": 1, "tile": 64}
+    data["sensitive"] = [["company", "total", "date", "address"]]
+    model, local = {**TINY["model"], "widths": [4]}, {"batch_size": 1, "lr": 1.0, "loss": "cross_entropy"}
+    config = tiny({"split": "uniform"}, data=data, model=model, local=local, rounds=2)
+    cell = Cell("tiny", config, (STUDY.probes["trained"](config),))
+    outcome = Store(None).run([cell]).outcomes[cell.key]
+    first, second = (row["figures"] for row in outcome.rows)
+    assert all(map(math.isnan, first.values()))
+    answers = [second[f"{kind} region_ssim"] for kind in ("DLG", "DLG, set", "direction", "direction, set")]
+    assert second["region_ssim"] == max(answers)
+    assert STUDY.measures["probed"]([outcome], "region_ssim").value == max(answers)
+    known = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    grey = 0.7 + 0.001 * (known[:1] - 0.5)  # what a clip leaves of the first one
+    assert float((defence.in_contrast(grey, known) - known[:1]).abs().max()) < 0.15
 
 
 def test_text_is_legible_as_far_as_its_nearest_glyph_is_the_right_one():

@@ -8,13 +8,14 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch.nn import functional as F
 
+from fedveil.attacks import ServerView
 from fedveil.config import load, parse
 from fedveil.data import SOURCES
 from fedveil.grid import Cell, Store
 from fedveil.runs import run
 from fedveil.runs.prepare import prepare
 from fedveil_studies.frame import Choices, Reproduction, find
-from fedveil_studies.sga_ldp import worth
+from fedveil_studies.sga_ldp import LOSSES, worth
 
 STUDY = find("sga-ldp")
 ROW = STUDY.label("flip")
@@ -130,6 +131,27 @@ def test_membership_is_the_auc_of_the_last_models_loss():
     ]
     member = torch.cat([torch.ones(len(losses[0])), torch.zeros(len(losses[1]))])
     assert found["membership"] == pytest.approx(roc_auc_score(member, -torch.cat(losses)), abs=1e-6)
+    below = [float((losses[0] <= x).double().mean()) for x in LOSSES]
+    assert found["members"] == pytest.approx(below, abs=2 / len(losses[0]))
+    assert found["members"] != found["others"]
+
+
+def test_cosines_with_both_references_by_hand():
+    values = {"method": "sga-ldp", "epsilon_min": 1e7, "epsilon_max": 1.001e7}
+    config = tiny(**values)
+    config = config.model_copy(update={"data": config.data.model_copy(update={"public_examples": 100})})
+    trust, view = STUDY.probes["trust"](config), ServerView()
+    summary = run(config, probes=[trust, view])
+    first, second = (row["figures"] for row in summary.rows)
+    wrong = set(config.malicious.who(5, 0))
+    assert first["last honest"] == 0  # no reference yet
+    one, two = ([s for s in view.received if s.round == n] for n in (1, 2))
+    step = two[0].start - one[0].start
+    honest = [s.model - s.start for s in two if s.partition not in wrong]
+    cosines = [max(0.0, float(F.cosine_similarity(update, step, 0))) for update in honest]
+    assert second["last honest"] == pytest.approx(sum(cosines) / len(cosines), abs=1e-5)
+    assert 0.1 < second["public honest"] < 1
+    assert first["sigma common"] > 0
 
 
 @pytest.mark.data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from statistics import fmean
@@ -9,7 +10,13 @@ from typing import Any
 
 from fedveil.grid import Outcome
 from fedveil_studies.fedre import pictures
-from fedveil_studies.fedre.defence import CosineInversion, NoisedPixels, RegionInversion
+from fedveil_studies.fedre.defence import (
+    CosineInversion,
+    EveryInversion,
+    NoisedPixels,
+    RegionInversion,
+    TrainedInversion,
+)
 from fedveil_studies.fedre.weights import FewImages, ServerWeights
 from fedveil_studies.frame import Study, Value
 from fedveil_studies.frame.claims import compared, verdict_of
@@ -20,6 +27,8 @@ from fedveil_studies.frame.finding import Row
 study = Study.of(__name__)
 study.probe("inversion")(RegionInversion)
 study.probe("cosine")(CosineInversion)
+study.probe("every")(EveryInversion)
+study.probe("trained")(TrainedInversion)
 study.probe("pixels")(NoisedPixels)
 study.probe("weights")(ServerWeights)
 study.probe("images")(FewImages)
@@ -36,9 +45,10 @@ def drawn_anew(values: dict[str, Any], scale: ScaleOf, _flags: frozenset[str]) -
 
 @study.measure("probed")
 def probed(outcomes: Sequence[Outcome], name: str) -> Value:
-    """``probed FIGURE``: mean over the rounds of a probe's figure, or of one that the server reports."""
-    rows = outcomes[0].rows
-    return Value(fmean(float((row["figures"] if name in row["figures"] else row["server"])[name]) for row in rows))
+    """``probed FIGURE``: mean over the rounds that have it of a probe's figure, or of one that the server reports."""
+    found = [float((row["figures"] if name in row["figures"] else row["server"])[name]) for row in outcomes[0].rows]
+    finite = [value for value in found if math.isfinite(value)]
+    return Value(fmean(finite) if finite else math.nan)
 
 
 @study.judge("above the other row")

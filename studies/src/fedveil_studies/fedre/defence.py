@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import ClassVar
 
@@ -16,7 +17,7 @@ from fedveil.config import Config
 from fedveil.engines.probe import Seen
 from fedveil.errors import FieldError
 from fedveil.mechanisms import keyed_seed
-from fedveil_studies.fedre.recovered import FIGURES, GLYPH, Recovered, figures_of, secret, tiles_of
+from fedveil_studies.fedre.recovered import FIGURES, GLYPH, MEASURED, Recovered, figures_of, secret, tiles_of
 
 ATTACK = DLG(steps=400, restarts=0, enough=1e-13)
 THREAT = ThreatModel(
@@ -36,7 +37,7 @@ class RegionInversion:
     """
 
     images: ClassVar[int] = 6
-    figures: ClassVar[tuple[str, ...]] = (*FIGURES, "guess")
+    figures: Collection[str] = (*FIGURES, "guess")
     attack: ClassVar[Inversion] = ATTACK
 
     def __init__(self, full: Config) -> None:
@@ -52,17 +53,21 @@ class RegionInversion:
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
         """Means over the tiles; ``guess`` is the region's error of the mean of all others' tiles."""
-        clients = seen.federation.clients
-        if len(clients) < 3:
-            raise FieldError("data.clients", len(clients), "must be at least 3: the attacker knows the tiles of two")
-        chosen = tiles_of(clients)[: min(self.images, len(clients) - 2)]
-        others = torch.cat([client.x for p, client in enumerate(clients) if p not in chosen])
-        self.recovered = [self._inverted(seen, p, others) for p in chosen]
+        chosen, others = self._chosen(seen)
+        self.recovered = [self._inverted(seen, p, others, self.attack) for p in chosen]
         mean = others.to(torch.float64).mean(0, keepdim=True)
         guessed = figures_of([replace(r, found=mean) for r in self.recovered])
         return {**figures_of(self.recovered), "guess": guessed["region_mse"]}
 
-    def _inverted(self, seen: Seen, partition: int, others: Tensor) -> Recovered:
+    def _chosen(self, seen: Seen) -> tuple[list[int], Tensor]:
+        """Whose tiles are attacked, and the tiles of all others."""
+        clients = seen.federation.clients
+        if len(clients) < 3:
+            raise FieldError("data.clients", len(clients), "must be at least 3: the attacker knows the tiles of two")
+        chosen = tiles_of(clients)[: min(self.images, len(clients) - 2)]
+        return chosen, torch.cat([client.x for p, client in enumerate(clients) if p not in chosen])
+
+    def _inverted(self, seen: Seen, partition: int, others: Tensor, attack: Inversion) -> Recovered:
         client, learner, layout = seen.federation.clients[partition], seen.federation.learner, seen.federation.layout
         model, scales = model_of(seen.received[partition]), seen.record.client_scales.get(partition, ())
         assert model is not None
@@ -79,7 +84,7 @@ class RegionInversion:
             reference=others,
         )
         received = Received(seen.broadcast.public.round, partition, seen.broadcast.models, model)
-        found = invert(received, known, self.attack, THREAT).images
+        found = invert(received, known, attack, THREAT).images
         return Recovered(client.x.to(torch.float64), secret(client), found)
 
 
@@ -114,3 +119,52 @@ class CosineInversion(RegionInversion):
     """The same by the other attack of the family, the direction of the update under total variation."""
 
     attack: ClassVar[Inversion] = Cosine(steps=400)
+
+
+class EveryInversion(RegionInversion):
+    """Both attacks, and each answer also in the contrast of public tiles: the best of these four is what counts.
+
+    A clip hides how long an update was, and so the contrast of what is found; mean and deviation of the others' tiles
+    give it back. Figures are means over fewer tiles; the best is taken figure by figure. Only the release of round
+    `after` is attacked: figures of other rounds are NaN.
+    """
+
+    images: ClassVar[int] = 3
+    after: ClassVar[int] = 1
+    attacks: ClassVar[Mapping[str, Inversion]] = {"DLG": ATTACK, "direction": Cosine(steps=400)}
+    best: ClassVar[tuple[str, ...]] = (*MEASURED, "legible")
+    answers: ClassVar[tuple[str, ...]] = tuple(f"{kind}{how}" for kind in attacks for how in ("", ", set"))
+    figures = (*best, "guess", *(f"{answer} {what}" for answer in answers for what in ("region_ssim", "legible")))
+
+    @property
+    def name(self) -> str:
+        """With what decides the figures."""
+        return f"{super().name}; the best of {dict(self.attacks)}, as they are and set, in round {self.after}"
+
+    def __call__(self, seen: Seen) -> Mapping[str, float]:
+        """The best of all answers (the least error, else the largest), ``guess``, and some figures of each answer."""
+        if seen.broadcast.public.round != self.after:
+            return dict.fromkeys(self.figures, math.nan)
+        chosen, others = self._chosen(seen)
+        known = others.to(torch.float64)
+        found, tiles = dict[str, Mapping[str, float]](), list[Recovered]()
+        for kind, attack in self.attacks.items():
+            tiles = [self._inverted(seen, p, others, attack) for p in chosen]
+            found[kind] = figures_of(tiles)
+            found[f"{kind}, set"] = figures_of([replace(r, found=in_contrast(r.found, known)) for r in tiles])
+        best = {w: (min if w.endswith("mse") else max)(f[w] for f in found.values()) for w in self.best}
+        guessed = figures_of([replace(r, found=known.mean(0, keepdim=True)) for r in tiles])
+        each = {f"{kind} {w}": f[w] for kind, f in found.items() for w in ("region_ssim", "legible")}
+        return {**best, "guess": guessed["region_mse"], **each}
+
+
+class TrainedInversion(EveryInversion):
+    """The same of a model that sixty rounds have trained."""
+
+    after: ClassVar[int] = 60
+
+
+def in_contrast(image: Tensor, known: Tensor) -> Tensor:
+    """An image [1, ...] with the mean and the (mean) deviation of known ones [n, ...], cut to 0 to 1."""
+    deviation = known.flatten(1).std(1).mean()
+    return ((image - image.mean()) / image.std().clamp_min(1e-9) * deviation + known.mean()).clamp(0, 1)

@@ -16,8 +16,10 @@ import scipy
 import torch
 from torch import Tensor
 
+from fedveil.accounting import model_of
 from fedveil.attacks.membership import confidence, loss_of_confidence
 from fedveil.attacks.statistics import auc
+from fedveil.calibration import cosine
 from fedveil.config import Config
 from fedveil.engines.probe import Seen
 from fedveil.errors import FieldError
@@ -31,13 +33,15 @@ from fedveil.runs.prepare import Setup
 from fedveil_studies.frame import Curve, Study, Value
 
 study = Study.of(__name__)
+GROUPS = ("honest", "malicious", "common", "rare")
+LOSSES = tuple(k / 4 for k in range(41))  # nats
 
 
 @study.probe("watch")
 class Watch:
     """Measures the noise of every round, and after the run the loss of training and of held-out examples."""
 
-    name = "sga-ldp"
+    name = "sga-ldp, losses"
     figures: Collection[str] = ("noise power",)
 
     def __init__(self, _config: Config) -> None:
@@ -62,7 +66,7 @@ class Watch:
 
     @classmethod
     def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
-        """``membership``: AUC of the loss of the last model."""
+        """``membership``: AUC of the loss of the last model; shares of losses up to each of `LOSSES`, of both kinds."""
         return [judge._concluded() for judge in judges]
 
     def _concluded(self) -> dict[str, Any]:
@@ -76,7 +80,11 @@ class Watch:
             -loss_of_confidence(confidence(learner.model, learner.layout, self._model[None], a, b))[0]
             for a, b in ((x, y), (other_x, other_y))
         )
-        return {"membership": auc(inside, outside)}
+        shares = {
+            name: [float((-scores <= loss).double().mean()) for loss in LOSSES]
+            for name, scores in (("members", inside), ("others", outside))
+        }
+        return {"membership": auc(inside, outside), **shares}
 
 
 study.probe("server")(lambda _config: MembershipView())
@@ -110,6 +118,64 @@ class Premise:
         cosine = fmean((self._widest - s) / (self._widest - self._least) for s in scales)
         step = float((seen.models[0] - seen.broadcast.models[0]).norm())
         return {"cosine": cosine, "step": step, "sigma": self._widest}
+
+    @classmethod
+    def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
+        """Nothing: its figures stand in the rounds."""
+        return [{} for _ in judges]
+
+
+@study.probe("trust")
+class Trust:
+    """What the cosine tells of clients, with the last global update and with an update from the server's public data.
+
+    The second is FLTrust's reference, which carries no noise. Of releases without noise that is the cosine that
+    SGA-LDP's clients would find. Rare: the third of the honest clients whose labels are farthest from all clients'.
+    """
+
+    name = "cosines with two references"
+    figures: Collection[str] = tuple(f"{kind} {g}" for kind in ("last", "public", "sigma") for g in GROUPS)
+
+    def __init__(self, _config: Config) -> None:
+        self._before: Tensor | None = None
+
+    def begin(self, setup: Setup) -> None:
+        """Take the public examples, and who is rare; see `fedveil.runs.runner.Judge`."""
+        if setup.dealt.public is None:
+            raise FieldError("data.public_examples", 0, "the server's own update needs some")
+        config, clients = setup.config, setup.dealt.clients
+        self._setup, self._public = setup, setup.dealt.public
+        wrong = set() if config.malicious is None else set(config.malicious.who(len(clients), config.seed))
+        counts = torch.stack([torch.bincount(c.y, minlength=int(self._public.y.max()) + 1) for c in clients]).double()
+        apart = (counts / counts.sum(1, keepdim=True) - counts.sum(0) / counts.sum()).abs().sum(1)
+        honest = sorted(set(range(len(clients))) - wrong, key=lambda p: float(apart[p]))
+        third = len(honest) // 3
+        self._groups = dict(zip(GROUPS, (honest, sorted(wrong), honest[:third], honest[-third:]), strict=True))
+
+    def load(self, setup: Setup) -> tuple[int, int]:
+        return 0, 0
+
+    def __call__(self, seen: Seen) -> Mapping[str, float]:
+        """Means of max(0, cosine), and of the noise's deviation, over the clients of a group."""
+        start, scales = seen.broadcast.models[0], seen.record.client_scales
+        key = (self._setup.config.seed, seen.broadcast.public.round, len(seen.federation.clients))
+        [learned] = seen.federation.learner.learn(start[None], [self._public], [key])
+        if isinstance(learned, Exception):
+            raise learned
+        own = learned.trained.model - start
+        last = torch.zeros_like(start) if self._before is None else start - self._before
+        self._before = start.clone()
+        models = {p: model_of(releases) for p, releases in seen.received.items()}
+        sent = {p: model - start for p, model in models.items() if model is not None}
+        found = dict[str, float]()
+        for name, group in self._groups.items():
+            members = [p for p in group if p in sent]
+            for kind, reference in (("last", last), ("public", own)):
+                worths = [max(0.0, cosine(sent[p], reference)) for p in members]
+                found[f"{kind} {name}"] = fmean(worths) if worths else 0.0
+            sigmas = [scales[p][0] for p in members if scales.get(p)]
+            found[f"sigma {name}"] = fmean(sigmas) if sigmas else 0.0
+        return found
 
     @classmethod
     def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
@@ -174,10 +240,16 @@ def attack(outcomes: Sequence[Outcome], argument: str) -> Value:
     return Value(float(view["rates"][name].get(rate, math.nan) if rate else view["figures"][name]))
 
 
-@study.curve("membership of clients")
-def membership_of_clients(outcomes: Sequence[Outcome], argument: str) -> Curve:
-    """That area above the number of clients."""
-    return Curve([float(outcomes[0].cell.config.data.number)], [membership(outcomes, argument).value])
+@study.curve("losses")
+def losses(outcomes: Sequence[Outcome], kind: str) -> Curve:
+    """``losses members`` or ``losses others``: the share of them whose loss is at most x."""
+    return Curve(LOSSES, outcomes[0].summary.values["concluded"][Watch.name][kind])
+
+
+@study.measure("settled")
+def settled(outcomes: Sequence[Outcome], figure: str) -> Value:
+    """``settled FIGURE``: of a probe, mean over the rounds but the first five."""
+    return Value(fmean(outcomes[0].series(figure)[SETTLED:]))
 
 
 @study.measure("noise")
