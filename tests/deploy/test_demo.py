@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -54,8 +55,10 @@ def say(text):
 
 
 def fedveil(*words):
-    command = [sys.executable, "-m", "fedveil", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    command, found = [sys.executable, "-m", "fedveil", *map(str, words)], os.pathsep.join(filter(None, sys.path))
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": found}
+    ).stdout.strip()
 
 
 def test_three_hospitals(tmp_path, monkeypatch):

@@ -128,7 +128,7 @@ def test_check_says_what_binds_and_what_does_not(made, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(made / "bin"))
     assert found(made)["a SuperNode started without it"].binds == "yes"
     policy = made / "policy.toml"
-    policy.write_text(policy.read_text().replace("apps = []", 'client = "mine:app"'))
+    policy.write_text(USABLE)
     done = CliRunner().invoke(app, ["node", "check", str(made)])
     assert done.exit_code == 0, done.output
     (tmp_path / "heads" / "ward.key").chmod(0o640)
@@ -138,6 +138,89 @@ def test_check_says_what_binds_and_what_does_not(made, monkeypatch, tmp_path):
     assert CliRunner().invoke(app, ["node", "check", str(made)]).exit_code == 2
     policy.chmod(0o602)
     assert [f.binds for f in site.check_site(made)] == ["no"]
+
+
+# a policy with which something can leave: `pytest` is a package that is installed, and has not to be a client
+USABLE = """\
+trust = ["local"]
+[total]
+participations = 3
+[node]
+client = "pytest:app"
+ledger = "ledgers"
+head = "../heads"
+dataset = "ward"
+"""
+SUM = """\
+[sum]
+peers = ["{}", "{}"]
+least_sites = {}
+colluding = {}
+"""
+LOCAL = 'trust = ["local"]'
+
+
+@pytest.mark.parametrize(
+    ("what", "before", "after"),
+    [
+        ("code", '"pytest:app"', '"not_there_at_all:app"'),
+        ("code", '"pytest:app"', '"not_there_at_all.inner.app:app"'),
+        ("code", '"pytest:app"', '".pytest:app"'),
+        ("code", 'client = "pytest:app"', ""),
+        ("code", "[node]", "[node]\napps = []"),
+        ("code", 'client = "pytest:app"', "apps = []\nsigners = []"),
+        ("code", f'{LOCAL}\n[total]\nparticipations = 3\n[node]\nclient = "pytest:app"',
+         f'{LOCAL}\nmethods = ["record"]\n[total]\nrecord_epsilon = 3\n[node]\napps = ["{"a" * 64}"]'),
+        ("runs", "[node]", "[node]\naccounts = []"),
+        ("total", "participations = 3", ""),
+        ("trust", LOCAL, "trust = []"),
+        ("trust", LOCAL, f"{LOCAL}\nmethods = []"),
+        ("secure sum", LOCAL, 'trust = ["local", "secure sum"]'),
+        ("secure sum", f"{LOCAL}\n", 'trust = ["secure sum"]\n' + SUM.format("a" * 64, "b" * 64, 4, 1)),
+        ("secure sum", f"{LOCAL}\n", 'trust = ["secure sum"]\n' + SUM.format("a" * 64, "b" * 64, 3, 2)),
+    ],
+)  # fmt: skip
+def test_check_says_no_where_nothing_could_leave(made, what, before, after):
+    policy = made / "policy.toml"
+    policy.write_text(USABLE)
+    assert not [f for f in site.check_site(made) if f.binds == "no" and f.needed]
+    assert before in USABLE
+    policy.write_text(USABLE.replace(before, after))
+    assert what in {f.what for f in site.check_site(made) if f.binds == "no" and f.needed}
+    assert CliRunner().invoke(app, ["node", "check", str(made)]).exit_code == 2
+
+
+def test_check_does_not_import_the_client(made, tmp_path, monkeypatch):
+    (tmp_path / "careful_client.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (made / "policy.toml").write_text(USABLE.replace("pytest:", "careful_client.inner:"))
+    assert found(made)["code"].binds == "yes"
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_sum_that_this_site_can_be_part_of_is_in_order(made):
+    (made / "policy.toml").write_text(
+        USABLE.replace(f"{LOCAL}\n", 'trust = ["secure sum"]\n' + SUM.format("a" * 64, "b" * 64, 3, 1))
+    )
+    assert found(made)["secure sum"].binds == "not seen"
+    assert not [f for f in site.check_site(made) if f.binds == "no" and f.needed]
+
+
+def test_a_central_server_needs_no_total(made):
+    (made / "policy.toml").write_text(USABLE.replace("participations = 3", "").replace(LOCAL, 'trust = ["central"]'))
+    assert not [f for f in site.check_site(made) if f.binds == "no" and f.needed]
+
+
+def test_the_table_of_secure_sums_is_there_to_be_filled(made):
+    path = made / "policy.toml"
+    assert NodePolicy.read(path).costs.sum is None
+    text = path.read_text()
+    for line in ("[sum]", "peers =", "least_sites =", "colluding =", "attempts ="):
+        assert f"\n# {line}" in text
+        text = text.replace(f"\n# {line}", f"\n{line}")
+    path.write_text(text.replace('["<64 hexadecimal digits>", "..."]', f'["{"a" * 64}", "{"b" * 64}"]'))
+    terms = NodePolicy.read(path).costs.sum
+    assert (len(terms.peers), terms.least_sites, terms.colluding, terms.attempts) == (2, 3, 1, 3)
 
 
 def test_hash_and_approval_on_the_command_line(tmp_path):

@@ -34,6 +34,7 @@ def init(
         policy = begin_site(folder, head, dataset, by)
         typer.echo(f"written: {policy}, with a ledger and its head. Nothing leaves yet. Still to decide, in that file:")
         typer.echo("  [total]  what all releases together may cost: the kinds of cost that may leave at all")
+        typer.echo("  [sum]    where a secure sum is allowed: whose keys, and on what terms")
         typer.echo("  [node]   client (your own code), or apps or signers (whose code may run here)")
         typer.echo("  [node]   projects, federations, accounts, runs: who may use the node")
         typer.echo(f"Then: fedveil node check {folder}; fedveil node start {folder} flower-supernode ...")

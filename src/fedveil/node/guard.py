@@ -95,7 +95,7 @@ def require_private(path: Path, closed: int, what: str) -> None:
     if os.name == "posix" and about.st_uid not in (os.geteuid(), 0):
         raise FieldError(what, path.name, "belongs to another user")
     if os.name == "posix" and about.st_mode & closed:
-        raise FieldError(what, path.name, f"is open to others: chmod {about.st_mode & 0o777 & ~closed:o} {path}")
+        raise FieldError(what, path.name, f"is open to others: chmod {700 if path.is_dir() else 600} {path}")
 
 
 def answer(path: str | Path, message: Message, context: Context, run: Run, content: bytes) -> Message:

@@ -10,11 +10,12 @@ import stat
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from fedveil.accounting import Admission
+from fedveil.accounting import Admission, Policy
 from fedveil.engines.lifetime import begin_ledger, read_head
 from fedveil.engines.locking import wait_for
 from fedveil.errors import FedVeilError, FieldError
@@ -40,13 +41,21 @@ delta = 1e-5
 [total]                    # the most that all releases from this data set may cost, over all runs
 # record_epsilon = 4.0     # or mu, record_mu, person_epsilon, leakage (with distance), participations
 
+# [sum]                    # for trust = ["secure sum"], what the study's contract says; it needs a client of your own
+# peers = ["<64 hexadecimal digits>", "..."]   # of all other sites, as `fedveil keys show` prints them there
+# least_sites = 3          # the smallest roster that is answered
+# colluding = 1            # the fewest that the noise has to allow for
+# attempts = 3             # questions of one round; each costs a full release
+# This site's own key, mode 0600: `fedveil keys new {key}`, and for the SuperNode
+# --node-config 'privacy.key={key} ...'. Nobody else may ever read it; `fedveil keys end` destroys it.
+
 [node]
 ledger = "ledgers"
 head = {head}
 dataset = {dataset}
 apps = []                  # SHA-256 of the app bundles that may run: fedveil node hash APP
 # signers = []             # public keys that may approve bundles: fedveil node key FILE
-# client = "hospital.app:client"   # your own ClientApp, installed here: no code of a bundle runs
+# client = "hospital.app:client"   # your own ClientApp, installed here: no code of a bundle runs, and apps can go
 # projects = ["hospital/study"]    # read from the bundle
 # federations = []         # these three are what the SuperLink says
 # accounts = []
@@ -78,7 +87,8 @@ def begin_site(folder: str | Path, head: str | Path, dataset: str, by: str) -> P
         raise FieldError("folder", str(site), f"holds a {POLICY}: what was decided there stays")
     site.mkdir(mode=0o700, parents=True, exist_ok=True)
     begin_ledger(site / "ledgers", dataset, by, head=Path(head).resolve())
-    text = FIRST_POLICY.format(head=_quoted(Path(head).resolve()), dataset=_quoted(dataset))
+    places = {"head": _quoted(Path(head).resolve()), "dataset": _quoted(dataset), "key": _quoted(site / "study.key")}
+    text = FIRST_POLICY.format(**places)
     _write(policy, text, 0o600)
     write_commands(site)
     return policy
@@ -155,7 +165,8 @@ def check_site(folder: str | Path) -> list[Binding]:
     late = node.clock()
     found.append(Binding("clock", "no" if late else "yes", late or "no file of the node is newer than now"))
     found += _of_commands(site)
-    found += _of_code(node.admission)
+    found += _of_costs(node.costs)
+    found += _of_code(node.admission, node.costs)
     return found
 
 
@@ -200,18 +211,45 @@ def _of_commands(site: Path) -> Iterator[Binding]:
     yield Binding("warm executors", "no", why, needed=False)
 
 
-def _of_code(rules: Admission) -> Iterator[Binding]:
-    if rules.client is not None:
-        yield Binding("code", "yes", f"{rules.client} alone runs")
-    elif not rules.apps and not rules.signers:
+def _of_costs(costs: Policy) -> Iterator[Binding]:
+    named = [field.name for field in fields(costs.total) if getattr(costs.total, field.name) is not None]
+    if not costs.trust or costs.methods == ():
+        yield Binding("trust", "no", "trust, or methods, is an empty list: nothing leaves")
+    if named or "central" not in costs.trust:  # no total counts what a trusted server protects
+        shown = f"[total] counts {', '.join(named) or 'no kind of cost: nothing leaves'}"
+        yield Binding("total", "yes" if named else "no", shown)
+    if "secure sum" in costs.trust:
+        roster = 0 if costs.sum is None else len(costs.sum.peers) + 1
+        if costs.sum is None:
+            yield Binding("secure sum", "no", "there is no table [sum]: it pins the keys of the other sites")
+        elif roster < max(costs.sum.least_sites, costs.sum.colluding + 2):
+            why = f"{roster} sites with this one: fewer than least_sites, or all but one of them may collude"
+            yield Binding("secure sum", "no", why)
+        else:
+            yield Binding("secure sum", "not seen", "the SuperNode's privacy.key names this site's key", needed=False)
+
+
+def _of_code(rules: Admission, costs: Policy) -> Iterator[Binding]:
+    inside = set(costs.trust) <= {"trusted sum", "secure sum"} or set(costs.methods or ("",)) <= {"record"}
+    empty = [name for name in ("projects", "federations", "accounts", "runs") if getattr(rules, name) == ()]
+    package = None if rules.client is None else rules.client.partition(":")[0].partition(".")[0]
+    if empty:
+        yield Binding("runs", "no", f"{', '.join(empty)}: an empty list allows no run; leave it out to ask nothing")
+    if not rules.apps and not rules.signers and (rules.client is None or (rules.apps, rules.signers) != (None, None)):
         yield Binding("code", "no", "no app is listed, and no key that may approve one: nothing runs")
+    elif inside and package is None:
+        yield Binding("code", "no", "record level's noise is drawn by the training code: it must be your own (client)")
+    elif package is not None and not _installed(package):
+        yield Binding("code", "no", f"{package!r} is not installed for {sys.executable}: {rules.client} cannot run")
+    elif package is not None:
+        yield Binding("code", "yes", f"{rules.client} alone runs")
     elif rules.foreign == "open":
         why = "a bundle's code may do all that this user may: open a socket, edit ledger and policy"
         yield Binding("code", "no", why, needed=False)
     else:
         try:
             require_isolation(Path(os.devnull))
-            yield Binding("code", "yes", "a bundle's code runs without network, and disks are read-only to it")
+            yield Binding("code", "yes", "a bundle's code has no network, no disk and no process but its own")
         except FedVeilError as error:
             yield Binding("code", "no", str(error))
     open_lists = [name for name in ("projects", "federations", "accounts", "runs") if getattr(rules, name) is None]
@@ -219,8 +257,14 @@ def _of_code(rules: Admission) -> Iterator[Binding]:
         yield Binding("runs", "no", f"not asked for: {', '.join(open_lists)}", needed=False)
 
 
-def _quoted(text: object) -> str:
+def _installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ValueError:  # no name of one
+        return False
 
+
+def _quoted(text: object) -> str:
     return json.dumps(str(text))
 
 
