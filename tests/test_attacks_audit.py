@@ -13,8 +13,8 @@ from fedveil.config.folders import AUDIT
 from fedveil.config.sections import Data
 from fedveil.errors import FieldError
 from fedveil.games import ParticipationGame, participation, play
-from fedveil.games.replicates import HONEST as BEHAVED
-from fedveil.games.replicates import Case, Replicate
+from fedveil.games.scoring import HONEST as BEHAVED
+from fedveil.games.scoring import Case, Replicate
 from fedveil.grid import Store
 from fedveil.report.audit_headline import compared
 from fedveil.runs.runner import Silent

@@ -15,7 +15,7 @@ from fedveil.cli import app
 from fedveil.config.variants import EQUAL_SIGMA
 from fedveil.config.world import SHADOWS, WORLDS
 from fedveil.errors import FedVeilError
-from fedveil.games.settings import settings_of
+from fedveil.games.game import settings_of
 from fedveil.gdp import epsilon_of_mu, rounded_up
 from fedveil.grid import Store
 from fedveil.methods import Publishing

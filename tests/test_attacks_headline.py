@@ -11,8 +11,7 @@ from fedveil.attacks.statistics import epsilon_ceiling, joint_bound
 from fedveil.attacks.verdict import judge
 from fedveil.config import load
 from fedveil.games import Audit, ParticipationGame
-from fedveil.games.replicates import Case, Replicate
-from fedveil.games.scoring import Judged, Scored, attack_of, judge_all, row_of
+from fedveil.games.scoring import Case, Judged, Replicate, Scored, attack_of, judge_all, row_of
 from fedveil.grid import Store
 from fedveil.methods import Publishing
 from fedveil.report.audit_headline import compared, fewest_runs, headline

@@ -8,8 +8,8 @@ from fedveil.config import load
 from fedveil.config.world import IN_ITS_PLACE, SHADOWS, WORLDS, World
 from fedveil.errors import FieldError
 from fedveil.games import ParticipationGame
-from fedveil.games.replicates import Case, never_drawn
-from fedveil.games.settings import settings_of
+from fedveil.games.game import settings_of
+from fedveil.games.scoring import Case, never_drawn
 from fedveil.runs.prepare import prepare
 from fedveil.runs.world import Pool, apportion, shadow_of, share_out
 

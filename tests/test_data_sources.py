@@ -8,8 +8,8 @@ import torch
 
 from fedveil.data import SOURCES, MissingDataError, data_folders, federate, load, prepare
 from fedveil.data.bundled import ALZHEIMER_HOMOGENEOUS
-from fedveil.data.files import ALZHEIMER_FILE as FILE
-from fedveil.data.files import find
+from fedveil.data.sets import ALZHEIMER_FILE as FILE
+from fedveil.data.sets import find
 from fedveil.errors import FieldError
 
 

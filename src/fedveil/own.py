@@ -18,17 +18,16 @@ from fedveil.config import Config, load
 from fedveil.config.world import world_of
 from fedveil.engines import Federation
 from fedveil.engines.assembly import AnyMethod, as_client, resolve_method
-from fedveil.engines.probe import Seen
+from fedveil.engines.seams import Seen
 from fedveil.errors import FieldError, NoReplyError, require_count, require_delta, require_rounds
 from fedveil.games.game import Judgement, game_of, play
 from fedveil.games.participation import REHEARSALS
-from fedveil.games.replicates import HONEST, Case, Replicate
-from fedveil.games.scoring import Judged, judge_all
+from fedveil.games.scoring import HONEST, Case, Judged, Replicate, judge_all
 from fedveil.gdp import rounded_down
 from fedveil.grid import Cell, Finished, Store
+from fedveil.grid.cell import stated
 from fedveil.grid.comparison import compare as compare_settings
 from fedveil.grid.comparison import named
-from fedveil.grid.made import stated
 from fedveil.learning import ClientData, LocalTraining
 from fedveil.runs.runner import Progress, Silent
 from fedveil.runs.summary import Summary

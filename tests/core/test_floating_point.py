@@ -12,8 +12,7 @@ from fedveil.layout import Layout
 from fedveil.learning import LocalTraining, PrivateTrainer
 from fedveil.mechanisms import EuclideanLaplaceNoise, GaussianNoise, ReproducibleSource, SecureSource, noised
 from fedveil.methods import Broadcast, ClientFacts, PublicFacts, build
-from fedveil.methods.publishing import Publishing
-from fedveil.methods.validating import Validation
+from fedveil.methods.publishing import Publishing, Validation
 
 D = 20_000
 

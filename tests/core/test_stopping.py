@@ -17,7 +17,7 @@ from fedveil.learning import ClientData, LocalTraining, client_losses
 from fedveil.learning.learner import Learner
 from fedveil.mechanisms import SecureSource
 from fedveil.methods import build
-from fedveil.methods.validating import Validation
+from fedveil.methods.publishing import Validation
 from fedveil.runs.checkpoint import Checkpoint
 from fedveil.runs.summary import guarantees_of
 

@@ -25,7 +25,7 @@ from fedveil.flower import (
 )
 from fedveil.learning import ClientData
 from fedveil.methods import build
-from fedveil.methods.validating import Validation
+from fedveil.methods.publishing import Validation
 
 pytestmark = [pytest.mark.flower]
 LOCAL, VANILLA = build("sga-ldp", epsilon_min=1.0, epsilon_max=8.0), build("vanilla")

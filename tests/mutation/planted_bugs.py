@@ -1579,7 +1579,7 @@ BUGS = (
     ),
     _bug(
         "validation: a loss is not cut",
-        "methods/validating.py",
+        "methods/publishing.py",
         "cut = min(max(loss, 0.0), self.loss_range) if isfinite(loss) else self.loss_range",
         "cut = loss",
         f"{CORE}stopping.py::test_any_two_data_sets_move_a_release_by_the_declared_range_at_most",
@@ -1587,7 +1587,7 @@ BUGS = (
     ),
     _bug(
         "validation: noise without the range",
-        "methods/validating.py",
+        "methods/publishing.py",
         "scale = (self.noise_multiplier * self.loss_range,)",
         "scale = (self.noise_multiplier,)",
         f"{CORE}stopping.py::test_any_two_data_sets_move_a_release_by_the_declared_range_at_most",
@@ -1760,7 +1760,7 @@ BUGS = (
     ),
     _bug(
         "audit: both worlds have one seed",
-        "games/replicates.py",
+        "games/scoring.py",
         'keyed_seed("audit", base, self.phase, int(self.inside), self.index)',
         'keyed_seed("audit", base, self.phase, self.index)',
         "tests/test_attacks_replicates.py::test_replicates_are_dealt_anew_and_independently_in_the_two_worlds",

@@ -1,10 +1,11 @@
 """Combine: aggregation rules in two halves, clusters, perturbation-aware weights."""
 
 from fedveil.aggregation.base import Aggregator as Aggregator
+from fedveil.aggregation.base import FedAvg as FedAvg
+from fedveil.aggregation.base import FedProx as FedProx
 from fedveil.aggregation.base import NoState as NoState
 from fedveil.aggregation.base import WeightedMean as WeightedMean
 from fedveil.aggregation.base import require_rule as require_rule
-from fedveil.aggregation.bulyan import Bulyan as Bulyan
 from fedveil.aggregation.centres import Centre as Centre
 from fedveil.aggregation.centres import CentredClipping as CentredClipping
 from fedveil.aggregation.centres import GeometricMedian as GeometricMedian
@@ -12,8 +13,6 @@ from fedveil.aggregation.centres import NormBounding as NormBounding
 from fedveil.aggregation.clusters import cluster_means as cluster_means
 from fedveil.aggregation.clusters import halves as halves
 from fedveil.aggregation.fltrust import FLTrust as FLTrust
-from fedveil.aggregation.mean import FedAvg as FedAvg
-from fedveil.aggregation.mean import FedProx as FedProx
 from fedveil.aggregation.mixing import NNM as NNM
 from fedveil.aggregation.mixing import Bucketing as Bucketing
 from fedveil.aggregation.optimisers import AdaptiveState as AdaptiveState
@@ -24,6 +23,7 @@ from fedveil.aggregation.optimisers import FedOpt as FedOpt
 from fedveil.aggregation.optimisers import FedYogi as FedYogi
 from fedveil.aggregation.optimisers import MomentumState as MomentumState
 from fedveil.aggregation.perturbation import perturbation_weights as perturbation_weights
+from fedveil.aggregation.robust import Bulyan as Bulyan
 from fedveil.aggregation.robust import FedMedian as FedMedian
 from fedveil.aggregation.robust import Krum as Krum
 from fedveil.aggregation.robust import MultiKrum as MultiKrum

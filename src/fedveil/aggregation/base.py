@@ -1,4 +1,4 @@
-"""The two halves of every aggregation rule: reduce the updates, then step the model."""
+"""The two halves of every aggregation rule, reduce the updates, then step the model; and the plain means."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import Relation
-from fedveil.checks import Count, Parameters
+from fedveil.checks import Count, NonNegative, Parameters
 from fedveil.clipping import blocks_of
 from fedveil.errors import FieldError
 from fedveil.mechanisms import Source
@@ -258,3 +258,34 @@ def rounding(n: int) -> float:
     share w C, 1.1e-6 at n = 50,000. Left out up to n = 1,000, where it is below 1e-9.
     """
     return n * n * 2.0**-51 if n > _MANY else 0.0
+
+
+@dataclass(frozen=True)
+class FedAvg(WeightedMean):
+    """Federated averaging (McMahan et al. 2017, arXiv 1602.05629): the model moves by the mean update.
+
+    Examples
+    --------
+    >>> fv.FedAvg().reduce(updates, equal)
+    tensor([10.8000,  1.8200], dtype=torch.float64)
+    >>> fv.FedAvg().sensitivity(1.0, equal, "zero-out")  # of the mean of five updates, each clipped to 1
+    0.2
+    """
+
+
+@dataclass(frozen=True)
+class FedProx(WeightedMean):
+    """FedAvg on the server, a proximal term on the clients (Li et al. 2020, arXiv 1812.06127).
+
+    Parameters
+    ----------
+    mu : float
+        Clients add mu/2 ||w - start||^2 to their loss. Engines hand it to local training.
+
+    Examples
+    --------
+    >>> fv.Federation(model=model, clients=clients, method=fv.FedProx(mu=0.1)).run(1).models.shape
+    torch.Size([1, 10])
+    """
+
+    mu: NonNegative = 0.5

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.accounting import model_of
-from fedveil.engines.probe import Seen
+from fedveil.engines.seams import Seen
 from fedveil.errors import FedVeilError, FieldError, nearest
 from fedveil.layout import Layout
 from fedveil.learning import ClientData

@@ -12,7 +12,7 @@ from fedveil.aggregation import Aggregator
 from fedveil.attacks.poisoning import BEHAVIOURS
 from fedveil.config.base import OpenSection
 from fedveil.config.options import Option, fields_of, options_of
-from fedveil.engines.behaviour import Behaviour
+from fedveil.engines.seams import Behaviour
 from fedveil.errors import FieldError, nearest
 from fedveil.mechanisms import keyed_seed
 

@@ -16,7 +16,7 @@ from fedveil.errors import FieldError, require_choice
 from fedveil.learning.models import factory_of
 from fedveil.mechanisms import ReproducibleSource, SecureSource, Source
 from fedveil.methods import formerly
-from fedveil.methods.validating import Validation
+from fedveil.methods.publishing import Validation
 
 
 def _clients(value: Any) -> Any:

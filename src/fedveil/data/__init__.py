@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from fedveil.data.dealing import federate as federate
     from fedveil.data.dealing import holdout as holdout
     from fedveil.data.dealing import partition as partition
-    from fedveil.data.files import MissingDataError as MissingDataError
-    from fedveil.data.files import cache_folder as cache_folder
-    from fedveil.data.files import data_folders as data_folders
     from fedveil.data.map_style import from_torch as from_torch
     from fedveil.data.overview import Holding as Holding
     from fedveil.data.overview import holdings as holdings
     from fedveil.data.overview import warnings_of as warnings_of
     from fedveil.data.sets import DataSet as DataSet
+    from fedveil.data.sets import MissingDataError as MissingDataError
+    from fedveil.data.sets import cache_folder as cache_folder
+    from fedveil.data.sets import data_folders as data_folders
     from fedveil.data.sets import own_scale as own_scale
     from fedveil.data.sources import SOURCES as SOURCES
     from fedveil.data.sources import SourceInfo as SourceInfo

@@ -13,9 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedveil.data.files import MissingDataError
 from fedveil.data.labels import count_classes, natural_clients, people_of
-from fedveil.data.sets import DataSet
+from fedveil.data.sets import DataSet, MissingDataError
 from fedveil.errors import FieldError, require_choice, require_positive
 
 Array = NDArray[Any]

@@ -16,9 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from fedveil.data.arrays import images
-from fedveil.data.files import ALZHEIMER_FILE, ALZHEIMER_OFFICIAL, cache_folder, find, locate
 from fedveil.data.pictures import decode
-from fedveil.data.sets import DataSet
+from fedveil.data.sets import ALZHEIMER_FILE, ALZHEIMER_OFFICIAL, DataSet, cache_folder, find, locate
 from fedveil.errors import FieldError, require_choice, require_count
 
 CLASS_NAMES = ("mild demented", "moderate demented", "non demented", "very mild demented")

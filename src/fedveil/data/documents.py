@@ -9,10 +9,9 @@ import torch
 from numpy.typing import NDArray
 
 from fedveil.data.arrays import images
-from fedveil.data.files import MissingDataError
 from fedveil.data.pages import Document, Grey, documents_of, kinds_of
 from fedveil.data.pictures import MAX_PIXELS
-from fedveil.data.sets import DataSet
+from fedveil.data.sets import DataSet, MissingDataError
 from fedveil.errors import FieldError, require_count
 from fedveil.mechanisms.source import keyed_seed
 

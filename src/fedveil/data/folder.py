@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from fedveil.data.arrays import images
-from fedveil.data.files import MissingDataError
 from fedveil.data.labels import natural_clients, people_of
 from fedveil.data.pictures import MAX_PIXELS, MODES, SUFFIXES, Stacking, size_of
-from fedveil.data.sets import DataSet
+from fedveil.data.sets import DataSet, MissingDataError
 from fedveil.errors import FieldError, nearest, require_choice, require_count, require_positive
 
 _CLUTTER = ("thumbs.db", "desktop.ini")  # what file managers leave behind; hidden files are passed over as well

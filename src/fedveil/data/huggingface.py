@@ -10,10 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from fedveil.data.arrays import images
-from fedveil.data.files import MissingDataError
 from fedveil.data.frames import Rows, TableSpec, from_rows, labelled
 from fedveil.data.pictures import MAX_PIXELS, MODES, Stacking, size_of
-from fedveil.data.sets import DataSet
+from fedveil.data.sets import DataSet, MissingDataError
 from fedveil.errors import FieldError, nearest, require_choice, require_count, require_positive
 from fedveil.optional import optional
 

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from fedveil.data.arrays import Array
-from fedveil.data.files import MissingDataError
 from fedveil.data.labels import natural_clients
-from fedveil.data.sets import DataSet
+from fedveil.data.sets import DataSet, MissingDataError
 from fedveil.errors import FieldError
 from fedveil.mechanisms.source import keyed_seed
 

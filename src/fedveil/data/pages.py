@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.data.files import MissingDataError
 from fedveil.data.pictures import SUFFIXES, decode, pillow
+from fedveil.data.sets import MissingDataError
 from fedveil.data.tamper import Box
 from fedveil.errors import FieldError, damaged
 from fedveil.optional import optional

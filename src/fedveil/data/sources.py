@@ -9,13 +9,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from fedveil.data import files
-from fedveil.data.files import find
+from fedveil.data.sets import ALZHEIMER_FILE, ALZHEIMER_OFFICIAL, find, prepared_alzheimer
 from fedveil.errors import FieldError, nearest, require_choice
 from fedveil.registry import Registry
 
 if TYPE_CHECKING:
-    from fedveil.data.sets import DataSet
+    from fedveil.data.sets import ALZHEIMER_FILE, ALZHEIMER_OFFICIAL, DataSet, prepared_alzheimer
 
 
 @runtime_checkable
@@ -147,9 +146,9 @@ SOURCES: Registry[SourceInfo] = Registry(
             "ODbL",
             Later("fedveil.data.bundled:load_alzheimer"),
             Later("fedveil.data.bundled:prepare_alzheimer"),
-            files.prepared_alzheimer,
-            files=((files.ALZHEIMER_FILE,),),
-            official=files.ALZHEIMER_OFFICIAL,
+            prepared_alzheimer,
+            files=((ALZHEIMER_FILE,),),
+            official=ALZHEIMER_OFFICIAL,
         ),
     },
     group="fedveil.sources",

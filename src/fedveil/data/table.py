@@ -10,9 +10,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedveil.data.files import MissingDataError
 from fedveil.data.frames import Rows, TableSpec, from_rows, pandas_module
-from fedveil.data.sets import DataSet
+from fedveil.data.sets import DataSet, MissingDataError
 from fedveil.errors import FieldError, require_count, require_positive
 from fedveil.optional import optional
 

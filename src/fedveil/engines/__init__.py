@@ -1,7 +1,5 @@
 """Move the tensors, keep the state, write the ledger."""
 
-from fedveil.engines.behaviour import Behaviour as Behaviour
-from fedveil.engines.behaviour import Turn as Turn
 from fedveil.engines.client import ClientParty as ClientParty
 from fedveil.engines.history import Asked as Asked
 from fedveil.engines.history import Best as Best
@@ -17,7 +15,9 @@ from fedveil.engines.options import PerClient as PerClient
 from fedveil.engines.options import Shared as Shared
 from fedveil.engines.party import Round as Round
 from fedveil.engines.party import ServerParty as ServerParty
-from fedveil.engines.probe import Probe as Probe
-from fedveil.engines.probe import Seen as Seen
-from fedveil.engines.probe import Watched as Watched
+from fedveil.engines.seams import Behaviour as Behaviour
+from fedveil.engines.seams import Probe as Probe
+from fedveil.engines.seams import Seen as Seen
+from fedveil.engines.seams import Turn as Turn
+from fedveil.engines.seams import Watched as Watched
 from fedveil.engines.stopping import EarlyStopping as EarlyStopping

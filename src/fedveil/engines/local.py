@@ -27,15 +27,14 @@ from fedveil.engines.assembly import (
     resolve_method,
     with_proximal_term,
 )
-from fedveil.engines.behaviour import Behaviour
 from fedveil.engines.client import ClientParty
 from fedveil.engines.disjoint import require_disjoint
 from fedveil.engines.history import Asked, Best, Collected, History, RoundRecord, publishable, total_of
 from fedveil.engines.lifetime import read_policy
 from fedveil.engines.options import Budgets, Evaluation, Execution, PerClient, Shared, require_group
 from fedveil.engines.party import COMBINE, SERVER, ServerParty
-from fedveil.engines.probe import Seen, probed
 from fedveil.engines.replying import Replying
+from fedveil.engines.seams import Behaviour, Seen, probed
 from fedveil.engines.sites import Sites
 from fedveil.engines.stopping import EarlyStopping, Validators, worst_of
 from fedveil.engines.warning import Warnings

@@ -13,7 +13,7 @@ from fedveil.accounting import Ledger, Policy, SpendFilter
 from fedveil.checks import Parameters, Workers
 from fedveil.engines.assembly import AnyMethod
 from fedveil.engines.party import LineStore
-from fedveil.engines.probe import Probe
+from fedveil.engines.seams import Probe
 from fedveil.engines.stopping import EarlyStopping
 from fedveil.errors import FieldError, require_choice
 from fedveil.layout import Buffers

@@ -29,9 +29,8 @@ from fedveil.methods import (
     in_order,
     stack_models,
 )
-from fedveil.methods.publishing import Publishing
+from fedveil.methods.publishing import Publishing, Validation
 from fedveil.methods.secure_sum import SecureSum
-from fedveil.methods.validating import Validation
 from fedveil.secure import PublicKey
 
 Scorer = Callable[[Tensor], Tensor]  # models [n, d] -> public layer scores [n, L]

@@ -10,9 +10,9 @@ import torch
 from fedveil.accounting import model_of
 from fedveil.clipping import blocks_of
 from fedveil.engines.assembly import client_facts, client_releases
-from fedveil.engines.behaviour import Behaviour, crafted, honest_updates
 from fedveil.engines.client import ClientParty
 from fedveil.engines.history import Asked, Collected
+from fedveil.engines.seams import Behaviour, crafted, honest_updates
 from fedveil.layout import Layout
 from fedveil.learning import ClientData
 from fedveil.learning.learner import Learned

@@ -33,7 +33,7 @@ from fedveil.learning import ClientData, client_losses
 from fedveil.learning.learner import Learner
 from fedveil.mechanisms import Source
 from fedveil.methods import Method, Releases
-from fedveil.methods.validating import Validation
+from fedveil.methods.publishing import Validation
 
 VALIDATORS = "validation-"  # begins the names of their ledgers
 

@@ -22,6 +22,8 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from fedveil.attacks import Verdict
 from fedveil.config import Config
 from fedveil.config.folders import AUDIT, CELLS, CONFIG, SPEC
+from fedveil.config.sections import Comparison, Randomness, Setting
+from fedveil.config.variants import configure, variants_of
 from fedveil.errors import FieldError, nearest
 from fedveil.grid import Cell, Finished, Store
 from fedveil.grid.jobs import Factory
@@ -29,6 +31,7 @@ from fedveil.registry import Registry
 from fedveil.runs import Progress
 from fedveil.runs.disk import write_atomic
 from fedveil.runs.folder import mark_private
+from fedveil.runs.prepare import resolve_device
 from fedveil.runs.provenance import provenance
 from fedveil.runs.runner import Silent, one_thread
 from fedveil.runs.summary import REPRODUCIBLE, versions
@@ -217,3 +220,32 @@ def play(
             if path is not None:
                 write_atomic(path / RESULT, (json.dumps(found.values, indent=1) + "\n").encode())
     return found
+
+
+VANILLA = "vanilla"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One setting: its label, its configuration, and the setting whose average sigma it takes, or ""."""
+
+    label: str
+    config: Config
+    matches: str = ""
+
+
+def settings_of(config: Config, compare: bool) -> list[Planned]:
+    """The undefended federation, then the one of ``[privacy]``, or each of ``[compare]``."""
+    fixed = {"compare": Comparison(), "engine": "local", "device": resolve_device(config.device)}
+    fixed["source"] = Randomness()
+    single = config.model_copy(update=fixed)
+    found = [Planned(config.privacy.method, single)]
+    if compare:
+        found = []
+        for variant in variants_of(config):
+            one = configure(config, variant.label, variant.setting).model_copy(update=fixed)
+            found.append(Planned(variant.label, one, variant.setting.match_sigma_of))
+    plain = [p for p in found if p.config.privacy.method == VANILLA]
+    if not plain:
+        plain = [Planned(VANILLA, configure(single, VANILLA, Setting.model_validate({"method": VANILLA})))]
+    return [*plain, *(p for p in found if p not in plain)]

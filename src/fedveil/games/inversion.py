@@ -19,8 +19,7 @@ from fedveil.attacks.inversion import INVERSIONS, Inversion, Inverted, ReleaseVi
 from fedveil.config import Config
 from fedveil.engines import Execution, Federation
 from fedveil.errors import FieldError, require_count
-from fedveil.games.game import GAMES, Judgement, Refused
-from fedveil.games.settings import Planned, settings_of
+from fedveil.games.game import GAMES, Judgement, Planned, Refused, settings_of
 from fedveil.grid import Cell, Finished, Store
 from fedveil.learning import ClientData
 from fedveil.methods import GroupPrivacy, Method, Plain

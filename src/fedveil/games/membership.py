@@ -29,10 +29,9 @@ from fedveil.attacks.membership.scores import ShadowScore
 from fedveil.attacks.statistics import runs_for_rate, student_interval
 from fedveil.attacks.verdict import ALPHAS
 from fedveil.config import Config
-from fedveil.engines.probe import Seen
+from fedveil.engines.seams import Seen
 from fedveil.errors import FieldError, require_count
-from fedveil.games.game import GAMES, Judgement, Refused
-from fedveil.games.settings import Planned, settings_of
+from fedveil.games.game import GAMES, Judgement, Planned, Refused, settings_of
 from fedveil.games.shadows import ShadowView, held_out
 from fedveil.grid import Cell, Finished
 from fedveil.learning import ClientData

@@ -19,10 +19,8 @@ from fedveil.attacks.verdict import RUN
 from fedveil.config import Config
 from fedveil.config.world import WORLDS, World, world_of
 from fedveil.errors import FieldError, require_count
-from fedveil.games.game import GAMES
-from fedveil.games.replicates import HONEST, MALICIOUS, Case, Replicate, never_drawn
-from fedveil.games.scoring import Judged, judge_all
-from fedveil.games.settings import Planned, settings_of
+from fedveil.games.game import GAMES, Planned, settings_of
+from fedveil.games.scoring import HONEST, MALICIOUS, Case, Judged, Replicate, judge_all, never_drawn
 from fedveil.games.view import PASSIVE, ParticipationView, threat_of
 from fedveil.grid import Cell, Finished
 from fedveil.methods import Publishing

@@ -31,7 +31,7 @@ from fedveil.attacks.membership.registry import Pairs, concluded, of_people
 from fedveil.attacks.membership.scores import PEOPLE, ShadowScore
 from fedveil.clipping import clip
 from fedveil.engines import Execution, Federation
-from fedveil.engines.probe import Seen
+from fedveil.engines.seams import Seen
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData
 from fedveil.mechanisms import ReproducibleSource, keyed_seed

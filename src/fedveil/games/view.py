@@ -25,7 +25,7 @@ from fedveil.attacks import (
 )
 from fedveil.attacks.participation.weighing import StepLength
 from fedveil.engines.history import publishable
-from fedveil.engines.probe import Seen
+from fedveil.engines.seams import Seen
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData, Figures, make_trainer
 from fedveil.methods import Publishing

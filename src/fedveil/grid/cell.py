@@ -9,18 +9,20 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import getattr_static
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, cast
 
 from fedveil.config import Config, parse
+from fedveil.config.privacy import Budget, Privacy
 from fedveil.config.variants import slug
 from fedveil.data import MissingDataError
-from fedveil.engines import Federation
-from fedveil.engines.probe import Probe
+from fedveil.engines import Federation, RoundRecord
+from fedveil.engines.seams import Probe
 from fedveil.errors import FieldError
-from fedveil.methods import METHODS, GlobalDP
+from fedveil.learning.metrics import task_of
+from fedveil.methods import METHODS, GlobalDP, Publishing
 from fedveil.runs.deal import data_digest
-from fedveil.runs.summary import Row, Summary, numerics_of
+from fedveil.runs.summary import REPRODUCIBLE, Row, Summary, core_of, guarantees_of, numerics_of, row_of
 
 ELSEWHERE = ("name", "device")  # what a run is called, and where it is done, changes none of its figures
 ABSENT = "?" * 6
@@ -42,7 +44,7 @@ class Cell:
         Other cells of central noise: this one's noise multiplier is set so that its sigma is the average of theirs.
     make : callable, optional
         Makes the federation, where the configuration does not describe it: of it rounds, seed and delta alone count
-        then (see `fedveil.grid.made.stated`). Such a run has no folder, and is equal to no other.
+        then (see `fedveil.grid.cell.stated`). Such a run has no folder, and is equal to no other.
     """
 
     label: str
@@ -183,3 +185,52 @@ def matched(config: Config, earlier: Sequence[Summary]) -> Config:
     values = config.to_dict()
     values["privacy"]["noise_multiplier"] = server.multiplier_for(fmean(known), cohort)
     return parse(values)
+
+
+def stated(rounds: int, seed: int = 0, delta: float = 1e-5) -> Config:
+    """What is known of a run without a configuration; it has no data and no model, and asking for them is an error."""
+    privacy = Privacy.model_construct(budget=Budget(delta=delta))
+    return Config.model_construct(name="made", rounds=rounds, seed=seed, privacy=privacy)
+
+
+def play_made(cell: Cell, advance: Callable[[Row], None] = lambda row: None) -> Summary:
+    """Run a cell whose federation a function makes, and sum it up as a run of a configuration would be.
+
+    Parameters
+    ----------
+    cell : Cell
+        With `make`; its probes are shown every round, behind those that the federation has.
+    advance : callable
+        Is told of each round.
+
+    Raises
+    ------
+    NoReplyError
+        If a round has no usable reply.
+    """
+    assert cell.make is not None
+    rows: list[Row] = []
+    delta, federation = cell.config.privacy.budget.delta, cell.make()
+    federation.probes += cell.probes
+
+    def on_round(record: RoundRecord) -> None:
+        rows.append(row_of(record, federation.method, federation.layout, federation.client_sides))
+        advance(rows[-1])
+
+    history = federation.run(cell.config.rounds, on_round)
+    guarantee, parties = guarantees_of(federation.method, federation.books(), delta)
+    values = {
+        **core_of(cell.label, federation.method, federation.layout, rows, guarantee, delta),
+        "task": "classification" if task_of(federation.clients[0].y) == "classes" else "regression",
+        "guarantees": parties,
+        "rounds_planned": cell.config.rounds,
+        "stopped": history.stopped,
+        "clients": len(federation.clients),
+        "examples": int(median(c.examples for c in federation.clients)),
+        "published_metrics": {"text": Publishing().describe()},
+        "derived_from": "",
+        "data": {"name": "your clients", "note": "", "warnings": list(federation.warnings.said.values())},
+        "seed": cell.config.seed,
+        "source": "secure" if federation.source.deployable else REPRODUCIBLE,
+    }
+    return Summary(values, rows)

@@ -13,9 +13,8 @@ from time import perf_counter, sleep
 from fedveil.config import Config, load
 from fedveil.config.folders import CELLS, CONFIG, STUDY, kind_of, refuse_others
 from fedveil.errors import FedVeilError, FieldError, NoReplyError
-from fedveil.grid.cell import ABSENT, Cell, Finished, Outcome, distinct, matched
+from fedveil.grid.cell import ABSENT, Cell, Finished, Outcome, distinct, matched, play_made
 from fedveil.grid.jobs import Factory, Jobs
-from fedveil.grid.made import play_made
 from fedveil.grid.together import most, run_together
 from fedveil.runs import Progress, Summary, run
 from fedveil.runs.disk import FolderLock, make_folder, write_atomic

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedveil.config import Config
 from fedveil.engines import Lockstep
-from fedveil.engines.probe import Probe
+from fedveil.engines.seams import Probe
 from fedveil.learning import predict
 from fedveil.learning.learner import Learner
 from fedveil.runs.folder import new_run_id

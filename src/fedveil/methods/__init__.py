@@ -29,12 +29,13 @@ from fedveil.methods.fedre import PerturbationAware as PerturbationAware
 from fedveil.methods.global_dp import GlobalDP as GlobalDP
 from fedveil.methods.group_privacy import Clusters as Clusters
 from fedveil.methods.group_privacy import GroupPrivacy as GroupPrivacy
-from fedveil.methods.ifca import ReportedClusters as ReportedClusters
-from fedveil.methods.ifca import ReportsIndex as ReportsIndex
 from fedveil.methods.metric_privacy import MetricPrivacy as MetricPrivacy
 from fedveil.methods.plain import Plain as Plain
+from fedveil.methods.plain import ReportedClusters as ReportedClusters
+from fedveil.methods.plain import ReportsIndex as ReportsIndex
 from fedveil.methods.plain import TrustedServer as TrustedServer
 from fedveil.methods.publishing import Publishing as Publishing
+from fedveil.methods.publishing import Validation as Validation
 from fedveil.methods.record import RecordDP as RecordDP
 from fedveil.methods.record_terms import fitting as fitting
 from fedveil.methods.record_terms import require_own_sum
@@ -51,7 +52,6 @@ from fedveil.methods.sga_central import SGACentral as SGACentral
 from fedveil.methods.sga_ldp import SGALDP as SGALDP
 from fedveil.methods.sga_ldp import LastBroadcast as LastBroadcast
 from fedveil.methods.sums import TrustedSum as TrustedSum
-from fedveil.methods.validating import Validation as Validation
 from fedveil.registry import Registry
 
 

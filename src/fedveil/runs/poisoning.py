@@ -12,7 +12,7 @@ from fedveil.attacks.poisoning import Goal, goal_of, measure
 from fedveil.config.experiment import Config
 from fedveil.config.options import fields_of
 from fedveil.engines import Federation
-from fedveil.engines.behaviour import Behaviour
+from fedveil.engines.seams import Behaviour
 from fedveil.learning import ClientData
 from fedveil.runs.deal import Dealt
 

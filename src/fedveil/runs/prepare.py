@@ -16,8 +16,7 @@ from fedveil.config.experiment import Config
 from fedveil.config.privacy import Budget
 from fedveil.data import DataSet
 from fedveil.engines import Budgets, Evaluation, Execution, Federation, PerClient, Shared
-from fedveil.engines.behaviour import Behaviour, Turn
-from fedveil.engines.probe import Probe
+from fedveil.engines.seams import Behaviour, Probe, Turn
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.learning import ClientData
 from fedveil.learning.learner import Learner

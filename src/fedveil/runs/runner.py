@@ -17,7 +17,7 @@ from torch import Tensor
 from fedveil.config.experiment import Config
 from fedveil.config.folders import refuse_used
 from fedveil.engines import Federation, RoundRecord
-from fedveil.engines.probe import Probe
+from fedveil.engines.seams import Probe
 from fedveil.learning import evaluate, evaluate_clients
 from fedveil.runs.deal import data_digest
 from fedveil.runs.folder import UNNOISED, RunFolder, new_run_id

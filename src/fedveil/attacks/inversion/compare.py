@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedveil.attacks.inversion.game import Captured
-from fedveil.attacks.inversion.knowledge import SERVER, Inversion, invert
+from fedveil.attacks.inversion.knowledge import SERVER, Captured, Inversion, invert
 from fedveil.attacks.inversion.metrics import SUCCESS, Perceptual, matched, mean_scores, scores
 from fedveil.attacks.observation import ThreatError, ThreatModel
 from fedveil.attacks.statistics import mean_interval

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedveil.attacks.inversion.knowledge import Reconstruction
+from fedveil.attacks.inversion.knowledge import Reconstruction, two_sided
 from fedveil.errors import FieldError, require_positive
 
 Perceptual = Callable[[Tensor, Tensor], Tensor]
@@ -133,12 +133,6 @@ def region_and_rest(
     for where in ("region", "rest"):
         found[f"{where}_psnr"] = 10 * torch.log10(data_range**2 / found[f"{where}_mse"].clamp_min(1e-30))
     return found
-
-
-def two_sided(mask: Tensor) -> bool:
-    """Whether a mask [n, H, W] has pixels inside and outside in every image."""
-    flat = mask.flatten(1)
-    return bool((flat.any(1) & ~flat.all(1)).all())
 
 
 def scores(

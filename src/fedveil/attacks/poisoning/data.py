@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedveil.attacks.poisoning.goal import BEHAVIOURS, Goal
 from fedveil.checks import Count, Share
-from fedveil.engines.behaviour import Behaviour
+from fedveil.engines.seams import Behaviour
 from fedveil.errors import FieldError, require_count
 from fedveil.learning import ClientData
 from fedveil.mechanisms import keyed_seed

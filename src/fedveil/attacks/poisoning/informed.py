@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedveil.aggregation import Aggregator
 from fedveil.attacks.poisoning.goal import BEHAVIOURS
-from fedveil.engines.behaviour import Behaviour, Turn
+from fedveil.engines.seams import Behaviour, Turn
 from fedveil.errors import FieldError, require_choice, require_count
 from fedveil.mechanisms import ReproducibleSource
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from fedveil.attacks.poisoning.goal import BEHAVIOURS, Around
 from fedveil.checks import NonNegative, Positive
 from fedveil.clipping import clip
-from fedveil.engines.behaviour import Turn
+from fedveil.engines.seams import Turn
 from fedveil.mechanisms import keyed_seed
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedveil.attacks.poisoning.goal import BEHAVIOURS, Around
 from fedveil.checks import NonNegative, Positive
-from fedveil.engines.behaviour import Behaviour, Turn
+from fedveil.engines.seams import Behaviour, Turn
 from fedveil.mechanisms import keyed_seed
 
 

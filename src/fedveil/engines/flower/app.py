@@ -16,7 +16,6 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedveil.accounting import Ledger
 from fedveil.engines.assembly import AnyMethod, require_success
-from fedveil.engines.behaviour import Behaviour, crafted
 from fedveil.engines.client import ClientParty
 from fedveil.engines.flower.grid import InProcessGrid, run_in_process
 from fedveil.engines.flower.memory import Memory
@@ -28,7 +27,7 @@ from fedveil.engines.history import History, RoundRecord
 from fedveil.engines.local import Federation
 from fedveil.engines.messages import COUNT, METRICS
 from fedveil.engines.party import LineStore, Round
-from fedveil.engines.probe import Seen, probed
+from fedveil.engines.seams import Behaviour, Seen, crafted, probed
 from fedveil.errors import BudgetError, FedVeilError, FieldError, require_rounds
 from fedveil.learning import ClientData, Figures, choose, evaluate
 from fedveil.learning.learner import Learner

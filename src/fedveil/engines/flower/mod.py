@@ -50,7 +50,7 @@ from fedveil.layout import Layout
 from fedveil.learning import PrivateTrainer
 from fedveil.mechanisms import Source
 from fedveil.methods import Broadcast, ClientFacts, Refusal, Releases
-from fedveil.methods.validating import Validation
+from fedveil.methods.publishing import Validation
 from fedveil.secure import Site
 
 _LOG = getLogger("flwr")

@@ -25,7 +25,7 @@ from fedveil.engines.party import LineStore
 from fedveil.engines.stopping import Validator
 from fedveil.errors import BudgetError
 from fedveil.layout import Layout
-from fedveil.methods.validating import Validation
+from fedveil.methods.publishing import Validation
 
 _LOG = getLogger("flwr")
 LOSS = "loss"  # of the app's evaluate function

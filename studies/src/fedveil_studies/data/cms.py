@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedveil.data.files import locate
 from fedveil.data.frames import pandas_module
 from fedveil.data.labels import natural_clients
-from fedveil.data.sets import DataSet
+from fedveil.data.sets import DataSet, locate
 from fedveil.errors import FieldError, nearest, require_choice, require_positive
 from fedveil_studies.data import (
     CMS_LICENCE,

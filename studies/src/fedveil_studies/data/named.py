@@ -9,10 +9,9 @@ import numpy as np
 import torch
 
 from fedveil.data.arrays import Array, images, read_npz
-from fedveil.data.files import find, locate
 from fedveil.data.labels import count_classes, natural_clients
 from fedveil.data.leaf import turned
-from fedveil.data.sets import DataSet
+from fedveil.data.sets import DataSet, find, locate
 from fedveil.errors import FieldError, require_choice, require_count
 from fedveil_studies.data import (
     BLOOD_FILE,

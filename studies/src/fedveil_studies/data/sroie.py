@@ -13,9 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from fedveil.data.arrays import Array, images, read_npz
-from fedveil.data.files import locate
 from fedveil.data.labels import natural_clients
-from fedveil.data.sets import DataSet
+from fedveil.data.sets import DataSet, locate
 from fedveil.data.tamper import KINDS, Box, Page, tamper
 from fedveil.errors import FieldError, require_choice, require_count
 from fedveil.mechanisms.source import keyed_seed

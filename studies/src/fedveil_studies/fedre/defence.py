@@ -14,7 +14,7 @@ from fedveil.accounting import model_of
 from fedveil.attacks.inversion import DLG, Cosine, Inversion, ServerKnowledge, invert
 from fedveil.attacks.observation import Received, ThreatModel
 from fedveil.config import Config
-from fedveil.engines.probe import Seen
+from fedveil.engines.seams import Seen
 from fedveil.errors import FieldError
 from fedveil.mechanisms import keyed_seed
 from fedveil_studies.fedre.recovered import FIGURES, GLYPH, MEASURED, Recovered, figures_of, secret, tiles_of

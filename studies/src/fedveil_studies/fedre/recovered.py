@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import unfold
 
-from fedveil.attacks.inversion.metrics import region_and_rest, two_sided
+from fedveil.attacks.inversion.knowledge import two_sided
+from fedveil.attacks.inversion.metrics import region_and_rest
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData
 

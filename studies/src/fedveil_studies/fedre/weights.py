@@ -14,7 +14,7 @@ from torch import Tensor
 from fedveil.accounting import model_of
 from fedveil.aggregation import perturbation_weights
 from fedveil.config import Config
-from fedveil.engines.probe import Seen
+from fedveil.engines.seams import Seen
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData, score_models
 

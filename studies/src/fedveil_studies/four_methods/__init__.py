@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from fedveil.attacks.statistics import auc
 from fedveil.config import Config
 from fedveil.data import DataSet
-from fedveil.engines.probe import Seen, Watched
+from fedveil.engines.seams import Seen, Watched
 from fedveil.errors import FieldError
 from fedveil.grid import Outcome
 from fedveil.learning import ClientData

@@ -9,7 +9,7 @@ from importlib.resources.abc import Traversable
 from typing import TYPE_CHECKING, Any
 
 from fedveil.config import Config
-from fedveil.engines.probe import Probe
+from fedveil.engines.seams import Probe
 from fedveil.errors import FieldError
 from fedveil.grid import Outcome
 from fedveil.registry import Registry

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from fedveil.config import Config, parse
-from fedveil.engines.probe import Seen
+from fedveil.engines.seams import Seen
 from fedveil.games import InversionGame
 from fedveil.games.inversion import NOISE
 from fedveil.grid import Outcome, Store

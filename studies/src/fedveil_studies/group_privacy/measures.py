@@ -21,7 +21,7 @@ import torch
 from fedveil.accounting import EuclideanLaplace, epsilon, mu_of_epsilon
 from fedveil.config import Config
 from fedveil.data.leaf import coin
-from fedveil.engines.probe import Seen
+from fedveil.engines.seams import Seen
 from fedveil.grid import Outcome
 from fedveil.methods.group_privacy import mean_length
 from fedveil.runs.prepare import Setup

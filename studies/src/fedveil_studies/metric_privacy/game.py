@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from fedveil.attacks import Knowledge, Verdict
 from fedveil.config import Config
 from fedveil.config.world import World
-from fedveil.engines.probe import Seen
+from fedveil.engines.seams import Seen
 from fedveil.errors import FieldError, nearest
 from fedveil.games import Judgement, ParticipationGame
 from fedveil.games.game import Refused

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from fedveil.calibration import METRICS, max_pairwise_distance
 from fedveil.config import Config
 from fedveil.config.sections import Data
-from fedveil.engines.probe import Seen
+from fedveil.engines.seams import Seen
 from fedveil.errors import FieldError
 from fedveil.grid import Outcome
 from fedveil.layout import Grouping, Layout

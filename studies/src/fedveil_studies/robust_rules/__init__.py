@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedveil.attacks.poisoning import goal_of, measure
 from fedveil.config import Config
-from fedveil.engines.probe import Seen
+from fedveil.engines.seams import Seen
 from fedveil.errors import FieldError
 from fedveil.grid import Outcome
 from fedveil.runs.prepare import Setup

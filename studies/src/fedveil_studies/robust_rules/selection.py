@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedveil.accounting import model_of
 from fedveil.aggregation import Aggregator
-from fedveil.engines.probe import Seen
+from fedveil.engines.seams import Seen
 from fedveil.learning import ClientData
 from fedveil.mechanisms import ReproducibleSource
 

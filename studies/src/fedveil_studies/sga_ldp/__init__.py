@@ -21,7 +21,7 @@ from fedveil.attacks.membership import confidence, loss_of_confidence
 from fedveil.attacks.statistics import auc
 from fedveil.calibration import cosine
 from fedveil.config import Config
-from fedveil.engines.probe import Seen
+from fedveil.engines.seams import Seen
 from fedveil.errors import FieldError
 from fedveil.games.membership import MembershipView
 from fedveil.games.shadows import ShadowView
