@@ -41,7 +41,6 @@ from fedveil.errors import (
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_signature = cache(signature)
 Require = Callable[[str, Any], object]
 FieldRule = tuple[str, tuple[type, ...], Require]  # of a field: what passes unseen, and what refuses the rest
 
@@ -141,13 +140,19 @@ def suggesting(function: Callable[P, R]) -> Callable[P, R]:
 
 def refuse_unknown(function: Callable[..., Any], named: Mapping[str, Any]) -> None:
     """Refuse a keyword that a function does not have with the one that was probably meant."""
-    known = _signature(function).parameters if named else {}
-    if any(p.kind is Parameter.VAR_KEYWORD for p in known.values()):
+    known = _names(function) if named else None
+    if known is None or named.keys() <= known.keys():
         return
-    for name, value in named.items():
-        if name not in known:
-            accepted = nearest(name, [other for other in known if other != "self"])
-            raise FieldError(name, type(value).__name__, f"is no argument; {accepted}")
+    name = next(name for name in named if name not in known)
+    accepted = nearest(name, [other for other in known if other != "self"])
+    raise FieldError(name, type(named[name]).__name__, f"is no argument; {accepted}")
+
+
+@cache
+def _names(function: Callable[..., Any]) -> dict[str, Parameter] | None:
+    """The arguments of a function, None where it takes any name."""
+    known = signature(function).parameters
+    return None if any(p.kind is Parameter.VAR_KEYWORD for p in known.values()) else dict(known)
 
 
 def check_values(owner: object, rules: Iterable[FieldRule], section: str = "") -> None:

@@ -110,7 +110,7 @@ class Warnings:
             lengths = [float(torch.linalg.vector_norm(m - start)) for m in models[:ASKED]]
             known = median(lengths) if lengths else 0.0
         length = known
-        jumped = not length <= JUMP * max(1.0, float(torch.linalg.vector_norm(start)))
+        jumped = not (length <= JUMP or length <= JUMP * float(torch.linalg.vector_norm(start)))
         drowned = "noise" in self.said  # then the loss is large whatever the rate
         if jumped or not math.isfinite(loss) or (kind == "cross_entropy" and loss > LOST and not drowned):
             said = f"updates are {length:.2g} long" + (f", the training loss is {loss:.3g}" if kind else "")
@@ -136,7 +136,7 @@ class Warnings:
         known = report.get("update_norm_median")
         length = self.trained(start, models_of(replies) if known is None else (), loss, kind, known)
         if isinstance(replies, Stacked):
-            empty = int((replies.counts == 0).sum())
+            empty = len(replies) - int(replies.counts.count_nonzero())
         else:
             empty = sum(count_of(reply) == 0 for reply in replies)
         if empty:

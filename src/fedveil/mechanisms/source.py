@@ -29,23 +29,19 @@ def keyed_seed(*key: Key) -> int:
     return _digest(*key) & ((1 << 32) - 1)
 
 
-class _Unseeded(ISeedSequence):
-    """Saves `_philox` the entropy that NumPy would gather and not use."""
+class _Key(ISeedSequence):
+    """The 128 bits of a key, as a Philox generator asks a seed for them."""
+
+    def __init__(self, key: int) -> None:
+        self._words = np.array([key & ((1 << 64) - 1), key >> 64], np.uint64)
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> NDArray[Any]:
-        return np.zeros(n_words, dtype)
-
-
-_UNSEEDED, _ZEROS = _Unseeded(), np.zeros(4, np.uint64)
+        return self._words
 
 
 def _philox(key: int) -> np.random.Philox:
     """``np.random.Philox(key=key)``, in less than half of the time."""
-    generator = np.random.Philox(cast(Any, _UNSEEDED))
-    words = np.array([key & ((1 << 64) - 1), key >> 64], np.uint64)
-    state = {"bit_generator": "Philox", "state": {"counter": _ZEROS, "key": words}, "buffer": _ZEROS}
-    generator.state = cast(Any, {**state, "buffer_pos": 4, "has_uint32": 0, "uinteger": 0})
-    return generator
+    return np.random.Philox(cast(Any, _Key(key)))
 
 
 class Source(ABC):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -190,7 +191,7 @@ class CentralNoise(Parameters, ABC):
         report = {
             "clients": float(len(updates)),
             "clip": bound,
-            "clipped_fraction": float((lengths > bound).double().mean()),
+            "clipped_fraction": int((lengths > bound).sum()) / len(updates),
             "update_norm_median": float(lengths.median()),
             "sigma": sigma,
             "noise_to_clip": sigma * theta.numel() ** 0.5 / bound,
@@ -257,21 +258,20 @@ class CentralNoise(Parameters, ABC):
             proven: Bound = ZCDP((sensitivity / sigma) ** 2 / 2)
         else:
             proven = GDP(sensitivity / sigma, None if slope is None else slope / sigma)
-        guarantee = Guarantee(
-            unit="client",
-            relation=self.relation,
-            trust="central",
-            scope="round",
-            bound=proven,
-            conditions=conditions,
-        )
+        guarantee = _of_round(self.relation, proven, conditions)
         return Spend(guarantee=guarantee, mechanism=PROVEN[self.noise], scale=(sigma,), sensitivity=sensitivity)
 
     def _heuristic(self, reason: str, sigma: float) -> Spend:
-        guarantee = Guarantee(
-            unit="client", relation=self.relation, trust="central", scope="round", bound=Heuristic(reason)
-        )
+        guarantee = _of_round(self.relation, Heuristic(reason))
         return Spend(guarantee=guarantee, mechanism=PROVEN.get(self.noise, self.noise), scale=(sigma,))
+
+
+@lru_cache(maxsize=16)
+def _of_round(relation: Relation, bound: Bound, conditions: tuple[str, ...] = ()) -> Guarantee:
+    """What a round promises: mostly what the one before did, to whose text the ledger then comes once."""
+    return Guarantee(
+        unit="client", relation=relation, trust="central", scope="round", bound=bound, conditions=conditions
+    )
 
 
 def _check_weights(weights: Tensor, kept: bool, rule: str) -> None:

@@ -57,7 +57,8 @@ class Stacked(Sequence[Releases]):
             self.updates.lengths  # noqa: B018 - of finite numbers, or an error
         except FieldError:
             return False
-        return 0 <= float(self.counts.min()) <= float(self.counts.max()) <= LARGEST_COUNT
+        least, most = self.counts.aminmax()
+        return 0 <= float(least) <= float(most) <= LARGEST_COUNT
 
 
 class CohortReplies(Mapping[int, Releases]):

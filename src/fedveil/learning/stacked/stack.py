@@ -40,7 +40,8 @@ class Stack:
         """
         result = []
         for i, stage in enumerate(self.stages):
-            cut, into = self._cut(values, stage), self._cut(targets, stage)
+            cut = self._cut(values, stage)
+            into = cut if targets is values else self._cut(targets, stage)
             result.append(Weights(cut, into, alpha, beta, first=i <= self._first))
         return result
 
