@@ -89,6 +89,26 @@ def test_digits_are_inverted_beside_a_run(tmp_path, monkeypatch):
     assert STUDY.measures["inverted"]([outcome], "analytic identified 0").value == 1
 
 
+@pytest.mark.data
+@pytest.mark.skipif(not SOURCES["mnist-by-writer"].available, reason="the writers' digits are not here")
+def test_an_image_feels_noise_as_the_share_of_its_pixels_in_the_parameters(tmp_path, monkeypatch):
+    monkeypatch.setattr(figure_5, "DENSE", ("16", "64"))
+    monkeypatch.setattr(figure_5.Law, "writers", 2)
+    keys = ["model.name=mlp", "model.hidden=[8]", "rounds=1", "data.clients=20", "clients_per_round=2"]
+    config = load("group-privacy-writers", [*keys, "stopping.sample=1"])
+    cell = Cell("made", config, probes=(STUDY.probes["law"](config),))
+    outcome = Store(tmp_path).run([cell]).outcomes[cell.key]
+    for case, size in (("16", 784 * 16 + 16 + 170), ("64", 784 * 64 + 64 + 650)):
+        found = {
+            name: STUDY.measures["inverted"]([outcome], f"{case} {name}").value
+            for name in ("parameters", "law 1", "law 0.1", "felt 0.1", "felt 1")
+        }
+        assert found["parameters"] == size
+        assert found["law 1"] == pytest.approx(math.sqrt(784 / size))
+        assert found["felt 0.1"] == pytest.approx(found["law 0.1"], rel=0.4)
+        assert found["felt 1"] == pytest.approx(10 * found["felt 0.1"], rel=0.4)
+
+
 def told(*figures):
     """Evidence of (table, row, setting, figure, values by seed)."""
     results = {}

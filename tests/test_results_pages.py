@@ -220,8 +220,8 @@ def claims_of(name, figure):
 
 def test_a_run_has_to_find_both_lines():
     evidence, [claim] = claims_of("group-privacy", ("synthetic", "to (5, 6)"))
-    assert judge(claim, evidence).verdict == CONTRADICTED  # 0 of 5; of the ten distances one is below 1
-    for level, share, verdict in ((2.0, "2 of 5", None), (10.0, "5 of 5", HOLDS)):
+    assert judge(claim, evidence).verdict == CONTRADICTED  # 0 of 20; of the forty distances two are below 1
+    for level, share, verdict in ((2.0, "2 of 20", None), (10.0, "20 of 20", HOLDS)):
         found = judge(claim.model_copy(update={"level": level}), evidence)
         assert share in found.rows[0].text
         assert verdict in (None, found.verdict)
