@@ -1017,7 +1017,7 @@ BUGS = (
     ),
     _bug(
         "a policy's table passes for a list",
-        "accounting/admission.py",
+        "checks.py",
         "    if not isinstance(values, list | tuple) or",
         "    if not isinstance(values, list | tuple | dict) or",
         f"{CORE}policy.py",
@@ -1423,8 +1423,8 @@ BUGS = (
     _bug(
         "person: an id that is spelt in two ways is two people",
         "data/labels.py",
-        "if spelt.setdefault(_plain(value), value) != value:",
-        "if spelt.setdefault(value, value) != value:",
+        "first = spelt.setdefault(_plain(value), row)",
+        "first = spelt.setdefault(value, row)",
         "tests/test_data_people.py::test_ids_that_may_be_one_person_or_two_are_refused",
     ),
     _bug(
