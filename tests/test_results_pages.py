@@ -37,8 +37,8 @@ PLACES = {
         ".654": [("small/table-noise.json", ALL_FLIP, "matched", "accuracy")],
         ".046": [("small/table-replaced.json", REPLACED, "clipped", "attack success")],
         ".469": [("small/table-replaced.json", REPLACED, "vanilla", "attack success")],
-        ".645": [("small/table-few.json", HONEST, "vanilla", "membership AUC")],
-        ".593": [("small/table-few.json", HONEST, "sga-wide", "membership AUC")],
+        ".964": [("small/table-attacked.json", HONEST, "vanilla", "FedMIA")],
+        ".969": [("small/table-attacked.json", HONEST, "sga-wide", "FedMIA")],
     },
     "fedre": {
         ".54": [("small/table-1.json", "no privacy", "central", "iou")],
