@@ -5,6 +5,7 @@ An entry is what is done, and what the refusal must name: the field, the value, 
 
 import re
 import shutil
+from dataclasses import replace
 from inspect import signature
 
 import numpy as np
@@ -40,6 +41,7 @@ def toml(old="", new="", more=""):
     return do
 
 
+SECURE = '[privacy]\nmethod = "record"\nsum = "secure"\nexamples = 9\nnoise_multiplier = 1.0\n'
 PERSON = '[privacy]\nmethod = "record"\nunit = "person"\n'
 IN_TOML = {
     "a table as others call it": (toml(more="[training]\nlr = 0.1"), "training", "0.1", "[local]"),
@@ -95,6 +97,24 @@ IN_TOML = {
         "privacy.examples",
         "9",
         "give people",
+    ),
+    "a secure sum of two": (
+        toml(more=SECURE),
+        "data.clients",
+        "2",
+        "at least 3",
+    ),
+    "a secure sum of more sites than there are": (
+        toml("clients = 2", "clients = 5", more=f"{SECURE}least_sites = 9"),
+        "data.clients",
+        "5",
+        "least_sites to 5",
+    ),
+    "a secure sum of more sites than are drawn": (
+        toml("rounds = 1", "rounds = 1\nclients_per_round = 2", more=SECURE),
+        "clients_per_round",
+        "2",
+        "at least 3",
     ),
     "a key outside its table": (toml("rounds = 1", "rounds = 1\nepsilon = 8.0"), "epsilon", "8.0", "privacy"),
 }
@@ -237,6 +257,18 @@ IN_PYTHON = {
         "torch.as_tensor",
     ),
     "people who are not said": (federation(method=PEOPLE), "person", "None", "ClientData(x, y, person="),
+    "shares sized for more silos than there are": (
+        federation(method=replace(SUMMED, client=replace(SUMMED.client, silos=5))),
+        "clients",
+        "3",
+        "silos = 5",
+    ),
+    "a secure sum of more sites than there are": (
+        federation(method=fv.methods.build("record", sum="secure", examples=9, noise_multiplier=1.0, least_sites=4)),
+        "clients",
+        "3",
+        "least_sites to 3",
+    ),
     "AdamW in a trusted sum": (
         federation(method=SUMMED, local=fv.LocalTraining(optimizer="adamw")),
         "optimizer",

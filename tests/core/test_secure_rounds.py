@@ -325,12 +325,30 @@ def test_terms_that_cannot_be_kept(values, field):
     assert refused.value.field == field
 
 
+@pytest.mark.parametrize(
+    ("values", "sampled", "n", "field"),
+    [
+        ({"least_sites": 5}, None, 4, "clients"),
+        ({}, None, 2, "clients"),
+        ({"least_sites": 4}, 3, 4, "clients_per_round"),
+        ({}, 2, 4, "clients_per_round"),
+    ],
+)
+def test_too_few_clients_for_a_sum_are_refused_before_there_is_a_round(values, sampled, n, field):
+    how = {"model": nn.Linear(6, 3), "clients": [silo(i) for i in range(n)], "clients_per_round": sampled}
+    with pytest.raises(FieldError) as refused:
+        fv.Federation(**how, method=method(**values))
+    assert (refused.value.field, refused.value.value) == (field, sampled or n)
+
+
 def test_a_policy_allows_secure_sums_by_name_and_keys_fit_the_clients():
     assert "secure sum" in federation(policy=Policy(trust=("local",))).run(1).stopped
     assert (
         federation(policy=Policy(trust=("secure sum",), total=Limits(record_mu=5.0), secure_source=False)).run(1).rounds
     )
-    with pytest.raises(FieldError, match="keys"):
-        federation(execution=Execution(keys=[SiteKey(bytes(64))]))
+    one = SiteKey(bytes(64))
+    for keys in ([one], [one] * 4, ["a", "b", "c", "d"]):
+        with pytest.raises(FieldError, match="keys"):
+            federation(execution=Execution(keys=keys))
     with pytest.raises(FieldError, match="aggregator"):
         build("record", fv.FedMedian(), examples=6, noise_multiplier=1.0, sum="secure", least_sites=3)

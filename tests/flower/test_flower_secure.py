@@ -244,6 +244,8 @@ WRONG = {  # what is wrong at a site, as it names it in its own log
     "one peer": "two alone have no sum",
     "larger rosters": "least_sites",
     "more colluding": "colluding",
+    "larger rosters than there are peers": "contract names 4",
+    "more colluding than there are peers": "contract names 4",
 }
 
 
@@ -267,6 +269,8 @@ def test_a_site_that_is_not_set_up_for_a_sum_says_how_to_in_its_own_log_alone(no
         "two sites": ("least_sites = 3", "least_sites = 2"),
         "larger rosters": ("least_sites = 3", "least_sites = 4"),
         "more colluding": ("colluding = 1", "colluding = 2"),
+        "larger rosters than there are peers": ("least_sites = 3", "least_sites = 5"),
+        "more colluding than there are peers": ("colluding = 1", "colluding = 3"),
     }
     if wrong == "no peers":
         policy.write_text(text.partition("[sum]")[0])
@@ -302,6 +306,13 @@ def test_a_layout_that_changed_is_refused_before_data(nodes):
 def test_a_grid_that_would_overflow_is_refused_before_there_is_a_run():
     with pytest.raises(FieldError, match="overflow"):
         method(noise_multiplier=1e-9)
+
+
+@pytest.mark.parametrize("many", [{"clients": 2}, {"clients": 9, "clients_per_round": 2}])
+def test_a_server_that_plans_too_few_sites_does_not_begin(many):
+    with pytest.raises(FieldError) as refused:
+        FedVeilStrategy(method(), LAYOUT, rounds=1, **many)
+    assert refused.value.field == list(many)[-1]
 
 
 def test_a_run_cannot_name_the_key():

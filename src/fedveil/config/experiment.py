@@ -25,6 +25,7 @@ from fedveil.errors import FieldError, require_count
 from fedveil.learning import LocalTraining
 from fedveil.learning.learner import Scoring
 from fedveil.methods import METHODS, Broadcast, ClientSide, Method, PublicFacts, Publishing, fitting, parameters
+from fedveil.secure import FEWEST
 
 
 def _table(section: str, owner: type[Any]) -> tuple[BeforeValidator, PlainSerializer]:
@@ -47,7 +48,8 @@ def _planned(values: Any) -> Any:
     data = values.get("data")
     silos = values.get("clients_per_round") or (data.get("clients") if isinstance(data, Mapping) else None)
     given = {**privacy.get("options", {}), **privacy}
-    known = {"rounds": values.get("rounds"), **fitting({"sum": given.get("sum"), "silos": silos, "least_sites": silos})}
+    least = max(silos, FEWEST) if isinstance(silos, int) else silos
+    known = {"rounds": values.get("rounds"), **fitting({"sum": given.get("sum"), "silos": silos, "least_sites": least})}
     unsaid = {"rounds": None}  # the sites of a sum are 0 where nobody said how many
     filled = {k: v for k, v in known.items() if isinstance(v, int) and given.get(k) in (None, unsaid.get(k, 0))}
     return {**values, "privacy": {**privacy, **filled}}
@@ -155,7 +157,9 @@ class Config(Section):
                 self.malicious.check_flower()
             if planned is not None and self.stopping is None:
                 self.malicious.who(planned, self.seed)
-        sides = self._client_sides(method)
+        sides, sites = self._client_sides(method), cohort or planned
+        if method.noisy is not None and sites is not None and self.stopping is None and self.world is None:
+            method.noisy.require_sites(sites, "data.clients" if cohort is None else "clients_per_round")
         for client in (method.client, *sides.values()):
             self._check_privacy(replace(method, client=client))
         self._check_publishing(method)

@@ -159,6 +159,8 @@ class Federation:
         self.cohort_size = require_count("clients_per_round", clients_per_round or len(self.clients))
         if self.cohort_size > len(self.clients):
             raise FieldError("clients_per_round", clients_per_round, f"there are only {len(self.clients)} clients")
+        if noisy is not None:
+            noisy.require_sites(self.cohort_size, "clients_per_round" if sampled else "clients")
         if source is not None and not isinstance(source, Source):
             accepted = "must be a source of randomness: fedveil.mechanisms.SecureSource(), or leave it out"
             raise FieldError("source", source, accepted)

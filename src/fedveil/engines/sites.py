@@ -11,7 +11,7 @@ from fedveil.accounting import Policy
 from fedveil.engines.keyfile import read_key
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.mechanisms import Source
-from fedveil.secure import PublicKey, Site, SiteKey, public_key
+from fedveil.secure import PublicKey, Site, SiteKey, public_key, roster
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +33,12 @@ class Sites:
         Raises
         ------
         FieldError
-            If there is another number of keys than of clients.
+            If there is another number of keys than of clients, one is no key, or two clients have one.
         """
+        for key in given:
+            if not isinstance(key, SiteKey):
+                raise FieldError("keys", type(key).__name__, "must be site keys: fedveil.SiteKey.new()[0]")
+        roster((key.public for key in given), "keys")
         if given and len(given) != clients:
             raise FieldError("keys", len(given), f"must be one for each of the {clients} clients")
         if given or source.deployable:

@@ -100,6 +100,9 @@ class NoisyClientSide(ClientSide, Protocol):
     def agreed(self, dimension: int) -> str:
         """What all sites of a secure sum have to agree on, for so many parameters; "" where there is none."""
 
+    def require_sites(self, sites: int, field: str) -> None:
+        """Refuse a number of clients in a round, named `field`, whose steps make no sum (`FieldError`)."""
+
     def require_terms(self, releases: Releases) -> None:
         """Refuse, on the server, a reply whose noise cannot be part of what is promised about all (`ReplyError`)."""
 

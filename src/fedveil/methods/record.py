@@ -149,6 +149,10 @@ class RecordDP(RecordTerms):
         """What all sites of a secure sum have to agree on; "" of the others."""
         return self._sum.agreed(dimension)
 
+    def require_sites(self, sites: int, field: str) -> None:
+        """Refuse a number of clients in a round that makes no sum of this kind."""
+        self._sum.require_sites(sites, field)
+
     def require_terms(self, releases: Releases) -> None:
         """Refuse a share that was made on other terms than these: it counts as a silo that dropped out.
 

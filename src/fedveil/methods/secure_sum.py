@@ -23,7 +23,7 @@ from fedveil.mechanisms import Source
 from fedveil.methods.facts import Broadcast, ClientFacts, Combined, NoisySteps, PublicFacts, Releases, ServerFacts
 from fedveil.methods.plain import Plain
 from fedveil.methods.sums import NoSum, TrustedSum
-from fedveil.secure import SumContext, SumTerms, share, unmasked
+from fedveil.secure import FEWEST, SumContext, SumTerms, share, unmasked
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,14 @@ class SecureShares(NoSum):
     def steps(self, noisy: NoisySteps) -> NoisySteps:
         """Sum on the grid, and add nothing."""
         return replace(noisy, grid=self._terms(1).grid)
+
+    def require_sites(self, sites: int, field: str) -> None:
+        if sites < FEWEST:
+            accepted = f'must be at least {FEWEST} for a secure sum: raise it, or set sum = "trusted" or "none"'
+            raise FieldError(field, sites, accepted)
+        if sites < (least := self.side.least_sites):
+            accepted = f"must be at least least_sites = {least}: raise it, or set least_sites to {sites} at the most"
+            raise FieldError(field, sites, accepted)
 
     def refusal(self, public: PublicFacts) -> str:
         sites, least = len(public.roster), self.side.least_sites

@@ -55,6 +55,9 @@ class NoSum:
         """What the silo's trainer is to do."""
         return noisy
 
+    def require_sites(self, sites: int, field: str) -> None:
+        """Refuse a number of clients in a round that makes no such sum."""
+
     def refusal(self, public: PublicFacts) -> str:
         """Why a silo declines such a round, or ""."""
         return ""
@@ -145,6 +148,10 @@ class TrustedShares(NoSum):
 
     def steps(self, noisy: NoisySteps) -> NoisySteps:
         return replace(noisy, summed=True)
+
+    def require_sites(self, sites: int, field: str) -> None:
+        if sites != self.side.silos:
+            raise FieldError(field, sites, f"must be silos = {self.side.silos}, for which shares are sized: change one")
 
     def refusal(self, public: PublicFacts) -> str:
         if public.cohort == self.side.silos:

@@ -39,6 +39,11 @@ class Site:
             raise FieldError("peers", self.key.public.hex(), "is this site's own key: name the others alone")
         for name, least in (("least_sites", FEWEST), ("colluding", 1), ("attempts", 1)):
             require_count(name, getattr(self, name), least=least)
+        named = len(self.peers) + 1
+        for name, most in (("least_sites", named), ("colluding", named - 2)):
+            if getattr(self, name) > most:
+                accepted = f"must be at most {most}: with this site the contract names {named}"
+                raise FieldError(name, getattr(self, name), accepted)
 
     def require(self, context: SumContext) -> None:
         """Refuse, before data are touched, a sum that is not the contract's.

@@ -173,6 +173,9 @@ class FedVeilStrategy(Strategy):
         self._timeout = 3600.0
         self._attempts = require_count("attempts", attempts)
         self._secure = self.method.client.trust == "secure sum"
+        sites = clients_per_round or clients
+        if self.method.noisy is not None and sites is not None:
+            self.method.noisy.require_sites(sites, "clients_per_round" if clients_per_round else "clients")
         if isinstance(self.method.server, SecureSum) and self.method.server.lr is None:
             raise FieldError("lr", None, 'is needed: the step is the server\'s; build("record", sum="secure", lr=0.5)')
         self._ask_again: Callable[[list[int], int], Iterable[Message]] | None = None
