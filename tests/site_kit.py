@@ -27,10 +27,11 @@ from fedveil.flower import privacy_mod, read_broadcast, training_source, write_t
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, PrivateTrainer
 from fedveil.mechanisms import SecureSource
-from fedveil.methods import build
+from fedveil.methods import build, secure_sum
+from fedveil.secure import shares
 
 POLICY = """trust = ["secure sum"]
-total = {{ record_mu = 5.0 }}
+total = {{ record_mu = 5.0, person_mu = 5.0 }}
 [sum]
 peers = {peers}
 least_sites = {least_sites}
@@ -54,8 +55,9 @@ LAYOUT = Layout.from_module(network())
 
 
 def method(**values):
-    shared = {"examples": 6, "sum": "secure", "noise_multiplier": 2.0, "clip": 0.5, "least_sites": 3, "rounds": 3}
-    return build("record", FedAvgM(momentum=0.5), lr=0.5, **{**shared, **values})
+    shared = {"examples": 6, "sum": "secure", "noise_multiplier": 2.0, "clip": 0.5, "rounds": 3}
+    own = {"least_sites": 3, "lr": 0.5} if values.get("sum", "secure") == "secure" else {}
+    return build("record", FedAvgM(momentum=0.5), **{**shared, **own, **values})
 
 
 def client_app(trained=None, silos=silo, sources=None, **options):
@@ -74,6 +76,8 @@ def client_app(trained=None, silos=silo, sources=None, **options):
         if sources is not None:
             sources.append(source)
         [found] = trainer.train_noisily(models, [data], [(0,)], [source])
+        if found.total is None and "private" in context.node_config:
+            note(context.node_config["private"], sent=found.model)
         return Message(write_trained(found, LAYOUT), reply_to=message)
 
     return app
@@ -91,6 +95,30 @@ def set_up(folder: Path, n: int, least_sites=3):
         places = {"key": own / "key", "policy": own / "policy.toml", "ledger": own / "ledger", "head": own / "head"}
         configs.append({"partition-id": i, **{f"privacy.{name}": str(path) for name, path in places.items()}})
     return configs
+
+
+def note(place, never=(), sent=None):
+    """Write into a site's private file what must be in no other process, and what leaves."""
+    with Path(place).open("ab") as file:
+        pickle.dump(([v.numpy().tobytes() for v in never], sent.numpy().tobytes()), file)
+
+
+def note_shares(place):
+    """Have this process note every share of data: the sum, the sum with its noise, that under some masks, and all."""
+    drawn, draw, make = [], shares._mask, secure_sum.share
+
+    def mask(values, key, *, add):
+        drawn.append(torch.from_numpy(values.view("int64").copy()))
+        draw(values, key, add=add)
+
+    def share(total, *rest):
+        drawn.clear()
+        sent = make(total, *rest)
+        if bool(total.any()):  # not a rehearsal
+            note(place, [total, *drawn, total.double(), drawn[0].double()], sent)
+        return sent
+
+    shares._mask, secure_sum.share = mask, share
 
 
 class Nodes:
@@ -131,7 +159,7 @@ def spent(folder, i):
 class ProcessGrid(InProcessGrid):
     """Hands each message to its site's process; `gone` says how many questions a site misses."""
 
-    def __init__(self, configs):
+    def __init__(self, configs, **values):
         super().__init__(ClientApp(), configs)
         self.gone, self.seen = {}, []
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -141,7 +169,7 @@ class ProcessGrid(InProcessGrid):
             c["partition-id"]: subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment) for c in configs
         }
         for config in configs:
-            pickle.dump(config, self.sites[config["partition-id"]].stdin)
+            pickle.dump((config, values), self.sites[config["partition-id"]].stdin)
 
     def _ask(self, message):
         partition = self._partitions[message.metadata.dst_node_id]
@@ -167,9 +195,11 @@ def main():
     torch.set_num_threads(1)
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever is printed is no answer
-    config = pickle.load(source)
+    config, values = pickle.load(source)
+    if "private" in config:
+        note_shares(config["private"])
     with _identity():
-        grid = InProcessGrid(client_app(), [config])
+        grid = InProcessGrid(client_app(method=method(**values)), [config])
         [node] = grid.get_node_ids()
         while True:
             try:
