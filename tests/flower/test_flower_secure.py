@@ -17,11 +17,11 @@ from fedveil.engines.flower.records import read_share
 from fedveil.engines.flower.settings import read_settings
 from fedveil.engines.keyfile import read_key
 from fedveil.errors import FieldError, NoReplyError
-from fedveil.flower import FedVeilStrategy, FlowerFederation, run_in_process, to_arrays
+from fedveil.flower import FedVeilStrategy, FlowerFederation, InProcessGrid, run_in_process, to_arrays
 from fedveil.learning import LocalTraining, PrivateTrainer
 from fedveil.methods import build
-from fedveil.secure import SiteKey
-from site_kit import LAYOUT, Nodes, ProcessGrid, method, network, set_up, silo, spent
+from fedveil.secure import Site, SiteKey
+from site_kit import LAYOUT, Nodes, ProcessGrid, client_app, method, network, set_up, silo, spent
 
 pytestmark = pytest.mark.flower
 D = LAYOUT.size
@@ -37,7 +37,7 @@ def arguments(n=4, unit="record", **values):
     return {"model": network(), "clients": clients, "method": built, "local": LocalTraining(lr=0.5), "seed": 1}
 
 
-@pytest.mark.parametrize(("n", "unit"), [(3, "record"), (4, "person"), (40, "record")])
+@pytest.mark.parametrize(("n", "unit"), [(3, "record"), (3, "person"), (4, "person"), (40, "record"), (40, "person")])
 def test_same_bits_and_ledgers_as_embedded(n, unit):
     embedded = fv.Federation(**arguments(n, unit))
     expected = embedded.run(3)
@@ -101,9 +101,9 @@ def test_a_nodes_total_holds_for_persons_and_for_every_question(tmp_path, values
 # ---- sites as processes of their own
 
 
-def served(grid, rounds=2, **options):
+def served(grid, rounds=2, values=None, **options):
     """Run the strategy over a grid; returns it and the shared model [d]."""
-    strategy = FedVeilStrategy(method(), LAYOUT, rounds=rounds, **options)
+    strategy = FedVeilStrategy(method(**(values or {})), LAYOUT, rounds=rounds, **options)
     server = ServerApp()
 
     @server.main()
@@ -114,9 +114,9 @@ def served(grid, rounds=2, **options):
     return strategy
 
 
-def plain_sum(broadcast, keys, partitions):
+def plain_sum(broadcast, keys, partitions, **values):
     """The integer sum of what the sites trained, noise included, computed without a mask by whoever has all keys."""
-    own = method().client
+    own = method(**values).client
     context = own.question(broadcast, LAYOUT)
     trainer = PrivateTrainer(network(), LAYOUT, LocalTraining(lr=0.5), own.noisy_steps)
     total = torch.zeros(D, dtype=torch.int64)
@@ -125,7 +125,7 @@ def plain_sum(broadcast, keys, partitions):
         [made] = trainer.train_noisily(broadcast.models, [silo(p)], [(0,)], [source.child("train")])
         mark = int.from_bytes(hashlib.sha256(made.total.numpy().tobytes()).digest(), "big")
         total += made.total + context.terms.noise.sample(D, source=source.child("noise", mark))
-    return (total.double() * context.terms.grid / (6 * len(partitions))).float()
+    return (total.double() * context.terms.grid / (own.denominator * len(partitions))).float()
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +149,21 @@ def test_four_processes_with_key_files_make_the_plain_integer_sum_to_the_bit(pro
         assert dict(answer.get("metrics", {})) in ({}, {"num-examples": 1})
     for i in range(4):
         assert len(spent(folder, i)) == 1
+
+
+@pytest.mark.parametrize("n", [3, 40])
+def test_sites_with_key_files_make_the_plain_integer_sum_of_persons_to_the_bit(tmp_path, n):
+    """Three processes; forty sites are nodes of one process, each with key, policy, ledger and head of its own."""
+    configs = set_up(tmp_path, n)
+    apart = n == 3
+    grid = ProcessGrid(configs, **PERSON) if apart else InProcessGrid(client_app(method=method(**PERSON)), configs)
+    strategy = served(grid, rounds=1, values=PERSON)
+    keys = {i: read_key(tmp_path / f"site{i}" / "key") for i in range(n)}
+    step = plain_sum(strategy.broadcast, keys, range(n), **PERSON)
+    assert torch.equal(strategy.models[0], strategy.broadcast.models[0] - (0.5 * step.double()).float())
+    assert (strategy.guarantee.unit, strategy.guarantee.mu) == ("person", 0.5)
+    assert [len(spent(tmp_path, i)) for i in range(n)] == [1] * n
+    grid.close() if apart else None
 
 
 def test_a_process_that_is_gone_is_left_out_and_the_others_answer_and_pay_anew(processes):
@@ -219,6 +234,34 @@ def test_attempts_end_where_the_policy_says(nodes):
     answers = [nodes.ask(0, nodes.opened(attempt=a)) for a in (5, 0, 9, 1, 2)]
     assert [a == REFUSAL for a in answers] == [False, False, False, True, True]
     assert len(spent(nodes.folder, 0)) == 3
+
+
+def test_runs_under_other_names_get_no_more_answers_than_the_total_holds(tmp_path):
+    """Attempts are counted by round and run; over all runs each answer is charged, with a policy's total or without."""
+    nodes = Nodes(tmp_path)
+    policy = tmp_path / "site0" / "policy.toml"
+    policy.write_text(policy.read_text().replace("record_mu = 5.0", "record_mu = 1.25"))  # .5 each, and so six of them
+    answers = []
+    for number in range(12):
+        asked = nodes.opened(attempt=number % 2, run=f"run {number}")
+        answers.append(nodes.ask(0, asked, run=100 + number // 2) != REFUSAL)
+    assert answers == [True] * 6 + [False] * 6
+    assert len(spent(tmp_path, 0)) == len(nodes.trained) == 6
+    again = Nodes(tmp_path / "planned")  # three rounds, and no total: what is planned is all that leaves
+    app = client_app(
+        again.trained,
+        ledger=again.configs[1]["privacy.ledger"],
+        head=again.configs[1]["privacy.head"],
+        site=site_of(again, 1),
+    )
+    again.app, again.configs[1] = app, {"partition-id": 1}
+    answers = [again.ask(1, again.opened(run=f"run {i}"), run=200 + i) != REFUSAL for i in range(5)]
+    assert answers == [True] * 3 + [False] * 2
+
+
+def site_of(nodes, i):
+    key = read_key(nodes.folder / f"site{i}" / "key")
+    return Site(key, tuple(k for k in nodes.keys if k != key.public))
 
 
 def test_the_same_question_gives_the_same_bits_or_nothing(nodes):
