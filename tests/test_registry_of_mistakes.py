@@ -455,7 +455,7 @@ IN_FILES = {
     "a header alone": (table("age,ill\n"), "data.path", "a.csv", "row"),
     "an empty file": (table(""), "data.path", "a.csv", "header"),
     "a text in a column of numbers": (table("age,ill\nold,0\n4,1\n"), "row 1", "'old'", "number"),
-    "a value left out": (table("age,ill\n3,0\n,1\n"), "row 2, column age", "missing", "remove"),
+    "a value left out": (table("age,ill\n3,0\n,1\n"), "row 2 (line 3), column age", "missing", "remove"),
     "a class beyond the classes": (table("age,ill\n3,0\n4,7\n"), "ill", "7", "0 to 1"),
     "a file of another kind": (table("age,ill\n3,0\n", name="a.xlsx"), "data.path", "a.xlsx", ".csv"),
     "images without class folders": (pictures("1.png", "2.png"), "data.path", "images", "<class>"),
