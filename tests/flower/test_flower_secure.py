@@ -91,7 +91,7 @@ def test_a_nodes_total_holds_for_persons_and_for_every_question(tmp_path, values
     nodes = Nodes(tmp_path, **values)
     policy = tmp_path / "site0" / "policy.toml"
     policy.write_text(
-        policy.read_text().replace("total = { record_mu = 5.0 }", "").replace("[sum]", f"[total]\n{total}\n[sum]")
+        policy.read_text().replace("total = { record_mu = 5.0, person_mu = 5.0 }", "").replace("[sum]", f"[total]\n{total}\n[sum]")
     )
     seen = [nodes.ask(0, nodes.opened(attempt=attempt)) for attempt in range(3)]
     assert [reply == REFUSAL for reply in seen] == [number >= answers for number in range(3)]
@@ -193,13 +193,13 @@ def test_sites_without_which_there_is_no_sum_are_asked_anew_when_they_are_back(p
 def test_a_site_that_failed_is_not_asked_anew_at_the_cost_of_the_others(processes):
     folder, _, grid = processes
     before = [len(spent(folder, i)) for i in range(4)]
-    ledgers = [folder / f"site{i}" / "ledger" for i in (2, 3)]
-    for ledger in ledgers:
-        ledger.rename(ledger.with_name("away"))
+    heads = [folder / f"site{i}" / "head" for i in (2, 3)]
+    for head in heads:
+        head.rename(head.with_name("away"))
     with pytest.raises(NoReplyError):
         served(grid, rounds=3, done=2)
-    for ledger in ledgers:
-        ledger.with_name("away").rename(ledger)
+    for head in heads:
+        head.with_name("away").rename(head)
     assert [len(spent(folder, i)) - b for i, b in enumerate(before)] == [1, 1, 0, 0]
 
 
@@ -284,7 +284,7 @@ WRONG = {  # what is wrong at a site, as it names it in its own log
     "a key twice": "each once",
     "own key as a peer": "name the others alone",
     "two sites": "least_sites",
-    "one peer": "two alone have no sum",
+    "one peer": "at least 2 other sites",
     "larger rosters": "least_sites",
     "more colluding": "colluding",
     "larger rosters than there are peers": "contract names 4",

@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from scipy import stats
 
 from fedveil.engines.flower.records import read_share
+from fedveil.engines.lifetime import begin_ledger
 from fedveil.learning import ClientData
 from fedveil.methods import Broadcast, PublicFacts
 from fedveil.secure import SiteKey, shares, unmasked
@@ -243,6 +244,33 @@ def test_a_node_that_is_put_back_answers_no_other_question(nodes, what):
         assert torch.equal(read_share(first)[0].value, read_share(again)[0].value)
         return
     assert nodes.ask(0, nodes.opened(attempt=1)) == FAILED
+
+
+def moved(nodes, dataset):
+    """Site 0 with another ledger, of another data set, and the same key file."""
+    own = nodes.folder / "site0"
+    begin_ledger(own / "ledger", dataset, by="the test", head=own / "head")
+    nodes.configs[0] = {**nodes.configs[0], "privacy.dataset": dataset}
+    nodes.contexts.clear()
+
+
+def test_one_key_answers_from_one_ledger_alone(nodes):
+    """Two data sets behind one key would answer one question under the same masks."""
+    asked = nodes.opened()
+    assert not isinstance(nodes.ask(0, asked), tuple)
+    moved(nodes, "second")
+    assert nodes.ask(0, asked) == FAILED
+    assert nodes.trained == [0]
+    own = nodes.folder / "site0"
+    for place in (own / "ledger", own / "head"):  # a ledger that is begun anew is another one
+        shutil.rmtree(place)
+    begin_ledger(own / "ledger", 0, by="the test", head=own / "head")
+    del nodes.configs[0]["privacy.dataset"]
+    assert nodes.ask(0, asked) == FAILED
+    nodes.configs[0]["privacy.ledger"] = "run"
+    del nodes.configs[0]["privacy.head"]
+    assert nodes.ask(0, asked) == FAILED
+    assert nodes.trained == [0]
 
 
 def test_another_key_in_the_place_of_a_sites_own_answers_nothing(nodes):

@@ -9,7 +9,7 @@ from pathlib import Path
 from fedveil.errors import FieldError
 from fedveil.secure import SiteKey
 
-FIRST = "fedveil site key 1"
+FIRST, LEDGER = "fedveil site key 1", "ledger "
 _BINARY = getattr(os, "O_BINARY", 0)
 
 
@@ -35,6 +35,31 @@ def read_key(path: str | Path) -> SiteKey:
         As `read_private`.
     """
     return SiteKey(read_private(path, FIRST, 64))
+
+
+def bind_key(path: str | Path, ledger: str) -> None:
+    """Have a key answer from one ledger alone, whose id its file holds from the first use on.
+
+    A second ledger knows nothing of what was answered from the first: it would answer the same question about other
+    data, under the same masks.
+
+    Raises
+    ------
+    FieldError
+        If it is another ledger's, or its file cannot be written.
+    """
+    file, line = Path(path).expanduser(), f"{LEDGER}{ledger}"
+    try:
+        if len(file.read_text("ascii").splitlines()) < 3:
+            with file.open("ab", buffering=0) as stream:  # of two processes that do so, the first line counts
+                stream.write(f"{line}\n".encode())
+                os.fsync(stream.fileno())
+        found = file.read_text("ascii").splitlines()[2]
+    except OSError as error:
+        raise FieldError("key", str(file), "cannot be written: it has to hold which ledger it is for") from error
+    if found != line:
+        accepted = "answers from another ledger: a data set, and a ledger begun anew, has a key of its own"
+        raise FieldError("key", str(file), f"{accepted} (fedveil keys new)")
 
 
 def write_private(path: str | Path, first: str, secret: bytes) -> None:
@@ -83,7 +108,8 @@ def read_private(path: str | Path, first: str, size: int) -> bytes:
         lines = stream.read(1 << 10).decode("ascii", "replace").split("\n")
     try:
         secret = bytes.fromhex(lines[1])
-        if lines[0] != first or lines[2:] != [""] or len(secret) != size:
+        more, end = lines[2:-1], lines[-1]
+        if lines[0] != first or end or not all(line.startswith(LEDGER) for line in more) or len(secret) != size:
             raise ValueError
     except (ValueError, IndexError):
         raise FieldError(

@@ -212,6 +212,21 @@ def read_ledger(path: Path, run: str = "") -> tuple[Ledger, list[str], int]:
     return _parsed(path, path.read_bytes(), run)
 
 
+def ledger_id(folder: str | Path, dataset: str | int) -> str:
+    """The id of a data set's lifetime ledger.
+
+    Raises
+    ------
+    LedgerError, FieldError
+        If there is none.
+    """
+    try:
+        with _path(folder, dataset).open(encoding="utf-8") as file:
+            return _id(file.readline().rstrip("\n"))
+    except (OSError, ValueError) as error:
+        raise LedgerError(f"{_path(folder, dataset)} is no lifetime ledger: begin it first") from error
+
+
 def read_head(path: Path, head: str | Path) -> Head:
     """What the second place knows of a ledger, without touching either.
 

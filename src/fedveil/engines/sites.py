@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedveil.accounting import Policy
-from fedveil.engines.keyfile import read_key
+from fedveil.engines.keyfile import bind_key, read_key
+from fedveil.engines.lifetime import ledger_id
+from fedveil.engines.node import RUN
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.mechanisms import Source
 from fedveil.secure import PublicKey, Site, SiteKey, public_key, roster
@@ -64,8 +66,8 @@ class SiteError(FedVeilError):
     """A node cannot take part in a secure sum as it is set up: its own log says why, and no server is told."""
 
 
-def site_of(key: str | Path | None, policy: Policy | None) -> Site:
-    """The site that a deployed node is: its key file, and what its policy pins.
+def site_of(key: str | Path | None, policy: Policy | None, ledger: str | Path | None, dataset: str) -> Site:
+    """The site that a deployed node is: its key file, what its policy pins, and the one ledger that the key is for.
 
     Raises
     ------
@@ -80,6 +82,11 @@ def site_of(key: str | Path | None, policy: Policy | None) -> Site:
             raise FieldError("policy.sum", None, accepted)
         said = policy.sum
         peers = tuple(public_key(peer) for peer in said.peers)
-        return Site(read_key(key), peers, said.least_sites, said.colluding, said.attempts)
+        site = Site(read_key(key), peers, said.least_sites, said.colluding, said.attempts)
+        if ledger in (None, RUN):
+            accepted = "must be a lifetime ledger: one that begins anew would let a question be answered twice"
+            raise FieldError("privacy.ledger", ledger, accepted)
+        bind_key(key, ledger_id(ledger, dataset))
+        return site
     except FieldError as error:
         raise SiteError(str(error)) from error

@@ -159,7 +159,7 @@ def read_settings(
     head = _once("head", head, keys)
     if chosen.client.trust == "secure sum":
         site = site(partition) if callable(site) else site
-        site = site_of(keys.get("key"), policy) if site is None else site
+        site = site_of(keys.get("key"), policy, ledger, str(keys.get("dataset", partition))) if site is None else site
     return settle(
         partition,
         chosen,
