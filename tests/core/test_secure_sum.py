@@ -17,7 +17,7 @@ from fedveil.errors import FieldError, NoReplyError, ReplyError
 from fedveil.gdp import epsilon_of_mu
 from fedveil.mechanisms import KeyedSource, WideGaussianNoise
 from fedveil.mechanisms.discrete import LARGEST
-from fedveil.secure import SiteKey, SumContext, SumTerms, on_grid, public_key, roster, share, unmasked
+from fedveil.secure import SiteKey, SumContext, SumTerms, on_grid, public_key, roster, share, shares, unmasked
 
 TERMS = SumTerms(
     unit="person",
@@ -135,6 +135,24 @@ def test_the_same_round_with_and_without_a_site_differs_by_all_noise_of_both():
     rest = (answers[0] - answers[1] - totals[4].double() * terms.grid) / terms.grid
     assert variance_p(rest.numpy(), terms.noise.sigma * 3) > 1e-6  # nine shares; one alone if noise were kept
     assert variance_p(rest.numpy(), terms.noise.sigma) < IMPOSSIBLE
+
+
+def test_sites_that_pool_their_keys_with_the_server_finish_the_sum_of_all_honest_ones_and_nothing_less():
+    """Two of four, who may have dropped out: what two honest sites sent, the masks with the two taken off."""
+    terms = replace(TERMS, dimension=20_000, least_sites=4, colluding=2)
+    keys, totals = [site(i) for i in range(4)], sums(4, terms)
+    context = asked(keys, terms=terms)
+    left = []
+    for x, k in zip(totals[:2], keys[:2], strict=True):
+        sent = share(x, k, context, context.roster).numpy().view(np.uint64).copy()
+        for pooled in keys[2:]:  # a mask is computed from either end
+            shares._mask(sent, pooled.pair_key(k.public, b"mask" + context.digest), add=k.public > pooled.public)
+        assert stats.kstest(sent.astype(float) / 2**64, "uniform").pvalue > 1e-6  # one alone
+        left.append(sent)
+    rest = torch.from_numpy(sum(left).view(np.int64)) - totals[0] - totals[1]
+    assert torch.equal(rest, sum(noise_of(k, context, x) for k, x in zip(keys[:2], totals[:2], strict=True)))
+    assert variance_p((rest * terms.grid).numpy(), terms.noise_multiplier * terms.clip) > 1e-6  # what is promised
+    assert variance_p((rest * terms.grid).numpy(), terms.noise_multiplier * terms.clip / 1.1) < IMPOSSIBLE
 
 
 # ---- a site that is asked again

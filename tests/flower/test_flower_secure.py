@@ -5,21 +5,24 @@ from dataclasses import replace
 
 import pytest
 import torch
-from flwr.app import Context, RecordDict
+from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 import fedveil as fv
 from federation_kit import grouped
 from fedveil.accounting import Filter, ParticipationFilter
 from fedveil.aggregation import FedAvgM
+from fedveil.engines.flower.grid import _identity
 from fedveil.engines.flower.mod import TOLD
-from fedveil.engines.flower.records import read_share
+from fedveil.engines.flower.records import read_share, write_broadcast
 from fedveil.engines.flower.settings import read_settings
 from fedveil.engines.keyfile import read_key
 from fedveil.errors import FieldError, NoReplyError
-from fedveil.flower import FedVeilStrategy, FlowerFederation, InProcessGrid, run_in_process, to_arrays
+from fedveil.flower import FedVeilStrategy, FlowerFederation, InProcessGrid, privacy_mod, run_in_process, to_arrays
 from fedveil.learning import LocalTraining, PrivateTrainer
 from fedveil.methods import build
+from fedveil.methods.publishing import Validation
 from fedveil.secure import Site, SiteKey
 from site_kit import LAYOUT, Nodes, ProcessGrid, client_app, method, network, set_up, silo, spent
 
@@ -91,7 +94,9 @@ def test_a_nodes_total_holds_for_persons_and_for_every_question(tmp_path, values
     nodes = Nodes(tmp_path, **values)
     policy = tmp_path / "site0" / "policy.toml"
     policy.write_text(
-        policy.read_text().replace("total = { record_mu = 5.0, person_mu = 5.0 }", "").replace("[sum]", f"[total]\n{total}\n[sum]")
+        policy.read_text()
+        .replace("total = { record_mu = 5.0, person_mu = 5.0 }", "")
+        .replace("[sum]", f"[total]\n{total}\n[sum]")
     )
     seen = [nodes.ask(0, nodes.opened(attempt=attempt)) for attempt in range(3)]
     assert [reply == REFUSAL for reply in seen] == [number >= answers for number in range(3)]
@@ -356,6 +361,25 @@ def test_a_server_that_plans_too_few_sites_does_not_begin(many):
     with pytest.raises(FieldError) as refused:
         FedVeilStrategy(method(), LAYOUT, rounds=1, **many)
     assert refused.value.field == list(many)[-1]
+
+
+def test_a_node_that_only_validates_is_in_no_sum_and_needs_no_key(nodes):
+    app = ClientApp(mods=[privacy_mod(LAYOUT, nodes.method, validation=Validation())])
+
+    @app.train()
+    def train(message, context):
+        raise AssertionError
+
+    @app.evaluate()
+    def evaluate(message, context):
+        return Message(RecordDict({"metrics": MetricRecord({"loss": 0.5})}), reply_to=message)
+
+    config = {k: v for k, v in nodes.configs[0].items() if k not in ("privacy.key", "privacy.policy")}
+    with _identity():
+        message = Message(write_broadcast(nodes.opened(), LAYOUT), 7, MessageType.EVALUATE)
+        reply = app(message, Context(1, 7, config, RecordDict(), {}))
+    assert not reply.has_error()
+    assert len(spent(nodes.folder, 0)) == 1  # of the loss
 
 
 def test_a_run_cannot_name_the_key():

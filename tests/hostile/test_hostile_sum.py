@@ -45,7 +45,8 @@ def shown(reply):
     if isinstance(reply, tuple):
         return reply
     found = read_share(reply)
-    return sorted(reply), [(r.kind, r.value.dtype, tuple(r.value.shape)) for r in found], dict(reply["fedveil.reply"])
+    size = sum(len(array.data) for record in reply.array_records.values() for array in record.values())
+    return sorted(reply), size, [(r.kind, r.value.dtype, r.value.shape) for r in found], dict(reply["fedveil.reply"])
 
 
 class Server(RuleBasedStateMachine):

@@ -173,7 +173,17 @@ def privacy_mod(
     def answer(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         kind = message.metadata.message_type.partition(".")[0]
         settings = read_settings(
-            context, method, source, seed, budget, policy, RUN if ledgers else ledger, head, rounds, site
+            context,
+            method,
+            source,
+            seed,
+            budget,
+            policy,
+            RUN if ledgers else ledger,
+            head,
+            rounds,
+            site,
+            validation is None,
         )
         side = settings.method.client
         if side.trust != "central" and kind not in (MessageType.TRAIN, MessageType.EVALUATE):

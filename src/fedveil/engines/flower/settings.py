@@ -133,6 +133,7 @@ def read_settings(
     head: str | Path | None,
     rounds: int | None,
     site: Site | Callable[[int], Site | None] | None = None,
+    trains: bool = True,
 ) -> Settings:
     """Put code and configuration together; what is given twice, unknown, or not for the run to say, is refused.
 
@@ -157,7 +158,7 @@ def read_settings(
     chosen, rounds = own_method(method, context), _once("rounds", rounds, keys)
     ledger = keys.get("ledger", RUN) if ledger == RUN else _once("ledger", ledger, keys)
     head = _once("head", head, keys)
-    if chosen.client.trust == "secure sum":
+    if chosen.client.trust == "secure sum" and trains:  # who only validates is in no sum
         site = site(partition) if callable(site) else site
         site = site_of(keys.get("key"), policy, ledger, str(keys.get("dataset", partition))) if site is None else site
     return settle(
