@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fedveil.accounting.events import Relation
 from fedveil.accounting.guarantee import Trust, Unit
 
@@ -41,6 +43,12 @@ def few_silos(silos: int) -> str:
 def few_colluding(colluding: int, least: int) -> str:
     """Of a secure sum: how many sites may be dishonest."""
     return f"at most {colluding} of any {least} sites pool what they know with the server or leave out their noise"
+
+
+def read_off(keys: Sequence[str]) -> tuple[str, ...]:
+    """Of a configuration whose keys hold what was read off the private data."""
+    same = "would be the same without the one who is protected, though read off the data"
+    return (f"{', '.join(keys)} of the configuration {same}",) if keys else ()
 
 
 def conditions_of(unit: Unit, trust: Trust, relation: Relation) -> tuple[str, ...]:

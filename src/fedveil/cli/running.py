@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,14 +33,15 @@ from fedveil.cli.shared import (
 
 
 def init(
-    data: Annotated[str, typer.Option(prompt="Your data: a folder of images, a CSV or NPZ file, or a name")] = "digits",
-    clients: Annotated[int, typer.Option(prompt="How many clients (hospitals, or other parties)")] = 10,
+    data: Annotated[str | None, typer.Option(help="A folder of images, a CSV or NPZ file, or a name.")] = None,
+    clients: Annotated[int | None, typer.Option(help="How many: hospitals, or other parties.")] = None,
     protect: Annotated[
-        str, typer.Option(prompt="What to protect: client (all it has), person, record (one row or image), nothing")
-    ] = "client",
-    epsilon: Annotated[float, typer.Option(help="Of the promise, in total.")] = 8.0,
+        str | None, typer.Option(help="client (all it has), person, record (one row or image), nothing.")
+    ] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Of the promise, in total; default: 8.")] = None,
     target: Annotated[str, typer.Option(help="A table's column to predict; default: the last.")] = "",
     person: Annotated[str, typer.Option(help="Whose an example is: a column, an array, or folder.")] = "",
+    site: Annotated[str, typer.Option(help="A table's column that says which client holds a row.")] = "",
     file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write.")] = Path("my.toml"),
 ) -> None:
     """Write a first configuration for your data; what is not given is asked for."""
@@ -49,12 +51,33 @@ def init(
 
         if file.exists():
             raise FieldError("FILE", str(file), "is there already: give another name, as in fedveil init other.toml")
+        data = data or _asked("--data", "Your data: a folder of images, a CSV or NPZ file, or a name", "digits")
+        if clients is None and not site:
+            clients = _asked("--clients", "How many clients (hospitals, or other parties)", 10)
+        kinds = "What to protect: client (all it has), person, record (one row or image), nothing"
+        protect = protect or _asked("--protect", kinds, "client")
         if protect == "person" and not person:
-            person = typer.prompt("What says whose an example is: a column, an array, or folder")
+            person = _asked("--person", "What says whose an example is: a column, an array, or folder")
         name = re.sub(r"[^\w.-]", "-", file.stem)
-        text = first_config(name, data, clients, protect, epsilon=epsilon, target=target, person=person)
+        how: dict[str, Any] = {"epsilon": epsilon, "target": target, "person": person, "site": site}
+        text, said = first_config(name, data, clients, protect, **how)
         file.write_text(text, encoding="utf-8")
+        for line in said:
+            typer.echo(line)
         typer.echo(f"written to {file}; go on with: fedveil compare {shlex.quote(str(file))}")
+
+
+def _asked(option: str, question: str, default: Any = None) -> Any:
+    """What a person answers, in the default's type; without one the option is named."""
+    try:
+        return typer.prompt(question, default=default)
+    except typer.Abort:
+        if sys.stdin.isatty():
+            raise
+        from fedveil.errors import FieldError
+
+        typer.echo()
+        raise FieldError(option, "missing", f"nobody is there to be asked. {question}") from None
 
 
 def run(

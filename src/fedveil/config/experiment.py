@@ -78,6 +78,8 @@ class Config(Section):
         many clients as one computation (batched), one after another, or whichever fits
     precision
         of training: float32, or bfloat16 on a GPU
+    read_off
+        keys whose values were read off the private data, such as "data.columns": promises are conditional on them
     metrics
         what is measured on held-out examples, of `fedveil.learning.METRICS`; left out: the task's usual ones
 
@@ -109,6 +111,7 @@ class Config(Section):
     scoring: Annotated[Scoring, *_table("scoring", Scoring)] = Field(default_factory=Scoring)
     stopping: Stopping | None = None
     metrics: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    read_off: Annotated[tuple[str, ...], Field(strict=False)] = ()
     world: World | None = None
     malicious: Malicious | None = None
     source: Randomness = Field(default_factory=Randomness)

@@ -2,28 +2,55 @@
 
 from __future__ import annotations
 
-import math
+import re
 import tomllib
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 from typing import Any
 
+import torch
+
 from fedveil.config.base import dumps
+from fedveil.config.columns import read_columns
 from fedveil.config.loading import parse
-from fedveil.data import SOURCES, load
-from fedveil.data.frames import pandas_module
+from fedveil.data import NATURAL, SOURCES, DataSet, load
 from fedveil.errors import FieldError, nearest, require_choice, require_count
 
 PROTECTS = ("client", "person", "record", "nothing")
 EDGE = 32  # pixels of a side, to which images are made equal
-FEW = 20  # whole numbers that are classes; more are values
+RATE = {"cross_entropy": 2.0, "mse": 0.25}  # of noisy steps, by loss: docs/data.md has what was measured
+LIMITS = ("columns", "classes", "target_range")
+MOST = ("records_per_person", "silos_per_person")
+READ_OFF = """
+# Read off your data: the promise holds if they would be the same without the one who is protected. Agree on values
+# without looking at the data, write them below, and take their key out of this list.
+"""
+LEFT_OUT = {
+    "site": """looks like a site's name: client_column = "{0}" and clients = "natural" in [data] make a client of \
+each (fedveil init --site {0})""",
+    "person": """looks like a person's id: person = "{0}" in [data] keeps her rows together, and unit = "person" in \
+[privacy] protects them all (fedveil init --protect person --person {0})""",
+    "id": """looks like an id: if it is a person's, person = "{0}" in [data] keeps her rows together \
+(fedveil init --protect person --person {0})""",
+    "date": "holds dates: store a time as a number, such as years, to make it an input",
+    "texts": """holds more than 20 texts: list them in [data.columns] to make it an input; if they are people's ids, \
+person = "{0}" in [data] keeps their rows together (fedveil init --protect person --person {0})""",
+}
 
 
 def first_config(
-    name: str, data: str, clients: int, protect: str, *, epsilon: float = 8.0, target: str = "", person: str = ""
-) -> str:
-    """The text of a TOML file that runs, with a comment above each part.
+    name: str,
+    data: str,
+    clients: int | None,
+    protect: str,
+    *,
+    epsilon: float | None = None,
+    target: str = "",
+    person: str = "",
+    site: str = "",
+) -> tuple[str, list[str]]:
+    """The text of a TOML file that runs, and what was chosen for its reader, a line each.
 
     Parameters
     ----------
@@ -31,16 +58,18 @@ def first_config(
         Of the run.
     data : str
         A folder with one folder of images a class, a CSV, parquet or NPZ file, or a name of `fedveil.data.SOURCES`.
-    clients : int
-        Parties that the examples are dealt out to.
+    clients : int, optional
+        Parties that the examples are dealt out to; needed without `site`.
     protect : {"client", "person", "record", "nothing"}
         All data of a client, all of one person (patient), one example, or nothing.
-    epsilon : float
-        Of the promise, over all rounds.
+    epsilon : float, optional
+        Of the promise, over all rounds; default: 8.
     target : str
         Of a table, the column to predict; default: the last.
     person : str
         Whose an example is: a table's column, an array of an NPZ file, or ``"folder"``; needed to protect persons.
+    site : str
+        A table's column that says which client holds a row.
 
     Raises
     ------
@@ -48,71 +77,83 @@ def first_config(
         If the data cannot be loaded, or do not suffice for so many clients.
     """
     require_choice("protect", protect, PROTECTS)
-    if Path(data).suffix in (".npy", ".xlsx", ".xls", ".json"):
-        raise FieldError("data", data, "must be a folder of images, a .csv, .parquet or .npz file, or a name")
-    path, about = Path(data), dict[str, Any](name=data)
-    if path.is_dir():
-        about = {"name": "folder", "path": data, "size": [EDGE, EDGE]}
-    elif path.is_file():
-        about = {"name": "npz", "path": data} if path.suffix == ".npz" else _table(path, target, person)
-    elif data not in SOURCES:
-        raise FieldError("data", data, f"is neither a file nor a folder; {nearest(data, SOURCES)}")
-    dataset = load(**about, **({"person": person} if person else {}))
+    about, left_out = _about(data, target, person, site)
+    dataset = load(**about)
     if protect == "person" and dataset.group is None:
         accepted = 'is needed: the column or array that says whose an example is, "folder" for <class>/<person>/<image>'
         raise FieldError("person", person or None, accepted)
     if about["name"] in ("folder", "npz") and dataset.classes:
         about["classes"] = list(dataset.class_names) or dataset.classes
-    image = len(dataset.input_shape) == 3 and min(dataset.input_shape[1:]) >= EDGE
-    if person:
-        about["person"] = person
     units = len(dataset.x) if dataset.group is None else int(dataset.group.max()) + 1
-    if require_count("clients", clients) > units:
+    parties = len(dataset.owners) if site else require_count("clients", clients)
+    if parties > units:
         raise FieldError("clients", clients, f"must be at most {units}, so that everybody has something")
-    planned = max(1, int(0.8 * (units if protect == "person" else len(dataset.x)) / clients))
-    promise = {"epsilon": epsilon, "delta": 1e-5, "rounds": 20, "clip": 1.0}
-    privacy = {"nothing": {"method": "vanilla"}, "client": {"method": "global", **promise}}
-    privacy["record"] = {"method": "record", **promise, "examples": planned}
-    most = {} if dataset.group is None else {"records_per_person": int(dataset.group.bincount().max())}
-    privacy["person"] = {"method": "record", "unit": "person", **promise, "people": planned, **most}
-    local: dict[str, Any] = (
-        {"lr": 0.5} if protect in ("record", "person") else {"lr": 0.1, "epochs": 2, "batch_size": 16}
-    )
-    found = Template((files("fedveil.config") / "first.toml").read_text(encoding="utf-8")).substitute(
+    total = 8.0 if epsilon is None else epsilon
+    planned = max(1, int(0.8 * (units if protect == "person" else len(dataset.x)) / parties))
+    promise = {"epsilon": total, "delta": 1e-5, "rounds": 20, "clip": 1.0}
+    privacy: dict[str, Any] = {
+        "client": {"method": "global", **promise},
+        "record": {"method": "record", **promise, "examples": planned},
+        "person": {"method": "record", "unit": "person", **promise, "people": planned, **_most(dataset)},
+    }.get(protect, {"method": "vanilla"})
+    loss = "cross_entropy" if dataset.classes else "mse"
+    steps = {"lr": RATE[loss]} if privacy["method"] == "record" else {"lr": 0.1, "epochs": 2, "batch_size": 16}
+    image = len(dataset.input_shape) == 3 and min(dataset.input_shape[1:]) >= EDGE
+    said = [f"column {column!r} is no input: it {LEFT_OUT[kind].format(column)}" for column, kind in left_out.items()]
+    read = [f"data.{key}" for key in LIMITS if about.get(key)] + [f"privacy.{key}" for key in MOST if key in privacy]
+    promised = protect != "nothing"
+    text = Template((files("fedveil.config") / "first.toml").read_text(encoding="utf-8")).substitute(
         name=name,
-        data=dumps({"data": {"clients": clients, "holdout": 0.2, **about}}),
+        read_off=READ_OFF + dumps({"read_off": read}) if promised and read else "",
+        left_out="".join(f"# {line}\n" for line in said),
+        data=dumps({"data": {"clients": NATURAL if site else clients, "holdout": 0.2, **about}}),
         model="small_cnn" if image else "logistic",
-        local=dumps({"local": local if dataset.classes else {**local, "loss": "mse"}}),
-        privacy=dumps({"privacy": privacy[protect]}),
+        local=dumps({"local": steps if dataset.classes else {**steps, "loss": loss}}),
+        privacy=dumps({"privacy": privacy}),
+        setting=f', {{ label = "{protect}-level, epsilon {total:g}" }}' if promised else "",
     )
-    parse(tomllib.loads(found))
-    return found
+    text = re.sub(r"\[\n((?: +.*,\n)+)\]", lambda m: f"[{' '.join(m[1].split())[:-1]}]", text)  # a list a line
+    parse(tomllib.loads(text))
+    return text, said + _chosen(about, total if promised and epsilon is None else None, read if promised else [])
 
 
-def _table(path: Path, target: str, person: str) -> dict[str, Any]:
-    """What a table's file says of its columns and its target."""
-    pandas = pandas_module()
-    try:
-        frame = pandas.read_parquet(path) if path.suffix == ".parquet" else pandas.read_csv(path)
-    except Exception as error:  # whatever the file makes pandas raise
-        raise FieldError("data", str(path), f"cannot be read as a table ({error})") from error
-    target = require_choice("target", target or str(frame.columns[-1]), map(str, frame.columns))
-    values = frame[target]
-    columns = {str(name): _limits(frame[name]) for name in frame.columns if name not in (target, person)}
-    ids = next((name for name, found in columns.items() if len(found) > FEW), None)
-    if ids is not None:
-        many = f"column {ids!r} holds {len(columns[ids])} texts, as ids do"
-        accepted = f"{many}: give --person {ids}, or leave it out of the file"
-        raise FieldError("person", person or None, accepted)
-    found = {"name": "table", "path": str(path), "target": target, "columns": columns}
-    if values.dtype.kind in "iu" and sorted(values.unique()) == [*range(min(values.nunique(), FEW))]:
-        return {**found, "classes": int(values.nunique())}
-    return {**found, "target_range" if values.dtype.kind in "iuf" else "classes": _limits(values)}
+def _about(data: str, target: str, person: str, site: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """What ``[data]`` says of the source, and what is no input, by column."""
+    path, whose = Path(data), {"person": person} if person else {}
+    if path.suffix in (".npy", ".xlsx", ".xls", ".json"):
+        raise FieldError("data", data, "must be a folder of images, a .csv, .parquet or .npz file, or a name")
+    if path.is_file() and path.suffix != ".npz":
+        about, left_out = read_columns(path, target, person, site)
+        return about | whose, left_out
+    if site:
+        raise FieldError("site", site, "is a column of a table; docs/data.md says how others have natural clients")
+    if path.exists():
+        about = (
+            {"name": "folder", "path": data, "size": [EDGE, EDGE]} if path.is_dir() else {"name": "npz", "path": data}
+        )
+        return about | whose, {}
+    if data not in SOURCES:
+        raise FieldError("data", data, f"is neither a file nor a folder; {nearest(data, SOURCES)}")
+    return {"name": data} | whose, {}
 
 
-def _limits(values: Any) -> list[Any]:
-    """Lowest and highest number, or the texts there are."""
-    if values.dtype.kind not in "iuf":
-        return sorted(map(str, values.dropna().unique()))
-    low = math.floor(values.min())
-    return [low, max(math.ceil(values.max()), low + 1)]
+def _most(dataset: DataSet) -> dict[str, int]:
+    """The most records of one person, and the most sites where that is more than one; counted."""
+    if dataset.group is None:
+        return {}
+    found = {"records_per_person": int(dataset.group.bincount().max())}
+    if dataset.owner is not None:
+        both = dataset.group * len(dataset.owners) + dataset.owner
+        found["silos_per_person"] = int((torch.unique(both) // len(dataset.owners)).bincount().max())
+    return {name: count for name, count in found.items() if name == "records_per_person" or count > 1}
+
+
+def _chosen(about: dict[str, Any], epsilon: float | None, read: list[str]) -> list[str]:
+    """What the file says that nobody was asked."""
+    said = [] if epsilon is None else [f"[privacy] epsilon = {epsilon:g}, in total: less protects more"]
+    if "target" in about:
+        kind = f"one of {about['classes']}" if "classes" in about else f"a number within {about['target_range']}"
+        said.append(f'[data] target = "{about["target"]}": {kind}')
+    style = [f'{key} = "{about[key]}"' for key in ("separator", "decimal") if key in about]
+    said += [f"[data] {', '.join(style)}: as the file looks"] * bool(style)
+    return said + [f"read_off = {read}: agree on these without looking at the data"] * bool(read)

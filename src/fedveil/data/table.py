@@ -100,15 +100,17 @@ def _csv(field: str, file: Path, separator: str, max_rows: int, max_bytes: int) 
     as_text: dict[str, Any] = {"dtype": str, "sep": separator, "keep_default_na": False, "na_values": [""]}
     try:
         header = pd.read_csv(BytesIO(content), header=None, nrows=1, **as_text).iloc[0].tolist()
+        other = next((s for s in (";", "\t", "|") if len(header) == 1 and s in str(header[0])), "")
+        if other:
+            decimal = ', and decimal = "," if numbers have one' if other == ";" else ""
+            raise FieldError("data.separator", separator, f"{file.name} has {other!r} between names: write it{decimal}")
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # rows that are longer than the header
             frame = pd.read_csv(BytesIO(content), nrows=max_rows + 1, index_col=False, **as_text)
+    except FieldError:
+        raise
     except (ValueError, UnicodeDecodeError, pd.errors.ParserError, pd.errors.ParserWarning) as error:
         raise FieldError(field, str(file), f"cannot be read as CSV in UTF-8 ({error})") from error
-    other = next((s for s in (";", "\t", "|") if len(header) == 1 and s in str(header[0])), "")
-    if other:
-        decimal = ', and decimal = "," if numbers have one' if other == ";" else ""
-        raise FieldError("data.separator", separator, f"{file.name} has {other!r} between names: write it{decimal}")
     columns = ["" if value is None or value != value else str(value).strip() for value in header]
     for column in columns:
         if not column or columns.count(column) > 1:

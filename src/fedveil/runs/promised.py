@@ -13,6 +13,7 @@ from statistics import median
 import torch
 
 from fedveil.accounting import Choice, Guarantee, Ledger, Release, Spend, advise
+from fedveil.accounting.conditions import read_off
 from fedveil.config import Config
 from fedveil.config.sections import Randomness
 from fedveil.engines import Federation
@@ -89,7 +90,7 @@ def promised(setup: Setup) -> Promise:
         done, books = _trusted(federation, opened, rounds), ledgers.books
     else:
         done, books = _apart(federation, opened, rounds, ledgers)
-    _, total, validation = totals_of(setup.method.client.trust, books)
+    _, total, validation = totals_of(setup.method.client.trust, books, read_off(setup.config.read_off))
     first = opened.apart if len(opened.models) > 1 else None
     return Promise(replace(total, hypotheses_apart=None), validation, done, rounds, first)
 

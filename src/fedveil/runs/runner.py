@@ -14,6 +14,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor
 
+from fedveil.accounting.conditions import read_off
 from fedveil.config.experiment import Config
 from fedveil.config.folders import refuse_used
 from fedveil.engines import Federation, RoundRecord
@@ -209,9 +210,9 @@ def summary_of(
 ) -> dict[str, Any]:
     """What summary.json holds of a run that is over."""
     config = setup.config
-    guarantee, parties = guarantees_of(federation.method, ledgers.books, config.privacy.budget.delta)
     dataset = setup.dataset
     method, delta = federation.method, config.privacy.budget.delta
+    guarantee, parties = guarantees_of(method, ledgers.books, delta, read_off(config.read_off))
     core = core_of(label, method, federation.layout, rows, guarantee, delta, config.trainer)
     return {
         **core,

@@ -7,7 +7,7 @@ import io
 import math
 import platform
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -250,9 +250,11 @@ def over_clients(guarantees: Iterable[Guarantee], distance: float, delta: float)
     return {"distance": distance, "epsilon": [e for e, _ in found], "clients": [n for _, n in found], "delta": delta}
 
 
-def guarantees_of(method: Method, books: Mapping[str, Ledger], delta: float) -> tuple[Guarantee, dict[str, Any]]:
+def guarantees_of(
+    method: Method, books: Mapping[str, Ledger], delta: float, on: Sequence[str] = ()
+) -> tuple[Guarantee, dict[str, Any]]:
     """The guarantee that counts, and the parties': the trusted server's, or the worst and the median client's."""
-    clients, worst, validation = totals_of(method.client.trust, books)
+    clients, worst, validation = totals_of(method.client.trust, books, on)
     beside = {} if validation is None else {"validation clients": guarantee_values(validation, delta)}
     if method.client.trust == "central":
         return worst, {SERVER: guarantee_values(worst, delta), **beside}
@@ -276,13 +278,18 @@ def guarantees_of(method: Method, books: Mapping[str, Ledger], delta: float) -> 
     return worst, {**values, **beside}
 
 
-def totals_of(trust: str, books: Mapping[str, Ledger]) -> tuple[dict[str, Guarantee], Guarantee, Guarantee | None]:
+def totals_of(
+    trust: str, books: Mapping[str, Ledger], on: Sequence[str] = ()
+) -> tuple[dict[str, Guarantee], Guarantee, Guarantee | None]:
     """Totals of clients that protect themselves, the guarantee that counts, and that of the validation clients.
 
-    What counts is the trusted server's total, or what holds for every client.
+    What counts is the trusted server's total, or what holds for every client. `on` are conditions of a run's
+    configuration, which no ledger knows.
     """
     # a participation that is only counted, under central trust, promises nothing and takes nothing away
     totals = {p: total_of(b) for p, b in books.items() if any(e.source != "none" for e in b.entries)}
+    if on:
+        totals |= {p: replace(g, conditions=(*g.conditions, *on)) for p, g in totals.items() if g.proven}
     validation = worst_of(totals.pop(p) for p in list(totals) if p.startswith(VALIDATORS))
     if trust == "central":
         return {}, totals.get(SERVER, unprotected()), validation

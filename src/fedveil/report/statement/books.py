@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,9 +106,9 @@ def _of_data(file: Path) -> bool:
         return False
 
 
-def promises(trust: str, books: Mapping[str, Book], delta: float) -> dict[str, dict[str, Any]]:
-    """What a run's ledgers add up to: of the server that adds the noise, or of the worst client; for JSON."""
-    _, counted, validation = totals_of(trust, {party: book.ledger for party, book in books.items()})
+def promises(trust: str, books: Mapping[str, Book], delta: float, beside: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What a run's ledgers add up to, on conditions beside them: of the server that adds noise, or the worst client."""
+    _, counted, validation = totals_of(trust, {party: book.ledger for party, book in books.items()}, beside)
     found = {WHO_ADDS.get(trust, "worst client"): counted}
     found |= {} if validation is None else {"validation clients": validation}
     return {party: plain(guarantee, delta) for party, guarantee in found.items()}

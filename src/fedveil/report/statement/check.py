@@ -90,7 +90,7 @@ def _run(run: Mapping[str, Any], books: FoundLedgers) -> Iterator[Checked]:
     if absent:
         yield Checked(f"{name}: ledgers", False, f"not among --ledgers: {', '.join(absent[:5])}")
         return
-    given = promises(run["trust"], own, run["delta"]) if parties else {}
+    given = promises(run["trust"], own, run["delta"], run.get("beside", ())) if parties else {}
     if parties:
         wrong = [book["party"] for book in run["ledgers"] if own[book["party"]].values() != book]
         more = sorted(own.keys() - set(parties))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.accounting import Policy
+from fedveil.accounting.conditions import read_off
 from fedveil.config.folders import AUDIT, CELLS, COMPARISON, CONFIG, kind_of
 from fedveil.engines.lifetime import read_policy
 from fedveil.errors import FieldError, LedgerError, damaged, nearest
@@ -42,6 +43,8 @@ class Run:
         SHA-256 of its configuration and figures, by file.
     config : dict
         The configuration; empty for a deployed run, whose server knows none.
+    beside : sequence of str
+        Conditions that follow from it alone.
     """
 
     summary: Summary
@@ -51,6 +54,7 @@ class Run:
     sites: Mapping[str, Book]
     digests: Mapping[str, str]
     config: Mapping[str, Any]
+    beside: Sequence[str] = ()
 
     @property
     def worst(self) -> Mapping[str, Any]:
@@ -190,22 +194,23 @@ def _run(folder: Path, summary: Summary, sets: Mapping[str, Book]) -> Run:
     values = summary.values
     found = read_books([folder / "ledger"]) if (folder / "ledger").is_dir() else FoundLedgers()
     run, books = next(iter(found.runs.items()), ("", {}))
+    files = {name: folder / name for name in (CONFIG, "metrics.jsonl", "summary.json")}
+    digests = {name: hashlib.sha256(p.read_bytes()).hexdigest() for name, p in files.items() if p.is_file()}
+    config = _toml(files[CONFIG]) if CONFIG in digests else {}
+    beside = read_off(config.get("read_off", ()))
     stated = {party: _plain(promise) for party, promise in values["guarantees"].items()}
     delta = next((g["delta"] for g in stated.values() if "delta" in g), 1e-5)
     sites = {name: own for name, book in sets.items() if (own := book.of(values.get("run", ""))).ledger.entries}
     counted = promise_of_sites(values["trust"], sites, values["clients"], delta)
     if books and next(iter(stated)) in ("server", "worst client"):  # quotes of a deployed run lie in no ledger of its
-        held = promises(values["trust"], books, delta)
+        held = promises(values["trust"], books, delta, beside)
         for party, promise in held.items():
             if not agree(promise, stated.get(party, {})):
                 raise LedgerError(f"{folder}: the ledgers give {promise['text']}, summary.json {values['guarantee']}")
     else:
         kept = {party: promise for party, promise in stated.items() if party != "median client"} | counted
         held = dict(sorted(kept.items(), key=lambda item: -item[1].get("epsilon", inf)))
-    files = {name: folder / name for name in (CONFIG, "metrics.jsonl", "summary.json")}
-    digests = {name: hashlib.sha256(p.read_bytes()).hexdigest() for name, p in files.items() if p.is_file()}
-    config = _toml(files[CONFIG]) if CONFIG in digests else {}
-    return Run(summary, held, run, books, sites if counted else {}, digests, config)
+    return Run(summary, held, run, books, sites if counted else {}, digests, config, beside)
 
 
 def _plain(promise: Mapping[str, Any]) -> dict[str, Any]:

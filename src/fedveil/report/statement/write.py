@@ -81,6 +81,7 @@ def _run(run: Run) -> Mapping[str, Any]:
         "trust": values["trust"],
         "delta": next((p["delta"] for p in run.promises.values() if "delta" in p), 1e-5),
         "promises": run.promises,
+        "beside": list(run.beside),
         "ledgers": [book.values() for _, book in sorted(run.books.items())],
         "sites": {"run": values.get("run", ""), "names": sorted(run.sites), "clients": values["clients"]},
         "files": run.digests,
