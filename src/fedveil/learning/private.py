@@ -15,16 +15,17 @@ from torch import Tensor, nn
 
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
-from fedveil.learning.clients import ClientData
+from fedveil.learning.clients import ClientData, OnDemand
 from fedveil.learning.gradients import squared_norms, without
 from fedveil.learning.local import LocalTraining, Trained
-from fedveil.learning.losses import losses_of
+from fedveil.learning.losses import as_input, losses_of
 from fedveil.learning.per_example import PerExample
-from fedveil.learning.streams import Key, stream
+from fedveil.learning.streams import Key, drawing, stream
 from fedveil.learning.training import SequentialTrainer, Stepper, check_request
 from fedveil.learning.units import Units
 from fedveil.learning.validation import require_apart, require_unmixed
 from fedveil.mechanisms import GaussianNoise, SecureSource, Source, noised
+from fedveil.mechanisms.source import keyed_seed
 from fedveil.methods.facts import NoisySteps
 
 _LOG = logging.getLogger(__name__)
@@ -99,7 +100,8 @@ class PrivateTrainer(SequentialTrainer):
         try:
             some = next((c for c in clients if c.examples), None)
             if some is not None and self._unchecked:
-                require_unmixed(self._model, self._batch(some, torch.zeros(1, dtype=torch.int64))[0], self.layout)
+                shape = as_input(torch.zeros((1, *some.x.shape[1:]), dtype=some.x.dtype), self._parameters[0])
+                require_unmixed(self._model, shape, self.layout)
                 self._unchecked = False
             results: list[Trained | Exception] = []
             for start, client, key, source in zip(starts, clients, keys, sources, strict=True):
@@ -220,12 +222,29 @@ class PrivateTrainer(SequentialTrainer):
     ) -> dict[str, Any]:
         """Examples and labels [count * each, ...] with 0 where there is none, where there is one, and known norms."""
         rows, present = units.at(chosen, places, count)
-        x, y = self._batch(client, rows)
+        anew = isinstance(client.x, OnDemand)
+        x, y = self._read_anew(client, rows, present) if anew else self._batch(client, rows)
         here = present.to(self._device)
         found: dict[str, Any] = {"x": x, "y": y, "present": here}
-        if self._sums.reads_examples:
+        if self._sums.reads_examples and not anew:  # another reading may have another length
             found["lengths"] = self._lengths_of(client)[rows].to(self._device)
         return found if here.all() else {k: v if k == "present" else without(v, ~here) for k, v in found.items()}
+
+    def _read_anew(self, client: ClientData, rows: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+        """A batch of examples that are read each time, one by one: transforms raise, and draw.
+
+        What raises is taken out of `present`. Draws follow an example's place, whoever else is read.
+        """
+        x = torch.zeros((len(rows), *client.x.shape[1:]), dtype=client.x.dtype)
+        seed = int(torch.randint(1 << 62, (), generator=self._generator))
+        for place in present.nonzero()[:, 0].tolist():
+            with drawing(keyed_seed("read", seed, place)):
+                try:
+                    x[place] = client.x[rows[place : place + 1]][0]
+                except Exception:
+                    present[place] = False
+                    _LOG.error("an example cannot be read, and counts as zero", exc_info=True)
+        return as_input(x, self._parameters[0]), client.y[rows].to(self._device)
 
     def _lengths_of(self, client: ClientData) -> Tensor:
         """The squared norms [N] of a client's examples, from one look at them."""

@@ -111,9 +111,9 @@ def check(module: fx.GraphModule, x: Tensor) -> None:
             raise NotApart(f"{node} joins different shapes")
 
 
-def fresh(model: nn.Module) -> nn.Module:
-    """A copy with the same parameters and generators, and nothing that an earlier call left in the module."""
-    kept: list[object] = [*model.parameters(), *generators_of(model)]
+def fresh(model: nn.Module, *, shared: bool = True) -> nn.Module:
+    """A copy with the same generators and parameters (or copies), and nothing that a call leaves in the module."""
+    kept: list[object] = [*(model.parameters() if shared else ()), *generators_of(model)]
     return deepcopy(model, {id(one): one for one in kept})
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -24,6 +26,21 @@ def stream(key: Key, purpose: str, generator: torch.Generator | None = None) -> 
     """A generator seeded for one client, round and purpose; an existing one may be seeded anew."""
     generator = torch.Generator() if generator is None else generator
     return generator.manual_seed(keyed_seed("train", *key, purpose))
+
+
+@contextmanager
+def drawing(seed: int) -> Iterator[None]:
+    """Seed what a data set's own code draws from, of torch, NumPy and Python, and put it back."""
+    numbers, python = np.random.get_state(), random.getstate()  # noqa: NPY002 - what others' code draws from
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            np.random.set_state(numbers)  # noqa: NPY002
+            random.setstate(python)
 
 
 def epoch_orders(keys: Sequence[Key], examples: Sequence[int] | Ints, epochs: int) -> Ints:

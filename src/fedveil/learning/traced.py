@@ -120,7 +120,7 @@ class OneByOne:
                 generator.manual_seed(keyed_seed("place", seed, place, min(i, 1)))
 
     def _one(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        module = fresh(self._model)
+        module = fresh(self._model, shared=False)  # code that sets its weights would set those of the next example
         every = dict(module.named_parameters())
         shared = [every[name] for name in self._layout.names]
         loss = self._loss(outputs_of(module(x)), y)
