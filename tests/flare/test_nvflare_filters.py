@@ -67,6 +67,8 @@ def plant(result, data, fl_ctx):
     data.get_cookie_jar()["list"].append(SECRET)
     fl_ctx.set_prop("note", SECRET, private=False, sticky=False)
     fl_ctx.set_prop("lasting", SECRET, private=False, sticky=True)
+    for sticky in (False, True):
+        fl_ctx.set_prop(f"{SECRET}, {sticky}", 1, private=False, sticky=sticky)
     fl_ctx.get_prop("public")["note"] = SECRET
     return result
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nvflare.apis.filter import Filter
-from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
+from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.fl_exception import UnsafeJobError
 from nvflare.apis.shareable import Shareable, make_reply
@@ -240,10 +240,14 @@ class Pending:
     def restore(self, fl_ctx: FLContext) -> None:
         """Undo what training code changed of what FLARE sends along: cookies, and the public part of the context."""
         self.task.set_cookie_jar(deepcopy(dict(self.cookies)))
-        for name, value in fl_ctx.get_all_public_props().items():
-            if name not in self.public or self.public[name] is not value:
+        manager = fl_ctx.get_prop(ReservedKey.MANAGER)
+        for name in fl_ctx.get_all_public_props():
+            if name in self.public:
                 sticky = bool((fl_ctx.get_prop_detail(name) or {}).get("sticky"))
-                fl_ctx.set_prop(name, self.public.get(name), private=False, sticky=sticky)
+                fl_ctx.set_prop(name, self.public[name], private=False, sticky=sticky)
+            else:  # its very name may say something
+                fl_ctx.remove_prop(name, force_removal=True)
+                getattr(manager, "public_stickers", {}).pop(name, None)
 
 
 def _runner(fl_ctx: FLContext) -> Any:
