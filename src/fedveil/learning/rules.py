@@ -58,9 +58,9 @@ def layer_rule(
     """Register the rule of a kind of layer: of exactly this class, without its subclasses.
 
     Who registers one promises that a row of the layer's output, and of what the rule returns, follows from the same
-    row of its inputs alone, and that the layer keeps nothing from one call to the next (docs/rounding.md). The
-    start-up check of the kernels covers it as all others; a rule that forms something else than the gradient trains
-    something else, under the same promise.
+    row of its inputs alone, that neither raises for a value (an index beyond a table), and that the layer keeps
+    nothing from one call to the next (docs/rounding.md). The start-up check of the kernels covers it as all others; a
+    rule that forms something else than the gradient trains something else, under the same promise.
 
     Parameters
     ----------
