@@ -1,4 +1,4 @@
-"""No share without all its masks is in the memory of the server's process, at any time.
+"""No share without all its masks is in the memory of the server's process, at any time, nor in a log or ledger.
 
 As a script it is the server: a process of its own, which holds still after each answer while its memory is read. Each
 site, a process too, notes in a private file what must never be seen.
@@ -7,6 +7,7 @@ site, a process too, notes in a private file what must never be seen.
 import json
 import os
 import pickle
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -80,12 +81,19 @@ def noted(folder):
     return [v[:ENOUGH] for v in never], [v[:ENOUGH] for v in sent]
 
 
+def as_text(vector):
+    """How a vector of whole numbers would stand in a log or a ledger."""
+    numbers = [str(n) for n in struct.unpack("<4q", vector[:32])]
+    return vector.hex().encode(), *(comma.join(numbers).encode() for comma in (", ", ",", " "))
+
+
 def watch(folder, **values):
     """Run the server; after each answer and at the end: which of what must not be seen was, and which that left."""
     command = [sys.executable, __file__, str(folder), json.dumps(values)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     pipe = subprocess.PIPE
-    server = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
+    log = (folder / "log").open("wb")  # the sites', too
+    server = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True, env=environment)
     before, seen, found, looks = set(), set(), set(), 0
     while server.stdout.readline() == "holding\n":
         never, sent = (set(vectors) for vectors in noted(folder))
@@ -97,8 +105,12 @@ def watch(folder, **values):
             found |= {v for v in sent if v in piece}
         server.stdin.write("\n")
         server.stdin.flush()
-    assert server.wait(timeout=60) == 0
+    assert server.wait(timeout=60) == 0, (folder / "log").read_text()
     never, sent = noted(folder)
+    written = [p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != "private"]
+    assert len(written) > 3 * 4  # keys, policies, ledgers, heads, the log
+    for vector in never:
+        seen |= {vector for text in written if any(form in text for form in (vector, *as_text(vector)))}
     assert looks == LOOKS
     assert len(sent) == len(set(sent)) == 3
     return set(never), seen, found, set(sent)
