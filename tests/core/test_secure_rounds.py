@@ -316,6 +316,7 @@ def test_with_a_secure_source_keys_are_fresh_and_an_intent_is_written_before_dat
         ({"steps": 2}, "steps"),
         ({"retries": -1}, "retries"),
         ({"units": 10**18}, "noise_multiplier"),
+        ({"units": 9, "relation": "add/remove", "most": 10}, "units"),
         ({"noise_multiplier": 1e-12}, "noise_multiplier"),
     ],
 )
@@ -339,6 +340,15 @@ def test_too_few_clients_for_a_sum_are_refused_before_there_is_a_round(values, s
     with pytest.raises(FieldError) as refused:
         fv.Federation(**how, method=method(**values))
     assert (refused.value.field, refused.value.value) == (field, sampled or n)
+
+
+@pytest.mark.parametrize("unit", ["record", "person"])
+def test_a_silo_of_more_units_than_is_public_is_refused_before_there_is_a_round(unit):
+    person = {"unit": "person", "examples": None, "people": 3, "records_per_person": 2} if unit == "person" else {}
+    has = 3 if person else 6
+    assert federation(units=has, **person).run(1).rounds
+    with pytest.raises(FieldError, match=f"units = {has - 1}"):
+        federation(units=has - 1, **person)
 
 
 def test_a_policy_allows_secure_sums_by_name_and_keys_fit_the_clients():

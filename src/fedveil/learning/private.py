@@ -133,6 +133,10 @@ class PrivateTrainer(SequentialTrainer):
                 raise FieldError(
                     field, n, f"must be at most the {noisy.most} that are promised: raise most, or leave some out"
                 )
+            if noisy.public_size and 0 < noisy.units < n:
+                raise FieldError(
+                    field, n, f"must be at most units = {noisy.units}, beyond which sums overflow: raise it"
+                )
             if noisy.public_size and n < least:
                 raise FieldError(field, n, f"must be at least {least}: join the silo with another, or run without it")
             if noisy.public_size and noisy.rate < 1 and n < lot * (1 - 1e-9):

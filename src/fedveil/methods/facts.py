@@ -106,6 +106,8 @@ class NoisySteps:
     grid : float
         Above 0: nothing is noised or learned in training; the clipped contributions are cut to whole steps of it, and
         their integer sum is what training gives.
+    units : int
+        With a grid: the most examples (persons) of any silo, so that sums do not overflow. 0: any number.
     """
 
     steps: int
@@ -119,6 +121,7 @@ class NoisySteps:
     most: int = 0
     images: int = 0
     grid: float = 0.0
+    units: int = 0
 
     @property
     def unit(self) -> str:

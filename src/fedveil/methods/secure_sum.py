@@ -93,6 +93,8 @@ class SecureShares(NoSum):
     def check(self) -> None:
         super().check()
         self._terms(1)
+        if self.side.most_units > self.side.units:
+            raise FieldError("units", self.side.units, f"must be at least the {self.side.most_units} that are promised")
 
     @property
     def adding(self) -> int:
@@ -123,7 +125,7 @@ class SecureShares(NoSum):
 
     def steps(self, noisy: NoisySteps) -> NoisySteps:
         """Sum on the grid, and add nothing."""
-        return replace(noisy, grid=self._terms(1).grid)
+        return replace(noisy, grid=self._terms(1).grid, units=self.side.units)
 
     def require_sites(self, sites: int, field: str) -> None:
         if sites < FEWEST:
