@@ -56,7 +56,9 @@ def bind_key(path: str | Path, ledger: str) -> None:
                 os.fsync(stream.fileno())
         found = file.read_text("ascii").splitlines()[2]
     except OSError as error:
-        raise FieldError("key", str(file), "cannot be written: it has to hold which ledger it is for") from error
+        raise FieldError(
+            "key", str(file), "cannot be written: chmod 600, since it holds which ledger it is for"
+        ) from error
     if found != line:
         accepted = "answers from another ledger: a data set, and a ledger begun anew, has a key of its own"
         raise FieldError("key", str(file), f"{accepted} (fedveil keys new)")
