@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedveil.data.labels import count_classes, natural_clients, people_of
+from fedveil.data.labels import classes_in, natural_clients, people_of
 from fedveil.data.sets import DataSet, MissingDataError
 from fedveil.errors import FieldError, require_choice, require_positive
 
@@ -81,13 +81,8 @@ def load_npz(
             raise FieldError(
                 f"{file.name}:{test_x_key}", tuple(test_x.shape), f"must be like {x_key}, {tuple(x.shape)}"
             )
-    number = 0
-    if not y.is_floating_point():
-        parts = ((y_key, y), (test_y_key, test_y))
-        labels = {f"{file.name}:{key}": part.numpy() for key, part in parts if part is not None}
-        number = count_classes(labels, classes, absent)
-    elif classes:
-        raise FieldError("data.classes", classes, f"{file.name}:{y_key} holds floating-point targets, no classes")
+    parts = {f"{file.name}:{y_key}": y, f"{file.name}:{test_y_key}": test_y}
+    number = classes_in("data.classes", classes, absent, parts)
     names = tuple(str(n) for n in arrays["class_names"].reshape(-1)) if "class_names" in arrays else ()
     owner: Tensor | None = None
     owners: tuple[str, ...] = ()

@@ -63,6 +63,23 @@ def count_classes(labels: Mapping[str, Array], declared: int = 0, absent: Sequen
     return number
 
 
+def classes_in(field: str, declared: int, absent: Sequence[int], parts: Mapping[str, Tensor | None]) -> int:
+    """The number of classes of the parts of a set that are there, by `count_classes`; 0 where targets are numbers.
+
+    Raises
+    ------
+    FieldError
+        For classes that are declared (in `field`) of targets that are none.
+    """
+    held = {name: part for name, part in parts.items() if part is not None}
+    floating = next((name for name, part in held.items() if part.is_floating_point()), None)
+    if floating is None:
+        return count_classes({name: part.numpy() for name, part in held.items()}, declared, absent)
+    if declared:
+        raise FieldError(field, declared, f"{floating} holds floating-point targets, no classes")
+    return 0
+
+
 def natural_clients(name: str, values: Sequence[Any] | Array, examples: int) -> tuple[Tensor, tuple[str, ...]]:
     """Natural clients from one value an example.
 

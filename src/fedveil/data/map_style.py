@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedveil.data.arrays import images
-from fedveil.data.labels import Array, count_classes, natural_clients, people_of
+from fedveil.data.labels import Array, classes_in, natural_clients, people_of
 from fedveil.data.sets import DataSet
 from fedveil.errors import FieldError, require_count, require_positive
 
@@ -74,13 +74,8 @@ def from_torch(
         test_x, test_y = _collect("test", test, channels, max_examples, limit)
         if test_x.shape[1:] != x.shape[1:] or test_y.dtype != y.dtype or test_y.shape[1:] != y.shape[1:]:
             raise FieldError("test", (tuple(test_x.shape), tuple(test_y.shape)), "must be like dataset")
-    number = 0
     declared = classes if isinstance(classes, int) else len(classes)
-    if not y.is_floating_point():
-        labels = {key: v.numpy() for key, v in (("dataset", y), ("test", test_y)) if v is not None}
-        number = count_classes(labels, declared, absent)
-    elif declared:
-        raise FieldError("classes", classes, "the data set holds floating-point targets, no classes")
+    number = classes_in("classes", declared, absent, {"dataset": y, "test": test_y})
     owner, owners = natural_clients("clients", clients, len(x)) if clients is not None else (None, ())
     return DataSet(
         name=name,

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,12 +14,13 @@ from torch import Tensor
 from fedveil.accounting import Guarantee, Relation, Spend, compose_mu
 from fedveil.accounting.bounds import GDP, ZCDP, Bound, Heuristic
 from fedveil.accounting.conditions import FIXED_COHORT
-from fedveil.aggregation import Aggregator, FedAvg, Updates, WeightedMean, padded, require_rule
-from fedveil.checks import NoiseMultiplier, Parameters, Positive
+from fedveil.aggregation import Updates, WeightedMean, padded, require_rule
+from fedveil.checks import NoiseMultiplier, Positive
 from fedveil.clipping import QuantileClip
 from fedveil.errors import FieldError, require_choice
 from fedveil.mechanisms import MECHANISMS, DiscreteGaussianNoise, Source, to_grid
 from fedveil.methods.facts import Combined, Releases, ServerFacts
+from fedveil.methods.plain import AroundRule
 from fedveil.methods.replies import stack_counts, updates_of
 
 Order = Literal["formal", "printed"]
@@ -54,7 +55,7 @@ class CentralState:
 
 
 @dataclass(frozen=True)
-class CentralNoise(Parameters, ABC):
+class CentralNoise(AroundRule, ABC):
     """Clip every update, aggregate, add Gaussian noise.
 
     With ``order="formal"`` the noise goes between the rule's two halves: clients that did not reply count as zero
@@ -84,15 +85,12 @@ class CentralNoise(Parameters, ABC):
         point has nothing to leak. For uniform means in the formal order; the cost is stated in concentrated DP.
     """
 
-    aggregator: Aggregator = field(default_factory=FedAvg)
     noise_multiplier: NoiseMultiplier = field(default=0.01, kw_only=True)
     clip: Positive | QuantileClip = field(default=5.0, kw_only=True)
     order: Order = field(default="formal", kw_only=True)
     step_from: Literal["released", "own"] = field(default="released", kw_only=True)
     relation: Relation = field(default="zero-out", kw_only=True)
     noise: str = field(default="gaussian", kw_only=True)
-
-    hypotheses: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
@@ -120,10 +118,6 @@ class CentralNoise(Parameters, ABC):
             raise FieldError("noise", self.noise, f"names a mechanism; write noise_multiplier={self.noise}")
 
     @property
-    def rule(self) -> Aggregator:
-        return self.aggregator
-
-    @property
     def public_clip(self) -> float | None:
         """C, unless it adapts."""
         return None if isinstance(self.clip, QuantileClip) else self.clip
@@ -132,11 +126,6 @@ class CentralNoise(Parameters, ABC):
     def may_be_proven(self) -> bool:
         """Whether noise of a public scale proves something here: see `_proven`."""
         return self.order == "formal" or (self.aggregator.identity_step and self.relation != "add/remove")
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """What the rule needs."""
-        return self.aggregator.needs
 
     def multiplier_for(self, sigma: float, cohort: int) -> float:
         """The noise multiplier at which noise that follows no distance has this deviation, in a cohort of that size.

@@ -55,10 +55,8 @@ class TrustedServer:
 
 
 @dataclass(frozen=True)
-class Plain(Parameters):
-    """Server side without noise: aggregate what arrives.
-
-    Under local trust the replies carry no counts, so only uniform weights work.
+class AroundRule(Parameters):
+    """A server side of one model around an aggregation rule.
 
     Parameters
     ----------
@@ -69,9 +67,6 @@ class Plain(Parameters):
     aggregator: Aggregator = field(default_factory=FedAvg)
 
     hypotheses: ClassVar[int] = 1
-    relation: ClassVar[Relation] = "zero-out"
-    public_clip: ClassVar[None] = None
-    may_be_proven: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Refuse what is no rule."""
@@ -86,6 +81,23 @@ class Plain(Parameters):
     def needs(self) -> frozenset[str]:
         """What the rule needs."""
         return self.aggregator.needs
+
+
+@dataclass(frozen=True)
+class Plain(AroundRule):
+    """Server side without noise: aggregate what arrives.
+
+    Under local trust the replies carry no counts, so only uniform weights work.
+
+    Parameters
+    ----------
+    aggregator : Aggregator
+        The rule.
+    """
+
+    relation: ClassVar[Relation] = "zero-out"
+    public_clip: ClassVar[None] = None
+    may_be_proven: ClassVar[bool] = False
 
     def init(self, dimension: int, dtype: torch.dtype) -> Any:
         return self.aggregator.init(dimension, dtype)

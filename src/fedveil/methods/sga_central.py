@@ -23,14 +23,14 @@ from torch import Tensor
 
 from fedveil.accounting import Guarantee, Relation, Release, Spend
 from fedveil.accounting.bounds import Heuristic
-from fedveil.aggregation import Aggregator, FedAvg, cluster_means
+from fedveil.aggregation import cluster_means
 from fedveil.calibration import AlignmentLDP, cosine
-from fedveil.checks import Count, Delta, Parameters, Positive
+from fedveil.checks import Count, Delta, Positive
 from fedveil.clipping import clip, norms
 from fedveil.errors import FieldError
 from fedveil.mechanisms import GaussianNoise, Source, noised
 from fedveil.methods.facts import Combined, Releases, ServerFacts
-from fedveil.methods.plain import Plain
+from fedveil.methods.plain import AroundRule, Plain
 from fedveil.methods.replies import models_of
 
 
@@ -43,7 +43,7 @@ class References:
 
 
 @dataclass(frozen=True)
-class SGACentral(Parameters):
+class SGACentral(AroundRule):
     """Server side of SGA-LDP's section B.
 
     Parameters
@@ -59,7 +59,6 @@ class SGACentral(Parameters):
         ``"round"``: the least similarity of the round gets epsilon_min and the largest epsilon_max, whatever they are.
     """
 
-    aggregator: Aggregator = field(default_factory=FedAvg)
     epsilon_min: Positive = field(default=1.0, kw_only=True)
     epsilon_max: Positive = field(default=5.0, kw_only=True)
     delta: Delta = field(default=1e-5, kw_only=True)
@@ -67,31 +66,20 @@ class SGACentral(Parameters):
     clusters: Count = field(default=1, kw_only=True)
     thresholds: Literal["fixed", "round"] = field(default="fixed", kw_only=True)
 
-    hypotheses: ClassVar[int] = 1
     relation: ClassVar[Relation] = "zero-out"
     may_be_proven: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._calibrator()
-        Plain(self.aggregator)
         if self.epsilon_min == self.epsilon_max:
             accepted = 'must be above epsilon_min: one budget for all needs no similarity, take method = "global"'
             raise FieldError("epsilon_max", self.epsilon_max, accepted)
 
     @property
-    def rule(self) -> Aggregator:
-        return self.aggregator
-
-    @property
     def public_clip(self) -> float:
         """C."""
         return self.clip
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """What the rule needs."""
-        return self.aggregator.needs
 
     def init(self, dimension: int, dtype: torch.dtype) -> References:
         return References(self.aggregator.init(dimension, dtype))

@@ -16,9 +16,9 @@ from fedveil.attacks.poisoning.informed import alie as alie
 from fedveil.attacks.poisoning.informed import furthest as furthest
 from fedveil.attacks.poisoning.informed import ipm as ipm
 from fedveil.attacks.poisoning.informed import min_max as min_max
-from fedveil.attacks.poisoning.lying import LyingBudget as LyingBudget
-from fedveil.attacks.poisoning.lying import PullReference as PullReference
 from fedveil.attacks.poisoning.sending import FreeRider as FreeRider
+from fedveil.attacks.poisoning.sending import LyingBudget as LyingBudget
 from fedveil.attacks.poisoning.sending import NoiseAttack as NoiseAttack
+from fedveil.attacks.poisoning.sending import PullReference as PullReference
 from fedveil.attacks.poisoning.sending import Scaling as Scaling
 from fedveil.attacks.poisoning.sending import SignFlip as SignFlip
