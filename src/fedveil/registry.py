@@ -9,7 +9,7 @@ from importlib import import_module, metadata
 from importlib.metadata import EntryPoint
 from typing import Any, TypeVar
 
-from fedveil.errors import FieldError, nearest
+from fedveil.errors import FieldError, require_choice
 
 T = TypeVar("T")
 
@@ -72,9 +72,7 @@ class Registry(MutableMapping[str, T]):
         FieldError
             With the nearest known names, if nothing has.
         """
-        if name not in self:
-            raise FieldError(self.field, name, nearest(name, self))
-        return self[name]
+        return self[require_choice(self.field, name, self)]
 
     def find(self, name: str) -> Any:
         """What has this name, or what ``"package.module:name"`` names, from the Python path or the working directory.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedveil.accounting import model_of
 from fedveil.engines.seams import Seen
-from fedveil.errors import FedVeilError, FieldError, nearest
+from fedveil.errors import FedVeilError, FieldError, require_choice
 from fedveil.layout import Layout
 from fedveil.learning import ClientData
 from fedveil.learning.losses import LossFunction, as_input, fast_format, loss_of, outputs_of
@@ -65,8 +65,7 @@ class ThreatModel:
 
     def __post_init__(self) -> None:
         for word in sorted({*self.capabilities, *self.lacking}):
-            if word not in CAPABILITIES:
-                raise FieldError("capabilities", word, nearest(word, CAPABILITIES))
+            require_choice("capabilities", word, CAPABILITIES)
 
     def require(self, attack: str, needs: frozenset[str]) -> None:
         """Refuse an attack that needs more.

@@ -13,7 +13,7 @@ from fedveil.attacks.poisoning import BEHAVIOURS
 from fedveil.config.base import OpenSection
 from fedveil.config.options import Option, fields_of, options_of
 from fedveil.engines.seams import Behaviour
-from fedveil.errors import FieldError, nearest
+from fedveil.errors import FieldError, nearest, require_choice
 from fedveil.mechanisms import keyed_seed
 
 KNOWN = ("classes", "seed", "rule", "of")  # what a run knows, or the section has a key for
@@ -36,8 +36,7 @@ class Behaving(OpenSection):
 
     @classmethod
     def accepted(cls, name: str) -> Mapping[str, Option]:
-        if name not in BEHAVIOURS:
-            raise FieldError(f"{cls.section}.behaviour", name, nearest(name, BEHAVIOURS))
+        require_choice(f"{cls.section}.behaviour", name, BEHAVIOURS)
         found = options_of(BEHAVIOURS[name], without=KNOWN)
         return {k: Option(int | str, o.default) if k in CLASSES else o for k, o in found.items()}
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from fedveil.config.base import Section
-from fedveil.errors import FieldError, nearest, require_count
+from fedveil.errors import FieldError, require_choice, require_count
 
 # The world without the target, and the neighbouring relation that it stands for.
 WORLDS = {
@@ -112,8 +112,7 @@ class World(Section):
         if attacker == target:
             raise FieldError("--attacker", attacker, "is the target itself; give another client")
         for name, value, known in (("--shadow", shadow, SHADOWS), ("--out-world", stand_in, WORLDS)):
-            if value not in known:
-                raise FieldError(name, value, nearest(value, known))
+            require_choice(name, value, known)
         size = min(COLLUDING, n - 1) if colluding is None else require_count("--colluders", colluding)
         if size > n - 1:
             raise FieldError("--colluders", size, f"there are {n - 1} clients besides the target")

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedveil.checks import require_unit_interval
 from fedveil.data.arrays import Array
 from fedveil.data.labels import natural_clients
 from fedveil.data.sets import DataSet, MissingDataError
@@ -122,8 +123,7 @@ def turned(pictures: Array, writers: Array, rotated: float, seed: int) -> None:
     FieldError
         If `rotated` is no probability.
     """
-    if isinstance(rotated, bool) or not 0 <= rotated <= 1:
-        raise FieldError("data.rotated", rotated, "must be a probability, 0 to 1")
+    require_unit_interval("data.rotated", rotated)
     rows = np.isin(writers, [w for w in np.unique(writers).tolist() if coin(seed, w) < rotated])
     pictures[rows] = np.rot90(pictures[rows], axes=(-2, -1))
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import Release, count_of
-from fedveil.errors import FedVeilError, FieldError, nearest, require_hypotheses
+from fedveil.errors import FedVeilError, FieldError, require_choice, require_hypotheses
 from fedveil.layout import Layout
 from fedveil.methods import Broadcast, ClientSide, PublicFacts, Releases
 
@@ -66,8 +66,7 @@ def read_public(facts: Mapping[str, Any], layout: Layout) -> tuple[PublicFacts, 
     count = whole(PUBLIC, "hypotheses", facts)
     del values["hypotheses"]
     for name in values:
-        if name not in known:
-            raise FieldError(PUBLIC, name, nearest(name, known))
+        require_choice(PUBLIC, name, known)
     for name in ("round", "rounds", "cohort", "dimension"):
         whole(PUBLIC, name, facts)
     public = PublicFacts(**values)

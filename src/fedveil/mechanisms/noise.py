@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedveil.checks import require_whole
 from fedveil.errors import FieldError, require_delta, require_positive
 from fedveil.gdp import mu_of_epsilon
 from fedveil.mechanisms.source import Source
@@ -54,7 +55,7 @@ class GaussianNoise:
 
     def sample(self, size: int, *, source: Source, dtype: torch.dtype = torch.float64) -> Tensor:
         """Draw the noise [size] from a source."""
-        return _drawn(source).normal(_at_least_one(size), dtype).mul_(self.sigma)
+        return _drawn(source).normal(require_whole("size", size), dtype).mul_(self.sigma)
 
     def add_to(self, vector: Tensor, *, source: Source) -> Tensor:
         """Add noise to a vector [d] in place, a block at a time; returns the vector.
@@ -62,7 +63,7 @@ class GaussianNoise:
         A block is drawn, added and forgotten, so that no second [d] is needed. A reproducible source adds the bits that
         `sample` would have drawn at once; what a deployable one has been added to is rounded to a grid, see `noised`.
         """
-        for start in range(0, _at_least_one(vector.numel()), _BLOCK):
+        for start in range(0, require_whole("size", vector.numel()), _BLOCK):
             part = vector[start : start + _BLOCK]
             part += self.sample(len(part), source=source, dtype=vector.dtype)
             if source.deployable:
@@ -102,7 +103,7 @@ class EuclideanLaplaceNoise:
 
     def sample(self, size: int, *, source: Source, dtype: torch.dtype = torch.float64) -> Tensor:
         """Draw the noise [size] from a source; the direction is normalised in float64."""
-        direction = _drawn(source).normal(_at_least_one(size))
+        direction = _drawn(source).normal(require_whole("size", size))
         radius = source.gamma(size) / self.epsilon
         return direction.mul_(radius / direction.norm()).to(dtype)
 
@@ -144,7 +145,7 @@ def euclidean_laplace_rows(epsilons: Tensor, size: int, sources: Sequence[Source
     """
     if not bool(((epsilons > 0) & epsilons.isfinite()).all()):
         raise FieldError("epsilon", epsilons.tolist(), "must be finite and positive")
-    _at_least_one(size)
+    require_whole("size", size)
     drawn = [(_drawn(source).normal(size), source.gamma(size)) for source in sources]
     directions = torch.stack([direction for direction, _ in drawn])
     gammas = torch.tensor([gamma for _, gamma in drawn], dtype=torch.float64)
@@ -157,9 +158,3 @@ def _drawn(source: Source) -> Source:
     if not isinstance(source, Source):
         raise FieldError("source", type(source).__name__, "must be a ReproducibleSource or a SecureSource")
     return source
-
-
-def _at_least_one(size: int) -> int:
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise FieldError("size", size, "must be a whole number of at least 1")
-    return size

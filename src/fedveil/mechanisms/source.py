@@ -13,6 +13,7 @@ from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedveil.checks import require_whole
 from fedveil.errors import FieldError
 
 Key = int | str
@@ -95,8 +96,7 @@ class Source(ABC):
         raise TypeError("a source of randomness cannot be pickled or copied: key a child for the other process")
 
     def _check(self, size: int) -> None:
-        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-            raise FieldError("size", size, "must be a whole number of at least 0")
+        require_whole("size", size, least=0)
 
 
 class ReproducibleSource(Source):
