@@ -201,8 +201,8 @@ BUGS = (
     _bug(
         "the last block has no noise",
         "mechanisms/noise.py",
-        "range(0, _at_least_one(vector.numel()), _BLOCK)",
-        "range(0, _at_least_one(vector.numel()) - _BLOCK + 1, _BLOCK)",
+        'range(0, require_whole("size", vector.numel()), _BLOCK)',
+        'range(0, require_whole("size", vector.numel()) - _BLOCK + 1, _BLOCK)',
         f"{CORE}noise.py",
         ENGINE,
         CENTRAL,
