@@ -16,6 +16,7 @@ from fedveil_studies.frame import find
 from fedveil_studies.frame.claims import judge
 from fedveil_studies.frame.described import ClaimOf
 from fedveil_studies.frame.evidence import Evidence
+from fedveil_studies.frame.models import validated
 from fedveil_studies.frame.result import Result
 from fedveil_studies.group_privacy import figure_5
 
@@ -70,6 +71,10 @@ def test_a_short_run_on_the_hospitals(tmp_path):
     assert 0.05 < STUDY.measures["settled"]([outcome], "validation").value < 20
     errors = {name: STUDY.measures["hospital"]([outcome], name).value for name in ("median", "worst", "small", "large")}
     assert 0 < errors["median"] < errors["worst"]
+    chosen = [STUDY.measures["noisy choice"]([outcome], f"{epsilon}").value for epsilon in ("0", "16", "inf")]
+    losses = validated(outcome).losses
+    assert chosen[0] == pytest.approx(float(losses.mean()), rel=0.02)  # any of them
+    assert chosen[0] > chosen[1] > chosen[2] == pytest.approx(float(losses.min(1).values.mean()))
     assert errors["small"] != errors["large"]
     share = STUDY.curves["share leaked"]([outcome], "")
     assert share.y[-1] == 1

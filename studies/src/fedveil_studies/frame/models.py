@@ -19,7 +19,7 @@ from fedveil.errors import FieldError, damaged
 from fedveil.grid import Outcome
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, build_model, predict
-from fedveil.learning.choosing import choose_each
+from fedveil.learning.choosing import choose_each, client_losses
 from fedveil.runs.deal import deal_out, split_clients
 
 
@@ -66,6 +66,8 @@ class Validated:
         They never trained.
     models : Tensor
         [k, d].
+    losses : Tensor
+        [clients, k], of each model on each client.
     chosen : sequence of int
         One a client.
     outputs : sequence of Tensor
@@ -75,6 +77,7 @@ class Validated:
     dataset: DataSet
     clients: Sequence[ClientData]
     models: Tensor
+    losses: Tensor
     chosen: Sequence[int]
     outputs: Sequence[Tensor]
 
@@ -105,7 +108,8 @@ def validated(outcome: Outcome) -> Validated:
         if own:
             together = predict(module, layout, model, torch.cat([clients[i].x for i in own]))
             outputs |= zip(own, torch.split(together, [clients[i].examples for i in own]), strict=True)
-    return Validated(dataset, clients, models, chosen, [outputs[i] for i in range(len(clients))])
+    losses = client_losses(module, layout, models, clients, config.local.loss)
+    return Validated(dataset, clients, models, losses, chosen, [outputs[i] for i in range(len(clients))])
 
 
 def _states(outcome: Outcome, module: nn.Module) -> list[Tensor]:

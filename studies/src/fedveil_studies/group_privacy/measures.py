@@ -31,6 +31,7 @@ from fedveil_studies.frame.models import validated
 from fedveil_studies.frame.plots import Curve
 
 study = Study.of(__package__)
+CUT, CHOICES = 0.3, 20  # of a loss, about three times the median hospital's; draws of a noised choice
 
 
 def _participations(outcome: Outcome) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -119,6 +120,21 @@ def hospital(outcomes: Sequence[Outcome], which: str) -> Value:
         "large": np.median(errors[order[-tenth:]]),
     }
     return Value(float(values[which]))
+
+
+@study.measure("noisy choice")
+def noisy_choice(outcomes: Sequence[Outcome], argument: str) -> Value:
+    """``noisy choice EPSILON``: RMSE of validation hospitals that choose their last model by report-noisy-min.
+
+    Losses are cut at `CUT`, so that any two hospitals' differ by at most that, and each of them gets Laplace noise of
+    twice that over epsilon: the choice is epsilon-private (local, replace-one) whatever a hospital's data are.
+    Mean over `CHOICES` draws; infinite: the model that fits best; 0: any.
+    """
+    [outcome], epsilon = outcomes, float(argument)
+    losses = validated(outcome).losses.numpy()
+    noise = np.random.default_rng(outcome.cell.config.seed).laplace(0, 2 * CUT, (CHOICES, *losses.shape))
+    chosen = (epsilon * losses.clip(max=CUT) + noise if epsilon < math.inf else losses[None]).argmin(2)
+    return Value(float(np.take_along_axis(losses[None], chosen[..., None], 2).mean()))
 
 
 def _promised(outcome: Outcome, which: str) -> Mapping[str, Any]:
