@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -81,6 +81,12 @@ class Answers:
         """[M, C]."""
         return torch.from_numpy(self.outputs).softmax(1).numpy()
 
+    def joined(self) -> Answers:
+        """The same as one group; what was worked out label by label stays known."""
+        whole = replace(self, group=np.zeros_like(self.group), counts=np.array([len(self.labels)]))
+        vars(whole).update({name: vars(self)[name] for name in ("predicted", "probabilities") if name in vars(self)})
+        return whole
+
     def macro(self, shares: Floats, counted: NDArray[np.bool_]) -> Floats:
         """Mean of shares [n, C] over the classes that are counted [n, C]; NaN without one."""
         return _over(np.where(counted, shares, 0.0).sum(1), counted.sum(1))
@@ -98,7 +104,8 @@ class Answers:
             [K] each.
         """
         n = len(self.counts)
-        order = np.lexsort((scores, group))
+        order = np.argsort(scores)  # in any order where they tie; then stably by group, which has few digits
+        order = order[np.argsort(group[order].astype(np.min_scalar_type(n - 1)), kind="stable")] if n > 1 else order
         scores, truth, group = scores[order], truth[order], group[order]
         first = np.flatnonzero(np.r_[True, (np.diff(scores) != 0) | (np.diff(group) != 0)])
         ties = np.diff(np.r_[first, len(scores)])

@@ -104,7 +104,7 @@ def evaluate_clients(
         together = predict(model, layout, models[j], x, buffers=own)
         outputs |= zip(members, torch.split(together, [sizes[i] for i in members]), strict=True)
     every, y = torch.cat([outputs[i] for i in holders]), torch.cat([_held_out(clients[i])[1] for i in holders])
-    return metrics_of_groups(every, y, sizes, names), metrics(every, y, names)
+    return metrics_of_groups(every, y, sizes, names)
 
 
 def _held_out(client: ClientData) -> tuple[Tensor, Tensor]:

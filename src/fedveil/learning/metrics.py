@@ -218,13 +218,13 @@ def metrics(outputs: Tensor, y: Tensor, names: Sequence[str] | None = None) -> F
     names : sequence of str, optional
         Of `METRICS`; by default the task's usual ones.
     """
-    return metrics_of_groups(outputs, y, [len(y)], names)[0]
+    return metrics_of_groups(outputs, y, [len(y)], names)[1]
 
 
 def metrics_of_groups(
     outputs: Tensor, y: Tensor, sizes: Sequence[int], names: Sequence[str] | None = None
-) -> list[Figures]:
-    """Figures of consecutive groups of examples, such as clients.
+) -> tuple[list[Figures], Figures]:
+    """Figures of consecutive groups of examples, such as clients, and of all examples together.
 
     Parameters
     ----------
@@ -237,16 +237,20 @@ def metrics_of_groups(
     -------
     list of dict
         One a group: ``examples``, and each figure that exists.
+    dict
+        Of all examples, each of which counts the same.
     """
     if not len(y):
-        return [{"examples": 0} for _ in sizes]
+        return [{"examples": 0} for _ in sizes], {"examples": 0}
     chosen = metric_names(names, task_of(y))
-    filled = [size for size in sizes if size]
-    answers = _answers(outputs.detach().to(torch.float64), y, filled)
-    columns = (
-        np.stack([METRICS[name].function(answers) for name in chosen], 1).tolist() if chosen else [[]] * len(filled)
-    )
-    rows = iter(columns)
+    answers = _answers(outputs.detach().to(torch.float64), y, [size for size in sizes if size])
+    found = _figures(answers, sizes, chosen)
+    return found, found[0] if len(sizes) == 1 else _figures(answers.joined(), [len(y)], chosen)[0]
+
+
+def _figures(answers: Answers, sizes: Sequence[int], chosen: Sequence[str]) -> list[Figures]:
+    columns = [np.asarray(METRICS[name].function(answers), np.float64).tolist() for name in chosen]
+    rows = zip(*columns, strict=True) if chosen else iter([()] * len(sizes))
     found: list[Figures] = []
     for size in sizes:
         named = zip(chosen, next(rows), strict=True) if size else ()
