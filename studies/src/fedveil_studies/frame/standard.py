@@ -9,7 +9,6 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from sklearn.metrics import roc_curve
 
 from fedveil.errors import require_choice
 from fedveil.grid import Outcome
@@ -73,6 +72,8 @@ def rounds(outcomes: Sequence[Outcome], argument: str) -> Curve:
 
 def roc(outcomes: Sequence[Outcome], _argument: str) -> Curve:
     """``roc``: one class against the rest, micro average, of the last model on the server's test half."""
+    from sklearn.metrics import roc_curve  # loads for half a second, and few studies draw this
+
     [outcome] = outcomes
     examples = test_half(outcome.cell.config)
     scores = outputs(outcome, examples).softmax(1).numpy()
