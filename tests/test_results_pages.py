@@ -43,6 +43,8 @@ PLACES = {
     "fedre": {
         ".54": [("small/table-1.json", "no privacy", "central", "iou")],
         ".47": [("small/table-1.json", "no privacy", "federated", "iou")],
+        ".94": [("small/table-every.json", "noise .1 of the clip", "fedre", "ssim")],
+        ".96": [("small/table-every.json", "noise .1 of the clip", "uniform", "ssim")],
         ".058": [
             ("small/table-equal.json", "eps 100,000", "sound-uniform", "iou"),
             ("small/table-equal.json", "eps 100,000", "public", "iou"),
