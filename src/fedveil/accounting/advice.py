@@ -26,7 +26,7 @@ _HEURISTIC = (
     ("metric", "central", "at equal noise it was no more accurate than global DP: results/metric-privacy"),
     ("group", "local", "what its releases leak: results/guarantees"),
     ("fedre", "local", "what its releases leak: results/guarantees"),
-    ("sga-ldp", "local", "the server recognises members as well as without it: results/sga-ldp"),
+    ("sga-ldp", "local", "where clients memorise, a server that compares them recognises members: results/sga-ldp"),
 )
 
 
