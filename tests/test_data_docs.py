@@ -21,7 +21,7 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
     (tmp_path / "ward.toml").write_text(re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[0])
     commands = [line.split("#")[0].strip() for line in PAGE.splitlines() if line.startswith("    fedveil ")]
     scans = [command for command in commands if re.search(r" forge | mine\.toml | apply ", command)]
-    assert (len(commands), len(scans)) == (8, 3)  # scans have tests of their own: tests/test_own_scans.py
+    assert (len(commands), len(scans)) == (9, 3)  # scans have tests of their own: tests/test_own_scans.py
     for command in [command for command in commands if command not in scans]:
         result = CliRunner().invoke(app, shlex.split(command)[1:])
         assert result.exit_code == 0, (command, result.output)

@@ -147,6 +147,17 @@ def test_a_target_of_few_whole_numbers_is_classes(tmp_path, targets, key, value)
     assert run(parse({**tomllib.loads(text), "rounds": 1})).values["metrics"]["examples"] > 0
 
 
+def test_the_first_rate_learns(tmp_path):
+    """Breast cancer data reach .95 without privacy; a rate of .5 over 20 rounds without momentum ended at .79."""
+    from sklearn.datasets import load_breast_cancer
+
+    frame = load_breast_cancer(as_frame=True).frame.sample(frac=1, random_state=0)
+    frame.to_csv(tmp_path / "breast.csv", index=False)
+    text, _ = first_config("breast", str(tmp_path / "breast.csv"), 10, "record")
+    runs = [run(parse({**tomllib.loads(text), "seed": seed})) for seed in (0, 1)]
+    assert sum(one.values["metrics"]["accuracy"] for one in runs) / 2 > 0.88
+
+
 def test_a_site_is_a_column_of_a_table():
     with pytest.raises(FieldError) as refused:
         first_config("mine", "digits", None, "client", site="hospital")

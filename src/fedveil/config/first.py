@@ -19,7 +19,8 @@ from fedveil.errors import FieldError, nearest, require_choice, require_count
 
 PROTECTS = ("client", "person", "record", "nothing")
 EDGE = 32  # pixels of a side, to which images are made equal
-RATE = {"cross_entropy": 2.0, "mse": 0.25}  # of noisy steps, by loss: docs/data.md has what was measured
+NOISY_ROUNDS = 60  # of a noisy step each; rates by loss, beside momentum: docs/data.md has what was measured
+RATE = {"cross_entropy": 0.25, "mse": 0.025}
 LIMITS = ("columns", "classes", "target_range")
 MOST = ("records_per_person", "silos_per_person")
 READ_OFF = """
@@ -90,25 +91,29 @@ def first_config(
         raise FieldError("clients", clients, f"must be at most {units}, so that everybody has something")
     total = 8.0 if epsilon is None else epsilon
     planned = max(1, int(0.8 * (units if protect == "person" else len(dataset.x)) / parties))
-    promise = {"epsilon": total, "delta": 1e-5, "rounds": 20, "clip": 1.0}
+    noisy = protect in ("record", "person")
+    rounds = NOISY_ROUNDS if noisy else 20
+    promise = {"epsilon": total, "delta": 1e-5, "rounds": rounds, "clip": 1.0}
     privacy: dict[str, Any] = {
         "client": {"method": "global", **promise},
         "record": {"method": "record", **promise, "examples": planned},
         "person": {"method": "record", "unit": "person", **promise, "people": planned, **_most(dataset)},
     }.get(protect, {"method": "vanilla"})
     loss = "cross_entropy" if dataset.classes else "mse"
-    steps = {"lr": RATE[loss]} if privacy["method"] == "record" else {"lr": 0.1, "epochs": 2, "batch_size": 16}
+    steps = {"lr": RATE[loss]} if noisy else {"lr": 0.1, "epochs": 2, "batch_size": 16}
+    rule = {"aggregator": {"name": "fedavgm", "momentum": 0.9}} if noisy else {}
     image = len(dataset.input_shape) == 3 and min(dataset.input_shape[1:]) >= EDGE
     said = [f"column {column!r} is no input: it {LEFT_OUT[kind].format(column)}" for column, kind in left_out.items()]
     read = [f"data.{key}" for key in LIMITS if about.get(key)] + [f"privacy.{key}" for key in MOST if key in privacy]
     promised = protect != "nothing"
     text = Template((files("fedveil.config") / "first.toml").read_text(encoding="utf-8")).substitute(
         name=name,
+        rounds=rounds,
         read_off=READ_OFF + dumps({"read_off": read}) if promised and read else "",
         left_out="".join(f"# {line}\n" for line in said),
         data=dumps({"data": {"clients": NATURAL if site else clients, "holdout": 0.2, **about}}),
         model="small_cnn" if image else "logistic",
-        local=dumps({"local": steps if dataset.classes else {**steps, "loss": loss}}),
+        local=dumps({"local": steps if dataset.classes else {**steps, "loss": loss}, **rule}),
         privacy=dumps({"privacy": privacy}),
         setting=f', {{ label = "{protect}-level, epsilon {total:g}" }}' if promised else "",
     )
