@@ -181,8 +181,8 @@ def lost(text, pools, together=2):
         if line.startswith("|") and figures:
             plain = set(DECIMAL.findall(re.sub(r"\([^)]*\)|[^|]*;[^|]*", "", line)))
             for kind, some in (("means", plain), ("spread", figures - plain)):
-                without = {frozenset(figure for figure in some if not stands(figure, pool)) for pool in pools[kind]}
-                nearest = sorted(without, key=len)[:12]
+                without = [frozenset(one for one in some if not stands(one, pool)) for pool in pools[kind]]
+                nearest = sorted(dict.fromkeys(without), key=len)[:5]
                 left = (frozenset.intersection(*few) for few in combinations(nearest, min(together, len(nearest))))
                 found += min(left, key=len, default=some)
         else:
