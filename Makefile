@@ -72,8 +72,8 @@ notebooks: $(DEV)  ## run examples/notebooks from top to bottom
 wheels: $(DEV)  ## build both wheels, install them beside the PyTorch that is there, and run the first command
 	@$(PYTEST) -n 0 -m wheels tests/wheels $(PYTEST_ARGS)
 
-deploy-test: $(DEV)  ## try to get round `fedveil node` on a real SuperLink and SuperNodes (10 minutes)
-	@$(PYTEST) -n 0 -m deploy tests/deploy/test_chain.py $(PYTEST_ARGS)
+deploy-test: $(DEV)  ## try to get round `fedveil node` on a real SuperLink and SuperNodes, and what goes wrong at a site (15 minutes)
+	@$(PYTEST) -n 0 -m deploy tests/deploy/test_chain.py tests/deploy/test_bad_input.py $(PYTEST_ARGS)
 
 deploy-demo: $(DEV)  ## watch a deployment: three sites with TLS, keys and policies, and what gets nowhere
 	@$(PYTEST) -n 0 -s -m deploy tests/deploy/test_demo.py $(PYTEST_ARGS)

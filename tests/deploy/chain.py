@@ -124,10 +124,11 @@ def wait(condition, seconds, *logs):
     )
 
 
-def certificates(folder):
-    """A root and a server certificate for 127.0.0.1."""
+def certificates(folder, later=0):
+    """A root and a server certificate for 127.0.0.1, valid from an hour ago, or so many hours later."""
     folder.mkdir()
-    now, keys = datetime.datetime.now(datetime.UTC), [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
+    now = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=later)
+    keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
     names = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in ("demo root", "localhost")]
 
     def made(subject, key, *extensions):
@@ -170,10 +171,10 @@ def write_app(folder, name, client, server=SERVER, config=""):
     return folder
 
 
-def site(folder, admission, total="participations = 50", top=""):
+def site(folder, admission, total="participations = 50", top="", by="the tests"):
     """A node's folder with its policy."""
     head = folder.with_name(f"{folder.name}-head")
-    begin_site(folder, head, "0", "the tests")
+    begin_site(folder, head, "0", by)
     (folder / "policy.toml").write_text(
         f'{top}\n[total]\n{total}\n[node]\nledger = "ledgers"\nhead = "{head}"\ndataset = "0"\n{admission}\n'
     )

@@ -206,6 +206,40 @@ def test_a_runs_configuration_weakens_nothing(own, kind, proposed):
     assert lines(policy) == 0
 
 
+VALIDATING = PLAIN.replace(
+    "app = ClientApp()",
+    "from fedveil.flower import privacy_mod\nfrom fedveil.layout import Layout\n"
+    "from fedveil.methods import Validation\n"
+    "app = ClientApp(mods=[privacy_mod(Layout.from_shapes({'weight': (3, 2), 'bias': (3,)}),\n"
+    "    validation=Validation(losses='LOSSES', noise_multiplier=2.0, loss_range=50.0))])",
+)
+
+
+def test_a_node_that_only_validates_pays_for_each_loss_and_never_trains(own):
+    """mu = 1/2 for each loss, so that .75 holds two: sqrt(2)/2 = .71, sqrt(3)/2 = .87."""
+    policy = own(VALIDATING.replace("LOSSES", "noised"), total="mu = 0.75")
+
+    def asked(policy, message):
+        sys.modules.pop("own_client", None)  # each message has a process of its own
+        return answer(policy, message, context(), run(), bundle())
+
+    refused(asked(policy, request()), policy)
+    for number in (1, 2):
+        reply = asked(policy, request("evaluate", number))
+        assert set(reply.content) == {"metrics", REPLY}
+        assert set(reply.content["metrics"]) == {"loss", "num-examples"}
+        assert reply.content["metrics"]["loss"] != 42
+        assert lines(policy) == number
+    for number in (3, 2):  # a loss that was released once would be drawn, and paid, anew
+        refused(asked(policy, request("evaluate", number)))
+    assert lines(policy) == 2
+
+
+def test_a_node_that_validates_sends_no_loss_in_the_clear(own):
+    policy = own(VALIDATING.replace("LOSSES", "public"), total="mu = 0.75\nparticipations = 9")
+    refused(asked(policy, request("evaluate")), policy)
+
+
 def test_without_a_node_evaluation_in_the_clear_needs_the_policys_word_too():
     from fedveil.accounting import Limits, Policy
 
