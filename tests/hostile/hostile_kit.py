@@ -314,7 +314,7 @@ class _Learner(Learner):
 
 
 class EmbeddedNode:
-    """The same data set as a federation of one, whose models and rounds the adversary sets."""
+    """The same data set in a federation, whose models and rounds the adversary sets."""
 
     def __init__(self, x, method, budget, lifetime):
         self.x, self.name, self.trained, self.raises, self.dies = x, method, [], False, False
@@ -334,7 +334,7 @@ class EmbeddedNode:
         nothing = ClientData(torch.zeros(1, 1), zero, person=zero)
         federation = Federation(
             model=module,
-            clients=[nothing],
+            clients=[nothing] * (2 if self.name == "record-sum" else 1),  # a sum is sized for its silos; one is asked
             method=METHODS[self.name],
             execution=Execution(learner=_Learner(self), ledgers=ledgers, run_id="run"),
             shared=Shared(public_data=nothing),

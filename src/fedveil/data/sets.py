@@ -7,11 +7,12 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fedveil.errors import FieldError, require_choice
+
+if TYPE_CHECKING:  # sets are listed without PyTorch, which takes seconds to load
+    from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -131,6 +132,8 @@ def own_scale(x: Tensor, columns: tuple[int, ...], reference: Tensor) -> Tensor:
     """
     if not columns or not len(reference):
         return x
+    import torch
+
     chosen = torch.tensor(columns)
     own = reference[:, chosen].to(torch.float64)
     deviation = own.std(0, correction=0)
