@@ -27,8 +27,7 @@ PLACES = {
     "group-privacy": {
         ".109": [("paper/table-rmse.json", "no noise", "h7", "rmse")],
         ".140": [("paper/table-rmse.json", "no noise", "h1", "rmse")],
-        ".118": [("paper/table-sound.json", "nu = 10", "sound-7", "rmse")],
-        ".143": [("paper/table-sound.json", "nu = 10", "sound-1", "rmse")],
+        ".029": [("paper/table-sound.json", "nu = 3", name, "rmse") for name in ("sound-1", "sound-7")],
     },
     "sga-ldp": {
         ".146": [("small/table-V.json", ALL_FLIP, "sga", "accuracy")],
