@@ -1,5 +1,8 @@
 """Updates by blocks of columns: the bits of the whole stack, whatever the rule, the clip and who is missing."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -73,3 +76,15 @@ def test_more_replies_than_planned_are_refused(models):
     start, sent = models
     with pytest.raises(FieldError, match="cohort = 4: is less than the number of replies"):
         Updates(sent, start).reduce(FedAvg(), torch.full((4,), 0.25, dtype=torch.float64), 4)
+
+
+def test_a_rounds_models_are_freed_when_nobody_holds_their_updates():
+    updates = Updates([torch.ones(3), torch.zeros(3)], torch.zeros(3))
+    updates.clipped(0.5).reduce(FedAvg(), torch.tensor([0.5, 0.5], dtype=torch.float64))
+    held = weakref.ref(updates)
+    gc.disable()
+    try:
+        del updates
+        assert held() is None
+    finally:
+        gc.enable()

@@ -29,7 +29,7 @@ class Updates:
     def __init__(self, models: Sequence[Tensor], start: Tensor) -> None:
         self._models, self._start = models, start
         self._bound: float | None = None
-        self._unclipped = self
+        self._before: Updates | None = None  # clipping; never itself: a cycle would keep models alive
 
     def __len__(self) -> int:
         return len(self._models)
@@ -37,7 +37,7 @@ class Updates:
     def clipped(self, bound: float) -> Updates:
         """The same, each scaled down to a norm of at most `bound`."""
         result = Updates(self._models, self._start)
-        result._bound, result._unclipped, result.lengths = bound, self, self.lengths
+        result._bound, result._before, result.lengths = bound, self, self.lengths
         return result
 
     @cached_property
@@ -82,6 +82,10 @@ class Updates:
         for columns, block in rows.blocks():
             total[columns] = rule.reduce(padded(block, size), weights)
         return total
+
+    @property
+    def _unclipped(self) -> Updates:
+        return self if self._before is None else self._before
 
     @property
     def _fits(self) -> bool:
