@@ -249,7 +249,7 @@ def secure_sum(record: Record) -> list[str]:
         "plain",
     )
     said = (
-        "Processor time of one thread, minimum of up to three, on a machine that did other work. A share: noise on the "
+        "Processor time of one thread, minimum of up to three. A share: noise on the "
         "grid, nearly all of the time, and a mask for each other site; plain: float32 noise. The sum: what the server "
         "adds up. A question carries 32 bytes a site beside the model."
     )
