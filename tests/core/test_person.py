@@ -13,7 +13,7 @@ from fedveil.accounting.composition import epsilon
 from fedveil.accounting.events import Gaussian, Poisson
 from fedveil.accounting.guarantee import guarantee_values
 from fedveil.accounting.policy import Limits
-from fedveil.engines import Evaluation
+from fedveil.engines import EarlyStopping, Evaluation
 from fedveil.errors import FieldError
 from fedveil.gdp import epsilon_of_mu
 from fedveil.layout import Layout
@@ -411,3 +411,20 @@ def test_releases_for_persons_count_against_a_limit_for_records():
     assert len(made) == 21  # mu of one record is twice that of a person: sqrt(21) / 5
     assert policy.standing(made)["record_epsilon"][1] == pytest.approx(epsilon_of_mu(21**0.5 / 5, 1e-5))
     assert Policy(total=Limits(record_epsilon=4.0)).refusal("record", "local", True, spend, []) is not None
+
+
+def test_a_person_who_trains_does_not_validate():
+    own = [replace(c, person=c.person + 10 * i) for i, c in enumerate(silo([2, 3, 1], seed=i) for i in range(3))]
+    other = silo([2, 2], seed=9)
+    for unit in ("person", "record"):
+        sizes = {"people": 3, "records_per_person": 3} if unit == "person" else {"examples": 6}
+        method = build("record", unit=unit, noise_multiplier=1.0, clip=CLIP, **sizes)
+        for number in (11, 40):
+            rule = EarlyStopping(clients=[replace(other, person=torch.full((4,), number))])
+            how = {"clients": own, "method": method, "evaluation": Evaluation(stopping=rule)}
+            if unit == "person" and number == 11:
+                with pytest.raises(FieldError, match=r"persons with clients\[1\]") as refused:
+                    fv.Federation(model=NETS["head"], **how)
+                assert refused.value.field == "stopping.clients[0]"
+            else:
+                assert fv.Federation(model=NETS["head"], **how).run(1).guarantee.unit == unit

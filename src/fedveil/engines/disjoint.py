@@ -1,4 +1,4 @@
-"""No record in two roles: a promise for those who train does not cover the losses of those who validate."""
+"""No record, and no person, in two roles: the promise to those who train covers no loss of those who validate."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from fedveil.learning import ClientData
 BLOCK = 4096  # rows that are looked at together
 
 
-def require_disjoint(training: Sequence[ClientData], validating: Sequence[ClientData], twins: bool) -> None:
-    """Refuse a validation client that holds a row of a training client, held-out ones included.
+def require_disjoint(
+    training: Sequence[ClientData], validating: Sequence[ClientData], twins: bool, people: bool = False
+) -> None:
+    """Refuse a validation client that holds a row, or a person, of a training client; held-out rows are included.
 
     Parameters
     ----------
@@ -23,21 +25,24 @@ def require_disjoint(training: Sequence[ClientData], validating: Sequence[Client
         Both sides.
     twins : bool
         Whether equal rows are different records: then rows are compared by where they lie in memory alone.
+    people : bool
+        Whether persons are protected: then the numbers that clients give for theirs are compared, too.
 
     Raises
     ------
     FieldError
-        Naming the first validation client that shares a row.
+        Naming the first validation client that shares one.
     """
     looks = (_places,) if twins else (_places, _contents)
-    for look in looks:
-        held = {mark: i for i, client in enumerate(training) for rows in _tables(client) for mark in look(rows)}
+    for look in (*looks, _people) if people else looks:
+        held = {mark: i for i, client in enumerate(training) for mark in look(client)}
         for i, client in enumerate(validating):
-            shared = next((mark for rows in _tables(client) for mark in look(rows) if mark in held), None)
+            shared = next((mark for mark in look(client) if mark in held), None)
             if shared is not None:
+                what = "persons" if look is _people else "rows"
                 accepted = (
-                    f"shares rows with clients[{held[shared]}], whose promise does not cover the losses of a client "
-                    "that validates: give each record to one of them"
+                    f"shares {what} with clients[{held[shared]}], whose promise does not cover the losses of a client "
+                    "that validates: give each to one of them"
                 )
                 if look is _contents:
                     accepted += "; where equal rows are different records, say so: EarlyStopping(twins=True)"
@@ -48,13 +53,19 @@ def _tables(client: ClientData) -> Iterator[Tensor]:
     yield from (x for x in (client.x, client.test_x) if x is not None and x.numel())
 
 
-def _places(rows: Tensor) -> Iterator[int | bytes]:
-    step = rows.stride(0) * rows.element_size()
-    return (rows.data_ptr() + i * step for i in range(len(rows)))
+def _places(client: ClientData) -> Iterator[int | bytes]:
+    for rows in _tables(client):
+        step = rows.stride(0) * rows.element_size()
+        yield from (rows.data_ptr() + i * step for i in range(len(rows)))
 
 
-def _contents(rows: Tensor) -> Iterator[int | bytes]:
-    for start in range(0, len(rows), BLOCK):
-        block = rows[start : start + BLOCK].detach().cpu().reshape(-1, rows[0].numel()).to(torch.float64)
-        for row in (block + 0.0).numpy():  # of two zeros one
-            yield blake2b(row.tobytes(), digest_size=16).digest()
+def _people(client: ClientData) -> Iterator[int | bytes]:
+    yield from [] if client.person is None else set(client.person.tolist())
+
+
+def _contents(client: ClientData) -> Iterator[int | bytes]:
+    for rows in _tables(client):
+        for start in range(0, len(rows), BLOCK):
+            block = rows[start : start + BLOCK].detach().cpu().reshape(-1, rows[0].numel()).to(torch.float64)
+            for row in (block + 0.0).numpy():  # of two zeros one
+                yield blake2b(row.tobytes(), digest_size=16).digest()

@@ -203,7 +203,9 @@ class Federation:
             accepted = "validation clients never train, and so have no statistics: use fedveil.learning.mend(model)"
             raise FieldError("buffers", "keep", accepted)
         held = [as_client(c, f"stopping.clients[{i}]") for i, c in enumerate(rule.clients)]
-        require_disjoint(self.clients, held, rule.twins)
+        noisy = self.method.noisy
+        persons = noisy is not None and noisy.noisy_steps.images > 0
+        require_disjoint(self.clients, held, rule.twins, people=persons)
         own, first = budgets.clients, len(self.clients)
         return Validators(
             replace(rule, clients=held),
