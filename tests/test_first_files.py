@@ -72,6 +72,15 @@ def test_what_was_read_off_the_data_makes_a_promise_conditional_until_it_is_agre
     assert promised(prepared(parse(values))).guarantee.status == "formal"
 
 
+def test_it_is_named_where_nothing_is_protected_yet(home):
+    text, said = first_config("mine", "visits.csv", 4, "nothing")
+    values = tomllib.loads(text)
+    assert values["read_off"] == ["data.columns", "data.classes"]
+    assert not any("read_off" in line for line in said)
+    values["privacy"] = {"method": "global", "noise_multiplier": 2.0, "clip": 1.0}
+    assert promised(prepared(parse(values))).guarantee.status == "conditional"
+
+
 @pytest.mark.parametrize("protect", ["client", "record"])
 def test_a_report_lists_it_and_agrees_with_the_ledgers(home, protect):
     assert call("init", "--data", "visits.csv", "--clients", 4, "--protect", protect, "a.toml").exit_code == 0

@@ -1,4 +1,5 @@
 import json
+from math import inf
 
 import pytest
 import torch
@@ -70,7 +71,8 @@ def test_attempts_follow_each_other():
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("digest", "x"), ("round", 7), ("attempt", 1), ("purpose", "protect"), ("checksum", "0" * 64)]
+    ("field", "value"),
+    [("digest", "x"), ("round", 7), ("attempt", 1), ("purpose", "protect"), ("checksum", "0" * 64), ("format", inf)],
 )
 def test_an_edited_line_is_refused(field, value):
     _, lines = written(entry(1), entry(2))

@@ -202,7 +202,7 @@ class Ledger:
                 checksum = values.pop("checksum")
                 owner, budget = (values["run"], values["party"]), values.get("budget")
                 entry = None if budget else _entry_of(values)
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
                 raise LedgerError(f"{where} cannot be read ({error}); restore the file or start a new run") from error
             if owner[1] != party or (head is None and owner[0] != run):
                 of = f"run {owner[0]!r}, party {owner[1]!r}"

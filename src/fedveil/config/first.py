@@ -109,7 +109,7 @@ def first_config(
     text = Template((files("fedveil.config") / "first.toml").read_text(encoding="utf-8")).substitute(
         name=name,
         rounds=rounds,
-        read_off=READ_OFF + dumps({"read_off": read}) if promised and read else "",
+        read_off=READ_OFF + dumps({"read_off": read}) if read else "",
         left_out="".join(f"# {line}\n" for line in said),
         data=dumps({"data": {"clients": NATURAL if site else clients, "holdout": 0.2, **about}}),
         model="small_cnn" if image else "logistic",
