@@ -378,6 +378,18 @@ class Turns(nn.Module):
         return self.out(x)
 
 
+class Chooses(nn.Module):
+    """Draws as Python and NumPy do, and branches by what records say: one example a call."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x):
+        scale = 0.0 if float(x.sum()) > 1e30 else 1 + float(np.random.rand())  # noqa: NPY002
+        return self.out(x) * scale * (1 if random.random() < 0.5 else -1)
+
+
 class Drops(nn.Module):
     """A layer of no known kind, so one example a call, behind masks."""
 
@@ -389,10 +401,10 @@ class Drops(nn.Module):
         return self.out(nn.functional.dropout(self.bent(self.inner(x)), 0.5))
 
 
-@pytest.mark.parametrize("make", [Chances, Divides, Drops, Turns])
+@pytest.mark.parametrize("make", [Chances, Divides, Drops, Turns, Chooses])
 @pytest.mark.parametrize("gone", [False, True], ids=["raises", "missing"])
 def test_a_record_that_raises_or_is_missing_changes_nobody_elses_draws(make, gone):
-    """The sum moved by 4.0, 5.5 and 2.6 C: all counted zero, or everybody after it drew other masks."""
+    """The sum moved by 4.0, 5.5 and 2.6 C: all counted zero, or everybody after it drew others."""
     torch.manual_seed(0)
     model, x, y = make(), torch.rand(16, 4), torch.arange(16) % 3
     own, present = torch.Generator(), torch.ones(16, dtype=torch.bool)
@@ -403,10 +415,30 @@ def test_a_record_that_raises_or_is_missing_changes_nobody_elses_draws(make, gon
         if other:
             here[3], batch[3] = not gone, 0.0 if gone else 7.0
         own.manual_seed(0)
+        np.random.seed(0)  # noqa: NPY002
+        random.seed(0)
         found.append([sums.clipped_sum(batch, y, CLIP, here)[0] for _ in range(2)])  # the next step, too
-    replaced = not gone and make in (Drops, Turns)  # where nothing raises
+    replaced = not gone and make in (Drops, Turns, Chooses)  # where nothing raises
     for one, later in zip(*found, strict=True):
         assert float((one - later).norm()) <= CLIP * BOUND * (1 + replaced)
+
+
+@pytest.mark.filterwarnings("ignore:Error detected in")
+def test_what_is_set_between_two_steps_is_checked_anew():
+    """Where torch looks for NaN on the way back, one record that has some took the whole step with it."""
+    torch.manual_seed(0)
+    model, x, y = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)), torch.rand(16, 4), torch.arange(16) % 3
+    sums, vast = PerExample(model, Layout.from_module(model), "cross_entropy", torch.Generator()), x.clone()
+    vast[3] = 3e38
+    sums.clipped_sum(x, y, CLIP)
+    assert sums.way == "layers"
+    torch.autograd.set_detect_anomaly(True)
+    try:
+        one, other = (sums.clipped_sum(batch, y, CLIP)[0] for batch in (x, vast))
+    finally:
+        torch.autograd.set_detect_anomaly(False)
+    assert other.norm() > CLIP
+    assert float((one - other).norm()) <= CLIP * BOUND
 
 
 # ---- data sets that are read each time: their code raises, draws, and says another thing the next time
@@ -481,6 +513,22 @@ def test_a_record_that_reads_longer_than_before_is_clipped(monkeypatch):
             return x[row] * (1e4 if readings[row] == long else 1e-4)
 
         assert all(float(one.norm()) <= 16 * CLIP for one in steps_of(monkeypatch, read_anew(read), "replace-one"))
+
+
+def test_a_round_that_is_asked_again_reads_what_it_read_before():
+    """The batch of an earlier round was kept, so that a process begun later answered with other bits."""
+    x, method = silo(16)[0], RecordDP(examples=16, noise_multiplier=1.0, clip=CLIP)
+    data = read_anew(lambda row: x[row] + torch.randn(WIDE))
+    torch.manual_seed(0)
+    model = network("softplus", False)
+    layout = Layout.from_module(model)
+
+    def answers(*rounds):
+        trainer = PrivateTrainer(model, layout, LocalTraining(lr=1.0, loss="mse"), method.noisy_steps)
+        start = layout.read(model)[None]
+        return [trainer.train_noisily(start, [data], [(0, r, 0)], [ReproducibleSource(r)])[0].model for r in rounds]
+
+    assert torch.equal(answers(1, 2)[1], answers(2)[0])
 
 
 def test_a_method_that_is_replaced_in_one_layer_is_code_of_somebodys_own():

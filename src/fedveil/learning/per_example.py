@@ -179,7 +179,7 @@ class PerExample:
             held = each * self._way.held + (self._layout.size if formed else 0)
             units = len(x) // each
             width = ceil(units / ceil(units / max(1, _ELEMENTS // held))) * each
-            key = (self._way, width, each, formed, x.shape[1:], x.dtype, y.shape[1:], y.dtype, torch.get_num_threads())
+            key = (self._way, width, each, formed, x.shape[1:], x.dtype, y.shape[1:], y.dtype, *_settings())
             if isinstance(self._way, OneByOne) or key in self._checked:
                 return self._way, width
             try:
@@ -248,6 +248,13 @@ class PerExample:
             layout.load(self._model, weights)
             for g, state in states:
                 g.set_state(state)
+
+
+def _settings() -> tuple[object, ...]:
+    """What kernels are chosen by beside shapes, or raise by, and others' code may set between two steps."""
+    lowered = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+    exact = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+    return torch.get_num_threads(), lowered, *exact, torch.is_anomaly_enabled(), torch.backends.mkldnn.enabled
 
 
 def laid_out(x: Tensor) -> Tensor:

@@ -166,7 +166,8 @@ class PrivateTrainer(SequentialTrainer):
         optimizer = Stepper(self._parameters, self.local)
         anchors = [p.detach().clone() for p in self._parameters] if self.local.prox else []
         lots, places, noise = source.child("lots"), source.child("places"), source.child("noise")
-        if noisy.images and type(source) is not SecureSource:  # others answer a question again to the same bits
+        drawn = noisy.images or isinstance(client.x, OnDemand)  # the batch, of this round's source
+        if drawn and type(source) is not SecureSource:  # others answer a question again to the same bits
             self._whole.clear()
         seen, examples = 0.0, 0
         failure: Exception | None = None

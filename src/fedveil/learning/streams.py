@@ -30,17 +30,22 @@ def stream(key: Key, purpose: str, generator: torch.Generator | None = None) -> 
 
 @contextmanager
 def drawing(seed: int) -> Iterator[None]:
-    """Seed what a data set's own code draws from, of torch, NumPy and Python, and put it back."""
+    """Seed what others' code draws from, of torch, NumPy and Python, and put it back."""
     numbers, python = np.random.get_state(), random.getstate()  # noqa: NPY002 - what others' code draws from
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        np.random.seed(seed)  # noqa: NPY002
-        random.seed(seed)
+        draw_from(seed)
         try:
             yield
         finally:
             np.random.set_state(numbers)  # noqa: NPY002
             random.setstate(python)
+
+
+def draw_from(seed: int) -> None:
+    """Seed what others' code draws from; NumPy's generator takes 32 bits."""
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed & ((1 << 32) - 1))  # noqa: NPY002
+    random.seed(seed)
 
 
 def epoch_orders(keys: Sequence[Key], examples: Sequence[int] | Ints, epochs: int) -> Ints:

@@ -20,6 +20,7 @@ from fedveil.learning.gradients import Formed, Found, Gradients
 from fedveil.learning.labels import masked, usable
 from fedveil.learning.losses import LOSSES, outputs_of
 from fedveil.learning.recognised import fresh, generators_of
+from fedveil.learning.streams import draw_from, drawing
 from fedveil.mechanisms.source import keyed_seed
 
 
@@ -115,9 +116,10 @@ class OneByOne:
     def _draw_from(self, seed: int | None, place: int) -> None:
         """Let masks follow an example's place: one stream for all would tell who came before, by 32 bits of seed."""
         if seed is not None:
-            every = [torch.default_generator, self._generator, *generators_of(self._model)]
-            for i, generator in enumerate(g for g in every if g is not None):
-                generator.manual_seed(keyed_seed("place", seed, place, min(i, 1)))
+            draw_from(keyed_seed("place", seed, place, 0))
+            for generator in (self._generator, *generators_of(self._model)):
+                if generator is not None:
+                    generator.manual_seed(keyed_seed("place", seed, place, 1))
 
     def _one(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         module = fresh(self._model, shared=False)  # code that sets its weights would set those of the next example
@@ -131,13 +133,12 @@ class OneByOne:
 
 @contextmanager
 def seeded(generator: torch.Generator | None) -> Iterator[int | None]:
-    """Draw what a module takes from the global random state from this generator's stream; gives the seed."""
+    """Draw what a module takes from global random states from this generator's stream; gives the seed."""
     if generator is None:
         yield None
         return
-    with torch.random.fork_rng(devices=[]):
-        seed = int(torch.randint(1 << 62, (), generator=generator))
-        torch.default_generator.manual_seed(seed)
+    seed = int(torch.randint(1 << 62, (), generator=generator))
+    with drawing(seed):
         yield seed
 
 
