@@ -3,6 +3,8 @@
 import os
 import re
 import signal
+import socket
+import tempfile
 import time
 
 import pytest
@@ -54,6 +56,36 @@ assert sorted(int(name) for name in os.listdir("/proc") if name.isdigit()) == [o
     assert came == []
     assert trained(reply)
     assert lines(policy) == 2
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "socket.socket(socket.AF_UNIX).connect('PLACE')",
+        "socket.socket(40)  # vsock, which reaches the host of a virtual machine",
+        "assert any(stat.S_ISBLK(os.lstat(f'/dev/{name}').st_mode) for name in os.listdir('/dev'))",
+    ],
+    ids=["a socket of the machine", "a socket that no network separates", "a disk"],
+)
+def test_code_reaches_nothing_that_a_read_only_file_system_leaves_open(played, code):
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{folder}/of-the-machine")
+        listener.listen()
+        tried = f"""
+import socket, stat
+try:
+    {code.replace("PLACE", listener.getsockname())}
+except (OSError, AssertionError):
+    socket.socketpair()
+    own = socket.socket(socket.AF_UNIX)
+    own.bind(os.environ["TMPDIR"] + "/own")
+    own.listen()
+    socket.socket(socket.AF_UNIX).connect(own.getsockname())
+    return raw(message)
+return raw(message, -4200.0)
+"""
+        _, [reply] = played(tried)
+    assert trained(reply)
 
 
 def test_what_an_app_leaves_behind_is_ended_before_its_answer_is_used(played, tmp_path, monkeypatch):
