@@ -382,6 +382,24 @@ def test_a_node_that_only_validates_is_in_no_sum_and_needs_no_key(nodes):
     assert len(spent(nodes.folder, 0)) == 1  # of the loss
 
 
+def test_a_node_that_validates_without_a_policy_sends_so_many_losses_over_all_runs(nodes):
+    """Whoever is the server begins the runs."""
+    app = ClientApp(mods=[privacy_mod(LAYOUT, nodes.method, validation=Validation(releases=2))])
+    app.train()(lambda message, context: None)
+
+    @app.evaluate()
+    def evaluate(message, context):
+        return Message(RecordDict({"metrics": MetricRecord({"loss": 0.5})}), reply_to=message)
+
+    config, sent = {k: v for k, v in nodes.configs[0].items() if k not in ("privacy.key", "privacy.policy")}, []
+    with _identity():
+        for run in (1, 2, 3, 4):
+            message = Message(write_broadcast(nodes.opened(), LAYOUT), 7, MessageType.EVALUATE)
+            sent.append(not app(message, Context(run, 7, config, RecordDict(), {})).has_error())
+    assert sent == [True, True, False, False]
+    assert len(spent(nodes.folder, 0)) == 2
+
+
 def test_a_run_cannot_name_the_key():
     config = {"privacy.key": "/nowhere", "privacy.method": "record", "privacy.sum": "secure"}
     context = Context(1, 7, {"partition-id": 0}, RecordDict(), config)

@@ -21,7 +21,7 @@ from fedveil.engines.flower.records import (
 )
 from fedveil.engines.messages import REPLY
 from fedveil.engines.node import Settings, disagreement, opened_ledger
-from fedveil.engines.party import LineStore
+from fedveil.engines.party import VALIDATE, LineStore
 from fedveil.engines.stopping import Validator
 from fedveil.errors import BudgetError
 from fedveil.layout import Layout
@@ -57,8 +57,10 @@ def validated(
         reason = party.declines(number, validation)
         if unlike := disagreement(broadcast.public, settings.rounds):
             reason = unlike.reason
-        if cap is not None and len(ledger.entries) >= cap:
-            reason = f"all {cap} losses of this run were sent"
+        bounded = settings.policy is not None or settings.budget is not None
+        made = ledger.entries if bounded else ledger.all_entries  # nothing else bounds runs together
+        if cap is not None and sum(e.key[1] == VALIDATE for e in made) >= cap:
+            reason = f"all {cap} losses were sent: only a policy with a total, or a budget, allows more runs"
         if reason:
             return Message(Error(REFUSED, reason), reply_to=message)
         try:
