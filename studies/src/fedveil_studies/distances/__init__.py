@@ -10,7 +10,7 @@ import torch
 from fedveil.grid import Outcome
 from fedveil.runs.deal import deal_out
 from fedveil_studies.frame import Curve, Study, Value
-from fedveil_studies.frame.models import Examples
+from fedveil_studies.frame.models import Examples, held_out
 from fedveil_studies.metric_privacy import measures
 
 study = Study.of(__name__)
@@ -32,8 +32,9 @@ class OnHeldOut(measures.Divergence):
     def examples(self) -> Examples:
         """Of all clients."""
         dealt = deal_out(self.full.data, self.full.seed)
-        held = [(c.test_x, c.test_y) for c in dealt.clients if c.test_x is not None and c.test_y is not None]
-        return Examples(torch.cat([x for x, _ in held]), torch.cat([y for _, y in held]), dealt.dataset.classes)
+        held = zip(*(held_out(c) for c in dealt.clients if c.test_x is not None), strict=True)
+        x, y = map(torch.cat, held)
+        return Examples(x, y, dealt.dataset.classes)
 
 
 def data_difference(outcome: Outcome) -> float:

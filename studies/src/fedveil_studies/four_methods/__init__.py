@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,15 +20,14 @@ from torch.func import functional_call, jvp
 from torch.nn import functional as F
 
 from fedveil.attacks.statistics import auc
-from fedveil.config import Config
-from fedveil.data import DataSet
 from fedveil.engines.seams import Seen, Watched
-from fedveil.errors import FieldError
 from fedveil.grid import Outcome
 from fedveil.learning import ClientData
 from fedveil.runs.deal import clients_of
 from fedveil.runs.prepare import Setup
 from fedveil_studies.frame import Study, Value
+from fedveil_studies.frame.models import held_out
+from fedveil_studies.frame.watching import WholeRun
 
 study = Study.of(__name__)
 OUTSIDE = 26  # candidates that take no part
@@ -60,33 +59,24 @@ def of_their_class(scores: Tensor, y: Tensor) -> Tensor:
     return scores - (members @ scores / members.sum(1).clamp_min(1))[y]
 
 
-def _held(data: ClientData | DataSet) -> tuple[Tensor, Tensor]:
-    """What is held out, inputs and labels."""
-    if data.test_x is None or data.test_y is None:
-        raise FieldError("data", "nothing held out", "the attacks need records on which nobody trained")
-    return data.test_x, data.test_y
-
-
 def member_area(scores: Tensor, client: ClientData) -> float:
     """AUC of a client's training examples over those that it holds out, each less the mean of its class in both."""
-    level = of_their_class(scores, torch.cat([client.y, _held(client)[1]]))
+    level = of_their_class(scores, torch.cat([client.y, held_out(client)[1]]))
     return auc(level[: client.examples], level[client.examples :])
 
 
 @study.probe("watch")
-class AttackedRun:
+class AttackedRun(WholeRun):
     """Plays both adversaries; see the module."""
 
     name = "four-methods"
     figures: Collection[str] = ("noise power",)
-
-    def __init__(self, _config: Config) -> None:
-        """Everything is taken from the run."""
+    kept = 1  # scores of records, no longer than a model
 
     def begin(self, setup: Setup) -> None:
         """Deal out the candidates that take no part; see `fedveil.runs.runner.Judge`."""
         whole, config = setup.dealt.dataset, setup.config
-        x, y = _held(whole)
+        x, y = held_out(whole)
         spec = config.data.model_copy(update={"clients": OUTSIDE, "holdout": 0.0})
         self._outside = clients_of(replace(whole, x=x, y=y, test_x=None, test_y=None), spec, config.seed)
         clients: Sequence[ClientData] = setup.arguments["clients"]
@@ -98,10 +88,6 @@ class AttackedRun:
         self._inside: list[Tensor] = []
         self._members: list[tuple[int, Tensor]] = []
         self._found: list[float] = []
-
-    def load(self, setup: Setup) -> tuple[int, int]:
-        """Nothing is kept that is as long as a model."""
-        return 1, 0
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
         """Score every candidate by the broadcast models, and every record and client by what the server received."""
@@ -119,7 +105,7 @@ class AttackedRun:
         everything = sum(moves.values(), torch.zeros(()))
         for partition, move in moves.items():
             client, others = self._honest[partition], (everything - move) / max(1, len(moves) - 1)
-            x, y = (torch.cat(pair) for pair in zip((client.x, client.y), _held(client), strict=True))
+            x, y = (torch.cat(pair) for pair in zip((client.x, client.y), held_out(client), strict=True))
             self._members.append((partition, alignment(federation, start, move - others, x, y)))
         if moves:
             means = torch.stack([self._honest[p].x.flatten(1).mean(0) for p in moves])
@@ -136,12 +122,8 @@ class AttackedRun:
         each = [self._side.noise([scale], seen.federation.layout).get("sigma", 0.0) for scale in used]
         return fmean(sigma**2 for sigma in each) / len(each) if each else 0.0
 
-    @classmethod
-    def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
+    def concluded(self) -> dict[str, Any]:
         """AUC of client inference and of membership, and the share of clients that were recognised."""
-        return [judge._concluded() for judge in judges]
-
-    def _concluded(self) -> dict[str, Any]:
         scores, inside = torch.stack(self._inside).sum(0), len(self._honest)
         by_client: dict[int, Tensor] = {}
         for partition, found in self._members:

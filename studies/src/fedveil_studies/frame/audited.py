@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.attacks.statistics import Estimate, auc_interval, wins
-from fedveil.errors import damaged
-from fedveil_studies.frame.evidence import Difference, difference
+from fedveil_studies.frame.evidence import Difference, difference, reading
 from fedveil_studies.frame.study import Study
 
 RESAMPLES = 2000
@@ -104,10 +103,8 @@ def read_audits(folder: Path, study: Study) -> list[Audited]:
     """
     found = []
     for path in sorted(folder.rglob("audit-*.json")):
-        try:
+        with reading("audit", path, "restore it, or copy the audit's audit.json there again"):
             found.append(_audited(json.loads(path.read_bytes()), study))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise damaged("audit", path, error, "restore it, or copy the audit's audit.json there again") from error
     return found
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -168,6 +169,15 @@ def mean_of(differences: Sequence[Difference]) -> Difference | None:
     return difference([fmean(one[seed] for one in by_seed) for seed in common], SEEDS, common)
 
 
+@contextmanager
+def reading(kind: str, path: Path, remedy: str = WRITTEN_AGAIN) -> Iterator[None]:
+    """Refuse a file of a study that cannot be read, or holds something else."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise damaged(kind, path, error, remedy) from error
+
+
 def read_evidence(folder: Path, study: Study) -> list[Evidence]:
     """The table files and cells of a study below a folder, together by scale and reading.
 
@@ -178,15 +188,13 @@ def read_evidence(folder: Path, study: Study) -> list[Evidence]:
     """
     found: dict[tuple[str, tuple[str, ...]], Evidence] = {}
     for path in sorted(folder.rglob("table-*.json")):
-        try:
+        with reading("table", path):
             values = json.loads(path.read_bytes())
             if values["study"] != study.name:
                 continue
             key = (str(values["scale"]), tuple(values["readings"]))
             table = str(values["table"])
             results = {(table, r.row, r.setting, r.figure): r for r in from_json(values["rows"])}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise damaged("table", path, error, WRITTEN_AGAIN) from error
         known = found.get(key, Evidence(study, *key))
         runs = known.runs or _runs(path.parent / "cells.json", study)
         found[key] = replace(known, results={**known.results, **results}, runs=runs)
@@ -199,7 +207,7 @@ def _runs(path: Path, study: Study) -> tuple[RunSeries, ...]:
         return ()
     scenarios = "|".join(map(re.escape, study.described.scenarios))
     name = re.compile(rf"({scenarios})-(\S+) (\S+) seed (\d+)")
-    try:
+    with reading("cells", path, "restore it, or export the runs again"):
         cells: list[dict[str, Any]] = json.loads(path.read_bytes())["cells"]
         parsed = [(name.fullmatch(str(cell["run"])), cell) for cell in cells]
         return tuple(
@@ -215,8 +223,6 @@ def _runs(path: Path, study: Study) -> tuple[RunSeries, ...]:
             for place, cell in parsed
             if place is not None
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise damaged("cells", path, error, "restore it, or export the runs again") from error
 
 
 def _of_draw(values: Mapping[int, float], draw: int) -> float | None:

@@ -13,12 +13,11 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedveil.errors import damaged
 from fedveil.grid import Outcome, Store
 from fedveil.runs.disk import write_atomic
 from fedveil.runs.provenance import provenance
 from fedveil.runs.summary import versions
-from fedveil_studies.frame.evidence import WRITTEN_AGAIN
+from fedveil_studies.frame.evidence import reading
 from fedveil_studies.frame.measure import measured
 from fedveil_studies.frame.page import claims_page
 from fedveil_studies.frame.plots import draw_plot
@@ -106,7 +105,7 @@ class Pages:
         path = self.folder / CELLS
         if not path.is_file():
             return []
-        try:
+        with reading("table", path):
             old = json.loads(path.read_bytes())
             tables = [json.loads(table.read_bytes()) for table in self.folder.glob("table-*.json")]
             named = {
@@ -114,16 +113,12 @@ class Pages:
             }  # a row without runs has none
             commit = {"commit": old["provenance"]["commit"]}
             return [{**commit, **line} for line in old["cells"] if line["folder"] in named - {*new}]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise damaged("table", path, error, WRITTEN_AGAIN) from error
 
     def _with(self, *paths: Path) -> Reproduction:
         study = self._asked
         for path in paths:
-            try:
+            with reading("table", path):
                 study = study.with_stored(json.loads(path.read_bytes()))
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                raise damaged("table", path, error, WRITTEN_AGAIN) from error
         return study
 
     def _whole(self) -> Reproduction:
@@ -155,14 +150,12 @@ def tables_page(folder: Path, study: Study) -> str:
         path = folder / f"table-{table}.json"
         if not path.is_file():
             continue
-        try:
+        with reading("table", path):
             values = json.loads(path.read_bytes())
             results = [_printed(study, table, result) for result in from_json(values["rows"])]
             notes |= dict.fromkeys(values["notes"])
             title = ", ".join([values["study"], values["scale"], *values["readings"]])
             name = f"{table}: {values['title']}"
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise damaged("table", path, error, WRITTEN_AGAIN) from error
         if any(result.value is not None for result in results):
             lines += result_table(name, results, study).markdown()
     return "\n".join([f"# {title}", "", *(f"* {note}" for note in notes), "", *lines]).rstrip() + "\n"

@@ -37,6 +37,19 @@ def test_half(config: Config) -> Examples:
     return _test_half(config.data.model_dump_json(), config.seed)
 
 
+def held_out(data: ClientData | DataSet) -> tuple[Tensor, Tensor]:
+    """What a client holds out, or the test half of a set: inputs and labels.
+
+    Raises
+    ------
+    FieldError
+        If there is none.
+    """
+    if data.test_x is None or data.test_y is None:
+        raise FieldError("data", data.name, "holds nothing out: the measure needs examples on which nobody trained")
+    return data.test_x, data.test_y
+
+
 def outputs(outcome: Outcome, examples: Examples) -> Tensor:
     """Logits [N, classes] of the cell's last model.
 
@@ -138,8 +151,5 @@ def _validators(text: str, share: float, seed: int) -> tuple[DataSet, list[Clien
 
 @lru_cache(maxsize=4)
 def _test_half(text: str, seed: int) -> Examples:
-    data = Data.model_validate_json(text)
-    dataset = deal_out(data, seed).dataset
-    if dataset.test_x is None or dataset.test_y is None:
-        raise FieldError("data.name", data.name, "has no test half to measure on")
-    return Examples(dataset.test_x, dataset.test_y, dataset.classes)
+    dataset = deal_out(Data.model_validate_json(text), seed).dataset
+    return Examples(*held_out(dataset), dataset.classes)

@@ -13,13 +13,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from statistics import fmean
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
 
 from fedveil.accounting import EuclideanLaplace, epsilon, mu_of_epsilon
-from fedveil.config import Config
 from fedveil.data.leaf import coin
 from fedveil.engines.seams import Seen
 from fedveil.grid import Outcome
@@ -29,6 +28,7 @@ from fedveil_studies.data.mixture import OPTIMA
 from fedveil_studies.frame import Study, Value
 from fedveil_studies.frame.models import validated
 from fedveil_studies.frame.plots import Curve
+from fedveil_studies.frame.watching import WholeRun
 
 study = Study.of(__package__)
 CUT, CHOICES = 0.3, 20  # of a loss, about three times the median hospital's; draws of a noised choice
@@ -165,21 +165,15 @@ def over_distance(outcomes: Sequence[Outcome], which: str) -> Curve:
 
 
 @study.probe("optima")
-class Optima:
+class Optima(WholeRun):
     """After every round: how far the nearest hypothesis is from each kind's line, and who leaked most of each kind."""
 
     name = "optima of the mixture"
     figures = ("distance 0", "distance 1", "most 0", "most 1", "apart")
 
-    def __init__(self, _config: Config) -> None:
-        self._made: Counter[int] = Counter()
-
     def begin(self, setup: Setup) -> None:
         """Count anew; see `fedveil.runs.runner.Judge`."""
-        self._made = Counter()
-
-    def load(self, setup: Setup) -> tuple[int, int]:
-        return 0, 0
+        self._made = Counter[int]()
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
         """Distances of the models [k, d], and participations."""
@@ -196,10 +190,6 @@ class Optima:
         own = [(int(c.name[0]), self._made[p]) for p, c in clients]
         found |= {f"most {i}": float(max(n for kind, n in own if kind == i)) for i in range(2)}
         return {**found, "apart": fmean(right) if len(set(gaps.argmin(0).tolist())) > 1 else 0.5}
-
-    @classmethod
-    def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
-        return [{} for _ in judges]
 
 
 @study.measure("optimum")

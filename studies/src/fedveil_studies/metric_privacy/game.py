@@ -22,6 +22,7 @@ from fedveil.games.game import Refused
 from fedveil.grid import Cell, Finished
 from fedveil.mechanisms import keyed_seed
 from fedveil.runs.prepare import Setup, prepare
+from fedveil_studies.frame.watching import WholeRun
 from fedveil_studies.metric_privacy.printed import (
     MULTI_EPOCHS,
     MULTI_ROUND,
@@ -42,7 +43,7 @@ PLAYED = {
 }
 
 
-class PrintedLoss:
+class PrintedLoss(WholeRun):
     """A probe of runs of a world: the loss of each new model on what the adversary holds of the target's data."""
 
     name = "loss on the shadow data"
@@ -54,15 +55,8 @@ class PrintedLoss:
         learner = setup.learner
         self._known = Knowledge(learner.model, learner.layout, learner.local.loss, setup.shares.shadow)
 
-    def load(self, setup: Setup) -> tuple[int, int]:
-        return 0, 0
-
     def __call__(self, seen: Seen) -> dict[str, float]:
         return {LOSS: float(self._known.loss_of(seen.models[None], self._known.shadow)[0])}
-
-    @classmethod
-    def conclude(cls, judges: Sequence[PrintedLoss]) -> list[dict[str, object]]:
-        return [{} for _ in judges]
 
 
 def cells_of(name: str, label: str, config: Config, world: World) -> list[Cell]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import math
 from collections.abc import Sequence
 from functools import cache
-from importlib import resources
 from typing import Any
 
 from fedveil.accounting import least_noise
@@ -14,18 +11,15 @@ from fedveil.data import load
 from fedveil.grid import Outcome
 from fedveil_studies.frame import Curve, Study, Value
 from fedveil_studies.frame.described import ScaleOf
+from fedveil_studies.frame.models import held_out
+from fedveil_studies.record_level import over_totals, score_of_head, tuned_of
 
 study = Study.of(__name__)
+KEYS = ("scenario", "images", "sum", "epsilon", "seed")
 LEVELS = (1.0, 4.0, 8.0)  # of a line over epsilon, in the order of its cells
 ENDS = (0.0, 3.0)  # where the line without privacy begins and ends
 CAP = 10  # digits of a writer that record level by group uses
 WRITERS, CELLS = 53.9, 2392.0  # planned for a silo: writers, images of blood cells
-
-
-def _tuned() -> dict[tuple[str, ...], dict[str, str]]:
-    text = (resources.files(__name__) / "tuned.csv").read_text(encoding="utf-8")
-    keys = ("scenario", "images", "sum", "epsilon", "seed")
-    return {tuple(row[k] for k in keys): row for row in csv.DictReader(text.splitlines())}
 
 
 @study.adjust
@@ -38,7 +32,7 @@ def tuned(values: dict[str, Any], scale: ScaleOf, _flags: frozenset[str]) -> Non
     plain = privacy["method"] == "vanilla"
     level = "" if plain else f"{privacy['epsilon']:g}"
     sum_ = "" if plain else {"secure": "trusted"}.get(privacy["sum"], privacy["sum"])  # as much noise, the same line
-    line, known = (scenario, str(images or ""), sum_, level), _tuned()
+    line, known = (scenario, str(images or ""), sum_, level), tuned_of(__name__, KEYS)
     found = known[(*line, str(values["seed"]))] if (*line, str(values["seed"])) in known else known[(*line, "")]
     values["rounds"] = rounds = int(found["rounds"]) if scale.facts.get("chosen", 1) else values["rounds"]
     values["local"]["lr"] = float(found["lr"])
@@ -66,22 +60,11 @@ def public_labels(outcomes: Sequence[Outcome], _argument: str) -> Value:
 
 @cache
 def _public_head(name: str, features: int) -> float:
-    from sklearn.linear_model import LogisticRegressionCV
-
-    public, rest = (load(name, features=features, measured=part) for part in ("public", "rest"))
-    assert public.test_x is not None
-    assert public.test_y is not None
-    assert rest.test_x is not None
-    assert rest.test_y is not None
-    head = LogisticRegressionCV(Cs=8, cv=5, max_iter=2000, l1_ratios=(0,), use_legacy_attributes=False)
-    head.fit(public.test_x.numpy(), public.test_y.numpy())
-    return float(head.score(rest.test_x.numpy(), rest.test_y.numpy()))
+    parts = (held_out(load(name, features=features, measured=part)) for part in ("public", "rest"))
+    return score_of_head(*parts)
 
 
 @study.curve("over epsilon")
 def over_epsilon(outcomes: Sequence[Outcome], figure: str) -> Curve:
     """A figure of the test half over log2 of the total epsilons of one person; level where there is no privacy."""
-    found = [float(o.summary.values["test_metrics"][figure]) for o in outcomes]
-    if outcomes[0].cell.config.privacy.method == "vanilla":
-        return Curve(list(ENDS), [found[0]] * 2)
-    return Curve([math.log2(level) for level in LEVELS], found)
+    return over_totals(outcomes, figure, ENDS, LEVELS)

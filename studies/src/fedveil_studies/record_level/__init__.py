@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from typing import Any
+
+from torch import Tensor
 
 from fedveil.grid import Outcome
 from fedveil.methods import fitting
 from fedveil.runs.deal import deal_out
 from fedveil_studies.frame import Curve, Study, Value
 from fedveil_studies.frame.described import ScaleOf
+from fedveil_studies.frame.models import held_out
 
 study = Study.of(__name__)
+KEYS = ("scenario", "sum", "epsilon", "seed")
 ENDS = (-1.0, 3.0)  # where the line without privacy begins and ends: epsilon .5 and 8
 
 
-def _tuned() -> dict[tuple[str, ...], dict[str, str]]:
-    text = (resources.files(__name__) / "tuned.csv").read_text(encoding="utf-8")
-    keys = ("scenario", "sum", "epsilon", "seed")
+def tuned_of(package: str, keys: Sequence[str]) -> dict[tuple[str, ...], dict[str, str]]:
+    """The lines of a study's tuned.csv by some of their columns."""
+    text = (resources.files(package) / "tuned.csv").read_text(encoding="utf-8")
     return {tuple(row[k] for k in keys): row for row in csv.DictReader(text.splitlines())}
 
 
@@ -30,7 +34,7 @@ def tuned(values: dict[str, Any], scale: ScaleOf, _flags: frozenset[str]) -> Non
     privacy, scenario = values["privacy"], values["name"].split("-")[0]
     plain = privacy["method"] == "vanilla"
     sum_ = "" if plain else {"secure": "trusted"}.get(privacy["sum"], privacy["sum"])  # as much noise, the same line
-    line, known = (scenario, sum_, "" if plain else f"{privacy['epsilon']:g}"), _tuned()
+    line, known = (scenario, sum_, "" if plain else f"{privacy['epsilon']:g}"), tuned_of(__name__, KEYS)
     found = known.get((*line, str(values["seed"]))) or known[*line, ""]  # where public images choose, each split's own
     if scale.facts.get("chosen", 1):
         values["rounds"] = int(found["rounds"])
@@ -44,23 +48,30 @@ def tuned(values: dict[str, Any], scale: ScaleOf, _flags: frozenset[str]) -> Non
 @study.measure("public labels")
 def public_labels(outcomes: Sequence[Outcome], _argument: str) -> Value:
     """Accuracy on the test half of a head trained on the public images with their labels, and on nothing private."""
-    from sklearn.linear_model import LogisticRegressionCV
-
     config = outcomes[0].cell.config
     dealt = deal_out(config.data, config.seed)
-    public, dataset = dealt.public, dealt.dataset
-    assert public is not None
-    assert dataset.test_x is not None
-    assert dataset.test_y is not None
+    assert dealt.public is not None
+    return Value(score_of_head((dealt.public.x, dealt.public.y), held_out(dealt.dataset)))
+
+
+def score_of_head(public: tuple[Tensor, Tensor], measured: tuple[Tensor, Tensor]) -> float:
+    """Accuracy on some examples of a linear head that was trained on others; inputs and labels each."""
+    from sklearn.linear_model import LogisticRegressionCV
+
     head = LogisticRegressionCV(Cs=8, cv=5, max_iter=2000, l1_ratios=(0,), use_legacy_attributes=False)
-    head.fit(public.x.numpy(), public.y.numpy())
-    return Value(float(head.score(dataset.test_x.numpy(), dataset.test_y.numpy())))
+    head.fit(*(part.numpy() for part in public))
+    return float(head.score(*(part.numpy() for part in measured)))
 
 
 @study.curve("over epsilon")
 def over_epsilon(outcomes: Sequence[Outcome], figure: str) -> Curve:
     """A figure of the test half over log2 of the total epsilons of the runs; level where there is no privacy."""
+    return over_totals(outcomes, figure, ENDS, (o.cell.config.privacy.options["epsilon"] for o in outcomes))
+
+
+def over_totals(outcomes: Sequence[Outcome], figure: str, ends: tuple[float, float], totals: Iterable[float]) -> Curve:
+    """A figure of the test half over log2 of the runs' total epsilons; without privacy it is level between the ends."""
     found = [float(o.summary.values["test_metrics"][figure]) for o in outcomes]
     if outcomes[0].cell.config.privacy.method == "vanilla":
-        return Curve(list(ENDS), [found[0]] * 2)
-    return Curve([math.log2(o.cell.config.privacy.options["epsilon"]) for o in outcomes], found)
+        return Curve(list(ends), [found[0]] * 2)
+    return Curve([math.log2(total) for total in totals], found)

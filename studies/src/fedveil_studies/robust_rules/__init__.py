@@ -9,18 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor
 
 from fedveil.attacks.poisoning import goal_of, measure
-from fedveil.config import Config
 from fedveil.engines.seams import Seen
 from fedveil.errors import FieldError
 from fedveil.grid import Outcome
 from fedveil.runs.prepare import Setup
 from fedveil_studies.frame import Curve, Study, Value
 from fedveil_studies.frame.described import ScaleOf
+from fedveil_studies.frame.watching import WholeRun
 from fedveil_studies.robust_rules.selection import SelectionProbe, rare_clients
 
 study = Study.of(__name__)
@@ -38,14 +38,12 @@ def tell_how_many(values: dict[str, Any], _scale: ScaleOf, _flags: frozenset[str
 
 
 @study.probe("selection")
-class RuleWatch:
+class RuleWatch(WholeRun):
     """Whom the rule leaves out in every round; after the run, success, recall and accuracy on two parts of examples."""
 
     name = "robust rules"
-
-    def __init__(self, _config: Config) -> None:
-        self._model: Tensor | None = None
-        self._selection: SelectionProbe | None = None
+    kept = 1
+    _selection: SelectionProbe | None = None
 
     @property
     def figures(self) -> Collection[str]:
@@ -61,22 +59,16 @@ class RuleWatch:
         honest = [p for p in range(len(clients)) if p not in poisoning.clients]
         rare = rare_clients(clients, honest, setup.dataset.classes)
         self._selection = SelectionProbe(rule, poisoning.clients if poisoning.acting else (), rare)
-        self._setup, self._poisoning, self._model = setup, poisoning, None
-
-    def load(self, setup: Setup) -> tuple[int, int]:
-        return 1, 0
+        self._setup, self._poisoning = setup, poisoning
+        self._model: Tensor | None = None
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
         assert self._selection is not None
         self._model = seen.models[0]
         return self._selection(seen)
 
-    @classmethod
-    def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
+    def concluded(self) -> dict[str, Any]:
         """``validation`` and ``test``: success, recall and accuracy of the last model."""
-        return [judge._concluded() for judge in judges]
-
-    def _concluded(self) -> dict[str, Any]:
         held, learner, model = self._poisoning, self._setup.learner, self._model
         if model is None or held.x is None or held.y is None:
             return {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
-from typing import Any, Self
+from typing import Any
 
 import scipy
 import torch
@@ -20,7 +20,6 @@ from fedveil.accounting import model_of
 from fedveil.attacks.membership import confidence, loss_of_confidence
 from fedveil.attacks.statistics import auc
 from fedveil.calibration import cosine
-from fedveil.config import Config
 from fedveil.engines.seams import Seen
 from fedveil.errors import FieldError
 from fedveil.games.membership import MembershipView
@@ -31,6 +30,8 @@ from fedveil.mechanisms import gaussian_sigma
 from fedveil.methods import SGALDP
 from fedveil.runs.prepare import Setup
 from fedveil_studies.frame import Curve, Study, Value
+from fedveil_studies.frame.models import held_out
+from fedveil_studies.frame.watching import WholeRun
 
 study = Study.of(__name__)
 GROUPS = ("honest", "malicious", "common", "rare")
@@ -38,22 +39,18 @@ LOSSES = tuple(k / 4 for k in range(41))  # nats
 
 
 @study.probe("watch")
-class Watch:
+class Watch(WholeRun):
     """Measures the noise of every round, and after the run the loss of training and of held-out examples."""
 
     name = "sga-ldp, losses"
     figures: Collection[str] = ("noise power",)
-
-    def __init__(self, _config: Config) -> None:
-        self._model: Tensor | None = None
+    kept = 1
+    _model: Tensor | None = None
 
     def begin(self, setup: Setup) -> None:
         """Take the records in question; see `fedveil.runs.runner.Judge`."""
         self._setup, self._model = setup, None
         self._clients: Sequence[ClientData] = setup.arguments["clients"]
-
-    def load(self, setup: Setup) -> tuple[int, int]:
-        return 1, 0
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
         """Mean over the clients of the variance of a coordinate's noise."""
@@ -64,21 +61,15 @@ class Watch:
             scales = [report["sigma"] * math.sqrt(report["clients"])]
         return {"noise power": fmean(s * s for s in scales) if scales else 0.0}
 
-    @classmethod
-    def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
+    def concluded(self) -> dict[str, Any]:
         """``membership``: AUC of the loss of the last model; shares of losses up to each of `LOSSES`, of both kinds."""
-        return [judge._concluded() for judge in judges]
-
-    def _concluded(self) -> dict[str, Any]:
         if self._model is None:
             return {}
-        learner, held = self._setup.learner, [c for c in self._clients if c.test_x is not None and c.test_y is not None]
-        x, y = torch.cat([c.x for c in self._clients]), torch.cat([c.y for c in self._clients])
-        other_x = torch.cat([c.test_x for c in held if c.test_x is not None])
-        other_y = torch.cat([c.test_y for c in held if c.test_y is not None])
+        learner, trained = self._setup.learner, [(c.x, c.y) for c in self._clients]
+        others = [held_out(c) for c in self._clients if c.test_x is not None]
         inside, outside = (
-            -loss_of_confidence(confidence(learner.model, learner.layout, self._model[None], a, b))[0]
-            for a, b in ((x, y), (other_x, other_y))
+            -loss_of_confidence(confidence(learner.model, learner.layout, self._model[None], *map(torch.cat, pairs)))[0]
+            for pairs in (zip(*trained, strict=True), zip(*others, strict=True))
         )
         shares = {
             name: [float((-scores <= loss).double().mean()) for loss in LOSSES]
@@ -92,14 +83,11 @@ study.probe("shadows")(lambda _config: ShadowView())
 
 
 @study.probe("premise")
-class Premise:
+class Premise(WholeRun):
     """Reads each client's cosine off the size of its noise, and measures how far the global model moved."""
 
     name = "premise"
     figures: Collection[str] = ("cosine", "step", "sigma")
-
-    def __init__(self, config: Config) -> None:
-        pass
 
     def begin(self, setup: Setup) -> None:
         """Take the budgets; see `fedveil.runs.runner.Judge`."""
@@ -109,9 +97,6 @@ class Premise:
         ends = (gaussian_sigma(e, side.delta, side.clip) for e in (side.epsilon_min, side.epsilon_max))
         self._widest, self._least = ends
 
-    def load(self, setup: Setup) -> tuple[int, int]:
-        return 0, 0
-
     def __call__(self, seen: Seen) -> Mapping[str, float]:
         """Mean of max(0, cosine) over the clients; the ends of the budget are so close that sigma is linear in it."""
         scales = [scale[0] for scale in seen.record.client_scales.values() if scale]
@@ -119,14 +104,9 @@ class Premise:
         step = float((seen.models[0] - seen.broadcast.models[0]).norm())
         return {"cosine": cosine, "step": step, "sigma": self._widest}
 
-    @classmethod
-    def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
-        """Nothing: its figures stand in the rounds."""
-        return [{} for _ in judges]
-
 
 @study.probe("trust")
-class Trust:
+class Trust(WholeRun):
     """What the cosine tells of clients, with the last global update and with an update from the server's public data.
 
     The second is FLTrust's reference, which carries no noise. Of releases without noise that is the cosine that
@@ -135,9 +115,7 @@ class Trust:
 
     name = "cosines with two references"
     figures: Collection[str] = tuple(f"{kind} {g}" for kind in ("last", "public", "sigma") for g in GROUPS)
-
-    def __init__(self, _config: Config) -> None:
-        self._before: Tensor | None = None
+    _before: Tensor | None = None
 
     def begin(self, setup: Setup) -> None:
         """Take the public examples, and who is rare; see `fedveil.runs.runner.Judge`."""
@@ -151,9 +129,6 @@ class Trust:
         honest = sorted(set(range(len(clients))) - wrong, key=lambda p: float(apart[p]))
         third = len(honest) // 3
         self._groups = dict(zip(GROUPS, (honest, sorted(wrong), honest[:third], honest[-third:]), strict=True))
-
-    def load(self, setup: Setup) -> tuple[int, int]:
-        return 0, 0
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
         """Means of max(0, cosine), and of the noise's deviation, over the clients of a group."""
@@ -176,11 +151,6 @@ class Trust:
             sigmas = [scales[p][0] for p in members if scales.get(p)]
             found[f"sigma {name}"] = fmean(sigmas) if sigmas else 0.0
         return found
-
-    @classmethod
-    def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
-        """Nothing: its figures stand in the rounds."""
-        return [{} for _ in judges]
 
 
 SETTLED = 5  # rounds that are left out before the cosine is averaged
