@@ -54,7 +54,7 @@ class SPEAR(Inversion):
     """
 
     candidates: int = 400
-    sweeps: int = 20
+    sweeps: int = 150
     polish: int = 30
     seed: int = 0
 
@@ -77,11 +77,10 @@ class SPEAR(Inversion):
         images, signs, pool = torch.empty(0), -1.0, u.new_zeros(0, count)
         for _ in range(self.sweeps):
             pool = torch.cat([pool, rows.sparse(_kernels(rows.left, self.candidates, generator))])
-            pool = pool[rows.zeros(pool).sum(1).argsort(descending=True)[: 4 * self.candidates]]
-            basis = _independent(pool)
-            if len(basis) < count:
+            pool = _independent(pool[rows.zeros(pool).sum(1).argsort(descending=True, stable=True)])
+            if len(pool) < count:
                 continue
-            chosen = torch.stack([rows.agreed(q) for q in basis], 1)
+            chosen = torch.stack([rows.agreed(q) for q in pool], 1)
             found = _scaled(torch.linalg.lstsq(chosen, s[:count, None] * v[:count]).solution, known)
             fits = float((~rows.zeros(chosen.T) == (found @ before.T > 0)).double().mean())
             if fits > signs:
@@ -145,8 +144,8 @@ def _kernels(left: Tensor, count: int, generator: torch.Generator) -> Tensor:
     return torch.nn.functional.normalize(kernels, dim=1)
 
 
-def _independent(pool: Tensor) -> list[Tensor]:
-    """Directions of the pool [c, N], in its order, that those before do not span."""
+def _independent(pool: Tensor) -> Tensor:
+    """Directions of the pool [c, N], in its order, that those before do not span: no others can ever be chosen."""
     chosen: list[Tensor] = []
     rest = pool
     while len(chosen) < pool.shape[1]:
@@ -157,7 +156,7 @@ def _independent(pool: Tensor) -> list[Tensor]:
         chosen.append(pool[first])
         span = torch.linalg.qr(torch.stack(chosen, 1)).Q
         rest = pool - (pool @ span) @ span.T
-    return chosen
+    return torch.stack(chosen) if chosen else pool[:0]
 
 
 def _scaled(images: Tensor, known: ServerKnowledge) -> Tensor:
