@@ -145,7 +145,7 @@ def _kernels(left: Tensor, count: int, generator: torch.Generator) -> Tensor:
 
 
 def _independent(pool: Tensor) -> Tensor:
-    """Directions of the pool [c, N], in its order, that those before do not span: no others can ever be chosen."""
+    """Directions of the pool [c, N], in its order, that those before do not span; others never can, up to APART."""
     chosen: list[Tensor] = []
     rest = pool
     while len(chosen) < pool.shape[1]:
