@@ -39,14 +39,16 @@ def test_guarantees_are_each_clients_own():
 
 def test_a_client_without_a_proof_is_the_worst_whatever_the_others_promise():
     method = build("sga-ldp", epsilon_min=1.0, epsilon_max=1.0)
-    made = federation("x", method=method, client_sides={2: build("sga-ldp", epsilon_min=0.5, epsilon_max=8.0).client})
+    unproven = build("sga-ldp", epsilon_min=0.5, epsilon_max=8.0).client
+    made = federation("x", method=method, client_sides={2: unproven, 3: unproven})
     history = made.run(2)
-    assert {p: g.status for p, g in history.guarantees.items()} == dict.fromkeys("013", "conditional") | {
-        "2": "heuristic"
-    }
+    assert {p: g.status for p, g in history.guarantees.items()} == dict.fromkeys("01", "conditional") | dict.fromkeys(
+        "23", "heuristic"
+    )
     assert history.guarantee.status == "heuristic"
     counts, told = guarantees_of(method, {str(p): made.party(p).ledger for p in range(4)}, 1e-5)
     assert counts.status == told["worst client"]["status"] == "heuristic"
+    assert told["median client"]["status"] == "conditional"  # two of four: those without a proof come last
 
 
 @pytest.mark.parametrize(
