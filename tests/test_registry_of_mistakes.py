@@ -344,11 +344,11 @@ ON_THE_COMMAND_LINE = {
         "90",
         "at most 30",
     ),
-    "an init that takes ids for inputs": (
+    "an init of a table that holds ids alone": (
         command("init", "--data", "ids.csv", *SHORT),
-        "person",
-        "None",
-        "--person patient",
+        "data",
+        "'ids.csv'",
+        "add measurements",
     ),
     "an init of a spreadsheet": (command("init", "--data", "a.xlsx", *SHORT), "data", "'a.xlsx'", ".csv"),
     "people of whom nothing is said": (

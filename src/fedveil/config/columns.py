@@ -42,6 +42,10 @@ def read_columns(path: Path, target: str, person: str, site: str) -> tuple[dict[
             left_out[name] = kind
         else:
             inputs[name] = _limits(values, style.get("decimal", "."))
+    if not inputs:
+        named = ", ".join(left_out) or "the rest"
+        accepted = f"has no column left for inputs: {named} are ids, sites, dates or texts; add measurements"
+        raise FieldError("data", str(path), accepted)
     about = {"name": "table", "path": str(path), **style, "target": target, "columns": inputs}
     about |= _target(frame[target].dropna(), style.get("decimal", "."))
     if site:
