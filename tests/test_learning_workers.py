@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -106,6 +107,9 @@ def test_an_interruption_ends_all_threads_within_a_step(
     starts, keys = layout.read(model).expand(4, -1), [(0, 1, p) for p in range(4)]
     with pytest.raises(KeyboardInterrupt):
         trainer.train(starts, data, keys)
+    ended = time.monotonic() + 10  # a thread that was told to end may not have had its turn
+    while threading.active_count() > before and time.monotonic() < ended:
+        time.sleep(0.01)
     assert threading.active_count() == before
     assert len(seen) < 4 * 100 / 2
     whole = kind(model, layout, local, workers=2).train(starts, data, keys)
