@@ -5,6 +5,7 @@ import hmac
 import math
 import pickle
 import struct
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +18,7 @@ from fedveil.errors import FieldError, NoReplyError, ReplyError
 from fedveil.gdp import epsilon_of_mu
 from fedveil.mechanisms import KeyedSource, WideGaussianNoise
 from fedveil.mechanisms.discrete import LARGEST
-from fedveil.secure import SiteKey, SumContext, SumTerms, on_grid, public_key, roster, share, shares, unmasked
+from fedveil.secure import Site, SiteKey, SumContext, SumTerms, on_grid, public_key, roster, share, shares, unmasked
 
 TERMS = SumTerms(
     unit="person",
@@ -267,6 +268,29 @@ def test_rosters_that_a_site_does_not_answer():
             asked(some)
     with pytest.raises(FieldError, match="own key"):
         keys[0].pair_key(keys[0].public, b"")
+
+
+@pytest.mark.parametrize(
+    ("unit", "said", "pinned", "answers"),
+    [
+        ("person", 1, 2, False),
+        ("person", 2, 2, True),
+        ("person", 3, 2, True),
+        ("record", 1, 2, True),  # a record is at one site
+    ],
+)
+def test_a_server_cannot_say_that_persons_are_at_fewer_sites_than_the_contract(unit, said, pinned, answers):
+    keys = [site(i) for i in range(3)]
+    terms = replace(TERMS, unit=unit, silos_per_person=said)
+    here = Site(keys[0], tuple(k.public for k in keys[1:]), silos_per_person=pinned)
+    with nullcontext() if answers else pytest.raises(FieldError, match="silos_per_person"):
+        here.require(asked(keys, terms=terms))
+
+
+@pytest.mark.parametrize("number", [0, 4, 1.5, True])
+def test_a_person_is_at_one_site_at_least_and_at_most_at_all(number):
+    with pytest.raises(FieldError, match="silos_per_person"):
+        Site(site(0), tuple(site(i).public for i in (1, 2)), silos_per_person=number)
 
 
 @pytest.mark.parametrize("number", [-1, 1 << 63, 1.5, None, True])

@@ -106,12 +106,15 @@ class SumPolicy(Parameters):
         The fewest sites that the noise has to allow for.
     attempts : int
         The most questions of one round that are answered; each costs a full release.
+    silos_per_person : int
+        The most sites at which one person may have records; a method for persons that allows for fewer is refused.
     """
 
     peers: Names = ()
     least_sites: Annotated[int, Check(partial(require_whole, least=3))] = 3
     colluding: Whole = 1
     attempts: Whole = 3
+    silos_per_person: Whole = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -82,7 +82,7 @@ def site_of(key: str | Path | None, policy: Policy | None, ledger: str | Path | 
             raise FieldError("policy.sum", None, accepted)
         said = policy.sum
         peers = tuple(public_key(peer) for peer in said.peers)
-        site = Site(read_key(key), peers, said.least_sites, said.colluding, said.attempts)
+        site = Site(read_key(key), peers, said.least_sites, said.colluding, said.attempts, said.silos_per_person)
         if ledger in (None, RUN):
             accepted = "must be a lifetime ledger: one that begins anew would let a question be answered twice"
             raise FieldError("privacy.ledger", ledger, accepted)

@@ -46,6 +46,7 @@ delta = 1e-5
 # least_sites = 3          # the smallest roster that is answered
 # colluding = 1            # the fewest that the noise has to allow for
 # attempts = 3             # questions of one round; each costs a full release
+# silos_per_person = 1     # at how many sites a person may have records
 # This site's own key, mode 0600: `fedveil keys new {key}`, and for the SuperNode
 # --node-config 'privacy.key={key} ...'. Nobody else may ever read it; `fedveil keys end` destroys it.
 
