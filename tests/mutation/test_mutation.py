@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from planted_bugs import BUGS, Bug
+from planted_bugs import BUGS
+from planting import Bug
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (ROOT / "src" / "fedveil", ROOT / "studies" / "src" / "fedveil_studies")
@@ -109,20 +110,62 @@ def test_a_planted_bug_turns_each_of_its_tests_red(bug, tmp_path):
     assert not blind, f"{bug.name!r} got past {sorted(blind)}\n{tail(result)}"
 
 
+def text_of(bug):
+    """The file that a bug is planted in, as it stands."""
+    [package] = [one for one in PACKAGES if one.name == bug.file.partition("/")[0]]
+    return (package.parent / bug.file).read_text()
+
+
 def test_every_planted_bug_is_still_an_edit():
     names = [bug.name for bug in BUGS]
     assert len(set(names)) == len(names)
     for bug in BUGS:
-        [package] = [one for one in PACKAGES if one.name == bug.file.partition("/")[0]]
-        text = (package.parent / bug.file).read_text()
+        text = text_of(bug)
         assert ast.dump(ast.parse(bug.planted(text))) != ast.dump(ast.parse(text))  # a bug, and no syntax error
         for test in bug.tests:
             assert (ROOT / test.partition("::")[0]).exists(), test
 
 
-def test_a_bug_is_found_however_its_lines_are_broken():
-    bug = Bug("wrapped", "a.py", "noise = draw(sigma, n)", "noise = draw(sigma / 2, n)", ())
-    assert bug.planted("noise = draw(\n    sigma,\n    n,\n)\n") == "noise = draw(sigma / 2, n)\n"
-    for text in ("noise = draw(sigma)\n", "noise = draw(sigma, n)\n" * 2):
+class Reworded(ast.NodeTransformer):
+    """Every text of several words says something else: docstrings, refusals, notes."""
+
+    def visit_Constant(self, node):
+        worded = isinstance(node.value, str) and " " in node.value.strip()
+        return ast.Constant("in other words") if worded else node
+
+
+def test_no_planted_bug_hangs_on_layout_or_wording():
+    found = {}
+    for bug in BUGS:
+        if bug.file not in found:  # without comments, with other lines, brackets and quotes, and in other words
+            found[bug.file] = ast.unparse(Reworded().visit(ast.parse(text_of(bug))))
+        assert bug.planted(found[bug.file]) != found[bug.file], bug.name
+
+
+SMALL = """
+def first(sigma, n):
+    noise = draw(sigma, n)
+    if noise is None:
+        raise ValueError("some words")
+    return noise
+
+def second(sigma, n):
+    return draw(sigma, n)
+"""
+
+
+def planted_in(where, old, new, text=SMALL):
+    return Bug("", "a.py", where, old, new, ()).planted(text)
+
+
+def test_a_bug_is_found_by_its_definition_and_its_tree():
+    halved = planted_in("first", "draw(sigma, n)", "draw(sigma / 2, n)")
+    assert halved == ast.unparse(ast.parse(SMALL.replace("draw(sigma, n)", "draw(sigma / 2, n)", 1)))
+    layout = SMALL.replace("draw(sigma, n)", "draw(  # of the noise\n        sigma,\n        n,\n    )")
+    assert planted_in("first", "draw(sigma, n)", "draw(sigma / 2, n)", layout) == halved
+    anything = planted_in("first", "if noise is None:\n    ...", "if False:\n    ...")
+    assert anything == ast.unparse(ast.parse(SMALL.replace("noise is None", "False")))
+    assert "ValueError" in planted_in("first", "raise ValueError(...)\n", "raise ValueError(...)\npass")
+    for where, old in (("", "draw(sigma, n)"), ("first", "draw(sigma)"), ("third", "draw(sigma, n)")):
         with pytest.raises(AssertionError):
-            bug.planted(text)
+            planted_in(where, old, "None")
