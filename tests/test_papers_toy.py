@@ -66,10 +66,24 @@ def test_pages_of_several_stores_keep_the_cells_that_their_tables_name(tmp_path)
     tables = [json.loads((tmp_path / "pages" / "small" / f"table-{n}.json").read_text()) for n in "12"]
     assert {line["folder"] for line in lines} == {c for table in tables for row in table["rows"] for c in row["cells"]}
     assert {line["seed"] for line in lines} == {0, 5}
-    assert all(("commit" in line) == (line["seed"] == 0) for line in lines)
+    assert all(line["commit"] for line in lines)
     for _ in range(2):  # a table of which this store has no run yet
         nothing = ["--no-run", "--out", str(tmp_path / "1"), "--into", str(tmp_path / "new")]
         assert "written" in call("toy", "--table", "1", "--seed", "9", *nothing)
+
+
+def test_a_cell_that_only_a_figure_uses_keeps_its_line_and_the_commit_that_made_it(tmp_path, monkeypatch):
+    def lines_after(commit, store, *asked):
+        monkeypatch.setattr("fedveil.runs.provenance.commit", lambda: commit)
+        call("toy", *asked, "--out", str(tmp_path / store), "--into", str(tmp_path / "pages"))
+        return json.loads((tmp_path / "pages" / "small" / "cells.json").read_text())["cells"]
+
+    first = lines_after("one", "a", "--figure", "1", "--seed", "3")
+    assert {line["commit"] for line in first} == {"one"}
+    both = lines_after("two", "b", "--table", "2")  # on seed 0, from a store that lacks the others
+    assert {(line["seed"], line["commit"]) for line in both} == {(3, "one"), (0, "two")}
+    assert len(both) == len(first) + 3
+    assert lines_after("three", "a", "--figure", "1", "--seed", "3", "--no-run") == both  # shown again, nothing is made
 
 
 def test_interrupted_it_goes_on_and_another_scale_and_reading_are_other_runs(tmp_path):

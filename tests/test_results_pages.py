@@ -213,6 +213,32 @@ def test_a_wrong_figure_in_a_table_is_often_noticed():
     assert noticed > tried / 3
 
 
+COMMIT = re.compile(r"[0-9a-f]{7,40}( (to|or) [0-9a-f]{7,40})?")
+STORED = sorted({path.parent for path in RESULTS.rglob("table-*.json")})
+
+
+@pytest.mark.parametrize("folder", STORED, ids=lambda folder: str(folder.relative_to(RESULTS)))
+def test_every_cell_behind_a_table_has_a_line_with_the_commit_that_made_it(folder):
+    made = {}
+    for path in folder.glob("cells*.json"):
+        kept = json.loads(path.read_text())
+        made |= {line["folder"]: line.get("commit", kept["provenance"]["commit"]) for line in kept["cells"]}
+    for path in folder.glob("table-*.json"):
+        rows = json.loads(path.read_text())["rows"]
+        assert {cell for row in rows for cell in row.get("cells", ())} <= set(made), path.name
+        assert all(row.get("cells") for row in rows if row.get("values")), path.name
+    assert not [commit for commit in made.values() if not COMMIT.fullmatch(commit)]
+
+
+def test_every_other_file_of_results_names_its_commit():
+    every = [path for path in RESULTS.rglob("*.json") if not path.name.startswith(("table-", "cells"))]
+    kept = {path: json.loads(path.read_text()) for path in every}
+    commits = {path: (one.get("provenance") or one["made"])["commit"] for path, one in kept.items()}
+    assert len(every) > 70
+    assert not {path.name: commit for path, commit in commits.items() if not re.match(COMMIT, commit)}
+    assert {path.name for path, commit in commits.items() if "with changes" in commit} <= {"noise.json"}
+
+
 def claims_of(name, figure):
     study = find(name)
     [evidence] = (one for one in read_evidence(RESULTS / name, study) if not one.readings)

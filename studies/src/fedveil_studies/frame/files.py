@@ -90,29 +90,40 @@ class Pages:
         outcomes = sorted(finished.values(), key=lambda o: o.cell.folder)
         seeds = sorted({int(o.summary.values["seed"]) for o in outcomes})
         data = ", ".join(sorted({str(o.summary.values["data"]["name"]) for o in outcomes}))
-        head, lines = provenance(data, seeds), [_line(o) for o in outcomes]
-        lines = sorted([*lines, *self._kept({line["folder"] for line in lines})], key=lambda line: str(line["folder"]))
+        head, old = provenance(data, seeds), self._old()
+        lines = {line["folder"]: self._made(line, old, head["commit"]) for line in map(_line, outcomes)}
+        lines = self._kept(old, {line["run"] for line in lines.values()}) | lines
         written = [
             self._write(self.folder / TABLES, tables_page(self.folder, study.study)),
-            self._write(self.folder / CELLS, dumps({"provenance": head, "cells": lines})),
+            self._write(
+                self.folder / CELLS, dumps({"provenance": head, "cells": [lines[folder] for folder in sorted(lines)]})
+            ),
         ]
         if study.study.described.claims:
             written.append(self._write(self.root / CLAIMS, claims_page(self.root, study.study)))
         return written
 
-    def _kept(self, new: Collection[str]) -> list[dict[str, Any]]:
-        """Lines of cells that this store lacks and a table of the folder still names, with the commit they are from."""
+    def _old(self) -> dict[str, dict[str, Any]]:
+        """Lines of cells.json by folder, each with the commit that it is from."""
         path = self.folder / CELLS
         if not path.is_file():
-            return []
+            return {}
         with reading("table", path):
-            old = json.loads(path.read_bytes())
-            tables = [json.loads(table.read_bytes()) for table in self.folder.glob("table-*.json")]
-            named = {
-                cell for table in tables for row in table["rows"] for cell in row.get("cells", ())
-            }  # a row without runs has none
-            commit = {"commit": old["provenance"]["commit"]}
-            return [{**commit, **line} for line in old["cells"] if line["folder"] in named - {*new}]
+            values = json.loads(path.read_bytes())
+            return {line["folder"]: {"commit": values["provenance"]["commit"], **line} for line in values["cells"]}
+
+    def _made(self, line: dict[str, Any], old: Mapping[str, dict[str, Any]], commit: str) -> dict[str, Any]:
+        """A line with its commit: the one it had, where it is the same run, else the present one."""
+        known = old.get(line["folder"], {})
+        return known if known == {**known, **line} else {"commit": commit, **line}
+
+    def _kept(self, old: Mapping[str, dict[str, Any]], new: Collection[str]) -> dict[str, dict[str, Any]]:
+        """Lines that a table of the folder names; where it has figures, all whose run is not made anew."""
+        named, drawn = set[str](), any(self.folder.glob("figure-*.png"))
+        for table in self.folder.glob("table-*.json"):
+            with reading("table", table):  # a row without runs has no cells
+                named |= {cell for row in json.loads(table.read_bytes())["rows"] for cell in row.get("cells", ())}
+        return {name: line for name, line in old.items() if name in named or (drawn and line["run"] not in new)}
 
     def _with(self, *paths: Path) -> Reproduction:
         study = self._asked
@@ -122,8 +133,9 @@ class Pages:
         return study
 
     def _whole(self) -> Reproduction:
-        """What is asked for, and what every table of the folder holds beyond it."""
-        return self._with(*sorted(self.folder.glob("table-*.json")))
+        """What is asked for, and what every table of the folder and every run behind its figures hold beyond it."""
+        study = self._with(*sorted(self.folder.glob("table-*.json")))
+        return study.with_stored({"rows": (), "seeds": {line["seed"] for line in self._old().values()}})
 
     def _finished(self, study: Reproduction, selection: Selection) -> Mapping[str, Outcome]:
         return self._store.collect(study.cells(selection)).outcomes
