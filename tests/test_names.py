@@ -8,6 +8,8 @@ import inspect
 import re
 import subprocess
 import sys
+import textwrap
+from dataclasses import is_dataclass
 from pathlib import Path
 
 import pydantic
@@ -46,6 +48,22 @@ def methods(thing):
     return {n: m.fget if isinstance(m, property) else m for n, m in found.items() if callable(m) or hasattr(m, "fget")}
 
 
+def as_typed(signature, thing, made):
+    """A signature whose types are the text of the source, not what their aliases stand for."""
+    kinds, types = reversed(inspect.getmro(thing)) if is_dataclass(thing) else [made], {}
+    for part in kinds:
+        if part.__module__.startswith("fedveil"):
+            [node] = ast.parse(textwrap.dedent(inspect.getsource(part))).body
+            if isinstance(node, ast.ClassDef):
+                found = {n.target.id: n.annotation for n in node.body if isinstance(n, ast.AnnAssign)}
+            else:
+                found = {n.arg: n.annotation for n in ast.walk(node.args) if isinstance(n, ast.arg)}
+                found["return"] = node.returns
+            types |= {k: ast.unparse(v).strip("'") for k, v in found.items() if v}
+    typed = [p.replace(annotation=types.get(p.name, p.annotation)) for p in signature.parameters.values()]
+    return signature.replace(parameters=typed, return_annotation=types.get("return", signature.return_annotation))
+
+
 def written(thing):
     """A signature as text, the same in every process."""
     if isinstance(thing, type) and issubclass(thing, pydantic.BaseModel):
@@ -55,7 +73,7 @@ def written(thing):
         not inspect.isfunction(made) or issubclass(thing, Exception) or made.__module__ == "typing"
     ):
         return ""
-    text = re.sub(r" at 0x[0-9a-f]+", "", str(inspect.signature(made)))
+    text = re.sub(r" at 0x[0-9a-f]+", "", str(as_typed(inspect.signature(made), thing, made)))
     return re.sub(r"^\(self(, )?", "(", text)
 
 

@@ -4,8 +4,6 @@ A section of a configuration, and the parameters of a method, a rule, a behaviou
 types, whether they come from a file, from Flower, from FLARE or from Python.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial, wraps

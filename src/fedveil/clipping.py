@@ -1,7 +1,5 @@
 """Clipping of updates, flat and per layer."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

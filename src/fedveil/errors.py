@@ -1,7 +1,5 @@
 """How FedVeil refuses: every refusal names the field, the value and what is accepted."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from difflib import get_close_matches

@@ -5,8 +5,6 @@ arXiv 1905.02383); unsubsampled Gaussian releases compose exactly, mu^2 adding u
 delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu) (Balle and Wang 2018, arXiv 1805.06530).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal

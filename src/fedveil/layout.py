@@ -1,7 +1,5 @@
 """Layout: named blocks of parameters <-> one flat vector."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -73,7 +71,7 @@ class Layout:
     kept: tuple[str, ...] = field(default=())
 
     @classmethod
-    def from_shapes(cls, shapes: Mapping[str, Sequence[int]], dtype: torch.dtype = torch.float32) -> Layout:
+    def from_shapes(cls, shapes: Mapping[str, Sequence[int]], dtype: torch.dtype = torch.float32) -> "Layout":
         """Lay out arrays of the given shapes in the mapping's order.
 
         Parameters
@@ -91,7 +89,7 @@ class Layout:
         return cls._build([(name, tuple(int(s) for s in shape), dtype) for name, shape in shapes.items()], ())
 
     @classmethod
-    def from_module(cls, module: nn.Module, buffers: Buffers = "refuse") -> Layout:
+    def from_module(cls, module: nn.Module, buffers: Buffers = "refuse") -> "Layout":
         """Lay out a module's trainable parameters.
 
         Parameters
@@ -131,7 +129,7 @@ class Layout:
         return cls._build(entries, tuple(frozen + found))
 
     @classmethod
-    def _build(cls, entries: list[tuple[str, tuple[int, ...], torch.dtype]], kept: tuple[str, ...]) -> Layout:
+    def _build(cls, entries: list[tuple[str, tuple[int, ...], torch.dtype]], kept: tuple[str, ...]) -> "Layout":
         blocks, start = [], 0
         for name, shape, dtype in entries:
             if dtype not in _SHARED:

@@ -1,7 +1,5 @@
 """What is imported when it is first used: libraries that only some users need, and the names of a package."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Comparisons and audits of a federation of one's own: a function makes it, for the clients, method and seed given."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -47,7 +45,7 @@ def compare(
     delta: float = 1e-5,
     out: str | Path | None = None,
     progress: Progress | None = None,
-) -> Compared:
+) -> "Compared":
     """Compare privacy settings side by side.
 
     Parameters
@@ -191,7 +189,7 @@ def audit(
     delta: float = 1e-5,
     progress: Progress | None = None,
     **options: Any,
-) -> OwnAudit | Judgement:
+) -> "OwnAudit | Judgement":
     """Measure how well whoever receives every model tells whether one client takes part, with and without `method`.
 
     The world without the target is the guarantee's: a client without examples (zero-out, and where nothing is promised

@@ -1,7 +1,5 @@
 """TOML and JSON from outside, as plain values: no deeper than a person writes, so that no parser runs out of stack."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

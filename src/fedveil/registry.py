@@ -1,7 +1,5 @@
 """Registries: what a configuration or a command line may name."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from functools import cache, cached_property

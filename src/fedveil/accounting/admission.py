@@ -1,7 +1,5 @@
 """What may run on a node, and on what terms it takes part in secure sums: the tables of a policy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import partial

@@ -5,8 +5,6 @@ which is the longest the mean can be. The federation trains at all below about `
 `fedveil.accounting.planning`).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal, get_args

@@ -1,7 +1,5 @@
 """What is proven about a release: one class for each kind of bound, which knows how its own kind composes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -36,7 +34,7 @@ Events = tuple[tuple[Event, int], ...]
 class Bound:
     """What is proven about a release. The base: of what promises nothing for any two neighbours."""
 
-    joins: ClassVar[tuple[type[Bound], ...]] = ()  # kinds that this one takes into its own total
+    joins: "ClassVar[tuple[type[Bound], ...]]" = ()  # kinds that this one takes into its own total
 
     def __post_init__(self) -> None:
         """Refuse what is no finite number of at least 0."""
@@ -79,7 +77,7 @@ class Bound:
         deltas = np.geomspace(1e-12, 0.5, 400)
         return meaning_of_curve(np.array([self.epsilon(float(d), relation) for d in deltas]), deltas)
 
-    def scaled(self, times: float) -> Bound:
+    def scaled(self, times: float) -> "Bound":
         """The bound for a unit that contributes so many times as much.
 
         Raises
@@ -89,7 +87,7 @@ class Bound:
         """
         raise FieldError("group", times, "a d-private promise is about vectors, not about units")
 
-    def of_group(self, size: int, relation: Relation) -> Bound:
+    def of_group(self, size: int, relation: Relation) -> "Bound":
         """The bound for several units together.
 
         Raises
@@ -100,7 +98,7 @@ class Bound:
         return self.scaled(size)
 
     @classmethod
-    def total(cls, bounds: Sequence[Any], relation: Relation) -> Bound:
+    def total(cls, bounds: Sequence[Any], relation: Relation) -> "Bound":
         """The bound of all releases together, which are of this kind or of one that it joins."""
         return bounds[0]  # type: ignore[no-any-return]
 
@@ -172,7 +170,7 @@ class GDP(Bound):
     def meaning(self, relation: Relation) -> Meaning:
         return meaning_of_mu(self.mu)
 
-    def scaled(self, times: float) -> GDP:
+    def scaled(self, times: float) -> "GDP":
         return GDP(times * self.mu, None if self.mu_per_distance is None else times * self.mu_per_distance)
 
     @classmethod
@@ -204,7 +202,7 @@ class ZCDP(Bound):
     def epsilon(self, delta: float, relation: Relation) -> float:
         return epsilon_of_rho(self.rho, delta)
 
-    def scaled(self, times: float) -> ZCDP:
+    def scaled(self, times: float) -> "ZCDP":
         return ZCDP(times**2 * self.rho)
 
     @classmethod
@@ -239,10 +237,10 @@ class PLD(Bound):
     def meaning(self, relation: Relation) -> Meaning:
         return meaning_of_curve(*curve(self.events, relation))
 
-    def scaled(self, times: float) -> PLD:
+    def scaled(self, times: float) -> "PLD":
         return PLD(tuple((louder(event, times), count) for event, count in self.events))
 
-    def of_group(self, size: int, relation: Relation) -> PLD:
+    def of_group(self, size: int, relation: Relation) -> "PLD":
         """Under Poisson sampling the number of sampled records is binomial, a mixture of shifts (arXiv 2401.10294).
 
         Under replace-one no credit is taken for the sampling of groups.

@@ -4,8 +4,6 @@ Gaussian rounds compose in closed form. Subsampling, Laplace, Euclidean Laplace 
 distributions; fixed-size sampling and discrete Gaussians through Renyi DP. dp-accounting does the numerical work.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """What has to hold for a conditional guarantee, in the words of every method, plan and reading."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from fedveil.accounting.events import Relation

@@ -6,8 +6,6 @@ loss is L = sqrt(r^2 + 2 r s u + s^2) - r, in [-s, s]. Given r, L <= l where u <
 delta(e) = P(L > e) - exp(e) P(L < -e).
 """
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 from typing import Any

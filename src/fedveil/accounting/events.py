@@ -1,7 +1,5 @@
 """Events: the noisy releases that the accountant composes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields

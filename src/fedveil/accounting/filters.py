@@ -1,7 +1,5 @@
 """Filters: a hard stop at a preset budget. They remember what they admitted."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import replace

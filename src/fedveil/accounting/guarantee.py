@@ -1,7 +1,5 @@
 """What a release promises: unit, relation, trust, scope, and the bound that is proven."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -157,7 +155,7 @@ class Guarantee(Parameters):
         """
         return self.bound.meaning(self.relation)
 
-    def of_group(self, size: int) -> Guarantee:
+    def of_group(self, size: int) -> "Guarantee":
         """The promise for several units together, such as all records of one person; this one has to be for one.
 
         Raises
@@ -172,7 +170,7 @@ class Guarantee(Parameters):
             raise FieldError("group", self.group, "start from the promise for one unit")
         return replace(self, bound=self.bound.of_group(size, self.relation), group=size)
 
-    def of_part(self, unit: Unit) -> Guarantee:
+    def of_part(self, unit: Unit) -> "Guarantee":
         """The promise for one record or person among a client's data, or for one record of a protected person.
 
         Where neighbours differ in a whole that comes, goes or counts zero, one that changes in part still moves the
@@ -224,7 +222,7 @@ class Guarantee(Parameters):
         return json.dumps(self.to_dict(), sort_keys=True)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Guarantee:
+    def from_dict(cls, values: Mapping[str, Any]) -> "Guarantee":
         """Inverse of `to_dict`.
 
         Raises

@@ -1,7 +1,5 @@
 """Ledger: what a party committed to before it let anything go, chained by checksums. Pure: engines write the lines."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
@@ -186,7 +184,7 @@ class Ledger:
         return f'{text[:-1]}, "checksum": "{self._chain}"}}'
 
     @classmethod
-    def parse(cls, run: str, party: str, lines: Iterable[str], head: str | None = None) -> Ledger:
+    def parse(cls, run: str, party: str, lines: Iterable[str], head: str | None = None) -> "Ledger":
         """Rebuild a ledger from its lines.
 
         Raises

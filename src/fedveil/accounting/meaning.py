@@ -6,8 +6,6 @@ arXiv 2407.02191): exactly under Gaussian DP; from delta(epsilon) of the compose
 Gaussian is fitted to an epsilon.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

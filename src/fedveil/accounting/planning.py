@@ -1,7 +1,5 @@
 """Plan unsubsampled Gaussian rounds: noise, budget, rounds, cohort or clipping norm, whichever is left open."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Policy: what a node allows, in costs. A server proposes; the policy accepts or refuses, and weakens nothing."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -136,7 +134,7 @@ class Policy(Parameters):
             raise FieldError("policy.distance", None, "says at which distance leakage is counted: give it")
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Policy:
+    def from_dict(cls, values: Mapping[str, Any]) -> "Policy":
         """A policy from plain values, such as those of a TOML file; unknown keys are refused."""
         known = _known(values, cls, "policy")
         for name, table in _TABLES.items():

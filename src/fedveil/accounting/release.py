@@ -1,7 +1,5 @@
 """Release: whatever crosses the trust boundary. Spend: what it cost."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from functools import cache
@@ -32,7 +30,7 @@ class Release:
     """
 
     kind: Kind
-    value: Tensor
+    value: "Tensor"
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -56,7 +54,7 @@ def digest(releases: tuple[Release, ...]) -> str:
     return h.hexdigest()
 
 
-def model_of(releases: tuple[Release, ...]) -> Tensor | None:
+def model_of(releases: tuple[Release, ...]) -> "Tensor | None":
     """The model among releases, or None."""
     found = [r.value for r in releases if r.kind == "model"]
     if len(found) > 1:
@@ -110,7 +108,7 @@ class Spend:
     leakage: float | None = None
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Spend:
+    def from_dict(cls, values: dict[str, Any]) -> "Spend":
         """From plain values, as a ledger's line has them."""
         guarantee = Guarantee.from_dict(values["guarantee"])
         return cls(**{**values, "guarantee": guarantee, "scale": tuple(values["scale"])})

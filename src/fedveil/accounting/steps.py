@@ -1,7 +1,5 @@
 """Plan one event, many times: the noise of private training steps for a total, and a filter that counts the steps."""
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 
@@ -110,7 +108,7 @@ class StepFilter:
         self._kind: Kind | None = None
 
     @classmethod
-    def within(cls, event: Event, epsilon: float, delta: float, relation: Relation = "zero-out") -> StepFilter:
+    def within(cls, event: Event, epsilon: float, delta: float, relation: Relation = "zero-out") -> "StepFilter":
         """As many steps as (epsilon, delta) allows; possibly none."""
         epsilon, low, high = require_positive("epsilon", epsilon), 0, 1
 

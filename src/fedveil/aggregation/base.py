@@ -1,7 +1,5 @@
 """The two halves of every aggregation rule, reduce the updates, then step the model; and the plain means."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from copy import copy
 from dataclasses import dataclass
@@ -93,7 +91,7 @@ class Aggregator(Parameters, ABC):
         """Fields of ServerFacts that `for_round` is to be given: nothing or ``{"public_update"}``."""
         return frozenset()
 
-    def for_round(self, state: Any, source: Source, public_update: Tensor | None = None) -> Aggregator:
+    def for_round(self, state: Any, source: Source, public_update: Tensor | None = None) -> "Aggregator":
         """The rule of one round, filled in with what it remembers, draws or is told; most rules are the same in all.
 
         Parameters

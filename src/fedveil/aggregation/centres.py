@@ -4,8 +4,6 @@ The first stays in the span of the updates, so it is worked out on weights of th
 D [n, n]: for weights w that sum to 1, |x_i - sum_j w_j x_j|^2 = (D w)_i - w.D w / 2.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch
@@ -109,7 +107,7 @@ class CentredClipping(Aggregator):
     def init(self, dimension: int, dtype: torch.dtype) -> Centre:
         return Centre(torch.zeros(dimension, dtype=dtype))
 
-    def for_round(self, state: Centre, source: Source, public_update: Tensor | None = None) -> CentredClipping:
+    def for_round(self, state: Centre, source: Source, public_update: Tensor | None = None) -> "CentredClipping":
         """Start where the last round ended."""
         return self._filled(centre=state.update) if self.remember else self
 

@@ -1,7 +1,5 @@
 """k-means over received models, started at the hypotheses (group-privacy paper, Algorithm 1, lines 9 and 10)."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import numpy as np

@@ -1,7 +1,5 @@
 """FLTrust: weigh updates by their cosine with one that the server trained on public data."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +36,7 @@ class FLTrust(Aggregator):
         """The server's own update."""
         return frozenset({"public_update"})
 
-    def for_round(self, state: Any, source: Source, public_update: Tensor | None = None) -> FLTrust:
+    def for_round(self, state: Any, source: Source, public_update: Tensor | None = None) -> "FLTrust":
         """Take the server's update of this round."""
         return self._filled(reference=public_update)
 

@@ -1,7 +1,5 @@
 """What comes before a rule: nearest-neighbour mixing and bucketing make updates more alike first."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, Self

@@ -5,8 +5,6 @@ arXiv 2003.00295, Algorithm 2). But for FedOpt at rate 1 none has an identity st
 they are heuristic; in the formal order their input is already noised and everything they do is post-processing.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar

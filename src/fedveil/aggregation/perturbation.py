@@ -1,7 +1,5 @@
 """FedRE's perturbation-aware weights: PDA-PAM (FedRE, equations 10 and 11)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

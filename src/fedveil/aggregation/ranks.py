@@ -5,8 +5,6 @@ whole rows, less those that cannot change the result; many rows are sorted after
 coordinate's values neighbours.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any, NamedTuple
 

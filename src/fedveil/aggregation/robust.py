@@ -1,7 +1,5 @@
 """Rules that resist a few bad updates: FedMedian, TrimmedMean, Krum, MultiKrum, Bulyan."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

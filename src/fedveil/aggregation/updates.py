@@ -1,7 +1,5 @@
 """The updates of a round, computed block of columns by block of columns while the received models stay as they are."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
@@ -34,7 +32,7 @@ class Updates:
     def __len__(self) -> int:
         return len(self._models)
 
-    def clipped(self, bound: float) -> Updates:
+    def clipped(self, bound: float) -> "Updates":
         """The same, each scaled down to a norm of at most `bound`."""
         result = Updates(self._models, self._start)
         result._bound, result._before, result.lengths = bound, self, self.lengths
@@ -84,7 +82,7 @@ class Updates:
         return total
 
     @property
-    def _unclipped(self) -> Updates:
+    def _unclipped(self) -> "Updates":
         return self if self._before is None else self._before
 
     @property

@@ -1,7 +1,5 @@
 """What an adversary saw, what it holds, and what it can do: an attack that needs more than that is refused."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """One run with many canaries: what its guesses prove, whatever the mechanism does to the canaries together."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

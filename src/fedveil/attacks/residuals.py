@@ -16,8 +16,6 @@ level of p is a bound on false alarms, whatever the tests have in common.
 Correlations of independent normal numbers whose means are known to be 0 follow a beta law: r^2 ~ Beta(1/2, (n - 1)/2).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

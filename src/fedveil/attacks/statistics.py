@@ -5,8 +5,6 @@ second those of what is out, and higher means in: the direction is fixed before.
 (rehearsals, or the first half in `bound`): on what is judged nothing is fitted.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

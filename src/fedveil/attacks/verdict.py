@@ -1,7 +1,5 @@
 """Verdict: what one attack reached against one setting, whatever its family, and what may not be read into it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import isfinite

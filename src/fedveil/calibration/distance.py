@@ -1,7 +1,5 @@
 """Global and metric calibration of the server's noise (metric-privacy paper, section 6 and Algorithm 1)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal

@@ -3,8 +3,6 @@
 Sources: SGA-LDP, equations 3 and 4; FedRE, equations 6, 8 and 9; the group-privacy paper, section 3 and Algorithm 2.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Mapping, Sequence

@@ -7,8 +7,6 @@ numbers in one chain as it has columns, how many depends on the processor; 128 a
 one block of columns and the matrix itself, never a second [n, d].
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

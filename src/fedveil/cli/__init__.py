@@ -1,7 +1,5 @@
 """The command line. Everything that needs PyTorch is imported by the command that uses it: ``--help`` is fast."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from typing import Annotated

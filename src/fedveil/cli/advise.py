@@ -1,7 +1,5 @@
 """``fedveil advise``: what to turn on, and what an existing configuration promises."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from pathlib import Path
@@ -92,7 +90,7 @@ def _tables(config: str | None) -> dict[str, Any]:
         return {}
 
 
-def _experiment(name: str, target: Mapping[str, Any], console: Console) -> None:
+def _experiment(name: str, target: Mapping[str, Any], console: "Console") -> None:
     """Say what an experiment's run promises, and rank what else reaches its epsilon or the one asked for."""
     from fedveil.accounting.guarantee import VACUOUS
     from fedveil.config import load
@@ -122,7 +120,7 @@ def _experiment(name: str, target: Mapping[str, Any], console: Console) -> None:
         say(console, said)
 
 
-def beside_public(ranked: Sequence[Choice], begun: bool) -> str:
+def beside_public(ranked: "Sequence[Choice]", begun: bool) -> str:
     """What to do where public examples with labels are there; `begun`: whether training begins with their model."""
     if all(choice.verdict in ("hopeless", "no promise") for choice in ranked):
         return (
@@ -134,7 +132,7 @@ def beside_public(ranked: Sequence[Choice], begun: bool) -> str:
     return f"{start}fedveil compare names settings that end below it: in their place take the public model"
 
 
-def _show(found: tuple[Choice, ...], delta: float, console: Console) -> None:
+def _show(found: "tuple[Choice, ...]", delta: float, console: "Console") -> None:
     from fedveil.report.planning import advice_tables
 
     for table in advice_tables(found, delta, console.width):

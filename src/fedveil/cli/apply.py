@@ -1,7 +1,5 @@
 """`fedveil apply`: what a trained model finds on pages of one's own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

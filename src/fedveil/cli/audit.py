@@ -1,7 +1,5 @@
 """`fedveil audit`: what a client learns about the participation of another."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """`fedveil data`: what there is, how to prepare it, and who holds what."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -103,7 +101,7 @@ def data_forge(
         say(console_for(), f"written to {out}: {len(done)} pages with {sum(done.values())} forged words", whole=True)
 
 
-def _configuration(what: str, assignments: list[str], seed: int | None) -> Config:
+def _configuration(what: str, assignments: list[str], seed: int | None) -> "Config":
     """That of a file or preset; or of a data set, dealt out to its natural clients or to ten."""
     from fedveil.config import load, parse, presets
     from fedveil.config.loading import assign as put

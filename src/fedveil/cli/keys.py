@@ -1,7 +1,5 @@
 """`fedveil keys`: a site's key for the secure sums of one study."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

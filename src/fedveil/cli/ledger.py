@@ -1,7 +1,5 @@
 """`fedveil ledger`: begin the lifetime ledger of a data set, and read what was spent from it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -90,12 +88,12 @@ def _named(path: Path) -> Path:
     return path
 
 
-def _of_head(found: Head) -> str:
+def _of_head(found: "Head") -> str:
     lines = f"{found.count} line{'' if found.count == 1 else 's'}"
     return f"head: agrees, {lines} of {found.checksum[:16]}...; begun {found.begun} by: {found.by}"
 
 
-def runs_of(ledger: Ledger, lines: list[str]) -> Table:
+def runs_of(ledger: "Ledger", lines: list[str]) -> "Table":
     """A line a run."""
     import json
 

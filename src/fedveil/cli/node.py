@@ -1,7 +1,5 @@
 """`fedveil node`: a Flower node whose policy no uploaded app can weaken."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`fedveil report`: a page to sign, its check elsewhere, and what is used of budgets."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

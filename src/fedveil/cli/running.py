@@ -1,7 +1,5 @@
 """`fedveil init`, `run`, `compare`, `plan` and `presets`."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

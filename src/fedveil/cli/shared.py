@@ -1,7 +1,5 @@
 """What the commands share: options, refusals as one line and an exit code, folders."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator
@@ -136,7 +134,7 @@ OUTPUT = Output()
 PIPE = 1000  # columns where nobody reads line by line: words and rows stay whole
 
 
-def console_for() -> Console:
+def console_for() -> "Console":
     """The terminal, or a page as wide as it takes when output goes elsewhere; silent, or one for JSON, if asked for."""
     from rich.console import Console
 
@@ -146,7 +144,7 @@ def console_for() -> Console:
     return found if found.is_terminal else Console(width=max(found.width, PIPE), quiet=OUTPUT.quiet)
 
 
-def _json_console() -> Console:
+def _json_console() -> "Console":
     """Prints tables as one line of JSON each on standard output, and everything else on standard error."""
     from rich.console import Console
 
@@ -163,14 +161,14 @@ def _json_console() -> Console:
     return JsonConsole(stderr=True, width=PIPE, quiet=OUTPUT.quiet)
 
 
-def executor_of(name: str) -> Factory | None:
+def executor_of(name: str) -> "Factory | None":
     """The function that makes the executor of that name."""
     from fedveil.grid.jobs import EXECUTORS
 
     return EXECUTORS.find(name) if name else None
 
 
-def say(console: Console, *lines: str, whole: bool = False) -> None:
+def say(console: "Console", *lines: str, whole: bool = False) -> None:
     """Print lines as they stand; a whole one is not broken, so that a path in it can be copied."""
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=whole)

@@ -1,7 +1,5 @@
 """`fedveil verify`: every guarantee against an adversary who plays the worst case."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,7 +59,7 @@ def verify(
 
 
 def _keep(
-    console: Console, folder: Path, name: str, table: Table, data: str, seeds: Sequence[int], values: dict[str, Any]
+    console: "Console", folder: Path, name: str, table: "Table", data: str, seeds: Sequence[int], values: dict[str, Any]
 ) -> None:
     """Write a part's table and figures, and show the table."""
     from fedveil.runs.provenance import provenance
@@ -74,7 +72,7 @@ def _keep(
     say(console, f"written to {folder}: {name}.json, {name}.md", whole=True)
 
 
-def _noise(folder: Path, console: Console) -> list[dict[str, Any]]:
+def _noise(folder: Path, console: "Console") -> list[dict[str, Any]]:
     """One table: whether every method's noise is as declared, over rounds and coordinates; the rows where it is not."""
     from fedveil.games.guarantees import DIMENSIONS, LEVEL, examine_all
     from fedveil.mechanisms import ReproducibleSource
@@ -132,7 +130,7 @@ def _canaries(m: int, folder: Path) -> None:
             fail(f"{len(beaten)} of {len(cells)} promises are broken, first that of {beaten[0]}", 1)
 
 
-def _found(verdict: Verdict) -> str:
+def _found(verdict: "Verdict") -> str:
     largest = max(verdict.point, verdict.details["independent mu"] if verdict.figure.startswith("mu") else 0.0)
     return f"{largest:.2f}, {'found' if verdict.details.get('broken') else 'not found'}"
 

@@ -1,7 +1,5 @@
 """What every table of a configuration is: frozen, without unknown keys; and how it is written as TOML."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, ClassVar, Self

@@ -1,7 +1,5 @@
 """What the columns of somebody's table look like: inputs, limits, and the ids of sites and people among them."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The configuration of an experiment: everything that may stand in its TOML file."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -131,7 +129,7 @@ class Config(Section):
         return values
 
     @model_validator(mode="after")
-    def _check(self) -> Config:
+    def _check(self) -> "Config":
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
             raise FieldError("name", self.name, "names a folder: letters, digits, dots, dashes and underscores only")
         planned = self.data.planned

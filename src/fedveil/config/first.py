@@ -1,7 +1,5 @@
 """A first configuration for somebody's data: what `fedveil init` writes."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from importlib.resources import files

@@ -1,7 +1,5 @@
 """What a folder holds: a run, a comparison, an audit, a study, or somebody else's files."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Load a configuration: from a file or a preset, with single keys set on the command line."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
@@ -38,7 +36,7 @@ def _packaged() -> dict[str, Traversable]:
     return {file.name.removesuffix(".toml"): file for file in files if file.name.endswith(".toml")}
 
 
-def load(where: str | Path, assignments: Sequence[str] = (), **overrides: Any) -> Config:
+def load(where: str | Path, assignments: Sequence[str] = (), **overrides: Any) -> "Config":
     """Load and check a configuration.
 
     Parameters
@@ -103,7 +101,7 @@ def _switch(values: dict[str, Any], method: str, assigned: Collection[str]) -> N
             values.pop(name, None)
 
 
-def parse(values: Mapping[str, Any]) -> Config:
+def parse(values: Mapping[str, Any]) -> "Config":
     """Check plain values.
 
     Raises

@@ -1,7 +1,5 @@
 """``[malicious]``: clients that attack the federation, and how."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
@@ -98,7 +96,7 @@ class Malicious(Behaving):
     acting: bool = True
 
     @model_validator(mode="after")
-    def _check(self) -> Malicious:
+    def _check(self) -> "Malicious":
         if (self.clients is None) == (self.share is None):
             raise FieldError("malicious.clients", self.clients, "give either the clients or their share")
         if self.share is not None and not 0 < self.share < 0.5:

@@ -1,7 +1,5 @@
 """Keys whose owner is named in the same section: a data source's options, a rule's fields, a method's parameters."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """``[aggregator]`` and ``[privacy]``: the rule, the method around it, and what stops a party."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
@@ -75,7 +73,7 @@ class Budget(Section):
     leakage_cap: Positive | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Budget:
+    def _check(self) -> "Budget":
         if self.delta > LARGEST_DELTA:
             accepted = f"is the chance that nothing is promised: at most {LARGEST_DELTA}, e.g. 1e-5"
             raise FieldError("privacy.budget.delta", self.delta, accepted)

@@ -1,7 +1,5 @@
 """The tables of an experiment's TOML file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -119,7 +117,7 @@ class Data(OpenSection):
         return {"partition": NATURAL, **values} if values.get("clients") == NATURAL else values
 
     @model_validator(mode="after")
-    def _check(self) -> Data:
+    def _check(self) -> "Data":
         if self.clients == NATURAL and self.partition != NATURAL:
             accepted = "natural clients are not dealt out: leave it out, or give a number of clients"
             raise FieldError("data.partition", self.partition, accepted)
@@ -234,7 +232,7 @@ class Stopping(Section):
     releases: int = 20
 
     @model_validator(mode="after")
-    def _check(self) -> Stopping:
+    def _check(self) -> "Stopping":
         if not 0 < self.clients < 1:
             raise FieldError("stopping.clients", self.clients, "must be a share of the clients above 0 and below 1")
         self.build()
@@ -263,7 +261,7 @@ class Randomness(Section):
     seed: int | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Randomness:
+    def _check(self) -> "Randomness":
         if self.kind == "secure" and self.seed is not None:
             raise FieldError("source.seed", self.seed, "secure noise has no seed; leave it out")
         return self

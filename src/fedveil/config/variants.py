@@ -1,7 +1,5 @@
 """The settings of a comparison: one configuration each."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

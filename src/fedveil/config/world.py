@@ -1,7 +1,5 @@
 """``[world]``: a federation with one client in question, who asks, and what stands in that one's place without it."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -96,7 +94,7 @@ class World(Section):
         shadow: str = "clean",
         colluding: int | None = None,
         base: int = 0,
-    ) -> World:
+    ) -> "World":
         """Check and fill in for n clients: by default the first attacks the last, and two collude if there are three.
 
         Raises

@@ -1,7 +1,5 @@
 """Arrays from an npz file: checked, scaled and brought into the order of the models."""
 
-from __future__ import annotations
-
 import math
 import zipfile
 from collections.abc import Collection, Sequence

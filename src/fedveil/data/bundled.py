@@ -1,7 +1,5 @@
 """Sets known by name: scikit-learn's handwritten digits and breast cancer table, and the Alzheimer MRI slices."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 import zipfile

@@ -1,7 +1,5 @@
 """Who holds what: partitions of a data set over clients, and what each client keeps apart."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal
 

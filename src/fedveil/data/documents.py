@@ -1,7 +1,5 @@
 """Documents with masks of what was tampered with: folders of images and masks, T-SROIE's or DocTamper's own files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

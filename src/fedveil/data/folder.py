@@ -1,7 +1,5 @@
 """Folders of images: one sub-folder a class, where wanted below one a client."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Forge words on pages of one's own, so that a set with exact masks is there to train on: a folder for `documents`."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rows of a table as tensors: columns scaled by what was declared, never by statistics of everybody's rows."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -111,7 +109,7 @@ class Rows:
     """A part of a table (training or test) under the name of its file, and the decimal sign of its texts."""
 
     file: str
-    frame: pandas.DataFrame
+    frame: "pandas.DataFrame"
     decimal: str = "."
 
 
@@ -283,7 +281,7 @@ def _numbers(part: Rows, column: str) -> NDArray[np.float64]:
     return values  # type: ignore[no-any-return]
 
 
-def _present(part: Rows, column: str) -> pandas.Series[Any]:
+def _present(part: Rows, column: str) -> "pandas.Series[Any]":
     values = part.frame[column]
     missing = np.flatnonzero(values.isna().to_numpy())
     if len(missing):

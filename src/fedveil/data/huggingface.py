@@ -1,7 +1,5 @@
 """Data sets that were saved by Hugging Face's `datasets` with ``save_to_disk``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path

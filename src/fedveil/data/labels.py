@@ -1,7 +1,5 @@
 """Checks of what examples are labelled with: classes from 0 on, without gaps, and the clients they belong to."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal, InvalidOperation

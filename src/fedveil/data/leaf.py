@@ -1,7 +1,5 @@
 """Data in the form of LEAF: JSON files of users, each with the examples of its own."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from math import isqrt

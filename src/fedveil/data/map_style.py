@@ -1,7 +1,5 @@
 """PyTorch's map-style data sets, from Python."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What each client holds, and what is worth saying about it before a run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

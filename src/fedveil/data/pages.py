@@ -5,8 +5,6 @@ and `file_name`, and `annotations` with `image_id`, `category_id` (2 says that t
 four corners x, y in pixels; other outlines of COCO's are read, too.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

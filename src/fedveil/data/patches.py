@@ -6,8 +6,6 @@ to centre j; features are averaged over the quarters of the image. Of images tha
 their own features.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -58,7 +56,7 @@ class Patches:
         scaled = F.normalize((self._pooled(images) - self.shift) / self.scale, dim=1)
         return LENGTH * (scaled if self.directions is None else F.normalize(scaled @ self.directions, dim=1))
 
-    def projected(self, images: Tensor, components: int, how: Literal["public", "random"], seed: int) -> Patches:
+    def projected(self, images: Tensor, components: int, how: Literal["public", "random"], seed: int) -> "Patches":
         """The same with fewer features: the principal components of public images' features, or random directions.
 
         Raises

@@ -1,7 +1,5 @@
 """One image file as an array, decoded by Pillow with bounds on what it may turn into."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -176,7 +174,7 @@ def _slice(name: str, opened: Any, max_pixels: int) -> Array:
     return deep
 
 
-def _pixels(name: str, image: Image, mode: str, size: tuple[int, int] | None) -> Array:
+def _pixels(name: str, image: "Image", mode: str, size: tuple[int, int] | None) -> Array:
     deep = image.mode.startswith("I;16")
     if deep and mode == "rgb":
         raise FieldError(name, image.mode, "16-bit grey cannot be taken as RGB: use data.mode = 'grey'")

@@ -1,7 +1,5 @@
 """The draws behind the partitions: who gets which examples."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

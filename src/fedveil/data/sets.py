@@ -1,7 +1,5 @@
 """What a data set is once it is loaded, and how a missing one is refused."""
 
-from __future__ import annotations
-
 import os
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -58,19 +56,19 @@ class DataSet:
     """
 
     name: str
-    x: Tensor
-    y: Tensor
-    test_x: Tensor | None = None
-    test_y: Tensor | None = None
+    x: "Tensor"
+    y: "Tensor"
+    test_x: "Tensor | None" = None
+    test_y: "Tensor | None" = None
     classes: int = 0
     counted: bool = False
     class_names: tuple[str, ...] = ()
-    owner: Tensor | None = None
+    owner: "Tensor | None" = None
     owners: tuple[str, ...] = ()
-    group: Tensor | None = None
-    attributes: Mapping[str, Tensor] = field(default_factory=dict)
+    group: "Tensor | None" = None
+    attributes: "Mapping[str, Tensor]" = field(default_factory=dict)
     local_columns: tuple[int, ...] = ()
-    regions: Tensor | None = None
+    regions: "Tensor | None" = None
     region_names: tuple[str, ...] = ()
     note: str = ""
     licence: str = ""
@@ -96,12 +94,12 @@ class DataSet:
         """The names of the classes, or their numbers."""
         return self.class_names or tuple(str(c) for c in range(self.classes))
 
-    def take(self, rows: Tensor) -> DataSet:
+    def take(self, rows: "Tensor") -> "DataSet":
         """The same set with only some of the examples to be dealt out; the test half stays."""
         owner, group, regions = (None if v is None else v[rows] for v in (self.owner, self.group, self.regions))
         return replace(self, x=self.x[rows], y=self.y[rows], owner=owner, group=group, regions=regions)
 
-    def sensitive(self, kinds: Sequence[str]) -> Tensor:
+    def sensitive(self, kinds: Sequence[str]) -> "Tensor":
         """Where examples show one of these kinds, bool [N, H, W].
 
         Raises
@@ -117,7 +115,7 @@ class DataSet:
         return (self.regions & chosen) != 0
 
 
-def own_scale(x: Tensor, columns: tuple[int, ...], reference: Tensor) -> Tensor:
+def own_scale(x: "Tensor", columns: tuple[int, ...], reference: "Tensor") -> "Tensor":
     """Columns of `x` standardised by the means and deviations of one party's own rows.
 
     Parameters

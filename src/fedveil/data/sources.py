@@ -1,7 +1,5 @@
 """Data sets by name: what there is, what is here, and how to load it."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 class Readable(Protocol):
     """Options of a source whose examples are made when they are asked for."""
 
-    def read(self) -> DataSet:
+    def read(self) -> "DataSet":
         """The examples."""
 
 
@@ -155,7 +153,7 @@ SOURCES: Registry[SourceInfo] = Registry(
 )
 
 
-def load(name: str, **options: Any) -> DataSet:
+def load(name: str, **options: Any) -> "DataSet":
     """Load a data set of the registry ``SOURCES``.
 
     Parameters

@@ -1,7 +1,5 @@
 """Tables: CSV and parquet files, a row an example."""
 
-from __future__ import annotations
-
 import gzip
 import warnings
 import zlib
@@ -91,7 +89,7 @@ def read_table(field: str, path: str | Path, style: tuple[str, str], bounds: tup
     return Rows(file.name, frame, "." if name.endswith(".parquet") else style[1])
 
 
-def _csv(field: str, file: Path, separator: str, max_rows: int, max_bytes: int) -> pandas.DataFrame:
+def _csv(field: str, file: Path, separator: str, max_rows: int, max_bytes: int) -> "pandas.DataFrame":
     pd = pandas_module()
     content = _unpacked(field, file, max_bytes)
     if not content.strip():
@@ -130,7 +128,7 @@ def _unpacked(field: str, file: Path, max_bytes: int) -> bytes:
     return content
 
 
-def _parquet(field: str, file: Path, max_rows: int, max_bytes: int) -> pandas.DataFrame:
+def _parquet(field: str, file: Path, max_rows: int, max_bytes: int) -> "pandas.DataFrame":
     need = "reading parquet files needs pyarrow"
     parquet = optional("pyarrow.parquet", need, "pyarrow")
     failures = (optional("pyarrow", need, "pyarrow").ArrowException, OSError, ValueError)

@@ -5,8 +5,6 @@ lies inside the rectangle of a text box, is cut between letters where it can be,
 surroundings, and what is pasted or written fades in over one pixel. Outside the mask a page keeps every pixel.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What a deployed run has promised so far and whom it lost, in the words of the server's log."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 
 from fedveil.accounting import Filter, Guarantee, Spend, total, unprotected

@@ -1,7 +1,5 @@
 """Put a federation together: its method, first models, cohorts, and what a trained client would send."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache

@@ -11,8 +11,6 @@ own. Under a secure sum every question (who is asked, which try, which model) is
 same question gives the same bits, and no other answer.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """No record, and no person, in two roles: the promise to those who train covers no loss of those who validate."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 

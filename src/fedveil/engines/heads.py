@@ -10,8 +10,6 @@ spent. Every other line is announced in the head before it is written, so that a
 put back together agree, and whoever holds ledger, head and key can forge them.
 """
 
-from __future__ import annotations
-
 import hmac
 import json
 import os
@@ -56,7 +54,7 @@ class Head:
     announced: str = ""
     begun: str = ""
 
-    def extended(self, lines: Sequence[str], first: str) -> Head:
+    def extended(self, lines: Sequence[str], first: str) -> "Head":
         """The head of a ledger that agrees with this one, with its lines after the first; `first` begins the chain.
 
         Raises

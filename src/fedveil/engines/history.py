@@ -1,7 +1,5 @@
 """What a run leaves in memory, under every engine."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf

@@ -1,7 +1,5 @@
 """A site's key of one study, as a file that its owner alone can read."""
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

@@ -5,8 +5,6 @@ answers for the data (`begin_ledger`), and a missing one is never made on the wa
 line says who began it; each further line is one intent or release, on the disk before anything is handed over.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -141,7 +139,7 @@ class LifetimeLedger:
         self._file: LockedFile | None = None
         self._stack = ExitStack()
 
-    def __enter__(self) -> LifetimeLedger:
+    def __enter__(self) -> "LifetimeLedger":
         """Lock and read it.
 
         Raises

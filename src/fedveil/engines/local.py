@@ -1,7 +1,5 @@
 """The embedded engine: a whole federation in one process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial

@@ -3,8 +3,6 @@
 The operating system holds the lock, through every name of the file, and lets go of it when the process ends.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time
@@ -76,7 +74,7 @@ class LockedFile:
     def __init__(self, path: Path, patience: float) -> None:
         self._path, self._patience, self._handle, self._process = path, patience, -1, os.getpid()
 
-    def __enter__(self) -> LockedFile:
+    def __enter__(self) -> "LockedFile":
         """Lock it.
 
         Raises

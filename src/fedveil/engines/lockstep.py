@@ -4,8 +4,6 @@ Every federation keeps its own parties, ledgers, noise and seeds, and ends in th
 (with a trainer whose results do not depend on who else is trained).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

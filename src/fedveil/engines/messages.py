@@ -1,7 +1,5 @@
 """What every framework's messages hold, as plain values: public facts, metrics, and the mark of a protected reply."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any

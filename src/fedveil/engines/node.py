@@ -1,7 +1,5 @@
 """One client of a deployed run: what its node settled, and its party with the ledger, opened for one message."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass

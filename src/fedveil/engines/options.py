@@ -1,7 +1,5 @@
 """The grouped arguments of a federation: what its parties share, what may be spent, what is measured, how it runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -3,8 +3,6 @@
 Each holds state, filter and ledger; the order is admit, draw, commit, hand over.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

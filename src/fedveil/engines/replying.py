@@ -1,7 +1,5 @@
 """What a cohort sends: each client's release after its protection, and what malicious ones make of theirs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 

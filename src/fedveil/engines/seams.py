@@ -12,8 +12,6 @@ record, ``RoundRecord.figures``. A probe is the experimenter's instrument: it ma
 no releases, and nothing that a party does may follow from them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol

@@ -1,7 +1,5 @@
 """What a server keeps of a deployed run beside its party: rounds, cost, log, folder."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from logging import Logger
 from math import isfinite

@@ -1,7 +1,5 @@
 """The sites of secure sums: all of one process, each with a key of its own; or the one that a deployed node is."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -29,7 +27,7 @@ class Sites:
     keys: Sequence[SiteKey] = ()
 
     @classmethod
-    def of(cls, given: Sequence[SiteKey], clients: int, source: Source, seed: int) -> Sites:
+    def of(cls, given: Sequence[SiteKey], clients: int, source: Source, seed: int) -> "Sites":
         """The given keys, or made ones: fresh where the source is deployable, else of the seed, to be drawn again.
 
         Raises

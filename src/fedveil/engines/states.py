@@ -1,7 +1,5 @@
 """States as flat dictionaries, for checkpoints and for message records."""
 
-from __future__ import annotations
-
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 

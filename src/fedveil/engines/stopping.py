@@ -1,7 +1,5 @@
 """Early stopping on validation clients: clients that never train, and whose losses are releases."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy

@@ -4,8 +4,6 @@ A server under local trust is told nothing here that follows a client's data: it
 What a client's own update shows is said on that client's node, or to the experimenter who holds all of them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Accuracy against attacks: every setting of a comparison is attacked, and its summary says how well that went."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

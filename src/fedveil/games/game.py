@@ -9,8 +9,6 @@ outlive the process. A malicious client is a behaviour of the configuration.
 A game of yours joins by ``@GAMES.register("name")``; then ``fedveil audit CONFIG --game name`` plays it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ and what a client risks at worst is asked. Beside the settings stand noises of k
 scale. The last client is not attacked: its images are the server's reference.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace

@@ -5,8 +5,6 @@ adversary's reference. A person is in with all her records, or out with all; her
 judged by itself; runs differ in the seed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial

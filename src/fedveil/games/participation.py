@@ -4,8 +4,6 @@ The same attacks always run against the federation without its defence too: an a
 about the defence. Every run has its own data, first model, training order, cohorts and noise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass

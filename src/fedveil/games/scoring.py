@@ -1,7 +1,5 @@
 """From scores to verdicts: thresholds and likelihoods come from rehearsals, figures from the other runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -93,7 +91,7 @@ class Replicate:
     relation: str = ""
 
     @classmethod
-    def of(cls, case: Case, outcome: Outcome) -> Replicate:
+    def of(cls, case: Case, outcome: Outcome) -> "Replicate":
         """Read a finished run."""
         values = outcome.summary.values
         [seen] = values["concluded"].values()

@@ -7,8 +7,6 @@ and of as many that it held out. They are trained as clients are, clipped as the
 was, as far as a Gaussian can be; where the noise is inside training, each is the last model of a whole federation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from math import sqrt

@@ -1,7 +1,5 @@
 """What a client and its colluders see of a run, and what every attack on participation scores there."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self

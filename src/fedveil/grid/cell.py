@@ -1,7 +1,5 @@
 """A cell, one run known by a key that says everything that decides its figures, and what a finished one leaves."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -50,11 +48,11 @@ class Cell:
     label: str
     config: Config
     probes: tuple[Probe, ...] = ()
-    sigma_of: Cell | tuple[Cell, ...] | None = None
+    sigma_of: "Cell | tuple[Cell, ...] | None" = None
     make: Callable[[], Federation] | None = None
 
     @property
-    def sources(self) -> tuple[Cell, ...]:
+    def sources(self) -> "tuple[Cell, ...]":
         """The cells whose sigma it takes."""
         return (self.sigma_of,) if isinstance(self.sigma_of, Cell) else self.sigma_of or ()
 

@@ -1,7 +1,5 @@
 """Run several privacy settings side by side."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Several cells at once, each in a process of its own."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal
@@ -62,7 +60,7 @@ class Jobs:
         self._others = set(multiprocessing.active_children())
         self._going: dict[Future[tuple[float, str]], Cell] = {}
 
-    def __enter__(self) -> Jobs:
+    def __enter__(self) -> "Jobs":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -1,7 +1,5 @@
 """The store: the only place that knows which cells are done, and that runs the others."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence

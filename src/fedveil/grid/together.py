@@ -6,8 +6,6 @@ operation trains the clients of all of them. Models whose training takes seconds
 blocks or one by one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any

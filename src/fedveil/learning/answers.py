@@ -1,7 +1,5 @@
 """A model's answers beside the truth, in groups, and the registry of what is computed of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -81,7 +79,7 @@ class Answers:
         """[M, C]."""
         return torch.from_numpy(self.outputs).softmax(1).numpy()
 
-    def joined(self) -> Answers:
+    def joined(self) -> "Answers":
         """The same as one group; what was worked out label by label stays known."""
         whole = replace(self, group=np.zeros_like(self.group), counts=np.array([len(self.labels)]))
         vars(whole).update({name: vars(self)[name] for name in ("predicted", "probabilities") if name in vars(self)})

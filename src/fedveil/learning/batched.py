@@ -1,7 +1,5 @@
 """Local training of many clients at once, on stacked parameters."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from functools import partial

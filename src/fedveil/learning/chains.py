@@ -4,8 +4,6 @@ A dense layer's gradient is the product of its output gradients and its inputs (
 that a step is a pass forwards, the loss's own gradient, a pass backwards, and one product a layer, without autograd.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

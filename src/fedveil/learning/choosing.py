@@ -1,7 +1,5 @@
 """Which hypothesis fits a client best, for one client or for thousands at once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

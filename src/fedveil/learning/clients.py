@@ -1,7 +1,5 @@
 """What one client holds: its examples, and those it keeps apart to measure."""
 
-from __future__ import annotations
-
 from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +31,7 @@ class OnDemand(Tensor):
     _read: Callable[[Sequence[int]], Tensor]
 
     @staticmethod
-    def __new__(cls, read: Callable[[Sequence[int]], Tensor], shape: Sequence[int], dtype: torch.dtype) -> OnDemand:
+    def __new__(cls, read: Callable[[Sequence[int]], Tensor], shape: Sequence[int], dtype: torch.dtype) -> "OnDemand":
         found = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype)
         found._read = read
         return found

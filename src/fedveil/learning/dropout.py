@@ -1,7 +1,5 @@
 """Dropout that draws from a stream of its own instead of the global random state."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Measure models on held-out examples, client by client and pooled."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

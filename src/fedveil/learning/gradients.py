@@ -1,7 +1,5 @@
 """Gradients of single examples, formed or as products: norms, persons' means and clipped sums, in float64."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol

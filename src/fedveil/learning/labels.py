@@ -1,7 +1,5 @@
 """Labels checked by row: what raises for one label would raise for the whole batch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -9,8 +9,6 @@ replaced by what `fedveil.learning.recognised` reads in it, and nothing listens:
 may mix rows, and a model with one goes another way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

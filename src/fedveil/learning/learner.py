@@ -1,7 +1,5 @@
 """What a client does with a broadcast before its method protects the result: choose, train, score."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args

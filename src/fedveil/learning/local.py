@@ -1,7 +1,5 @@
 """What a client does in a round, and what comes of it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Losses by name, and the outputs of a model for one flat vector."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial

@@ -9,8 +9,6 @@ A metric is a function of `Answers` under a name; registering another one is a d
 The unit that is counted is a label: one an example, or one a pixel where a model names a class a pixel.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

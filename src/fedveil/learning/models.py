@@ -1,7 +1,5 @@
 """Small models by name, initialised from a seed alone."""
 
-from __future__ import annotations
-
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Sequence

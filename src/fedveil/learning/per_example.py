@@ -8,8 +8,6 @@ comes after, in float64, is only bounded: by rounding, two sums of n clipped gra
 differ by less than 2 n^2 2^-53 C more than they should, which C is lowered by.
 """
 
-from __future__ import annotations
-
 import logging
 from contextlib import suppress
 from math import ceil

@@ -1,7 +1,5 @@
 """Local training whose vector is private when it leaves the trainer: DP-SGD (Abadi et al. 2016, arXiv 1607.00133)."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """Clients as PyTorch's data sets: read into memory where they are small, one batch at a time where they are large."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

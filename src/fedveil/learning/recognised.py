@@ -4,8 +4,6 @@ A symbolic trace has no values, so that no branch follows one, and what it finds
 calls of known layers, and operations that are listed here because a row of their result follows from that row alone.
 """
 
-from __future__ import annotations
-
 import operator
 from copy import deepcopy
 from typing import Any

@@ -8,8 +8,6 @@
         return {"weight": ..., "bias": ...}
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ Source: FedRE (layer-wise local differential privacy from privacy-sensitive regi
 averaged over the region's pixels and then over the images. A layer is a module: weight and bias together.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

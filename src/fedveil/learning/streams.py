@@ -1,7 +1,5 @@
 """The streams of local training: shuffling and dropout, keyed by the client's key and by nothing else."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Work shared between threads, which ends soon after whoever waits for it has left."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

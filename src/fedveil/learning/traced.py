@@ -5,8 +5,6 @@ value of the data changes: no branch, no exception, no state between calls. Each
 row, at its place in a batch of this size, follows from that row alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import getitem

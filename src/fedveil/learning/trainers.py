@@ -1,7 +1,5 @@
 """Choose the trainer."""
 
-from __future__ import annotations
-
 import logging
 
 from torch import nn

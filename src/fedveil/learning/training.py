@@ -1,7 +1,5 @@
 """Local training: one client after another on one model, every stream keyed, nothing shared between clients."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """A small U-Net: one score a class and pixel."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Whose contribution is clipped: single examples, or persons with all their images."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -36,7 +34,7 @@ class Units:
         return self.rows.shape[1]
 
     @classmethod
-    def of(cls, client: ClientData, images: int) -> Units:
+    def of(cls, client: ClientData, images: int) -> "Units":
         """Single examples where `images` is 0; else persons, with the first so many images of each.
 
         What is left out of a person follows her own images alone.

@@ -1,7 +1,5 @@
 """What a model must not have to be trained on clipped gradients of single examples, and how to mend it."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass

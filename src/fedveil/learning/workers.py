@@ -1,7 +1,5 @@
 """Clients trained side by side: worker threads with one intra-op thread each."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from contextlib import suppress

@@ -4,8 +4,6 @@ Sampler: Canonne, Kamath and Steinke 2020 (arXiv 2004.00010, Algorithms 1 to 3),
 vectors; only the last multiplication by the grid is floating point, and that is post-processing.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """The noise itself: Gaussian, and n-dimensional Laplace under the Euclidean distance."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

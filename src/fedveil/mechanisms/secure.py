@@ -7,8 +7,6 @@ and 20 rounds; 32 bits would end at 6.76 and give away more than delta = 1e-5 th
 real-valued distribution (Mironov 2012).
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import math
@@ -104,7 +102,7 @@ class SecureSource(Source):
         self._threads = require_workers("threads", threads)
         self._stream: _Stream | None = None
 
-    def child(self, *key: Key) -> SecureSource:
+    def child(self, *key: Key) -> "SecureSource":
         """A fresh stream under a key of its own; the same key of the caller gives a different one every time."""
         return SecureSource(threads=self._threads)
 
@@ -148,7 +146,7 @@ class SecureSource(Source):
         stream.write(raw, length, stream.take(-(-length // _BLOCK)))
         return torch.from_numpy(raw[:length].view(np.int64))
 
-    def _current(self) -> _Stream:
+    def _current(self) -> "_Stream":
         stream = self._stream
         if stream is None or stream.process != _process():
             stream = self._stream = _Stream()
@@ -238,7 +236,7 @@ class KeyedSource(SecureSource):
         super().__init__()
         self._key, self._keyed = key, _KeyedStream(key)
 
-    def child(self, *key: Key) -> KeyedSource:
+    def child(self, *key: Key) -> "KeyedSource":
         """The stream of a further key; the same key always gives the same one."""
         text = repr([(type(part).__name__, part) for part in key])
         return KeyedSource(hmac.digest(self._key, text.encode(), hashlib.sha256))

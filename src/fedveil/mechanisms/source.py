@@ -1,7 +1,5 @@
 """Where randomness comes from: a reproducible source for experiments, a secure one for deployments."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from abc import ABC, abstractmethod
@@ -60,7 +58,7 @@ class Source(ABC):
     deployable: ClassVar[bool]
 
     @abstractmethod
-    def child(self, *key: Key) -> Source:
+    def child(self, *key: Key) -> "Source":
         """A fresh stream for a key such as (round, partition, purpose, attempt)."""
 
     @abstractmethod
@@ -126,7 +124,7 @@ class ReproducibleSource(Source):
         # Philox takes all 128 bits of its key; torch's generator would keep 32, and large cohorts would share streams
         self._generator = np.random.Generator(_philox(_digest("noise", seed, *_key)))
 
-    def child(self, *key: Key) -> ReproducibleSource:
+    def child(self, *key: Key) -> "ReproducibleSource":
         """A fresh stream; the same key always gives the same one."""
         return ReproducibleSource(self._seed, _key=(*self._key, *key))
 
@@ -165,7 +163,7 @@ class NoSource(Source):
     kind = "none"
     deployable = True
 
-    def child(self, *key: Key) -> NoSource:
+    def child(self, *key: Key) -> "NoSource":
         return self
 
     def uniform(self, size: int) -> Tensor:

@@ -1,7 +1,5 @@
 """The methods, one file each, and the registry that puts their two sides together."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any

@@ -1,7 +1,5 @@
 """Server-side Gaussian noise around any aggregation rule: what global DP and metric privacy share."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The contract of the phases: what every method must offer, and what it may see."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What the two sides of a method are given, and what they give back."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -7,8 +7,6 @@ role of -eta * gradient, and one client's update (not one sample) is what is cli
 from private data. The server weighs clients layer by layer by scores of the received models on public data.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Trust model: honest server, semi-honest clients. Per round sigma = z * C / n. As
 rule) the guarantee follows the sensitivity of what ran, which is C * max weight for a mean and about C for a median.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from torch import Tensor

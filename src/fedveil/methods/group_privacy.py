@@ -7,8 +7,6 @@ depends on the private step. The leakage n / nu of a participation is public and
 chose is private too, and protected as far as the hypotheses are apart: every spend states that distance.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ pairwise distance of the local models, taken before clipping. Heuristic: sigma d
 read off the release itself.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Literal
 

@@ -6,8 +6,6 @@ data best and reports which one that was; the server averages the models of each
 bits a round about the client's data, beside the model itself. Nothing is promised.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar

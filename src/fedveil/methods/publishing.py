@@ -15,8 +15,6 @@ releases one client makes is capped. Under central trust the server averages the
 `Publishing` does for metrics, in its own ledger. What is decided from these numbers is post-processing.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

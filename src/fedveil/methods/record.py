@@ -21,8 +21,6 @@ Three trust models:
   honest sites of any roster.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """What is agreed on at record and person level: whose contribution is clipped, how often it counts, and by whom."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields

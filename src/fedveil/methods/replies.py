@@ -1,7 +1,5 @@
 """What arrived at the server: admitted, and as tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from math import isfinite

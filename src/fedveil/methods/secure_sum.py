@@ -5,8 +5,6 @@ noise, under masks that cancel only where all sites of one question are added up
 Learning rate, momentum and the model belong to the server.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

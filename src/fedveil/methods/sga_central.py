@@ -11,8 +11,6 @@ size follows the private updates.
     epsilon_i = epsilon_min + (epsilon_max - epsilon_min) s(S_i)      s: max(0, S_i), or the share of the round's range
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ noise's size reveals the private cosine; and a malicious client that computes it
 section B, where the server works out the budget, is `fedveil.methods.sga_central`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache

@@ -3,8 +3,6 @@
 `RecordDP` clips, counts and quotes; these say whose noise counts, what leaves a silo, and who adds it up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar

@@ -3,8 +3,6 @@
 The approval is a line of text, which travels in the run's configuration (`APPROVAL`); nothing else in it is trusted.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from datetime import UTC, date, datetime

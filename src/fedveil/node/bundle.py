@@ -1,7 +1,5 @@
 """An app bundle (FAB) in memory: its hash and its code are those of the same bytes, which are read once."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 import zipfile

@@ -1,7 +1,5 @@
 """What a node answers to a message: what the privacy mod makes, or one of two constant words."""
 
-from __future__ import annotations
-
 import os
 import stat
 from dataclasses import dataclass, replace
@@ -51,7 +49,7 @@ class NodePolicy:
     admission: Admission
 
     @classmethod
-    def read(cls, path: str | Path) -> NodePolicy:
+    def read(cls, path: str | Path) -> "NodePolicy":
         """Read the file.
 
         Raises

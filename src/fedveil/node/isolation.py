@@ -6,8 +6,6 @@ network lists them, and no process but its own, which all end with the first. Wh
 reading what the node's user reads, pipes that lie in a file system, and sockets there of another network namespace.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

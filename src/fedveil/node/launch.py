@@ -4,8 +4,6 @@ Flower's SuperExec starts it for one message, by name. It takes the message from
 the reply, and hands that back. It installs nothing, sends no log, and what fails before there is a reply sends nothing.
 """
 
-from __future__ import annotations
-
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence

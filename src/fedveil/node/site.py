@@ -1,7 +1,5 @@
 """A node's folder: its policy, its ledger, and the commands that Flower starts in the place of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -3,8 +3,6 @@
 What leaves the node is made of it by the mod, in the process that started this one.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -66,13 +64,13 @@ class Worker:
         After which it is ended.
     """
 
-    def __init__(self, bundle: Bundle, isolated: bool, seconds: float | None) -> None:
+    def __init__(self, bundle: "Bundle", isolated: bool, seconds: float | None) -> None:
         self._bundle, self._isolated, self._seconds = bundle, isolated, seconds
         if isolated:
             with tempfile.TemporaryDirectory(prefix="fedveil-") as folder:
                 require_isolation(Path(folder))
 
-    def __call__(self, message: Message, context: Context) -> Message:
+    def __call__(self, message: "Message", context: "Context") -> "Message":
         """Answer a message as the app does; the app's own state goes into the context."""
         from flwr.app import Message
         from flwr.common.serde import recorddict_from_proto
@@ -128,7 +126,7 @@ def _log_words(words: bytes) -> None:
         _LOG.warning("%s: %s", WORDS, "".join(sign if sign.isprintable() else "?" for sign in line))
 
 
-def _packed(bundle: Bundle, message: Message, context: Context) -> bytes:
+def _packed(bundle: "Bundle", message: "Message", context: "Context") -> bytes:
     from flwr.app import Context, RecordDict
     from flwr.common.serde import context_to_proto, fab_to_proto, message_to_proto
     from flwr.supercore.fab import Fab

@@ -1,7 +1,5 @@
 """What a trained model of tampered pixels finds on pages of one's own: drawn, and as boxes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass

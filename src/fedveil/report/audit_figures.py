@@ -1,7 +1,5 @@
 """The figures of an audit: what each attack reached in each setting; scores and evidence against one defence."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,11 +46,11 @@ def draw_evidence(found: Audit, file: Path) -> Path | None:
     return _saved(evidence_figure(found), file)
 
 
-def _saved(figure: Figure | None, file: Path) -> Path | None:
+def _saved(figure: "Figure | None", file: Path) -> Path | None:
     return None if figure is None else keep(figure, file, 110)
 
 
-def audit_figure(found: Audit) -> Figure | None:
+def audit_figure(found: Audit) -> "Figure | None":
     """Areas under the ROC curve with their intervals, and the curves; None where no attack was judged."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
@@ -87,7 +85,7 @@ def audit_figure(found: Audit) -> Figure | None:
     return figure
 
 
-def evidence_figure(found: Audit) -> Figure | None:
+def evidence_figure(found: Audit) -> "Figure | None":
     """Verdicts of both worlds and evidence over the rounds, against the last defence; None where none was judged."""
     from matplotlib.figure import Figure
 
@@ -126,7 +124,7 @@ def strongest(rows: Rows, label: str, most: int) -> Rows:
     return {name: by for name, by in rows.items() if name in ranked[:most]}
 
 
-def _plain(axes: Axes) -> None:
+def _plain(axes: "Axes") -> None:
     plain(axes)
     axes.tick_params(labelsize=7)
 
@@ -153,7 +151,7 @@ def _looks(found: Audit, rows: Rows) -> dict[str, _Look]:
     return looks | ({first: _Look(f"{first} (no defence)", PLAIN, MARKERS[0], "-")} if first in looks else {})
 
 
-def _forest(axes: Axes, rows: Rows, looks: dict[str, _Look]) -> None:
+def _forest(axes: "Axes", rows: Rows, looks: dict[str, _Look]) -> None:
     """One line an attack, one mark a setting."""
     _plain(axes)
     count = len(looks) + 0.5
@@ -174,7 +172,7 @@ def _forest(axes: Axes, rows: Rows, looks: dict[str, _Look]) -> None:
     axes.set_xlabel("area under the ROC curve, 95% over runs", fontsize=8)
 
 
-def _curves(axes: Axes, name: str, by: dict[str, Scored], looks: dict[str, _Look]) -> None:
+def _curves(axes: "Axes", name: str, by: dict[str, Scored], looks: dict[str, _Look]) -> None:
     _plain(axes)
     axes.plot([0, 1], [0, 1], color="#bbbbbb", linewidth=0.8)
     curves = in_turn([roc(v.inside[:, -1].numpy(), v.outside[:, -1].numpy()) for v in by.values()])
@@ -192,7 +190,7 @@ def _named(name: str, by: dict[str, Scored]) -> str:
     return name + SUPPOSED if any(v.supposed for v in by.values()) else name
 
 
-def _scores(axes: Axes, verdict: Scored, name: str, width: float) -> None:
+def _scores(axes: "Axes", verdict: Scored, name: str, width: float) -> None:
     """What an attack says of every run of both worlds, in a panel of so many inches."""
     _plain(axes)
     inside, outside = verdict.inside[:, -1].numpy(), verdict.outside[:, -1].numpy()
@@ -209,7 +207,7 @@ def _scores(axes: Axes, verdict: Scored, name: str, width: float) -> None:
     axes.set_ylabel("number of runs", fontsize=7)
 
 
-def _evidence(axes: Axes, verdict: Scored, name: str) -> None:
+def _evidence(axes: "Axes", verdict: Scored, name: str) -> None:
     """What an attack would say after each round."""
     _plain(axes)
     rounds = list(range(1, verdict.inside.shape[1] + 1))

@@ -1,7 +1,5 @@
 """What an audit found, in one table: how well the strongest attack does, what is proven, and what may not be read."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import count
 from typing import Any

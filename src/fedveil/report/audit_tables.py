@@ -1,7 +1,5 @@
 """Tables of an audit: what each attack reached, with and without the defence, and what has to be said beside it."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a game found, for people: tables, notes and pictures, and the same as Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import singledispatch

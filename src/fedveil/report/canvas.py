@@ -1,7 +1,5 @@
 """What every figure shares: colours, axes, words that are not cut off, and legends outside the panels."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -21,7 +19,7 @@ DASHES = ("-", "-", "-", "--", "-.", ":", "--", "-.")
 EM = 0.66  # width of a letter of matplotlib's font on the average, in multiples of the letters' size
 
 
-def keep(figure: Figure, file: Path, dpi: int) -> Path:
+def keep(figure: "Figure", file: Path, dpi: int) -> Path:
     """Write a figure as PNG, and as PDF beside it, for its owner alone: it shows private data, or no noise."""
     for kind in ("png", "pdf"):
         drawn = BytesIO()
@@ -32,7 +30,7 @@ def keep(figure: Figure, file: Path, dpi: int) -> Path:
 
 def new_figure(
     width: float, height: float, cells: list[list[str]], widths: list[float]
-) -> tuple[Figure, dict[str, Axes]]:
+) -> "tuple[Figure, dict[str, Axes]]":
     """An empty figure in the house's style, with axes by name."""
     from matplotlib.figure import Figure  # never pyplot: no global state, no window
 
@@ -43,7 +41,7 @@ def new_figure(
     return figure, mosaic
 
 
-def plain(axes: Axes) -> None:
+def plain(axes: "Axes") -> None:
     """The house's style for one panel."""
     axes.grid(color="#e5e5e5", linewidth=0.6)
     axes.set_axisbelow(True)
@@ -71,7 +69,7 @@ def dot(rounds: Sequence[Any]) -> str:
     return "o" if len(rounds) == 1 else ""
 
 
-def say(axes: Axes, text: str, *, keep_y: bool = False) -> None:
+def say(axes: "Axes", text: str, *, keep_y: bool = False) -> None:
     """Say why there is nothing to draw; an axis that is shared keeps its ticks."""
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color="#555555")
     axes.set_xticks([])
@@ -85,13 +83,13 @@ def wrapped(text: str, width: float, size: float) -> str:
     return "\n".join(fill(line, letters, break_on_hyphens=False) for line in text.split("\n"))
 
 
-def labelled(axes: Sequence[Axes]) -> dict[str, Any]:
+def labelled(axes: "Sequence[Axes]") -> dict[str, Any]:
     """Handles for a legend by label; panels that share one count once."""
     return {str(h.get_label()): h for one in axes for h in one.get_legend_handles_labels()[0]}
 
 
 def legend_below(
-    figure: Figure | SubFigure,
+    figure: "Figure | SubFigure",
     handles: Mapping[str, Any],
     *,
     size: float = 9,

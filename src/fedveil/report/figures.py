@@ -1,7 +1,5 @@
 """Figures of a comparison: accuracy, noise and distance over its rounds, and what accuracy cost."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -45,7 +43,7 @@ def draw(summaries: Sequence[Summary], folder: Path) -> list[Path]:
     return files
 
 
-def curves(summaries: Sequence[Summary]) -> Figure:
+def curves(summaries: Sequence[Summary]) -> "Figure":
     """Accuracy per round; sigma and d per round. Several seeds: their mean, and the range between them."""
     strengths = _strengths(summaries)
     pale = min(strengths.values()) < 1
@@ -91,7 +89,7 @@ def _strengths(summaries: Sequence[Summary]) -> dict[str, float]:
     return found
 
 
-def _key(figure: Figure, strengths: Mapping[str, float]) -> None:
+def _key(figure: "Figure", strengths: Mapping[str, float]) -> None:
     """Which strength is which value; of many, some."""
     from matplotlib.lines import Line2D
 
@@ -104,7 +102,7 @@ def _key(figure: Figure, strengths: Mapping[str, float]) -> None:
     figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=9)
 
 
-def _series(axes: Axes, runs: Sequence[Summary], group: str, name: str, style: dict[str, Any]) -> None:
+def _series(axes: "Axes", runs: Sequence[Summary], group: str, name: str, style: dict[str, Any]) -> None:
     series = [{row["round"]: row[group][name] for row in run.rows if name in row[group]} for run in runs]
     rounds = sorted(set.intersection(*(set(s) for s in series)))
     if not rounds:

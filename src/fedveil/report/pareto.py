@@ -1,7 +1,5 @@
 """Accuracy against what it cost: against the success of attacks, the noise, and epsilon where one is proven."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
@@ -69,7 +67,7 @@ def place(panel: str, point: Point) -> float | None:
     return point.ratio if panel == "noise" else point.epsilon if panel == " ".join(point.promise) else None
 
 
-def pareto(summaries: Sequence[Summary]) -> Figure:
+def pareto(summaries: Sequence[Summary]) -> "Figure":
     """A panel for attacks (if there was an audit), one for the noise, one for the epsilons of each unit and trust."""
     name, title = quality(summaries)
     points = {base: _points(runs, name) for base, runs in based(summaries).items()}
@@ -130,7 +128,7 @@ def _points(runs: Sequence[Summary], name: str) -> list[Point]:
     return found
 
 
-def _draw(axes: Axes, panel: str, points: dict[str, list[Point]]) -> list[tuple[float, float]]:
+def _draw(axes: "Axes", panel: str, points: dict[str, list[Point]]) -> list[tuple[float, float]]:
     """The points of all settings that lie in a panel, with their bars."""
     every: list[tuple[float, float]] = []
     for number, (base, some) in enumerate(points.items()):
@@ -144,7 +142,7 @@ def _draw(axes: Axes, panel: str, points: dict[str, list[Point]]) -> list[tuple[
     return every
 
 
-def _attack(axes: Axes, points: dict[str, list[Point]], better: int) -> None:
+def _attack(axes: "Axes", points: dict[str, list[Point]], better: int) -> None:
     _front(axes, _draw(axes, "attack", points), better)
     axes.axvline(0.5, color="#999999", linewidth=0.8, linestyle=":")
     axes.set_xlabel("AUC of the strongest attack on a client's participation\n(bars: 95% over runs; .5 is guessing)")
@@ -152,7 +150,7 @@ def _attack(axes: Axes, points: dict[str, list[Point]], better: int) -> None:
     axes.set_title(f"attacks with a point: {sum(bool(p.attack) for p in every)} of {len(every)} settings", fontsize=9)
 
 
-def _name(figure: Figure, mosaic: dict[str, Axes], points: dict[str, list[Point]]) -> None:
+def _name(figure: "Figure", mosaic: "dict[str, Axes]", points: dict[str, list[Point]]) -> None:
     """Number the swept values, at the points of all panels and in a key beside them; of many on a line, some."""
     from matplotlib.lines import Line2D
 
@@ -172,7 +170,7 @@ def _name(figure: Figure, mosaic: dict[str, Axes], points: dict[str, list[Point]
         figure.legend(handles, key, loc="outside right upper", frameon=False, fontsize=9, handlelength=0)
 
 
-def _noise(axes: Axes, points: dict[str, list[Point]]) -> None:
+def _noise(axes: "Axes", points: dict[str, list[Point]]) -> None:
     for number, (base, some) in enumerate(points.items()):
         for p in some:
             if not p.noisy:
@@ -186,7 +184,9 @@ def _noise(axes: Axes, points: dict[str, list[Point]]) -> None:
         axes.set_xticks([])
 
 
-def _epsilon(axes: Axes, panel: str, points: dict[str, list[Point]], summaries: Sequence[Summary], better: int) -> None:
+def _epsilon(
+    axes: "Axes", panel: str, points: dict[str, list[Point]], summaries: Sequence[Summary], better: int
+) -> None:
     every = _draw(axes, panel, points)
     if not every:
         say(axes, "no setting has a proven epsilon", keep_y=True)
@@ -210,7 +210,7 @@ def _epsilon(axes: Axes, panel: str, points: dict[str, list[Point]], summaries: 
     axes.set_title(wrapped(title, 0.75 * PANEL, 8), fontsize=8)
 
 
-def _front(axes: Axes, points: Sequence[tuple[float, float]], better: int) -> None:
+def _front(axes: "Axes", points: Sequence[tuple[float, float]], better: int) -> None:
     """The points that no other one beats in both: lower on x, better on y."""
     best, kept = float("-inf"), list[tuple[float, float]]()
     for x, y in sorted(points, key=lambda p: (p[0], -better * p[1])):

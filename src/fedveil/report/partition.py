@@ -1,7 +1,5 @@
 """Who holds what: the table and the picture of a partition."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -57,7 +55,7 @@ def write(found: Sequence[Holding], dataset: DataSet, folder: Path) -> list[Path
     return [picture, table]
 
 
-def draw(found: Sequence[Holding], dataset: DataSet) -> Figure:
+def draw(found: Sequence[Holding], dataset: DataSet) -> "Figure":
     """Examples of each client, and below the shares of its classes or its targets; many clients by size, unnamed."""
     from matplotlib.figure import Figure
 
@@ -129,7 +127,7 @@ def _number(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.4g}"
 
 
-def _sizes(axes: Axes, shown: Sequence[Holding]) -> None:
+def _sizes(axes: "Axes", shown: Sequence[Holding]) -> None:
     places = np.arange(len(shown) + 1) - 0.5
     both = [h.examples + h.held_out for h in shown]
     axes.stairs(both, places, fill=True, color=_KEPT, label="held out")
@@ -143,7 +141,7 @@ def _sizes(axes: Axes, shown: Sequence[Holding]) -> None:
     axes.legend(loc="upper right", ncols=3, frameon=False, fontsize=8)
 
 
-def _shares(axes: Axes, shown: Sequence[Holding], dataset: DataSet) -> None:
+def _shares(axes: "Axes", shown: Sequence[Holding], dataset: DataSet) -> None:
     counts = np.array([h.counts for h in shown], dtype=np.float64).T
     shares = counts / np.maximum(counts.sum(0), 1e-12)
     image = axes.imshow(shares, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0)
@@ -155,7 +153,7 @@ def _shares(axes: Axes, shown: Sequence[Holding], dataset: DataSet) -> None:
     figure.colorbar(image, ax=axes, label=f"share of the client's {unit}", pad=0.01)
 
 
-def _targets(axes: Axes, shown: Sequence[Holding], _dataset: DataSet) -> None:
+def _targets(axes: "Axes", shown: Sequence[Holding], _dataset: DataSet) -> None:
     there = [(i, h.mean, h.deviation or 0.0) for i, h in enumerate(shown) if h.mean is not None]
     places, means, spread = (np.array(column) for column in zip(*there, strict=True))
     axes.errorbar(places, means, yerr=spread, fmt=".", color=_TRAIN, ecolor=_KEPT, elinewidth=1)

@@ -1,7 +1,5 @@
 """Tables of plans and of advice. Nothing here trains, so nothing here imports PyTorch."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -59,7 +57,7 @@ def reading_table(found: Reading) -> Table:
     return Table.facts([("", line) for line in found.describe()], {**own, **promises})
 
 
-def promise_table(method: str, promise: Promise, delta: float) -> Table:
+def promise_table(method: str, promise: "Promise", delta: float) -> Table:
     """What a configuration promises before it is run, everything that it rests on, and what is not known yet."""
     found, rows = promise.guarantee, list[tuple[str, str]]()
     rows.append((f"{method}, {promise.planned} rounds", found.describe(delta)))

@@ -1,7 +1,5 @@
 """How a run or an audit goes: a bar on a terminal, plain lines elsewhere."""
 
-from __future__ import annotations
-
 import math
 from time import perf_counter
 
@@ -13,7 +11,7 @@ from fedveil.runs.summary import Row
 LINES = 20  # plain lines a run or audit, about
 
 
-def progress_for(console: Console) -> Display:
+def progress_for(console: Console) -> "Display":
     """For a run: a step is a round."""
     return Display(console)
 

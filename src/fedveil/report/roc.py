@@ -1,7 +1,5 @@
 """ROC curves: on logarithmic axes, where few false positives can be read, and such as hide none of each other."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +16,7 @@ TURN = 0.05  # of a curve's way, which is 2 long: what one of several that coinc
 Points = npt.NDArray[np.float64]
 
 
-def draw_roc(found: MembershipAudit, file: Path) -> Path | None:
+def draw_roc(found: "MembershipAudit", file: Path) -> Path | None:
     """One panel a setting, one line an attack, of the first run; None if nothing was scored.
 
     Lines begin where ten false positives are expected: to the left of that fewer non-members decide.

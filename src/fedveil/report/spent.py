@@ -1,7 +1,5 @@
 """What was spent from a data set, kind by kind, and what its policy leaves."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """One table for every page: the same rows on a terminal, in Markdown and as CSV."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Sequence
@@ -46,17 +44,17 @@ class Table:
     data: Any = None
 
     @classmethod
-    def facts(cls, rows: Sequence[tuple[str, str]], data: Any = None) -> Table:
+    def facts(cls, rows: Sequence[tuple[str, str]], data: Any = None) -> "Table":
         """A name and what there is to say of it, line by line."""
         return cls(("", ""), rows, data=data)
 
-    def only(self, *names: str) -> Table:
+    def only(self, *names: str) -> "Table":
         """Some of the columns; the title stands above the first of several such tables, with the first number."""
         at = [list(self.header).index(name) for name in names]
         title = self.title if set(names) & set(self.numbers[:1]) else ""
         return replace(self, header=names, rows=[[row[i] for i in at] for row in self.rows], title=title)
 
-    def __rich__(self) -> RichTable:
+    def __rich__(self) -> "RichTable":
         """For a terminal; notes are printed apart."""
         from rich import box
         from rich.table import Table as RichTable

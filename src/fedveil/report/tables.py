@@ -1,7 +1,5 @@
 """Tables of runs, comparisons and plans."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

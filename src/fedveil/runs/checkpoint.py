@@ -1,7 +1,5 @@
 """Checkpoints: everything a run needs to go on after its last whole round, in one file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +43,7 @@ class Checkpoint:
     values: dict[str, Any]
 
     @classmethod
-    def of(cls, federation: Federation, run_id: str, fingerprint: str, lines: Mapping[str, int]) -> Checkpoint:
+    def of(cls, federation: Federation, run_id: str, fingerprint: str, lines: Mapping[str, int]) -> "Checkpoint":
         """The present state of a federation."""
         tensors = {"models": federation.models}
         inner, server = pack(federation.server.state)
@@ -88,7 +86,7 @@ class Checkpoint:
         write_atomic(folder / FILE, sealed(self.tensors, plain))
 
     @classmethod
-    def read(cls, folder: Path) -> Checkpoint | None:
+    def read(cls, folder: Path) -> "Checkpoint | None":
         """The folder's checkpoint, or None before the end of the first round.
 
         Raises

@@ -1,7 +1,5 @@
 """The data of an experiment: loaded, dealt out to clients, and what the server keeps of them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

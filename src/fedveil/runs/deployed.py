@@ -1,7 +1,5 @@
 """What the server of a deployed run leaves behind: ledger, one line a round, model, summary."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections.abc import Mapping

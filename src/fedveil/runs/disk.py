@@ -1,7 +1,5 @@
 """Files that outlast a crash: written whole or not at all, under a checksum, by one process at a time."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

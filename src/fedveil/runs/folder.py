@@ -1,7 +1,5 @@
 """What a run leaves behind: configuration, metrics, ledgers, checkpoint, model, summary."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence

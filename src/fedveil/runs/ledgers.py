@@ -1,7 +1,5 @@
 """The ledgers of a run: in memory, or one file a party."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Train once what several runs train alike: their first round, and the server's first model."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Sequence

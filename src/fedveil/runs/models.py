@@ -1,7 +1,5 @@
 """The model of a run: checked against the data, with what trains it, and where it begins."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any

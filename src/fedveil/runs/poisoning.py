@@ -1,7 +1,5 @@
 """Malicious clients of a run: who they are, what they do, and how far they got."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """From a configuration to a federation: data, who does what, model, budgets, engine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path

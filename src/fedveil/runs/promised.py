@@ -4,8 +4,6 @@ The parties are those of the run, with its data, its model and its budgets. They
 each release would cost; nothing is trained, and nothing leaves. What was recorded is then added up as the run does it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median

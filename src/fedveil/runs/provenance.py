@@ -1,7 +1,5 @@
 """What made a figure: written beside every committed result."""
 
-from __future__ import annotations
-
 import platform
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Run one experiment from its configuration."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy

@@ -1,7 +1,5 @@
 """What a run comes to: metrics, guarantees, noise."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math
@@ -72,7 +70,7 @@ class Summary:
     rows: Sequence[Row] = field(repr=False)
 
     @classmethod
-    def read(cls, folder: Path) -> Summary:
+    def read(cls, folder: Path) -> "Summary":
         """A finished run from its folder.
 
         Raises

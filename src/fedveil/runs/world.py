@@ -5,8 +5,6 @@ but the target, and the area under the ROC curve speaks of targets in general; w
 draw, and an attack that knows nothing could get 0 or 1 by the luck of that draw.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -141,7 +139,7 @@ def _labels(client: ClientData) -> Tensor:
     return client.y if client.test_y is None else torch.cat([client.y, client.test_y])
 
 
-def _set_apart(spec: Data, dealt: Dealt, world: World, rng: np.random.Generator) -> tuple[DataSet | None, Pool]:
+def _set_apart(spec: Data, dealt: Dealt, world: World, rng: np.random.Generator) -> "tuple[DataSet | None, Pool]":
     """Split a set into what is dealt out and a pool: what no client gets, and the set's own test half."""
     dataset, strata = dealt.dataset, strata_of(dealt.dataset.y, dealt.dataset)
     apart = np.zeros(len(strata), dtype=bool)
@@ -172,7 +170,9 @@ def _reserve(n: int, dataset: DataSet, world: World) -> int:
     return min(max(0, wanted - extra), total - n)
 
 
-def _stand_in(target: ClientData, pool: Pool, share: Proportions, rng: np.random.Generator, world: World) -> ClientData:
+def _stand_in(
+    target: ClientData, pool: "Pool", share: Proportions, rng: np.random.Generator, world: World
+) -> ClientData:
     size = target.examples + target.held_out
     other = "use --out-world remove (which changes the number of clients) or empty, or deal out fewer"
     if pool.left < size:
@@ -185,7 +185,7 @@ def _stand_in(target: ClientData, pool: Pool, share: Proportions, rng: np.random
     return pool.client(pool.take(size, share, rng), "stand-in", target.held_out)
 
 
-def _reference(pool: Pool, share: Proportions, rng: np.random.Generator) -> ClientData | None:
+def _reference(pool: "Pool", share: Proportions, rng: np.random.Generator) -> ClientData | None:
     if pool.left < LEAST:
         return None
     return pool.client(pool.take(min(REFERENCE, pool.left), share, rng), "reference")
@@ -201,7 +201,7 @@ def _without(clients: list[ClientData], world: World, stand_in: ClientData | Non
     return [*before, stand_in or nobody, *after]
 
 
-def _public(pool: Pool, size: int, share: Proportions, rng: np.random.Generator) -> ClientData:
+def _public(pool: "Pool", size: int, share: Proportions, rng: np.random.Generator) -> ClientData:
     if pool.left < size:
         accepted = f"needs {size} examples that no client holds, and {pool.left} are left: deal out fewer"
         raise FieldError("--shadow", "public", accepted)

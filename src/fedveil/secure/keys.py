@@ -4,8 +4,6 @@ There is no forward secrecy: whoever gets a site's key later unmasks every share
 is therefore made for one study and destroyed at its end.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Iterable
@@ -79,7 +77,7 @@ class SiteKey:
         self.public: PublicKey = self._private.public_key().public_bytes_raw()
 
     @classmethod
-    def new(cls) -> tuple[SiteKey, bytes]:
+    def new(cls) -> "tuple[SiteKey, bytes]":
         """A fresh key from the operating system, and its 64 secret bytes for a file of mode 0600."""
         secret = os.urandom(2 * _BYTES)
         return cls(secret), secret

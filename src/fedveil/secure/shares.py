@@ -4,8 +4,6 @@ Each pair of sites draws one mask from a key that both can compute; one adds it,
 2017, without their secret sharing: a site that is missing leaves random numbers, and the round begins again).
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 

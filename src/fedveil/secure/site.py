@@ -1,7 +1,5 @@
 """A site of a secure sum: its key, and what it insists on whatever a server asks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedveil.errors import FieldError, require_count

@@ -7,8 +7,6 @@ proof). The grid is chosen so that this is z C exactly: the release is a Gaussia
 that is known of those holds.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

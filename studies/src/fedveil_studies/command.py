@@ -1,7 +1,5 @@
 """`fedveil reproduce`: a paper's tables and figures, ours beside the published ones."""
 
-from __future__ import annotations
-
 import os
 import sys
 import tomllib
@@ -118,7 +116,7 @@ def reproduce(
             fail(f"{len(done.failed)} of {len(cells)} runs ended without a model; see above", NO_REPLY)
 
 
-def _listed() -> Table:
+def _listed() -> "Table":
     """Every study, by the study.toml of its package; where there is none, and of this process, it has to be loaded."""
     from importlib.metadata import entry_points
 
@@ -147,7 +145,7 @@ def _described(package: str) -> dict[str, Any] | None:
     return None
 
 
-def _show(console: Console, asked: Reproduction, selection: Selection, pages: Pages, done: Finished) -> None:
+def _show(console: "Console", asked: "Reproduction", selection: "Selection", pages: "Pages", done: "Finished") -> None:
     """Print tables with their notes, write tables and figures, and say where they are.
 
     What is damaged keeps nobody from the rest; it is refused at the end.

@@ -1,7 +1,5 @@
 """EfficientNet-B0 as MONAI builds it, with weights from a user's file: the backbone of the SGA-LDP paper."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Sequence

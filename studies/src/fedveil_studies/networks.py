@@ -1,7 +1,5 @@
 """Networks of one paper each; `fedveil.learning.build_model` makes them by name."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 

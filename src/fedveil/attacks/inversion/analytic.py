@@ -1,7 +1,5 @@
 """What a dense layer's update tells by itself: the input (first layer) and the labels (last layer)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

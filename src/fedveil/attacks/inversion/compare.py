@@ -1,7 +1,5 @@
 """Several attacks against several settings of one federation, each beside the same attack without a defence."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

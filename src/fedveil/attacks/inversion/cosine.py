@@ -1,7 +1,5 @@
 """Inversion by the direction of the update: cosine similarity, with normalisation statistics, or in groups."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Inversion by the distance of the update, with L-BFGS: of one step, or of several epochs of local training."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """The releases of a round that a server inverts, what it knows beside them, and what it brings back."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -300,7 +298,7 @@ class ReleaseView:
 
 
 def play_round(
-    federation: Federation, *, reference: Tensor | None = None, pixels: tuple[float, float] = (0.0, 1.0)
+    federation: "Federation", *, reference: Tensor | None = None, pixels: tuple[float, float] = (0.0, 1.0)
 ) -> list[Captured]:
     """Play one more round of a federation, and hand over what its server receives; see `ReleaseView`."""
     view = ReleaseView(reference, pixels)
@@ -310,7 +308,7 @@ def play_round(
     return view.released
 
 
-def _defence(federation: Federation, partition: int) -> dict[str, Any]:
+def _defence(federation: "Federation", partition: int) -> dict[str, Any]:
     """How the client trained, clipped and noised, as `ServerKnowledge` names it."""
     local, layout, method = federation.learner.local, federation.layout, federation.method
     if method.noisy is not None:  # the mean over a fixed number, in steps that see all examples in expectation

@@ -8,8 +8,6 @@ the noise leaves nothing. Every objective is divided by U = sum_j u_j^2 / (2 s_j
 without noise only total variation is left, with the attack's own weight.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -46,7 +44,7 @@ class Target:
     prior: float
 
     @classmethod
-    def of(cls, update: Tensor, known: ServerKnowledge, dtype: torch.dtype = torch.float64) -> Target:
+    def of(cls, update: Tensor, known: ServerKnowledge, dtype: torch.dtype = torch.float64) -> "Target":
         """Weigh the coordinates of an update [d] by the noise that the server knows of."""
         deviations = known.deviations()
         if not bool((deviations > 0).any()):

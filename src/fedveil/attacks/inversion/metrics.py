@@ -1,7 +1,5 @@
 """How near reconstructions come to their originals."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from math import log10
 from statistics import fmean

@@ -1,7 +1,5 @@
 """The update a client would send if its examples were the given ones, differentiable in them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from copy import deepcopy
 

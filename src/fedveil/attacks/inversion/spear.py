@@ -18,8 +18,6 @@ architecture. Ignores clipping: a common factor cancels. Labels and later layers
 The noise of an entry of G is measured by the singular values beyond N; that of L q is |q / S| times as large.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

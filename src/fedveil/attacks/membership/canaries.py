@@ -15,8 +15,6 @@ Canary clients are clients: with four hospitals a hundred canaries are another f
 method as it is implemented, at the canaries' number of clients.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """What the server learns from comparing clients: who holds a record (source inference), is it the target (FedMIA)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -5,8 +5,6 @@ too: half of its noise, no clipping (C is as long as the canaries' updates, the 
 noise that is used again in a second round, in which the canaries do nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,7 +31,7 @@ class Scaled(ReproducibleSource):
         super().__init__(seed, _key=_key)
         self.factor = factor
 
-    def child(self, *key: Any) -> Scaled:
+    def child(self, *key: Any) -> "Scaled":
         """With the same factor."""
         return Scaled(self._seed, self.factor, _key=(*self._key, *key))
 

@@ -5,8 +5,6 @@ once a client; it joins with ``@MEMBERSHIPS.register(name)``. Scores of shadow m
 `fedveil.attacks.membership.scores`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass

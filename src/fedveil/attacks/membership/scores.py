@@ -14,8 +14,6 @@ are fitted to all records by the moments of the logarithms of their variances (S
 Offline, no shadow model has seen a record in question; online, half of them have.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Shadow models, and what membership attacks ask of a model: its confidence in records, its agreement with them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -19,8 +19,6 @@ With L L^T = Sigma, z = L^-1 (s - middle) and d = L^-1 (gap), L being triangular
 is exact for every prefix, if the Gaussians are: a sequential test may look at it after each round.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -56,7 +54,7 @@ class SequentialEvidence:
     kinds: int
 
     @classmethod
-    def fit(cls, inside: Tensor, outside: Tensor, steady: bool = True) -> SequentialEvidence:
+    def fit(cls, inside: Tensor, outside: Tensor, steady: bool = True) -> "SequentialEvidence":
         """Learn both worlds from rehearsals.
 
         Parameters

@@ -1,7 +1,5 @@
 """Client inference from losses on the shadow examples: alone, against an outsider's, against the published loss."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Client inference from how the model moved, less what the adversary and its colluders sent."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Client inference that weighs the scores of other attacks by likelihoods learnt from rehearsals."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

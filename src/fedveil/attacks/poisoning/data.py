@@ -1,7 +1,5 @@
 """Malicious clients that change their own data and train honestly on them: flipped labels, backdoors."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

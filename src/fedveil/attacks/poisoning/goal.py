@@ -1,7 +1,5 @@
 """What a poisoner wants, and how far it got: success rate, source recall and main accuracy."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn

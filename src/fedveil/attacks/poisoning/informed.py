@@ -1,7 +1,5 @@
 """Malicious clients that know the honest updates: one vector for all fellows, and the strongest factor."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

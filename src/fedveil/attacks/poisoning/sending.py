@@ -12,8 +12,6 @@ update with the reference falls, and so does its budget, while u's own rises. Bo
 software, so that no method protects what they send (`bypass`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """FedVeil's accountant behind Flower's own `PrivacyAccountant` protocol (flwr 1.41)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """A ClientApp of our own learner, and a federation that runs it under Flower in one process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Run a ServerApp and a ClientApp in one process: no simulation engine, no ports, the same messages."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

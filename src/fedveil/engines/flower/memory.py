@@ -4,8 +4,6 @@ The method's state, what left last, and of the ledger either all lines (a ledger
 lifetime ledger, which lies in a file).
 """
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import torch

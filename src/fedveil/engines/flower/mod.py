@@ -5,8 +5,6 @@ not train), train, protect, commit, reply with the protected releases alone. Und
 answered with its metrics; under local trust nothing is measured.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

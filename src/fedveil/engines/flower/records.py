@@ -5,11 +5,9 @@ facts. A client's training code answers with "arrays", "metrics" and, where the 
 the client is rebuilt from the protected releases alone, and marked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Literal
+from typing import Literal, get_type_hints
 
 import numpy as np
 import torch
@@ -175,9 +173,8 @@ def read_facts(content: RecordDict, layout: Layout, broadcast: Broadcast) -> Cli
         marks = record["noised"]
         if not isinstance(marks, list) or len(marks) != len(fields(NoisySteps)):
             raise FieldError("noised", marks, "must be what write_facts makes of Trained.noised")
-        kinds = {"bool": bool, "int": int, "float": float}
-        found = {f.name: kinds[str(f.type)](v) for f, v in zip(fields(NoisySteps), marks, strict=True)}
-        noised = NoisySteps(**found)
+        kinds = get_type_hints(NoisySteps)
+        noised = NoisySteps(**{f.name: kinds[f.name](v) for f, v in zip(fields(NoisySteps), marks, strict=True)})
     return ClientFacts(broadcast=broadcast, layout=layout, chosen=chosen, layer_scores=scores, noised=noised)
 
 

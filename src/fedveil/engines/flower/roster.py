@@ -1,7 +1,5 @@
 """Who is connected: partitions and the nodes that speak for them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 from logging import getLogger

@@ -1,7 +1,5 @@
 """What a client or the server reads from the run's configuration, on each call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

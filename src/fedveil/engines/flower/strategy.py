@@ -1,7 +1,5 @@
 """The strategy: the server's half of every method, for any Flower app whose clients run the privacy mod."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Iterable
 from logging import getLogger

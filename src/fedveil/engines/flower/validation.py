@@ -1,7 +1,5 @@
 """A node that only validates: the loss of a broadcast model on its data leaves as a release, or nothing does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from logging import getLogger
 from math import inf, isfinite

@@ -1,7 +1,5 @@
 """A Flower strategy's optimiser behind FedVeil's noise: it is handed one reply, the released mean, and nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

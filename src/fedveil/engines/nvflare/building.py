@@ -1,7 +1,5 @@
 """Methods, rules and models from what a job's or a site's JSON can say."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Mapping
 from typing import Any

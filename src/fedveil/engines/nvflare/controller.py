@@ -1,7 +1,5 @@
 """The server's half of every method as a FLARE controller, for sites whose filters protect what they send."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

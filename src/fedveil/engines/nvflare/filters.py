@@ -6,8 +6,6 @@ replaces the whole result by the protected releases. A filter that raises ends t
 no text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from copy import deepcopy

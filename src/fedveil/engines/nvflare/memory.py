@@ -1,7 +1,5 @@
 """What a site remembers through a job, in the process that runs it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

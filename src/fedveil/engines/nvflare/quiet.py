@@ -5,8 +5,6 @@ streamers tail logs, widgets and launchers send metrics, swarm controllers talk 
 So classes are named here that do none of this; a site names its own, which it answers for.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path

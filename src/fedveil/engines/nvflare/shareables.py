@@ -4,8 +4,6 @@ A task holds the model as weights, under the names that ``model.state_dict()`` h
 the sites in the order of their partitions. A result is rebuilt from the protected releases alone, and marked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

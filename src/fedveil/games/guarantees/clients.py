@@ -1,7 +1,5 @@
 """The worst-case worlds of every method on the client, played through its party; the adversary is the server."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Play the worst-case worlds of every method, and set what an adversary proves beside what is claimed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

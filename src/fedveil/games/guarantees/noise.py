@@ -6,8 +6,6 @@ left of each release, over the deviation that the party's own ledger declares, h
 numbers (see `fedveil.attacks.residuals`); the radius of Euclidean Laplace noise is mapped to that of a normal vector.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """What is left of the releases of every kind of party, played over rounds on inputs whose release is known."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The worst-case worlds of every method of the server, played through its party."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ A case is two worlds that differ in one client, as far apart as the relation per
 clients admit the broadcast and release, the server combines; what the adversary sees is what was handed over.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

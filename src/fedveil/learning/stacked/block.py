@@ -1,7 +1,5 @@
 """One block of clients, trained from start to end on stacked parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Recognise a module as a straight chain of common layers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """The stages with parameters, each client its own: dense, normalisation, embedding."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Which examples every client of a block sees in each step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,7 +35,7 @@ class Schedule:
         """Examples in each client's batch, [T][n]."""
         return (self.scale > 0).sum(2).tolist()
 
-    def to(self, device: torch.device) -> Schedule:
+    def to(self, device: torch.device) -> "Schedule":
         """The same with its tensors elsewhere."""
         moved = (self.rows.to(device), self.scale.to(device), self.last.to(device))
         return Schedule(*moved, self.active)

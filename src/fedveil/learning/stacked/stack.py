@@ -1,7 +1,5 @@
 """A chain of stages on stacked parameters: loss and gradients of many clients in one pass."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """What a stage of a stack is, and the stages without parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Ledgers as files: those of runs, by run and party, and those of data sets; what they promise, and their digests."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +31,7 @@ class Book:
     ledger: Ledger
     lines: tuple[str, ...]
 
-    def of(self, run: str, count: int | None = None) -> Book:
+    def of(self, run: str, count: int | None = None) -> "Book":
         """The first `count` lines, as one run sees them."""
         lines = self.lines[:count]
         return Book(Ledger.parse(run, self.ledger.party, lines, self.ledger.head), lines)

@@ -1,7 +1,5 @@
 """Charts as SVG that takes its colours from the page, so that light, dark and paper are one drawing."""
 
-from __future__ import annotations
-
 import re
 from html import escape
 from io import StringIO

@@ -4,8 +4,6 @@ It tells edits of any one file. Whoever edits report and ledgers together leaves
 ledger in a second place (`fedveil ledger show --head`) and a signature on report.json are for that.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The form of a report: sections of lines, tables and charts, all plain values; what nobody said is "not covered"."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -31,7 +29,7 @@ class Fact:
     text: str = ABSENT
 
     @classmethod
-    def of(cls, label: str, *texts: str | None) -> Fact:
+    def of(cls, label: str, *texts: str | None) -> "Fact":
         """Of the texts that there are."""
         return cls(label, "; ".join(filter(None, texts)) or ABSENT)
 

@@ -1,7 +1,5 @@
 """The figures of a report: accuracy with its interval, curves over the rounds, ROC curves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from statistics import fmean

@@ -1,7 +1,5 @@
 """What a report is about, read from folders: runs with their ledgers, and audits."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ third tier, in the order in which NIST SP 800-226 asks (promise and unit, algori
 know is "not covered" until they say it; a release without a proof has no parameters, and the sentence why.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """What a report says, in the order of a reader's questions: the promise first, then what it does not cover."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Promises in sentences, with the attacker's odds; a heuristic gets the sentence why, and no number."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

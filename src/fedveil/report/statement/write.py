@@ -1,7 +1,5 @@
 """A report made from folders, and its three files."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace

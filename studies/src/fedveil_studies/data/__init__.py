@@ -1,7 +1,5 @@
 """Data sets that only studies use: what they are and where their files are to be had. Loading them imports PyTorch."""
 
-from __future__ import annotations
-
 from fedveil.data.sources import Later, SourceInfo
 
 BLOOD_FILE, REBUILT_BLOOD_FILE = "bloodmnist.npz", "bloodmnist_rebuilt_28.npz"

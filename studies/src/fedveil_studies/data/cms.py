@@ -1,7 +1,5 @@
 """What American hospitals charge: the CMS tables of the group-privacy paper, with hospitals as natural clients."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

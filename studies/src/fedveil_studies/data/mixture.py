@@ -1,7 +1,5 @@
 """The synthetic data of the group-privacy paper: users of two kinds, each with its own line."""
 
-from __future__ import annotations
-
 import torch
 
 from fedveil.data.sets import DataSet

@@ -1,7 +1,5 @@
 """Sets of small images that come as one npz file: BloodMNIST, MNIST with its writers, a part of CIFAR-10."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Scanned receipts of SROIE 2019, forged by a seeded generator: find the pixels that were tampered with."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

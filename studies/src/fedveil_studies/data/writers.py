@@ -1,7 +1,5 @@
 """Features of digits that were learned on other people's, and the first digits of each writer."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """The study of the FedRE paper (Xiao et al. 2025) on forged receipts: layer-wise noise from sensitive regions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """What an attacker recovers of a sensitive region, and of the rest, from one noised release (table 2, figure 4)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace

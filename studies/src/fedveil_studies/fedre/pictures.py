@@ -1,7 +1,5 @@
 """The paper's figures 2 and 4: what layers answer to, and what an attacker sees with and without FedRE."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,7 +22,7 @@ SHOWN = {"none": "federated", "ratio-001": ("uniform", "fedre"), "ratio-01": ("u
 TILES, FORGED = 3, 8
 
 
-def maps(reproduction: Reproduction) -> Figure:
+def maps(reproduction: Reproduction) -> "Figure":
     """How strongly each layer's gradient answers to each pixel of a client's tile, after one round of its training."""
     setup = prepare(reproduction.full(SCENARIO, reproduction.seeds[0]))
     learner = setup.learner
@@ -41,7 +39,7 @@ def maps(reproduction: Reproduction) -> Figure:
     return score_figure(x[0], found, list(learner.layout.groups("module")), client.masks[chosen])
 
 
-def forged(reproduction: Reproduction) -> Figure:
+def forged(reproduction: Reproduction) -> "Figure":
     """Tiles as the detector sees them, and the same with what is forged (blue) and what its client marks (red)."""
     from matplotlib.figure import Figure
 
@@ -61,7 +59,7 @@ def forged(reproduction: Reproduction) -> Figure:
     return figure
 
 
-def recovered(reproduction: Reproduction) -> Figure:
+def recovered(reproduction: Reproduction) -> "Figure":
     """Tiles with their sensitive region, and what the attack of table 2 makes of a release, with and without noise."""
     from matplotlib.figure import Figure
 

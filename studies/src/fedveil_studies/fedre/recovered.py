@@ -1,7 +1,5 @@
 """What an attack recovered of secret text: which tiles are looked at, errors, and how much of it can be read."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean

@@ -1,7 +1,5 @@
 """Which pixels each layer's gradient answers to: the FedRE paper's figures 2 and 4, drawn."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,7 +13,7 @@ COLUMNS = 5  # pictures in a row
 INCH = 1.6  # of one picture
 
 
-def score_figure(image: Tensor, maps: Tensor, layers: Sequence[str], region: Tensor) -> Figure:
+def score_figure(image: "Tensor", maps: "Tensor", layers: Sequence[str], region: "Tensor") -> "Figure":
     """The image with its sensitive region, and beside it each layer's map, as `fedveil.learning.score_maps` gives them.
 
     Every map has its own scale; the layer's score, the mean over the region, stands above it. On a client's image the

@@ -1,7 +1,5 @@
 """What the scores decide: weights on the server, what one crafted model does to them, and how many images they need."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from math import log
 from statistics import fmean

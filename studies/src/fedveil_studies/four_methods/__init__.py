@@ -6,8 +6,6 @@ The other is the server: it reads what each client sent, asks which records the 
 client's mean input from the first dense layer. Under central trust nothing is hidden from it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace

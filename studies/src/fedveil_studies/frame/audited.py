@@ -1,7 +1,5 @@
 """What audits hold, read back: how well attacks told independent runs apart, setting by setting."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What a study's files may name: mistakes are refused before anything runs."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from itertools import chain, product

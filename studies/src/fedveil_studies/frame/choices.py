@@ -1,7 +1,5 @@
 """What a user may choose of a study, and the configurations of its runs under these choices."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass

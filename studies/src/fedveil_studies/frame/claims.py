@@ -1,7 +1,5 @@
 """A paper's claims, judged by stated rules on the figures of table files, and nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """What may stand in a study's TOML file: settings, scenarios, rows, scales, readings, tables, figures and claims."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -265,7 +263,7 @@ class Described(_Table):
         return {**values, **alike}
 
     @classmethod
-    def read(cls, text: str, name: str) -> Described:
+    def read(cls, text: str, name: str) -> "Described":
         """Parse and check.
 
         Raises

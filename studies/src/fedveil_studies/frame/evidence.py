@@ -1,7 +1,5 @@
 """What the files of a study hold, read back: figures by seed, rounds of runs, and differences under the same seeds."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -122,7 +120,7 @@ class Difference:
         spread = f" ({level + self.low:.3g} to {level + self.high:.3g})" if self.count > 1 else ""
         return f"{level + self.mean:.3g}{spread}"
 
-    def shared(self, tests: int) -> Difference:
+    def shared(self, tests: int) -> "Difference":
         """With the interval of one of several tests that share the 5%; one that has no values stays as it is."""
         if len(self.values) < 2:
             return self

@@ -4,8 +4,6 @@ Every scale and reading has a folder of its own, ``<scale>[-<reading>...]``; ``c
 all of them. Tables and figures hold everything that is finished: what is asked for now, and what was written before.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """What a group of runs says of a claim: rows, their mean, and one of four verdicts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What is planned, measured on cells repetition by repetition, and set beside what a paper printed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The last models of a finished cell, measured once more."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache

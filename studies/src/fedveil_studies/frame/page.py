@@ -1,7 +1,5 @@
 """claims.md: every claim of a paper, judged on the files of a folder; one row a claim."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Panels of lines, each with its range over the seeds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -73,7 +71,7 @@ class Plot:
     heat: bool = False
 
 
-def draw_plot(plot: Plot) -> Figure | None:
+def draw_plot(plot: Plot) -> "Figure | None":
     """Draw what is finished; lines without a curve are named in their panel.
 
     Returns
@@ -107,7 +105,7 @@ def draw_plot(plot: Plot) -> Figure | None:
     return figure
 
 
-def draw_heat(plot: Plot) -> Figure:
+def draw_heat(plot: Plot) -> "Figure":
     """Squares with the mean over the seeds; every panel has the same colours, and an empty square is not finished."""
     panels, labels = (list(dict.fromkeys(getattr(line, name) for line in plot.lines)) for name in ("panel", "label"))
     values: dict[tuple[str, str, float], list[float]] = {}
@@ -147,7 +145,7 @@ def _grid(panels: Sequence[str], most: int) -> tuple[int, list[list[str]]]:
     return columns, [padded[i : i + columns] for i in range(0, len(padded), columns)]
 
 
-def _panel(axes: Axes, plot: Plot, lines: Sequence[tuple[Line, Sequence[Curve]]], labels: Sequence[str]) -> None:
+def _panel(axes: "Axes", plot: Plot, lines: Sequence[tuple[Line, Sequence[Curve]]], labels: Sequence[str]) -> None:
     """Draw the lines of a panel, and say which are not finished."""
     if plot.diagonal:
         axes.plot([0, 1], [0, 1], color="#999999", linewidth=0.8, linestyle=":")
@@ -173,7 +171,7 @@ def _unfinished(absent: Sequence[str], lines: int) -> str:
     return f"\n{named}" if absent else ""
 
 
-def _draw(axes: Axes, line: Line, curves: Sequence[Curve], number: int) -> None:
+def _draw(axes: "Axes", line: Line, curves: Sequence[Curve], number: int) -> None:
     """Draw a line and its printed level; without curves, neither: nothing would name the level."""
     if not curves:
         return
@@ -189,7 +187,7 @@ def _draw(axes: Axes, line: Line, curves: Sequence[Curve], number: int) -> None:
         axes.fill_between(x, low, high, color=style["color"], alpha=0.12, linewidth=0)
 
 
-def _legends(figure: Figure, panels: Sequence[Axes], labels: Sequence[str], ticks: bool) -> None:
+def _legends(figure: "Figure", panels: "Sequence[Axes]", labels: Sequence[str], ticks: bool) -> None:
     """The lines that are drawn, and apart from them what a tick at the right is."""
     from matplotlib.lines import Line2D
 
@@ -210,7 +208,7 @@ def _label(line: Line, curves: Sequence[Curve]) -> str:
     return f"{line.label} (AUC {fmean(areas):.3f}{among})"
 
 
-def _share(axes: Sequence[Axes], same: bool) -> None:
+def _share(axes: "Sequence[Axes]", same: bool) -> None:
     """The same vertical axis where panels show the same quantity, and from 0 where they do not."""
     if same:
         limits = [a.get_ylim() for a in axes]

@@ -1,7 +1,5 @@
 """A study with a user's choices: the runs behind its tables and figures."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -77,7 +75,7 @@ class Reproduction:
         made = {"scale": self.choices.scale, "seeds": list(self.seeds), "draws": self.choices.draws}
         return {**made, "readings": list(self.choices.readings)}
 
-    def with_stored(self, values: Mapping[str, Any]) -> Reproduction:
+    def with_stored(self, values: Mapping[str, Any]) -> "Reproduction":
         """The same, and what a table file that was once written holds beyond it: its rows, seeds and draws."""
         labels = {str(row["row"]).partition(",")[0] for row in values["rows"]}
         known = [name for name, row in self.study.described.rows.items() if row.label in labels]
@@ -167,7 +165,7 @@ class Reproduction:
         said = f"ticks at the right: what the paper's table {content.level[0]} has" if content.level else ""
         return Plot(f"{figure}: {content.title}", content.x, content.y, lines, content.diagonal, said, content.heat)
 
-    def cells(self, selection: Selection) -> list[Cell]:
+    def cells(self, selection: "Selection") -> list[Cell]:
         """Every cell that a selection needs, once, in order."""
         planned = [one for table in selection.tables for one in self.measurements(table)]
         planned += [one for figure in selection.figures for one in self.lines(figure)]
@@ -235,7 +233,7 @@ class Selection:
     figures: tuple[str, ...]
 
     @classmethod
-    def of(cls, study: Reproduction, tables: Collection[str] = (), figures: Collection[str] = ()) -> Selection:
+    def of(cls, study: Reproduction, tables: Collection[str] = (), figures: Collection[str] = ()) -> "Selection":
         """Check names; nothing chosen is everything.
 
         Raises

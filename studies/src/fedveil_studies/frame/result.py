@@ -1,7 +1,5 @@
 """A figure of a table: what was printed, what was measured, and how both stand in a file."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Measures and curves that every study may name in its study.toml."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Every study that there is: entry points ``fedveil.studies`` of installed packages, and what a process registers."""
 
-from __future__ import annotations
-
 from fedveil.errors import FieldError
 from fedveil.registry import Registry
 from fedveil_studies.frame.checking import check_study

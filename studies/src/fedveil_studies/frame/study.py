@@ -1,7 +1,5 @@
 """A study: the experiments of a paper as its folder describes them."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
@@ -72,7 +70,7 @@ class Study:
         self.adjusted: list[Adjust] = []
 
     @classmethod
-    def of(cls, package: str, folder: Traversable | None = None) -> Study:
+    def of(cls, package: str, folder: Traversable | None = None) -> "Study":
         """The study whose study.toml and published.csv lie in a package.
 
         Parameters

@@ -1,7 +1,5 @@
 """Tables of a study: ours beside the published figure, what there is, and which runs are needed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 

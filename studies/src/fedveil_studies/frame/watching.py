@@ -1,7 +1,5 @@
 """What studies' probes that look at a whole run have in common."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 

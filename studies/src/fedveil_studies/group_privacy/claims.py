@@ -1,7 +1,5 @@
 """Claims of the paper that compare rows, or set figures against a level; study.toml says which judge each one has."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial

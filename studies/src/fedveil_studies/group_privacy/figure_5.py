@@ -9,8 +9,6 @@ in the p directions in which an image moves the update. It is felt there as nu s
 attack; a network that hardly passes on what an image changes makes more of it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar

@@ -6,8 +6,6 @@ clients' loss where the run has settled, and the last models' errors on each of 
 from the users' own lines.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The printed rules of the four papers and their sound variants side by side, at noise of the same average length."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

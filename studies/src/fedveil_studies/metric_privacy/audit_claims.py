@@ -1,7 +1,5 @@
 """Client inference on independent runs: the paper's claims, and metric privacy at equal noise and equal protection."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 

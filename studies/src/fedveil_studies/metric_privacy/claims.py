@@ -1,7 +1,5 @@
 """Claims of the paper that no standard judge tests; study.toml has all of them, and says which judge each one has."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial

@@ -4,8 +4,6 @@
 What is made of the losses is in `fedveil_studies.metric_privacy.printed`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace

@@ -8,8 +8,6 @@ The paper compares no distances. Here each is measured on the same client models
 hide: the share of the server's test images on which two clients' models disagree.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

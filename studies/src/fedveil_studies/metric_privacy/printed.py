@@ -10,8 +10,6 @@ examples (multi-round: with Gaussian noise of a fifth of the largest pixel value
         s_r = -loss(W_r, shadow); AUC of the 20 IN against the 20 OUT rounds, 95% bare bootstrap over rounds
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from numpy.typing import ArrayLike

@@ -1,7 +1,5 @@
 """The study of person-level privacy: accuracy against the total epsilon of one person, beside record level by group."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """The study of record-level privacy: accuracy against the total epsilon of one record, under two trust models."""
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Iterable, Sequence

@@ -4,8 +4,6 @@ The worst attack of a rule is chosen on examples that give no figure, so that th
 is that of ByzFL, arXiv 2505.24802.)
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean

@@ -1,7 +1,5 @@
 """Whom a robust rule used: honest clients left out, rare but honest ones among them, and what malicious ones got."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 
 import torch

@@ -5,8 +5,6 @@ noise that clients added, by its mean power over clients and rounds; and what th
 worth.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
