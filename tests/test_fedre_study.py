@@ -585,6 +585,29 @@ def test_a_larger_epsilon_is_set_against_a_smaller_one_of_the_same_setting(tmp_p
     assert len(found.rows) == 1
 
 
+@pytest.mark.parametrize(
+    ("gained", "verdict"),
+    [((0.02, 0.021, 0.022), "holds"), ((-0.05, -0.05, -0.049), "contradicted"), ((0, 0, 0), None)],
+)
+def test_a_gain_that_grows_with_the_clients_is_the_gain_of_ten_less_that_of_two(tmp_path, gained, verdict):
+    base = [0.3, 0.2, 0.1] if verdict else [0.1, 0.1, 0.1]  # guessing has .087
+    rows = [
+        {"row": f"{budget}, {clients} clients", "setting": setting, "figure": "iou", "values": values}
+        for budget in ("eps 50", "eps 10", "noise .1 of the clip", "noise 1 of the clip")
+        for clients, gain in ((2, (0.01, 0, 0.02)), (10, [a + b for a, b in zip((0.01, 0, 0.02), gained, strict=True)]))
+        for setting, values in (("mean", base), ("fedre", [a + b for a, b in zip(base, gain, strict=True)]))
+    ]
+    [claim] = [c for c in STUDY.described.claims if c.expect == "grows with clients"]
+    found = judge(claim, evidence_of(tmp_path, "clients", rows))
+    assert found.verdict == (verdict or "cannot tell")
+    assert len(found.rows) == 4
+    if verdict:
+        assert found.rows[0].found.values == pytest.approx(gained)
+    lacking = [row for row in rows if row["setting"] == "mean"]
+    (tmp_path / "less").mkdir()
+    assert {row.text for row in judge(claim, evidence_of(tmp_path / "less", "clients", lacking)).rows} == {""}
+
+
 def evidence_of(folder, name, rows):
     plain = {"seeds": [0, 1, 2], "draws": [0] * 3, "chance": None, "cells": ["a", "b", "c"], "noise": {}}
     table = {"study": "fedre", "table": name, "scale": "small", "readings": [], "rows": [plain | row for row in rows]}

@@ -15,7 +15,7 @@ from fedveil.grid import Cell, Store
 from fedveil.runs import run
 from fedveil.runs.prepare import prepare
 from fedveil_studies.frame import Choices, Reproduction, find
-from fedveil_studies.sga_ldp import LOSSES, worth
+from fedveil_studies.sga_ldp import LOSSES, phase, worth
 
 STUDY = find("sga-ldp")
 ROW = STUDY.label("flip")
@@ -156,6 +156,51 @@ def test_cosines_with_both_references_by_hand():
 
 @pytest.mark.data
 @pytest.mark.skipif(not SOURCES["bloodmnist"].available, reason="the blood cells are not here")
+def phases(accuracy=0.6, told=0.04, flips=(0.02, 0.1, 0.4)):
+    view = {"rates": {"loss": {"0.01": 0.01}, "fedmia": {"0.01": told}}}
+    runs = [
+        SimpleNamespace(
+            summary=SimpleNamespace(
+                values={
+                    "test_metrics": {"accuracy": accuracy},
+                    "concluded": {"membership": {} if k else view},
+                    "malicious": {"success": flip},
+                }
+            )
+        )
+        for k, flip in enumerate(flips)
+    ]
+    return {name: phase(runs, name).value for name in ("accuracy", "told", "nobody", "kept", "worst", "all", "three")}
+
+
+def test_the_phase_diagram_counts_what_holds_at_once():
+    found = phases()
+    assert found == {"accuracy": 0.6, "told": 0.04, "nobody": 0.02, "kept": 0.1, "worst": 0.4, "all": 1, "three": 0}
+    assert phases(flips=(0.02, 0.1, 0.12))["three"] == 1
+    assert phases(flips=(0.3, 0.1, 0.12))["kept"] == 0.3  # what guesses flips, too
+    for worse in ({"accuracy": 0.49}, {"told": 0.06}, {"flips": (0.02, 0.16, 0.4)}):
+        assert phases(**worse)["all"] == 0, worse
+
+
+def test_members_are_told_of_the_first_clients_and_only_where_all_are_honest(monkeypatch):
+    monkeypatch.setattr("fedveil_studies.sga_ldp.ATTACKED", 6)
+    base = {
+        "name": "told",
+        "data": {"name": "digits", "clients": 8, "holdout": 0.5},
+        "model": {"name": "logistic"},
+        "privacy": {"method": "vanilla"},
+        "rounds": 2,
+        "malicious": {"behaviour": "label-flip", "source": 1, "target": 2, "share": 0.25, "acting": False},
+    }
+    honest = STUDY.probes["some"](None)
+    values = run(parse(base), probes=[honest]).values["concluded"][honest.name]
+    assert {r.partition for r in honest._view.received} == set(range(6))
+    assert set(values["rates"]) >= {"loss", "fedmia"}
+    acting = parse({**base, "malicious": {**base["malicious"], "acting": True}})
+    attacked = STUDY.probes["some"](None)
+    assert run(acting, probes=[attacked]).values["concluded"][attacked.name] == {}
+
+
 def test_a_short_run_on_blood_cells(tmp_path):
     small = ["rounds=2", "data.patches=4", "data.public_examples=200", "local.epochs=1"]
     config = load("sga-ldp-blood", small)

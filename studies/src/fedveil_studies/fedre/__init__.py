@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import product
 from statistics import fmean
 from typing import Any
 
@@ -17,10 +18,10 @@ from fedveil_studies.fedre.defence import (
 )
 from fedveil_studies.fedre.weights import FewImages, ServerWeights
 from fedveil_studies.frame import Study, Value
-from fedveil_studies.frame.claims import compared, verdict_of
+from fedveil_studies.frame.claims import compared, nothing_learned, untested, verdict_of
 from fedveil_studies.frame.described import ClaimOf, ScaleOf
-from fedveil_studies.frame.evidence import Evidence
-from fedveil_studies.frame.finding import Row
+from fedveil_studies.frame.evidence import SEEDS, Evidence, differ, difference
+from fedveil_studies.frame.finding import CANNOT_TELL, Row
 
 study = Study.of(__name__)
 study.probe("inversion")(RegionInversion)
@@ -59,3 +60,22 @@ def above_the_other_row(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
             if (table, above, setting, figure) in evidence.results:
                 first, second = (evidence.at(table, row, setting, figure) for row in (above, below))
                 yield compared(study.settings[setting], first, second, decide, (first, second), claim.guess)
+
+
+@study.judge("grows with clients")
+def grows_with_clients(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
+    """Budget by budget, how much the first setting gains on the second with ten clients, less that with two."""
+    [(table, figure)], decide = claim.figures, partial(verdict_of, sign=1, margin=claim.margin)
+    for budget in claim.only:
+        places = product((f"{budget}, 10 clients", f"{budget}, 2 clients"), (claim.first, claim.second))
+        one, two, three, four = (evidence.at(table, row, setting, figure) for row, setting in places)
+        many = differ(one, two) if one and two else None
+        few = differ(three, four) if three and four else None
+        if many is None or few is None:
+            yield untested(budget)
+            continue
+        gains = [dict(zip(found.seeds, found.values, strict=True)) for found in (many, few)]
+        seeds = sorted(gains[0].keys() & gains[1].keys())
+        found = difference([gains[0][seed] - gains[1][seed] for seed in seeds], SEEDS, seeds)
+        why = nothing_learned((one, two, three, four), claim.guess)
+        yield Row(budget, CANNOT_TELL if why else decide(found), str(found), found, decide, why=why)

@@ -8,7 +8,7 @@ worth.
 import math
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, Self
 
 import scipy
 import torch
@@ -29,10 +29,13 @@ from fedveil.methods import SGALDP
 from fedveil.runs.prepare import Setup
 from fedveil_studies.frame import Curve, Study, Value
 from fedveil_studies.frame.models import held_out
+from fedveil_studies.frame.standard import tested
 from fedveil_studies.frame.watching import WholeRun
 
 study = Study.of(__name__)
 GROUPS = ("honest", "malicious", "common", "rare")
+ATTACKED = 300  # clients, of which the phase diagram tells members
+ACCURATE, TOLD, FLIPPED = 0.5, 0.05, 0.15  # at least, at most, at most: the three that are to hold together
 LOSSES = tuple(k / 4 for k in range(41))  # nats
 
 
@@ -76,7 +79,26 @@ class Watch(WholeRun):
         return {"membership": auc(inside, outside), **shares}
 
 
+class SomeMembers(MembershipView):
+    """The same of the first clients alone, where all are honest: it needs every client's model on every record."""
+
+    name = f"membership, the first {ATTACKED} clients"
+
+    def __call__(self, seen: Seen) -> Mapping[str, float]:
+        """Keep their releases."""
+        if self._setup.poisoning is None or not self._setup.poisoning.acting:
+            super().__call__(seen)
+            self._view.received = [r for r in self._view.received if r.partition < ATTACKED]
+        return {}
+
+    @classmethod
+    def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
+        """Nothing where some are malicious."""
+        return [super(SomeMembers, cls).conclude([judge])[0] if judge._globals else {} for judge in judges]
+
+
 study.probe("server")(lambda _config: MembershipView())
+study.probe("some")(lambda _config: SomeMembers())
 study.probe("shadows")(lambda _config: ShadowView())
 
 
@@ -206,6 +228,30 @@ def attack(outcomes: Sequence[Outcome], argument: str) -> Value:
     if name in view["refused"]:
         return Value(math.nan)
     return Value(float(view["rates"][name].get(rate, math.nan) if rate else view["figures"][name]))
+
+
+@study.measure("phase")
+def phase(outcomes: Sequence[Outcome], name: str) -> Value:
+    """Of a run with all honest, and of others in which some flip, the last without a clip: see the names below."""
+    honest, *_ = outcomes
+    [view] = honest.summary.values["concluded"].values()
+    flips = [float(o.summary.values["malicious"]["success"]) for o in outcomes]
+    found = {
+        "accuracy": tested([honest], "accuracy").value,
+        "told": max(rates["0.01"] for rates in view["rates"].values()),
+        "nobody": flips[0],
+        "kept": max(flips[:-1]),
+        "worst": max(flips),
+    }
+    useful = found["accuracy"] >= ACCURATE and found["told"] <= TOLD
+    found |= {"all": float(useful and found["kept"] <= FLIPPED), "three": float(useful and found["worst"] <= FLIPPED)}
+    return Value(found[name])
+
+
+@study.curve("phase")
+def over_clients(outcomes: Sequence[Outcome], name: str) -> Curve:
+    """`phase`, above the number of clients."""
+    return Curve([outcomes[0].cell.config.data.number], [phase(outcomes, name).value])
 
 
 @study.curve("losses")
