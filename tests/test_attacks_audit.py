@@ -6,7 +6,8 @@ import os
 import pytest
 from typer.testing import CliRunner
 
-from fedveil.attacks.statistics import auc_interval, epsilon_ceiling
+from fedveil.attacks.bounds import epsilon_ceiling
+from fedveil.attacks.statistics import auc_interval
 from fedveil.cli import app
 from fedveil.config import load
 from fedveil.config.folders import AUDIT

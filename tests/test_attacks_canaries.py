@@ -9,6 +9,7 @@ import scipy
 import torch
 
 from fedveil.aggregation import CentredClipping, FedAdam, NormBounding
+from fedveil.attacks.bounds import epsilon_bound_of_guesses, mu_bound_of_guesses
 from fedveil.attacks.membership import (
     audited,
     client_canaries,
@@ -18,9 +19,8 @@ from fedveil.attacks.membership import (
     server_canaries,
 )
 from fedveil.attacks.membership.canaries import coins
-from fedveil.attacks.membership.methods import Reused, Scaled, audits
-from fedveil.attacks.one_run import epsilon_bound_of_guesses, mu_bound_of_guesses
 from fedveil.errors import FieldError
+from fedveil.games.guarantees.canaries import Reused, Scaled, audits
 from fedveil.learning import ClientData
 from fedveil.learning.units import Units
 from fedveil.mechanisms import ReproducibleSource

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from fedveil import games
 from fedveil.attacks import ATTACKS
-from fedveil.attacks.statistics import epsilon_ceiling
+from fedveil.attacks.bounds import epsilon_ceiling
 from fedveil.cli import app
 from fedveil.config.variants import EQUAL_SIGMA
 from fedveil.config.world import SHADOWS, WORLDS

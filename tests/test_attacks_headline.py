@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.attacks.statistics import epsilon_ceiling, joint_bound
+from fedveil.attacks.bounds import epsilon_ceiling, joint_bound
 from fedveil.attacks.verdict import judge
 from fedveil.config import load
-from fedveil.games import Audit, ParticipationGame
-from fedveil.games.scoring import Case, Judged, Replicate, Scored, attack_of, judge_all, row_of
+from fedveil.games import ParticipationGame
+from fedveil.games.scoring import Audit, Case, Replicate, Scored, attack_of, judge_all, row_of
 from fedveil.grid import Store
 from fedveil.methods import Publishing
 from fedveil.report.audit_headline import compared, fewest_runs, headline
@@ -22,7 +22,7 @@ SETTINGS = ("vanilla", "global")
 
 def audited(gaps, runs=30, settings=SETTINGS, supposed=()):
     """An audit whose attacks see these gaps between the worlds, in standard deviations, one a setting."""
-    rng, judged = np.random.default_rng(0), Judged()
+    rng, judged = np.random.default_rng(0), Audit()
     for attack, by_setting in gaps.items():
         valid = None
         for setting, gap in zip(settings, by_setting, strict=True):

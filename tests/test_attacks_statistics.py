@@ -11,15 +11,13 @@ from sklearn.metrics import auc as area
 from sklearn.metrics import roc_auc_score
 
 from fedveil.attacks import SequentialEvidence, ThreatModel, decide, judge
+from fedveil.attacks.bounds import epsilon_bound, epsilon_ceiling, joint_bound
 from fedveil.attacks.participation.weighing import boundaries
 from fedveil.attacks.statistics import (
     advantage,
     auc,
     auc_interval,
     best_threshold,
-    epsilon_bound,
-    epsilon_ceiling,
-    joint_bound,
     rate,
     roc,
     runs_for_rate,

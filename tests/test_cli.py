@@ -337,11 +337,19 @@ def test_advise_names_everything_that_is_missing(here):
 
 
 def test_verify_says_when_so_few_runs_test_nothing(here, monkeypatch):
-    row = {"method": "m", "dimension": 1, "claim": "mu = 1", "mu_lower": 0.0, "held": True}
-    monkeypatch.setattr("fedveil.games.guarantees.examine_all", lambda *told: [])
-    monkeypatch.setattr("fedveil.games.guarantees.verify", lambda runs, show: [row])
+    from fedveil.attacks import Verdict
+    from fedveil.games.guarantees.game import PartyGame
+
+    def game(mu):
+        details = {"dimension": 1, "epsilon at delta 0": 0.0, "ceiling": 1.0, "broken": 0.0}
+        about = {"attack": "a", "setting": "m", "figure": "mu", "n": 8, "replication": "one", "notes": ["mu = 1"]}
+        verdict = Verdict.of(mu, details=details, **about)
+        return PartyGame("game", [lambda: [verdict]], {"runs": 8})
+
+    monkeypatch.setattr("fedveil.games.guarantees.noise_game", lambda: PartyGame("noise", [], {}))
+    monkeypatch.setattr("fedveil.games.guarantees.guarantees_game", lambda runs: game(0.0))
     assert "--runs" in call("verify", "--runs", "8").stdout
-    monkeypatch.setattr("fedveil.games.guarantees.verify", lambda runs, show: [{**row, "mu_lower": 0.5}])
+    monkeypatch.setattr("fedveil.games.guarantees.guarantees_game", lambda runs: game(0.5))
     assert "--runs" not in call("verify", "--runs", "8").stdout
 
 

@@ -1,28 +1,23 @@
 """Comparisons and audits of a federation of one's own: a function makes it, for the clients, method and seed given."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from inspect import signature
-from itertools import product
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fedveil.attacks import CalibratedLoss, Knowledge, LikelihoodRatio, Loss, Observation, ThreatModel
-from fedveil.attacks.statistics import EpsilonBound
+from fedveil.attacks.bounds import EpsilonBound
 from fedveil.config import Config, load
-from fedveil.config.world import world_of
 from fedveil.engines import Federation
-from fedveil.engines.assembly import AnyMethod, as_client, resolve_method
-from fedveil.engines.seams import Seen
+from fedveil.engines.assembly import AnyMethod, as_client
 from fedveil.errors import FieldError, NoReplyError, require_count, require_delta, require_rounds
 from fedveil.games.game import Judgement, game_of, play
-from fedveil.games.participation import REHEARSALS
-from fedveil.games.scoring import HONEST, Case, Judged, Replicate, judge_all
+from fedveil.games.own import Clients, Make, OwnGame, make_one
+from fedveil.games.scoring import Audit
 from fedveil.gdp import rounded_down
-from fedveil.grid import Cell, Finished, Store
+from fedveil.grid import Cell, Store
 from fedveil.grid.cell import stated
 from fedveil.grid.comparison import compare as compare_settings
 from fedveil.grid.comparison import named
@@ -30,8 +25,6 @@ from fedveil.learning import ClientData, LocalTraining
 from fedveil.runs.runner import Progress, Silent
 from fedveil.runs.summary import Summary
 
-Clients = Sequence[Any]
-Make = Callable[..., Federation]  # (clients, method, seed), and local= where a setting has its own
 OwnSetting = AnyMethod | None | tuple[AnyMethod | None, LocalTraining]
 
 
@@ -83,9 +76,7 @@ def compare(
     if isinstance(what, Config | str | Path):
         config = what if isinstance(what, Config) else load(str(what))
         return Compared(tuple(compare_settings(config, out, seeds=seeds, progress=progress or shown())))
-    for name, value in (("clients", clients), ("settings", settings), ("rounds", rounds)):
-        if not value:
-            raise FieldError(name, value, "is needed beside a function: compare(make, clients, settings, rounds=10)")
+    _require("compare(make, clients, settings, rounds=10)", clients=clients, settings=settings, rounds=rounds)
     if not isinstance(settings, Mapping):
         raise FieldError("settings", type(settings).__name__, 'must name each: {"no privacy": None, "mine": method}')
     if out is not None:
@@ -151,6 +142,13 @@ def _made(make: Make, clients: Clients, given: OwnSetting, seed: int) -> Federat
     return make_one(make, clients, method, seed, **({} if local is None else {"local": local}))
 
 
+def _require(call: str, **given: Any) -> None:
+    """Refuse a function without what is needed beside it."""
+    for name, value in given.items():
+        if not value:
+            raise FieldError(name, value, f"is needed beside a function: {call}")
+
+
 def shown() -> Progress:
     """A bar on a terminal, and nothing elsewhere."""
     from rich.console import Console
@@ -159,21 +157,6 @@ def shown() -> Progress:
 
     console = Console(stderr=True)
     return progress_for(console) if console.is_terminal else Silent()
-
-
-def make_one(make: Make, clients: Clients, method: AnyMethod | None, seed: int, **more: LocalTraining) -> Federation:
-    """Call a user's function, and refuse what it must not return."""
-    written = "lambda clients, method, seed: fv.Federation(..., clients=clients, method=method, seed=seed)"
-    try:
-        signature(make).bind(clients, method, seed, **more)
-    except TypeError as error:
-        raise FieldError("make", getattr(make, "__name__", "a function"), f"{error}; write {written}") from error
-    found = make(clients, method, seed, **more)
-    if not isinstance(found, Federation):
-        raise FieldError("make", type(found).__name__, f"must return a Federation: {written}")
-    if method is not None and found.method == resolve_method(None) != resolve_method(method):
-        raise FieldError("make", type(method).__name__, f"does not hand its method on: write {written}")
-    return found
 
 
 def audit(
@@ -234,13 +217,9 @@ def audit(
         out = options.pop("out", None)
         asked = options if replicates is None else {"replicates": replicates, **options}
         return play(game_of(config, **asked), out, going)
-    for name, value in (("clients", clients), ("rounds", rounds)):
-        if not value:
-            raise FieldError(name, value, "is needed beside a function: audit(make, clients, method, rounds=10)")
-    if options:
-        raise FieldError(
-            next(iter(options)), options[next(iter(options))], "is for configurations alone: leave it out here"
-        )
+    _require("audit(make, clients, method, rounds=10)", clients=clients, rounds=rounds)
+    for name, value in options.items():
+        raise FieldError(name, value, "is for configurations alone: leave it out here")
     held = [as_client(c, f"clients[{i}]") for i, c in enumerate(clients or ())]
     if not -len(held) <= target < len(held):
         raise FieldError("target", target, f"there are clients 0 to {len(held) - 1}")
@@ -262,13 +241,13 @@ def audit(
         (shadow, known),
         relation,
         require_delta("delta", delta),
-        where,
     )
-    return game.judge(Store(None).run(game.cells(), going, together=True))
+    found = game.judge(Store(None).run(game.cells(), going, together=True))
+    return OwnAudit(**vars(found), target=where, relation=relation, promised=found.values["promised"])
 
 
 @dataclass(frozen=True, eq=False)
-class OwnAudit(Judged):
+class OwnAudit(Audit):
     """What attacks on participation reached; `verdicts` without the method first.
 
     Attributes
@@ -311,124 +290,6 @@ class OwnAudit(Judged):
         measured = f"epsilon >= {rounded_down(self.measured.lower)} of at most {self.measured.ceiling:.2f} provable"
         lines.append(f"promised: {self.promised}; measured: {measured} ({self.relation}, 95%)")
         return "\n".join(lines)
-
-
-@dataclass(frozen=True, eq=False)
-class OwnGame:
-    """The game of participation on federations that a function makes, by attacks that need models and examples alone.
-
-    Parameters
-    ----------
-    make : callable
-        Of the federation.
-    worlds : mapping of bool to sequence
-        The clients, with the target and without.
-    settings : mapping of str to method
-        The undefended one first.
-    rounds, runs : int
-        Of each run, and runs in each world.
-    held : tuple of ClientData
-        What the attacker holds: the target's examples, and perhaps others on which nobody trains.
-    relation : str
-        Between the worlds.
-    delta : float
-        Of the epsilons.
-    target : int
-        Who is asked about.
-    """
-
-    make: Make
-    worlds: Mapping[bool, Clients]
-    settings: Mapping[str, AnyMethod | None]
-    rounds: int
-    runs: int
-    held: tuple[ClientData, ClientData | None]
-    relation: str
-    delta: float
-    target: int
-
-    @cached_property
-    def of_case(self) -> dict[Case, Cell]:
-        """The cell of every run; rehearsals and runs have seeds of their own, alike in all settings."""
-        found = {}
-        for label, method in self.settings.items():
-            for phase, first, count in (("rehearsal", 0, max(REHEARSALS, self.runs // 2)), ("run", 10**6, self.runs)):
-                for inside, index in product((True, False), range(count)):
-                    seed = 2 * (first + index) + inside
-                    made = partial(_audited, self.make, self.worlds[inside], method, seed)
-                    view = (LossView(*self.held),)
-                    case = Case(label, HONEST, phase, inside, index)
-                    found[case] = Cell(label, stated(self.rounds, seed, self.delta), view, make=made)
-        return found
-
-    def cells(self) -> list[Cell]:
-        """The runs."""
-        return [*self.of_case.values()]
-
-    def judge(self, finished: Finished) -> OwnAudit:
-        """Verdicts from finished runs."""
-        done, names = {}, LossView(*self.held).figures
-        for case, cell in self.of_case.items():
-            outcome = finished.outcomes[cell.key]
-            scores = {name: outcome.series(name) for name in names}
-            done[case] = Replicate(case, scores, {}, None, outcome.summary.values["guarantee"])
-        attacks = [*names, *([LikelihoodRatio.name] if CalibratedLoss.name in names else [])]
-        found = judge_all(done, [*self.settings], attacks, world_of(self.relation), self.delta)
-        defended = [*self.settings][-1]
-        order = sorted(found.verdicts, key=lambda one: [*self.settings].index(one.setting))
-        promised = next(one.guarantee for case, one in done.items() if case.setting == defended)
-        return OwnAudit(
-            order,
-            found.refused,
-            together=found.together,
-            target=self.target,
-            relation=self.relation,
-            promised=promised,
-        )
-
-
-class LossView:
-    """A probe: what the attacks that need no more than models and examples score in a round.
-
-    Parameters
-    ----------
-    shadow : ClientData
-        The target's examples.
-    reference : ClientData, optional
-        Others on which nobody trains, for the calibrated attack; its outsider's model is the first broadcast.
-    """
-
-    name = "losses on the target's examples"
-
-    def __init__(self, shadow: ClientData, reference: ClientData | None = None) -> None:
-        self._shadow, self._reference = shadow, reference
-        self._kinds: list[type[Loss | CalibratedLoss]] = [Loss] if reference is None else [Loss, CalibratedLoss]
-        self._known: Knowledge | None = None
-
-    @property
-    def figures(self) -> Collection[str]:
-        """The attacks."""
-        return [kind.name for kind in self._kinds]
-
-    def __call__(self, seen: Seen) -> dict[str, float]:
-        if self._known is None:
-            learner, outsider = seen.federation.learner, None if self._reference is None else seen.broadcast.models[0]
-            loss = learner.local.loss
-            self._known = Knowledge(
-                learner.model, seen.federation.layout, loss, self._shadow, self._reference, outsider
-            )
-        threat = ThreatModel("semi-honest client", frozenset({"models", "shadow", "reference"}))
-        observed = Observation(torch.stack([seen.broadcast.models, seen.models]), len(seen.federation.clients))
-        return {kind.name: float(kind(self._known, threat).run(observed)[-1]) for kind in self._kinds}
-
-
-def _audited(make: Make, clients: Clients, method: AnyMethod | None, seed: int) -> Federation:
-    """A federation to audit."""
-    found = make_one(make, clients, method, seed)
-    if found.own_buffers:
-        accepted = "these attacks model no client's own statistics: mend the model (fedveil.learning.mend)"
-        raise FieldError("buffers", "keep", accepted)
-    return found
 
 
 def _relation(make: Make, clients: Clients, method: AnyMethod | None) -> str:

@@ -1,6 +1,7 @@
 """`fedveil verify`'s noise table: sound noise passes at the stated rate, and planted bugs are found."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from fedveil.attacks.residuals import departures
 from fedveil.cli import app
 from fedveil.errors import FieldError
 from fedveil.games import guarantees
-from fedveil.games.guarantees import LEVEL, game, noise, played
+from fedveil.games.guarantees import game, noise, played
+from fedveil.games.guarantees.noise import LEVEL
 from fedveil.mechanisms import GaussianNoise, ReproducibleSource
 
 D = 1000
@@ -117,8 +119,8 @@ def test_clients_that_share_their_noise_are_found():
 
 
 def test_the_library_itself_without_noise_on_a_coordinate_ends_the_command(monkeypatch, tmp_path):
-    monkeypatch.setattr(guarantees, "DIMENSIONS", (11,))
-    monkeypatch.setattr(game, "DIMENSIONS", ())
+    monkeypatch.setattr(guarantees, "guarantees_game", partial(game.guarantees_game, dimensions=()))
+    monkeypatch.setattr(guarantees, "noise_game", partial(game.noise_game, dimensions=(11,)))
     monkeypatch.setattr(played, "PARTIES", 6)
     drawn = GaussianNoise.sample
 

@@ -1,28 +1,40 @@
 """`fedveil verify`: the game on every method's path as a command."""
 
 import json
+from dataclasses import replace
+from functools import partial
 
 from typer.testing import CliRunner
 
 from fedveil.cli import app
 from fedveil.games import guarantees
-from fedveil.games.guarantees import cases, game, noise, played
+from fedveil.games.guarantees import cases, game, played
+from fedveil.games.guarantees.noise import methods
 
 
 def test_every_claim_is_played_and_a_beaten_one_ends_the_command(tmp_path, monkeypatch):
-    monkeypatch.setattr(guarantees, "DIMENSIONS", (1,))
-    monkeypatch.setattr(game, "DIMENSIONS", (1,))
+    monkeypatch.setattr(guarantees, "guarantees_game", partial(game.guarantees_game, dimensions=(1,)))
+    monkeypatch.setattr(guarantees, "noise_game", partial(game.noise_game, dimensions=(1,)))
     monkeypatch.setattr(played, "PARTIES", 4)
     result = CliRunner().invoke(app, ["verify", "--runs", "60", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
     record = json.loads((tmp_path / "game.json").read_text())
     assert [row["method"] for row in record["rows"]] == [case.name for case in cases(1)]
     assert {row["held"] for row in record["rows"]} == {True, None}
-    assert record["provenance"]["command"].startswith("fedveil verify") or record["provenance"]["commit"]
+    assert (record["runs"], record["provenance"]["seeds"]) == (60, [1, 11, 1000])
     told = json.loads((tmp_path / "noise.json").read_text())["rows"]
-    assert [row["method"] for row in told] == [one.name for one in noise.methods(1)]
+    assert [row["method"] for row in told] == [one.name for one in methods(1)]
     assert all(row["as_declared"] for row in told)
     monkeypatch.setattr(game, "held", lambda case, result: False)
     beaten = CliRunner().invoke(app, ["verify", "--runs", "8", "--out", str(tmp_path)])
     assert beaten.exit_code == 1
     assert "claims are beaten" in beaten.stderr
+
+
+def test_a_claim_that_is_too_small_is_beaten():
+    fedavg = next(case for case in cases(1) if case.name == "global DP, FedAvg")
+    for claimed, broken in ((fedavg.claimed_mu, 0.0), (0.2, 1.0), (None, None)):
+        [found] = game.duel_verdicts(replace(fedavg, claimed_mu=claimed), 1, 800)
+        assert found.details.get("broken") == broken
+    printed = next(case for case in cases(1) if case.name == "metric privacy, as printed")
+    assert "broken" not in game.duel_verdicts(printed, 1, 8)[0].details  # nothing is claimed

@@ -142,6 +142,12 @@ def test_no_planted_bug_hangs_on_layout_or_wording():
         assert bug.planted(found[bug.file]) != found[bug.file], bug.name
 
 
+def test_what_judges_has_planted_bugs_too():
+    for room, least in (("attacks", 10), ("games", 6), ("grid", 5)):
+        assert sum(bug.file.startswith(f"fedveil/{room}/") for bug in BUGS) >= least, room
+    assert sum(bug.file.startswith("fedveil_studies/") for bug in BUGS) >= 5
+
+
 SMALL = """
 def first(sigma, n):
     noise = draw(sigma, n)

@@ -1,5 +1,8 @@
 """What an adversary learns: threat models, observations, statistics, verdicts; a package for each family of attacks."""
 
+from fedveil.attacks.bounds import EpsilonBound as EpsilonBound
+from fedveil.attacks.bounds import GameResult as GameResult
+from fedveil.attacks.bounds import bound as bound
 from fedveil.attacks.observation import ATTACKS as ATTACKS
 from fedveil.attacks.observation import CAPABILITIES as CAPABILITIES
 from fedveil.attacks.observation import Attack as Attack
@@ -10,11 +13,11 @@ from fedveil.attacks.observation import ServerView as ServerView
 from fedveil.attacks.observation import ThreatError as ThreatError
 from fedveil.attacks.observation import ThreatModel as ThreatModel
 from fedveil.attacks.participation.evidence import SequentialEvidence as SequentialEvidence
-from fedveil.attacks.participation.losses import CalibratedLoss as CalibratedLoss
-from fedveil.attacks.participation.losses import Loss as Loss
-from fedveil.attacks.participation.losses import SideChannel as SideChannel
-from fedveil.attacks.participation.updates import Colluding as Colluding
-from fedveil.attacks.participation.updates import OwnUpdate as OwnUpdate
+from fedveil.attacks.participation.rounds import CalibratedLoss as CalibratedLoss
+from fedveil.attacks.participation.rounds import Colluding as Colluding
+from fedveil.attacks.participation.rounds import Loss as Loss
+from fedveil.attacks.participation.rounds import OwnUpdate as OwnUpdate
+from fedveil.attacks.participation.rounds import SideChannel as SideChannel
 from fedveil.attacks.participation.weighing import Active as Active
 from fedveil.attacks.participation.weighing import Adaptive as Adaptive
 from fedveil.attacks.participation.weighing import Decisions as Decisions
@@ -24,9 +27,6 @@ from fedveil.attacks.participation.weighing import NoiseSize as NoiseSize
 from fedveil.attacks.participation.weighing import Weighing as Weighing
 from fedveil.attacks.participation.weighing import craft as craft
 from fedveil.attacks.participation.weighing import decide as decide
-from fedveil.attacks.statistics import EpsilonBound as EpsilonBound
-from fedveil.attacks.statistics import GameResult as GameResult
-from fedveil.attacks.statistics import bound as bound
 from fedveil.attacks.verdict import Participation as Participation
 from fedveil.attacks.verdict import Verdict as Verdict
 from fedveil.attacks.verdict import judge as judge

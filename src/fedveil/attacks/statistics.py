@@ -1,12 +1,11 @@
-"""What scores of attacks of every family say: areas, rates, lower bounds of epsilon and mu, with their uncertainty.
+"""What scores of attacks of every family say: areas and rates, with their uncertainty; `bounds` has epsilon and mu.
 
 Everywhere the first array holds the scores of what is in (runs with the target, members, canaries that are in), the
 second those of what is out, and higher means in: the direction is fixed before. Thresholds come from elsewhere
-(rehearsals, or the first half in `bound`): on what is judged nothing is fitted.
+(rehearsals, or the first half in `fedveil.attacks.bounds.bound`): on what is judged nothing is fitted.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,28 +28,6 @@ class Estimate:
     point: float
     low: float
     high: float
-
-
-@dataclass(frozen=True)
-class EpsilonBound:
-    """What error rates prove about epsilon.
-
-    Attributes
-    ----------
-    lower : float
-        Lower bound at `confidence`; 0 if nothing is proven.
-    ceiling : float
-        What so many runs without a single error would have proven: no audit of this size can say more.
-    delta : float
-        Of the promise that is tested.
-    confidence : float
-        Of the bound.
-    """
-
-    lower: float
-    ceiling: float
-    delta: float
-    confidence: float
 
 
 def auc(inside: ArrayLike, outside: ArrayLike) -> float:
@@ -147,56 +124,8 @@ def rate(hits: int, runs: int, confidence: float = CONFIDENCE) -> Estimate:
 def advantage(inside: ArrayLike, outside: ArrayLike, threshold: float, confidence: float = CONFIDENCE) -> Estimate:
     """True less false positive rate at a threshold from elsewhere; the interval holds both exact ones (Bonferroni)."""
     each = 1 - (1 - confidence) / 2
-    true, false = _rates(inside, outside, threshold, each)
+    true, false = rates(inside, outside, threshold, each)
     return Estimate(true.point - false.point, true.low - false.high, true.high - false.low)
-
-
-def epsilon_bound(
-    inside: ArrayLike, outside: ArrayLike, threshold: float, *, delta: float = 0.0, confidence: float = CONFIDENCE
-) -> EpsilonBound:
-    """Lower bound of epsilon from both error rates at a threshold from elsewhere.
-
-    (epsilon, delta)-DP allows TPR <= e^epsilon FPR + delta, and the same for the complements. With one-sided bounds
-    TPR_low and FPR_high, each at half the error, epsilon >= log((TPR_low - delta) / FPR_high), and likewise for
-    (1 - FPR_high - delta) / (1 - TPR_low): the same two events, so that the larger one may be taken.
-
-    Raises
-    ------
-    FieldError
-        For a delta outside of [0, 1).
-    """
-    if not 0 <= delta < 1:
-        raise FieldError("delta", delta, "must be at least 0 and below 1")
-    true, false = _rates(inside, outside, threshold, confidence)
-    n, m = np.size(inside), np.size(outside)
-    best_true, best_false = rate(n, n, confidence).low, rate(0, m, confidence).high
-    return EpsilonBound(
-        _epsilon(true.low, false.high, delta), _epsilon(best_true, best_false, delta), delta, confidence
-    )
-
-
-def joint_bound(
-    judged: Sequence[tuple[ArrayLike, ArrayLike, float]], *, delta: float = 0.0, confidence: float = CONFIDENCE
-) -> EpsilonBound:
-    """What several attacks on the same runs prove together: the largest bound, each at its share of the error.
-
-    The largest of k bounds at 95% is none at 95% (Bonferroni): the more attacks are tried, the sooner one is lucky.
-
-    Parameters
-    ----------
-    judged : sequence of (inside, outside, threshold)
-        As for `epsilon_bound`, one an attack; at least one.
-    delta, confidence : float
-        Of the joint bound.
-    """
-    each = 1 - (1 - confidence) / require_count("judged", len(judged))
-    bounds = [epsilon_bound(*one, delta=delta, confidence=each) for one in judged]
-    return EpsilonBound(max(b.lower for b in bounds), max(b.ceiling for b in bounds), delta, confidence)
-
-
-def epsilon_ceiling(runs: int, delta: float = 0.0, confidence: float = CONFIDENCE) -> float:
-    """The largest epsilon that so many runs in each world can prove."""
-    return _epsilon(rate(runs, runs, confidence).low, rate(0, runs, confidence).high, delta)
 
 
 def runs_for_rate(alpha: float) -> int:
@@ -229,15 +158,6 @@ def log_roc(inside: ArrayLike, outside: ArrayLike, points: int = 100) -> tuple[F
     return grid, true[at]
 
 
-def balanced_accuracy(inside: ArrayLike, outside: ArrayLike) -> float:
-    """Mean of both rates on every second score, at the best threshold of the others; NaN for fewer than 4 of a kind."""
-    first, second = np.asarray(inside, dtype=np.float64), np.asarray(outside, dtype=np.float64)
-    if min(len(first), len(second)) < 4:
-        return float("nan")
-    cut = best_threshold(first[::2], second[::2])
-    return float(((first[1::2] >= cut).mean() + (second[1::2] < cut).mean()) / 2)
-
-
 def mean_interval(values: ArrayLike, *, shares: bool = False, seed: int = 0, resamples: int = 2000) -> Estimate:
     """The mean of independent figures [n] with a percentile bootstrap; of rates that are all 0 or 1, exact.
 
@@ -268,72 +188,8 @@ def student_interval(values: ArrayLike) -> Estimate | None:
     return Estimate(point, point - half, point + half)
 
 
-@dataclass(frozen=True)
-class GameResult:
-    """What the adversary reached.
-
-    Attributes
-    ----------
-    mu_lower : float
-        Lower bound of mu at the confidence; 0 if the adversary does not beat guessing.
-    epsilon_lower : float
-        Lower bound of the epsilon of a pure (delta = 0) promise.
-    ceiling : float
-        The largest mu that so many runs can certify.
-    runs : int
-        Independent runs of the mechanism in each world (the unit of replication).
-    confidence : float
-        Of the bound.
-    """
-
-    mu_lower: float
-    epsilon_lower: float
-    ceiling: float
-    runs: int
-    confidence: float
-
-
-def bound(inside: ArrayLike, outside: ArrayLike, confidence: float = 0.999) -> GameResult:
-    """Bound the Gaussian-DP parameter of a mechanism that was run many times in two worst-case worlds.
-
-    The first half of the scores of each world chooses the threshold, the other half bounds both error rates (Clopper
-    and Pearson): mu_lower = Phi^-1(TPR) - Phi^-1(FPR), whatever the noise, and epsilon_lower = log(TPR / FPR) at delta
-    0.
-
-    Parameters
-    ----------
-    inside, outside : array
-        [n] and [m] scores, one an independent run; at least 4 each.
-    confidence : float
-        Of the bound.
-
-    Raises
-    ------
-    FieldError
-        For fewer than 4 runs.
-    """
-    first, second = np.asarray(outside, dtype=np.float64), np.asarray(inside, dtype=np.float64)
-    if min(len(first), len(second)) < 4:
-        raise FieldError("runs", min(len(first), len(second)), "must be at least 4: half of them choose the threshold")
-    half = min(len(first), len(second)) // 2
-    rest = min(len(first), len(second)) - half  # runs that judge
-    candidates = np.unique(np.concatenate([first[:half], second[:half]]))
-    miss = np.searchsorted(np.sort(second[:half]), candidates, side="left") / half
-    alarm = 1 - np.searchsorted(np.sort(first[:half]), candidates, side="left") / half
-    # the best separation that is not an accident of one or two runs at the edge
-    smoothed = scipy.special.ndtri((1 - miss) * 0.98 + 0.01) - scipy.special.ndtri(alarm * 0.98 + 0.01)
-    threshold = candidates[int(np.argmax(smoothed))]
-    hits = int((second[half : half + rest] >= threshold).sum())
-    alarms = int((first[half : half + rest] >= threshold).sum())
-    true_rate, false_rate = rate(hits, rest, confidence).low, rate(alarms, rest, confidence).high
-    rates = true_rate > 0 and false_rate < 1
-    found = float(scipy.special.ndtri(true_rate) - scipy.special.ndtri(false_rate)) if rates else 0.0
-    best = rate(rest, rest, confidence).low
-    pure = math.log(true_rate / false_rate) if true_rate > false_rate > 0 else 0.0
-    return GameResult(max(0.0, found), pure, max(0.0, float(2 * scipy.special.ndtri(best))), half + rest, confidence)
-
-
-def _rates(inside: ArrayLike, outside: ArrayLike, threshold: float, confidence: float) -> tuple[Estimate, Estimate]:
+def rates(inside: ArrayLike, outside: ArrayLike, threshold: float, confidence: float) -> tuple[Estimate, Estimate]:
+    """True and false positive rate at a threshold from elsewhere, each with its exact interval."""
     first, second = _scores("inside", inside), _scores("outside", outside)
     true = rate(int((first >= threshold).sum()), len(first), confidence)
     return true, rate(int((second >= threshold).sum()), len(second), confidence)
@@ -348,14 +204,6 @@ def _newcombe(point: float, n: int, m: int, z: float) -> tuple[float, float]:
         return (point - area) ** 2 - z * z * area * (1 - area) * shape / (n * m)
 
     return float(scipy.optimize.brentq(excess, 0.0, point)), float(scipy.optimize.brentq(excess, point, 1.0))
-
-
-def _epsilon(true: float, false: float, delta: float) -> float:
-    found = [0.0]
-    for above, below in ((true, false), (1 - false, 1 - true)):
-        if above > delta and below > 0:
-            found.append(math.log((above - delta) / below))
-    return max(found)
 
 
 def wins(inside: Floats, outside: Floats) -> Floats:

@@ -3,19 +3,18 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import isfinite
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedveil.attacks.bounds import EpsilonBound, epsilon_bound
 from fedveil.attacks.statistics import (
-    EpsilonBound,
+    RESAMPLES,
     Estimate,
     advantage,
     auc_interval,
-    balanced_accuracy,
     best_threshold,
-    epsilon_bound,
     runs_for_rate,
     true_rate_at,
 )
@@ -79,6 +78,12 @@ class Verdict:
             raise FieldError("point", self.point, f"must be finite and lie in its interval [{self.low}, {self.high}]")
         if self.n < 1:
             raise FieldError("n", self.n, "must be at least 1")
+
+    @classmethod
+    def of(cls, found: Estimate | float, **rest: Any) -> Self:
+        """The verdict of an estimate, or of a figure without an interval."""
+        one = found if isinstance(found, Estimate) else Estimate(found, found, found)
+        return cls(point=one.point, low=one.low, high=one.high, **rest)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -158,7 +163,9 @@ def judge(
     relation, threat, notes
         For the result.
     """
-    found = auc_interval(inside, outside)
+    inside, outside = np.asarray(inside, dtype=np.float64), np.asarray(outside, dtype=np.float64)
+    resamples = int(min(RESAMPLES, max(200, _WORK // max(1, inside.size * outside.size))))
+    found = auc_interval(inside, outside, resamples=resamples)
     said = list(notes)
     if found.point < 0.5:
         said.append(
@@ -175,14 +182,12 @@ def judge(
     unknown = [f"{alpha:g} ({runs_for_rate(alpha)} runs)" for alpha in ALPHAS if rates[f"{alpha:g}"] is None]
     if unknown:
         said.append(f"no true positive rate at false positive rates that need more runs: {', '.join(unknown)}")
-    return Participation(
+    return Participation.of(
+        found,
         attack=attack,
         setting=setting,
-        point=found.point,
-        low=found.low,
-        high=found.high,
-        n=np.size(inside) + np.size(outside),
-        runs=(np.size(inside), np.size(outside)),
+        n=inside.size + outside.size,
+        runs=(inside.size, outside.size),
         threat=threat,
         threshold=threshold,
         advantage=gain,
@@ -190,58 +195,4 @@ def judge(
         relation=relation,
         true_rates=rates,
         notes=tuple(said),
-    )
-
-
-def membership(
-    attack: str,
-    setting: str,
-    inside: ArrayLike,
-    outside: ArrayLike,
-    *,
-    threat: str = "",
-    without_defence: float | None = None,
-    rates: Sequence[float] = ALPHAS,
-    replication: str = "one record of one run",
-) -> Verdict:
-    """The AUC of scores with its interval, and true positive rates at low false ones.
-
-    Parameters
-    ----------
-    attack, setting, threat : str
-        For reports.
-    inside, outside : array
-        Scores [n] of members and [m] of others; higher means member.
-    without_defence : float, optional
-        AUC of the same attack without a defence; the attack is called valid where that is above .55.
-    rates : sequence of float
-        False positive rates. One for which fewer than ten false positives are expected is refused, in a note.
-    replication : str
-        What a score is of. Records of one run share its model: the interval says nothing about other runs.
-    """
-    inside, outside = np.asarray(inside, dtype=np.float64), np.asarray(outside, dtype=np.float64)
-    resamples = int(min(4000, max(200, _WORK // (len(inside) * len(outside)))))
-    area = auc_interval(inside, outside, resamples=resamples)
-    details, notes = {"balanced accuracy": balanced_accuracy(inside, outside)}, []
-    for alpha in rates:
-        found = true_rate_at(inside, outside, alpha)
-        if found is None:
-            notes.append(f"TPR at FPR {alpha:g} needs {runs_for_rate(alpha)} non-members; there are {len(outside)}")
-        else:
-            details |= {f"TPR at FPR {alpha:g}": found.point, f"TPR at FPR {alpha:g}, low": found.low}
-            details[f"TPR at FPR {alpha:g}, high"] = found.high
-    return Verdict(
-        attack=attack,
-        setting=setting,
-        figure="AUC",
-        point=area.point,
-        low=area.low,
-        high=area.high,
-        n=min(len(inside), len(outside)),
-        replication=replication,
-        without_defence=without_defence,
-        valid=None if without_defence is None else without_defence > 0.55,
-        threat=threat,
-        details=details,
-        notes=notes,
     )

@@ -1,7 +1,6 @@
 """`fedveil verify`: every guarantee against an adversary who plays the worst case."""
 
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,9 +9,8 @@ import typer
 from fedveil.cli.shared import Out, console_for, fail, refusals, say
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from fedveil.attacks.verdict import Verdict
+    from fedveil.games.guarantees.game import PartyGame
     from fedveil.report.table import Table
 
 
@@ -30,40 +28,68 @@ def verify(
     With --canaries: crafted clients and records, in or out by a coin, in one run of each method, and again with
     planted bugs, which the audit has to find.
     """
-    if canaries:
-        _canaries(canaries, out or Path("runs/guarantees"))
-        return
     with refusals():
-        from fedveil.errors import require_count
-        from fedveil.games.guarantees import DIMENSIONS
-        from fedveil.games.guarantees import verify as play
-        from fedveil.report.table import Table
-        from fedveil.runs.runner import one_thread
+        from fedveil.games import guarantees
 
-        require_count("--runs", runs, least=8)
-        console, folder = console_for(), out or Path("runs/guarantees")
-        with one_thread():
-            rows = play(runs, lambda row: say(console, "  ".join(_cells(row))))
-        table = Table(("method", "d", "claim", "mu, lower bound", "claim held"), [_cells(row) for row in rows])
-        _keep(console, folder, "game", table, "none: worst-case vectors", DIMENSIONS, {"runs": runs, "rows": rows})
-        if not any(row["mu_lower"] > 0 for row in rows):
+        folder = out or Path("runs/guarantees")
+        if canaries:
+            _canaries(guarantees.canary_game(canaries), folder)
+            return
+        noise = guarantees.noise_game()
+        head = ("method", "d", "claim", "mu, lower bound", "claim held")
+        played = _part(guarantees.guarantees_game(runs), folder, "game", head, "none: worst-case vectors", _claim)
+        if not any(verdict.point > 0 for verdict in played):
             few = f"{runs} runs show nothing: no lower bound is above 0, so no claim was tested; raise --runs"
-            say(console, few)
-        faults = _noise(folder, console)
-        beaten = [row for row in rows if row.get("held") is False]
-        if beaten:
-            fail(f"{len(beaten)} of {len(rows)} claims are beaten, first that of {beaten[0]['method']}", 1)
-        if faults:
-            first = f"{faults[0]['method']}: {faults[0]['least']}"
+            say(console_for(), few)
+        head = ("method", "d", "noise as declared", "p", "fits least")
+        drawn = _part(noise, folder, "noise", head, "none: known vectors", _noise)
+        if beaten := _broken(played):
+            fail(f"{len(beaten)} of {len(played)} claims are beaten, first that of {beaten[0].setting}", 1)
+        if faults := _broken(drawn):
+            first = f"{faults[0].setting}: {faults[0].notes[0]}"
             fail(f"the noise of {len(faults)} methods is not what their ledgers declare; first {first}", 1)
 
 
-def _keep(
-    console: "Console", folder: Path, name: str, table: "Table", data: str, seeds: Sequence[int], values: dict[str, Any]
-) -> None:
+Line = tuple[list[str], dict[str, Any]]  # of a table, and of its JSON
+
+
+def _part(
+    game: "PartyGame", folder: Path, name: str, head: tuple[str, ...], data: str, line: "Callable[[Verdict], Line]"
+) -> "Sequence[Verdict]":
+    """Play a game with one verdict a cell, and keep its table and rows."""
+    from fedveil.games.guarantees import DIMENSIONS
+    from fedveil.report.table import Table
+
+    verdicts = _played(game, lambda verdict: line(verdict)[0])
+    lines = [line(verdict) for verdict in verdicts]
+    rows = [{"method": one.setting, **row} for one, (_, row) in zip(verdicts, lines, strict=True)]
+    _keep(folder, name, Table(head, [shown for shown, _ in lines]), data, DIMENSIONS, {**game.question(), "rows": rows})
+    return verdicts
+
+
+def _played(game: "PartyGame", line: Callable[..., list[str]]) -> "Sequence[Verdict]":
+    """Play a game, and show a line a cell as it ends."""
+    from fedveil.games import play
+    from fedveil.runs.runner import Silent
+
+    class Shown(Silent):
+        def advance(self, row: dict[str, Any]) -> None:
+            say(console_for(), "  ".join(line(*row["verdicts"])))
+
+    return play(game, progress=Shown()).verdicts
+
+
+def _broken(verdicts: "Sequence[Verdict]") -> "list[Verdict]":
+    return [verdict for verdict in verdicts if verdict.details.get("broken")]
+
+
+def _keep(folder: Path, name: str, table: "Table", data: str, seeds: Sequence[int], values: dict[str, Any]) -> None:
     """Write a part's table and figures, and show the table."""
+    import json
+
     from fedveil.runs.provenance import provenance
 
+    console = console_for()
     folder.mkdir(parents=True, exist_ok=True)
     record = {"provenance": provenance(data, seeds), **values}
     (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
@@ -72,28 +98,24 @@ def _keep(
     say(console, f"written to {folder}: {name}.json, {name}.md", whole=True)
 
 
-def _noise(folder: Path, console: "Console") -> list[dict[str, Any]]:
-    """One table: whether every method's noise is as declared, over rounds and coordinates; the rows where it is not."""
-    from fedveil.games.guarantees import DIMENSIONS, LEVEL, examine_all
-    from fedveil.mechanisms import ReproducibleSource
-    from fedveil.report.table import Table
-    from fedveil.runs.runner import one_thread
+def _claim(verdict: "Verdict") -> Line:
+    from fedveil.gdp import rounded_down
 
-    def cells(row: dict[str, Any]) -> list[str]:
-        return [
-            row["method"],
-            str(row["dimension"]),
-            "yes" if row["as_declared"] else "**NO**",
-            f"{row['p']:.2g}",
-            row["least"],
-        ]
+    broken, d, claim = verdict.details.get("broken"), int(verdict.details["dimension"]), verdict.notes[0]
+    pure, found = verdict.details["epsilon at delta 0"], rounded_down(verdict.point)
+    if claim.startswith("epsilon"):
+        found += f" (epsilon {rounded_down(pure)})"
+    mark = {0.0: "yes", 1.0: "**NO**", None: "no claim to hold"}[broken]
+    lower, epsilon = (float(rounded_down(value, 3)) for value in (verdict.point, pure))
+    row = {"dimension": d, "claim": claim, "mu_lower": lower, "epsilon_lower_at_delta_0": epsilon}
+    row |= {"ceiling_mu": round(verdict.details["ceiling"], 2), "held": None if broken is None else not broken}
+    return [verdict.setting, str(d), claim, found, mark], row
 
-    with one_thread():
-        rows = examine_all(DIMENSIONS, ReproducibleSource(0), lambda row: say(console, "  ".join(cells(row)[:4])))
-    head = ("method", "d", "noise as declared", "p", "fits least")
-    table = Table(head, [cells(row) for row in rows])
-    _keep(console, folder, "noise", table, "none: known vectors", DIMENSIONS, {"level": LEVEL, "rows": rows})
-    return [row for row in rows if not row["as_declared"]]
+
+def _noise(verdict: "Verdict") -> Line:
+    fault, d, p = bool(verdict.details["broken"]), int(verdict.details["dimension"]), f"{verdict.point:.2g}"
+    row = {"dimension": d, "least": verdict.notes[0], "kind": verdict.attack, "p": float(p), "as_declared": not fault}
+    return [verdict.setting, str(d), "**NO**" if fault else "yes", p, verdict.notes[0]], row
 
 
 NOTE = """measured: lower bound at 95% from one run, whatever the mechanism does to the canaries together; at most: \
@@ -101,45 +123,28 @@ the bound if every guess were right; independent: a bound on mu that loses less,
 independent given the coins; bugs: the larger bound, and whether it exceeds what is declared"""
 
 
-def _canaries(m: int, folder: Path) -> None:
+def _canaries(game: "PartyGame", folder: Path) -> None:
     """One table: declared, measured, and measured with planted bugs."""
-    with refusals():
-        from fedveil.attacks.membership.methods import EVERY, audits
-        from fedveil.errors import require_count
-        from fedveil.report.table import NOTHING, Table
-        from fedveil.runs.runner import one_thread
+    from fedveil.games.guarantees.canaries import EVERY
+    from fedveil.report.table import NOTHING, Table
 
-        require_count("--canaries", m, least=10)
-        console, verdicts, cells, beaten = console_for(), [], [], []
-        with one_thread():
-            for name, audit in audits(m).items():
-                found = audit.honest(name)
-                bugs = {bug: audit.planted(name, bug, 0) for bug in audit.bugs}
-                verdicts += [found.to_dict(), *(one.to_dict() for one in bugs.values())]
-                beaten += [name] if found.details.get("broken") else []
-                figures = [found.details.get("declared"), found.point, found.details["ceiling"]]
-                figures.append(found.details["independent mu"] if found.figure.startswith("mu") else None)
-                row = [name, found.figure.split(",")[0], *(NOTHING if v is None else f"{v:.2f}" for v in figures)]
-                cells.append([*row, *(_found(bugs[bug]) if bug in bugs else NOTHING for bug in EVERY)])
-                say(console, "  ".join(cells[-1]))
-        table = Table(
-            ("method", "figure", "declared", "measured", "at most", "independent", *EVERY), cells, notes=[NOTE]
-        )
-        _keep(console, folder, "canaries", table, "none: crafted", (), {"canaries": m, "verdicts": verdicts})
-        if beaten:
-            fail(f"{len(beaten)} of {len(cells)} promises are broken, first that of {beaten[0]}", 1)
+    def line(found: "Verdict", *bugs: "Verdict") -> list[str]:
+        figures = [found.details.get("declared"), found.point, found.details["ceiling"]]
+        figures.append(found.details["independent mu"] if found.figure.startswith("mu") else None)
+        shown = [found.setting, found.figure.split(",")[0], *(NOTHING if v is None else f"{v:.2f}" for v in figures)]
+        by_bug = {bug.setting.removeprefix(f"{found.setting}: "): _found(bug) for bug in bugs}
+        return [*shown, *(by_bug.get(bug, NOTHING) for bug in EVERY)]
+
+    verdicts = _played(game, line)
+    methods = [one for one in verdicts if not one.setting.endswith(EVERY)]
+    rows = [line(*(one for one in verdicts if one.setting.split(": ")[0] == m.setting)) for m in methods]
+    head = ("method", "figure", "declared", "measured", "at most", "independent", *EVERY)
+    values = {**game.question(), "verdicts": [verdict.to_dict() for verdict in verdicts]}
+    _keep(folder, "canaries", Table(head, rows, notes=[NOTE]), "none: crafted", (), values)
+    if beaten := _broken(methods):
+        fail(f"{len(beaten)} of {len(rows)} promises are broken, first that of {beaten[0].setting}", 1)
 
 
 def _found(verdict: "Verdict") -> str:
     largest = max(verdict.point, verdict.details["independent mu"] if verdict.figure.startswith("mu") else 0.0)
     return f"{largest:.2f}, {'found' if verdict.details.get('broken') else 'not found'}"
-
-
-def _cells(row: dict[str, Any]) -> list[str]:
-    mark = {True: "yes", False: "**NO**", None: "no claim to hold"}[row["held"]]
-    from fedveil.gdp import rounded_down
-
-    found = rounded_down(row["mu_lower"])
-    if row["claim"].startswith("epsilon"):
-        found += f" (epsilon {rounded_down(row['epsilon_lower_at_delta_0'])})"
-    return [row["method"], str(row["dimension"]), row["claim"], found, mark]

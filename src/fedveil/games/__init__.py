@@ -12,6 +12,6 @@ from fedveil.games.game import game_of as game_of
 from fedveil.games.game import play as play
 from fedveil.games.inversion import InversionGame as InversionGame
 from fedveil.games.membership import MembershipGame as MembershipGame
-from fedveil.games.participation import Audit as Audit
 from fedveil.games.participation import ParticipationGame as ParticipationGame
+from fedveil.games.scoring import Audit as Audit
 from fedveil.games.scoring import Scored as Scored

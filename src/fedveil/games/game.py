@@ -10,19 +10,20 @@ A game of yours joins by ``@GAMES.register("name")``; then ``fedveil audit CONFI
 """
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from inspect import signature
 from pathlib import Path
 from time import perf_counter
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 from fedveil.attacks import Verdict
 from fedveil.config import Config
 from fedveil.config.folders import AUDIT, CELLS, CONFIG, SPEC
 from fedveil.config.sections import Comparison, Randomness, Setting
 from fedveil.config.variants import configure, variants_of
-from fedveil.errors import FieldError, nearest
+from fedveil.errors import FieldError, nearest, require_count
 from fedveil.grid import Cell, Finished, Store
 from fedveil.grid.jobs import Factory
 from fedveil.registry import Registry
@@ -109,6 +110,51 @@ class Game(Protocol[Found]):
 
     def judge(self, finished: Finished) -> Found:
         """Verdicts from finished runs."""
+
+
+@dataclass(frozen=True, eq=False)
+class Attacking:
+    """What games of registered attacks on a configured federation have in common.
+
+    Parameters
+    ----------
+    config : Config
+        Of one run, or with the settings of a comparison.
+    compare : bool
+        Play every setting of ``[compare]`` instead of the one of ``[privacy]``.
+    attacks : tuple of str
+        Of those that the game knows; without any, the usual ones.
+    replicates : int
+        Units behind a verdict.
+
+    Raises
+    ------
+    FieldError
+        For an attack that is unknown, and too few replicates.
+    """
+
+    config: Config
+    compare: bool = False
+    attacks: tuple[str, ...] = ()
+    replicates: int = 30
+
+    known: ClassVar[Collection[str]]  # a registry
+    least: ClassVar[int] = 1
+    together: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name in self.attacks:
+            cast(Registry[Any], self.known).choose(name)
+        require_count("--replicates", self.replicates, least=self.least)
+
+    def usual(self) -> Iterable[str]:
+        """The attacks that are played if none is asked for."""
+        return self.known
+
+    @cached_property
+    def chosen(self) -> tuple[str, ...]:
+        """The attacks that were asked for, or the usual ones."""
+        return tuple(dict.fromkeys(self.attacks)) or tuple(self.usual())
 
 
 GAMES: Registry[type[Game[Judgement]]] = Registry("--game", {}, group="fedveil.games")
@@ -206,18 +252,20 @@ def play(
             found = game.judge(store.run(game.cells(), progress, jobs, together=game.together, executor=executor))
             for note in found.notes:
                 progress.say(note)
-            about: dict[str, Any] = {"game": game.name, "notes": notes + found.notes, "source": REPRODUCIBLE}
-            about |= {
-                "versions": versions(),
-                "numerics": Cell("", game.config).numerics,
-                "seconds": round(perf_counter() - began, 1),
-            }
-            about["provenance"] = provenance(f"{game.config.data.name}, as in {game.config.name}", [game.config.seed])
             found.values.setdefault("results", [verdict.to_dict() for verdict in found.verdicts])
-            found.values.update(about)
+            found.values.update({"game": game.name, "notes": notes + found.notes, "source": REPRODUCIBLE})
+            found.values.update(_played(game.config), seconds=round(perf_counter() - began, 1))
             if path is not None:
                 write_atomic(path / RESULT, (json.dumps(found.values, indent=1) + "\n").encode())
     return found
+
+
+def _played(config: Config) -> dict[str, Any]:
+    """What it was played with; what is not on data says that itself."""
+    if not hasattr(config, "data"):
+        return {"versions": versions()}
+    about = provenance(f"{config.data.name}, as in {config.name}", [config.seed])
+    return {"versions": versions(), "numerics": Cell("", config).numerics, "provenance": about}
 
 
 VANILLA = "vanilla"

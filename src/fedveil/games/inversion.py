@@ -14,10 +14,9 @@ from typing import Any, ClassVar, cast
 from torch import Tensor
 
 from fedveil.attacks.inversion import INVERSIONS, Inversion, Inverted, ReleaseView, compare_inversion
-from fedveil.config import Config
 from fedveil.engines import Execution, Federation
 from fedveil.errors import FieldError, require_count
-from fedveil.games.game import GAMES, Judgement, Planned, Refused, settings_of
+from fedveil.games.game import GAMES, Attacking, Judgement, Planned, Refused, settings_of
 from fedveil.grid import Cell, Finished, Store
 from fedveil.learning import ClientData
 from fedveil.methods import GroupPrivacy, Method, Plain
@@ -38,7 +37,7 @@ class InversionAudit(Judgement):
 
 @GAMES.register("inversion")
 @dataclass(frozen=True, eq=False)
-class InversionGame:
+class InversionGame(Attacking):
     """What the server learns about the images behind a release.
 
     Parameters
@@ -57,32 +56,23 @@ class InversionGame:
         Clients train and send float64, in which attacks that solve equations are exact.
     """
 
-    config: Config
-    compare: bool = False
-    attacks: tuple[str, ...] = ()
-    replicates: int = 30
     images: int = 1
     double: bool = False
 
     name: ClassVar[str] = "inversion"
     known: ClassVar[Collection[str]] = INVERSIONS
-    together: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Refuse what is unknown."""
-        for name in self.attacks:
-            INVERSIONS.choose(name)
-        require_count("--replicates", self.replicates)
+        super().__post_init__()
         require_count("--images", self.images)
 
     def question(self) -> dict[str, Any]:
         asked = {"attacks": list(self.chosen), "clients": self.replicates, "images": self.images, "noise": list(NOISE)}
         return {**asked, "precision": "float64"} if self.double else asked
 
-    @property
-    def chosen(self) -> tuple[str, ...]:
-        """The attacks that were asked for, or all that make sense."""
-        return tuple(dict.fromkeys(self.attacks)) or (ONE if self.images == 1 else SEVERAL)
+    def usual(self) -> Sequence[str]:
+        """Those that make sense."""
+        return ONE if self.images == 1 else SEVERAL
 
     @cached_property
     def settings(self) -> list[tuple[Planned, Setup]]:

@@ -26,10 +26,9 @@ from fedveil.attacks.membership.registry import Pairs, concluded
 from fedveil.attacks.membership.scores import ShadowScore
 from fedveil.attacks.statistics import runs_for_rate, student_interval
 from fedveil.attacks.verdict import ALPHAS
-from fedveil.config import Config
 from fedveil.engines.seams import Seen
-from fedveil.errors import FieldError, require_count
-from fedveil.games.game import GAMES, Judgement, Planned, Refused, settings_of
+from fedveil.errors import FieldError
+from fedveil.games.game import GAMES, Attacking, Judgement, Planned, Refused, settings_of
 from fedveil.games.shadows import ShadowView, held_out
 from fedveil.grid import Cell, Finished
 from fedveil.learning import ClientData
@@ -109,7 +108,7 @@ class MembershipAudit(Judgement):
 
 @GAMES.register("membership")
 @dataclass(frozen=True, eq=False)
-class MembershipGame:
+class MembershipGame(Attacking):
     """What an honest-but-curious server learns about single records, or persons; see `MEMBERSHIPS`.
 
     Parameters
@@ -122,31 +121,19 @@ class MembershipGame:
         Runs of each setting, under seeds of their own; from 3 on there is an interval.
     """
 
-    config: Config
-    compare: bool = False
-    attacks: tuple[str, ...] = ()
     replicates: int = 3
 
     name: ClassVar[str] = "membership"
     known: ClassVar[Collection[str]] = MEMBERSHIPS
-    together: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        """Refuse what is unknown."""
-        for name in self.attacks:
-            MEMBERSHIPS.choose(name)
-        require_count("--replicates", self.replicates)
 
     def question(self) -> dict[str, Any]:
         return {"attacks": list(self.chosen), "replicates": self.replicates, "seed": self.config.seed}
 
-    @cached_property
-    def chosen(self) -> tuple[str, ...]:
-        """The attacks that were asked for, or all that need no shadow models and can be played on every client."""
+    def usual(self) -> list[str]:
+        """All that need no shadow models and can be played on every client."""
         people = self.config.privacy.options.get("unit") == "person"
         left_out = (*(() if people else BY_PERSON), *(BY_CLIENT if self.small else ()))
-        usual = (name for name in MEMBERSHIPS if name not in left_out and not shadowed(name))
-        return tuple(dict.fromkeys(self.attacks)) or tuple(usual)
+        return [name for name in MEMBERSHIPS if name not in left_out and not shadowed(name)]
 
     @cached_property
     def small(self) -> str:
@@ -243,7 +230,7 @@ def _over_runs(
     """The mean over runs, with Student's interval from three runs on; `refused` says which are not in it, and why."""
     values = [float(one["figures"]) for one in runs]
     interval, n = student_interval(values), len(values)
-    unit, point, notes, details = UNITS.get(name, "AUC"), float(np.mean(values)), list[str](), dict[str, float]()
+    point, notes, details = float(np.mean(values)), list[str](), dict[str, float]()
     if interval is None:
         notes.append("no interval: three runs are the least for one")
     if refused:
@@ -256,13 +243,11 @@ def _over_runs(
                 notes.append(f"TPR at FPR {alpha:g} needs {runs_for_rate(alpha)} non-members; there are {others}")
             else:
                 details[f"TPR at FPR {alpha:g}"] = float(np.mean(rates))
-    return Verdict(
+    return Verdict.of(
+        point if interval is None else interval,
         attack=name,
         setting=label,
-        figure=unit,
-        point=point,
-        low=point if interval is None else interval.low,
-        high=point if interval is None else interval.high,
+        figure=UNITS.get(name, "AUC"),
         n=n,
         replication="one run",
         without_defence=bare,

@@ -6,19 +6,19 @@ about the defence. Every run has its own data, first model, training order, coho
 
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from statistics import fmean
 from typing import Any, ClassVar
 
 from fedveil.attacks import ATTACKS, Active, Attack, SideChannel, ThreatError, Weighing
-from fedveil.attacks.statistics import epsilon_ceiling
+from fedveil.attacks.bounds import epsilon_ceiling
 from fedveil.attacks.verdict import RUN
 from fedveil.config import Config
 from fedveil.config.world import WORLDS, World, world_of
-from fedveil.errors import FieldError, require_count
-from fedveil.games.game import GAMES, Planned, settings_of
-from fedveil.games.scoring import HONEST, MALICIOUS, Case, Judged, Replicate, judge_all, never_drawn
+from fedveil.errors import FieldError
+from fedveil.games.game import GAMES, Attacking, Planned, settings_of
+from fedveil.games.scoring import HONEST, MALICIOUS, Audit, Case, Replicate, judge_all, never_drawn
 from fedveil.games.view import PASSIVE, ParticipationView, threat_of
 from fedveil.grid import Cell, Finished
 from fedveil.methods import Publishing
@@ -31,22 +31,9 @@ LEAST, REHEARSALS = 4, 8  # runs in each world; rehearsals are half as many as r
 DRAWN = ("dirichlet", "quantity", "shards")  # partitions that draw the clients' sizes
 
 
-@dataclass(frozen=True, eq=False)
-class Audit(Judged):
-    """A finished game of participation.
-
-    Attributes
-    ----------
-    settings : tuple of str
-        The undefended federation first.
-    """
-
-    settings: tuple[str, ...] = ()
-
-
 @GAMES.register("participation")
 @dataclass(frozen=True, eq=False)
-class ParticipationGame:
+class ParticipationGame(Attacking):
     """What a client learns about the participation of another.
 
     Parameters
@@ -70,10 +57,6 @@ class ParticipationGame:
         where nothing is promised for a client.
     """
 
-    config: Config
-    compare: bool = False
-    attacks: tuple[str, ...] = ()
-    replicates: int = 30
     target: int | None = None
     attacker: int | None = None
     colluders: int | None = None
@@ -82,22 +65,11 @@ class ParticipationGame:
 
     name: ClassVar[str] = "participation"
     known: ClassVar[Collection[str]] = ATTACKS
-    together: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        """Refuse what is unknown."""
-        for name in self.attacks:
-            ATTACKS.choose(name)
-        require_count("--replicates", self.replicates, least=LEAST)
+    least: ClassVar[int] = LEAST
 
     def question(self) -> dict[str, Any]:
         who = self.roles.roles()
         return {**who, "replicates": self.replicates, "seed": self.config.seed, "attacks": list(self.chosen)}
-
-    @cached_property
-    def chosen(self) -> tuple[str, ...]:
-        """The attacks that were asked for, or all."""
-        return tuple(dict.fromkeys(self.attacks)) or tuple(ATTACKS)
 
     @cached_property
     def dealt(self) -> Dealt:
@@ -239,8 +211,7 @@ class ParticipationGame:
             "together": {label: asdict(bound) for label, bound in judged.together.items()},
             "seed": self.config.seed,
         }
-        notes = _afterthoughts(list(done.values()))
-        return Audit(judged.verdicts, judged.refused, values, notes, judged.together, labels)
+        return replace(judged, values=values, notes=_afterthoughts(list(done.values())))
 
 
 def _afterthoughts(found: Sequence[Replicate]) -> list[str]:

@@ -10,9 +10,10 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fedveil.attacks import ATTACKS, Active, Adaptive, SequentialEvidence, SideChannel, Weighing, decide, judge
+from fedveil.attacks.bounds import EpsilonBound, joint_bound
 from fedveil.attacks.observation import Attack
 from fedveil.attacks.participation.weighing import ERROR
-from fedveil.attacks.statistics import EpsilonBound, Estimate, joint_bound, rate
+from fedveil.attacks.statistics import Estimate, rate
 from fedveil.attacks.verdict import Participation
 from fedveil.config import Config
 from fedveil.config.world import WORLDS, World
@@ -176,17 +177,20 @@ class Scored(Participation):
 
 
 @dataclass(frozen=True, eq=False)
-class Judged(Judgement):
-    """All attacks of one audit.
+class Audit(Judgement):
+    """A finished game of participation.
 
     Attributes
     ----------
+    settings : tuple of str
+        The undefended federation first.
     together : dict of str to EpsilonBound
         By setting, what all of them prove together at 95%.
     """
 
     verdicts: list[Scored] = field(default_factory=list)
     together: dict[str, EpsilonBound] = field(default_factory=dict)
+    settings: tuple[str, ...] = ()
 
 
 def modes_of(attack: str) -> tuple[str, ...]:
@@ -211,7 +215,7 @@ def judge_all(
     world: str,
     delta: float,
     published: str = "off",
-) -> Judged:
+) -> Audit:
     """Judge every attack in every setting, the undefended one first.
 
     Parameters
@@ -229,7 +233,7 @@ def judge_all(
     published : {"off", "noised", "clear"}
         How clients are shown metrics; attacks on others are supposed.
     """
-    found = Judged()
+    found = Audit(settings=tuple(settings))
     for attack in attacks:
         for mode in modes_of(attack):
             valid: bool | None = None

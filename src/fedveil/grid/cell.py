@@ -42,17 +42,18 @@ class Cell:
         Other cells of central noise: this one's noise multiplier is set so that its sigma is the average of theirs.
     make : callable, optional
         Makes the federation, where the configuration does not describe it: of it rounds, seed and delta alone count
-        then (see `fedveil.grid.cell.stated`). Such a run has no folder, and is equal to no other.
+        then (see `fedveil.grid.cell.stated`); or plays something else, and returns its summary. Such a run has no
+        folder, and is equal to no other.
     """
 
     label: str
     config: Config
     probes: tuple[Probe, ...] = ()
     sigma_of: "Cell | tuple[Cell, ...] | None" = None
-    make: Callable[[], Federation] | None = None
+    make: Callable[[], Federation | Summary] | None = None
 
     @property
-    def sources(self) -> "tuple[Cell, ...]":
+    def sources(self) -> tuple["Cell", ...]:
         """The cells whose sigma it takes."""
         return (self.sigma_of,) if isinstance(self.sigma_of, Cell) else self.sigma_of or ()
 
@@ -192,7 +193,7 @@ def stated(rounds: int, seed: int = 0, delta: float = 1e-5) -> Config:
 
 
 def play_made(cell: Cell, advance: Callable[[Row], None] = lambda row: None) -> Summary:
-    """Run a cell whose federation a function makes, and sum it up as a run of a configuration would be.
+    """Run a cell that a function makes, and sum it up as a run of a configuration would be.
 
     Parameters
     ----------
@@ -209,6 +210,9 @@ def play_made(cell: Cell, advance: Callable[[Row], None] = lambda row: None) -> 
     assert cell.make is not None
     rows: list[Row] = []
     delta, federation = cell.config.privacy.budget.delta, cell.make()
+    if isinstance(federation, Summary):
+        advance(dict(federation.values))
+        return federation
     federation.probes += cell.probes
 
     def on_round(record: RoundRecord) -> None:

@@ -5,7 +5,8 @@ from itertools import count
 from typing import Any
 
 from fedveil.attacks import Participation
-from fedveil.attacks.statistics import Estimate, epsilon_ceiling
+from fedveil.attacks.bounds import epsilon_ceiling
+from fedveil.attacks.statistics import Estimate
 from fedveil.config.world import world_of
 from fedveil.games import Audit
 from fedveil.games.game import Refused

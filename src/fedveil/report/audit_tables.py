@@ -3,8 +3,8 @@
 import math
 from typing import Any
 
-from fedveil.attacks.participation.updates import Colluding
-from fedveil.attacks.statistics import epsilon_ceiling
+from fedveil.attacks.bounds import epsilon_ceiling
+from fedveil.attacks.participation.rounds import Colluding
 from fedveil.config.world import IN_ITS_PLACE
 from fedveil.games import Audit
 from fedveil.games.scoring import Scored, row_of

@@ -1,6 +1,6 @@
 """Several attacks against several settings of one federation, each beside the same attack without a defence."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,7 +51,6 @@ def compare_inversion(
     threat: ThreatModel = SERVER,
     figure: str = "mse",
     perceptual: Perceptual | None = None,
-    on_verdict: Callable[[Verdict], None] | None = None,
 ) -> Inverted:
     """Run every attack against every setting.
 
@@ -69,8 +68,6 @@ def compare_inversion(
         See `judge_inversion`.
     perceptual : callable, optional
         See `scores`.
-    on_verdict : callable, optional
-        Called after each setting of each attack.
 
     Raises
     ------
@@ -107,8 +104,6 @@ def compare_inversion(
                 replication="image" if single else "client",
             )
             verdicts.append(verdict)
-            if on_verdict is not None:
-                on_verdict(verdict)
     return Inverted(tuple(verdicts), torch.cat([r.data.x for r in plain]), images, refused)
 
 
@@ -181,13 +176,11 @@ def judge_inversion(
     notes = [] if "perceptual" in details else ["LPIPS: not available without weights of your own"]
     if without is not None:
         details |= {f"{name} without defence": without[name] for name in without}
-    return Verdict(
+    return Verdict.of(
+        found,
         attack=attack.name,
         setting=setting,
         figure=FIGURES[figure],
-        point=found.point,
-        low=found.low,
-        high=found.high,
         n=len(units),
         replication=replication,
         without_defence=None if without is None else without[figure],

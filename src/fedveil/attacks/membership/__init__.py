@@ -1,18 +1,19 @@
 """Which records was a model trained on, and whose are they: at an outsider, a client or the server."""
 
+from fedveil.attacks.bounds import OneRun as OneRun
+from fedveil.attacks.bounds import one_run as one_run
 from fedveil.attacks.membership.canaries import CanaryRun as CanaryRun
 from fedveil.attacks.membership.canaries import audited as audited
 from fedveil.attacks.membership.canaries import client_canaries as client_canaries
 from fedveil.attacks.membership.canaries import orthogonal_records as orthogonal_records
 from fedveil.attacks.membership.canaries import record_canaries as record_canaries
 from fedveil.attacks.membership.canaries import server_canaries as server_canaries
-from fedveil.attacks.membership.fedmia import by_class as by_class
-from fedveil.attacks.membership.fedmia import fed_mia as fed_mia
-from fedveil.attacks.membership.fedmia import guess as guess
-from fedveil.attacks.membership.fedmia import same_classes as same_classes
-from fedveil.attacks.membership.fedmia import source_inference as source_inference
 from fedveil.attacks.membership.registry import MEMBERSHIPS as MEMBERSHIPS
 from fedveil.attacks.membership.registry import ServerRecords as ServerRecords
+from fedveil.attacks.membership.registry import by_class as by_class
+from fedveil.attacks.membership.registry import fed_mia as fed_mia
+from fedveil.attacks.membership.registry import guess as guess
+from fedveil.attacks.membership.registry import same_classes as same_classes
 from fedveil.attacks.membership.scores import SCORES as SCORES
 from fedveil.attacks.membership.scores import bavaria as bavaria
 from fedveil.attacks.membership.scores import calibrated as calibrated
@@ -23,14 +24,10 @@ from fedveil.attacks.membership.scores import rmia as rmia
 from fedveil.attacks.membership.scores import trajectory as trajectory
 from fedveil.attacks.membership.shadow import Shadows as Shadows
 from fedveil.attacks.membership.shadow import Signals as Signals
-from fedveil.attacks.membership.shadow import agreement as agreement
 from fedveil.attacks.membership.shadow import balanced as balanced
 from fedveil.attacks.membership.shadow import by_round_and_client as by_round_and_client
 from fedveil.attacks.membership.shadow import confidence as confidence
 from fedveil.attacks.membership.shadow import loss_of_confidence as loss_of_confidence
 from fedveil.attacks.membership.shadow import signals as signals
 from fedveil.attacks.membership.shadow import train_shadows as train_shadows
-from fedveil.attacks.one_run import OneRun as OneRun
-from fedveil.attacks.one_run import one_run as one_run
 from fedveil.attacks.statistics import log_roc as log_roc
-from fedveil.attacks.verdict import membership as membership

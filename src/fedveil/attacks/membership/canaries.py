@@ -22,8 +22,8 @@ from torch import Tensor
 
 from fedveil.accounting import Guarantee, Ledger, Relation, Release, total
 from fedveil.accounting.bounds import PLD, ZCDP, MetricDP
-from fedveil.attacks.one_run import OneRun, one_run
-from fedveil.attacks.statistics import bound as independent_bound
+from fedveil.attacks.bounds import OneRun, one_run
+from fedveil.attacks.bounds import bound as independent_bound
 from fedveil.attacks.verdict import Verdict
 from fedveil.engines import ClientParty, Federation, ServerParty, Shared
 from fedveil.errors import FieldError, require_choice, require_count
@@ -311,13 +311,11 @@ def audited(setting: str, run: CanaryRun, distance: float | None = None) -> Verd
         if ceiling < declared:
             notes.append("so few canaries could not refute the declared value")
     figure = f"epsilon at delta {bound.delta:g}" if by_epsilon else "mu"
-    return Verdict(
+    return Verdict.of(
+        point,
         attack="canaries",
         setting=setting,
         figure=f"{figure}, lower bound at {bound.confidence:.0%}",
-        point=point,
-        low=point,
-        high=point,
         n=bound.canaries,
         replication="one canary client of one run",
         threat="whoever made the canaries and sees the releases",

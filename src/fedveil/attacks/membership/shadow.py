@@ -1,20 +1,16 @@
-"""Shadow models, and what membership attacks ask of a model: its confidence in records, its agreement with them."""
+"""Shadow models, and what membership attacks ask of a model: its confidence in records."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 
 from fedveil.attacks.observation import Received
 from fedveil.errors import FieldError, require_count
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, make_trainer, predict
-from fedveil.learning.losses import evaluating, loss_of, outputs_of
 from fedveil.mechanisms import keyed_seed
-
-_NUMBERS = 1 << 24  # of a block of single gradients
 
 
 def confidence(model: nn.Module, layout: Layout, vectors: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -37,30 +33,6 @@ def confidence(model: nn.Module, layout: Layout, vectors: Tensor, x: Tensor, y: 
 def loss_of_confidence(odds: Tensor) -> Tensor:
     """Cross-entropy (nats) from log-odds: -log p = softplus(-odds)."""
     return torch.nn.functional.softplus(-odds)
-
-
-def agreement(
-    model: nn.Module, layout: Layout, start: Tensor, updates: Tensor, x: Tensor, y: Tensor, loss: str = "cross_entropy"
-) -> Tensor:
-    """Cosine of each update [K, d] with each record's own step, minus the gradient of its loss at the start [d].
-
-    Returns
-    -------
-    Tensor
-        [K, N] float64; 0 where either is zero.
-    """
-    function = loss_of(loss)
-
-    def single(vector: Tensor, one: Tensor, label: Tensor) -> Tensor:
-        return function(outputs_of(functional_call(model, layout.unflatten(vector), (one[None],))), label[None])
-
-    directions = torch.nn.functional.normalize(updates.to(torch.float64), dim=1)
-    size, parts = max(1, _NUMBERS // len(start)), []
-    with evaluating(model):
-        for a, b in zip(torch.split(x, size), torch.split(y, size), strict=True):
-            steps = -vmap(grad(single), in_dims=(None, 0, 0))(start, a.to(start.dtype), b)
-            parts.append(directions @ torch.nn.functional.normalize(steps.to(torch.float64), dim=1).T)
-    return torch.cat(parts, dim=1)
 
 
 def by_round_and_client(received: Sequence[Received]) -> tuple[list[int], list[list[Received]]]:

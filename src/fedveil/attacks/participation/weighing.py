@@ -10,8 +10,7 @@ from torch import Tensor
 
 from fedveil.attacks.observation import ATTACKS, Attack, Observation
 from fedveil.attacks.participation.evidence import SequentialEvidence
-from fedveil.attacks.participation.losses import CalibratedLoss, SideChannel
-from fedveil.attacks.participation.updates import OwnUpdate, trace
+from fedveil.attacks.participation.rounds import CalibratedLoss, OwnUpdate, SideChannel, trace
 from fedveil.errors import FieldError
 
 

@@ -1,14 +1,14 @@
 """Malicious clients: what they train on or send, and how far they get against robust rules."""
 
+from fedveil.attacks.poisoning.data import BEHAVIOURS as BEHAVIOURS
 from fedveil.attacks.poisoning.data import Backdoor as Backdoor
+from fedveil.attacks.poisoning.data import Goal as Goal
 from fedveil.attacks.poisoning.data import LabelFlip as LabelFlip
+from fedveil.attacks.poisoning.data import Poisoned as Poisoned
 from fedveil.attacks.poisoning.data import flip as flip
+from fedveil.attacks.poisoning.data import goal_of as goal_of
+from fedveil.attacks.poisoning.data import measure as measure
 from fedveil.attacks.poisoning.data import stamp as stamp
-from fedveil.attacks.poisoning.goal import BEHAVIOURS as BEHAVIOURS
-from fedveil.attacks.poisoning.goal import Goal as Goal
-from fedveil.attacks.poisoning.goal import Poisoned as Poisoned
-from fedveil.attacks.poisoning.goal import goal_of as goal_of
-from fedveil.attacks.poisoning.goal import measure as measure
 from fedveil.attacks.poisoning.informed import ALIE as ALIE
 from fedveil.attacks.poisoning.informed import IPM as IPM
 from fedveil.attacks.poisoning.informed import MinMax as MinMax

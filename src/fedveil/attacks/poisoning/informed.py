@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedveil.aggregation import Aggregator
-from fedveil.attacks.poisoning.goal import BEHAVIOURS
+from fedveil.attacks.poisoning.data import BEHAVIOURS
 from fedveil.engines.seams import Behaviour, Turn
 from fedveil.errors import FieldError, require_choice, require_count
 from fedveil.mechanisms import ReproducibleSource

@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedveil.attacks.poisoning.goal import BEHAVIOURS, Around
+from fedveil.attacks.poisoning.data import BEHAVIOURS, Around
 from fedveil.checks import NonNegative, Positive
 from fedveil.clipping import clip
 from fedveil.engines.seams import Behaviour, Turn

@@ -1,18 +1,99 @@
-"""Play the worst-case worlds of every method, and set what an adversary proves beside what is claimed."""
+"""What `fedveil verify` plays: games on the parties of every method alone, without data; each cell leaves its verdicts.
 
-from collections.abc import Callable
-from typing import Any
+Three of them: the worst-case worlds of every method beside what is claimed, its noise over ten rounds beside what its
+ledger declares, and canaries in one run beside the same. A verdict's detail "broken" is 1 where a promise does not
+hold, and missing where there is none.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, ClassVar
 
 import numpy as np
 
-from fedveil.attacks import GameResult, bound
+from fedveil.attacks import GameResult, Verdict, bound
+from fedveil.config import Config
+from fedveil.errors import require_count
+from fedveil.games.game import Judgement
+from fedveil.games.guarantees.canaries import audits
 from fedveil.games.guarantees.clients import cases_of_clients
+from fedveil.games.guarantees.noise import LEVEL, NoiseGame, methods
 from fedveil.games.guarantees.server import cases_of_server
 from fedveil.games.guarantees.worlds import Duel
-from fedveil.gdp import rounded_down
-from fedveil.mechanisms import ReproducibleSource
+from fedveil.grid import Cell, Finished
+from fedveil.grid.cell import stated
+from fedveil.mechanisms import ReproducibleSource, Source
+from fedveil.runs import Summary
 
 DIMENSIONS = (1, 11, 1000)
+
+
+@dataclass(frozen=True, eq=False)
+class PartyGame:
+    """A game whose cells play parties in worlds of their own making.
+
+    Attributes
+    ----------
+    name : str
+        For reports.
+    plays : sequence of callable
+        One a cell; what it returns are verdicts.
+    asked : mapping
+        What was asked for, in plain values.
+    """
+
+    name: str
+    plays: Sequence[Callable[[], list[Verdict]]]
+    asked: Mapping[str, Any]
+
+    known: ClassVar[Collection[str]] = ()
+    together: ClassVar[bool] = True
+    config: ClassVar[Config] = stated(1)
+
+    def question(self) -> dict[str, Any]:
+        return dict(self.asked)
+
+    def check(self) -> list[str]:
+        """Nothing is odd about it."""
+        return []
+
+    @cached_property
+    def _cells(self) -> list[Cell]:
+        return [Cell(f"{self.name} {i}", self.config, make=partial(_summed, play)) for i, play in enumerate(self.plays)]
+
+    def cells(self) -> list[Cell]:
+        return self._cells
+
+    def judge(self, finished: Finished) -> Judgement:
+        """The verdicts of all cells."""
+        summaries = (finished.outcomes[cell.key].summary for cell in self._cells)
+        return Judgement([verdict for summary in summaries for verdict in summary.values["verdicts"]])
+
+
+def _summed(play: Callable[[], list[Verdict]]) -> Summary:
+    return Summary({"verdicts": play()}, [])
+
+
+def guarantees_game(runs: int, dimensions: Sequence[int] = DIMENSIONS) -> PartyGame:
+    """The distinguishing game on every method's worst-case worlds, `runs` of each, half of them for the threshold."""
+    require_count("--runs", runs, least=8)
+    plays = [partial(duel_verdicts, case, d, runs) for d in dimensions for case in cases(d)]
+    return PartyGame("distinguishing game", plays, {"runs": runs})
+
+
+def noise_game(dimensions: Sequence[int] = DIMENSIONS, source: Source | None = None) -> PartyGame:
+    """Every method's noise over ten rounds; at most one call in 1 / `LEVEL` finds fault with sound noise somewhere."""
+    every, drawn = [(d, one) for d in dimensions for one in methods(d)], source or ReproducibleSource(0)
+    plays = [partial(_examined, one, d, drawn, LEVEL / len(every)) for d, one in every]
+    return PartyGame("noise", plays, {"level": LEVEL})
+
+
+def canary_game(m: int) -> PartyGame:
+    """Every method with m canaries as it is, and then with each of its planted bugs."""
+    require_count("--canaries", m, least=10)
+    plays = [partial(audit.verdicts, name) for name, audit in audits(m).items()]
+    return PartyGame("canaries", plays, {"canaries": m})
 
 
 def cases(d: int) -> list[Duel]:
@@ -20,7 +101,7 @@ def cases(d: int) -> list[Duel]:
     return [*cases_of_server(d), *cases_of_clients(d)]
 
 
-def play(case: Duel, d: int, runs: int) -> GameResult:
+def duel(case: Duel, d: int, runs: int) -> GameResult:
     """Both worlds at dimension d, each run with fresh parties and noise of its own."""
     source = ReproducibleSource(d)
     outside, inside = (
@@ -37,35 +118,37 @@ def held(case: Duel, result: GameResult) -> bool | None:
     return None if case.claimed_epsilon is None else result.epsilon_lower <= case.claimed_epsilon
 
 
-def verify(runs: int, tell: Callable[[dict[str, Any]], None] = lambda row: None) -> list[dict[str, Any]]:
-    """Play every case at every dimension.
+def duel_verdicts(case: Duel, d: int, runs: int) -> list[Verdict]:
+    """The one verdict of a duel, beside its claim."""
+    result = duel(case, d, runs)
+    kept = held(case, result)
+    details = {"dimension": d, "epsilon at delta 0": result.epsilon_lower, "ceiling": result.ceiling}
+    return [
+        Verdict.of(
+            result.mu_lower,
+            attack="distinguishing game",
+            setting=case.name,
+            figure=f"mu, lower bound at {result.confidence:.1%}",
+            n=result.runs,
+            replication="one run of the parties",
+            threat="whoever sees what is handed over",
+            details=details if kept is None else details | {"broken": float(not kept)},
+            notes=[case.claim],
+        )
+    ]
 
-    Parameters
-    ----------
-    runs : int
-        Of each world, half of them to choose the threshold.
-    tell : callable
-        Is told each row as it is found.
 
-    Returns
-    -------
-    list of dict
-        Method, dimension, claim, and the bounds on mu and epsilon that were proven at 99.9%.
-    """
-    rows = []
-    for d in DIMENSIONS:
-        for case in cases(d):
-            result = play(case, d, runs)
-            rows.append(
-                {
-                    "method": case.name,
-                    "dimension": d,
-                    "claim": case.claim,
-                    "mu_lower": float(rounded_down(result.mu_lower, 3)),
-                    "epsilon_lower_at_delta_0": float(rounded_down(result.epsilon_lower, 3)),
-                    "ceiling_mu": round(result.ceiling, 2),
-                    "held": held(case, result),
-                }
-            )
-            tell(rows[-1])
-    return rows
+def _examined(one: NoiseGame, d: int, source: Source, level: float) -> list[Verdict]:
+    least = one.examine(source.child("noise", one.name, d))
+    return [
+        Verdict.of(
+            least.p,
+            attack=least.kind,
+            setting=one.name,
+            figure="p of the noise that is declared",
+            n=1,
+            replication="one run of ten rounds",
+            details={"dimension": d, "broken": float(least.p <= level)},
+            notes=[least.what],
+        )
+    ]

@@ -6,7 +6,6 @@ left of each release, over the deviation that the party's own ledger declares, h
 numbers (see `fedveil.attacks.residuals`); the radius of Euclidean Laplace noise is mapped to that of a normal vector.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,32 +86,3 @@ def methods(d: int) -> list[NoiseGame]:
             NoiseGame("adaptive clipping, the next norm", clip_noise(moving)),
         ]
     return found
-
-
-def examine_all(
-    dimensions: tuple[int, ...], source: Source, tell: Callable[[dict[str, Any]], None] = lambda row: None
-) -> list[dict[str, Any]]:
-    """Test every method's noise at every dimension.
-
-    Parameters
-    ----------
-    dimensions : tuple of int
-        Coordinates of the model.
-    source : Source
-        Of the noise.
-    tell : callable
-        Is told each row as it is found.
-
-    Returns
-    -------
-    list of dict
-        Method, dimension, the least fitting test, its p-value over all tests of the row, and whether the noise is as
-        declared: at most one call in 1 / `LEVEL` says that of sound noise somewhere.
-    """
-    every, rows = [(d, one) for d in dimensions for one in methods(d)], []
-    for d, one in every:
-        least = one.examine(source.child("noise", one.name, d))
-        row = {"method": one.name, "dimension": d, "least": least.what, "kind": least.kind}
-        rows.append({**row, "p": float(f"{least.p:.2g}"), "as_declared": least.p > LEVEL / len(every)})
-        tell(rows[-1])
-    return rows

@@ -1,5 +1,9 @@
-"""One run with many canaries: what its guesses prove, whatever the mechanism does to the canaries together."""
+"""What scores of attacks of every family prove: bounds of epsilon and mu, of many runs or of the canaries of one.
 
+What is in comes first and what is out second, as in `fedveil.attacks.statistics`, and higher means in.
+"""
+
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -7,11 +11,151 @@ import numpy as np
 import scipy
 from numpy.typing import ArrayLike
 
-from fedveil.attacks.statistics import CONFIDENCE
+from fedveil.attacks.statistics import CONFIDENCE, rate, rates
 from fedveil.errors import FieldError, require_count
 
 SHARES = (0.05, 0.2, 0.5, 1.0)  # of the canaries of one run, about which is guessed
 _LARGEST = 100.0  # mu or epsilon that is looked at
+
+
+@dataclass(frozen=True)
+class EpsilonBound:
+    """What error rates prove about epsilon.
+
+    Attributes
+    ----------
+    lower : float
+        Lower bound at `confidence`; 0 if nothing is proven.
+    ceiling : float
+        What so many runs without a single error would have proven: no audit of this size can say more.
+    delta : float
+        Of the promise that is tested.
+    confidence : float
+        Of the bound.
+    """
+
+    lower: float
+    ceiling: float
+    delta: float
+    confidence: float
+
+
+def epsilon_bound(
+    inside: ArrayLike, outside: ArrayLike, threshold: float, *, delta: float = 0.0, confidence: float = CONFIDENCE
+) -> EpsilonBound:
+    """Lower bound of epsilon from both error rates at a threshold from elsewhere.
+
+    (epsilon, delta)-DP allows TPR <= e^epsilon FPR + delta, and the same for the complements. With one-sided bounds
+    TPR_low and FPR_high, each at half the error, epsilon >= log((TPR_low - delta) / FPR_high), and likewise for
+    (1 - FPR_high - delta) / (1 - TPR_low): the same two events, so that the larger one may be taken.
+
+    Raises
+    ------
+    FieldError
+        For a delta outside of [0, 1).
+    """
+    if not 0 <= delta < 1:
+        raise FieldError("delta", delta, "must be at least 0 and below 1")
+    true, false = rates(inside, outside, threshold, confidence)
+    n, m = np.size(inside), np.size(outside)
+    best_true, best_false = rate(n, n, confidence).low, rate(0, m, confidence).high
+    return EpsilonBound(
+        _epsilon(true.low, false.high, delta), _epsilon(best_true, best_false, delta), delta, confidence
+    )
+
+
+def joint_bound(
+    judged: Sequence[tuple[ArrayLike, ArrayLike, float]], *, delta: float = 0.0, confidence: float = CONFIDENCE
+) -> EpsilonBound:
+    """What several attacks on the same runs prove together: the largest bound, each at its share of the error.
+
+    The largest of k bounds at 95% is none at 95% (Bonferroni): the more attacks are tried, the sooner one is lucky.
+
+    Parameters
+    ----------
+    judged : sequence of (inside, outside, threshold)
+        As for `epsilon_bound`, one an attack; at least one.
+    delta, confidence : float
+        Of the joint bound.
+    """
+    each = 1 - (1 - confidence) / require_count("judged", len(judged))
+    bounds = [epsilon_bound(*one, delta=delta, confidence=each) for one in judged]
+    return EpsilonBound(max(b.lower for b in bounds), max(b.ceiling for b in bounds), delta, confidence)
+
+
+def epsilon_ceiling(runs: int, delta: float = 0.0, confidence: float = CONFIDENCE) -> float:
+    """The largest epsilon that so many runs in each world can prove."""
+    return _epsilon(rate(runs, runs, confidence).low, rate(0, runs, confidence).high, delta)
+
+
+def _epsilon(true: float, false: float, delta: float) -> float:
+    found = [0.0]
+    for above, below in ((true, false), (1 - false, 1 - true)):
+        if above > delta and below > 0:
+            found.append(math.log((above - delta) / below))
+    return max(found)
+
+
+@dataclass(frozen=True)
+class GameResult:
+    """What the adversary reached.
+
+    Attributes
+    ----------
+    mu_lower : float
+        Lower bound of mu at the confidence; 0 if the adversary does not beat guessing.
+    epsilon_lower : float
+        Lower bound of the epsilon of a pure (delta = 0) promise.
+    ceiling : float
+        The largest mu that so many runs can certify.
+    runs : int
+        Independent runs of the mechanism in each world (the unit of replication).
+    confidence : float
+        Of the bound.
+    """
+
+    mu_lower: float
+    epsilon_lower: float
+    ceiling: float
+    runs: int
+    confidence: float
+
+
+def bound(inside: ArrayLike, outside: ArrayLike, confidence: float = 0.999) -> GameResult:
+    """Bound the Gaussian-DP parameter of a mechanism that was run many times in two worst-case worlds.
+
+    The first half of the scores of each world chooses the threshold, the other half bounds both error rates (Clopper
+    and Pearson): mu_lower = Phi^-1(TPR) - Phi^-1(FPR), whatever the noise, and epsilon_lower = log(TPR / FPR) at delta
+    0.
+
+    Parameters
+    ----------
+    inside, outside : array
+        [n] and [m] scores, one an independent run; at least 4 each.
+    confidence : float
+        Of the bound.
+
+    Raises
+    ------
+    FieldError
+        For fewer than 4 runs.
+    """
+    first, second = np.asarray(inside, dtype=np.float64), np.asarray(outside, dtype=np.float64)
+    runs = min(len(first), len(second))
+    if runs < 4:
+        raise FieldError("runs", runs, "must be at least 4: half of them choose the threshold")
+    half = runs // 2
+    candidates = np.unique(np.concatenate([first[:half], second[:half]]))
+    true = 1 - np.searchsorted(np.sort(first[:half]), candidates, side="left") / half
+    false = 1 - np.searchsorted(np.sort(second[:half]), candidates, side="left") / half
+    # the best separation that is not an accident of one or two runs at the edge
+    smoothed = scipy.special.ndtri(true * 0.98 + 0.01) - scipy.special.ndtri(false * 0.98 + 0.01)
+    hit, alarm = rates(first[half:runs], second[half:runs], candidates[int(np.argmax(smoothed))], confidence)
+    sure = hit.low > 0 and alarm.high < 1
+    found = float(scipy.special.ndtri(hit.low) - scipy.special.ndtri(alarm.high)) if sure else 0.0
+    pure = math.log(hit.low / alarm.high) if hit.low > alarm.high > 0 else 0.0
+    best = rate(runs - half, runs - half, confidence).low
+    return GameResult(max(0.0, found), pure, max(0.0, float(2 * scipy.special.ndtri(best))), runs, confidence)
 
 
 @dataclass(frozen=True)

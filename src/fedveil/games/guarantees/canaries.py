@@ -78,6 +78,10 @@ class CanaryAudit:
         """What it measures of the method as it is."""
         return audited(name, self.play(self.side), self.distance)
 
+    def verdicts(self, name: str) -> list[Verdict]:
+        """Of the method as it is, then of each bug, in the order of `bugs`."""
+        return [self.honest(name), *(self.planted(name, bug, 0) for bug in self.bugs)]
+
     def planted(self, name: str, bug: str, seed: int) -> Verdict:
         """What it measures with a bug, beside what is declared without it."""
         options: dict[str, Any] = {"rounds": 2, "contrast": True} if bug == REUSED else {}
