@@ -1,7 +1,7 @@
 """Clipping of updates, flat and per layer."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -17,6 +17,9 @@ from fedveil.layout import Layout
 SHRINK = 1e-6
 LEAST = 1e-30  # of a bound: near the smallest floats a product is rounded by more than the shrink (1.4 C at C = 1e-42)
 _ELEMENTS = 1 << 18  # of a block
+_WIDTH = 1 << 15  # of two rows (or more short ones) whose float64 copies stay in the second-level cache
+
+Rows = Sequence[Tensor] | Tensor
 
 
 def norms(updates: Tensor) -> Tensor:
@@ -38,10 +41,21 @@ def norms(updates: Tensor) -> Tensor:
         If the type is not float32 or float64, or a value is NaN or infinite.
     """
     _check(updates)
-    rows = updates.reshape(1) if updates.dim() == 0 else updates
-    # the conversion makes a copy: of a block at a time, which stays in the cache
-    parts = [torch.linalg.vector_norm(rows[..., c], dim=-1, dtype=torch.float64) for c in blocks_of(*_shape(rows))]
-    lengths = parts[0] if len(parts) == 1 else torch.stack(parts).square_().sum(0).sqrt_()
+    lengths = lengths_of(updates if updates.dim() == 2 else updates.reshape(1, -1))
+    return lengths if updates.dim() == 2 else lengths[0]
+
+
+def lengths_of(rows: Rows, start: Tensor | None = None) -> Tensor:
+    """Norms [n] (float64) of rows [n, d], or of n rows [d] minus `start`; what is not finite is refused."""
+    blocks = blocks_of(len(rows), rows[0].shape[0]) if len(rows) else [slice(0)]
+    if len(blocks) == 1 and isinstance(rows, Tensor):
+        lengths = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64)
+    else:
+        width, parts = blocks[0].stop, torch.empty(len(blocks), len(rows), dtype=torch.float64)
+        for some, columns, part in parts_of(rows, start, width):
+            for i, block in enumerate(torch.split(part, width, 1), columns.start // width):
+                torch.linalg.vector_norm(block, dim=-1, out=parts[i, some])
+        lengths = parts.square_().sum(0).sqrt_()
     if not torch.isfinite(lengths).all():
         raise FieldError(
             "updates",
@@ -49,6 +63,28 @@ def norms(updates: Tensor) -> Tensor:
             "must be finite: training diverged (lower its learning rate), or the reply is damaged",
         )
     return cast(Tensor, lengths)
+
+
+def parts_of(rows: Rows, start: Tensor | None = None, width: int = _WIDTH) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Places in the rows, columns (cut at multiples of `width`), and what stands there in float64, minus `start`.
+
+    All in the same memory, which stays in the second-level cache.
+    """
+    d = rows[0].shape[0]
+    width = min(d, width * max(1, _WIDTH // width))
+    height = max(1, 2 * _WIDTH // width)
+    wide = torch.empty(height, width, dtype=torch.float64)
+    narrow = torch.empty(width, dtype=rows[0].dtype)
+    for left in range(0, d, width):
+        columns = slice(left, min(left + width, d))
+        room, begun = narrow[: columns.stop - left], None if start is None else start[columns]
+        for top in range(0, len(rows), height):
+            some = rows[top : top + height]
+            part = wide[: len(some), : columns.stop - left]
+            for row, into in zip(some, part, strict=True):
+                own = row.detach()[columns]
+                into.copy_(own if begun is None else torch.sub(own, begun, out=room))
+            yield slice(top, top + len(some)), columns, part
 
 
 def blocks_of(n: int, d: int) -> list[slice]:
@@ -162,10 +198,6 @@ def require_bound(field: str, value: float) -> float:
     if require_positive(field, value) < LEAST:
         raise FieldError(field, value, f"must be at least {LEAST:g}: smaller numbers are rounded too coarsely")
     return float(value)
-
-
-def _shape(rows: Tensor) -> tuple[int, int]:
-    return (1, len(rows)) if rows.dim() == 1 else (rows.shape[0], rows.shape[1])
 
 
 def _check(updates: Tensor) -> None:

@@ -255,12 +255,11 @@ def test_medians_hold_one_block_of_scratch(n):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_mean_is_summed_in_float64_block_by_block(dtype):
-    n, d = 2 * mean_kernel._ROWS + 3, 3000  # several blocks of rows and of columns
+    n, d = 19, 40_000  # several blocks of rows and of columns
     updates, weights = torch.randn(n, d, dtype=dtype), torch.rand(n, dtype=torch.float64)
-    torch.testing.assert_close(FedAvg().reduce(updates, weights), weights @ updates.double(), rtol=1e-13, atol=1e-13)
-    torch.testing.assert_close(
-        mean_kernel.weighted_sum(updates, torch.stack([weights, -weights]))[1], -(weights @ updates.double())
-    )
+    expected = (weights @ updates.double(), weights @ (updates - updates[0]).double())
+    found = (FedAvg().reduce(updates, weights), mean_kernel.weighted_sum(list(updates), weights, updates[0]))
+    torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("name", AGGREGATORS)

@@ -249,11 +249,12 @@ BUGS = (
     _bug(
         "many clients are summed in float32",
         "aggregation/base.py",
-        "WeightedMean.reduce",
-        "return weighted_sum(updates, weights)",
-        "total = torch.zeros_like(updates[0])\n"
-        "for row, weight in zip(updates, weights.tolist(), strict=True):\n"
-        "    total.add_(row, alpha=weight)\n"
+        "weighted_sum",
+        "if isinstance(rows, Tensor) and len(blocks_of(*rows.shape)) == 1:\n"
+        "    return weights @ rows.to(torch.float64)",
+        "total = torch.zeros(rows[0].shape[0])\n"
+        "for row, weight in zip(rows, weights.tolist(), strict=True):\n"
+        "    total.add_((row if start is None else row - start).float(), alpha=weight)\n"
         "return total.double()",
         CROWDS,
     ),

@@ -10,13 +10,12 @@ from torch import Tensor
 
 from fedveil.accounting import Relation
 from fedveil.checks import Count, NonNegative, Parameters
-from fedveil.clipping import blocks_of
+from fedveil.clipping import Rows, blocks_of, parts_of
 from fedveil.errors import FieldError
 from fedveil.mechanisms import Source
 
 Weighting = Literal["uniform", "examples"]
 
-_ROWS = 256  # of a sum at a time: their float64 copies stay in the cache
 _MANY = 1000  # up to here rounding in float64 adds less than 1e-9 to what one client moves
 
 
@@ -234,16 +233,13 @@ class WeightedMean(Aggregator):
         return float(weights.max())
 
 
-def weighted_sum(rows: Tensor, weights: Tensor) -> Tensor:
-    """Sum of rows [n, d] with weights [n], or sums with weights [m, n]: all in float64, a block converted at a time."""
-    parts = [slice(start, start + _ROWS) for start in range(0, len(rows), _ROWS)]
-    blocks = blocks_of(min(len(rows), _ROWS), rows.shape[1])
-    if len(parts) == len(blocks) == 1:
+def weighted_sum(rows: Rows, weights: Tensor, start: Tensor | None = None) -> Tensor:
+    """Sum [d] (float64) of rows [n, d], or of n rows [d] minus `start`, with weights [n]."""
+    if isinstance(rows, Tensor) and len(blocks_of(*rows.shape)) == 1:
         return weights @ rows.to(torch.float64)
-    total = torch.zeros(*weights.shape[:-1], rows.shape[1], dtype=torch.float64)
-    for columns in blocks:
-        for part in parts:
-            total[..., columns] += weights[..., part] @ rows[part, columns].to(torch.float64)
+    total = torch.zeros(rows[0].shape[0], dtype=torch.float64)
+    for some, columns, part in parts_of(rows, start):
+        total[columns].addmv_(part.t(), weights[some])
     return total
 
 

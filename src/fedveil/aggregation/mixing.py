@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import Relation
-from fedveil.aggregation.base import Aggregator, weighted_sum
+from fedveil.aggregation.base import Aggregator
 from fedveil.aggregation.robust import FedMedian
 from fedveil.calibration.pairs import squared_distances
 from fedveil.checks import Count, Natural
+from fedveil.clipping import blocks_of
 from fedveil.errors import FieldError
 from fedveil.mechanisms import Source
 
@@ -68,7 +69,8 @@ class Mixing(Aggregator):
         return self.inner.reduce(self._mixed(updates, mixture), _even(len(mixture)))
 
     def _mixed(self, updates: Tensor, mixture: Tensor) -> Tensor:
-        return weighted_sum(updates, mixture)
+        blocks = blocks_of(*updates.shape)
+        return torch.cat([mixture @ updates[:, columns].to(torch.float64) for columns in blocks], 1)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedveil.aggregation.base import Aggregator
-from fedveil.clipping import blocks_of, clip, factors, norms
+from fedveil.aggregation.base import Aggregator, weighted_sum
+from fedveil.clipping import blocks_of, clip, factors, lengths_of, norms
 from fedveil.errors import FieldError
 
 
@@ -48,7 +48,7 @@ class Updates:
         """Norms [n] before clipping, float64."""
         if self._fits:
             return norms(self._wide)
-        return torch.stack([norms(block).square() for _, block in self.blocks()]).sum(0).sqrt()
+        return lengths_of(self._models, self._start)
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
         """Columns and the updates [n, w] there, in order."""
@@ -70,14 +70,14 @@ class Updates:
         _require_room(len(self), size)
         if not rule.columnwise:
             return rule.reduce(padded(self.stack, size), weights)
-        rows = self
         if rule.linear:  # absent clients add nothing, and clipping is a factor, better applied in float64
-            rows, size, weights = self._unclipped, len(self), weights[: len(self)]
+            weights = weights[: len(self)]
             weights = weights if self._bound is None else weights * factors(self.lengths, self._bound)
             if self._fits:
-                return rule.reduce(rows._wide, weights)
+                return rule.reduce(self._unclipped._wide, weights)
+            return weighted_sum(self._models, weights, self._start)
         total = torch.empty(len(self._start), dtype=torch.float64)
-        for columns, block in rows.blocks():
+        for columns, block in self.blocks():
             total[columns] = rule.reduce(padded(block, size), weights)
         return total
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 import torch
 
 from fedveil.accounting import model_of
-from fedveil.clipping import blocks_of
 from fedveil.engines.assembly import client_facts, client_releases
 from fedveil.engines.client import ClientParty
 from fedveil.engines.history import Asked, Collected
@@ -85,15 +84,13 @@ class Replying:
         return collected
 
     def _stacked(self, asked: Asked, learned: Sequence[Learned | Exception]) -> CohortReplies | None:
-        """The replies as one tensor, where all clients trained, send what they trained, and the cache holds it."""
+        """The replies looked at together, where all clients trained and send what they trained."""
         identity = type(self._method.client) is TrustedServer and not asked.answered
         if not identity or not self.behaviours.keys().isdisjoint(asked.partitions):
             return None
         trained = [o.trained for o in learned if isinstance(o, Learned) and o.trained.failure is None]
         models = [t.model for t in trained]
         if len(models) < max(len(learned), 1) or len({(m.shape, m.dtype) for m in models}) > 1:
-            return None
-        if len(blocks_of(len(models), len(models[0]))) > 1:  # a second copy of large models is no gain
             return None
         counts = torch.tensor([t.examples for t in trained], dtype=torch.float64)
         losses = torch.tensor([t.loss for t in trained], dtype=torch.float64)
