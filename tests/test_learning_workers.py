@@ -11,7 +11,10 @@ from torch import fx, nn
 
 from fedveil.layout import Layout
 from fedveil.learning import BatchedTrainer, ClientData, LocalTraining, SequentialTrainer, WorkerTrainer
-from fedveil.learning.recognised import pooled_first, recognised
+from fedveil.learning import rearranged as rearranging
+from fedveil.learning.losses import channels_last
+from fedveil.learning.rearranged import LargeDense, in_order, rearranged
+from fedveil.learning.recognised import recognised
 from fedveil.learning.threads import Threads
 
 
@@ -183,7 +186,7 @@ def test_pooling_before_relu_gives_the_same_bits_and_half_known_models_run_as_th
     model, data = Pools(), clients([7, 12])
     before = [node.target for node in recognised(model).graph.nodes]
     assert before.index("r1") < before.index("p1")
-    module = pooled_first(model)
+    module = rearranged(model)
     assert isinstance(module, fx.GraphModule)
     after = [node.target for node in module.graph.nodes]
     assert after.index("p1") < after.index("r1")
@@ -194,7 +197,52 @@ def test_pooling_before_relu_gives_the_same_bits_and_half_known_models_run_as_th
     moved = WorkerTrainer(model, layout, local, workers=1, rearrange=True).train(starts, data, keys)
     assert all(torch.equal(a.model, b.model) for a, b in zip(plain, moved, strict=True))  # type: ignore[union-attr]
     model.r1.register_forward_hook(lambda layer, args, output: 2 * output)
-    assert pooled_first(model) is model
+    assert rearranged(model) is model
+
+
+class Tall(nn.Module):
+    """Dense layers: one alone, one called twice, two with one weight, one on three axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alone, self.twice, self.wide = nn.Linear(64, 12), nn.Linear(12, 12), nn.Linear(4, 4, bias=False)
+        self.one, self.other, self.out = nn.Linear(12, 12), nn.Linear(12, 12), nn.Linear(12, 3)
+        self.other.weight = self.one.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.alone(x.flatten(1)))
+        x = self.wide(torch.tanh(self.twice(torch.tanh(self.twice(x)))).reshape(-1, 3, 4)).flatten(1)
+        return self.out(torch.relu(self.other(torch.tanh(self.one(x)))))
+
+
+@pytest.mark.parametrize("batch", [4, 40])
+@pytest.mark.parametrize(
+    "more", [{}, {"momentum": 0.5}, {"prox": 0.3}, {"optimizer": "adam"}, {"schedule": "cosine", "epochs": 3}]
+)
+def test_large_dense_layers_take_the_steps_of_plain_ones(
+    more: dict[str, float], batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rearranging, "LARGE", 1)
+    torch.manual_seed(0)
+    model, data = Tall().double(), clients([45, 90])
+    assert {n for n, m in rearranged(model).named_modules() if isinstance(m, LargeDense)} == {"alone", "wide", "out"}
+    layout, local = Layout.from_module(model), LocalTraining(**{"batch_size": batch, "lr": 0.1, "epochs": 2, **more})
+    starts, keys = layout.read(model).expand(2, -1), [(0, 1, p) for p in range(2)]
+    plain = WorkerTrainer(model, layout, local, workers=1).train(starts, data, keys)
+    moved = WorkerTrainer(model, layout, local, workers=1, rearrange=True).train(starts, data, keys)
+    for a, b in zip(plain, moved, strict=True):
+        assert (a.model - starts[0]).abs().max() > 1e-3  # type: ignore[union-attr]
+        assert torch.allclose(a.model, b.model, rtol=0, atol=1e-9 if "optimizer" in more else 1e-13)  # type: ignore[union-attr]
+        assert b.loss == pytest.approx(a.loss, rel=1e-12)  # type: ignore[union-attr]
+
+
+def test_gradients_of_flattened_images_keep_their_order_of_memory() -> None:
+    orders = []
+    images = channels_last(torch.rand(5, 4, 3, 3)).requires_grad_() * 2
+    same = in_order(images)
+    same.register_hook(lambda grad: orders.append(grad.stride()))
+    same.flatten(1).square().sum().backward()
+    assert orders == [(36, 1, 12, 4)] == [images.stride()]
 
 
 def test_a_module_of_ones_own_that_can_be_read_has_several_workers() -> None:

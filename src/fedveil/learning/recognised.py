@@ -48,48 +48,6 @@ def recognised(model: nn.Module) -> fx.GraphModule:
     return fx.GraphModule(own, graph)
 
 
-def pooled_first(model: nn.Module) -> nn.Module:
-    """A model that pools before ReLU where it pools after it: the maximum commutes with it, and gradients do, too.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        In training mode. It is returned where nothing is to be changed, or more is in it than known layers.
-
-    Returns
-    -------
-    torch.nn.Module
-        With the same parameters.
-    """
-    try:
-        module = recognised(model)
-    except NotApart:
-        return model
-    changed = False
-    for pool in list(module.graph.nodes):
-        before = pool.args[0] if pool.args else None
-        if not (isinstance(before, fx.Node) and len(before.users) == 1 and _is_pooling(module, pool)):
-            continue
-        if before.op == "call_module" and type(module.get_submodule(str(before.target))) is not nn.ReLU:
-            continue
-        if before.op != "call_module" and before.target not in (F.relu, torch.relu, "relu"):
-            continue
-        pool.replace_input_with(before, before.all_input_nodes[0])
-        with module.graph.inserting_after(pool):
-            after = module.graph.create_node(before.op, before.target, (pool,), before.kwargs)
-        pool.replace_all_uses_with(after, delete_user_cb=lambda user, own=after: user is not own)
-        module.graph.erase_node(before)
-        changed = True
-    return fx.GraphModule(module, module.graph) if changed else model
-
-
-def _is_pooling(module: fx.GraphModule, node: fx.Node) -> bool:
-    if node.op == "call_module":
-        layer = module.get_submodule(str(node.target))
-        return type(layer) is nn.MaxPool2d and not layer.return_indices
-    return node.target is F.max_pool2d and not node.kwargs.get("return_indices")
-
-
 def check(module: fx.GraphModule, x: Tensor) -> None:
     """Refuse a shape under which a result has no row an example, or one operand is spread out over another.
 

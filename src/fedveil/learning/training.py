@@ -17,7 +17,7 @@ from fedveil.learning.clients import ClientData
 from fedveil.learning.dropout import with_keyed_dropout
 from fedveil.learning.local import LocalTraining, Trained
 from fedveil.learning.losses import as_input, loss_of, outputs_of
-from fedveil.learning.recognised import pooled_first
+from fedveil.learning.rearranged import LargeDense, rearranged
 from fedveil.learning.streams import Key, epoch_orders, stream
 from fedveil.mechanisms.source import keyed_seed
 
@@ -49,8 +49,8 @@ class SequentialTrainer:
     before_step : callable, optional
         Called before every step; what it raises ends the training.
     rearrange : bool
-        Read the forward method once, and pool before ReLU where it pools after it: a quarter of the work, and the same
-        bits. A method that cannot be read is run as it is.
+        Read the forward method once, and run it in the order that reads memory less often, see `rearranged`. A method
+        that cannot be read is run as it is.
     """
 
     def __init__(
@@ -77,11 +77,16 @@ class SequentialTrainer:
         if missing:
             raise FieldError("layout", missing[0], "is no parameter of the model: take Layout.from_module(model)")
         self._parameters = [every[name] for name in layout.names]
-        self._values = self._joined()
+        self._values: Tensor | None = None  # all parameters [d], where they are of one type
         self._buffers = {name: b.detach().clone() for name, b in self._model.named_buffers()}
         self._kept = sorted(self._buffers.keys() & set(layout.kept))
         self._loss = loss_of(local.loss)
-        self._forward: Callable[[Tensor], Any] = pooled_first(self._model) if rearrange else self._model
+        self._forward: nn.Module = self._model
+        if rearrange:
+            self._forward = rearranged(self._model, not self._half and self._device.type == "cpu")
+        direct = {id(p) for p in self._parameters if local.optimizer == "sgd" and not (local.momentum or local.prox)}
+        large = [m for m in self._forward.modules() if isinstance(m, LargeDense)]
+        self._stepping = [layer for layer in large if id(layer.weight) in direct]
 
     def train(self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]) -> list[Trained | Exception]:
         """Train each client from its own start.
@@ -132,12 +137,14 @@ class SequentialTrainer:
                 for rows in torch.split(order, local.batch_size):
                     if self._before_step is not None:
                         self._before_step()
-                    x, y = self._batch(client, rows)
-                    loss = self._gradients(x, y)
+                    rate = local.rate(key[1], step, steps)
+                    for layer in self._stepping:
+                        layer.rate = rate
+                    loss = self._gradients(*self._batch(client, rows))
                     if not local.slack or (self._moved(start) > local.slack):
                         for p, anchor in zip(self._parameters, anchors, strict=False):
                             p.grad = _gradient(p).add_(p.detach() - anchor, alpha=local.prox)
-                    optimizer.step(local.rate(key[1], step, steps))
+                    optimizer.step(rate)
                     losses.append(loss.detach() * len(rows))
                     step += 1
                 total = float(torch.stack(losses).sum())
@@ -159,26 +166,19 @@ class SequentialTrainer:
         torch.autograd.backward(loss)
         return loss.detach()
 
-    def _joined(self) -> Tensor | None:
-        """The values [d] of all parameters, which become views of it; None where they are of several types."""
-        if {block.dtype for block in self.layout.blocks} != {self.layout.dtype}:
-            return None
-        values = self.layout.read(self._model)
-        for p, block in zip(self._parameters, self.layout.blocks, strict=True):
-            p.data = values[block.start : block.stop].view(block.shape)
-        return values
-
     def _read(self) -> Tensor:
-        """The parameters [d], on the CPU, in memory of their own."""
-        if self._values is None:
-            return self.layout.read(self._model).cpu()
-        return self._values.to("cpu", copy=True)
+        """The parameters [d], on the CPU."""
+        return (self.layout.read(self._model) if self._values is None else self._values).cpu()
 
     def _reset(self, start: Tensor, buffers: Mapping[str, Tensor] | None = None) -> None:
-        if self._values is None:
+        if {block.dtype for block in self.layout.blocks} != {self.layout.dtype}:
             self.layout.load(self._model, start.to(self._device))
         else:
-            self._values.copy_(start)
+            self._values = values = start.to(
+                self._device, self.layout.dtype, copy=True
+            )  # what is trained in place is what is returned
+            for p, block in zip(self._parameters, self.layout.blocks, strict=True):
+                p.data = values[block.start : block.stop].view(block.shape)
         for name, value in {**self._buffers, **(buffers or {})}.items():
             owner, _, leaf = name.rpartition(".")
             setattr(self._model.get_submodule(owner), leaf, value.to(self._device, copy=True))
