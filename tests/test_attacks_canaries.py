@@ -164,7 +164,7 @@ HALVED = {  # with the noise it declares, and with half of it; and the canaries'
         [GroupPrivacy(noise_multiplier=nu, radius=0.5) for nu in (5, 2.5)],
     ),
     "FedRE": (  # epsilon 11.8 has half the noise of epsilon 5
-        lambda side: client_canaries(side, M, 10, 10.0, delta=1e-5, layer_scores=(1.0,)),
+        lambda side: client_canaries(side, M, 10, 10.0, delta=1e-5, layer_scores=(1.0, 3.0)),
         [FedRE(epsilon=e, clip=1.0, scores="public") for e in (5.0, 11.8)],
     ),
 }

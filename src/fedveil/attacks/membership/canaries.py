@@ -153,7 +153,8 @@ def client_canaries(
         Rounds before those that are audited: all canaries send the same, and the server, which may send what it likes,
         answers each with its own release. Noise that follows the similarity with the last global update is then least.
     layer_scores : tuple of float, optional
-        Public scores of the one layer, for a method that splits its budget by them.
+        Public scores of as many layers, of about equal size, for a method that splits its budget by them; default: one
+        layer.
     rounds, contrast, delta, seed, source
         See `server_canaries`.
 
@@ -164,7 +165,8 @@ def client_canaries(
     """
     require_count("m", m, 10)
     inside, along = coins(m, seed), torch.full((dimension,), dimension**-0.5, dtype=torch.float64)
-    shapes = {"a.weight": (dimension,)}
+    sizes = [len(part) for part in along.tensor_split(len(layer_scores or "a"))]
+    shapes = {f"{chr(ord('a') + k)}.weight": (size,) for k, size in enumerate(sizes)}
     layout = Layout.from_shapes(shapes, torch.float64)
     method = Method("canaries", side, Plain())
     noise = source or ReproducibleSource(seed)
@@ -181,8 +183,9 @@ def client_canaries(
             weight = 0 if round_ <= follow else _weight(round_ - follow, contrast)
             update = (length * along, sent, torch.zeros_like(sent))[weight]
             (release, *_) = client.release((Release("model", start[0] + update),), facts)
-            scale = client.ledger.entries[-1].spend.scale
-            scores[j] += weight * float((release.value - start[0]) @ along) / (scale[0] ** 2 if scale else 1.0)
+            scale = torch.tensor(client.ledger.entries[-1].spend.scale or (1.0,), dtype=torch.float64)
+            deviation = scale.repeat_interleave(torch.tensor(sizes)) if len(scale) == len(sizes) else scale
+            scores[j] += weight * float(((release.value - start[0]) / deviation**2) @ along)
             start = release.value[None] if follow else start
         promise = total(e.spend.guarantee for e in client.ledger.entries if e.key[0] > follow)
         worst = promise if worst is None or promise.cost > worst.cost else worst

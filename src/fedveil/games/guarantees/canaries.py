@@ -110,7 +110,7 @@ def audits(m: int, seed: int = 0) -> dict[str, CanaryAudit]:
     def local(
         side: SGALDP | FedRE | GroupPrivacy, dimension: int = 10, length: float = LENGTH, follow: int = 0, **rest: Any
     ) -> CanaryAudit:
-        scores = (1.0,) if "public_layer_scores" in side.needs else None
+        scores = (1.0, 3.0) if "public_layer_scores" in side.needs else None
 
         def play(one: Any, **options: Any) -> CanaryRun:
             options = {"follow": follow, "layer_scores": scores, **options}
