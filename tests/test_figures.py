@@ -232,6 +232,13 @@ def test_a_single_round_is_a_dot_at_a_whole_number():
     assert [tick for tick in axes.get_xticks() if low <= tick <= high] == [1]
 
 
+def test_a_run_that_ended_earlier_keeps_its_last_value_and_cuts_no_line_short():
+    curves = [Curve([1.0, 2.0], [4.0, 2.0]), Curve([1.0, 2.0, 3.0, 4.0], [2.0, 2.0, 2.0, 0.0])]
+    [axes] = draw_plot(Plot("t", "round", "y", [Line("a", "b", curves)])).axes
+    assert axes.lines[0].get_xdata().tolist() == [1, 2, 3, 4]
+    assert axes.lines[0].get_ydata().tolist() == [3, 2, 2, 1]
+
+
 def test_legends_are_as_wide_as_the_figure_and_no_wider():
     for labels, columns in (
         (["vanilla", "metric"], 2),

@@ -1,5 +1,8 @@
 """IFCA finds the clusters that group privacy looks for in noise; the index is the only thing beside FedAvg."""
 
+import math
+from collections import Counter
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +12,7 @@ from fedveil.engines import Federation, Shared
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining
 from fedveil.methods import Broadcast, Method, Plain, PublicFacts, ServerFacts, build
+from fedveil.runs.summary import guarantees_of
 
 TRUE = torch.tensor([[5.0, 6.0], [4.0, -4.5]])
 
@@ -95,6 +99,34 @@ def test_more_hypotheses_than_clients_equal_ones_one_row_and_a_loss_of_nan_end_n
     assert bool(history.models.isfinite().all())
     assert all(record.round.used[:3] == (0, 1, 2) for record in history.rounds)  # only the fourth may be missing
     assert all(record.zeroed or record.round.failed or record.round.invalid for record in history.rounds)
+
+
+@pytest.mark.parametrize(("hypotheses", "told"), [(1, None), (2, math.log(2)), (3, math.log(3))])
+def test_the_index_is_charged_in_the_ledger_of_whoever_reports_it_and_in_the_summary(hypotheses, told):
+    fed = Federation(
+        model=nn.Linear(2, 1, bias=False),
+        clients=lines(4),
+        method=build("ifca", hypotheses=hypotheses),
+        local=LocalTraining(loss="mse", lr=0.1, batch_size=20),
+        shared=Shared(initial=torch.ones(hypotheses, 2)),
+        clients_per_round=2,
+        seed=1,
+    )
+    records = fed.run(3).rounds
+    took = Counter(p for record in records for p in record.round.used)
+    for partition in range(4):
+        entries = fed.party(partition).ledger.entries
+        assert [e.spend.leakage for e in entries] == [told] * (took[partition] if told else 0)
+        assert {e.spend.guarantee.status for e in entries} <= {"none"}
+    worst, told_of = guarantees_of(fed.method, fed.books(), 1e-5)
+    assert worst.status == "none"
+    if told is None:
+        assert "worst client" not in told_of
+    else:
+        most = max(took.values())
+        assert told_of["worst client"]["participations"] == most
+        assert told_of["worst client"]["leakage"] == pytest.approx(most * told)
+        assert told_of["worst client"]["text"] == "none"
 
 
 def test_an_index_that_is_none_is_left_out():

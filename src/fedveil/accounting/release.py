@@ -89,8 +89,8 @@ class Spend:
         Mu of this very round where it followed earlier releases: what a filter charges. The guarantee then holds the
         public worst case, since a sum of such charges is a random number and no promise.
     leakage : float, optional
-        Heuristic neighbourhood leakage n / nu of this participation (group privacy as printed): no guarantee, but it
-        is public, adds up, and can be capped.
+        Heuristic neighbourhood leakage n / nu of this participation (group privacy as printed), or what the reported
+        index of one of k hypotheses tells at most, ln k (IFCA): no guarantee, but it is public and adds up.
 
     Examples
     --------

@@ -34,7 +34,7 @@ class ClientParty(Party):
     """One client of a federation.
 
     Under central trust its side of the method is a declared identity: it draws nothing and spends nothing. A filter or
-    a policy then counts its participations, and otherwise its ledger stays empty.
+    a policy, or what it reports of a choice among hypotheses, then counts its participations; else its ledger is empty.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ class ClientParty(Party):
         attempt = 0 if known is None else known.attempt + 1
         self._rehearse(broadcast)
         refusal = self._declines(public, quoted)
-        if refusal is not None or (not self._local and not self.counts):
+        if refusal is not None or (not self._local and not self.counts and quoted.leakage is None):
             return refusal
         if not self._local:
             self._commit(Entry(self._key(public.round), 0, digest(()), quoted, "none", public.rounds))

@@ -2,10 +2,12 @@
 
 IFCA: personalised models by clusters, the baseline of group privacy. Source: Ghosh et al. 2020 (arXiv 2006.04088),
 model averaging. Trust model: the server is trusted. It broadcasts k hypotheses; a client trains the one that fits its
-data best and reports which one that was; the server averages the models of each cluster. The index tells up to log2(k)
-bits a round about the client's data, beside the model itself. Nothing is promised.
+data best and reports which one that was; the server averages the models of each cluster. The index tells up to ln k a
+round about the client's data (its maximal leakage), which the client's ledger counts; what the model beside it tells
+has no such bound. Nothing is promised.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -114,9 +116,14 @@ class Plain(AroundRule):
 class ReportsIndex(TrustedServer):
     """Client side of IFCA: everything leaves, and so does the index of the hypothesis that was trained."""
 
+    def quote(self, broadcast: Broadcast, state: NoState) -> Spend:
+        """What one of k indices tells at most, ln k; nothing is promised."""
+        k = len(broadcast.models)
+        return replace(nothing("central"), leakage=math.log(k)) if k > 1 else nothing("central")
+
     def protect(self, releases: Releases, facts: ClientFacts, state: NoState, source: Source) -> Protected:
         index = Release("index", torch.tensor(float(facts.chosen), dtype=torch.float64))
-        return Protected((*releases, index), nothing("central"), state)
+        return Protected((*releases, index), self.quote(facts.broadcast, state), state)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -284,7 +284,8 @@ def run_table(summary: Summary) -> Table:
         )
     for party, guarantee in values["guarantees"].items():
         leakage = guarantee.get("leakage")
-        extra = "" if leakage is None else f"; leakage {rounded_up(leakage)} (sum of n / nu, no guarantee)"
+        what = "of the reported index alone, ln k a round" if values["trust"] == "central" else "sum of n / nu"
+        extra = "" if leakage is None else f"; leakage {rounded_up(leakage)} ({what}, no guarantee)"
         rows.append((f"guarantee, {party}", f"{guarantee['text']}{extra}"))
         if curve := guarantee.get("curve"):
             pairs = zip(curve["epsilon"], curve["distance"], strict=True)

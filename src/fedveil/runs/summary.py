@@ -255,6 +255,10 @@ def guarantees_of(
     clients, worst, validation = totals_of(method.client.trust, books, on)
     beside = {} if validation is None else {"validation clients": guarantee_values(validation, delta)}
     if method.client.trust == "central":
+        told = [[e.spend.leakage for e in book.entries if e.spend.leakage is not None] for book in books.values()]
+        if most := max(told, key=math.fsum, default=[]):  # the indices that a client reported, beside its models
+            index = {"participations": len(most), "leakage": math.fsum(most)}
+            beside = {"worst client": guarantee_values(unprotected(), delta) | index, **beside}
         return worst, {SERVER: guarantee_values(worst, delta), **beside}
     if not clients:
         return worst, {"worst client": guarantee_values(worst, delta), **beside}

@@ -178,9 +178,8 @@ def _draw(axes: "Axes", line: Line, curves: Sequence[Curve], number: int) -> Non
     style: dict[str, Any] = {"color": COLOURS[number % 8], "linestyle": DASHES[number % 8]}
     if line.printed is not None:
         axes.plot([1.0, 1.03], [line.printed] * 2, transform=axes.get_yaxis_transform(), clip_on=False, **style)
-    length = min(len(c.x) for c in curves)
-    columns = [[c.y[i] for c in curves] for i in range(length)]
-    x = curves[0].x[:length]
+    x = max((c.x for c in curves), key=len)  # a run that ended earlier keeps its last value
+    columns = [[c.y[min(i, len(c.y) - 1)] for c in curves] for i in range(len(x))]
     axes.plot(x, [fmean(c) for c in columns], linewidth=1.5, marker=dot(x), label=_label(line, curves), **style)
     if len(curves) > 1:
         low, high = [min(c) for c in columns], [max(c) for c in columns]
