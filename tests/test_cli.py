@@ -141,7 +141,7 @@ def test_what_a_folder_holds_is_named_and_left_alone(here, arguments, expected):
         (["run", "tiny.toml", "--seed", "-1"], "seed = -1: must be a whole number of at least 0"),
         (
             ["compare", "tiny.toml", "--set", "privacy.method=metric", "--set", "compare.sweep.distance=['mean']"],
-            "compare.sweep.distance = 'mean': accepted: euclidean, layer_frobenius",
+            "compare.sweep.distance = 'mean': accepted: cosine, euclidean, layer_frobenius",
         ),
         (["compare", "tiny.toml", "--seeds", "0"], "--seeds = 0: must be a whole number of at least 1"),
         (["plan", "--delta", "1e-5", "--rounds", "3"], "epsilon = None: give either epsilon"),

@@ -16,6 +16,7 @@ from fedveil.calibration import (
 )
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
+from fedveil.methods import MetricPrivacy
 
 LAYOUT = Layout.from_shapes({"a.weight": (2,), "a.bias": (1,), "b.weight": (1,)}, torch.float64)
 
@@ -90,6 +91,18 @@ def test_distance_is_homogeneous_and_symmetric(n, factor):
     assert max_pairwise_distance(models.flip(0), LAYOUT) == pytest.approx(d, rel=1e-9)
 
 
+def test_the_cosine_is_that_of_the_farthest_two_updates_of_whatever_lengths():
+    updates = f64([1, 0, 0, 0], [0, 5, 0, 0], [1e-9, 1e-9, 0, 0], [-2, 0, 0, 0])
+    assert max_pairwise_distance(updates[[0, 2]], LAYOUT, metric="cosine") == pytest.approx(1 - math.sqrt(0.5))
+    assert max_pairwise_distance(updates[:2], LAYOUT, metric="cosine") == pytest.approx(1)
+    assert max_pairwise_distance(updates, LAYOUT, metric="cosine") == pytest.approx(2)
+    assert max_pairwise_distance(updates[[1, 1]], LAYOUT, metric="cosine") == 0
+    assert max_pairwise_distance(f64([0, 0, 0, 0], [0, 0, 3, 0]), LAYOUT, metric="cosine") == 0.5
+    many = torch.randn(20, 4, dtype=torch.float64)
+    unit = many / many.norm(dim=1, keepdim=True)
+    assert max_pairwise_distance(many, LAYOUT, metric="cosine") == pytest.approx(float(1 - (unit @ unit.T).min()))
+
+
 def test_distance_refusals():
     with pytest.raises(FieldError, match=r"\[n, d\]"):
         max_pairwise_distance(MODELS[0], LAYOUT)
@@ -99,6 +112,8 @@ def test_distance_refusals():
         max_pairwise_distance(MODELS, LAYOUT, metric="frobenius")
     with pytest.raises(FieldError, match="grouping"):
         max_pairwise_distance(MODELS, LAYOUT, grouping="layers")
+    with pytest.raises(FieldError, match="between two clients' updates"):
+        MetricPrivacy(distance="cosine", distance_on="released")
     with pytest.raises(FieldError, match="models"):
         max_pairwise_distance(torch.zeros(2, 5), LAYOUT)
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedveil.calibration.pairs import strip
 from fedveil.checks import Parameters, Positive
+from fedveil.clipping import norms
 from fedveil.errors import FieldError, require_choice, require_count, require_non_negative
 from fedveil.layout import Grouping, Layout
 from fedveil.registry import Registry
@@ -21,9 +22,15 @@ METRICS: Registry[Callable[[Layout, Grouping], Groups]] = Registry(
     {
         "layer_frobenius": lambda layout, grouping: list(layout.groups(grouping).values()),
         "euclidean": lambda layout, grouping: [[slice(0, layout.size)]],
+        "cosine": lambda layout, grouping: [[slice(0, layout.size)]],
     },
 )
-"""A metric is the mean over some groups of coordinates of the Euclidean norm over each: all layers, or one of all."""
+"""A metric is the mean over some groups of coordinates of the Euclidean norm over each: all layers, or one of all.
+
+`COSINE` is half the square of that between updates of length 1.
+"""
+
+COSINE = "cosine"
 
 _HEIGHT = 1 << 10  # pairs are worked on for so many models at a time: the matrix of all pairs is never held
 _AGAIN = (1 - 1e-5, 8)  # pairs so close to the largest, and at most so many, are measured again in float64
@@ -40,19 +47,20 @@ def max_pairwise_distance(
     Parameters
     ----------
     models : Tensor
-        [n, d], the clients' models (or their updates: the common start cancels).
+        [n, d], the clients' models, or their updates: the common start cancels; for a cosine, updates.
     layout : Layout
         Says what a layer is.
     grouping : {"array", "module"}
         ``"array"`` counts weight and bias as two layers, as the authors' code does.
     metric : str
         A name of `METRICS`. ``"layer_frobenius"``: the mean over layers of the Frobenius norm of the difference;
-        ``"euclidean"``: the norm of the whole difference.
+        ``"euclidean"``: the norm of the whole difference; ``"cosine"``: one less the cosine, of whatever lengths. An
+        update of length 0 has no direction: it lies .5 from every other.
 
     Returns
     -------
     float
-        d_r, relative error below 1e-6; 0 for a single model or identical ones.
+        d_r, relative error below 1e-6 (of a cosine, error); 0 for a single model or identical ones.
 
     Raises
     ------
@@ -70,9 +78,13 @@ def max_pairwise_distance(
     if not _finite(models):
         raise FieldError("models", "NaN or infinity", "must be finite: drop damaged replies first")
     groups = METRICS[require_choice("metric", metric, METRICS)](layout, grouping)
+    if metric == COSINE:
+        lengths = norms(models)
+        models = models / torch.where(lengths > 0, lengths, 1.0)[:, None]
     pairs = _farthest(models, groups)
     again = (_strip(models, groups, torch.tensor(pair), 1, torch.float64)[0, 1] for pair in pairs)
-    return max(map(float, again), default=0.0)
+    found = max(map(float, again), default=0.0)
+    return found**2 / 2 if metric == COSINE else found
 
 
 def _farthest(models: Tensor, groups: Groups) -> list[tuple[int, int]]:

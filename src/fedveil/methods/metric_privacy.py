@@ -15,7 +15,7 @@ from torch import Tensor
 from fedveil.accounting import Spend
 from fedveil.aggregation import Updates
 from fedveil.calibration import METRICS, MetricCalibrator, max_pairwise_distance
-from fedveil.calibration.distance import Direction
+from fedveil.calibration.distance import COSINE, Direction
 from fedveil.errors import FieldError, require_choice, require_positive
 from fedveil.layout import Grouping
 from fedveil.methods.central import CentralNoise, CentralState
@@ -66,6 +66,8 @@ class MetricPrivacy(CentralNoise):
         """Refuse what cannot work."""
         super().__post_init__()
         require_choice("distance", self.distance, METRICS)
+        if self.distance == COSINE and self.distance_on == "released":
+            raise FieldError("distance", COSINE, "is between two clients' updates: of the released model there is one")
         low, high = (require_positive("released_range", v) for v in self.released_range)
         if low > high:
             raise FieldError("released_range", self.released_range, "must be (low, high)")

@@ -15,7 +15,7 @@ from fedveil_studies.metric_privacy import measures
 
 study = Study.of(__name__)
 study.curve("relative")(measures.relative)
-for name in ("mean d", "rank", "rank of changes"):
+for name in ("mean d", "first d", "rank", "rank of changes"):
     study.measure(name)(measures.study.measures[name])
 
 

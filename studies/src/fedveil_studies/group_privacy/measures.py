@@ -59,6 +59,13 @@ def settled(outcomes: Sequence[Outcome], _argument: str) -> Value:
     return Value(fmean(losses[-30:]))
 
 
+@study.curve("settled over nu")
+def settled_over_noise(outcomes: Sequence[Outcome], argument: str) -> Curve:
+    """The same over the noise: the paper's figure 4."""
+    noises = [float(o.cell.config.privacy.options["noise_multiplier"]) for o in outcomes]
+    return Curve(noises, [settled([o], argument).value for o in outcomes])
+
+
 @study.measure("rounds")
 def rounds(outcomes: Sequence[Outcome], _argument: str) -> Value:
     """``rounds``: how many there were."""

@@ -23,6 +23,7 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from fedveil.calibration import METRICS, max_pairwise_distance
+from fedveil.calibration.distance import COSINE
 from fedveil.config import Config
 from fedveil.config.sections import Data
 from fedveil.engines.seams import Seen
@@ -148,7 +149,7 @@ def registry() -> Mapping[str, tuple[str, Grouping]]:
     """Every distance that metric privacy can be given, by name; a grouping that changes nothing is left out."""
     probe = Layout.from_shapes({"a.weight": (2, 2), "a.bias": (2,), "b.weight": (1, 2), "b.bias": (1,)})
     found: dict[str, tuple[str, Grouping]] = {}
-    for metric, groups_of in METRICS.items():
+    for metric, groups_of in ((name, of) for name, of in METRICS.items() if name != COSINE):  # which takes no models
         found[metric] = (metric, "array")
         if groups_of(probe, "module") != groups_of(probe, "array"):
             found[f"{metric}, modules"] = (metric, "module")
@@ -222,6 +223,12 @@ def decay(rounds: int) -> list[float]:
 def mean_distance(outcomes: Sequence[Outcome], name: str) -> Value:
     """Mean over the rounds."""
     return Value(fmean(_series(outcomes, name)))
+
+
+@study.measure("first d")
+def first_distance(outcomes: Sequence[Outcome], name: str) -> Value:
+    """In the first round; euclidean, it is the clip that the paper suggests."""
+    return Value(_series(outcomes, name)[0])
 
 
 @study.measure("last / first")
