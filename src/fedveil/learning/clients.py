@@ -38,8 +38,8 @@ class OnDemand(Tensor):
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is Tensor.__getitem__ and isinstance(args[0], cls):
-            rows = args[1].tolist() if isinstance(args[1], Tensor) else range(len(args[0]))[args[1]]
+        if function in (Tensor.__getitem__, Tensor.index_select) and isinstance(args[0], cls):
+            rows = args[-1].tolist() if isinstance(args[-1], Tensor) else range(len(args[0]))[args[1]]
             return args[0]._read(rows) if len(rows) else torch.empty((0, *args[0].shape[1:]), dtype=args[0].dtype)
         if function is torch.cat:
             return _joined(args[0])

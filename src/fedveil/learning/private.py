@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning.clients import ClientData, OnDemand
-from fedveil.learning.gradients import squared_norms, without
+from fedveil.learning.gradients import squared_norms
 from fedveil.learning.local import LocalTraining, Trained
 from fedveil.learning.losses import as_input, losses_of
 from fedveil.learning.per_example import PerExample
@@ -230,8 +230,11 @@ class PrivateTrainer(SequentialTrainer):
         here = present.to(self._device)
         found: dict[str, Any] = {"x": x, "y": y, "present": here}
         if self._sums.reads_examples and not anew:  # another reading may have another length
-            found["lengths"] = self._lengths_of(client)[rows].to(self._device)
-        return found if here.all() else {k: v if k == "present" else without(v, ~here) for k, v in found.items()}
+            found["lengths"] = self._lengths_of(client).index_select(0, rows).to(self._device)
+        gone = (~here).nonzero()[:, 0]
+        for values in (value for name, value in found.items() if name != "present" and len(gone)):
+            values.index_fill_(0, gone, 0)
+        return found
 
     def _read_anew(self, client: ClientData, rows: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
         """A batch of examples that are read each time, one by one: transforms raise, and draw.

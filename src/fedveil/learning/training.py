@@ -186,7 +186,7 @@ class SequentialTrainer:
         self._model.train()
 
     def _batch(self, client: ClientData, rows: Tensor) -> tuple[Tensor, Tensor]:
-        return as_input(client.x[rows], self._parameters[0]), client.y[rows].to(self._device)
+        return as_input(client.x.index_select(0, rows), self._parameters[0]), client.y[rows].to(self._device)
 
 
 class Stepper:
