@@ -9,7 +9,7 @@ import scipy
 import torch
 
 from fedveil.aggregation import CentredClipping, FedAdam, NormBounding
-from fedveil.attacks.bounds import epsilon_bound_of_guesses, mu_bound_of_guesses
+from fedveil.attacks.bounds import GameResult, epsilon_bound_of_guesses, mu_bound_of_guesses
 from fedveil.attacks.membership import (
     audited,
     client_canaries,
@@ -147,6 +147,29 @@ def test_the_table_finds_its_planted_bugs():
     audit = audits(M)["global DP"]
     for bug in audit.bugs:
         assert audit.planted("global DP", bug, 0).details["broken"], bug
+
+
+@pytest.mark.parametrize(
+    ("name", "canaries"), [("global DP, discrete noise", 1000), ("record-level DP, four sampled steps", 2000)]
+)
+def test_half_the_noise_is_found_by_the_whole_curve_where_one_delta_shows_nothing(name, canaries):
+    audit = audits(canaries)[name]
+    honest, half = audit.verdicts(name)
+    assert honest.details["broken"] == 0
+    assert honest.details["beyond the curve"] < 0
+    assert half.details["broken"] == 1
+    assert half.point < half.details["declared"]  # at delta 1e-5
+
+
+def test_rates_are_set_beside_a_curve_at_every_delta():
+    def result(true, false):
+        return GameResult(0.0, 0.0, 0.0, 8, 0.95, (true, false))
+
+    promised = {0.1: 1.0, 0.5: 0.2}
+    assert result(0.8, 0.2).beyond(promised.get, (0.1, 0.5)) == pytest.approx(math.log(0.7 / 0.2) - 1.0)
+    assert result(0.9, 0.2).beyond(promised.get, (0.1, 0.5)) == pytest.approx(math.log(0.4 / 0.2) - 0.2)
+    assert result(0.4, 0.2).beyond(promised.get, (0.1, 0.5)) == pytest.approx(math.log(0.3 / 0.2) - 1.0)
+    assert result(0.05, 0.2).beyond(promised.get, (0.1, 0.5)) == -math.inf
 
 
 def served(side):

@@ -10,7 +10,7 @@ from scipy.stats import binomtest
 from sklearn.metrics import auc as area
 from sklearn.metrics import roc_auc_score
 
-from fedveil.attacks import SequentialEvidence, ThreatModel, decide, judge
+from fedveil.attacks import SequentialEvidence, ThreatModel, bound, decide, judge
 from fedveil.attacks.bounds import epsilon_bound, epsilon_ceiling, joint_bound
 from fedveil.attacks.participation.weighing import boundaries
 from fedveil.attacks.statistics import (
@@ -260,3 +260,9 @@ def test_nothing_less_than_perfect_separation_is_surer_than_perfect_separation(r
     assert nearly.point == 1 - 1 / runs**2
     assert nearly.low <= perfect.low
     assert auc_interval(outside, inside).high >= 1 - perfect.low
+
+
+def test_the_runs_that_choose_the_threshold_do_not_judge():
+    one, other = np.ones(50), np.zeros(50)
+    assert bound(np.concatenate([one, other]), np.concatenate([other, one])).mu_lower == 0  # told apart in half alone
+    assert bound(np.concatenate([one, one]), np.concatenate([other, other])).mu_lower > 2

@@ -109,6 +109,16 @@ def test_without_noise_every_claim_is_beaten(d, name, monkeypatch):
         assert beaten(case, result)
 
 
+@pytest.mark.parametrize(
+    ("name", "runs"), [("global DP, TrimmedMean", 500), ("metric privacy, scale from releases", 1000)]
+)
+def test_half_the_noise_is_found_out_where_canaries_find_nothing(name, runs):
+    """A canary is trimmed away, and moves no distance near the range's end: the worst case is what finds it."""
+    case = case_of(1, name)
+    assert beaten(case, bound(*scores(case, ScaledSource(1, 0.5), runs)))
+    assert not beaten(case, bound(*scores(case, ScaledSource(1, 1.0), runs)))
+
+
 @pytest.mark.parametrize("name", ["global DP, FedAvg, a client replaced", "SGA-LDP, released similarity"])
 @pytest.mark.parametrize("d", DIMENSIONS)
 def test_a_quarter_of_the_noise_is_found_out(d, name):

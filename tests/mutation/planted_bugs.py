@@ -2110,7 +2110,7 @@ BUGS = (
         "bound",
         "rates(first[half:runs], second[half:runs], ..., confidence)",
         "rates(first[:half], second[:half], ..., confidence)",
-        GAME,
+        f"{SCORED}::test_the_runs_that_choose_the_threshold_do_not_judge",
     ),
     _bug(
         "attacks: a person's score is the sum over her records",
@@ -2187,9 +2187,9 @@ BUGS = (
     _bug(
         "studies: figures of settings that learned nothing are judged",
         "fedveil_studies/frame/claims.py",
-        "compared",
-        "CANNOT_TELL if unlearned else decide(found)",
-        "decide(found)",
+        "nothing_learned",
+        "max(mean for mean, _ in known) <= chance + LEARNED",
+        "False",
         "tests/test_papers_claims.py::test_where_nothing_is_learned_no_other_figure_is_judged_either",
     ),
     _bug(
@@ -2199,5 +2199,14 @@ BUGS = (
         "min(float(low), found - below)",
         "float(low)",
         "tests/test_papers_claims.py::test_perfect_attacks_are_not_certainly_alike",
+    ),
+    _bug(
+        "attacks: a promised curve is looked at in one place",
+        "attacks/bounds.py",
+        "GameResult.beyond",
+        "max((... for d in deltas if d < true and false), default=-math.inf)",
+        "max((... for d in deltas[:1] if d < true and false), default=-math.inf)",
+        f"{CANARIES}::test_rates_are_set_beside_a_curve_at_every_delta",
+        f"{CANARIES}::test_half_the_noise_is_found_by_the_whole_curve_where_one_delta_shows_nothing",
     ),
 )

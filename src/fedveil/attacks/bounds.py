@@ -15,6 +15,7 @@ from fedveil.attacks.statistics import CONFIDENCE, rate, rates
 from fedveil.errors import FieldError, require_count
 
 SHARES = (0.05, 0.2, 0.5, 1.0)  # of the canaries of one run, about which is guessed
+DELTAS = (1e-5, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5)  # at which rates are set beside a promised curve
 _LARGEST = 100.0  # mu or epsilon that is looked at
 
 
@@ -112,6 +113,8 @@ class GameResult:
         Independent runs of the mechanism in each world (the unit of replication).
     confidence : float
         Of the bound.
+    rates : tuple of float
+        What both bounds follow from: a lower bound of the true positive rate, an upper one of the false one.
     """
 
     mu_lower: float
@@ -119,6 +122,16 @@ class GameResult:
     ceiling: float
     runs: int
     confidence: float
+    rates: tuple[float, float]
+
+    def beyond(self, epsilon: Callable[[float], float], deltas: Sequence[float] = DELTAS) -> float:
+        """By how much the rates exceed a promised curve, delta to epsilon, where they do most; below 0 where nowhere.
+
+        (epsilon, delta)-DP allows TPR <= e^epsilon FPR + delta at every delta of the curve: a small one is a blind
+        spot, as few runs bound no small rates.
+        """
+        true, false = self.rates
+        return max((math.log((true - d) / false) - epsilon(d) for d in deltas if d < true and false), default=-math.inf)
 
 
 def bound(inside: ArrayLike, outside: ArrayLike, confidence: float = 0.999) -> GameResult:
@@ -155,7 +168,8 @@ def bound(inside: ArrayLike, outside: ArrayLike, confidence: float = 0.999) -> G
     found = float(scipy.special.ndtri(hit.low) - scipy.special.ndtri(alarm.high)) if sure else 0.0
     pure = math.log(hit.low / alarm.high) if hit.low > alarm.high > 0 else 0.0
     best = rate(runs - half, runs - half, confidence).low
-    return GameResult(max(0.0, found), pure, max(0.0, float(2 * scipy.special.ndtri(best))), runs, confidence)
+    ceiling = max(0.0, float(2 * scipy.special.ndtri(best)))
+    return GameResult(max(0.0, found), pure, ceiling, runs, confidence, (hit.low, alarm.high))
 
 
 @dataclass(frozen=True)

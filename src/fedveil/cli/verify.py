@@ -120,7 +120,8 @@ def _noise(verdict: "Verdict") -> Line:
 
 NOTE = """measured: lower bound at 95% from one run, whatever the mechanism does to the canaries together; at most: \
 the bound if every guess were right; independent: a bound on mu that loses less, where scores are \
-independent given the coins; bugs: the larger bound, and whether it exceeds what is declared"""
+independent given the coins; bugs: the larger bound, and whether what is declared is exceeded (an epsilon at any delta \
+of its curve, by the independent rates)"""
 
 
 def _canaries(game: "PartyGame", folder: Path) -> None:

@@ -293,7 +293,8 @@ def audited(setting: str, run: CanaryRun, distance: float | None = None) -> Verd
     Verdict
         Its figure is mu or epsilon, whichever is declared; one-sided, so that low, point and high are the same. The
         detail "independent mu" is a bound by `fedveil.attacks.bound` that loses less, and holds only where scores are
-        independent given the coins, as for local releases, or isotropic noise on canaries along other coordinates.
+        independent given the coins, as for local releases, or isotropic noise on canaries along other coordinates. By
+        the same rates, "beyond the curve" says by how much a promised curve is exceeded at the delta where it is most.
     """
     promise, bound = run.guarantee, run.bound
     by_epsilon = isinstance(promise.bound, ZCDP | PLD | MetricDP)
@@ -310,6 +311,9 @@ def audited(setting: str, run: CanaryRun, distance: float | None = None) -> Verd
             declared = promise.cost * distance
         declared = promise.epsilon(bound.delta) if declared is None else declared
         broken = point > declared or (promise.mu is not None and independent.mu_lower > declared)
+        if by_epsilon and not promise.by_distance:
+            details["beyond the curve"] = independent.beyond(promise.epsilon)
+            broken = broken or details["beyond the curve"] > 0
         details |= {"declared": declared, "broken": float(broken)}
         if ceiling < declared:
             notes.append("so few canaries could not refute the declared value")

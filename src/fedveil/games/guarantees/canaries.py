@@ -100,12 +100,14 @@ class CanaryAudit:
 def audits(m: int, seed: int = 0) -> dict[str, CanaryAudit]:
     """Every method with m canaries, by name."""
 
-    def central(side: GlobalDP | MetricPrivacy, rounds: int = 1, bugs: tuple[str, ...] = EVERY) -> CanaryAudit:
+    def central(
+        side: GlobalDP | MetricPrivacy, rounds: int = 1, bugs: tuple[str, ...] = EVERY, half: Any = None
+    ) -> CanaryAudit:
         def play(one: Any, **options: Any) -> CanaryRun:
             options = {"rounds": rounds, **options}
             return server_canaries(one, m, LENGTH, relation=side.relation, delta=DELTA, seed=seed, **options)
 
-        return CanaryAudit(play, side, bugs=bugs)
+        return CanaryAudit(play, side, half, bugs=bugs)
 
     def local(
         side: SGALDP | FedRE | GroupPrivacy, dimension: int = 10, length: float = LENGTH, follow: int = 0, **rest: Any
@@ -123,12 +125,14 @@ def audits(m: int, seed: int = 0) -> dict[str, CanaryAudit]:
             lambda one, **options: orthogonal_records(one, m, delta=DELTA, seed=seed, **options), side, bugs=bugs
         )
 
-    one = GlobalDP(noise_multiplier=1.0, clip=1.0)
+    one, discrete = (GlobalDP(noise_multiplier=1.0, clip=1.0, noise=noise) for noise in ("gaussian", "discrete"))
     return {
         "global DP": central(one),
         "global DP, a client replaced": central(GlobalDP(noise_multiplier=2.0, clip=1.0, relation="replace-one")),
         "global DP, four rounds": central(GlobalDP(noise_multiplier=2.0, clip=1.0), rounds=4),
-        "global DP, discrete noise": central(GlobalDP(noise_multiplier=1.0, clip=1.0, noise="discrete"), bugs=()),
+        "global DP, discrete noise": central(
+            discrete, bugs=(HALF,), half=GlobalDP(noise_multiplier=0.5, clip=1.0, noise="discrete")
+        ),
         "global DP, FedAdam": central(GlobalDP(FedAdam(), noise_multiplier=1.0, clip=1.0), bugs=(HALF, UNCLIPPED)),
         "global DP, trimmed mean": central(GlobalDP(TrimmedMean(0.1), noise_multiplier=1.0, clip=1.0), bugs=()),
         "global DP, norm bounding": central(
@@ -162,7 +166,7 @@ def audits(m: int, seed: int = 0) -> dict[str, CanaryAudit]:
         ),
         "record-level DP, full batch": records(RecordDP(examples=m / 2, noise_multiplier=1.0)),
         "record-level DP, four sampled steps": records(
-            RecordDP(examples=m / 2, noise_multiplier=1.0, steps=4, rate=0.25, relation="add/remove"), ()
+            RecordDP(examples=m / 2, noise_multiplier=1.0, steps=4, rate=0.25, relation="add/remove"), (HALF,)
         ),
         "person-level DP, three images each": records(
             RecordDP(unit="person", people=m / 2, records_per_person=3, noise_multiplier=1.0)
