@@ -41,49 +41,46 @@ def norms(updates: Tensor) -> Tensor:
         If the type is not float32 or float64, or a value is NaN or infinite.
     """
     _check(updates)
-    lengths = lengths_of(updates if updates.dim() == 2 else updates.reshape(1, -1))
-    return lengths if updates.dim() == 2 else lengths[0]
+    rows = updates.reshape(1) if updates.dim() == 0 else updates
+    # the conversion makes a copy: of a block at a time, which stays in the cache
+    parts = [torch.linalg.vector_norm(rows[..., c], dim=-1, dtype=torch.float64) for c in blocks_of(*_shape(rows))]
+    return require_finite(parts[0] if len(parts) == 1 else torch.stack(parts).square_().sum(0).sqrt_())
 
 
-def lengths_of(rows: Rows, start: Tensor | None = None) -> Tensor:
-    """Norms [n] (float64) of rows [n, d], or of n rows [d] minus `start`; what is not finite is refused."""
-    blocks = blocks_of(len(rows), rows[0].shape[0]) if len(rows) else [slice(0)]
-    if len(blocks) == 1 and isinstance(rows, Tensor):
-        lengths = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64)
-    else:
-        width, parts = blocks[0].stop, torch.empty(len(blocks), len(rows), dtype=torch.float64)
-        for some, columns, part in parts_of(rows, start, width):
-            for i, block in enumerate(torch.split(part, width, 1), columns.start // width):
-                torch.linalg.vector_norm(block, dim=-1, out=parts[i, some])
-        lengths = parts.square_().sum(0).sqrt_()
+def require_finite(lengths: Tensor) -> Tensor:
+    """Return norms; refuse those of NaN or infinity."""
     if not torch.isfinite(lengths).all():
         raise FieldError(
             "updates",
             "NaN or infinity",
             "must be finite: training diverged (lower its learning rate), or the reply is damaged",
         )
-    return cast(Tensor, lengths)
+    return lengths
 
 
 def parts_of(rows: Rows, start: Tensor | None = None, width: int = _WIDTH) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Places in the rows, columns (cut at multiples of `width`), and what stands there in float64, minus `start`.
+    """Places in rows [n, d], or in n rows [d] minus `start`; columns, cut at multiples of `width`; the float64 there.
 
     All in the same memory, which stays in the second-level cache.
     """
+    _check(rows[0])
     d = rows[0].shape[0]
     width = min(d, width * max(1, _WIDTH // width))
     height = max(1, 2 * _WIDTH // width)
     wide = torch.empty(height, width, dtype=torch.float64)
     narrow = torch.empty(width, dtype=rows[0].dtype)
+    rows = rows.detach() if isinstance(rows, Tensor) else [row.detach() for row in rows]
     for left in range(0, d, width):
         columns = slice(left, min(left + width, d))
         room, begun = narrow[: columns.stop - left], None if start is None else start[columns]
         for top in range(0, len(rows), height):
             some = rows[top : top + height]
             part = wide[: len(some), : columns.stop - left]
-            for row, into in zip(some, part, strict=True):
-                own = row.detach()[columns]
-                into.copy_(own if begun is None else torch.sub(own, begun, out=room))
+            if begun is None:
+                part.copy_(cast(Tensor, some)[:, columns])
+            else:
+                for row, into in zip(some, part, strict=True):
+                    into.copy_(torch.sub(row[columns], begun, out=room))
             yield slice(top, top + len(some)), columns, part
 
 
@@ -198,6 +195,10 @@ def require_bound(field: str, value: float) -> float:
     if require_positive(field, value) < LEAST:
         raise FieldError(field, value, f"must be at least {LEAST:g}: smaller numbers are rounded too coarsely")
     return float(value)
+
+
+def _shape(rows: Tensor) -> tuple[int, int]:
+    return (1, len(rows)) if rows.dim() == 1 else (rows.shape[0], rows.shape[1])
 
 
 def _check(updates: Tensor) -> None:

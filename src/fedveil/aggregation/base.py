@@ -5,6 +5,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -237,7 +238,7 @@ def weighted_sum(rows: Rows, weights: Tensor, start: Tensor | None = None) -> Te
     """Sum [d] (float64) of rows [n, d], or of n rows [d] minus `start`, with weights [n]."""
     if isinstance(rows, Tensor) and len(blocks_of(*rows.shape)) == 1:
         return weights @ rows.to(torch.float64)
-    total = torch.zeros(rows[0].shape[0], dtype=torch.float64)
+    total = torch.from_numpy(np.zeros(rows[0].shape[0]))  # NumPy asks for huge pages
     for some, columns, part in parts_of(rows, start):
         total[columns].addmv_(part.t(), weights[some])
     return total

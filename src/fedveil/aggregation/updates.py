@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedveil.aggregation.base import Aggregator, weighted_sum
-from fedveil.clipping import blocks_of, clip, factors, lengths_of, norms
+from fedveil.clipping import blocks_of, clip, factors, norms, parts_of, require_finite
 from fedveil.errors import FieldError
 
 
@@ -48,7 +48,12 @@ class Updates:
         """Norms [n] before clipping, float64."""
         if self._fits:
             return norms(self._wide)
-        return lengths_of(self._models, self._start)
+        width = blocks_of(len(self), len(self._start))[0].stop
+        parts = torch.empty(-(-len(self._start) // width), len(self), dtype=torch.float64)
+        for some, columns, part in parts_of(self._models, self._start, width):
+            for i, block in enumerate(torch.split(part, width, 1), columns.start // width):
+                torch.linalg.vector_norm(block, dim=-1, out=parts[i, some])
+        return require_finite(parts.square_().sum(0).sqrt_())
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
         """Columns and the updates [n, w] there, in order."""
