@@ -11,7 +11,7 @@ from fedveil_studies.frame import Choices, Reproduction, Selection, find
 def outcomes(slope):
     """Runs from almost one class a client to iid, whose distance follows the data's difference or runs against it."""
     plan = Reproduction(find("distances"), Choices(workers=1))
-    cells = plan.measurements("1")[8].repetitions[0].cells
+    cells = plan.measurements("1")[8].cells
     found = []
     for place, cell in enumerate(cells):
         rows = [{"round": 1, "figures": {"euclidean": 10.0 - slope * place}}]

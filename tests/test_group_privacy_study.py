@@ -141,11 +141,16 @@ def told(*figures):
     ],
 )
 def test_rows_are_judged_beside_no_noise_or_a_level(expect, level, values, verdict):
-    evidence = told(("t", "no noise", "h7", "f", (0.5, 0.5, 0.5)), ("t", "nu = 3", "h7", "f", values))
-    about = {"figures": (("t", "f"),), "first": "h7", "only": ("nu = 3",), "pooled": False}
-    claim = ClaimOf(name="c", says="", expect=expect, level=level, **about)
+    evidence = told(("rmse", "no noise", "h7", "f", (0.5, 0.5, 0.5)), ("rmse", "nu = 3", "h7", "f", values))
+    about = {
+        "figures": (("rmse", "f"),),
+        "of": ("h7",) if level is None else ("h7", level),
+        "rows": ("nu = 3",),
+        "pooled": False,
+    }
+    claim = ClaimOf(name="c", says="", expect=expect, **about)
     assert judge(claim, evidence).verdict == verdict
-    nothing = judge(claim.model_copy(update={"figures": (("u", "f"),)}), evidence)
+    nothing = judge(claim.model_copy(update={"figures": (("sound", "f"),)}), evidence)
     assert nothing.verdict == "cannot tell"
     assert level is None or all(row.lacking for row in nothing.rows)
 

@@ -41,7 +41,7 @@ def small():
 
 def config_of(study, table, row, setting):
     [entry] = [e for e in study.measurements(table) if (e.row, e.setting) == (row, setting)]
-    return entry.repetitions[0].cells[0].config
+    return entry.cells[0].config
 
 
 def test_every_printed_figure_has_its_place(paper):
@@ -68,9 +68,9 @@ def test_the_paper_s_experiments(paper):
     assert (config.rounds, config.local.epochs, config.local.batch_size, config.local.optimizer) == (20, 5, 32, "adam")
     assert (config.privacy.options["clip"], config.privacy.options["noise_multiplier"]) == (5.0, 0.01)
     assert config.aggregator.options["tau"] == 1e-3
-    pretrained = {e.row for e in paper.measurements("5") if e.repetitions[0].cells[0].config.pretraining is not None}
+    pretrained = {e.row for e in paper.measurements("5") if e.cells[0].config.pretraining is not None}
     assert pretrained == {"FedAvgM", "FedOpt", "FedYogi"}
-    single = paper.measurements("10")[0].repetitions[0].cells[0].config
+    single = paper.measurements("10")[0].cells[0].config
     assert (single.rounds, single.local.epochs, single.data.clients) == (1, 20, 3)
     assert [sum(c) for c in zip(*single.data.counts, strict=True)] == [724, 49, 2566, 1781]
 
@@ -100,8 +100,7 @@ def test_tables_and_figures_share_their_cells(small):
 
 def test_the_number_of_workers_is_no_part_of_a_cell_s_key():
     one, two = (
-        Reproduction(METRIC, Choices(rows=("fedavg",), workers=n)).measurements("5")[0].repetitions[0].cells[0]
-        for n in (1, 2)
+        Reproduction(METRIC, Choices(rows=("fedavg",), workers=n)).measurements("5")[0].cells[0] for n in (1, 2)
     )
     assert one.key == two.key
     assert one.config.workers != two.config.workers
@@ -193,7 +192,7 @@ def test_draws_share_their_training_and_differ_in_the_noise(patterns, tmp_path, 
     study = tiny_study(patterns, clients=3)
     done = run_all(study, tmp_path, ["10"])
     assert len(kept) == 3  # one a client, for all settings and draws
-    first, second = (r.cells[0] for r in study.measurements("10")[1].repetitions)
+    first, second = study.measurements("10")[1].cells
     rows = [done.outcomes[c.key].rows[0] for c in (first, second)]
     assert rows[0]["server"] == rows[1]["server"]
     assert rows[0]["metrics"]["loss"] != rows[1]["metrics"]["loss"]
@@ -201,7 +200,7 @@ def test_draws_share_their_training_and_differ_in_the_noise(patterns, tmp_path, 
 
 def test_what_was_remembered_is_what_training_gives(patterns, tmp_path):
     study = tiny_study(patterns, rows=("fedavgm",))
-    config = study.measurements("5")[0].repetitions[0].cells[0].config
+    config = study.measurements("5")[0].cells[0].config
     plain, first, again = prepare(config), prepare(config, tmp_path), prepare(config, tmp_path)
     assert len(list(tmp_path.iterdir())) == 1  # the server's first model
     for other in (first, again):
@@ -222,7 +221,7 @@ def test_what_was_remembered_is_what_training_gives(patterns, tmp_path):
 def test_without_the_target_the_others_keep_their_data(patterns):
     study = tiny_study(patterns, clients=3)
     attack = next(m for m in study.measurements("13") if m.figure == "attack AUC")
-    inside, outside = (prepare(cell.config).arguments["clients"] for cell in attack.repetitions[0].cells)
+    inside, outside = (prepare(cell.config).arguments["clients"] for cell in attack.cells)
     assert (len(inside), len(outside)) == (3, 2)
     for a, b in zip(inside[:2], outside, strict=True):
         assert torch.equal(a.x, b.x)
@@ -233,7 +232,7 @@ def test_table_13_scores_every_round_of_both_worlds(patterns, tmp_path):
     study = tiny_study(patterns, clients=3)
     done = run_all(study, tmp_path, ["13"])
     attack = next(m for m in study.measurements("13") if (m.figure, m.setting) == ("attack AUC", "vanilla"))
-    scores = [[-loss for loss in done.outcomes[cell.key].series("shadow_loss")] for cell in attack.repetitions[0].cells]
+    scores = [[-loss for loss in done.outcomes[cell.key].series("shadow_loss")] for cell in attack.cells]
     assert [len(s) for s in scores] == [2, 2]
     expected = multi_round("", *scores).auc
     result = measured(attack, done.outcomes)
@@ -261,7 +260,7 @@ def test_figures_draw_what_is_there(patterns, tmp_path):
     assert [t.get_text() for t in figure.legends[0].get_texts()] == ["FedAvg"]
     done = run_all(study, tmp_path, ["5"], ["C2", "noise"])
     roc = draw_plot(study.plot("C2", done.outcomes)).axes
-    area = done.outcomes[study.lines("C2")[0].repetitions[0].cells[0].key].summary.values["test_metrics"]["auc"]
+    area = done.outcomes[study.lines("C2")[0].cells[0].key].summary.values["test_metrics"]["auc"]
     assert f"{area:.3f}" in roc[0].get_legend().get_texts()[0].get_text()
     x, y = roc[0].lines[1].get_data()
     assert float(torch.trapezoid(torch.tensor(y), torch.tensor(x))) == pytest.approx(area, abs=0.02)

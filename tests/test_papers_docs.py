@@ -63,6 +63,6 @@ def test_the_figures_of_the_small_scale_are_its_own():
     assert f"gets {small.present['pretraining.epochs']}" in PAGE
     assert f"{small.set['data.resolution']}x{small.set['data.resolution']} pixels" in PAGE
     [first, *_] = Reproduction(study, Choices(scale="paper")).measurements("5")
-    config = first.repetitions[0].cells[0].config
+    config = first.cells[0].config
     trained = sum(map(sum, config.data.counts)) * 0.8 * config.local.epochs * config.rounds
     assert f"trains {trained:,.0f} images" in PAGE

@@ -14,7 +14,7 @@ from fedveil.grid import Store
 from fedveil.registry import Registry
 from fedveil_studies.frame import Choices, Reproduction, Selection, Study, register, studies
 from fedveil_studies.frame.checking import check_study
-from fedveil_studies.frame.described import Described
+from fedveil_studies.frame.described import Described, MeasureOf
 from papers_kit import Told
 
 FOLDER = Path(toy.__file__).parent
@@ -108,7 +108,7 @@ def test_interrupted_it_goes_on_and_another_scale_and_reading_are_other_runs(tmp
     ("change", "said"),
     [
         (("[rows.wide]", "[row.wide]"), "row"),
-        (('figures = { accuracy = "final accuracy" }', 'figure = "x"'), "tables.1.parts"),
+        (('figures = { accuracy = { measure = "final"', 'figure = { accuracy = { measure = "final"'), "tables.1.parts"),
         (('scenarios = ["digits"]\nprobe', 'scenarios = "digits"\nprobe'), "scenarios"),
         (("[scenarios]", "[scenarios"), "study.toml"),
     ],
@@ -123,19 +123,20 @@ def test_a_mistake_in_the_toml_is_named(change, said):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (('"final accuracy"', '"finale accuracy"'), "did you mean 'final'"),
+        (('measure = "final"', 'measure = "finale"'), "did you mean 'final'"),
         (('probe = "length"', 'probe = "lenght"'), "did you mean 'length'"),
         (('scenarios = ["digits"]', 'scenarios = ["digit"]'), "did you mean 'digits'"),
         (('expect = "above half"', 'expect = "above hall"'), "did you mean 'above half'"),
-        (('first = "vanilla"', 'first = "vanila"'), "did you mean 'vanilla'"),
+        (('of = ["vanilla"', 'of = ["vanila"'), "did you mean 'vanilla'"),
         (('row = "wide"', 'row = "wise"'), "accepted: narrow, wide"),
         (('judged_on = ["small"]', 'judged_on = ["smal"]'), "did you mean 'small'"),
         (('judged_on = ["small"]', 'judged_on = ["small, loud"]'), "accepted: quiet"),
         (('beside = ["2"]', 'beside = ["9"]'), "notes: beside = '9'"),
         (('level = ["1", "accuracy"]', 'level = ["7", "accuracy"]'), "figures.1.level = '7'"),
         (('level = ["1", "accuracy"]', 'level = ["1", "acuracy"]'), "did you mean 'accuracy'"),
-        (('"rounds metrics accuracy"', '"rounds metric accuracy"'), "did you mean 'metrics'"),
-        (('"final accuracy"', '"final acuracy"'), "did you mean 'accuracy'"),
+        (('group = "metrics"', 'group = "metric"'), "did you mean 'metrics'"),
+        (('group = "metrics"', 'goup = "metrics"'), "goup"),
+        (('"final", of = "accuracy"', '"final", of = "acuracy"'), "did you mean 'accuracy'"),
         (('figures = [["2", "worst"]]', 'figures = [["2", "wurst"]]'), "did you mean 'worst'"),
         (("[scales.small]", '[changes]\n"a change" = { rounds = 1 }\n[scales.small]'), "part of a run's name"),
     ],
@@ -184,4 +185,4 @@ def test_a_scenario_may_lie_beside_the_study(tmp_path):
 def test_what_a_measure_asks_for_and_no_run_has_is_named(monkeypatch):
     monkeypatch.setitem(toy.study.measures, "best client", lambda outcomes, argument: outcomes["best"])
     with pytest.raises(FieldError, match=r"best client.*'best'"):
-        toy.study.function("measures", "best client")({})
+        toy.study.function("measures", MeasureOf(measure="best client"))({})

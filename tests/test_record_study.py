@@ -15,7 +15,7 @@ def planned():
 
 
 def cells(measurements):
-    return [cell for m in measurements for one in m.repetitions for cell in one.cells]
+    return [cell for m in measurements for cell in m.cells]
 
 
 def test_runs_that_begin_with_the_public_model_have_the_settings_of_their_own_split(planned):

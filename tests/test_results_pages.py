@@ -249,13 +249,17 @@ def test_a_run_has_to_find_both_lines():
     evidence, [claim] = claims_of("group-privacy", ("synthetic", "to (5, 6)"))
     assert judge(claim, evidence).verdict == CONTRADICTED  # 0 of 20; of the forty distances two are below 1
     for level, share, verdict in ((2.0, "2 of 20", None), (10.0, "20 of 20", HOLDS)):
-        found = judge(claim.model_copy(update={"level": level}), evidence)
+        found = judge(claim.model_copy(update={"of": (claim.first, level)}), evidence)
         assert share in found.rows[0].text
         assert verdict in (None, found.verdict)
 
 
-def test_at_the_printed_budgets_nothing_was_learned():
+def test_at_the_printed_budgets_nothing_was_learned(monkeypatch):
     evidence, claims = claims_of("fedre", ("1", "iou"))
+    unguessed = evidence.study.described.learned.model_copy(update={"guess": 0.0})
+    described = evidence.study.described.model_copy(update={"learned": unguessed})
     for claim in claims:
         assert {row.why for row in judge(claim, evidence).rows} == {UNLEARNED}
-        assert UNLEARNED not in {row.why for row in judge(claim.model_copy(update={"guess": 0.0}), evidence).rows}
+        monkeypatch.setattr(evidence.study, "described", described)
+        assert UNLEARNED not in {row.why for row in judge(claim, evidence).rows}
+        monkeypatch.undo()

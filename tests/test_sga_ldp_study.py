@@ -233,7 +233,7 @@ def test_stronger_attacks_on_membership_are_figures_of_a_run():
     cell = Cell("tiny", config, tuple(probes))
     outcome = Store(None).run([cell]).outcomes[cell.key]
     found = {
-        name: STUDY.measures["attack"]([outcome], name).value
+        name: STUDY.measures["attack"]([outcome], *name.split()).value
         for name in ("fedmia", "fedmia 0.1", "fedmia 0.001", "lira-offline", "rmia-offline-update")
     }
     told = outcome.summary.values["concluded"]["membership"]

@@ -52,22 +52,22 @@ def probed(outcomes: Sequence[Outcome], name: str) -> Value:
 
 @study.judge("above the other row")
 def above_the_other_row(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
-    """Setting by setting, a figure in the first row of `only` above that in the second."""
-    above, below = claim.only
-    decide = partial(verdict_of, sign=1, margin=claim.margin)
+    """Setting by setting, a figure in the first of its rows above that in the second."""
+    above, below = claim.rows
+    decide, guess = partial(verdict_of, sign=1, margin=claim.margin), study.described.learned.guess
     for table, figure in claim.figures:
         for setting in dict.fromkeys(s for (t, row, s, f) in evidence.results if (t, row, f) == (table, below, figure)):
             if (table, above, setting, figure) in evidence.results:
                 first, second = (evidence.at(table, row, setting, figure) for row in (above, below))
-                yield compared(study.settings[setting], first, second, decide, (first, second), claim.guess)
+                yield compared(study.settings[setting], first, second, decide, (first, second), guess)
 
 
 @study.judge("grows with clients")
 def grows_with_clients(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
     """Budget by budget, how much the first setting gains on the second with ten clients, less that with two."""
     [(table, figure)], decide = claim.figures, partial(verdict_of, sign=1, margin=claim.margin)
-    for budget in claim.only:
-        places = product((f"{budget}, 10 clients", f"{budget}, 2 clients"), (claim.first, claim.second))
+    for budget in claim.rows:
+        places = product((f"{budget}, 10 clients", f"{budget}, 2 clients"), claim.settings)
         one, two, three, four = (evidence.at(table, row, setting, figure) for row, setting in places)
         many = differ(one, two) if one and two else None
         few = differ(three, four) if three and four else None
@@ -77,5 +77,5 @@ def grows_with_clients(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
         gains = [dict(zip(found.seeds, found.values, strict=True)) for found in (many, few)]
         seeds = sorted(gains[0].keys() & gains[1].keys())
         found = difference([gains[0][seed] - gains[1][seed] for seed in seeds], SEEDS, seeds)
-        why = nothing_learned((one, two, three, four), claim.guess)
+        why = nothing_learned((one, two, three, four), study.described.learned.guess)
         yield Row(budget, CANNOT_TELL if why else decide(found), str(found), found, decide, why=why)

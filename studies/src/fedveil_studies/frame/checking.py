@@ -31,11 +31,10 @@ def check_study(study: Study) -> Study:
     for kind, field, contents in (("measures", "tables", spec.tables), ("curves", "figures", spec.figures)):
         for table, content in contents.items():
             for part in content.parts:
-                for template in part.figures.values():
-                    text = template.format(of=part.of[0])
-                    name = study.name_of(kind, text)
-                    if getattr(study, kind)[name] is STANDARD.get(name):
-                        require_known(f"{study.name}, {field}.{table}.figures", name, text[len(name) + 1 :])
+                for one in part.figures.values():
+                    study.function(kind, one, part.of[0])
+                    if getattr(study, kind)[one.measure] is STANDARD.get(one.measure):
+                        require_known(f"{study.name}, {field}.{table}.figures", one)
     return study
 
 
@@ -83,11 +82,11 @@ def _claims(study: Study) -> Iterator[Name]:
     spec = study.described
     for claim in spec.claims:
         where = f"claims, {claim.name!r}"
-        yield f"{where}: expect", claim.expect, {*JUDGES, *study.judges}
+        yield f"{where}: expect", claim.expect, {*JUDGES, *study.judges, *study.audits}
         for table, figure in claim.figures:
             yield f"{where}: figures", table, spec.tables
             yield f"{where}: figures", figure, _figures(spec.tables[table])
-        yield from ((f"{where}: settings", name, spec.settings) for name in (claim.first, claim.second) if name)
+        yield from ((f"{where}: settings", name, spec.settings) for name in claim.settings if name)
         yield from ((f"{where}: answers", name, spec.statements) for name in claim.answers)
 
 

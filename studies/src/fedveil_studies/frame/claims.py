@@ -17,8 +17,8 @@ from fedveil_studies.frame.finding import (
     NO_DIFFERENCE,
     UNLEARNED,
     UNTESTED,
+    Claim,
     Decide,
-    Finding,
     Row,
 )
 from fedveil_studies.frame.result import Result
@@ -27,32 +27,22 @@ HEURISTIC = "heuristic"  # begins the words of a promise that proves nothing
 Judge = Callable[[ClaimOf, Any], Iterable[Row]]  # of Evidence, or of an Audited
 
 
-def judge(claim: ClaimOf, evidence: Evidence | Audited) -> Finding:
+def judge(claim: ClaimOf, evidence: Evidence | Audited) -> Claim:
     """Test a claim on a group of runs, or on an audit."""
-    found: Judge = {**JUDGES, **evidence.study.judges}[claim.expect]
-    rows = tuple(_with_seeds(row, claim.seeds) for row in found(claim, evidence))
-    return Finding(evidence.title, rows, claim.pooled and claim.expect != "alike" and claim.on == "tables")
+    study, on_audits = evidence.study, claim.expect in evidence.study.audits
+    found: Judge = {**JUDGES, **study.judges, **study.audits}[claim.expect]
+    rows = tuple(_with_seeds(row, study.described.seeds_of(claim)) for row in found(claim, evidence))
+    return Claim(claim, evidence.title, rows, claim.pooled and claim.expect != "alike" and not on_audits)
 
 
-def best_of(claim: ClaimOf, every: Sequence[Evidence]) -> tuple[Finding, list[Finding]]:
-    """The finding of the group nearest to the paper that has the runs, and those of the others that have some."""
+def best_of(claim: ClaimOf, every: Sequence[Evidence]) -> tuple[Claim, list[Claim]]:
+    """As judged on the group nearest to the paper that has the runs, and on the others that have some."""
     order = {title: i for i, title in enumerate(every[0].study.described.judged_on)}
     found = [judge(claim, e) for e in sorted(every, key=lambda e: order.get(e.title, len(order)))]
     with_runs = [f for f in found if any(row.why != UNTESTED for row in f.rows)]
     most = max(found, key=lambda f: sum(row.why != UNTESTED for row in f.rows))
     first = next((f for f in with_runs if f.enough), most)
     return first, [f for f in with_runs if f is not first]
-
-
-def differing(claim: ClaimOf, evidence: Evidence, sign: int) -> Iterator[Row]:
-    """First above second (sign 1) or below it, in every row for which the paper shows it; or so beside the level."""
-    decide = partial(verdict_of, sign=sign, margin=claim.margin)
-    return _rows(claim, evidence, sign, decide)
-
-
-def alike(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
-    """First and second, or first and the level, within the margin: the whole interval has to lie in it."""
-    return _rows(claim, evidence, 0, partial(within, margin=claim.margin))
 
 
 def promised(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
@@ -64,12 +54,20 @@ def promised(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
         yield Row(claim.first, verdict, f"none in {none} of {len(runs)} runs")
 
 
-def _rows(claim: ClaimOf, evidence: Evidence, sign: int, decide: Decide) -> Iterator[Row]:
+def lying(claim: ClaimOf, evidence: Evidence, expect: str) -> Iterator[Row]:
+    """How the first setting lies to the second or to the level: above, below, or alike within the margin.
+
+    In every row for which the paper shows it; alike means that the whole interval lies within the margin.
+    """
+    sign = {"above": 1, "below": -1, "alike": 0}[expect]
+    decide: Decide = partial(verdict_of, sign=sign, margin=claim.margin)
+    if not sign:
+        decide = partial(within, margin=claim.margin)
     for table, figure in claim.figures:
         if claim.level is not None:
             seen = [(r, s, one) for (t, r, s, f), one in evidence.results.items() if (t, f) == (table, figure)]
             for row, setting, found in seen:
-                if setting in (claim.first or setting,) and row in (claim.only or (row,)):
+                if setting in (claim.first or setting,) and row in (claim.rows or (row,)):
                     yield levelled(f"{row}, {setting}", means(found), claim.level, decide)
             if not seen:
                 yield untested(figure)
@@ -83,17 +81,16 @@ def rows_of(evidence: Evidence, claim: ClaimOf, table: str, figure: str, sign: i
     study = evidence.study
     shown = {row for t, row, _, f in study.published if (t, f) == (table, figure)}
     place = {label: i for i, label in enumerate(study.labels)}
-    about = study.described.tables[table].rows
+    own = study.described.tables[table].rows
     found = sorted(shown, key=lambda row: (place.get(row, len(place)), row))
     if not shown:
-        found = [study.label(row) for row in about] if about else list(study.labels)
-    left_out = () if claim.unless in evidence.readings else claim.without
+        found = [study.label(row) for row in own] if own else list(study.labels)
+    read = [study.described.readings[name].row for name in evidence.readings if name in study.described.readings]
+    about = [*claim.rows, *(study.label(row) for row in read if row)] if claim.rows else found
     return [
         row
         for row in found
-        if row not in left_out
-        and row in (claim.only or found)
-        and (not shown or not sign or (_printed(evidence, claim, table, figure, row) or 0) * sign > 0)
+        if row in about and (not shown or not sign or (_printed(evidence, claim, table, figure, row) or 0) * sign > 0)
     ]
 
 
@@ -174,28 +171,26 @@ def strongest(row: Row, of: int) -> Row:
 
 
 JUDGES: Mapping[str, Judge] = {
-    "above": partial(differing, sign=1),
-    "below": partial(differing, sign=-1),
-    "alike": alike,
+    **{expect: partial(lying, expect=expect) for expect in ("above", "below", "alike")},
     "guarantee": promised,
 }
 
 
 def _compared(claim: ClaimOf, evidence: Evidence, table: str, figure: str, row: str, decide: Decide) -> Row:
-    settings = claim.first, claim.second
-    ours, other = (evidence.at(table, row, setting, figure) for setting in settings)
-    place = claim.learned.get(table)
-    where, name = place.partition(" ")[::2] if place else (table, "accuracy")
-    accuracies = [evidence.at(where, row, setting, name) for setting in (settings[:1] if claim.useful else settings)]
+    ours, other = (evidence.at(table, row, setting, figure) for setting in claim.settings)
+    learned = evidence.study.described.learned
+    where, name = learned.figures.get(table, (table, "accuracy"))
+    alone = learned.first and (where, name) != (table, figure)
+    accuracies = [evidence.at(where, row, setting, name) for setting in claim.settings[: 1 if alone else 2]]
     tables, figures = ({places[i] for places in claim.figures} for i in (0, 1))
     label = ", ".join([*([f"table {table}"] if len(tables) > 1 else []), *([figure] if len(figures) > 1 else [])])
-    found = compared(label, ours, other, decide, accuracies, claim.guess)
+    found = compared(label, ours, other, decide, accuracies, learned.guess)
     return replace(found, column=row, printed=_printed(evidence, claim, table, figure, row))
 
 
 def _printed(evidence: Evidence, claim: ClaimOf, table: str, figure: str, row: str) -> float | None:
-    pair = [evidence.study.published.get((table, row, s, figure)) for s in (claim.first, claim.second)]
-    return None if pair[0] is None or pair[1] is None else pair[0].value - pair[1].value
+    pair = [evidence.study.published.get((table, row, setting, figure)) for setting in claim.settings]
+    return pair[0].value - pair[1].value if len(pair) == 2 and pair[0] and pair[1] else None
 
 
 def _with_seeds(row: Row, seeds: int) -> Row:

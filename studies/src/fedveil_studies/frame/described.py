@@ -10,6 +10,7 @@ from fedveil.errors import FieldError
 from fedveil.reading import toml_of
 
 Keys = Mapping[str, Any]
+LEAST = 3  # seeds that a verdict needs
 
 
 class _Table(BaseModel):
@@ -75,6 +76,24 @@ class ReadingOf(_Table):
     flags: tuple[str, ...] = ()
 
 
+class MeasureOf(_Table):
+    """How a figure is measured: the name of a measure, what it is of, and further keys that it takes; or its name."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+    measure: str
+    of: "str | MeasureOf" = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, values: Any) -> Any:
+        return {"measure": values} if isinstance(values, str) else values
+
+    def given(self, of: str) -> dict[str, Any]:
+        """What the measure takes, with the part's `of` where a text names it."""
+        every = {"of": self.of, **(self.model_extra or {})}
+        return {k: v.format(of=of) if isinstance(v, str) else v for k, v in every.items()}
+
+
 class Part(_Table):
     """Lines of a table or figure: one for each scenario, setting, row, `of` and figure.
 
@@ -85,7 +104,7 @@ class Part(_Table):
     of : tuple of str
         A further axis, for measures and labels that name it ``{of}``.
     figures : mapping
-        Name of a figure (in a plot: of a line, if `line` asks for it) to its measure: a name and its argument.
+        Name of a figure (in a plot: of a line, if `line` asks for it) to its measure.
     cells : tuple of str
         Changes of the configuration by name (`Study.change`, or ``[changes]``), one for each run that a measure needs.
     set : mapping
@@ -99,7 +118,7 @@ class Part(_Table):
     """
 
     scenarios: tuple[str, ...]
-    figures: Mapping[str, str]
+    figures: Mapping[str, MeasureOf]
     settings: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     of: tuple[str, ...] = ("",)
@@ -120,6 +139,7 @@ class TableOf(_Table):
 
     title: str
     parts: tuple[Part, ...]
+    seeds: int = Field(default=LEAST, description="That a verdict on it needs.")
     order: tuple[Literal["scenario", "setting", "row", "of", "figure"], ...] = (
         "scenario",
         "row",
@@ -164,69 +184,76 @@ class NoteOf(_Table):
     beside: tuple[str, ...] = ()
 
 
+class LearnedOf(_Table):
+    """``[learned]``: which figure says whether anything was learned; where nothing was, claims are not judged.
+
+    Attributes
+    ----------
+    figures : mapping
+        Table to table and figure; default: its own accuracy.
+    guess : float
+        What that figure is where nothing was learned, if it is no accuracy (default: the share of the largest class).
+    first : bool
+        Whether the first setting itself has to have learned, but for claims about that figure.
+    """
+
+    figures: Mapping[str, tuple[str, str]] = {}
+    guess: float | None = None
+    first: bool = False
+
+
 class ClaimOf(_Table):
     """``[[claims]]``: what the paper says, and how it is judged.
 
     Attributes
     ----------
-    name, says : str
-        For the page, and the place where the paper says it.
-    on : {"tables", "audits"}
-        What it is judged on: table files, or audits of independent runs with and without a client.
+    name, says, note : str
+        For the page, the place where the paper says it, and what has to be said beside the verdict.
     answers : tuple of str
         Which of ``[statements]`` it judges.
     figures : tuple of pairs
         Tables and figures.
+    of : tuple
+        The first setting, and the second one or a level in its place; with a level, an empty first is any.
     expect : str
-        "above", "below" or "alike": how `first` lies to `second`, or to `level`; "guarantee": whether runs of `first`
-        promise anything; or the name of a judge (`Study.judge`).
-    first, second : str
-        Settings; with a level, no `first` is any.
-    level : float
-        A figure in the place of `second`.
+        "above", "below" or "alike": how the first lies to the second; "guarantee": whether its runs promise anything;
+        or the name of a judge (`Study.judge`, `Study.audit`).
     margin : float
         What counts as no difference; for "alike" and levels, how far is alike.
-    learned : pairs
-        Table and figure of the accuracy that says whether anything was learned.
-    guess : float
-        What that figure is where nothing was learned, if it is no accuracy (default: the share of the largest class).
-    useful : bool
-        Whether `first` itself has to have learned: what says nothing protects everything.
-    paper : str
-        The paper's figure, where no printed difference says it.
-    seeds : int
-        That a row needs.
+    rows : tuple of str
+        Labels that it is about (default: all); under a reading about a row, of that row, too.
+    paper : str or False
+        The paper's figure, where no printed difference says it; False: the paper does not claim it, we ask.
     pooled : bool
         Whether rows ask for the same direction, so that their mean says something.
-    asked : bool
-        Whether the paper claims it; else it is a question of ours.
-    note : str
-        What has to be said beside the verdict.
-    only, without : tuple of str
-        Rows that it is about (default: all), and rows that are left out, but for the reading `unless`.
     """
 
     name: str
     says: str
-    on: Literal["tables", "audits"] = "tables"
+    note: str = ""
     answers: tuple[str, ...] = ()
     figures: tuple[tuple[str, str], ...] = ()
+    of: tuple[str | float, ...] = ("",)
     expect: str = "above"
-    first: str = ""
-    second: str = ""
-    level: float | None = None
     margin: float = 0.02
-    learned: Mapping[str, str] = {}
-    guess: float | None = None
-    useful: bool = False
-    paper: str = ""
-    seeds: int = 3
+    rows: tuple[str, ...] = ()
+    paper: str | Literal[False] = ""
     pooled: bool = True
-    asked: bool = True
-    note: str = ""
-    only: tuple[str, ...] = ()
-    without: tuple[str, ...] = ()
-    unless: str = ""
+
+    @property
+    def settings(self) -> list[str]:
+        """One or two of them."""
+        return [one for one in self.of if isinstance(one, str)]
+
+    @property
+    def first(self) -> str:
+        """The first setting, or an empty text."""
+        return next(iter(self.settings), "")
+
+    @property
+    def level(self) -> float | None:
+        """In the place of the second setting."""
+        return next((one for one in self.of if not isinstance(one, str)), None)
 
 
 class Described(_Table):
@@ -251,6 +278,7 @@ class Described(_Table):
     )
     open: tuple[str, ...] = Field(default=(), description="What no table has yet and a run could tell; its command.")
     claims: tuple[ClaimOf, ...] = ()
+    learned: LearnedOf = LearnedOf()
     judged_on: tuple[str, ...] = Field(default=(), description="Groups of runs, the one nearest to the paper first.")
 
     @model_validator(mode="before")
@@ -261,6 +289,10 @@ class Described(_Table):
             every = values.get(kind, {})
             alike[kind] = {name: {**every.get(own.pop("like", name), {}), **own} for name, own in every.items()}
         return {**values, **alike}
+
+    def seeds_of(self, claim: ClaimOf) -> int:
+        """That a row needs."""
+        return max((self.tables[table].seeds for table, _ in claim.figures), default=LEAST)
 
     @classmethod
     def read(cls, text: str, name: str) -> "Described":

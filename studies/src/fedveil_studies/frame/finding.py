@@ -3,12 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from fedveil_studies.frame.described import LEAST, ClaimOf
 from fedveil_studies.frame.evidence import Difference, mean_of
 
 HOLDS, CONTRADICTED, NO_DIFFERENCE, CANNOT_TELL = VERDICTS = "holds", "contradicted", "no difference", "cannot tell"
-
-
-LEAST = 3  # seeds that a verdict needs
 
 
 LEARNED = 0.05  # above the share of the largest class: less is no learning
@@ -87,11 +85,13 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What one group of runs says of a claim.
+class Claim:
+    """A claim, and what one group of runs or one audit says of it.
 
     Attributes
     ----------
+    of : ClaimOf
+        What the paper says, and how it is judged.
     title : str
         Of the group.
     rows : tuple of Row
@@ -100,6 +100,7 @@ class Finding:
         Whether all rows ask for the same direction, so that their mean decides.
     """
 
+    of: ClaimOf
     title: str
     rows: tuple[Row, ...]
     pooled: bool = True
@@ -115,8 +116,8 @@ class Finding:
         return 2 * sum(not row.lacking for row in self.rows) >= len(self.rows) > 0
 
     @property
-    def mean(self) -> Difference | None:
-        """Over all tested rows, seed by seed; of a single one, its own."""
+    def interval(self) -> Difference | None:
+        """Mean over all tested rows, seed by seed; of a single one, its own."""
         found = [row.found for row in self.tested if row.found is not None]
         if not self.pooled or not found or len(found) < len(self.tested):
             return None
@@ -131,17 +132,17 @@ class Finding:
         if any(row.contradicts(len(tested)) for row in tested):
             return CONTRADICTED
         decide = tested[0].decide
-        if self.mean is not None and decide is not None:
-            return decide(self.mean)
+        if self.interval is not None and decide is not None:
+            return decide(self.interval)
         verdicts = {row.verdict for row in tested}
         return verdicts.pop() if len(verdicts) == 1 and verdicts != {CONTRADICTED} else CANNOT_TELL
 
     @property
     def text(self) -> str:
         """The mean for people, or the one row that says something."""
-        if self.mean is not None:
+        if self.interval is not None:
             level = self.tested[0].level
-            return str(self.mean) if level is None else self.mean.beside(level)
+            return str(self.interval) if level is None else self.interval.beside(level)
         texts = [row.text for row in self.tested if row.text]
         return texts[0] if len(texts) == 1 else "row by row" if texts else ""
 
@@ -152,8 +153,8 @@ class Finding:
         return ", ".join(f"{count} {verdict}" for verdict, count in counted.items() if count)
 
     @property
-    def causes(self) -> list[str]:
-        """Why: how much noise the first setting has beside the second, and why rows say nothing."""
+    def why(self) -> str:
+        """The causes: how much noise the first setting has beside the second, and why rows say nothing."""
         found = []
         times = sorted(row.noise for row in self.tested if row.noise is not None)
         if times:
@@ -164,7 +165,7 @@ class Finding:
         for why in dict.fromkeys(row.why for row in self.rows if row.why):
             count = sum(row.why == why for row in self.rows)
             found.append(f"{why}: {'all' if count == len(self.rows) else count} of {len(self.rows)} rows")
-        return found
+        return "; ".join(filter(None, [*found, self.of.note]))
 
 
 def _span(values: Sequence[float]) -> str:

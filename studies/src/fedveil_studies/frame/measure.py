@@ -10,31 +10,20 @@ from fedveil.grid import Cell, Outcome
 from fedveil.runs.summary import LAST, Summary
 from fedveil_studies.frame.result import Published, Result, Value, interval_of
 
-
-@dataclass(frozen=True, eq=False)
-class Repetition:
-    """The cells that one measurement needs, under one seed and one draw of the noise."""
-
-    seed: int
-    cells: tuple[Cell, ...]
-    draw: int = 0
-
-    def outcomes(self, finished: Mapping[str, Outcome]) -> list[Outcome]:
-        """Of its cells, by key; empty unless all are finished."""
-        found = [finished[cell.key] for cell in self.cells if cell.key in finished]
-        return found if len(found) == len(self.cells) else []
+Runs = Mapping[tuple[int, int], tuple[Cell, ...]]
+"""The cells that one measurement needs, by seed and draw of the noise."""
 
 
 @dataclass(frozen=True, eq=False)
-class Measurement:
+class Planned:
     """One figure of a table, or one line of a plot: where it stands, its runs, and how it is measured.
 
     Attributes
     ----------
     row, setting, figure : str
         Where it stands; of a line, `row` is its label.
-    repetitions : tuple of Repetition
-        Its runs.
+    runs : Runs
+        Those behind it.
     measure : callable
         ``outcomes of a repetition -> Value``, of a line ``-> Curve``.
     published : Published or None
@@ -46,22 +35,30 @@ class Measurement:
     row: str
     setting: str
     figure: str
-    repetitions: tuple[Repetition, ...]
+    runs: Runs
     measure: Callable[[Sequence[Outcome]], Any]
     published: Published | None = None
     panel: str = ""
 
+    @property
+    def cells(self) -> list[Cell]:
+        """Of all repetitions."""
+        return [cell for cells in self.runs.values() for cell in cells]
 
-def measured(one: Measurement, finished: Mapping[str, Outcome]) -> Result:
+    def done(self, finished: Mapping[str, Outcome]) -> dict[tuple[int, int], list[Outcome]]:
+        """Outcomes by seed and draw, where all cells are finished, by key."""
+        whole = {k: cells for k, cells in self.runs.items() if all(cell.key in finished for cell in cells)}
+        return {k: [finished[cell.key] for cell in cells] for k, cells in whole.items()}
+
+
+def measured(one: Planned, finished: Mapping[str, Outcome]) -> Result:
     """Measure a figure on the cells that are finished, by key."""
-    whole = [r for r in one.repetitions if all(cell.key in finished for cell in r.cells)]
-    absent = (cell for r in one.repetitions for cell in r.cells if cell.key not in finished)
-    figures = [(r, one.measure([finished[cell.key] for cell in r.cells])) for r in whole]
-    counted = [r for r, figure in figures if math.isfinite(figure.value)]
-    found = [figure for _, figure in figures if math.isfinite(figure.value)]
-    value, deviation, interval, over = _summed_up(counted, found)
-    outcomes = [finished[cell.key] for r in whole for cell in r.cells]
-    firsts = [finished[r.cells[0].key].summary for r in whole]
+    whole = one.done(finished)
+    every = {k: one.measure(outcomes) for k, outcomes in whole.items()}
+    found = {k: figure for k, figure in every.items() if math.isfinite(figure.value)}
+    value, deviation, interval, over = _summed_up(found)
+    outcomes = [outcome for outcomes in whole.values() for outcome in outcomes]
+    firsts = [outcomes[0].summary for outcomes in whole.values()]
     noise = {}
     for name in ("sigma", "distance", "noise_to_clip"):
         means = [v for v in (s.noise(name) for s in firsts) if v is not None]
@@ -72,16 +69,16 @@ def measured(one: Measurement, finished: Mapping[str, Outcome]) -> Result:
         setting=one.setting,
         figure=one.figure,
         published=one.published,
-        values=tuple(v.value for v in found),
-        seeds=tuple(r.seed for r in counted),
-        draws=tuple(r.draw for r in counted),
+        values=tuple(v.value for v in found.values()),
+        seeds=tuple(seed for seed, _ in found),
+        draws=tuple(draw for _, draw in found),
         value=value,
         deviation=deviation,
         low=interval[0] if interval else None,
         high=interval[1] if interval else None,
         over=over,
-        missing=tuple(dict.fromkeys(cell.label for cell in absent)),
-        undefined=len(whole) - len(counted),
+        missing=tuple(dict.fromkeys(cell.label for cell in one.cells if cell.key not in finished)),
+        undefined=len(whole) - len(found),
         noise=noise,
         chance=_chance(firsts),
         guarantee=str(firsts[0].values["guarantee"]) if firsts else "",
@@ -96,20 +93,20 @@ def _chance(summaries: Sequence[Summary]) -> float | None:
 
 
 def _summed_up(
-    repetitions: Sequence[Repetition], found: Sequence[Value]
+    found: Mapping[tuple[int, int], Value],
 ) -> tuple[float | None, float | None, tuple[float, float] | None, str]:
     """Mean, deviation, interval and what they are over: seeds, else noise draws, else what one run brings."""
     if not found:
         return None, None, None, ""
     seeds: dict[int, list[float]] = {}
-    for one, value in zip(repetitions, found, strict=True):
-        seeds.setdefault(one.seed, []).append(value.value)
+    for (seed, _), value in found.items():
+        seeds.setdefault(seed, []).append(value.value)
     if len(seeds) > 1:
         values, over = [fmean(v) for v in seeds.values()], f"{len(seeds)} seeds"
     elif len(found) > 1:
-        values, over = [v.value for v in found], f"{len(found)} noise draws on one training"
+        values, over = [v.value for v in found.values()], f"{len(found)} noise draws on one training"
     else:
-        [only] = found
+        [only] = found.values()
         if only.deviation is not None:
             return only.value, only.deviation, None, f"the last {LAST} rounds of one run"
         return only.value, None, only.interval, only.unit or "one run"

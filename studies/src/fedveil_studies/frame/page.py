@@ -11,7 +11,7 @@ from fedveil_studies.frame.audited import Audited, read_audits
 from fedveil_studies.frame.claims import best_of, judge
 from fedveil_studies.frame.described import ClaimOf
 from fedveil_studies.frame.evidence import Evidence, read_evidence
-from fedveil_studies.frame.finding import CANNOT_TELL, CONTRADICTED, HOLDS, NO_DIFFERENCE, RULES, UNTESTED, Finding, Row
+from fedveil_studies.frame.finding import CANNOT_TELL, CONTRADICTED, HOLDS, NO_DIFFERENCE, RULES, UNTESTED, Claim, Row
 from fedveil_studies.frame.study import Study
 from fedveil_studies.frame.tables import FIRST
 
@@ -19,7 +19,7 @@ MARKS = {HOLDS: "✓", CONTRADICTED: "✗", NO_DIFFERENCE: "=", CANNOT_TELL: "?"
 COLUMNS = 20  # more are shown only where a claim is about them
 MANY = 100  # seeds: who needs more is told no number
 MATCHED = 1e-3  # sigmas that differ by a smaller share were set equal
-Judged = tuple[ClaimOf, Finding, Sequence[Finding]]
+Judged = tuple[Claim, Sequence[Claim]]  # on the first group, and on the others
 HEADER = ("answers", "claim, and where the paper has it", "paper", "ours", "evidence", "verdict", "cause", "other runs")
 
 
@@ -33,7 +33,7 @@ def claims_page(folder: Path, study: Study) -> str:
     """
     spec = study.described
     every = read_evidence(folder, study) or [Evidence(study, next(iter(spec.scales)))]
-    judged = [(claim, *best_of(claim, every)) for claim in spec.claims if claim.on == "tables"]
+    judged = [best_of(claim, every) for claim in spec.claims if claim.expect not in study.audits]
     lines = [
         f"# {study.name}: what the paper claims, and what was found",
         "",
@@ -55,11 +55,11 @@ def claims_page(folder: Path, study: Study) -> str:
         versions = sorted({v for r in evidence.results.values() if r.values for v in r.numerics or FIRST})
         if len(versions) > 1:
             lines += [f"{evidence.title}: runs of several versions of the arithmetic ({', '.join(versions)}).", ""]
-    asked = [_claim_row(*one) for one in judged if one[0].asked]
-    ours = [_claim_row(*one) for one in judged if not one[0].asked]
+    asked = [_claim_row(*one) for one in judged if one[0].of.paper is not False]
+    ours = [_claim_row(*one) for one in judged if one[0].of.paper is False]
     for title, rows in (("What the paper claims", asked), ("Questions of ours", ours)):
         lines += Table(HEADER, rows, title).markdown() if rows else []
-    on_audits = [claim for claim in spec.claims if claim.on == "audits"]
+    on_audits = [claim for claim in spec.claims if claim.expect in study.audits]
     audits = read_audits(folder, study) if on_audits else []
     if audits:
         lines += _audited(on_audits, audits)
@@ -70,26 +70,26 @@ def claims_page(folder: Path, study: Study) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _claim_row(claim: ClaimOf, finding: Finding, others: Sequence[Finding]) -> list[str]:
-    seeds = max((row.found.count for row in finding.tested if row.found is not None), default=0)
-    with_runs = any(row.why != UNTESTED for row in finding.rows)
-    evidence = [finding.title if with_runs else "none", *([f"{seeds} seeds"] if seeds else []), finding.counts]
-    elsewhere = [f"{f.title}: {f.verdict}{'' if f.mean is None else f' {f.text}'}" for f in others if f.tested]
+def _claim_row(claim: Claim, others: Sequence[Claim]) -> list[str]:
+    seeds = max((row.found.count for row in claim.tested if row.found is not None), default=0)
+    with_runs = any(row.why != UNTESTED for row in claim.rows)
+    evidence = [claim.title if with_runs else "none", *([f"{seeds} seeds"] if seeds else []), claim.counts]
+    elsewhere = [f"{f.title}: {f.verdict}{'' if f.interval is None else f' {f.text}'}" for f in others if f.tested]
     return [
-        " ".join(claim.answers),
-        f"{claim.name} ({claim.says})",
-        claim.paper or _printed(finding),
-        finding.text or NOTHING,
+        " ".join(claim.of.answers),
+        f"{claim.of.name} ({claim.of.says})",
+        claim.of.paper or _printed(claim),
+        claim.text or NOTHING,
         "; ".join(filter(None, evidence)),
-        f"**{finding.verdict}**",
-        "; ".join(filter(None, [*finding.causes, claim.note])) or NOTHING,
+        f"**{claim.verdict}**",
+        claim.why or NOTHING,
         "; ".join(elsewhere) or NOTHING,
     ]
 
 
-def _printed(finding: Finding) -> str:
+def _printed(claim: Claim) -> str:
     """The mean of the paper's differences."""
-    printed = [row.printed for row in finding.rows if row.printed is not None]
+    printed = [row.printed for row in claim.rows if row.printed is not None]
     if not printed:
         return NOTHING
     mean = fmean(printed)
@@ -124,11 +124,11 @@ def _row_by_row(study: Study, judged: Sequence[Judged]) -> list[str]:
     Of many rows only those have a column that a claim is about.
     Groups that a claim is not judged on stand there where they take no more than two lines.
     """
-    about = {row.column for _, first, others in judged for f in (first, *others) if f.tested for row in f.rows}
+    about = {row.column for first, others in judged for f in (first, *others) if f.tested for row in f.rows}
     every_label = study.labels
     columns = [label for label in every_label if label in about or len(every_label) <= COLUMNS]
     lines: list[list[str]] = []
-    for claim, first, others in judged:
+    for first, others in judged:
         for finding in [f for f in (first, *others) if f.tested]:
             every = [row for row in finding.rows if row.column in columns]
             crowded = len({row.column for row in every}) < len(every)
@@ -141,7 +141,7 @@ def _row_by_row(study: Study, judged: Sequence[Judged]) -> list[str]:
                     for row in every
                     if label in ("", row.label)
                 }
-                name = ", ".join(filter(None, [claim.name, label]))
+                name = ", ".join(filter(None, [first.of.name, label]))
                 lines.append([name, finding.title, *(said.get(column, "") for column in columns)])
     if not lines:
         return []
@@ -175,23 +175,24 @@ def _noise(every: Sequence[Evidence]) -> list[str]:
 
 def _missing(judged: Sequence[Judged], every: Sequence[Evidence]) -> list[str]:
     """The commands that make what claims lack, on the group on which most of them are judged."""
-    most = Counter(finding.title for _, finding, _ in judged if finding.tested).most_common(1)
+    most = Counter(claim.title for claim, _ in judged if claim.tested).most_common(1)
     group = next((e for e in every if most and e.title == most[0][0]), every[0])
     wanted: dict[int, dict[str, None]] = {}
-    for claim, finding, _ in judged:
-        if any(row.lacking for row in finding.rows):
-            wanted.setdefault(claim.seeds, {}).update(dict.fromkeys(table for table, _ in claim.figures))
+    for claim, _ in judged:
+        if any(row.lacking for row in claim.rows):
+            seeds = group.study.described.seeds_of(claim.of)
+            wanted.setdefault(seeds, {}).update(dict.fromkeys(table for table, _ in claim.of.figures))
     return [f"* `{group.command(tables, seeds)}`: no runs, or too few" for seeds, tables in wanted.items() if tables]
 
 
 def _undecided(judged: Sequence[Judged], every: Sequence[Evidence]) -> list[str]:
     """The commands that repeat what was run and cannot be told, and how many seeds that may take."""
     found: dict[tuple[str, tuple[str, ...]], int] = {}
-    for claim, finding, _ in judged:
-        open_rows = [row for row in finding.tested if row.verdict == CANNOT_TELL]
-        seeds = [_seeds(claim, row) for row in open_rows if row.found is not None and row.found.count > 1]
-        if finding.verdict == CANNOT_TELL and seeds:
-            place = finding.title, tuple(dict.fromkeys(table for table, _ in claim.figures))
+    for claim, _ in judged:
+        open_rows = [row for row in claim.tested if row.verdict == CANNOT_TELL]
+        seeds = [_seeds(claim.of, row) for row in open_rows if row.found is not None and row.found.count > 1]
+        if claim.verdict == CANNOT_TELL and seeds:
+            place = claim.title, tuple(dict.fromkeys(table for table, _ in claim.of.figures))
             found[place] = max(found.get(place, 0), *seeds)
     groups = {one.title: one for one in every}
     return [

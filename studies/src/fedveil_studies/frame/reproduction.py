@@ -11,7 +11,7 @@ from fedveil.grid import Cell, Outcome, distinct
 from fedveil.runs.prepare import resolve_device
 from fedveil_studies.frame.choices import Choices, configuration, scenario_values
 from fedveil_studies.frame.described import ScaleOf, TableOf
-from fedveil_studies.frame.measure import Measurement, Repetition
+from fedveil_studies.frame.measure import Planned, Runs
 from fedveil_studies.frame.plots import Line, Plot
 from fedveil_studies.frame.result import Published
 from fedveil_studies.frame.study import Study
@@ -132,7 +132,7 @@ class Reproduction:
         row = next(iter(self.study.described.rows))
         return parse(scenario_values(self.study, self.choices, scenario, row, seed))
 
-    def measurements(self, table: str) -> list[Measurement]:
+    def measurements(self, table: str) -> list[Planned]:
         """What a table is made of."""
         found = []
         for place in self._places(self.study.described.tables[table]):
@@ -141,7 +141,7 @@ class Reproduction:
             found.append(self._planned("measures", place, row, printed))
         return found
 
-    def lines(self, figure: str) -> list[Measurement]:
+    def lines(self, figure: str) -> list[Planned]:
         """What a figure is made of."""
         if figure in self.study.pictures:
             return []
@@ -159,9 +159,8 @@ class Reproduction:
         """A figure of what is finished, by key of the cell."""
         content, lines = self.study.described.figures[figure], []
         for one in self.lines(figure):
-            done = [outcomes for outcomes in (r.outcomes(finished) for r in one.repetitions) if outcomes]
             printed = None if one.published is None else one.published.value
-            lines.append(Line(one.panel, one.row, [one.measure(outcomes) for outcomes in done], printed))
+            lines.append(Line(one.panel, one.row, [one.measure(done) for done in one.done(finished).values()], printed))
         said = f"ticks at the right: what the paper's table {content.level[0]} has" if content.level else ""
         return Plot(f"{figure}: {content.title}", content.x, content.y, lines, content.diagonal, said, content.heat)
 
@@ -169,7 +168,7 @@ class Reproduction:
         """Every cell that a selection needs, once, in order."""
         planned = [one for table in selection.tables for one in self.measurements(table)]
         planned += [one for figure in selection.figures for one in self.lines(figure)]
-        return distinct([cell for one in planned for repetition in one.repetitions for cell in repetition.cells])
+        return distinct([cell for one in planned for cell in one.cells])
 
     def notes(self, names: Sequence[str]) -> list[str]:
         """What has to be said beside these tables and figures."""
@@ -178,10 +177,10 @@ class Reproduction:
         found += [f"reading {name}: {spec.readings[name].what}" for name in chosen.readings]
         return found + [note.text for note in spec.notes if not note.beside or {*note.beside} & {*names}]
 
-    def _planned(self, kind: str, place: Mapping[str, Any], row: str, published: Published | None) -> Measurement:
-        text = place["part"].figures[place["figure"]].format(of=place["of"])
-        measure, runs = self.study.function(kind, text), self._repetitions(place)
-        return Measurement(row, place["setting"], place["figure"], runs, measure, published)
+    def _planned(self, kind: str, place: Mapping[str, Any], row: str, published: Published | None) -> Planned:
+        measure = self.study.function(kind, place["part"].figures[place["figure"]], place["of"])
+        runs = self._runs(place)
+        return Planned(row, place["setting"], place["figure"], runs, measure, published)
 
     def _places(self, content: TableOf) -> Iterator[dict[str, Any]]:
         """Every line in the order that the content wants, parts in theirs: the part, names by axis, labels of names."""
@@ -199,23 +198,16 @@ class Reproduction:
                 labels["scenario"] = spec.scenarios[place["scenario"]].label or place["scenario"]
                 yield {"part": part, "labels": labels, **place}
 
-    def _repetitions(self, place: Mapping[str, Any]) -> tuple[Repetition, ...]:
-        """One a seed, or where the noise is drawn several times and there is some, one a seed and draw."""
+    def _runs(self, place: Mapping[str, Any]) -> Runs:
+        """One repetition a seed, or where the noise is drawn several times and there is some, one a seed and draw."""
         part, named = place["part"], (place["scenario"], place["row"], place["setting"])
         noisy = self.study.described.settings[place["setting"]].privacy.get("method") != "vanilla"
-        draws = self.choices.draws if part.draws and noisy else 1
-        return tuple(
-            Repetition(
-                seed,
-                tuple(
-                    self.cell(*named, seed, draw=draw, change=change, keys=part.set, probe=part.probe)
-                    for change in part.cells
-                ),
-                draw,
-            )
-            for seed in self.seeds
-            for draw in range(draws)
-        )
+        draws = range(self.choices.draws if part.draws and noisy else 1)
+
+        def cell(seed: int, draw: int, change: str) -> Cell:
+            return self.cell(*named, seed, draw=draw, change=change, keys=part.set, probe=part.probe)
+
+        return {(seed, d): tuple(cell(seed, d, c) for c in part.cells) for seed in self.seeds for d in draws}
 
     def _fits(self, content: TableOf) -> bool:
         return not content.rows or any(row in self.rows for row in content.rows)

@@ -4,6 +4,7 @@ import csv
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from fedveil.config import Config
@@ -11,7 +12,7 @@ from fedveil.engines.seams import Probe
 from fedveil.errors import FieldError
 from fedveil.grid import Outcome
 from fedveil.registry import Registry
-from fedveil_studies.frame.described import Described, ScaleOf
+from fedveil_studies.frame.described import Described, MeasureOf, ScaleOf
 from fedveil_studies.frame.plots import Curve
 from fedveil_studies.frame.result import Place, Published, Value
 from fedveil_studies.frame.standard import CURVES, MEASURES
@@ -19,8 +20,8 @@ from fedveil_studies.frame.standard import CURVES, MEASURES
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Measure = Callable[[Sequence[Outcome], str], Value]
-Draw = Callable[[Sequence[Outcome], str], Curve]
+Measure = Callable[..., Value]  # of outcomes, and of what its line in study.toml says
+Draw = Callable[..., Curve]
 Change = Callable[[dict[str, Any]], None]
 Adjust = Callable[[dict[str, Any], ScaleOf, frozenset[str]], None]
 Picture = Callable[[Any], "Figure"]  # of a Reproduction
@@ -41,7 +42,7 @@ class Study:
     Attributes
     ----------
     measure, curve : decorator
-        ``@study.measure("name")`` registers ``(outcomes of a repetition, argument) -> Value`` for the tables,
+        ``@study.measure("name")`` registers ``(outcomes of a repetition, of, ...) -> Value`` for the tables,
         ``@study.curve("name")`` the same with a ``Curve`` for the figures, beside the standard ones.
     probe : decorator
         Registers ``configuration of the scenario -> Probe``, which measures more after each round.
@@ -50,10 +51,10 @@ class Study:
     picture : decorator
         ``@study.picture("4")`` registers ``reproduction -> matplotlib Figure``, the figure 4, which is no plot of runs;
         its docstring is the title.
-    judge : decorator
-        Registers ``(claim, evidence) -> rows`` for claims that no standard judge can test; of a claim on audits the
-        evidence is an `Audited`.
-    measures, curves, probes, changes, pictures, judges : Registry
+    judge, audit : decorator
+        Register ``(claim, evidence) -> rows`` for claims that no standard judge can test, on the files of tables, or
+        (`audit`) on an `Audited`.
+    measures, curves, probes, changes, pictures, judges, audits : Registry
         What is registered.
     """
 
@@ -64,7 +65,9 @@ class Study:
         self.probes: Registry[Callable[[Config], Probe]] = Registry(f"{name}, probe", {})
         self.changes: Registry[Change] = Registry(f"{name}, change", {})
         self.judges: Registry[Callable[..., Iterable[Any]]] = Registry(f"{name}, judge", {})
-        self.measure, self.curve, self.judge = self.measures.register, self.curves.register, self.judges.register
+        self.audits: Registry[Callable[..., Iterable[Any]]] = Registry(f"{name}, judge", {})
+        self.measure, self.curve = self.measures.register, self.curves.register
+        self.judge, self.audit = self.judges.register, self.audits.register
         self.pictures: Registry[Picture] = Registry("--figure", {})
         self.probe, self.change, self.picture = self.probes.register, self.changes.register, self.pictures.register
         self.adjusted: list[Adjust] = []
@@ -121,34 +124,30 @@ class Study:
         self.adjusted.append(function)
         return function
 
-    def function(self, kind: str, text: str) -> Callable[[Sequence[Outcome]], Any]:
-        """A measure or curve with its argument: the longest name with which a text begins.
+    def function(self, kind: str, one: MeasureOf, of: str = "") -> Callable[[Sequence[Outcome]], Any]:
+        """A measure or curve with what it is given.
 
         Raises
         ------
         FieldError
-            Naming those that exist.
+            Naming those that exist, or what it does not take.
         """
         known: Registry[Callable[..., Any]] = getattr(self, kind)
-        name = self.name_of(kind, text)
-        function = known[name]
+        function, given = known.choose(one.measure), one.given(of)
+        measured_of = given.pop("of")
+        try:
+            signature(function).bind((), measured_of, **given)
+        except TypeError as error:
+            raise FieldError(f"{known.field} {one.measure!r}", ", ".join(given), str(error)) from error
 
         def measured(outcomes: Sequence[Outcome]) -> Any:
             try:
-                return function(outcomes, text[len(name) + 1 :])
+                return function(outcomes, measured_of, **given)
             except LookupError as error:
                 missing = f"asks a run for {error}, which it has not; see a line of its metrics.jsonl"
-                raise FieldError(known.field, text, missing) from error
+                raise FieldError(known.field, one.measure, missing) from error
 
         return measured
-
-    def name_of(self, kind: str, text: str) -> str:
-        """The name of the measure or curve that a text names."""
-        known: Registry[Callable[..., Any]] = getattr(self, kind)
-        found = [name for name in known if text == name or text.startswith(f"{name} ")]
-        name = max(found, key=len, default=text.split(" ")[0])
-        known.choose(name)
-        return name
 
 
 def read_published(file: Traversable) -> dict[Place, Published]:

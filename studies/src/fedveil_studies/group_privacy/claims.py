@@ -65,4 +65,4 @@ def both_within(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
 def _rows(claim: ClaimOf, evidence: Evidence, table: str, figure: str) -> list[str]:
     """Labels of a table's rows that the claim is about, in the table's order."""
     every = [row for t, row, setting, f in evidence.results if (t, setting, f) == (table, claim.first, figure)]
-    return [row for row in dict.fromkeys(every) if not claim.only or row in claim.only]
+    return [row for row in dict.fromkeys(every) if not claim.rows or row in claim.rows]

@@ -148,18 +148,18 @@ def _promised(outcome: Outcome, which: str) -> Mapping[str, Any]:
 
 
 @study.measure("epsilon")
-def composed(outcomes: Sequence[Outcome], argument: str) -> Value:
-    """``epsilon worst | median [DISTANCE]``: composed over all rounds, delta as configured.
+def composed(outcomes: Sequence[Outcome], which: str, distance: float | None = None) -> Value:
+    """Of the worst or the median client, composed over all rounds, delta as configured.
 
     Between models a distance apart in every round, by default the public radius; for any two under local DP.
     """
     [outcome] = outcomes
-    which, _, given = argument.partition(" ")
     promised = _promised(outcome, which)
     if "epsilon" in promised:
         return Value(float(promised["epsilon"]))
-    distance, curve = float(given or outcome.cell.config.privacy.options["radius"]), promised["curve"]
-    return Value(float(np.exp(np.interp(np.log(distance), np.log(curve["distance"]), np.log(curve["epsilon"])))))
+    apart = float(outcome.cell.config.privacy.options["radius"] if distance is None else distance)
+    curve = promised["curve"]
+    return Value(float(np.exp(np.interp(np.log(apart), np.log(curve["distance"]), np.log(curve["epsilon"])))))
 
 
 @study.curve("epsilon")

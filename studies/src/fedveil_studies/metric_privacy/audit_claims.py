@@ -18,7 +18,7 @@ EQUAL_AUC = "global (equal AUC"  # begins the label of global DP whose noise mul
 VANILLA, GLOBAL, METRIC = "vanilla", "global", "metric"
 
 
-@study.judge("works")
+@study.audit("works")
 def works(_claim: ClaimOf, audit: Audited) -> Iterator[Row]:
     """Every attack that was tried on the federation without a defence; one that works is enough."""
     plain = audit.setting(VANILLA)
@@ -33,7 +33,7 @@ def works(_claim: ClaimOf, audit: Audited) -> Iterator[Row]:
     yield Row(best, verdict, f"AUC {value.point:.3f} ({value.low:.2f} to {value.high:.2f})")
 
 
-@study.judge("protects")
+@study.audit("protects")
 def protects(claim: ClaimOf, audit: Audited) -> Iterator[Row]:
     """Each attack that works without noise does worse under metric privacy."""
     for attack in sorted(audit.valid):
@@ -42,7 +42,7 @@ def protects(claim: ClaimOf, audit: Audited) -> Iterator[Row]:
         )
 
 
-@study.judge("comparable")
+@study.audit("comparable")
 def comparable(claim: ClaimOf, audit: Audited) -> Iterator[Row]:
     """Attacks that work without a defence, or evidently against either defence."""
     settings = [audit.setting(GLOBAL), audit.setting(METRIC)]
@@ -56,7 +56,7 @@ def comparable(claim: ClaimOf, audit: Audited) -> Iterator[Row]:
         yield _attack(audit, attack, METRIC, GLOBAL, len(tried), partial(within, margin=claim.margin))
 
 
-@study.judge("silent")
+@study.audit("silent")
 def silent(claim: ClaimOf, audit: Audited) -> Iterator[Row]:
     """Beside public noise of the same size: how far models move tells something there too."""
     metric, equal, name = audit.setting(METRIC), _equal_sigma(audit), NoiseSize.name
@@ -69,7 +69,7 @@ def silent(claim: ClaimOf, audit: Audited) -> Iterator[Row]:
     yield Row(name, verdict, f"AUC {aucs}: {found}")
 
 
-@study.judge("at equal sigma")
+@study.audit("at equal sigma")
 def at_equal_sigma(claim: ClaimOf, audit: Audited) -> Iterator[Row]:
     """Against global DP with the same average sigma in the runs that are compared."""
     metric, equal = audit.setting(METRIC), _equal_sigma(audit)
@@ -82,7 +82,7 @@ def at_equal_sigma(claim: ClaimOf, audit: Audited) -> Iterator[Row]:
         yield _more_accurate(claim, audit, metric, equal)
 
 
-@study.judge("at equal auc")
+@study.audit("at equal auc")
 def at_equal_auc(claim: ClaimOf, audit: Audited) -> Iterator[Row]:
     """Against global DP whose noise multiplier was tuned until an attack had the same AUC."""
     metric = audit.setting(METRIC)

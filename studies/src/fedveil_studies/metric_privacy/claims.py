@@ -7,7 +7,7 @@ from statistics import stdev
 
 import scipy
 
-from fedveil_studies.frame.claims import alike, compared, differing, levelled, means, rows_of, strongest, verdict_of
+from fedveil_studies.frame.claims import compared, levelled, lying, means, rows_of, strongest, verdict_of
 from fedveil_studies.frame.described import ClaimOf
 from fedveil_studies.frame.evidence import Evidence, RunSeries
 from fedveil_studies.frame.finding import CANNOT_TELL, CONTRADICTED, HOLDS, UNTESTED, Decide, Row
@@ -41,13 +41,13 @@ def ranking(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
 def spread(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
     """The deviation over the runs is below the paper's bound, by a normal sample's interval; the rows share 5%."""
     [(table, figure)] = claim.figures
-    tests = len(study.labels) * len(SETTINGS)
+    tests, least = len(study.labels) * len(SETTINGS), study.described.seeds_of(claim)
     for row in study.labels:
         for setting in SETTINGS:
             label, seen = f"{row}, {setting}", evidence.at(table, row, setting, figure)
             count = 0 if seen is None else len(seen.values)
-            if seen is None or count < claim.seeds:
-                few = f"{count} of {claim.seeds} seeds" if count else UNTESTED
+            if seen is None or count < least:
+                few = f"{count} of {least} seeds" if count else UNTESTED
                 yield Row(label, CANNOT_TELL, "", why=few, lacking=True)
                 continue
             found, tail = stdev(seen.values), 0.025 / tests
@@ -65,17 +65,17 @@ def no_learning(_claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
         yield levelled(f"z = {z}", means(seen), level, partial(verdict_of, sign=-1))
 
 
-def if_the_attack_works(claim: ClaimOf, evidence: Evidence, judge: Callable[..., Iterator[Row]]) -> Iterator[Row]:
+def if_the_attack_works(claim: ClaimOf, evidence: Evidence, expect: str) -> Iterator[Row]:
     """An attack that does not work without noise either shows no protection."""
     [(table, figure)] = claim.figures
     works = levelled("FedAvg", means(evidence.at(table, "FedAvg", "vanilla", figure)), 0.5, partial(verdict_of, sign=1))
-    for row in judge(claim, evidence):
+    for row in lying(claim, evidence, expect):
         idle = row.verdict == HOLDS and works.verdict != HOLDS
         yield replace(row, verdict=CANNOT_TELL, why="the attack fails without noise too") if idle else row
 
 
-study.judge("below, if the attack works")(partial(if_the_attack_works, judge=partial(differing, sign=-1)))
-study.judge("alike, if the attack works")(partial(if_the_attack_works, judge=alike))
+study.judge("below, if the attack works")(partial(if_the_attack_works, expect="below"))
+study.judge("alike, if the attack works")(partial(if_the_attack_works, expect="alike"))
 
 
 @study.judge("closer")

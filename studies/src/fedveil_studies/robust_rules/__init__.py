@@ -107,9 +107,8 @@ def worst_of(outcomes: Sequence[Outcome]) -> float:
 
 
 @study.measure("under")
-def measured(outcomes: Sequence[Outcome], argument: str) -> Value:
-    """``under ATTACK FIGURE``: success, recall, accuracy, or one of the rule's choices, which it may not have (NaN)."""
-    attack, figure = argument.split(" ")
+def measured(outcomes: Sequence[Outcome], figure: str, attack: str) -> Value:
+    """Success, recall, accuracy, or one of the rule's choices, which it may not have (NaN)."""
     outcome = under(outcomes, attack)
     known = figure in ("success", "recall", "accuracy") or figure in outcome.rows[0].get("figures", {})
     return Value(figure_of(outcome, figure) if known else math.nan)

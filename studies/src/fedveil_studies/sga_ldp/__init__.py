@@ -219,15 +219,14 @@ def membership(outcomes: Sequence[Outcome], _argument: str) -> Value:
 
 
 @study.measure("attack")
-def attack(outcomes: Sequence[Outcome], argument: str) -> Value:
-    """``attack NAME``: AUC of one of `MEMBERSHIPS`; ``attack NAME RATE``: true positives at that rate of false ones."""
-    name, _, rate = argument.partition(" ")
+def attack(outcomes: Sequence[Outcome], name: str, at: str = "") -> Value:
+    """AUC of one of `MEMBERSHIPS`; or its true positives at a rate of false ones."""
     views = outcomes[0].summary.values["concluded"].values()
     found = (view for view in views if name in view["figures"] or name in view["refused"])
     view: Mapping[str, Any] = next(found, {})
     if name in view["refused"]:
         return Value(math.nan)
-    return Value(float(view["rates"][name].get(rate, math.nan) if rate else view["figures"][name]))
+    return Value(float(view["rates"][name].get(at, math.nan) if at else view["figures"][name]))
 
 
 @study.measure("phase")
