@@ -53,8 +53,8 @@ def test_two_cells_of_it_run():
     ]
     store.run(cells)
     found = [store.find(cell) for cell in cells]
-    left_out = study.measures["under"](found, "sign honest_rejected").value
+    left_out = study.measures["under"](found, "honest_rejected", "sign").value
     assert left_out == pytest.approx(23 / 24, abs=1e-9)
-    assert study.measures["under"](found, "sign malicious_share").value == 0
+    assert study.measures["under"](found, "malicious_share", "sign").value == 0
     assert 0 <= worst_of(found) <= 1
-    assert study.measures["under"](found, "nobody success").value < 0.5
+    assert study.measures["under"](found, "success", "nobody").value < 0.5
