@@ -15,7 +15,7 @@ Runs = Mapping[tuple[int, int], tuple[Cell, ...]]
 
 
 @dataclass(frozen=True, eq=False)
-class Planned:
+class PlannedFigure:
     """One figure of a table, or one line of a plot: where it stands, its runs, and how it is measured.
 
     Attributes
@@ -51,7 +51,7 @@ class Planned:
         return {k: [finished[cell.key] for cell in cells] for k, cells in whole.items()}
 
 
-def measured(one: Planned, finished: Mapping[str, Outcome]) -> Result:
+def measured(one: PlannedFigure, finished: Mapping[str, Outcome]) -> Result:
     """Measure a figure on the cells that are finished, by key."""
     whole = one.done(finished)
     every = {k: one.measure(outcomes) for k, outcomes in whole.items()}

@@ -11,7 +11,7 @@ from fedveil.grid import Cell, Outcome, distinct
 from fedveil.runs.prepare import resolve_device
 from fedveil_studies.frame.choices import Choices, configuration, scenario_values
 from fedveil_studies.frame.described import ScaleOf, TableOf
-from fedveil_studies.frame.measure import Planned, Runs
+from fedveil_studies.frame.measure import PlannedFigure, Runs
 from fedveil_studies.frame.plots import Line, Plot
 from fedveil_studies.frame.result import Published
 from fedveil_studies.frame.study import Study
@@ -132,7 +132,7 @@ class Reproduction:
         row = next(iter(self.study.described.rows))
         return parse(scenario_values(self.study, self.choices, scenario, row, seed))
 
-    def measurements(self, table: str) -> list[Planned]:
+    def measurements(self, table: str) -> list[PlannedFigure]:
         """What a table is made of."""
         found = []
         for place in self._places(self.study.described.tables[table]):
@@ -141,7 +141,7 @@ class Reproduction:
             found.append(self._planned("measures", place, row, printed))
         return found
 
-    def lines(self, figure: str) -> list[Planned]:
+    def lines(self, figure: str) -> list[PlannedFigure]:
         """What a figure is made of."""
         if figure in self.study.pictures:
             return []
@@ -177,10 +177,10 @@ class Reproduction:
         found += [f"reading {name}: {spec.readings[name].what}" for name in chosen.readings]
         return found + [note.text for note in spec.notes if not note.beside or {*note.beside} & {*names}]
 
-    def _planned(self, kind: str, place: Mapping[str, Any], row: str, published: Published | None) -> Planned:
+    def _planned(self, kind: str, place: Mapping[str, Any], row: str, published: Published | None) -> PlannedFigure:
         measure = self.study.function(kind, place["part"].figures[place["figure"]], place["of"])
         runs = self._runs(place)
-        return Planned(row, place["setting"], place["figure"], runs, measure, published)
+        return PlannedFigure(row, place["setting"], place["figure"], runs, measure, published)
 
     def _places(self, content: TableOf) -> Iterator[dict[str, Any]]:
         """Every line in the order that the content wants, parts in theirs: the part, names by axis, labels of names."""
