@@ -2162,8 +2162,8 @@ BUGS = (
     ),
     _bug(
         "grid: a run that was begun is finished",
-        "grid/store.py",
-        "Store.state",
+        "grid/kept.py",
+        "Kept.state",
         "(path / 'summary.json').is_file()",
         "(path / CONFIG).is_file()",
         "tests/test_store.py::test_an_interrupted_cell_goes_on_where_it_stopped",

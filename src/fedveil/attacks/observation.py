@@ -149,13 +149,6 @@ class Received:
 class ServerView:
     """A probe that keeps what an adversary at the server sees: each received model with its start.
 
-    Parameters
-    ----------
-    partitions : collection of int, optional
-        Whose models to keep. Default: everybody's.
-    rounds : int, optional
-        The last round to keep anything of; by default, all.
-
     Attributes
     ----------
     received : list of Received
@@ -165,19 +158,15 @@ class ServerView:
     name = "server view"
     figures: Collection[str] = ()
 
-    def __init__(self, partitions: Collection[int] | None = None, rounds: int | None = None) -> None:
-        self._partitions, self._rounds = partitions, rounds
+    def __init__(self) -> None:
         self.received: list[Received] = []
 
     def __call__(self, seen: Seen) -> dict[str, float]:
         number, starts = seen.broadcast.public.round, seen.broadcast.models
-        if self._rounds is not None and number > self._rounds:
-            return {}
         for partition in sorted(seen.received):
-            if self._partitions is None or partition in self._partitions:
-                model = model_of(seen.received[partition])
-                if model is not None and model.shape == starts[0].shape and bool(model.isfinite().all()):
-                    self.received.append(Received(number, partition, starts, model))
+            model = model_of(seen.received[partition])
+            if model is not None and model.shape == starts[0].shape and bool(model.isfinite().all()):
+                self.received.append(Received(number, partition, starts, model))
         return {}
 
 

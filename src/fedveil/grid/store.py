@@ -2,20 +2,20 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from time import perf_counter, sleep
 
 from fedveil.config import Config, load
-from fedveil.config.folders import CELLS, CONFIG, STUDY, kind_of, refuse_others
+from fedveil.config.folders import CONFIG
 from fedveil.errors import FedVeilError, FieldError, NoReplyError
-from fedveil.grid.cell import ABSENT, Cell, Finished, Outcome, distinct, matched, play_made
+from fedveil.grid.cell import Cell, Finished, Outcome, distinct, matched, play_made
 from fedveil.grid.jobs import Factory, Jobs
+from fedveil.grid.kept import Kept
 from fedveil.grid.together import most, run_together
 from fedveil.runs import Progress, Summary, run
-from fedveil.runs.disk import FolderLock, make_folder, write_atomic
+from fedveil.runs.disk import make_folder, write_atomic
 from fedveil.runs.prepare import Setup, prepare, resolve_device
 from fedveil.runs.runner import Silent, judged
 from fedveil.runs.summary import METRICS, Row
@@ -23,11 +23,10 @@ from fedveil.runs.summary import METRICS, Row
 PATIENCE = 60.0  # seconds between two lines on runs that go on in other processes
 
 STEP = 1.0  # seconds between two looks at runs that other drivers have
-CLAIMS = ".claims"  # a lock a cell, for drivers that share a folder
 BEGUN = "begun"  # first rounds that runs share: without noise, so deleted when all runs are done
 
 
-class Store:
+class Store(Kept):
     """The runs below a folder: each cell is run once, and an interrupted one goes on where it stopped.
 
     Parameters
@@ -36,61 +35,6 @@ class Store:
         Made when the first cell is run; a cell's own folder is ``cells/<label>-<key>``. None keeps finished cells in
         memory.
     """
-
-    def __init__(self, folder: Path | None) -> None:
-        self.folder = folder
-        self._kept: dict[str, Outcome] = {}
-
-    def path(self, cell: Cell) -> Path | None:
-        """The folder of a cell, whatever its label was when it was run.
-
-        Where the data are not on this machine, the run of the only data that the store knows for it.
-        """
-        if self.folder is None or cell.make is not None:
-            return None
-        found = sorted((self.folder / CELLS).glob(f"*-{cell.key}"))
-        if len(found) > 1 and cell.key.endswith(ABSENT):
-            raise FieldError(
-                "data.name", cell.config.data.name, f"is not here, and {len(found)} versions of it were run"
-            )
-        return found[0] if found else self.folder / CELLS / cell.folder
-
-    def state(self, cell: Cell) -> str:
-        """``"done"``, ``"begun"`` or ``"to run"``."""
-        path = self.path(cell)
-        if path is None:
-            return "done" if cell.key in self._kept else "to run"
-        if (path / "summary.json").is_file():
-            return "done"
-        return "begun" if (path / CONFIG).is_file() else "to run"
-
-    def rounds_done(self, cell: Cell) -> int:
-        """The rounds of a cell that are finished."""
-        if cell.key in self._kept:
-            return len(self._kept[cell.key].rows)
-        path = self.path(cell)
-        metrics = None if path is None else path / METRICS
-        return len(metrics.read_bytes().splitlines()) if metrics is not None and metrics.is_file() else 0
-
-    def find(self, cell: Cell) -> Outcome | None:
-        """What a finished cell left, or None.
-
-        Raises
-        ------
-        FieldError
-            If its files are damaged.
-        """
-        if cell.key not in self._kept:
-            path = self.path(cell)
-            if path is None or self.state(cell) != "done":
-                return None
-            self._kept[cell.key] = Outcome(cell, Summary.read(path), path)
-        return self._kept[cell.key]
-
-    def collect(self, cells: Sequence[Cell]) -> Finished:
-        """What is finished of some cells; nothing is run."""
-        found = ((cell.key, self.find(cell)) for cell in cells)
-        return Finished({key: outcome for key, outcome in found if outcome is not None})
 
     def run(
         self,
@@ -151,35 +95,6 @@ class Store:
         if self.folder is not None and not failed and len(finished.outcomes) == len(every):
             shutil.rmtree(self.folder / BEGUN, ignore_errors=True)  # models without noise, of no use any more
         return finished
-
-    @contextmanager
-    def claim(self, cells: Sequence[Cell]) -> Iterator[list[Cell]]:
-        """Keep other drivers from some cells until the block ends; those that none of them has, and that are not done.
-
-        A cell is left to the driver that has it, or one whose sigma it takes. The lock of a killed driver keeps nobody
-        out.
-        """
-        if self.folder is None:
-            yield list(cells)
-            return
-        make_folder(self.folder / CLAIMS)
-        mine: list[Cell] = []
-        with ExitStack() as held:
-            locks: dict[str, bool] = {}
-            for cell in cells:
-                for one in (*cell.sources, cell):
-                    lock = FolderLock(self.folder / CLAIMS, f"{one.key}.lock")
-                    if one.key not in locks:
-                        locks[one.key] = lock.try_take()
-                        held.callback(lock.release)
-                if all(locks[one.key] for one in (*cell.sources, cell)) and self.find(cell) is None:
-                    mine.append(cell)
-            yield mine
-
-    def _claimed(self, cell: Cell) -> bool:
-        """Whether another driver has a cell that is not done."""
-        with self.claim([cell]) as mine:
-            return not mine and self.find(cell) is None
 
     def _in_turn(self, left: Sequence[Cell], of: int, progress: Progress, failed: dict[str, str]) -> None:
         for number, cell in enumerate(left, of - len(left) + 1):
@@ -254,10 +169,6 @@ class Store:
     ) -> Outcome:
         summary = run(config, path, resume=resume, progress=progress, setting=cell.label, memo=memo, probes=cell.probes)
         return self._remember(cell, summary, path)
-
-    def _remember(self, cell: Cell, summary: Summary, path: Path | None = None) -> Outcome:
-        self._kept[cell.key] = Outcome(cell, summary, path)
-        return self._kept[cell.key]
 
     def _together(self, left: Sequence[Cell], progress: Progress) -> None:
         groups: dict[str, list[Cell]] = {}
@@ -335,49 +246,6 @@ class Store:
                         failed[one.cell.key] = one.why
                     said = one.why or f"{one.seconds:.0f} s"
                     progress.say(f"{count} of {len(left)}: {one.cell.label} ({said})")
-
-    def refuse_others(self, kind: str = STUDY) -> None:
-        """Refuse a folder that holds something else than is wanted there.
-
-        Raises
-        ------
-        FieldError
-            If it holds something else, or the tables of a study that has lost its runs: they would be replaced.
-        """
-        if self.folder is None:
-            return
-        if any(self.folder.glob("table-*.json")) and not (self.folder / CELLS).is_dir():
-            lost = f"holds tables of a study, and not its runs ({CELLS}/); restore them, or give another --out"
-            raise FieldError("--out", str(self.folder), lost)
-        refuse_others(self.folder, kind)
-
-    @contextmanager
-    def opened(self, kind: str = STUDY, *, shared: bool = False) -> Iterator[None]:
-        """The folder, made where it is missing; several drivers may run cells in it.
-
-        Parameters
-        ----------
-        kind : str
-            What the folder is to hold; see `fedveil.config.folders`.
-        shared : bool
-            Whether only finished runs are read.
-
-        Raises
-        ------
-        FieldError
-            If the folder holds something else than cells, or there are none to read.
-        """
-        self.refuse_others(kind)
-        if self.folder is None:
-            yield
-            return
-        if shared:
-            if kind_of(self.folder) != kind:
-                raise FieldError("--out", str(self.folder), "holds no runs yet: leave --no-run out")
-            yield
-            return
-        make_folder(self.folder / CELLS)
-        yield
 
 
 def _here(config: Config) -> Config:

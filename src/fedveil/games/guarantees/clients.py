@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import Ledger, Release
-from fedveil.accounting.bounds import MetricGDP
 from fedveil.engines import ClientParty
-from fedveil.games.guarantees.worlds import ROUND, Duel, Score, Sight, World, layout, opened, unit
-from fedveil.gdp import rounded_up
+from fedveil.games.guarantees.worlds import ROUND, Duel, Sight, World, claiming, layout, opened, unit
 from fedveil.mechanisms import ReproducibleSource, Source
 from fedveil.methods import SGALDP, Broadcast, ClientFacts, ClientSide, FedRE, GroupPrivacy, Method, Plain, Refusal
 from fedveil.methods.sga_ldp import LastBroadcast
@@ -36,23 +34,6 @@ def sent(
     return run
 
 
-def local(name: str, worlds: tuple[World, World], score: Score, distance: float = 1.0) -> Duel:
-    """A case of a client, with the claim that its own ledger makes."""
-    guarantee = worlds[1](ReproducibleSource(0)).party.ledger.entries[0].spend.guarantee
-    if not guarantee.proven:
-        return Duel(name, worlds, score)
-    if guarantee.mu is not None:
-        claim = f"mu = {rounded_up(guarantee.mu, 3)} ({guarantee.relation}, client, local, round)"
-        return Duel(name, worlds, score, claimed_mu=guarantee.mu, claim=claim)
-    if isinstance(guarantee.bound, MetricGDP):
-        mu = guarantee.bound.mu_per_distance * distance
-        claim = f"mu = {rounded_up(mu, 3)} (parameter vector, local, round)"
-        return Duel(name, worlds, score, claimed_mu=mu, claim=claim)
-    epsilon = guarantee.epsilon_at(distance, 0.0)
-    claim = f"epsilon = {rounded_up(epsilon, 3)} at delta 0 (parameter vector, local, round)"
-    return Duel(name, worlds, score, claimed_epsilon=epsilon, claim=claim)
-
-
 def cases_of_clients(d: int) -> list[Duel]:
     """Every method on the client at dimension d."""
     return [*_group(d), *_fedre(d), *_sga(d)]
@@ -63,12 +44,12 @@ def _group(d: int) -> list[Duel]:
     e, facts, apart = unit(d), opened(d, 4), math.sqrt(d)
     printed, sound = GroupPrivacy(noise_multiplier=1.0), GroupPrivacy(noise_multiplier=float(d), radius=1.0)
     return [
-        local(
+        claiming(
             "group privacy, as printed",
             (sent(printed, 2 * e, facts), sent(printed, e, facts)),
             lambda seen: -float(seen.moved.norm()),
         ),
-        local(
+        claiming(
             f"group privacy, public radius, models at distance {apart:.3g}",
             (sent(sound, 0 * e, facts), sent(sound, apart * e, facts)),
             lambda seen: float(seen.moved.norm() - (seen.moved - apart * e).norm()),
@@ -87,7 +68,7 @@ def _fedre(d: int) -> list[Duel]:
     scale = sent(sound, update, facts)(ReproducibleSource(0)).party.ledger.entries[0].spend.scale
     weights = [1 / s**2 for s in scale]
     found = [
-        local(
+        claiming(
             "FedRE, mu split by public scores",
             (sent(sound, -update, facts), sent(sound, update, facts)),
             lambda seen: sum(w * float(seen.moved[at]) for w, at in zip(weights, starts, strict=True)),
@@ -99,7 +80,7 @@ def _fedre(d: int) -> list[Duel]:
     regions = ({names[0]: 1.0, names[1]: s} for s in (1.0, 2.0))  # a higher score widens b's noise and narrows a's
     worlds = tuple(sent(printed, unit(d), facts, scores=scores) for scores in regions)
     score = lambda seen: float(seen.moved[half:].norm() - seen.moved[:half].norm())  # noqa: E731
-    return [local("FedRE, as printed", worlds, score), *found]  # type: ignore[arg-type]
+    return [claiming("FedRE, as printed", worlds, score), *found]  # type: ignore[arg-type]
 
 
 def _sga(d: int) -> list[Duel]:
@@ -112,17 +93,17 @@ def _sga(d: int) -> list[Duel]:
     variance = sent(charged, e, facts, state=aligned)(ReproducibleSource(0)).party.ledger.entries[0].spend.scale[0] ** 2
     other = -reference if d == 1 else e
     return [
-        local(
+        claiming(
             "SGA-LDP, as printed",
             (sent(printed, other, facts, state=state), sent(printed, reference, facts, state=state)),
             lambda seen: -float((seen.moved - reference).norm()),
         ),
-        local(
+        claiming(
             "SGA-LDP, released similarity",
             (sent(sound, -e, facts, state=state), sent(sound, e, facts, state=state)),
             lambda seen: float(seen.moved @ e),
         ),
-        local(  # the next release's noise shows the noised similarity, which is handed over here as it is
+        claiming(  # the next release's noise shows the noised similarity, which is handed over here as it is
             "SGA-LDP, noised similarity",
             (sent(charged, -reference, facts, state=aligned), sent(charged, reference, facts, state=aligned)),
             lambda seen: 2 * float(seen.moved @ reference) / variance + seen.party.state.similarity,

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import scipy
 import torch
@@ -64,27 +65,33 @@ def _normal(noise: Tensor) -> Tensor:
     return noise * (length / radius) if radius else noise
 
 
+def by_servers(side: ServerSide, d: int, left: Callable[[ServerParty], list[Tensor]], **options: Any) -> Play:
+    """What each of several servers of federations of their own leaves, round by round."""
+
+    def play(source: Source) -> Tensor:
+        method = Method("noise", TrustedServer(), side)
+        sources = [source.child("server", k) for k in range(PARTIES)]
+        servers = [ServerParty(method, layout(d), Ledger("noise", "server"), one, **options) for one in sources]
+        return torch.stack([torch.stack(left(server)) for server in servers])
+
+    return play
+
+
 def served_noise(side: ServerSide, d: int, cohort: int = 4, apart: float = 0.01) -> Play:
-    """Servers of federations of their own; clients lie in pairs on either side of one update, a little apart."""
+    """Clients lie in pairs on either side of one update, a little apart."""
     update = torch.full((d,), 0.02 / math.sqrt(d), dtype=torch.float64)
     updates = torch.stack([update + apart * (-1) ** p * unit(d, d - 1) for p in range(cohort)])
 
-    def play(source: Source) -> Tensor:
-        return torch.stack([rounds_of(source.child("server", k)) for k in range(PARTIES)])
-
-    def rounds_of(source: Source) -> Tensor:
-        method = Method("noise", TrustedServer(), side)
-        server, left = ServerParty(method, layout(d), Ledger("noise", "server"), source), list[Tensor]()
-        broadcast = server.open(torch.zeros(1, d, dtype=torch.float64), 1, ROUNDS, cohort)
+    def left(server: ServerParty) -> list[Tensor]:
+        broadcast, found = server.open(torch.zeros(1, d, dtype=torch.float64), 1, ROUNDS, cohort), []
         for _ in range(ROUNDS):
             before = broadcast.models[0]
-            broadcast, _ = server.combine(
-                broadcast, {p: (Release("model", before + updates[p]),) for p in range(cohort)}
-            )
-            left.append(standardised(broadcast.models[0] - before - update, server.ledger.entries[-1].spend))
-        return torch.stack(left)
+            replies = {p: (Release("model", before + updates[p]),) for p in range(cohort)}
+            broadcast, _ = server.combine(broadcast, replies)
+            found.append(standardised(broadcast.models[0] - before - update, server.ledger.entries[-1].spend))
+        return found
 
-    return play
+    return by_servers(side, d, left)
 
 
 def sent_noise(side: ClientSide, d: int) -> Play:
@@ -147,40 +154,32 @@ def drawn_noise(d: int) -> Play:
 
 def published_noise() -> Play:
     """Loss and accuracy of four clients."""
-    figures, side = torch.full((4, 2), 0.5, dtype=torch.float64), GlobalDP(noise_multiplier=1.0)
+    figures = torch.full((4, 2), 0.5, dtype=torch.float64)
 
-    def play(source: Source) -> Tensor:
-        return torch.stack([rounds_of(source.child("server", k)) for k in range(PARTIES)])
-
-    def rounds_of(source: Source) -> Tensor:
-        method, publishing = Method("noise", TrustedServer(), side), Publishing(metrics="noised", loss_range=1.0)
-        server = ServerParty(method, layout(1), Ledger("noise", "server"), source, publishing=publishing)
-        left = list[Tensor]()
+    def left(server: ServerParty) -> list[Tensor]:
+        found = []
         for t in range(1, ROUNDS + 1):
             published = server.publish(t, ("loss", "accuracy"), figures, torch.ones(4))
             residual = torch.stack([one.value for one in published]) - figures[0]
-            left.append(standardised(residual, server.ledger.entries[-1].spend))
-        return torch.stack(left)
+            found.append(standardised(residual, server.ledger.entries[-1].spend))
+        return found
 
-    return play
+    publishing = Publishing(metrics="noised", loss_range=1.0)
+    return by_servers(GlobalDP(noise_multiplier=1.0), 1, left, publishing=publishing)
 
 
 def clip_noise(clip: QuantileClip) -> Play:
     """The noise on the share of updates within C, read off the next C; all four updates are of no length."""
 
-    def play(source: Source) -> Tensor:
-        return torch.stack([rounds_of(source.child("server", k)) for k in range(PARTIES)])
-
-    def rounds_of(source: Source) -> Tensor:
-        method = Method("noise", TrustedServer(), GlobalDP(noise_multiplier=1.0, clip=clip))
-        server, left = ServerParty(method, layout(1), Ledger("noise", "server"), source), list[float]()
+    def left(server: ServerParty) -> list[Tensor]:
         broadcast, norm = server.open(torch.zeros(1, 1, dtype=torch.float64), 1, ROUNDS, 4), clip.initial
+        found = list[Tensor]()
         for _ in range(ROUNDS):
             broadcast, _ = server.combine(broadcast, dict.fromkeys(range(4), (Release("model", broadcast.models[0]),)))
             assert isinstance(server.state, CentralState)
             share = clip.quantile - math.log(server.state.clip / norm) / clip.lr
-            left.append((4 * share - 4) / clip.bit_noise)
+            found.append(torch.tensor([(4 * share - 4) / clip.bit_noise], dtype=torch.float64))
             norm = server.state.clip
-        return torch.tensor(left, dtype=torch.float64)[:, None]
+        return found
 
-    return play
+    return by_servers(GlobalDP(noise_multiplier=1.0, clip=clip), 1, left)

@@ -8,14 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedveil.accounting import Ledger, Release, total
-from fedveil.accounting.bounds import ZCDP
+from fedveil.accounting import Ledger, Release
 from fedveil.aggregation import FedAdam, FedAvg, FedMedian, Krum, TrimmedMean
 from fedveil.clipping import QuantileClip
 from fedveil.engines import ClientParty, ServerParty
-from fedveil.games.guarantees.worlds import ROUND, Duel, Score, Sight, World, layout, opened, unit
-from fedveil.gdp import rounded_up
-from fedveil.mechanisms import NoSource, ReproducibleSource, Source
+from fedveil.games.guarantees.worlds import ROUND, Duel, Score, Sight, World, claiming, layout, opened, unit
+from fedveil.mechanisms import NoSource, Source
 from fedveil.methods import (
     ClientFacts,
     GlobalDP,
@@ -72,22 +70,6 @@ def served(
     return run
 
 
-def central(name: str, worlds: tuple[World, World], score: Score) -> Duel:
-    """A case of the server, with the claim that its own ledger makes."""
-    entries = worlds[1](ReproducibleSource(0)).party.ledger.entries
-    whole = total(e.spend.guarantee for e in entries)
-    if not whole.proven:
-        return Duel(name, worlds, score)
-    rho = whole.bound.rho if isinstance(whole.bound, ZCDP) else 0.0
-    mu = math.sqrt(2 * rho) if whole.mu is None else whole.mu
-    parameter = f"mu = {rounded_up(mu, 3)}"
-    if whole.mu is None:
-        parameter = f"rho = {rounded_up(rho, 3)}, like {parameter}"
-    rounds = len({e.key[0] for e in entries})
-    scope = "round" if rounds == 1 else f"total of {rounds} rounds"
-    return Duel(name, worlds, score, claimed_mu=mu, claim=f"{parameter} ({whole.relation}, client, central, {scope})")
-
-
 def _along(d: int) -> Score:
     e = unit(d)
     return lambda seen: float(seen.moved @ e)
@@ -115,7 +97,7 @@ def _proven_central(d: int) -> list[Duel]:
         rule, played = options.pop("rule", FedAvg()), {k: options.pop(k) for k in ("rounds", "counts") if k in options}
         side, cohort = GlobalDP(rule, noise_multiplier=1.0, clip=1.0, **options), len(second)
         worlds = tuple(served(side, torch.stack(list(w)), cohort=cohort, **played) for w in (first, second))
-        return central(f"global DP, {name}", worlds, score)  # type: ignore[arg-type]
+        return claiming(f"global DP, {name}", worlds, score)  # type: ignore[arg-type]
 
     here, gone, swapped = ((first, zero, zero, zero) for first in (e, zero, -e))
     bounded = FedAvg("examples", max_examples=100)
@@ -157,15 +139,15 @@ def _adaptive_central(d: int) -> list[Duel]:
     far = 10 * (unit(d) + unit(d, d - 1))  # how far the model moved: beyond the public range, whose end costs the most
     state = replace(released.init(d, torch.float64), released=far)
     return [
-        central(
+        claiming(
             "global DP, adaptive clipping, with the next norm", (served(moving, gone), served(moving, here)), joint
         ),
-        central(
+        claiming(
             "global DP, with published metrics",
             (served(plain, gone, measured=nobody), served(plain, here, measured=somebody)),
             joint_with_metrics,
         ),
-        central(
+        claiming(
             "metric privacy, scale from releases",
             (served(released, gone, state=state), served(released, here, state=state)),
             _along(d),
@@ -181,12 +163,12 @@ def _heuristic_central(d: int) -> list[Duel]:
     metric = MetricPrivacy(noise_multiplier=1.0, clip=1.0, order="printed")
     near, far = (torch.stack([x * unit(d), 0.05 * last, -0.05 * last, 0.05 * last]) for x in (0.05, 0.49))
     return [
-        central(
+        claiming(
             "global DP, FedAdam, as printed",
             (served(adam, torch.stack([zero] * 4)), served(adam, torch.stack([spread, zero, zero, zero]))),
             lambda seen: float(seen.moved @ spread),
         ),
-        central(
+        claiming(
             "metric privacy, as printed",
             (served(metric, near), served(metric, far)),
             lambda seen: -float(seen.moved.norm()),

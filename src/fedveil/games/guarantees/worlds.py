@@ -4,6 +4,7 @@ A case is two worlds that differ in one client, as far apart as the relation per
 clients admit the broadcast and release, the server combines; what the adversary sees is what was handed over.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedveil.accounting import total
+from fedveil.accounting.bounds import ZCDP, MetricDP, MetricGDP
 from fedveil.engines import ClientParty, ServerParty
+from fedveil.gdp import rounded_up
 from fedveil.layout import Layout
-from fedveil.mechanisms import Source
+from fedveil.mechanisms import ReproducibleSource, Source
 from fedveil.methods import Broadcast, PublicFacts
 
 ROUND, ROUNDS = 2, 10
@@ -67,6 +71,26 @@ class Duel:
     def proven(self) -> bool:
         """Whether the method claims anything."""
         return self.claimed_mu is not None or self.claimed_epsilon is not None
+
+
+def claiming(name: str, worlds: tuple[World, World], score: Score, distance: float = 1.0) -> Duel:
+    """A case with the claim of its second world's ledger; where distances count, for models so far apart."""
+    entries = worlds[1](ReproducibleSource(0)).party.ledger.entries
+    whole, rounds = total(e.spend.guarantee for e in entries), len({e.key[0] for e in entries})
+    if not whole.proven:
+        return Duel(name, worlds, score)
+    scope = "round" if rounds == 1 else f"total of {rounds} rounds"
+    about, bound = f"{whole.relation}, client, {whole.trust}, {scope}", whole.bound
+    if whole.by_distance:
+        about = f"parameter vector, {whole.trust}, {scope}"
+    if isinstance(bound, MetricDP):
+        epsilon = whole.epsilon_at(distance, 0.0)
+        return Duel(name, worlds, score, None, epsilon, f"epsilon = {rounded_up(epsilon, 3)} at delta 0 ({about})")
+    mu, parameter = bound.mu_per_distance * distance if isinstance(bound, MetricGDP) else whole.mu, ""
+    if isinstance(bound, ZCDP):
+        mu, parameter = math.sqrt(2 * bound.rho), f"rho = {rounded_up(bound.rho, 3)}, like "
+    assert mu is not None
+    return Duel(name, worlds, score, mu, None, f"{parameter}mu = {rounded_up(mu, 3)} ({about})")
 
 
 def unit(d: int, at: int = 0) -> Tensor:
