@@ -46,12 +46,12 @@ def _group(d: int) -> list[Duel]:
     return [
         claiming(
             "group privacy, as printed",
-            (sent(printed, 2 * e, facts), sent(printed, e, facts)),
+            (sent(printed, e, facts), sent(printed, 2 * e, facts)),
             lambda seen: -float(seen.moved.norm()),
         ),
         claiming(
             f"group privacy, public radius, models at distance {apart:.3g}",
-            (sent(sound, 0 * e, facts), sent(sound, apart * e, facts)),
+            (sent(sound, apart * e, facts), sent(sound, 0 * e, facts)),
             lambda seen: float(seen.moved.norm() - (seen.moved - apart * e).norm()),
             apart,
         ),
@@ -70,14 +70,14 @@ def _fedre(d: int) -> list[Duel]:
     found = [
         claiming(
             "FedRE, mu split by public scores",
-            (sent(sound, -update, facts), sent(sound, update, facts)),
+            (sent(sound, update, facts), sent(sound, -update, facts)),
             lambda seen: sum(w * float(seen.moved[at]) for w, at in zip(weights, starts, strict=True)),
         )
     ]
     if len(names) == 1:  # one layer has nothing to split
         return found
     printed = FedRE(epsilon=50.0, clip=1.0)
-    regions = ({names[0]: 1.0, names[1]: s} for s in (1.0, 2.0))  # a higher score widens b's noise and narrows a's
+    regions = ({names[0]: 1.0, names[1]: s} for s in (2.0, 1.0))  # a higher score widens b's noise and narrows a's
     worlds = tuple(sent(printed, unit(d), facts, scores=scores) for scores in regions)
     score = lambda seen: float(seen.moved[half:].norm() - seen.moved[:half].norm())  # noqa: E731
     return [claiming("FedRE, as printed", worlds, score), *found]  # type: ignore[arg-type]
@@ -95,17 +95,17 @@ def _sga(d: int) -> list[Duel]:
     return [
         claiming(
             "SGA-LDP, as printed",
-            (sent(printed, other, facts, state=state), sent(printed, reference, facts, state=state)),
+            (sent(printed, reference, facts, state=state), sent(printed, other, facts, state=state)),
             lambda seen: -float((seen.moved - reference).norm()),
         ),
         claiming(
             "SGA-LDP, released similarity",
-            (sent(sound, -e, facts, state=state), sent(sound, e, facts, state=state)),
+            (sent(sound, e, facts, state=state), sent(sound, -e, facts, state=state)),
             lambda seen: float(seen.moved @ e),
         ),
         claiming(  # the next release's noise shows the noised similarity, which is handed over here as it is
             "SGA-LDP, noised similarity",
-            (sent(charged, -reference, facts, state=aligned), sent(charged, reference, facts, state=aligned)),
+            (sent(charged, reference, facts, state=aligned), sent(charged, -reference, facts, state=aligned)),
             lambda seen: 2 * float(seen.moved @ reference) / variance + seen.party.state.similarity,
         ),
     ]

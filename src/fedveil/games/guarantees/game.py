@@ -104,9 +104,9 @@ def cases(d: int) -> list[Duel]:
 def duel(case: Duel, d: int, runs: int) -> GameResult:
     """Both worlds at dimension d, each run with fresh parties and noise of its own."""
     source = ReproducibleSource(d)
-    outside, inside = (
+    inside, outside = (
         np.array([case.score(world(source.child(case.name, w, r))) for r in range(runs)])
-        for w, world in enumerate(case.worlds)
+        for w, world in zip((1, 0), case.worlds, strict=True)
     )
     return bound(inside, outside)
 

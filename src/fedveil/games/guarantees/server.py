@@ -92,28 +92,28 @@ def _proven_central(d: int) -> list[Duel]:
     """Fixed noise, C = 1, z = 1, four clients unless the rule needs others."""
     e, zero = unit(d), torch.zeros(d, dtype=torch.float64)
 
-    def case(name: str, first: Sequence[Tensor], second: Sequence[Tensor], **options: Any) -> Duel:
+    def case(name: str, inside: Sequence[Tensor], outside: Sequence[Tensor], **options: Any) -> Duel:
         score = options.pop("score", _along(d))
         rule, played = options.pop("rule", FedAvg()), {k: options.pop(k) for k in ("rounds", "counts") if k in options}
-        side, cohort = GlobalDP(rule, noise_multiplier=1.0, clip=1.0, **options), len(second)
-        worlds = tuple(served(side, torch.stack(list(w)), cohort=cohort, **played) for w in (first, second))
+        side, cohort = GlobalDP(rule, noise_multiplier=1.0, clip=1.0, **options), len(inside)
+        worlds = tuple(served(side, torch.stack(list(w)), cohort=cohort, **played) for w in (inside, outside))
         return claiming(f"global DP, {name}", worlds, score)  # type: ignore[arg-type]
 
     here, gone, swapped = ((first, zero, zero, zero) for first in (e, zero, -e))
     bounded = FedAvg("examples", max_examples=100)
     krum = (-e, -e, -e, e, e, e)
     return [
-        case("FedAvg", gone, here),
-        case("FedAvg, three rounds", gone, here, rounds=3, score=_weighted(d)),
-        case("FedAvg, a client replaced", swapped, here, relation="replace-one"),
-        case("FedAvg, a client stays away", gone[1:], here, relation="add/remove"),
-        case("FedAvg by examples", swapped, here, relation="replace-one", rule=bounded, counts=[1e15, 1, 1, 1]),
-        case("FedAvg, discrete noise", gone, here, noise="discrete"),
-        case("FedMedian", (zero, zero, e), (e, zero, e), rule=FedMedian()),
-        case("FedMedian, as printed", (zero, zero, e, e), (e, zero, e, e), rule=FedMedian(), order="printed"),
-        case("TrimmedMean", (zero, zero, e, e), (e, zero, e, e), rule=TrimmedMean(0.25)),
-        case("Krum", (*krum, -e), (*krum, e), rule=Krum(malicious=1), relation="replace-one"),
-        case("FedAdam", gone, here, rule=FedAdam()),
+        case("FedAvg", here, gone),
+        case("FedAvg, three rounds", here, gone, rounds=3, score=_weighted(d)),
+        case("FedAvg, a client replaced", here, swapped, relation="replace-one"),
+        case("FedAvg, a client stays away", here, gone[1:], relation="add/remove"),
+        case("FedAvg by examples", here, swapped, relation="replace-one", rule=bounded, counts=[1e15, 1, 1, 1]),
+        case("FedAvg, discrete noise", here, gone, noise="discrete"),
+        case("FedMedian", (e, zero, e), (zero, zero, e), rule=FedMedian()),
+        case("FedMedian, as printed", (e, zero, e, e), (zero, zero, e, e), rule=FedMedian(), order="printed"),
+        case("TrimmedMean", (e, zero, e, e), (zero, zero, e, e), rule=TrimmedMean(0.25)),
+        case("Krum", (*krum, e), (*krum, -e), rule=Krum(malicious=1), relation="replace-one"),
+        case("FedAdam", here, gone, rule=FedAdam()),
     ]
 
 
@@ -140,16 +140,16 @@ def _adaptive_central(d: int) -> list[Duel]:
     state = replace(released.init(d, torch.float64), released=far)
     return [
         claiming(
-            "global DP, adaptive clipping, with the next norm", (served(moving, gone), served(moving, here)), joint
+            "global DP, adaptive clipping, with the next norm", (served(moving, here), served(moving, gone)), joint
         ),
         claiming(
             "global DP, with published metrics",
-            (served(plain, gone, measured=nobody), served(plain, here, measured=somebody)),
+            (served(plain, here, measured=somebody), served(plain, gone, measured=nobody)),
             joint_with_metrics,
         ),
         claiming(
             "metric privacy, scale from releases",
-            (served(released, gone, state=state), served(released, here, state=state)),
+            (served(released, here, state=state), served(released, gone, state=state)),
             _along(d),
         ),
     ]
@@ -165,12 +165,12 @@ def _heuristic_central(d: int) -> list[Duel]:
     return [
         claiming(
             "global DP, FedAdam, as printed",
-            (served(adam, torch.stack([zero] * 4)), served(adam, torch.stack([spread, zero, zero, zero]))),
+            (served(adam, torch.stack([spread, zero, zero, zero])), served(adam, torch.stack([zero] * 4))),
             lambda seen: float(seen.moved @ spread),
         ),
         claiming(
             "metric privacy, as printed",
-            (served(metric, near), served(metric, far)),
+            (served(metric, far), served(metric, near)),
             lambda seen: -float(seen.moved.norm()),
         ),
     ]

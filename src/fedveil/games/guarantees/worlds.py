@@ -44,14 +44,14 @@ Score = Callable[[Any], float]
 
 @dataclass(frozen=True)
 class Duel:
-    """Two worlds of one method, and how the adversary scores what it sees (higher: the second world).
+    """Two worlds of one method, and how the adversary scores what it sees (higher: the first world).
 
     Attributes
     ----------
     name : str
         The method and its setting.
     worlds : tuple of callable
-        ``source -> Sight``, one run each.
+        ``source -> Sight``, one run each: in, where the client or the first of two inputs is there, and out.
     score : callable
         ``Sight -> float``.
     claimed_mu, claimed_epsilon : float, optional
@@ -74,8 +74,8 @@ class Duel:
 
 
 def claiming(name: str, worlds: tuple[World, World], score: Score, distance: float = 1.0) -> Duel:
-    """A case with the claim of its second world's ledger; where distances count, for models so far apart."""
-    entries = worlds[1](ReproducibleSource(0)).party.ledger.entries
+    """A case with the claim of its first world's ledger; where distances count, for models so far apart."""
+    entries = worlds[0](ReproducibleSource(0)).party.ledger.entries
     whole, rounds = total(e.spend.guarantee for e in entries), len({e.key[0] for e in entries})
     if not whole.proven:
         return Duel(name, worlds, score)
