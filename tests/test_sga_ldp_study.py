@@ -208,6 +208,16 @@ def test_members_are_told_of_the_first_clients_and_only_where_all_are_honest(mon
     assert run(acting, probes=[attacked]).values["concluded"][attacked.name] == {}
 
 
+def test_a_client_with_one_record_keeps_no_other_from_the_attack(monkeypatch):
+    few = STUDY.probes["some"](None)
+    few._setup, few._globals = SimpleNamespace(poisoning=None), []
+    few._clients = [SimpleNamespace(x=torch.zeros(examples)) for examples in (3, 1, 2)]
+    few._view = ServerView()
+    monkeypatch.setattr(ServerView, "__call__", lambda view, seen: view.received.extend(seen.received))
+    few(SimpleNamespace(models=[None], received=[SimpleNamespace(partition=p) for p in range(3)]))
+    assert [release.partition for release in few._view.received] == [0, 2]
+
+
 def test_a_short_run_on_blood_cells(tmp_path):
     small = ["rounds=2", "data.patches=4", "data.public_examples=200", "local.epochs=1"]
     config = load("sga-ldp-blood", small)
