@@ -258,7 +258,7 @@ def guarantees_of(
         told = [[e.spend.leakage for e in book.entries if e.spend.leakage is not None] for book in books.values()]
         if most := max(told, key=math.fsum, default=[]):  # the indices that a client reported, beside its models
             index = {"participations": len(most), "leakage": math.fsum(most)}
-            beside = {"worst client": guarantee_values(unprotected(), delta) | index, **beside}
+            beside = {"worst client": guarantee_values(replace(unprotected(), scope="total"), delta) | index, **beside}
         return worst, {SERVER: guarantee_values(worst, delta), **beside}
     if not clients:
         return worst, {"worst client": guarantee_values(worst, delta), **beside}
