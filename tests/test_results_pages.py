@@ -79,7 +79,11 @@ def value_at(name, file, row, setting, figure, part="value"):
     return found[figure]["point"]
 
 
-@pytest.mark.parametrize("name", PLACES)
+PAGES = sorted(page.parent.name for page in RESULTS.glob("*/README.md"))
+FOUND = [name for name in PAGES if name != "reports"]  # those look at pages, and find nothing
+
+
+@pytest.mark.parametrize("name", FOUND)
 def test_a_page_opens_with_five_short_sentences(name):
     opening = sentences(name)
     assert len(opening) == 5
@@ -111,7 +115,6 @@ ELSEWHERE = {
     "sga-ldp": {"87.2", "19.5", "30.9"},  # percent of the paper's accuracy, of the neutrophils; sigma sqrt(d / n)
 }
 DECIMAL = re.compile(r"(?<![\w./^])[-+]?\d*\.\d+(?:e-?\d+)?(?!\w)|(?<![\w.])\d+e-\d+")
-PAGES = sorted(page.parent.name for page in RESULTS.glob("*/README.md"))
 
 
 MEANS = ("value", "published", "chance", "noise", "guarantee")
