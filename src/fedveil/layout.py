@@ -110,9 +110,7 @@ class Layout:
         parameters = dict(module.named_parameters())
         lazy = [name for name, p in parameters.items() if isinstance(p, UninitializedParameter)]
         if lazy:
-            accepted = (
-                f"has layers without a size yet: {', '.join(lazy)}. Name their inputs, or call it once: model(x[:1])"
-            )
+            accepted = f"has layers without a size: {', '.join(lazy)}. Name their inputs, or call it once: model(x[:1])"
             raise FieldError("module", type(module).__name__, accepted)
         every_name = dict(module.named_parameters(remove_duplicate=False))
         found = [name for name in module.state_dict() if name not in every_name]

@@ -25,6 +25,7 @@ from fedveil.accounting.guarantee import VACUOUS as VACUOUS
 from fedveil.accounting.guarantee import Guarantee as Guarantee
 from fedveil.accounting.guarantee import Trust as Trust
 from fedveil.accounting.guarantee import guarantee_values as guarantee_values
+from fedveil.accounting.guarantee import of_round as of_round
 from fedveil.accounting.guarantee import total as total
 from fedveil.accounting.guarantee import unprotected as unprotected
 from fedveil.accounting.ledger import OPEN as OPEN

@@ -6,16 +6,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-from fedveil.accounting.bounds import (
-    GDP,
-    PARAMETERS,
-    Bound,
-    Heuristic,
-    OverDistance,
-    Unprotected,
-    bound_from,
-    composed,
-)
+from fedveil.accounting.bounds import GDP, PARAMETERS, Bound, Heuristic, OverDistance, Unprotected, bound_from, composed
 from fedveil.accounting.events import Relation
 from fedveil.accounting.meaning import Meaning
 from fedveil.checks import Count, NonNegative, Parameters
@@ -240,9 +231,14 @@ class Guarantee(Parameters):
         return made
 
 
+def of_round(bound: Bound, trust: Trust, relation: Relation = "zero-out", *conditions: str) -> Guarantee:
+    """What a method promises a client in one round."""
+    return Guarantee(unit="client", relation=relation, trust=trust, scope="round", bound=bound, conditions=conditions)
+
+
 def unprotected(trust: Trust = "central") -> Guarantee:
     """The guarantee of a release without noise: none."""
-    return Guarantee(unit="client", relation="zero-out", trust=trust, scope="round", bound=Unprotected())
+    return of_round(Unprotected(), trust)
 
 
 def guarantee_values(guarantee: Guarantee, delta: float) -> dict[str, Any]:

@@ -79,9 +79,7 @@ class Plan:
         if snr is None:
             most = self._largest_dimension()
             models = f"a model of at most {_counted(most, 'parameter')}" if most else "no model at all"
-            return (
-                f"this noise leaves {models} to train; give the number of parameters to see the signal-to-noise ratio"
-            )
+            return f"this noise leaves {models} to train; give the number of parameters for the signal-to-noise ratio"
         if snr >= ENOUGH:
             return "the noise is of the size of the signal or smaller: training can work"
         times = f"{float(f'{1 / snr:.3g}'):,g} times as long as an update"
@@ -169,9 +167,7 @@ def plan(
     factor = FACTOR[require_choice("relation", relation, FACTOR)]  # type: ignore[index]
     if rounds is None:
         if epsilon is None or noise_multiplier is None:
-            raise FieldError(
-                "rounds", None, "give the rounds, or both epsilon and noise_multiplier for the most rounds"
-            )
+            raise FieldError("rounds", None, "give the rounds, or both epsilon and noise_multiplier for the most")
         z = require_noise("noise_multiplier", noise_multiplier)
         rounds = _most_rounds(require_positive("epsilon", epsilon), delta, factor / z)
     elif (epsilon is None) == (noise_multiplier is None):
@@ -215,7 +211,5 @@ def _most_rounds(epsilon: float, delta: float, mu: float) -> int:
         rounds -= step
         step *= 2
     if rounds < 1:
-        raise FieldError(
-            "noise_multiplier", f"mu = {rounded_up(mu)} a round", f"one round alone exceeds epsilon {epsilon:g}"
-        )
+        raise FieldError("noise_multiplier", f"mu = {rounded_up(mu)} a round", f"one round exceeds epsilon {epsilon:g}")
     return rounds

@@ -221,9 +221,7 @@ class Policy(Parameters):
                 try:
                     cost = self._cost(kind, [*(s for s in spends if kind in self._kinds(s)), quoted])
                 except FieldError:
-                    return (
-                        f"the node's policy counts {kind}, and the ledger holds promises of another relation or trust"
-                    )
+                    return f"the node's policy counts {kind}, and the ledger has promises of another relation or trust"
                 if cost > limit * (1 + 1e-12):
                     return f"the node's policy allows {kind} = {limit:g} for each {scope}; this would make {cost:.6g}"
         return None

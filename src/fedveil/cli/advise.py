@@ -26,29 +26,19 @@ def advise(
             "options.",
         ),
     ] = None,
-    clients: Annotated[int | None, typer.Option("--clients", help="Clients of every round.")] = None,
-    examples: Annotated[int | None, typer.Option("--examples", help="Training examples of a client.")] = None,
-    dimension: Annotated[int | None, typer.Option("--dimension", help="Trainable parameters.")] = None,
-    rounds: Annotated[int | None, typer.Option("--rounds", help="Rounds.")] = None,
-    epsilon: Annotated[float | None, typer.Option("--epsilon", help="Target of the total.")] = None,
-    delta: Annotated[float, typer.Option("--delta", help="Of every epsilon.")] = 1e-5,
-    unit: Annotated[
-        str | None, typer.Option("--unit", help="client, record or person; default: what is known.")
-    ] = None,
-    records_per_person: Annotated[
-        int | None, typer.Option("--records-per-person", help="The most records of one person, as declared.")
-    ] = None,
-    trust: Annotated[
-        str | None, typer.Option("--trust", help="central, local, 'trusted sum' or 'secure sum'; default: all.")
-    ] = None,
-    relation: Annotated[str, typer.Option("--relation", help="Neighbours.")] = "zero-out",
-    clip: Annotated[
-        float | None, typer.Option("--clip", help="Existing: the clipping norm. Reads a configuration.")
-    ] = None,
-    sigma: Annotated[float | None, typer.Option("--sigma", help="Existing: deviation of its noise.")] = None,
-    sensitivity: Annotated[
-        float | None, typer.Option("--sensitivity", help="Existing: what sigma is computed with, if not the clip.")
-    ] = None,
+    clients: Annotated[int | None, typer.Option(help="Clients of every round.")] = None,
+    examples: Annotated[int | None, typer.Option(help="Training examples of a client.")] = None,
+    dimension: Annotated[int | None, typer.Option(help="Trainable parameters.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Target of the total.")] = None,
+    delta: Annotated[float, typer.Option(help="Of every epsilon.")] = 1e-5,
+    unit: Annotated[str | None, typer.Option(help="client, record or person; default: what is known.")] = None,
+    records_per_person: Annotated[int | None, typer.Option(help="The most records of one person, as declared.")] = None,
+    trust: Annotated[str | None, typer.Option(help="central, local, trusted sum or secure sum; default: all.")] = None,
+    relation: Annotated[str, typer.Option(help="Neighbours.")] = "zero-out",
+    clip: Annotated[float | None, typer.Option(help="Existing: the clipping norm. Reads a configuration.")] = None,
+    sigma: Annotated[float | None, typer.Option(help="Existing: deviation of its noise.")] = None,
+    sensitivity: Annotated[float | None, typer.Option(help="Existing: what sigma is for, if not the clip.")] = None,
 ) -> None:
     """Say what is possible and what is hopeless for a federation, or what an existing configuration really promises."""
     with refusals():
@@ -123,12 +113,8 @@ def _experiment(name: str, target: Mapping[str, Any], console: "Console") -> Non
 def beside_public(ranked: "Sequence[Choice]", begun: bool) -> str:
     """What to do where public examples with labels are there; `begun`: whether training begins with their model."""
     if all(choice.verdict in ("hopeless", "no promise") for choice in ranked):
-        return (
-            "nothing above leaves much to learn: take the model of the public examples alone, which protects everybody"
-        )
-    start = (
-        "" if begun else 'begin with the model of the public examples, which costs nothing: model.start = "public"; '
-    )
+        return "nothing above leaves much to learn: take the public examples' model, which protects everybody"
+    start = "" if begun else 'begin with the public model, which costs nothing: model.start = "public"; '
     return f"{start}fedveil compare names settings that end below it: in their place take the public model"
 
 

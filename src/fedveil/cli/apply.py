@@ -13,11 +13,9 @@ def apply(
     pages: Annotated[Path, typer.Argument(metavar="PAGES", help="A scan, or a folder of scans.")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", callback=folder, help="A new folder; default: RUN/applied."),
+        typer.Option(metavar="DIR", callback=folder, help="A new folder; default: RUN/applied."),
     ] = None,
-    threshold: Annotated[
-        float, typer.Option("--threshold", metavar="P", help="From which probability a pixel counts as tampered with.")
-    ] = 0.5,
+    threshold: Annotated[float, typer.Option(metavar="P", help="Probability from which a pixel counts.")] = 0.5,
 ) -> None:
     """Draw what the model of a run finds on scans: tampered pixels in red, masks, and boxes in found.json.
 

@@ -13,10 +13,7 @@ def audit(
         str, typer.Argument(metavar="RUN_DIR_OR_CONFIG", help="A run folder, a TOML file, or a preset's name.")
     ],
     assign: Assign = None,
-    attack: Annotated[
-        list[str] | None,
-        typer.Option("--attack", metavar="NAME", help="One of those above; repeatable. Default: all on participation."),
-    ] = None,
+    attack: Annotated[list[str] | None, typer.Option(metavar="NAME", help="One of those above; repeatable.")] = None,
     game: Annotated[
         str | None,
         typer.Option(
@@ -34,19 +31,11 @@ def audit(
             "Membership: runs of each setting (3). Inversion: clients that are attacked (30).",
         ),
     ] = None,
-    target: Annotated[
-        int | None, typer.Option("--target", metavar="I", help="Client that is asked about; default: the last.")
-    ] = None,
-    attacker: Annotated[
-        int | None, typer.Option("--attacker", metavar="I", help="Client that asks; default: the first.")
-    ] = None,
-    colluders: Annotated[
-        int | None,
-        typer.Option("--colluders", metavar="K", help="Clients that pool what they sent, the asking one included."),
-    ] = None,
+    target: Annotated[int | None, typer.Option(metavar="I", help="Client asked about; default: the last.")] = None,
+    attacker: Annotated[int | None, typer.Option(metavar="I", help="Client that asks; default: the first.")] = None,
+    colluders: Annotated[int | None, typer.Option(metavar="K", help="Clients that pool what they sent.")] = None,
     shadow: Annotated[
-        str | None,
-        typer.Option("--shadow", metavar="KIND", help="What it holds: clean (default), noisy, partial or public."),
+        str | None, typer.Option(metavar="KIND", help="clean (default), noisy, partial or public.")
     ] = None,
     out_world: Annotated[
         str | None,
@@ -57,14 +46,9 @@ def audit(
             "Default: what the guarantee's relation stands for.",
         ),
     ] = None,
-    images: Annotated[
-        int | None,
-        typer.Option("--images", metavar="N", help="For inversion: images that each client trains on; default: 1."),
-    ] = None,
+    images: Annotated[int | None, typer.Option(metavar="N", help="For inversion: each client's; default: 1.")] = None,
     double: Annotated[bool, typer.Option("--double", help="For inversion: clients train and send float64.")] = False,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Every setting of [compare], instead of the one of [privacy].")
-    ] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Every setting of [compare], not [privacy]'s.")] = False,
     out: Out = None,
     device: DeviceOption = None,
     seed: Seed = None,

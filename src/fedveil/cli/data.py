@@ -15,7 +15,7 @@ app = typer.Typer(help="Data sets: what there is, and who holds what of it.", no
 
 @app.command("list")
 def data_list(
-    where: Annotated[bool, typer.Option("--where", help="Say where the official files are to be had.")] = False,
+    where: Annotated[bool, typer.Option("--where", help="Say where official files are.")] = False,
 ) -> None:
     """List the data sets, and whether they can be loaded on this machine."""
     with refusals():
@@ -51,9 +51,7 @@ def data_prepare(
 
 @app.command("show")
 def data_show(
-    what: Annotated[
-        str, typer.Argument(metavar="CONFIG|NAME", help="A TOML file, run folder or preset; or a data set's name.")
-    ],
+    what: Annotated[str, typer.Argument(metavar="CONFIG|NAME", help="A file, run folder, preset or data set.")],
     assign: Assign = None,
     out: Out = None,
     seed: Seed = None,
@@ -82,11 +80,9 @@ def data_show(
 @app.command("forge")
 def data_forge(
     pages: Annotated[Path, typer.Argument(metavar="PAGES", help="A folder of genuine pages: dark text, light paper.")],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", callback=folder, help="A new folder.")],
-    words: Annotated[int, typer.Option("--words", metavar="N", help="Forged on each page.")] = 4,
-    kind: Annotated[
-        list[str] | None, typer.Option("--kind", help="copy-move, splice, erase or retype; repeatable. Default: all.")
-    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", callback=folder, help="A new folder.")],
+    words: Annotated[int, typer.Option(metavar="N", help="Forged on each page.")] = 4,
+    kind: Annotated[list[str] | None, typer.Option(help="copy-move, splice, erase or retype; default: all.")] = None,
     seed: Seed = None,
 ) -> None:
     """Forge words on pages of one's own, with masks: a folder for the data set "documents".

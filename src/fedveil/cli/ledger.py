@@ -14,15 +14,13 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="The lifetime ledger of a data set: what was ever released from it.", no_args_is_help=True)
 File = Annotated[Path, typer.Argument(metavar="PATH", help="FOLDER/DATASET.jsonl; the file's name is the data set's.")]
-HeadFolder = Annotated[
-    Path, typer.Option("--head", metavar="FOLDER", help="The second place, on another disk: for the head and its key.")
-]
+HeadFolder = Annotated[Path, typer.Option(metavar="FOLDER", help="On another disk: for the head and its key.")]
 
 
 @app.command()
 def begin(
     path: File,
-    by: Annotated[str, typer.Option("--by", metavar="WHO", help="Who begins it, and why; recorded in its first line.")],
+    by: Annotated[str, typer.Option(metavar="WHO", help="Who begins it, and why; recorded in its first line.")],
     head: HeadFolder,
 ) -> None:
     """Begin a ledger, once. A file that exists is refused: what was spent stays spent."""
@@ -35,7 +33,7 @@ def begin(
 @app.command()
 def head(
     path: File,
-    by: Annotated[str, typer.Option("--by", metavar="WHO", help="Who makes it, and why; recorded in it.")],
+    by: Annotated[str, typer.Option(metavar="WHO", help="Who makes it, and why; recorded in it.")],
     head: HeadFolder,
 ) -> None:
     """Make the head of a ledger that has none: one of an earlier version, or one whose second place was lost.
@@ -51,13 +49,9 @@ def head(
 @app.command()
 def show(
     path: File,
-    policy: Annotated[
-        Path | None, typer.Option("--policy", metavar="FILE", help="The node's policy: shows what it leaves.")
-    ] = None,
-    delta: Annotated[float, typer.Option("--delta", help="For record-level epsilon, without a policy.")] = 1e-5,
-    head: Annotated[
-        Path | None, typer.Option("--head", metavar="FOLDER", help="Where its head lies: checks it.")
-    ] = None,
+    policy: Annotated[Path | None, typer.Option(metavar="FILE", help="The policy: shows what it leaves.")] = None,
+    delta: Annotated[float, typer.Option(help="For record-level epsilon, without a policy.")] = 1e-5,
+    head: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where its head lies: checks it.")] = None,
 ) -> None:
     """Check a ledger's chain and head; show its runs and what was spent, kind by kind. Nothing is written."""
     with refusals():

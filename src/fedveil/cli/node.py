@@ -8,9 +8,7 @@ import typer
 
 from fedveil.cli.shared import REFUSED, console_for, refusals
 
-app = typer.Typer(
-    help="A Flower node that runs what its operator allows, and protects what leaves.", no_args_is_help=True
-)
+app = typer.Typer(help="A node that runs what its operator allows, and protects what leaves.", no_args_is_help=True)
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The node's own: policy.toml, ledgers/, bin/.")]
 App = Annotated[Path, typer.Argument(metavar="APP", help="A .fab file, or an app's folder, which is built.")]
 Key = Annotated[Path, typer.Argument(metavar="FILE", help="The key's file, mode 0600.")]
@@ -19,11 +17,9 @@ Key = Annotated[Path, typer.Argument(metavar="FILE", help="The key's file, mode 
 @app.command()
 def init(
     folder: Folder,
-    head: Annotated[
-        Path, typer.Option("--head", metavar="FOLDER", help="On another disk: for the ledger's head and its key.")
-    ],
-    dataset: Annotated[str, typer.Option("--dataset", metavar="NAME", help="Names the ledger: one a data set.")],
-    by: Annotated[str, typer.Option("--by", metavar="WHO", help="Who begins it, and why; recorded in the ledger.")],
+    head: Annotated[Path, typer.Option(metavar="FOLDER", help="On another disk: for the ledger's head and its key.")],
+    dataset: Annotated[str, typer.Option(metavar="NAME", help="Names the ledger: one a data set.")],
+    by: Annotated[str, typer.Option(metavar="WHO", help="Who begins it, and why; recorded in the ledger.")],
 ) -> None:
     """Write policy, ledger, head, key and commands, and say what is still to decide."""
     with refusals():
@@ -83,7 +79,7 @@ def key(path: Key) -> None:
 def sign(
     app: App,
     path: Annotated[Path, typer.Option("--key", metavar="FILE", help="Made by `fedveil node key`.")],
-    until: Annotated[datetime, typer.Option("--until", formats=["%Y-%m-%d"], help="The last day (UTC) it holds.")],
+    until: Annotated[datetime, typer.Option(formats=["%Y-%m-%d"], help="The last day (UTC) it holds.")],
 ) -> None:
     """Approve an app's bundle; the line goes into the run's configuration."""
     with refusals():

@@ -17,29 +17,21 @@ def report(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", callback=folder, help="Where to write; default: RUN/report."),
+        typer.Option(metavar="DIR", callback=folder, help="Where to write; default: RUN/report."),
     ] = None,
     ledgers: Annotated[
         list[Path] | None,
-        typer.Option("--ledgers", metavar="PATH", help="A ledger, or a folder that holds some; repeatable."),
+        typer.Option(metavar="PATH", help="A ledger, or a folder that holds some; repeatable."),
     ] = None,
-    policy: Annotated[Path | None, typer.Option("--policy", metavar="FILE", help="The policy in force.")] = None,
+    policy: Annotated[Path | None, typer.Option(metavar="FILE", help="The policy in force.")] = None,
     people: Annotated[
         Path | None,
-        typer.Option("--people", metavar="FILE", help="What only people know, as TOML: approved_by, region, ..."),
+        typer.Option(metavar="FILE", help="What only people know, as TOML: approved_by, region, ..."),
     ] = None,
-    setting: Annotated[
-        str | None, typer.Option("--setting", metavar="LABEL", help="Whose release the card is about.")
-    ] = None,
-    pictures: Annotated[
-        bool, typer.Option("--pictures", help="Put in pictures of reconstructions: they show clients' images.")
-    ] = False,
-    verify: Annotated[
-        Path | None, typer.Option("--verify", metavar="REPORT.json", help="Check a report against --ledgers.")
-    ] = None,
-    budget: Annotated[
-        bool, typer.Option("--budget", help="How much of --policy's totals --ledgers have used; no names, no sizes.")
-    ] = False,
+    setting: Annotated[str | None, typer.Option(metavar="LABEL", help="Whose release the card is about.")] = None,
+    pictures: Annotated[bool, typer.Option("--pictures", help="Put in reconstructions: clients' images.")] = False,
+    verify: Annotated[Path | None, typer.Option(metavar="REPORT.json", help="Check it against --ledgers.")] = None,
+    budget: Annotated[bool, typer.Option("--budget", help="Say how much --ledgers used of --policy's totals.")] = False,
 ) -> None:
     """Write a page to sign: who is protected from whom, what was measured, what nobody covered. Or check one.
 

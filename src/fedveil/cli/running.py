@@ -4,38 +4,17 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from fedveil.cli.shared import (
-    Assign,
-    ConfigArgument,
-    DeviceOption,
-    EngineOption,
-    Executor,
-    Jobs,
-    Out,
-    RelationName,
-    Resume,
-    Seed,
-    console_for,
-    executor_of,
-    folder_of,
-    fresh,
-    quiet,
-    refusals,
-    say,
-    stop_early,
-)
+from fedveil.cli import shared
 
 
 def init(
     data: Annotated[str | None, typer.Option(help="A folder of images, a CSV or NPZ file, or a name.")] = None,
     clients: Annotated[int | None, typer.Option(help="How many: hospitals, or other parties.")] = None,
-    protect: Annotated[
-        str | None, typer.Option(help="client (all it has), person, record (one row or image), nothing.")
-    ] = None,
+    protect: Annotated[str | None, typer.Option(help="client, person, record (a row or image) or nothing.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Of the promise, in total; default: 8.")] = None,
     target: Annotated[str, typer.Option(help="A table's column to predict; default: the last.")] = "",
     person: Annotated[str, typer.Option(help="Whose an example is: a column, an array, or folder.")] = "",
@@ -43,7 +22,7 @@ def init(
     file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write.")] = Path("my.toml"),
 ) -> None:
     """Write a first configuration for your data; what is not given is asked for."""
-    with refusals():
+    with shared.refusals():
         from fedveil.config.first import first_config
         from fedveil.errors import FieldError
 
@@ -79,16 +58,16 @@ def _asked(option: str, question: str, default: Any = None) -> Any:
 
 
 def run(
-    config: ConfigArgument,
-    assign: Assign = None,
-    out: Out = None,
-    engine: EngineOption = None,
-    device: DeviceOption = None,
-    seed: Seed = None,
-    resume: Resume = False,
+    config: shared.ConfigArgument,
+    assign: shared.Assign = None,
+    out: shared.Out = None,
+    engine: shared.EngineOption = None,
+    device: shared.DeviceOption = None,
+    seed: shared.Seed = None,
+    resume: shared.Resume = False,
 ) -> None:
     """Run one experiment. Exit code 2: refused; 3: the server's budget ended it; 4: no client replied."""
-    with refusals() as again:
+    with shared.refusals() as again:
         from fedveil.config import load
 
         spec = load(config, assign or [], engine=engine, device=device, seed=seed)
@@ -98,38 +77,38 @@ def run(
         from fedveil.report.table import write
         from fedveil.report.tables import run_table
 
-        folder = out or folder_of(config, spec.name)
+        folder = out or shared.folder_of(config, spec.name)
         again.folder, again.command = folder, f"fedveil run {shlex.quote(str(folder))} --resume"
-        console = console_for()
-        quiet(spec.engine)
+        console = shared.console_for()
+        shared.quiet(spec.engine)
         summary = Store(None).run_in(folder, Cell("", spec), progress_for(console), resume=resume).summary
         table = run_table(summary)
         write(folder, "table", [table])
         console.print(table)
-        say(console, f"written to {folder}", whole=True)
-        stop_early([summary.stopped])
+        shared.say(console, f"written to {folder}", whole=True)
+        shared.stop_early([summary.stopped])
 
 
 def compare(
     config: Annotated[
         str, typer.Argument(metavar="[CONFIG]", help="A TOML file, a folder, or a preset's name.", show_default=True)
     ] = "digits-record",
-    assign: Assign = None,
-    out: Out = None,
-    seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="Repetitions under successive seeds.")] = 1,
-    engine: EngineOption = None,
-    device: DeviceOption = None,
-    seed: Seed = None,
+    assign: shared.Assign = None,
+    out: shared.Out = None,
+    seeds: Annotated[int, typer.Option(metavar="N", help="Repetitions under successive seeds.")] = 1,
+    engine: shared.EngineOption = None,
+    device: shared.DeviceOption = None,
+    seed: shared.Seed = None,
     audit: Annotated[
         int,
-        typer.Option("--audit", metavar="N", help="Attack every setting: N runs with a client and N without; 0: no."),
+        typer.Option(metavar="N", help="Attack every setting: N runs with a client and N without; 0: no."),
     ] = 0,
-    jobs: Jobs = 1,
-    executor: Executor = "",
-    resume: Resume = False,
+    jobs: shared.Jobs = 1,
+    executor: shared.Executor = "",
+    resume: shared.Resume = False,
 ) -> None:
     """Compare privacy settings side by side: table, curves, accuracy against attacks, noise and epsilon."""
-    with refusals() as again:
+    with shared.refusals() as again:
         from fedveil.config import load
 
         spec = load(config, assign or [], engine=engine, device=device, seed=seed)
@@ -142,15 +121,17 @@ def compare(
         from fedveil.report.table import write
         from fedveil.report.tables import WIDE, comparison_notes, comparison_tables
 
-        folder = out or (folder_of(config, spec.name) if resume else fresh(folder_of(config, spec.name)))
+        folder = out or (
+            shared.folder_of(config, spec.name) if resume else shared.fresh(shared.folder_of(config, spec.name))
+        )
         asked = f" --seeds {seeds}" * (seeds > 1) + f" --audit {audit}" * (audit > 0)
         again.folder, again.command = folder, f"fedveil compare {shlex.quote(str(folder))} --resume{asked}"
-        console = console_for()
-        quiet(spec.engine)
+        console = shared.console_for()
+        shared.quiet(spec.engine)
         check_audit(spec, audit)
         require_count("--jobs", jobs)
         try:
-            how: dict[str, Any] = {"jobs": jobs, "executor": executor_of(executor)}
+            how: dict[str, Any] = {"jobs": jobs, "executor": shared.executor_of(executor)}
             found = grid.compare(spec, folder, seeds=seeds, resume=resume, progress=progress_for(console), **how)
         except KeyboardInterrupt:
             if finished := grid.finished_of(spec, folder, seeds):
@@ -163,42 +144,36 @@ def compare(
         for table in comparison_tables(found, console.width):
             console.print(table)
         for note in comparison_notes(found):
-            say(console, note)
+            shared.say(console, note)
         written = write(folder, "table", comparison_tables(found, WIDE), comparison_notes(found))
         names = ", ".join(["comparison.json", *written, *(f.stem + kind for f in files for kind in (".png", ".pdf"))])
-        say(console, f"written to {folder}: {names}", whole=True)
-        stop_early([s.stopped for s in found])
+        shared.say(console, f"written to {folder}: {names}", whole=True)
+        shared.stop_early([s.stopped for s in found])
 
 
 def plan(
-    config: Annotated[
-        str | None, typer.Argument(metavar="[CONFIG]", help="A TOML file, run folder or preset with central noise.")
-    ] = None,
-    delta: Annotated[float | None, typer.Option("--delta", help="Failure probability of the total.")] = None,
-    rounds: Annotated[
-        int | None, typer.Option("--rounds", help="Rounds; left out with --epsilon and --noise-multiplier: the most.")
-    ] = None,
+    config: Annotated[str | None, typer.Argument(metavar="[CONFIG]", help="A file, run folder or preset.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Failure probability of the total.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Without, of --epsilon and --noise-multiplier: the most.")] = None,
     clients: Annotated[
         int | None,
-        typer.Option("--clients", help="Clients n of each round (default: 1); 0: as many as it takes."),
+        typer.Option(help="Clients n of each round (default: 1); 0: as many as it takes."),
     ] = None,
-    epsilon: Annotated[float | None, typer.Option("--epsilon", help="Target for the total: gives the noise.")] = None,
-    noise_multiplier: Annotated[float | None, typer.Option("--noise-multiplier", help="z: gives epsilon.")] = None,
-    clip: Annotated[
-        float | None, typer.Option("--clip", help="C, the longest update of a client; default: --update-norm, or 1.")
+    epsilon: Annotated[float | None, typer.Option(help="Target for the total: gives the noise.")] = None,
+    noise_multiplier: Annotated[float | None, typer.Option(help="z: gives epsilon.")] = None,
+    clip: Annotated[float | None, typer.Option(help="C, the longest update; default: --update-norm, or 1.")] = None,
+    update_norm: Annotated[float | None, typer.Option(help="Typical length of an update before clipping.")] = None,
+    dimension: Annotated[int | None, typer.Option(help="Parameters of the model.")] = None,
+    relation: Annotated[
+        Literal["zero-out", "add/remove", "replace-one"] | None, typer.Option(help="Neighbours; default: zero-out.")
     ] = None,
-    update_norm: Annotated[
-        float | None, typer.Option("--update-norm", help="Typical length of an update before clipping.")
-    ] = None,
-    dimension: Annotated[int | None, typer.Option("--dimension", help="Parameters of the model.")] = None,
-    relation: Annotated[RelationName | None, typer.Option("--relation", help="Neighbours; default: zero-out.")] = None,
 ) -> None:
     """Plan central noise: the noise for a budget or the budget of a noise, and the signal-to-noise ratio to expect.
 
     Of a configuration rounds, clients, clip, noise (or epsilon) and relation are taken; options come before them. One
     whose run releases more than noised means, or stops before its rounds are over, is refused.
     """
-    with refusals():
+    with shared.refusals():
         from fedveil.accounting import plan as make
         from fedveil.errors import FieldError
         from fedveil.report.planning import plan_table
@@ -208,12 +183,12 @@ def plan(
             values.pop("noise_multiplier", None)
         given: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "rounds": rounds, "clients": clients, "clip": clip}
         given |= {"update_norm": update_norm, "dimension": dimension, "noise_multiplier": noise_multiplier}
-        given |= {"relation": None if relation is None else relation.value}
+        given["relation"] = relation
         values |= {name: value for name, value in given.items() if value is not None}
         if "delta" not in values:
             raise FieldError("--delta", "missing", "the failure probability of the total, e.g. 1e-5")
         found = make(**{**values, "clients": values.get("clients", 1) or None})
-        console_for().print(plan_table(found, conditions))
+        shared.console_for().print(plan_table(found, conditions))
 
 
 def _planned(config: str) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -248,12 +223,10 @@ def _planned(config: str) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 
 def presets(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Print this one, to begin a file of yours.")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Print this one, to begin with.")] = None,
 ) -> None:
     """List the packaged configurations, for `run` and `compare`, or print one."""
-    with refusals():
+    with shared.refusals():
         from fedveil import config
         from fedveil.report.table import Table
 
@@ -261,4 +234,4 @@ def presets(
             typer.echo(config.loading.text_of(name)[0], nl=False)
             return
         found = list(config.presets().items())
-        console_for().print(Table(("preset", "what it is"), found, wraps=("what it is",)))
+        shared.console_for().print(Table(("preset", "what it is"), found, wraps=("what it is",)))

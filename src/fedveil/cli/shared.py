@@ -5,9 +5,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -18,34 +17,9 @@ if TYPE_CHECKING:
 
 REFUSED, STOPPED, NO_REPLY, INTERRUPTED = 2, 3, 4, 130
 
-
-class Engine(StrEnum):
-    """Engines by name."""
-
-    LOCAL = "local"
-    FLOWER = "flower"
-
-
-class Device(StrEnum):
-    """Devices by name."""
-
-    AUTO = "auto"
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
-class RelationName(StrEnum):
-    """Neighbouring relations by name."""
-
-    ZERO_OUT = "zero-out"
-    ADD_REMOVE = "add/remove"
-    REPLACE_ONE = "replace-one"
-
-
+Device = Literal["auto", "cpu", "cuda"]
 ConfigArgument = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, a run folder, or a preset's name.")]
-Assign = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set one key, e.g. local.epochs=2; repeatable.")
-]
+Assign = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key, local.epochs=2 say.")]
 
 
 def folder(value: Path | None) -> Path | None:
@@ -57,24 +31,18 @@ def folder(value: Path | None) -> Path | None:
 
 Out = Annotated[
     Path | None,
-    typer.Option(
-        "--out", metavar="DIR", callback=folder, help="Where to write; default: below runs/, said at the end."
-    ),
+    typer.Option(metavar="DIR", callback=folder, help="Where to write; default: below runs/, said at the end."),
 ]
-EngineOption = Annotated[Engine | None, typer.Option("--engine", help="Who moves the messages.")]
-DeviceOption = Annotated[Device | None, typer.Option("--device", help="Where clients train.")]
-Seed = Annotated[int | None, typer.Option("--seed", help="Of data split, models, training and reproducible noise.")]
-Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on with the run in the folder; with --set rounds=N for more rounds.")
-]
+EngineOption = Annotated[Literal["local", "flower"] | None, typer.Option(help="Who moves the messages.")]
+DeviceOption = Annotated[Device | None, typer.Option(help="Where clients train.")]
+Seed = Annotated[int | None, typer.Option(help="Of data split, models, training and reproducible noise.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the folder's run; --set rounds=N: for more.")]
 
 
-Jobs = Annotated[int, typer.Option("--jobs", metavar="N", help="Runs at once, each in its own process on one thread.")]
+Jobs = Annotated[int, typer.Option(metavar="N", help="Runs at once, each in its own process on one thread.")]
 Executor = Annotated[
     str,
-    typer.Option(
-        "--executor", metavar="MODULE:FACTORY", help="What runs them: makes a concurrent.futures.Executor of yours."
-    ),
+    typer.Option(metavar="MODULE:FACTORY", help="What runs them: makes a concurrent.futures.Executor of yours."),
 ]
 
 

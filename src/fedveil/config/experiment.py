@@ -214,9 +214,8 @@ class Config(Section):
 
     def _quoted(self, method: Method) -> Spend | None:
         """What a client of a local method would pay in the first round."""
-        public = PublicFacts(
-            round=1, rounds=self.rounds, cohort=self.data.planned or self.clients_per_round or 1, dimension=1
-        )
+        cohort = self.data.planned or self.clients_per_round or 1
+        public = PublicFacts(round=1, rounds=self.rounds, cohort=cohort, dimension=1)
         quoted = method.client.quote(Broadcast(models=torch.zeros(1, 1), public=public), method.client.init())
         return quoted if isinstance(quoted, Spend) else None
 

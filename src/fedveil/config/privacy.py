@@ -167,9 +167,7 @@ class Privacy(OpenSection):
         for i, own in enumerate(self.clients):
             where = f"privacy.clients[{i}]"
             if own.unmarked is not None and "layer_scores" not in common.needs:
-                raise FieldError(
-                    f"{where}.unmarked", own.unmarked, f"{self.method!r} as set scores nothing that a client marks"
-                )
+                raise FieldError(f"{where}.unmarked", own.unmarked, f"{self.method!r} as set scores no marks")
             given = own.model_extra or {}
             values = check_options(where, f"the client side of {self.method!r}", given, accepted)
             values = with_tables(accepted, {key: values[key] for key in given})

@@ -122,13 +122,9 @@ class Data(OpenSection):
             accepted = "natural clients are not dealt out: leave it out, or give a number of clients"
             raise FieldError("data.partition", self.partition, accepted)
         if self.components is not None and self.patches is None:
-            raise FieldError(
-                "data.components", self.components, "are components of patches' features: set patches, too"
-            )
+            raise FieldError("data.components", self.components, "are components of patches' features: set patches")
         if self.patch_sizes and (self.patches is None or self.directions != "public"):
-            accepted = (
-                "are sizes of patches whose public components are features: set patches, and leave out directions"
-            )
+            accepted = "are sizes of patches with public components as features: set patches, leave out directions"
             raise FieldError("data.patch_sizes", self.patch_sizes, accepted)
         return self
 

@@ -116,9 +116,8 @@ class World(Section):
             raise FieldError("--colluders", size, f"there are {n - 1} clients besides the target")
         others = [i for i in range(n) if i not in (target, attacker)]
         colluders = (attacker, *others[: size - 1])
-        return cls.model_validate(
-            {"target": target, "colluders": colluders, "stand_in": stand_in, "shadow": shadow, "base": base}
-        )
+        own = {"target": target, "colluders": colluders, "stand_in": stand_in, "shadow": shadow, "base": base}
+        return cls.model_validate(own)
 
 
 def _partition(field: str, value: Any, clients: int) -> int:

@@ -76,9 +76,7 @@ def load_npz(
     if test_x_key in arrays or test_y_key in arrays:
         test_x, test_y = _pair(file, arrays, test_x_key, test_y_key, channels)
         if test_x.shape[1:] != x.shape[1:] or test_y.is_floating_point() != y.is_floating_point():
-            raise FieldError(
-                f"{file.name}:{test_x_key}", tuple(test_x.shape), f"must be like {x_key}, {tuple(x.shape)}"
-            )
+            raise FieldError(f"{file.name}:{test_x_key}", tuple(test_x.shape), f"must be as {x_key}, {tuple(x.shape)}")
     parts = {f"{file.name}:{y_key}": y, f"{file.name}:{test_y_key}": test_y}
     number = classes_in("data.classes", classes, absent, parts)
     names = tuple(str(n) for n in arrays["class_names"].reshape(-1)) if "class_names" in arrays else ()
@@ -147,9 +145,7 @@ def _pair(file: Path, arrays: dict[str, Array], x_key: str, y_key: str, channels
         if key not in arrays:
             raise FieldError("data.path", str(file), f"holds no array {key}, which the others need")
         if arrays[key].dtype.kind not in "buif" or arrays[key].ndim < 1:
-            raise FieldError(
-                f"{file.name}:{key}", str(arrays[key].dtype), "must be an array of numbers, a row an example"
-            )
+            raise FieldError(f"{file.name}:{key}", str(arrays[key].dtype), "must hold numbers, a row an example")
         if not arrays[key].size:
             accepted = "is empty: there must be an example, a row each, and a number in each"
             raise FieldError(f"{file.name}:{key}", arrays[key].shape, accepted)

@@ -265,9 +265,7 @@ def _numbers(part: Rows, column: str) -> NDArray[np.float64]:
     pd = pandas_module()
     present = _present(part, column)
     if pd.api.types.is_datetime64_any_dtype(present) or pd.api.types.is_timedelta64_dtype(present):
-        raise FieldError(
-            f"{part.file}:{column}", str(present.dtype), "must hold numbers: store a time as one, in years"
-        )
+        raise FieldError(f"{part.file}:{column}", str(present.dtype), "must hold numbers: store a time in years")
     plain = present.str.replace(part.decimal, ".", regex=False) if part.decimal != "." else present
     try:
         values = pd.to_numeric(plain, errors="coerce").to_numpy(dtype=np.float64)

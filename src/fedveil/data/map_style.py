@@ -110,7 +110,7 @@ def _collect(name: str, dataset: Any, channels: str, max_examples: int, limit: i
             x, y = np.empty((count, *one.shape), one.dtype), np.empty((count, *label.shape), label.dtype)
         if one.shape != x.shape[1:] or one.dtype != x.dtype:
             raise FieldError(
-                f"{name}[{i}]", (one.shape, str(one.dtype)), f"must be like {name}[0], {x.shape[1:]} {x.dtype}"
+                f"{name}[{i}]", (one.shape, str(one.dtype)), f"must be {x.shape[1:]} {x.dtype}, as {name}[0]"
             )
         if label.shape != y.shape[1:] or label.dtype != y.dtype:
             raise FieldError(f"{name}[{i}]", label.tolist(), f"its label must be like that of {name}[0], {y.dtype}")

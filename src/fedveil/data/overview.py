@@ -58,9 +58,7 @@ def warnings_of(found: Sequence[Holding], dataset: DataSet) -> list[str]:
     owners = dataset.owners
     mixed = bool(owners) and not {h.name for h in found} <= set(owners)
     lacking = _line(found, lambda h: bool(h.examples) and 1 < h.present < dataset.classes, "no example of some class")
-    natural = (
-        f"the set's {len(owners)} natural clients are mixed: a natural partition draws whole ones" if mixed else ""
-    )
+    natural = f"the set's {len(owners)} natural clients are mixed: partition = 'natural' keeps them" if mixed else ""
     return [line for line in (natural, *_odd(found), lacking) if line]
 
 

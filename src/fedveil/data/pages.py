@@ -108,9 +108,7 @@ def kinds_of(folder: Path) -> dict[str, Mapping[str, Mark]]:
     if len(kinds) > MOST_KINDS:
         raise FieldError(str(folder / "sensitive"), len(kinds), f"holds more than {MOST_KINDS} kinds")
     if len({kind.stem for kind in kinds}) < len(kinds):
-        raise FieldError(
-            str(folder / "sensitive"), [k.name for k in kinds], "give a kind as masks or as boxes, not both"
-        )
+        raise FieldError(str(folder / "sensitive"), [k.name for k in kinds], "give a kind as masks or boxes, not both")
     return {kind.stem: _by_name(kind) if kind.is_dir() else _outlines_by_name(kind) for kind in kinds}
 
 
@@ -191,9 +189,7 @@ def grey_pages(path: Path, most: int) -> Iterator[tuple[str, Grey]]:
     within = path / "images" if (path / "images").is_dir() else path
     files = [path] if path.is_file() else sorted(f for f in within.glob("*") if f.suffix.lower() in SUFFIXES)
     if not files:
-        raise MissingDataError(
-            "PAGES", str(path), f"is neither an image nor a folder of images ({', '.join(SUFFIXES)})"
-        )
+        raise MissingDataError("PAGES", str(path), f"is no image, and no folder of images ({', '.join(SUFFIXES)})")
     if len({file.stem for file in files}) < len(files):
         raise FieldError("PAGES", str(within), "holds two images of one name: rename one")
     for file in files:
@@ -233,9 +229,7 @@ def forged(file: Path) -> dict[str, list[Outline]]:
     except (OSError, ValueError, LookupError, TypeError, OverflowError) as error:
         raise damaged("data.path", file, error, "it must be of COCO's form, as T-SROIE's own are") from error
     if not any(found.values()):
-        raise FieldError(
-            "data.path", str(file), f"outlines nothing of category_id {FORGED}, which says that it is forged"
-        )
+        raise FieldError("data.path", str(file), f"outlines nothing of category_id {FORGED}, which means forged")
     return found
 
 

@@ -123,7 +123,7 @@ SOURCES: Registry[SourceInfo] = Registry(
         ),
         "table": SourceInfo("your own table: CSV or parquet", "any", "yours", Later("fedveil.data.table:TableFile")),
         "huggingface": SourceInfo(
-            "a Hugging Face data set saved on disk", "any", "yours", Later("fedveil.data.huggingface:SavedDataset")
+            "a saved Hugging Face set", "any", "yours", Later("fedveil.data.huggingface:SavedDataset")
         ),
         "documents": SourceInfo(
             "your own pages with masks of what was tampered with (T-SROIE, DocTamper), a class a pixel",

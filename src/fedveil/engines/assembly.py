@@ -9,6 +9,7 @@ from warnings import warn
 import torch
 from torch import Tensor, nn
 
+from fedveil import methods
 from fedveil.accounting import Release
 from fedveil.aggregation import Aggregator, FedProx
 from fedveil.errors import FieldError, NoReplyError
@@ -18,22 +19,11 @@ from fedveil.learning.learner import Learned
 from fedveil.learning.losses import LossFunction, as_input, evaluating, loss_of, outputs_of
 from fedveil.learning.reading import is_data_set, read_client
 from fedveil.mechanisms import keyed_seed
-from fedveil.methods import (
-    Broadcast,
-    ClientFacts,
-    ClientSide,
-    Method,
-    Releases,
-    ServerSide,
-    TrustedServer,
-    build,
-    paired,
-)
 
-AnyMethod = str | Aggregator | ServerSide | ClientSide | Method
+AnyMethod = str | Aggregator | methods.ServerSide | methods.ClientSide | methods.Method
 
 
-def resolve_method(given: AnyMethod | None) -> Method:
+def resolve_method(given: AnyMethod | None) -> methods.Method:
     """Put both sides of a method together from what the front door accepts.
 
     Parameters
@@ -47,23 +37,25 @@ def resolve_method(given: AnyMethod | None) -> Method:
     FieldError
         If it is none of these.
     """
-    if isinstance(given, Method):
+    if isinstance(given, methods.Method):
         return given
     if isinstance(given, type):
         raise FieldError("method", given.__name__, f"is a class: write {given.__name__}(...), with its parameters")
     if given is None or isinstance(given, str):
-        return build(given or "vanilla")
+        return methods.build(given or "vanilla")
     if isinstance(given, Aggregator):
-        return build("vanilla", given)
+        return methods.build("vanilla", given)
     if hasattr(given, "combine"):
-        return Method(type(given).__name__, TrustedServer(), cast(ServerSide, given))
+        return methods.Method(type(given).__name__, methods.TrustedServer(), cast(methods.ServerSide, given))
     if hasattr(given, "protect"):
-        return paired(given)
+        return methods.paired(given)
     accepted = "must be a rule, a wrapped rule, a client side, a method or the name of one"
     raise FieldError("method", type(given).__name__, accepted)
 
 
-def client_sides_of(method: Method, sides: Mapping[int, ClientSide], clients: int) -> dict[int, ClientSide]:
+def client_sides_of(
+    method: methods.Method, sides: Mapping[int, methods.ClientSide], clients: int
+) -> dict[int, methods.ClientSide]:
     """Clients' own parameters of a method.
 
     Raises
@@ -92,9 +84,7 @@ def initial_broadcast(
     if isinstance(model, nn.Module):
         built = [model]
         if k > 1 and initial is None:
-            raise FieldError(
-                "model", type(model).__name__, f"{k} hypotheses need a function that builds the model, or `initial`"
-            )
+            raise FieldError("model", type(model).__name__, f"{k} hypotheses need `initial`, or a function of models")
     elif callable(model):
         built = []
         for j in range(k):
@@ -115,7 +105,7 @@ def initial_broadcast(
     return built[0], starts
 
 
-def with_proximal_term(local: LocalTraining, method: Method) -> LocalTraining:
+def with_proximal_term(local: LocalTraining, method: methods.Method) -> LocalTraining:
     """Local training with the proximal term that the server's FedProx asks for.
 
     Raises
@@ -145,7 +135,7 @@ def require_success(round_: int, trained: Sequence[int], zeroed: Mapping[int, st
         raise NoReplyError(f"round {round_}: every client failed; {dict(zeroed)}")
 
 
-def client_releases(learned: Learned) -> Releases:
+def client_releases(learned: Learned) -> methods.Releases:
     """What a trained client would send if nothing protected it."""
     if learned.trained.total is not None:
         return (Release("sum", learned.trained.total),)
@@ -162,9 +152,9 @@ def _number(count: int) -> Tensor:
     return torch.tensor(float(count), dtype=torch.float64)
 
 
-def client_facts(broadcast: Broadcast, layout: Layout, learned: Learned) -> ClientFacts:
+def client_facts(broadcast: methods.Broadcast, layout: Layout, learned: Learned) -> methods.ClientFacts:
     """The facts of a trained client's method."""
-    return ClientFacts(
+    return methods.ClientFacts(
         broadcast=broadcast,
         layout=layout,
         chosen=learned.chosen,
@@ -256,9 +246,7 @@ def require_fit(module: nn.Module, clients: Sequence[ClientData], loss: str | Lo
             accepted = f"the model cannot take it ({error}){_input_hint(x, module)}"
             if isinstance(error, NotImplementedError) or "not tuple" in str(error):
                 fix = "a layer such as nn.GRU answers with a tuple, and the next one takes a tensor: in a forward "
-                accepted = (
-                    f"{fix}method of your own, write out, _ = self.gru(x)" if "tuple" in str(error) else str(error)
-                )
+                accepted = f"{fix}method of yours, write out, _ = self.gru(x)" if "tuple" in str(error) else str(error)
                 raise FieldError("model", type(module).__name__, accepted) from error
             raise FieldError(f"clients[{i}].x", _kind(x), accepted) from error
         output = outputs_of(answer)

@@ -284,9 +284,7 @@ class ClientParty(Party):
             earlier = [e for e in made if e.key[1] == PROTECT and e.attempt == 0]
             shares = math.fsum([1 / public.rounds, *(1 / e.rounds for e in earlier if e.rounds)])
             if shares > 1 + 1e-9:
-                return Refusal(
-                    "the releases that the total promise holds have been made; only a policy with a total allows more"
-                )
+                return Refusal("the releases that the total promise holds are made: a policy with a total allows more")
         if self.policy is not None:
             past = [e.spend for e in self.ledger.all_entries]
             trust, deployable = self.method.client.trust, self._source.deployable
@@ -319,9 +317,7 @@ class ClientParty(Party):
         """Draw, commit, and return only then. Without `protect`, or where it fails, the update is zero."""
         self._require_written()
         if self._question_of(broadcast) != self._question:
-            raise LedgerError(
-                "another question was taken since this one was admitted: its answer would be in no ledger"
-            )
+            raise LedgerError("another question was taken since this one: its answer would be in no ledger")
         public, party = broadcast.public, self.ledger.party
         known = self.ledger.find(self._key(public.round))
         attempt = 0 if known is None else known.attempt

@@ -70,9 +70,7 @@ class Head:
         for line in lines[self.count :]:
             if not opens(line) and checksum_of(line) != self.announced:
                 why = f"goes on after the {self.count} lines that its head knows"
-                raise LedgerError(
-                    f"the ledger of {self.dataset!r} {why}: the head was put back, or the ledger edited; restore them"
-                )
+                raise LedgerError(f"the ledger of {self.dataset!r} {why}: one of the two was put back; restore both")
         checksum = checksum_of(lines[-1]) if lines else first
         return Head(self.dataset, self.ledger, len(lines), checksum, self.by, "", self.begun)
 

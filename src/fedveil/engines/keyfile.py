@@ -54,9 +54,7 @@ def bind_key(path: str | Path, ledger: str) -> None:
                 os.fsync(stream.fileno())
         found = file.read_text("ascii").splitlines()[2]
     except OSError as error:
-        raise FieldError(
-            "key", str(file), "cannot be written: chmod 600, since it holds which ledger it is for"
-        ) from error
+        raise FieldError("key", str(file), "cannot be written: chmod 600, since it names its ledger") from error
     if found != line:
         accepted = "answers from another ledger: a data set, and a ledger begun anew, has a key of its own"
         raise FieldError("key", str(file), f"{accepted} (fedveil keys new)")
@@ -102,9 +100,7 @@ def read_private(path: str | Path, first: str, size: int) -> bytes:
         raise FieldError("key", str(file), "must be a file")
     with os.fdopen(handle, "rb") as stream:
         if os.name == "posix" and (about.st_mode & 0o077 or about.st_uid not in (os.geteuid(), 0)):
-            raise FieldError(
-                "key", str(file), f"can be read by others: chmod 600 {file.name}; if others had it, end it"
-            )
+            raise FieldError("key", str(file), f"others can read it: chmod 600 {file.name}; if others had it, end it")
         lines = stream.read(1 << 10).decode("ascii", "replace").split("\n")
     try:
         secret = bytes.fromhex(lines[1])
@@ -112,9 +108,7 @@ def read_private(path: str | Path, first: str, size: int) -> bytes:
         if lines[0] != first or end or not all(line.startswith(LEDGER) for line in more) or len(secret) != size:
             raise ValueError
     except (ValueError, IndexError):
-        raise FieldError(
-            "key", str(file), "is no such key file, or damaged: restore it, or agree on a new key"
-        ) from None
+        raise FieldError("key", str(file), "is no key file, or damaged: restore it, or agree on a new key") from None
     return secret
 
 

@@ -140,9 +140,7 @@ def crafted(
         return trained
     if model.shape != trained.shape or model.dtype != trained.dtype:
         given = (tuple(model.shape), model.dtype)
-        raise FieldError(
-            f"{type(behaviour).__name__}.model", given, f"must be {tuple(trained.shape)} {trained.dtype}, or None"
-        )
+        raise FieldError(f"{type(behaviour).__name__}.model", given, f"must be as trained: {trained.dtype}")
     return model
 
 
@@ -155,9 +153,8 @@ def honest_updates(
         nobody = broadcast.models.new_zeros(0, broadcast.models.shape[1])
         return nobody, nobody
     starts = torch.stack([broadcast.models[learned[p].chosen] for p in found])
-    return torch.stack([learned[p].trained.model for p in found]) - starts, torch.stack(
-        [sent[p] for p in found]
-    ) - starts
+    trained, released = ([learned[p].trained.model for p in found], [sent[p] for p in found])
+    return torch.stack(trained) - starts, torch.stack(released) - starts
 
 
 class Watched(Protocol):

@@ -11,17 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedveil.accounting import (
-    Entry,
-    Guarantee,
-    Ledger,
-    Policy,
-    Spend,
-    SpendFilter,
-    Trust,
-    digest,
-    total,
-)
+from fedveil import accounting
 from fedveil.checks import Count, NonNegative, Parameters
 from fedveil.engines.assembly import as_client, draw_cohort
 from fedveil.engines.history import Best
@@ -107,11 +97,11 @@ class Validator(Party):
     def __init__(
         self,
         method: Method,
-        policy: Policy | None,
+        policy: accounting.Policy | None,
         cap: int | None,
-        ledger: Ledger,
+        ledger: accounting.Ledger,
         source: Source,
-        budget: SpendFilter | None,
+        budget: accounting.SpendFilter | None,
         store: LineStore,
     ) -> None:
         super().__init__(ledger, source, budget, store)
@@ -134,10 +124,10 @@ class Validator(Party):
             return ""
         if not self._charge(spend):
             return self._refusal(spend) or "its budget is used up"
-        self._commit(Entry((round_, VALIDATE), 0, digest(()), spend, "none"))
+        self._commit(accounting.Entry((round_, VALIDATE), 0, accounting.digest(()), spend, "none"))
         return ""
 
-    def send(self, loss: float, round_: int, validation: Validation, trust: Trust) -> float:
+    def send(self, loss: float, round_: int, validation: Validation, trust: accounting.Trust) -> float:
         """Release a loss after a round: the same number again if that round was validated before, or it costs again.
 
         Raises
@@ -147,7 +137,7 @@ class Validator(Party):
         """
         result: list[Releases] = []
 
-        def make(source: Source) -> tuple[Releases, Spend]:
+        def make(source: Source) -> tuple[Releases, accounting.Spend]:
             releases, spend = validation.release(loss, trust, source)
             result[:] = [releases]
             return releases, spend
@@ -159,11 +149,11 @@ class Validator(Party):
         """Releases made before a round."""
         return sum(e.key[1] == VALIDATE and e.key[0] < before for e in self.ledger.entries)
 
-    def _charge(self, spend: Spend) -> bool:
+    def _charge(self, spend: accounting.Spend) -> bool:
         used_up = self._cap is not None and len(self.ledger.entries) >= self._cap
         return not used_up and not self._refusal(spend) and super()._charge(spend)
 
-    def _refusal(self, spend: Spend) -> str:
+    def _refusal(self, spend: accounting.Spend) -> str:
         if self._policy is None:
             return ""
         past = [e.spend for e in self.ledger.all_entries]
@@ -171,7 +161,7 @@ class Validator(Party):
         return self._policy.refusal(self._method.name, trust, self._source.deployable, spend, past) or ""
 
 
-def worst_of(guarantees: Iterable[Guarantee]) -> Guarantee | None:
+def worst_of(guarantees: Iterable[accounting.Guarantee]) -> accounting.Guarantee | None:
     """What holds for all of them: the one that promises least, with the largest distance between hypotheses of any.
 
     Least is nothing proven, else the largest parameter. None of none.
@@ -212,11 +202,11 @@ class Validators:
         learner: Learner,
         server: ServerParty,
         source: Source,
-        ledgers: Callable[[str], tuple[Ledger, LineStore]],
+        ledgers: Callable[[str], tuple[accounting.Ledger, LineStore]],
         seed: int,
         *,
-        policy: Policy | None = None,
-        budgets: Callable[[int], SpendFilter | None] = lambda partition: None,
+        policy: accounting.Policy | None = None,
+        budgets: Callable[[int], accounting.SpendFilter | None] = lambda partition: None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         clients = [as_client(c, f"stopping.clients[{i}]") for i, c in enumerate(rule.clients)]
@@ -227,7 +217,7 @@ class Validators:
             raise FieldError("sample", rule.sample, f"there are only {len(clients)} validation clients")
         self.rule, self.clients, self.best = rule, clients, Best()
         self._learner, self._server, self._seed, self._say = learner, server, seed, say
-        self._trust: Trust = server.method.client.trust
+        self._trust: accounting.Trust = server.method.client.trust
         quoted = rule.validation.quote(self._trust)
         for tried in map(budgets, range(len(clients))):
             if tried is not None:  # one that cannot hold such a release says so before anything is trained
@@ -260,14 +250,14 @@ class Validators:
         if asked:
             self._released(asked, torch.zeros(len(asked), dtype=torch.float64), round_)
 
-    def guarantees(self) -> Mapping[str, Guarantee]:
+    def guarantees(self) -> Mapping[str, accounting.Guarantee]:
         """Total of every validation client that released something, by the name of its ledger."""
         local = self._trust != "central"
-        found: dict[str, Guarantee] = {}
+        found: dict[str, accounting.Guarantee] = {}
         for partition in range(len(self.clients)):
             book = self._party(partition).ledger
             if book.entries and (local or self.rule.validation.losses == "public"):
-                found[book.party] = total(e.spend.guarantee for e in book.entries)
+                found[book.party] = accounting.total(e.spend.guarantee for e in book.entries)
         return found
 
     def _asked(self, round_: int) -> list[int]:

@@ -67,9 +67,7 @@ class Warnings:
             ways = "more clients, fewer parameters, a larger epsilon or record level; fedveil advise ranks them"
             self.say("noise", f"{long}: hopeless beyond {1 / ENOUGH:.1f}. What helps: {ways}")
         if 0 < longest * FAR <= clip and ratio * clip > ENOUGH * longest:
-            long = (
-                f"clip = {clip:g} is {clip / longest:.2g} times as long as the median update, and the noise follows it"
-            )
+            long = f"clip = {clip:g} is {clip / longest:.2g} times the median update's length, and the noise follows it"
             self.say("clip", f"{long}: lower it to about {longest:.1g} (in a deployment, as measured on public data)")
 
     def protected(self, scales: Sequence[tuple[float, ...]], replies: int, longest: float = 0.0) -> None:

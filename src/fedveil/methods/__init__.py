@@ -72,19 +72,13 @@ METHODS: Registry[Sides] = Registry(
     {
         "vanilla": Sides(TrustedServer, Plain, "no privacy"),
         "global": Sides(TrustedServer, GlobalDP, "global DP: fixed Gaussian noise on the server"),
-        "metric": Sides(
-            TrustedServer, MetricPrivacy, "metric privacy: server noise divided by the distance of the models"
-        ),
+        "metric": Sides(TrustedServer, MetricPrivacy, "metric privacy: noise divided by the models' distance"),
         "group": Sides(GroupPrivacy, Clusters, "group privacy: Laplace noise on each client, k-means on the server"),
         "ifca": Sides(ReportsIndex, ReportedClusters, "IFCA: clients report their cluster, no privacy"),
         "fedre": Sides(FedRE, PerturbationAware, "FedRE: layer-wise client noise from sensitive regions"),
-        "record": Sides(
-            RecordDP, SecureSum, "record- or person-level DP: noise inside each silo's training; sum: who is trusted"
-        ),
+        "record": Sides(RecordDP, SecureSum, "record- or person-level DP: noise inside training; sum: who is trusted"),
         "sga-ldp": Sides(SGALDP, Plain, "SGA-LDP: client noise from the cosine of the update"),
-        "sga-central": Sides(
-            TrustedServer, SGACentral, "SGA-LDP, section B: the server sees the updates and adds their noise"
-        ),
+        "sga-central": Sides(TrustedServer, SGACentral, "SGA-LDP, section B: the server sees updates and adds noise"),
     },
 )
 

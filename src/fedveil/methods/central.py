@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedveil.accounting import Guarantee, Relation, Spend, compose_mu
+from fedveil.accounting import Relation, Spend, compose_mu, of_round
 from fedveil.accounting.bounds import GDP, ZCDP, Bound, Heuristic
 from fedveil.accounting.conditions import FIXED_COHORT
 from fedveil.aggregation import Updates, WeightedMean, padded, require_rule
@@ -24,6 +24,7 @@ from fedveil.methods.replies import stack_counts, updates_of
 Order = Literal["formal", "printed"]
 
 STEPS = 1024  # deviation of discrete noise on its grid
+_of_round = lru_cache(maxsize=16)(of_round)  # mostly what the round before was: the ledger comes to its text once
 PROVEN = {"gaussian": "gaussian", "discrete": "discrete gaussian"}  # mechanisms whose cost is known
 
 
@@ -245,20 +246,12 @@ class CentralNoise(AroundRule, ABC):
             proven: Bound = ZCDP((sensitivity / sigma) ** 2 / 2)
         else:
             proven = GDP(sensitivity / sigma, None if slope is None else slope / sigma)
-        guarantee = _of_round(self.relation, proven, conditions)
+        guarantee = _of_round(proven, "central", self.relation, *conditions)
         return Spend(guarantee=guarantee, mechanism=PROVEN[self.noise], scale=(sigma,), sensitivity=sensitivity)
 
     def _heuristic(self, reason: str, sigma: float) -> Spend:
-        guarantee = _of_round(self.relation, Heuristic(reason))
+        guarantee = _of_round(Heuristic(reason), "central", self.relation)
         return Spend(guarantee=guarantee, mechanism=PROVEN.get(self.noise, self.noise), scale=(sigma,))
-
-
-@lru_cache(maxsize=16)
-def _of_round(relation: Relation, bound: Bound, conditions: tuple[str, ...] = ()) -> Guarantee:
-    """What a round promises: mostly what the one before did, to whose text the ledger then comes once."""
-    return Guarantee(
-        unit="client", relation=relation, trust="central", scope="round", bound=bound, conditions=conditions
-    )
 
 
 def _check_weights(weights: Tensor, kept: bool, rule: str) -> None:

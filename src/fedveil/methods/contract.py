@@ -205,9 +205,7 @@ class Method:
         """Refuse weights that would need what local trust keeps on the client."""
         rule = self.server.rule
         if self.client.trust != "central" and rule is not None and rule.by_examples:
-            raise FieldError(
-                "weighting", "examples", f'counts stay on the client under {self.client.trust} trust: use "uniform"'
-            )
+            raise FieldError("weighting", "examples", f'under {self.client.trust} trust counts stay: use "uniform"')
 
 
 def noise_figures(scales: Sequence[tuple[float, ...]], layout: Layout, bound: float) -> dict[str, float]:

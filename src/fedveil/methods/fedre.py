@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedveil.accounting import Guarantee, Relation, Release, Spend, SpendFilter, Trust, model_of, nothing
+from fedveil.accounting import Relation, Release, Spend, SpendFilter, Trust, model_of, nothing, of_round
 from fedveil.accounting.bounds import GDP, Heuristic
 from fedveil.accounting.conditions import LIVENESS
 from fedveil.aggregation import NoState, perturbation_weights
@@ -190,14 +190,8 @@ class FedRE(Parameters):
             reason = "the noise is set by its ratio to the clip, not by a budget"
         elif self.split == "uniform":
             reason = "the paper's noise is calibrated for C_l, and a replaced client changes a layer by up to 2 C_l"
-        guarantee = Guarantee(
-            unit="client",
-            relation="replace-one",
-            trust="local",
-            scope="round",
-            bound=GDP(self._round_mu(rounds)) if formal else Heuristic(reason),
-            conditions=(LIVENESS,) if formal else (),
-        )
+        bound = GDP(self._round_mu(rounds)) if formal else Heuristic(reason)
+        guarantee = of_round(bound, "local", "replace-one", *[LIVENESS] * formal)
         return Spend(guarantee=guarantee, mechanism="gaussian", scale=deviations)
 
 

@@ -24,7 +24,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedveil.accounting import Guarantee, Relation, Release, Spend, Trust, nothing
+from fedveil.accounting import Relation, Release, Spend, Trust, nothing, of_round
 from fedveil.accounting.bounds import GDP, Heuristic
 from fedveil.accounting.events import FACTOR
 from fedveil.checks import Count, NoiseMultiplier, Parameters, Positive
@@ -100,18 +100,10 @@ class Publishing(Parameters):
         mean = noised(0.5 + (cut / ranges - 0.5).mean(0), GaussianNoise(sigma), source)
         factor = FACTOR[relation]
         conditions = ("the number of clients stays the same whoever belongs",) if relation == "add/remove" else ()
-        guarantee = Guarantee(
-            unit="client",
-            relation=relation,
-            trust="central",
-            scope="round",
-            bound=GDP(factor / self.noise_multiplier),
-            conditions=conditions,
-        )
+        guarantee = of_round(GDP(factor / self.noise_multiplier), "central", relation, *conditions)
         scale = tuple((sigma * ranges).tolist())
-        return _named(names, mean * ranges), Spend(
-            guarantee=guarantee, mechanism="gaussian", scale=scale, sensitivity=factor * moved
-        )
+        spend = Spend(guarantee=guarantee, mechanism="gaussian", scale=scale, sensitivity=factor * moved)
+        return _named(names, mean * ranges), spend
 
     def describe(self) -> str:
         """One line for a report."""
@@ -128,11 +120,7 @@ def _named(names: Sequence[str], values: Tensor) -> tuple[Release, ...]:
 
 
 def _unprotected(relation: Relation) -> Spend:
-    return Spend(
-        guarantee=Guarantee(
-            unit="client", relation=relation, trust="central", scope="round", bound=Heuristic(IN_THE_CLEAR)
-        )
-    )
+    return Spend(guarantee=of_round(Heuristic(IN_THE_CLEAR), "central", relation))
 
 
 ANSWERS = "whether and when a validation client answers does not depend on its data"
@@ -173,14 +161,7 @@ class Validation(Parameters):
         """What one release costs its client, whatever its loss; nothing under central trust, where the server pays."""
         if self.losses == "public" or trust == "central":
             return nothing(trust)
-        guarantee = Guarantee(
-            unit="client",
-            relation="replace-one",
-            trust="local",
-            scope="round",
-            bound=GDP(1 / self.noise_multiplier),
-            conditions=(ANSWERS,),
-        )
+        guarantee = of_round(GDP(1 / self.noise_multiplier), "local", "replace-one", ANSWERS)
         scale = (self.noise_multiplier * self.loss_range,)
         return Spend(guarantee=guarantee, mechanism="gaussian", scale=scale, sensitivity=self.loss_range)
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedveil.accounting import Guarantee, Relation, Release, Spend
+from fedveil.accounting import Relation, Release, Spend, of_round
 from fedveil.accounting.bounds import Heuristic
 from fedveil.aggregation import cluster_means
 from fedveil.calibration import AlignmentLDP, cosine
@@ -89,15 +89,10 @@ class SGACentral(AroundRule):
         lengths = torch.stack([norms(update) for update in raw])
         clipped = torch.stack([clip(update, self.clip) for update in raw])
         sigmas = [calibrator.sigma(calibrator.epsilon_at(s)) for s in self._similarities(clipped, state)]
-        sent = [
-            tuple(
-                Release("model", theta + noised(u, GaussianNoise(sigma), source.child("sga", p)))
-                if r.kind == "model"
-                else r
-                for r in reply
-            )
-            for u, sigma, p, reply in zip(clipped, sigmas, facts.partitions, replies, strict=True)
-        ]
+        sent = []
+        for u, sigma, p, reply in zip(clipped, sigmas, facts.partitions, replies, strict=True):
+            model = Release("model", theta + noised(u, GaussianNoise(sigma), source.child("sga", p)))
+            sent.append(tuple(model if r.kind == "model" else r for r in reply))
         found = Plain(self.aggregator).combine(sent, facts, state.rule, source)
         if self.clusters == 1:
             directions = found.models - theta
@@ -106,13 +101,7 @@ class SGACentral(AroundRule):
             first = clipped[torch.linspace(0, len(clipped) - 1, self.clusters).long()]
             directions = cluster_means(clipped, first if state.directions is None else state.directions)[0]
         sigma = math.sqrt(sum(s * s for s in sigmas)) / len(sigmas)  # of their mean
-        guarantee = Guarantee(
-            unit="client",
-            relation=self.relation,
-            trust="central",
-            scope="round",
-            bound=Heuristic("the noise's size depends on the clients' unprotected updates"),
-        )
+        why = Heuristic("the noise's size depends on the clients' unprotected updates")
         report = {
             **found.report,
             "clip": self.clip,
@@ -121,7 +110,7 @@ class SGACentral(AroundRule):
             "sigma": sigma,
             "noise_to_clip": sigma * theta.numel() ** 0.5 / self.clip,
         }
-        spend = Spend(guarantee=guarantee, mechanism="gaussian", scale=(sigma,))
+        spend = Spend(guarantee=of_round(why, "central"), mechanism="gaussian", scale=(sigma,))
         return Combined(found.models, spend, References(found.state, directions), report)
 
     def _calibrator(self) -> AlignmentLDP:

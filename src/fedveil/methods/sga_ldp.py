@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedveil.accounting import Guarantee, Release, Spend, SpendFilter, Trust, compose_mu, model_of, nothing
+from fedveil.accounting import Guarantee, Release, Spend, SpendFilter, Trust, compose_mu, model_of, nothing, of_round
 from fedveil.accounting.bounds import GDP, Heuristic
 from fedveil.accounting.conditions import LIVENESS
 from fedveil.calibration import AlignmentLDP, cosine
@@ -220,23 +220,11 @@ class SGALDP(Parameters):
 def _promise(side: SGALDP) -> Guarantee:
     """Of a round, whatever is spent in it."""
     if side.similarity == "update" and not side.static:
-        return Guarantee(
-            unit="client",
-            relation="zero-out",
-            trust="local",
-            scope="round",
-            bound=Heuristic("the noise's size depends on the private update"),
-        )
+        return of_round(Heuristic("the noise's size depends on the private update"), "local")
     mu = _mu(side.epsilon_max, side.delta)
-    return Guarantee(
-        unit="client",
-        relation="replace-one",
-        trust="local",
-        scope="round",
-        # static: calibrated to C, moved by 2C for any two inputs
-        bound=GDP(2 * mu if side.similarity == "update" else compose_mu((mu, *_beside(side)))),
-        conditions=(LIVENESS,),
-    )
+    # static: calibrated to C, moved by 2C for any two inputs
+    bound = GDP(2 * mu if side.similarity == "update" else compose_mu((mu, *_beside(side))))
+    return of_round(bound, "local", "replace-one", LIVENESS)
 
 
 def _beside(side: SGALDP) -> tuple[float, ...]:

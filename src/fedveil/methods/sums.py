@@ -74,9 +74,7 @@ class NoSum:
         if model is None:
             return ()
         if facts.noised is None or replace(facts.noised, lr=0.0) != noisy:
-            accepted = (
-                "the model was not trained with this method's noise: train it with fedveil.learning.PrivateTrainer"
-            )
+            accepted = "the model lacks this method's noise: train it with fedveil.learning.PrivateTrainer"
             raise FieldError("noised", facts.noised, accepted)
         return (Release("model", model), *self.terms(facts.noised))
 
@@ -99,9 +97,7 @@ class TrustedSum(Plain):
         super().__post_init__()
         rule = self.aggregator
         if not isinstance(rule, WeightedMean) or rule.weighting != "uniform":
-            accepted = (
-                'the promise is about the sum of all shares: use a mean with weighting="uniform", such as FedAvgM'
-            )
+            accepted = 'the promise is about the sum of all shares: take a mean with weighting="uniform", as FedAvgM'
             raise FieldError("aggregator", type(rule).__name__, accepted)
 
     def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: Any, source: Source) -> Combined:

@@ -62,9 +62,7 @@ class NodePolicy:
         require_private(file.parent, writable, "policy's folder")  # who writes there replaces the file
         policy = read_policy(file)
         if policy is None or policy.node is None:
-            raise FieldError(
-                "policy", file.name, "has no table [node], so nothing may run: `fedveil node init` writes one"
-            )
+            raise FieldError("policy", file.name, "has no table [node]; nothing runs: `fedveil node init` writes one")
         named = {"ledger": policy.node.ledger, "head": policy.node.head}
         places: dict[str, Any] = {n: str(file.parent / place) for n, place in named.items() if place is not None}
         return cls(file, replace(policy, node=None), replace(policy.node, **places))
@@ -147,9 +145,7 @@ def _answer(node: NodePolicy, message: Message, context: Context, run: Run, bund
         return Message(Error(REFUSED, refused), reply_to=message)
     own = {} if rules.dataset is None else {f"{PREFIX}dataset": rules.dataset}
     if set(own) & set(context.node_config):
-        raise FieldError(
-            f"{PREFIX}dataset", rules.dataset, "stands in the policy and the node's configuration: give it once"
-        )
+        raise FieldError(f"{PREFIX}dataset", rules.dataset, "is in the policy and the configuration: give it once")
     config = {**context.node_config, **own}
     seen = Context(context.run_id, context.node_id, config, context.state, context.run_config, context.series_id)
     call, given = _own(rules.client) if rules.client is not None else _foreign(bundle, node, seen)
@@ -167,9 +163,7 @@ def _own(reference: str) -> tuple[ClientAppCallable, dict[str, Any]]:
     with protected_outside() as calls:
         app = load_app(reference)
     if any(call != calls[0] for call in calls):
-        accepted = (
-            "builds mods that differ, in layout, method, trainer or site: one is for the whole app, all its handlers"
-        )
+        accepted = "builds mods that differ, in layout, method, trainer or site: one is for all handlers of the app"
         raise FieldError("client", reference, accepted)
     return app, dict(calls[0]) if calls else {}
 

@@ -172,9 +172,7 @@ def check_site(folder: str | Path) -> list[Binding]:
 def _of_files(node: NodePolicy) -> Iterator[Binding]:
     rules, closed = node.admission, stat.S_IRWXG | stat.S_IRWXO
     if rules.ledger is None or rules.head is None or rules.dataset is None:
-        yield Binding(
-            "ledger", "not seen", "policy.node names none: the SuperNode's configuration has to", needed=False
-        )
+        yield Binding("ledger", "not seen", "policy.node names none: the SuperNode has to", needed=False)
         return
     ledger = Path(rules.ledger) / f"{rules.dataset}.jsonl"
     try:

@@ -48,10 +48,9 @@ def model_of(run: Path) -> tuple[nn.Module, int]:
     """
     config, file = load(run), run / MODEL
     tile = int(config.data.options.get("tile", 128))
+    options = config.model.options | {"input_shape": (1, tile, tile), "outputs": CLASSES}
     with fields_of("model"):
-        module = build_model(
-            config.model.name, seed=config.seed, input_shape=(1, tile, tile), outputs=CLASSES, **config.model.options
-        )
+        module = build_model(config.model.name, seed=config.seed, **options)
     if not file.is_file():
         raise FieldError("RUN", str(run), f"holds no {MODEL}: finish it with `fedveil run --resume`")
     state, wanted = load_file(file), module.state_dict()
@@ -59,9 +58,9 @@ def model_of(run: Path) -> tuple[nn.Module, int]:
         raise FieldError("RUN", str(run), "holds no single model of pages with a class a pixel (documents, sroie)")
     module.load_state_dict(state)
     with evaluating(module), torch.no_grad():
-        shape = tuple(module(torch.zeros(1, 1, tile, tile)).shape)
-    if shape != (1, CLASSES, tile, tile):
-        raise FieldError("RUN", str(run), f"its model gives {shape} for a tile: one of a class a pixel is needed")
+        given = tuple(module(torch.zeros(1, 1, tile, tile)).shape)
+    if given != (1, CLASSES, tile, tile):
+        raise FieldError("RUN", str(run), f"its model gives {given} for a tile: one of a class a pixel is needed")
     return module, tile
 
 
@@ -121,11 +120,8 @@ def write_finding(found: MarkedPage, folder: Path, threshold: float = 0.5) -> No
     colours = np.repeat(found.page[..., None].astype(np.float64), 3, axis=2)
     drawn = np.where(marked, 0.5 * colours + 0.5 * RED, colours)
     for left, top, right, bottom, _ in found.boxes:
-        for rows, columns in (
-            (slice(top, bottom), [left, right - 1]),
-            ([top, bottom - 1], slice(left, right)),
-        ):
-            drawn[rows, columns] = RED
+        drawn[top:bottom, [left, right - 1]] = RED
+        drawn[[top, bottom - 1], left:right] = RED
     folder.mkdir(parents=True, exist_ok=True)
     stem = Path(found.name).stem
     pillow().fromarray(drawn.astype(np.uint8)).save(folder / f"{stem}.png")

@@ -12,7 +12,7 @@ from fedveil.games import Audit
 from fedveil.games.game import Refused
 from fedveil.games.scoring import Scored
 from fedveil.gdp import rounded_down
-from fedveil.report.table import NOTHING, Table
+from fedveil.report.table import NOTHING, Table, grouped_by
 
 LITTLE = 0.5  # an epsilon: with runs that cannot even prove this much, that has to be said
 MILESTONES = (0.0, 0.5, 1.0, 2.0)
@@ -72,9 +72,9 @@ def answer(found: Audit) -> str:
 
 def folded(refused: Sequence[Refused]) -> list[str]:
     """One line for all attacks that were not run, by the reason."""
-    reasons: dict[str, dict[str, None]] = {}
-    for one in refused:
-        reasons.setdefault(one.reason, {})[one.attack] = None
+    reasons = {
+        why: dict.fromkeys(r.attack for r in own) for why, own in grouped_by(refused, lambda r: r.reason).items()
+    }
     said = "; ".join(f"{', '.join(attacks)} ({reason})" for reason, attacks in reasons.items())
     return [f"not run: {said}"] if said else []
 

@@ -56,41 +56,30 @@ def audit_notes(found: Audit) -> list[str]:
     runs, rehearsals = values["replicates"], values["rehearsals"]
     ceilings = ", ".join(f"{n}: {epsilon_ceiling(n):.1f}" for n in CEILINGS)
     notes = [
-        f"Client {values['attacker']} asks whether client {values['target']} takes part; without it there is "
-        f"{IN_ITS_PLACE[values['world']]}. The adversary holds {values['shadow']} shadow data"
-        + (f"; colluding: clients {together}." if together else "."),
-        f"{runs} independent runs with and {runs} without the target; intervals are over runs. Each run has its own "
-        "data, first model, training order and noise (natural clients keep their data, in rehearsals too: an "
-        "adversary that knows them; a pre-trained first model is trained once for all). "
-        f"Thresholds come from {rehearsals} + {rehearsals} rehearsals, which are not "
-        "evaluated.",
-        f"measured epsilon >=: what the attack proves at 95% about this run's data, for {values['relation']} at "
-        f"delta = {values['delta']:g}; {runs} runs can prove {values['epsilon_ceiling']:.2f} at most (by number of "
-        f"runs: {ceilings}). It is no guarantee: a stronger attack may prove more. Each line is a bound by itself; "
-        f"all together prove, at 95%: {_together(values)}.",
-        "valid: the same attack's interval lies above .5 without the defence; where it does not, its figure says "
-        "nothing about the defence.",
+        f"Without client {values['target']} there is {IN_ITS_PLACE[values['world']]}. Client {values['attacker']} "
+        f"holds {values['shadow']} shadow data{f'; colluding: clients {together}' if together else ''}.",
+        f"{runs} independent runs with and {runs} without the target; intervals are over runs. Each has its own data "
+        "(natural clients keep theirs), first model (but a pre-trained one), training order and noise. Thresholds "
+        f"come from {rehearsals} + {rehearsals} rehearsals, which are not evaluated.",
+        f"measured epsilon >=: proven at 95%, for {values['relation']} at delta = {values['delta']:g}; {runs} runs can "
+        f"prove {values['epsilon_ceiling']:.2f} at most (by number of runs: {ceilings}). It is no guarantee: a "
+        f"stronger attack may prove more. All together prove, at 95%: {_together(values)}.",
+        "valid: the attack works without the defence; else its figure says nothing about the defence.",
+        f"Metrics that clients see after each round: {values['published_metrics']['text']}.{_gain(found)}",
     ]
-    notes.append(f"Metrics that clients see after each round: {values['published_metrics']['text']}.{_gain(found)}")
     if any(v.supposed for v in found.verdicts):
         notes.append("* supposes that metrics are published so, which they are not here.")
     notes += [_sequential(v) for v in found.verdicts if v.sequential is not None and not v.supposed]
     notes += folded(found.refused)
-    for verdict in found.verdicts:
-        kept = [n for n in verdict.notes if not n.startswith("no true positive rate")]
-        notes += [f"{verdict.attack}, {verdict.setting}: {note}" for note in kept]
-    rates = [n for v in found.verdicts for n in v.notes if n.startswith("no true positive rate")]
-    return notes + rates[:1]
+    said = [(f"{v.attack}, {v.setting}: {n}", n) for v in found.verdicts for n in v.notes]
+    rates = [n for _, n in said if n.startswith("no true positive rate")]
+    return [*notes, *(text for text, n in said if n not in rates), *rates[:1]]
 
 
 def _figures(verdict: Scored) -> list[str]:
-    gain = NOTHING if verdict.advantage is None else f"{verdict.advantage.point:.2f}"
-    bound = (
-        NOTHING
-        if verdict.epsilon is None
-        else f"{rounded_down(verdict.epsilon.lower)} of {verdict.epsilon.ceiling:.2f}"
-    )
-    return [in_words(verdict.auc), gain, bound]
+    gain, bound = verdict.advantage, verdict.epsilon
+    proven = NOTHING if bound is None else f"{rounded_down(bound.lower)} of {bound.ceiling:.2f}"
+    return [in_words(verdict.auc), NOTHING if gain is None else f"{gain.point:.2f}", proven]
 
 
 def _about(about: dict[str, Any]) -> str:
@@ -105,10 +94,8 @@ def _about(about: dict[str, Any]) -> str:
 
 
 def _together(values: dict[str, Any]) -> str:
-    return (
-        ", ".join(f"{s} {rounded_down(b['lower'])} of {b['ceiling']:.2f}" for s, b in values["together"].items())
-        or "nothing"
-    )
+    proven = (f"{s} {rounded_down(b['lower'])} of {b['ceiling']:.2f}" for s, b in values["together"].items())
+    return ", ".join(proven) or "nothing"
 
 
 def _gain(found: Audit) -> str:
@@ -131,12 +118,9 @@ def _gain(found: Audit) -> str:
 
 def _sequential(verdict: Scored) -> str:
     found = verdict.sequential
-    if found is None:
-        return ""
+    assert found is not None
     median = f"decides after {found.rounds_in:g} rounds (median, with the target) and {found.rounds_out:g} (without)"
     errors = f"said OUT of {in_words(found.miss)} of the runs with it, IN of {in_words(found.alarm)} of those without"
     undecided = f"undecided {found.undecided} of {sum(verdict.runs)}"
-    wanted = f"sequential test for errors of {found.wanted:.0%}"
-    if found.undecided == sum(verdict.runs):
-        return f"{verdict.attack}, {verdict.setting}: {wanted}: undecided in all {found.undecided} runs"
-    return f"{verdict.attack}, {verdict.setting}: {wanted}: {median}; {errors}; {undecided}"
+    said = undecided if found.undecided == sum(verdict.runs) else f"{median}; {errors}; {undecided}"
+    return f"{verdict.attack}, {verdict.setting}: sequential test for errors of {found.wanted:.0%}: {said}"

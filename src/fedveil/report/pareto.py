@@ -6,17 +6,8 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from fedveil.accounting import VACUOUS
+from fedveil.report import tables
 from fedveil.report.canvas import COLOURS, MARKERS, labelled, legend_below, new_figure, say, wrapped
-from fedveil.report.tables import (
-    based,
-    grouped,
-    headline,
-    promise_of,
-    proven_epsilon,
-    quality,
-    swept,
-    worst_guarantee,
-)
 from fedveil.runs.summary import Summary
 
 if TYPE_CHECKING:
@@ -69,8 +60,8 @@ def place(panel: str, point: Point) -> float | None:
 
 def pareto(summaries: Sequence[Summary]) -> "Figure":
     """A panel for attacks (if there was an audit), one for the noise, one for the epsilons of each unit and trust."""
-    name, title = quality(summaries)
-    points = {base: _points(runs, name) for base, runs in based(summaries).items()}
+    name, title = tables.quality(summaries)
+    points = {base: _points(runs, name) for base, runs in tables.based(summaries).items()}
     attacked = any(p.attack for some in points.values() for p in some)
     promises = list(dict.fromkeys(p.promise for some in points.values() for p in some if p.promise))
     proven = [" ".join(promise) for promise in promises] or ["epsilon"]
@@ -87,7 +78,7 @@ def pareto(summaries: Sequence[Summary]) -> "Figure":
         _epsilon(mosaic[panel], panel, points, summaries, better)
     mosaic[panels[0]].set_ylabel(_averaged(summaries, name, title))
     legend_below(figure, labelled(list(mosaic.values())))
-    figure.suptitle(wrapped(headline(summaries), PANEL * len(panels), 10), fontsize=10)
+    figure.suptitle(wrapped(tables.headline(summaries), PANEL * len(panels), 10), fontsize=10)
     _name(figure, mosaic, points)
     return figure
 
@@ -96,7 +87,7 @@ def _averaged(summaries: Sequence[Summary], name: str, title: str) -> str:
     """What is measured, over how many rounds and seeds."""
     counts = [s.values["last_rounds"].get(name, {}).get("rounds", 0) for s in summaries]
     least, most = min(filter(None, counts), default=0), max(counts)
-    seeds = max(len(runs) for runs in grouped(summaries).values())
+    seeds = max(len(runs) for runs in tables.grouped(summaries).values())
     over = f"mean of the last {most if least == most else f'{least} to {most}'} rounds"
     text = f"{title}, {'last round' if most == 1 else over}"
     bars = f"{seeds} seeds" if seeds > 1 else "these rounds"
@@ -105,23 +96,23 @@ def _averaged(summaries: Sequence[Summary], name: str, title: str) -> str:
 
 def _points(runs: Sequence[Summary], name: str) -> list[Point]:
     found = []
-    for label, own in grouped(runs).items():
+    for label, own in tables.grouped(runs).items():
         values = [v for v in (r.averaged(name) for r in own) if v is not None]
         if not values:
             continue
         first = own[0].values
         ratios = [v for v in (r.noise("noise_to_clip") for r in own) if v is not None]
-        epsilons = [e for e in (proven_epsilon(r) for r in own) if e is not None]
+        epsilons = [e for e in (tables.proven_epsilon(r) for r in own) if e is not None]
         found.append(
             Point(
                 label=label,
-                swept=swept(own[0]),
+                swept=tables.swept(own[0]),
                 quality=fmean(values),
                 spread=stdev(values) if len(values) > 1 else first["last_rounds"][name]["deviation"],
                 noisy=bool(first["noise"]),
                 ratio=fmean(ratios) if ratios else None,
                 epsilon=max(epsilons) if epsilons else None,
-                promise=promise_of(own[0]) if epsilons else (),
+                promise=tables.promise_of(own[0]) if epsilons else (),
                 attack=next(iter(first.get("audits", [])), None),
             )
         )
@@ -192,8 +183,8 @@ def _epsilon(
         say(axes, "no setting has a proven epsilon", keep_y=True)
         return
     _front(axes, every, better)
-    here = [s for s in summaries if proven_epsilon(s) is not None and " ".join(promise_of(s)) == panel]
-    unit = worst_guarantee(here[0])
+    here = [s for s in summaries if tables.proven_epsilon(s) is not None and " ".join(tables.promise_of(s)) == panel]
+    unit = tables.worst_guarantee(here[0])
     axes.set_xscale("log")
     low, high = axes.get_xlim()
     low, high = min(low, 1.0), max(high, VACUOUS * 3)
@@ -203,10 +194,10 @@ def _epsilon(
     axes.set_xlim(low, high)
     meaning = ", ".join(str(unit[k]) for k in ("relation", "unit", "trust"))
     axes.set_xlabel(f"epsilon at delta = {unit['delta']:g}\n({meaning}, total)")
-    statuses = " or ".join(dict.fromkeys(worst_guarantee(s)["status"] for s in here))
-    without = {s.setting for s in summaries if worst_guarantee(s)["status"] == "heuristic"}
+    statuses = " or ".join(dict.fromkeys(tables.worst_guarantee(s)["status"] for s in here))
+    without = {s.setting for s in summaries if tables.worst_guarantee(s)["status"] == "heuristic"}
     title = f"one {unit['unit']}, {unit['trust']}: {statuses}"
-    title += f"; without (heuristic): {len(without)} of {len(grouped(summaries))} settings" if without else ""
+    title += f"; without (heuristic): {len(without)} of {len(tables.grouped(summaries))} settings" if without else ""
     axes.set_title(wrapped(title, 0.75 * PANEL, 8), fontsize=8)
 
 

@@ -111,30 +111,24 @@ def useful(values: Mapping[str, Any]) -> str:
 
 def plan_table(plan: Plan, conditions: Sequence[str] = ()) -> Table:
     """A plan with everything its numbers mean, and what its promise rests on beside."""
-    rows: list[tuple[str, str]] = []
-    flag = " (vacuous)" if plan.vacuous else ""
-    rows.append(
-        (
-            "epsilon",
-            f"{rounded_up(plan.epsilon)} at delta {plan.delta:g}{flag}: the total over all {plan.rounds} rounds",
-        )
-    )
-    rows.append(("unit", "client: all data of one client"))
-    rows.append(("relation", f"{plan.relation}: {_RELATIONS[plan.relation]}"))
-    rows.append(("trust", "central: the server sees the clients' updates and adds the noise"))
+    epsilon = f"{rounded_up(plan.epsilon)} at delta {plan.delta:g}{' (vacuous)' if plan.vacuous else ''}"
     assumed = f"{plan.clients} clients, all in every round, uniform weights, updates clipped to {plan.clip:g}"
-    rows.append(("assumes", assumed))
-    rows += [("holds if", condition) for condition in conditions]
-    rows.append(("noise multiplier", f"{rounded_up(plan.noise_multiplier, 6)} (z)"))
-    rows.append(("sigma", f"{rounded_up(plan.sigma)} per coordinate of the mean update: z C / n"))
-    rows.append(("mu", f"{rounded_up(plan.mu)} (Gaussian DP, total)"))
-    rows.append(("for an attacker", meaning_of_mu(plan.mu).describe()))
+    rows = [
+        ("epsilon", f"{epsilon}: the total over all {plan.rounds} rounds"),
+        ("unit", "client: all data of one client"),
+        ("relation", f"{plan.relation}: {_RELATIONS[plan.relation]}"),
+        ("trust", "central: the server sees the clients' updates and adds the noise"),
+        ("assumes", assumed),
+        *(("holds if", condition) for condition in conditions),
+        ("noise multiplier", f"{rounded_up(plan.noise_multiplier, 6)} (z)"),
+        ("sigma", f"{rounded_up(plan.sigma)} per coordinate of the mean update: z C / n"),
+        ("mu", f"{rounded_up(plan.mu)} (Gaussian DP, total)"),
+        ("for an attacker", meaning_of_mu(plan.mu).describe()),
+    ]
     if plan.signal_to_noise is not None:
         meaning = f"length of an update over length of the noise, {plan.dimension:,} parameters"
         rows.append(("signal to noise", f"{plan.signal_to_noise:.3g}: {meaning}"))
-    rows.append(("advice", plan.advice()))
-    for warning in plan.warnings:
-        rows.append(("warning", warning))
+    rows += [("advice", plan.advice()), *(("warning", warning) for warning in plan.warnings)]
     own = ("vacuous", "signal_to_noise", "warnings")
     values = {**vars(plan), **{name: getattr(plan, name) for name in own}, "advice": plan.advice()}
     return Table.facts(rows, {**values, "unit": "client", "trust": "central", "conditions": conditions})

@@ -2,15 +2,24 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 NOTHING = "-"
+T = TypeVar("T")
+
+
+def grouped_by(items: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]]:
+    """Items under their keys, in the order in which each key first occurs."""
+    found: dict[str, list[T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
 
 
 @dataclass(frozen=True)

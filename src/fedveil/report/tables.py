@@ -8,7 +8,7 @@ from typing import Any
 
 from fedveil.gdp import rounded_up
 from fedveil.report.planning import useful
-from fedveil.report.table import NOTHING, Table
+from fedveil.report.table import NOTHING, Table, grouped_by
 from fedveil.runs.summary import Summary
 
 OF_TWO = ("accuracy", "macro_auc", "balanced_accuracy", "sensitivity", "specificity")
@@ -24,18 +24,12 @@ WIDE = 130  # columns of a terminal that holds the whole table
 
 def grouped(summaries: Sequence[Summary]) -> dict[str, list[Summary]]:
     """Summaries by setting, in order; several of one setting are repetitions under other seeds."""
-    found: dict[str, list[Summary]] = {}
-    for summary in summaries:
-        found.setdefault(summary.setting, []).append(summary)
-    return found
+    return grouped_by(summaries, lambda s: s.setting)
 
 
 def based(summaries: Sequence[Summary]) -> dict[str, list[Summary]]:
     """Summaries by setting as it was written: the points of a swept one belong together."""
-    found: dict[str, list[Summary]] = {}
-    for summary in summaries:
-        found.setdefault(str(summary.values.get("base", summary.setting)), []).append(summary)
-    return found
+    return grouped_by(summaries, lambda s: str(s.values.get("base", s.setting)))
 
 
 def swept(summary: Summary) -> str:
@@ -149,11 +143,7 @@ def below_public(summaries: Sequence[Summary]) -> list[str]:
 def comparison_notes(summaries: Sequence[Summary]) -> list[str]:
     """What has to be said beside the table."""
     first = summaries[0].values
-    of_two = (
-        "balanced, sens., spec.: balanced accuracy, sensitivity, specificity. "
-        if figures_of(summaries) == OF_TWO
-        else ""
-    )
+    of_two = "balanced, sens., spec.: balanced accuracy, sensitivity, specificity. " * (figures_of(summaries) == OF_TWO)
     notes = [
         f"{first['data']['name']}, {first['clients']} clients, {first['rounds']} rounds, {first['dimension']:,} "
         f"parameters; measured on the clients' held-out examples, pooled. {of_two}sigma: standard deviation of the "
@@ -171,34 +161,18 @@ def comparison_notes(summaries: Sequence[Summary]) -> list[str]:
             f"{', '.join(worse)}: less accurate than the model of public examples alone, which protects everybody: "
             "take that one. (Deciding by a score on private examples would be a release of its own.)"
         )
-    instead: dict[str, list[str]] = {}
-    for summary in summaries:
-        instead.setdefault(useful(summary.values), []).append(summary.setting)
-    notes += [f"{', '.join(dict.fromkeys(who))}: vacuous; {text}." for text, who in instead.items() if text]
+    for text, those in grouped_by(summaries, lambda s: useful(s.values)).items():
+        notes += [f"{', '.join(grouped(those))}: vacuous; {text}."] * bool(text)
     notes.append(f"Metrics that clients see after each round: {first['published_metrics']['text']}.")
-    methods = {s.values["method"] for s in summaries}
-    if "metric" in methods:
-        notes.append(
-            "heuristic: noise was added, but no definition of privacy is satisfied, so there is no epsilon. Metric "
-            "privacy's server sees every client's model in the clear, and sigma itself depends on them."
-        )
-    derived = [s for s in summaries if s.values["derived_from"]]
-    if derived:
-        origin = derived[0].values["derived_from"]
-        notes.append(
-            f"{derived[0].setting}: its noise multiplier was derived from private runs of {origin!r}: a study, not a "
-            "deployment."
-        )
+    reasons = {s.setting: why for s in summaries if (why := worst_guarantee(s).get("reason"))}
+    notes += [f"{setting}: heuristic, there is no epsilon: {why}." for setting, why in reasons.items()]
     audits = {s.setting: s.values["audits"][0] for s in summaries if s.values.get("audits")}
     if audits:
         runs = max(a["runs"] for a in audits.values())
         counted = Counter(a["attack"] for a in audits.values())
         strongest = ", ".join(f"{attack} ({count} settings)" for attack, count in counted.most_common())
-        notes.append(
-            f"attack AUC: does the last client take part? {runs} runs with it and {runs} without, 95% over runs. The "
-            f"strongest attack of those that work without the defence or evidently against it: {strongest}. Taking the "
-            "strongest of several flatters the attacker a little."
-        )
+        asked = f"does the last client take part? {runs} runs with it and {runs} without, 95% over runs"
+        notes.append(f"attack AUC: {asked}. The strongest attack that works, which flatters it a little: {strongest}.")
     elif any(s.values.get("audited") for s in summaries):
         notes.append("attack AUC: no attack evidently works here, with or without a defence; more runs would tell.")
     notes += [f"{s.setting}: malicious: {malicious_text(m)}" for s in summaries if (m := s.values.get("malicious"))]
@@ -207,12 +181,10 @@ def comparison_notes(summaries: Sequence[Summary]) -> list[str]:
         notes.append(f"{named}: the model names one class, whatever it is shown; its accuracy is that class's share.")
     if first["data"]["note"]:
         notes.append(str(first["data"]["note"]))
-    warned: dict[str, list[str]] = {}
-    for label, runs in grouped(summaries).items():
-        for line in runs[0].values["data"].get("warnings", []):
-            warned.setdefault(line, []).append(label)
-    everybody = len(grouped(summaries))
-    notes += [line if len(who) == everybody else f"{', '.join(who)}: {line}" for line, who in warned.items()]
+    everybody = grouped(summaries)
+    said = [(own[0].setting, line) for own in everybody.values() for line in own[0].values["data"].get("warnings", [])]
+    for line, warned in grouped_by(said, lambda pair: pair[1]).items():
+        notes.append(line if len(warned) == len(everybody) else f"{', '.join(who for who, _ in warned)}: {line}")
     notes += [f"{s.setting}: {fallen}" for s in summaries if (fallen := fell_back(s))]
     stopped = [f"{s.setting}: stopped early, {s.stopped}" for s in summaries if s.stopped]
     return notes + stopped
@@ -279,9 +251,7 @@ def run_table(summary: Summary) -> Table:
         rows.append(("distance", fallen))
     if values.get("malicious", {}).get("unprotected"):
         who = ", ".join(map(str, values["malicious"]["clients"]))
-        rows.append(
-            ("nothing promised to", f"the malicious clients {who}: they go around the method, and are in no guarantee")
-        )
+        rows.append(("nothing promised to", f"malicious clients {who}: they go around the method"))
     for party, guarantee in values["guarantees"].items():
         leakage = guarantee.get("leakage")
         what = "of the reported index alone, ln k a round" if values["trust"] == "central" else "sum of n / nu"

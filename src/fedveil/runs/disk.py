@@ -70,9 +70,7 @@ class FolderLock:
             raise InUseError("--out", str(self._folder), accepted) from error
         except OSError as error:
             os.close(handle)
-            accepted = (
-                f"cannot be locked ({error.strerror}): give a folder on a file system that can, such as a local one"
-            )
+            accepted = f"cannot be locked ({error.strerror}): give a folder on a file system that can, as a local one"
             raise FieldError("--out", str(self._folder), accepted) from error
         os.ftruncate(handle, 0)
         os.lseek(handle, 0, os.SEEK_SET)

@@ -174,9 +174,7 @@ class RunFolder:
         if last > done:
             stands = f"the model of round {done} stands" if done else "the first model stands"
             again = "and drawn anew; what is recorded of it stays counted" if self._durable else "to the same bits"
-            self._message(
-                f"the ledgers hold round {last}, which has no checkpoint: {stands}, the round is done {again}"
-            )
+            self._message(f"the ledgers hold round {last}, which has no checkpoint: {stands}, it is done {again}")
         released = {e.key[0] for e in books["server"].entries} if "server" in books else set()
         path = self.path / METRICS
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():

@@ -8,22 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedveil import learning
 from fedveil.config.experiment import Config
 from fedveil.config.options import fields_of
 from fedveil.data.dealing import holdout
 from fedveil.engines.assembly import require_fit, with_proximal_term
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
-from fedveil.learning import (
-    ClientData,
-    LocalTraining,
-    PrivateTrainer,
-    SequentialTrainer,
-    build_model,
-    evaluate,
-    initial_models,
-    make_trainer,
-)
 from fedveil.learning.learner import Learner, Trainer
 from fedveil.learning.losses import LossFunction, evaluating, outputs_of
 from fedveil.learning.scores import region_mask
@@ -52,7 +43,7 @@ def learner_of(config: Config, dealt: Dealt, method: Method, memo: Path | None) 
         Naming the key that does not fit the data.
     """
     with fields_of("model"):
-        module = build_model(config.model.name, seed=config.seed, **_shape(config, dealt))
+        module = learning.build_model(config.model.name, seed=config.seed, **_shape(config, dealt))
         layout = Layout.from_module(module)
     check_fit(dealt, method, config.local.loss, config.model.name, module)
     require_fit(module, dealt.clients, config.local.loss)
@@ -60,8 +51,8 @@ def learner_of(config: Config, dealt: Dealt, method: Method, memo: Path | None) 
         local = with_proximal_term(config.local, method)
     how: dict[str, Any] = {"device": config.device, "workers": config.workers, "precision": config.precision}
     how["noisy"] = method.noisy.noisy_steps if method.noisy else None
-    trainer: Trainer = make_trainer(module, layout, local, config.trainer, **how)
-    if isinstance(trainer, PrivateTrainer):
+    trainer: Trainer = learning.make_trainer(module, layout, local, config.trainer, **how)
+    if isinstance(trainer, learning.PrivateTrainer):
         if dealt.dataset.local_columns:
             accepted = "each silo scales columns by its own rows, which no noise covers: scale by public constants"
             raise FieldError("data.scale", "client", accepted)
@@ -107,7 +98,7 @@ def first_models(
     trained = config.model.start == "public" or (config.pretraining is not None and dealt.validation is not None)
     seed, k = base if trained else config.seed, method.server.hypotheses
     with fields_of("model"):
-        starts = initial_models(config.model.name, k=k, seed=seed, **_shape(config, dealt))
+        starts = learning.initial_models(config.model.name, k=k, seed=seed, **_shape(config, dealt))
     if config.model.start == "normal":
         generator = torch.Generator().manual_seed(keyed_seed("normal start", seed))
         starts = torch.randn(starts.shape, generator=generator, dtype=starts.dtype)
@@ -119,7 +110,7 @@ def first_models(
     if config.pretraining is None or dealt.validation is None:
         return starts
     alone = pretraining_of(config.local, config.pretraining.epochs)
-    central: Trainer = SequentialTrainer(learner.model, learner.layout, alone, device=config.device)
+    central: Trainer = learning.SequentialTrainer(learner.model, learner.layout, alone, device=config.device)
     if memo is not None:
         central = _remembered(central, config, alone, memo)
     return first_model(starts, dealt.validation, central, seed)
@@ -130,7 +121,7 @@ def _shape(config: Config, dealt: Dealt) -> dict[str, Any]:
     return {"input_shape": dataset.input_shape, "outputs": dataset.outputs, **config.model.options}
 
 
-def _remembered(trainer: Trainer, config: Config, local: LocalTraining, memo: Path) -> Trainer:
+def _remembered(trainer: Trainer, config: Config, local: learning.LocalTraining, memo: Path) -> Trainer:
     kind = (type(trainer).__name__, config.precision, config.device)
     parts = (*kind, config.model.name, config.model.options, asdict(local))
     return Remembering(trainer, memo, repr(parts))
@@ -183,7 +174,7 @@ def check_fit(dealt: Dealt, method: Method, loss: str | LossFunction, model: str
             raise FieldError("model.name", model, accepted)
 
 
-def first_model(start: Tensor, validation: ClientData, trainer: Trainer, seed: int) -> Tensor:
+def first_model(start: Tensor, validation: learning.ClientData, trainer: Trainer, seed: int) -> Tensor:
     """Train the first model [1, d] on the server's examples; `trainer` says for how long.
 
     Raises
@@ -197,7 +188,7 @@ def first_model(start: Tensor, validation: ClientData, trainer: Trainer, seed: i
     return outcome.model[None]
 
 
-def public_model(module: nn.Module, layout: Layout, start: Tensor, public: ClientData, seed: int) -> Tensor:
+def public_model(module: nn.Module, layout: Layout, start: Tensor, public: learning.ClientData, seed: int) -> Tensor:
     """A model [d] trained on public examples and their classes, by settings chosen on these alone.
 
     One dense layer is a logistic regression whose strength is chosen by cross-validation (scikit-learn). Any other
@@ -219,17 +210,17 @@ def public_model(module: nn.Module, layout: Layout, start: Tensor, public: Clien
     if isinstance(some, nn.Linear) and layout.size == sum(p.numel() for p in some.parameters()):
         return _logistic(layout, start, public)
     rest, kept = holdout(public.y.numpy(), np.arange(public.examples), 0.2, seed=keyed_seed("public model", seed))
-    most, best = (ClientData(public.x[i], public.y[i]) for i in map(torch.from_numpy, (rest, kept)))
+    most, best = (learning.ClientData(public.x[i], public.y[i]) for i in map(torch.from_numpy, (rest, kept)))
 
-    def trained(on: ClientData, epochs: int) -> Tensor:
-        local = LocalTraining(epochs=epochs, batch_size=32, lr=0.001, optimizer="adam")
-        return first_model(start[None], on, SequentialTrainer(module, layout, local), seed)[0]
+    def trained(on: learning.ClientData, epochs: int) -> Tensor:
+        local = learning.LocalTraining(epochs=epochs, batch_size=32, lr=0.001, optimizer="adam")
+        return first_model(start[None], on, learning.SequentialTrainer(module, layout, local), seed)[0]
 
-    losses = {n: evaluate(module, layout, trained(most, n), best.x, best.y, ("loss",))["loss"] for n in EPOCHS}
+    losses = {n: learning.evaluate(module, layout, trained(most, n), best.x, best.y, ("loss",))["loss"] for n in EPOCHS}
     return trained(public, min(losses, key=losses.__getitem__))
 
 
-def _logistic(layout: Layout, start: Tensor, public: ClientData) -> Tensor:
+def _logistic(layout: Layout, start: Tensor, public: learning.ClientData) -> Tensor:
     """The logistic regression of public examples as one layer's parameters; a class that none shows keeps its own."""
     from sklearn.linear_model import LogisticRegressionCV
 
@@ -246,6 +237,6 @@ def _logistic(layout: Layout, start: Tensor, public: ClientData) -> Tensor:
     return layout.flatten(parts)
 
 
-def pretraining_of(local: LocalTraining, epochs: int) -> LocalTraining:
+def pretraining_of(local: learning.LocalTraining, epochs: int) -> learning.LocalTraining:
     """Local training for the server alone: its own number of epochs, and no proximal term."""
     return replace(local, epochs=epochs, prox=0.0)

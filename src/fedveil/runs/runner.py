@@ -18,20 +18,11 @@ from fedveil.config.folders import refuse_used
 from fedveil.engines import Federation, RoundRecord
 from fedveil.engines.seams import Probe
 from fedveil.learning import evaluate, evaluate_clients
+from fedveil.runs import summary
 from fedveil.runs.deal import data_digest
 from fedveil.runs.folder import UNNOISED, RunFolder, new_run_id
 from fedveil.runs.ledgers import Ledgers
 from fedveil.runs.prepare import Setup, prepare, resolve_device
-from fedveil.runs.summary import (
-    REPRODUCIBLE,
-    Row,
-    Summary,
-    core_of,
-    guarantees_of,
-    majority_of,
-    participations_of,
-    row_of,
-)
 
 _TURN = RLock()  # torch's number of threads and its tracer of models are the process's
 
@@ -42,7 +33,7 @@ class Progress(Protocol):
     def begin(self, label: str, done: int, rounds: int) -> None:
         """A run starts, or goes on after `done` rounds."""
 
-    def advance(self, row: Row) -> None:
+    def advance(self, row: summary.Row) -> None:
         """A round is done."""
 
     def say(self, text: str) -> None:
@@ -58,7 +49,7 @@ class Silent:
     def begin(self, label: str, done: int, rounds: int) -> None:
         """Nothing."""
 
-    def advance(self, row: Row) -> None:
+    def advance(self, row: summary.Row) -> None:
         """Nothing."""
 
     def say(self, text: str) -> None:
@@ -95,7 +86,7 @@ def run(
     setting: str = "",
     memo: Path | None = None,
     probes: Sequence[Probe] = (),
-) -> Summary:
+) -> summary.Summary:
     """Run an experiment.
 
     Parameters
@@ -142,7 +133,7 @@ def run(
         ledgers = folder.ledgers if folder else Ledgers(new_run_id(config))
         own = begin(probes, setup)
         federation = setup.federation(ledgers, own, (lambda text: None) if setting else progress.say)
-        rows: list[Row] = []
+        rows: list[summary.Row] = []
         if folder is not None:
             folder.create()
             if folder.checkpoint is not None:
@@ -150,7 +141,7 @@ def run(
             rows = folder.rows
 
         def on_round(record: RoundRecord) -> None:
-            row = row_of(record, federation.method, federation.layout, federation.client_sides)
+            row = summary.row_of(record, federation.method, federation.layout, federation.client_sides)
             if folder is None:
                 rows.append(row)
             else:
@@ -169,7 +160,7 @@ def run(
         values = summary_of(setup, federation, history.stopped, ledgers, rows, label, seconds, conclude([own])[0])
         if folder is not None:
             folder.finish(history.state_dicts, values)
-    return Summary(values, rows)
+    return summary.Summary(values, rows)
 
 
 def begin(probes: Sequence[Probe], setup: Setup) -> list[Probe]:
@@ -201,7 +192,7 @@ def summary_of(
     federation: Federation,
     stopped: str,
     ledgers: Ledgers,
-    rows: list[Row],
+    rows: list[summary.Row],
     label: str,
     seconds: float,
     concluded: Mapping[str, Any],
@@ -210,8 +201,8 @@ def summary_of(
     config = setup.config
     dataset = setup.dataset
     method, delta = federation.method, config.privacy.budget.delta
-    guarantee, parties = guarantees_of(method, ledgers.books, delta, read_off(config.read_off))
-    core = core_of(label, method, federation.layout, rows, guarantee, delta, config.trainer)
+    guarantee, parties = summary.guarantees_of(method, ledgers.books, delta, read_off(config.read_off))
+    core = summary.core_of(label, method, federation.layout, rows, guarantee, delta, config.trainer)
     return {
         **core,
         "name": config.name,
@@ -220,9 +211,9 @@ def summary_of(
         "task": "classification" if dataset.classes else "regression",
         "test_metrics": _test_metrics(setup, federation, federation.models),
         **_of_public_model(setup, federation),
-        **majority_of(federation.clients, dataset.classes),
+        **summary.majority_of(federation.clients, dataset.classes),
         "guarantees": parties,
-        "participations": participations_of(federation, ledgers.books),
+        "participations": summary.participations_of(federation, ledgers.books),
         "private": dict(UNNOISED),
         "published_metrics": {"mode": config.publish.metrics, "text": config.publish.describe()},
         "rounds_planned": config.rounds,
@@ -241,7 +232,7 @@ def summary_of(
         },
         "derived_from": config.privacy.options.get("derived_from", ""),
         "seed": config.seed,
-        "source": REPRODUCIBLE if config.source.kind == "reproducible" else "secure",
+        "source": summary.REPRODUCIBLE if config.source.kind == "reproducible" else "secure",
         "engine": config.engine,
         "device": config.device,
         "workers": config.workers,

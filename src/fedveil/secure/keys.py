@@ -45,9 +45,7 @@ def public_key(value: str | bytes, field: str = "peers") -> PublicKey:
     except (TypeError, ValueError):
         raw = b""
     if len(raw) != _BYTES:
-        raise FieldError(
-            field, value, "must be a public key of 64 hexadecimal digits, as `fedveil keys show` prints it"
-        )
+        raise FieldError(field, value, "must be a public key, 64 hexadecimal digits, as `fedveil keys show` prints it")
     number = int.from_bytes(raw, "little")
     if number >= _PRIME:
         raise FieldError(field, value, "is no canonical X25519 key: ask the site for what `fedveil keys show` prints")

@@ -45,7 +45,7 @@ def reproduce(
     ] = None,
     jobs: Jobs = 1,
     executor: Executor = "",
-    device: Annotated[Device, typer.Option("--device", help="Where clients train.")] = Device.CPU,
+    device: Annotated[Device, typer.Option("--device", help="Where clients train.")] = "cpu",
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="DIR", callback=folder, help="Keeps the runs; default: runs/<study>."),
@@ -91,7 +91,7 @@ def reproduce(
                 rows=tuple(row or ()),
                 readings=tuple(reading or ()),
                 workers=(1 if jobs > 1 else min(4, os.cpu_count() or 1)) if workers is None else workers,
-                device=device.value,
+                device=device,
             ),
         )
         selection = Selection.of(asked, table or (), figure or ())

@@ -203,9 +203,8 @@ class FlowerFederation(Federation):
                 budget=lambda partition: deepcopy(self._budgets(partition)),  # the mod wants a fresh one on each call
                 **options,
             )
-            configs: list[UserConfig] = [
-                {"partition-id": i, "num-partitions": len(self.clients)} for i in range(len(self.clients))
-            ]
+            count = len(self.clients)
+            configs: list[UserConfig] = [{"partition-id": i, "num-partitions": count} for i in range(count)]
             self._grid = InProcessGrid(app, configs, shuffle=self._shuffle)
             for partition, state in self.client_states().items():
                 self._memory(partition).save(state)

@@ -21,22 +21,8 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from fedveil.accounting import Ledger, Policy, model_of
 from fedveil.engines.assembly import AnyMethod
 from fedveil.engines.client import NO_PART, ClientParty
+from fedveil.engines.flower import records
 from fedveil.engines.flower.memory import Memory
-from fedveil.engines.flower.records import (
-    ARRAYS,
-    FACTS,
-    FAILED,
-    HELLO,
-    REFUSED,
-    SHARE,
-    SUM,
-    read_broadcast,
-    read_facts,
-    read_releases,
-    read_sum,
-    write_mark,
-    write_reply,
-)
 from fedveil.engines.flower.settings import PREFIX, BudgetOf, read_settings
 from fedveil.engines.flower.validation import validated
 from fedveil.engines.messages import REPLY
@@ -189,7 +175,7 @@ def privacy_mod(
         if kind != MessageType.TRAIN and side.trust == "central" and settings.policy is not None:
             refused = settings.policy.forbids(settings.method.name, side.trust)  # no quote says what this costs
             if refused is not None:
-                return Message(Error(REFUSED, refused), reply_to=message)
+                return Message(Error(records.REFUSED, refused), reply_to=message)
         if kind not in (MessageType.TRAIN, MessageType.EVALUATE):
             return _called(call_next, message, context)
         if validation is not None:
@@ -197,22 +183,24 @@ def privacy_mod(
             settled = settings if explicit else replace(settings, budget=None)  # the method's would be of training
             call = partial(_within, None if settings.policy is None else settings.policy.deadline, call_next)
             return validated(message, context, call, settled, layout, validation, run or str(context.run_id), ledgers)
-        if HELLO in message.content:
+        if records.HELLO in message.content:
             public = None if settings.site is None else settings.site.key.public
-            return Message(RecordDict({REPLY: write_mark(settings.partition, side, site=public)}), reply_to=message)
+            return Message(
+                RecordDict({REPLY: records.write_mark(settings.partition, side, site=public)}), reply_to=message
+            )
         for name in (
-            FACTS,
+            records.FACTS,
             REPLY,
-            SUM,
-            SHARE,
+            records.SUM,
+            records.SHARE,
         ):  # training code that answers in the request's record would hand them on as its own
             if name in message.content:
                 raise FieldError(name, "in a request", "is for replies: only training code may say how it trained")
-        broadcast, memory = read_broadcast(message.content, layout), Memory(context)
+        broadcast, memory = records.read_broadcast(message.content, layout), Memory(context)
         name = run or str(context.run_id)
         if kind == MessageType.EVALUATE:
             if side.trust != "central":
-                return Message(write_reply((), layout, settings.partition, side), reply_to=message)
+                return Message(records.write_reply((), layout, settings.partition, side), reply_to=message)
             with opened(memory, settings, layout, name, ledgers, trainer) as party:
                 content = _report(_called(call_next, message, context), layout, broadcast, party)
             return Message(content, reply_to=message)
@@ -222,7 +210,7 @@ def privacy_mod(
                 word = verdict.reason if settings.site is None else NO_PART
                 if settings.site is not None:
                     _LOG.error(f"{NOTHING}: %s", party.failure or verdict.reason)
-                return Message(Error(REFUSED, word), reply_to=message)
+                return Message(Error(records.REFUSED, word), reply_to=message)
             released = verdict
             if released is None:
                 try:
@@ -241,14 +229,14 @@ def privacy_mod(
             if party.failure is not None:
                 tell(settings.partition, broadcast.public.round, party.failure)
             memory.save(party.state, party.kept)
-        return Message(write_reply(released, layout, settings.partition, side), reply_to=message)
+        return Message(records.write_reply(released, layout, settings.partition, side), reply_to=message)
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         try:
             return answer(message, context, call_next)
         except Exception as error:
             _LOG.error(f"{NOTHING}: %s", error, exc_info=error)
-            return Message(Error(FAILED, TOLD), reply_to=message)
+            return Message(Error(records.FAILED, TOLD), reply_to=message)
 
     return mod
 
@@ -310,16 +298,16 @@ def _within(seconds: float | None, call_next: ClientAppCallable, message: Messag
 
 def _read(reply: Message, layout: Layout, broadcast: Broadcast) -> tuple[Releases, ClientFacts]:
     content = reply.content
-    found = read_releases(content, layout)
-    if total := read_sum(content):
+    found = records.read_releases(content, layout)
+    if total := records.read_sum(content):
         found = total
     elif model_of(found) is None:
-        raise FieldError(ARRAYS, list(content), "must hold the trained model: ArrayRecord(model.state_dict())")
-    return found, read_facts(content, layout, broadcast)
+        raise FieldError(records.ARRAYS, list(content), "must hold the trained model: ArrayRecord(model.state_dict())")
+    return found, records.read_facts(content, layout, broadcast)
 
 
 def _report(reply: Message, layout: Layout, broadcast: Broadcast, party: ClientParty) -> RecordDict:
     content = reply.content
-    facts = read_facts(content, layout, broadcast)
-    measured = tuple(r for r in read_releases(content, layout) if r.kind in ("metric", "count"))
-    return write_reply(party.report(measured, facts), layout, int(party.ledger.party), party.method.client)
+    facts = records.read_facts(content, layout, broadcast)
+    measured = tuple(r for r in records.read_releases(content, layout) if r.kind in ("metric", "count"))
+    return records.write_reply(party.report(measured, facts), layout, int(party.ledger.party), party.method.client)

@@ -15,21 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedveil.accounting import Release, count_of, model_of
-from fedveil.engines.messages import (
-    COUNT,
-    METRICS,
-    PUBLIC,
-    REPLY,
-    UnprotectedError,
-    mark_of,
-    metric_values,
-    public_values,
-    read_metrics,
-    read_public,
-    require_mark,
-    require_shared,
-    whole,
-)
+from fedveil.engines import messages
 from fedveil.errors import FieldError, nearest
 from fedveil.layout import Layout
 from fedveil.learning.local import Trained
@@ -58,7 +44,7 @@ def from_arrays(layout: Layout, arrays: ArrayRecord) -> Tensor:
     FieldError
         For an array that is missing, has another shape, or is not declared by the layout.
     """
-    require_shared(layout, {name: array.shape for name, array in arrays.items()})
+    messages.require_shared(layout, {name: array.shape for name, array in arrays.items()})
     return layout.flatten({n: torch.from_numpy(np.asarray(arrays[n].numpy())) for n in layout.names if n in arrays})
 
 
@@ -66,7 +52,7 @@ def write_broadcast(broadcast: Broadcast, layout: Layout, config: ConfigRecord |
     """The content of a request."""
     content = RecordDict({_hypothesis(j): to_arrays(layout, m) for j, m in enumerate(broadcast.models)})
     content[CONFIG] = ConfigRecord({**(config or {}), "server-round": broadcast.public.round})
-    content[PUBLIC] = ConfigRecord(public_values(broadcast))
+    content[messages.PUBLIC] = ConfigRecord(messages.public_values(broadcast))
     return content
 
 
@@ -78,10 +64,10 @@ def read_broadcast(content: RecordDict, layout: Layout) -> Broadcast:
     FieldError
         If the request does not come from `FedVeilStrategy`, or for another layout.
     """
-    facts = content.get(PUBLIC)
+    facts = content.get(messages.PUBLIC)
     if not isinstance(facts, ConfigRecord):
-        raise FieldError(PUBLIC, None, "is missing from the request: the server must run FedVeilStrategy")
-    public, count = read_public(facts, layout)
+        raise FieldError(messages.PUBLIC, None, "is missing from the request: the server must run FedVeilStrategy")
+    public, count = messages.read_public(facts, layout)
     models = []
     for name in map(_hypothesis, range(count)):
         record = content.get(name)
@@ -127,8 +113,8 @@ def write_trained(trained: Trained, layout: Layout) -> RecordDict:
     facts = write_facts(noised=trained.noised)
     if trained.total is not None:
         return RecordDict({SUM: _integers(SUM, trained.total), FACTS: facts})
-    metrics = MetricRecord({COUNT: trained.examples, "train_loss": trained.loss})
-    return RecordDict({ARRAYS: to_arrays(layout, trained.model), METRICS: metrics, FACTS: facts})
+    metrics = MetricRecord({messages.COUNT: trained.examples, "train_loss": trained.loss})
+    return RecordDict({ARRAYS: to_arrays(layout, trained.model), messages.METRICS: metrics, FACTS: facts})
 
 
 def read_sum(content: RecordDict) -> Releases:
@@ -160,7 +146,7 @@ def read_facts(content: RecordDict, layout: Layout, broadcast: Broadcast) -> Cli
     for key in record:
         if key not in ("chosen", "layers", "scores", "noised"):
             raise FieldError(FACTS, key, nearest(key, ("chosen", "layers", "scores", "noised")))
-    chosen, scores = whole(FACTS, "chosen", record), None
+    chosen, scores = messages.whole(FACTS, "chosen", record), None
     if not 0 <= chosen < len(broadcast.models):
         raise FieldError("chosen", chosen, f"must be the index of one of {len(broadcast.models)} hypotheses")
     names, values = record.get("layers"), record.get("scores")
@@ -181,11 +167,11 @@ def read_facts(content: RecordDict, layout: Layout, broadcast: Broadcast) -> Cli
 def read_releases(content: RecordDict, layout: Layout, counted: bool = True) -> Releases:
     """The known releases of a reply, by allow-list: the model, the count (if `counted`), scalar metrics."""
     found: list[Release] = []
-    arrays, metrics = content.get(ARRAYS), content.get(METRICS)
+    arrays, metrics = content.get(ARRAYS), content.get(messages.METRICS)
     if isinstance(arrays, ArrayRecord):
         found.append(Release("model", from_arrays(layout, arrays)))
     if isinstance(metrics, MetricRecord):
-        found += read_metrics(metrics, counted)
+        found += messages.read_metrics(metrics, counted)
     return tuple(found)
 
 
@@ -195,8 +181,8 @@ def write_reply(releases: Releases, layout: Layout, partition: int, client: Clie
     content = RecordDict({} if model is None else {ARRAYS: to_arrays(layout, model)})
     for share in (r.value for r in releases if r.kind == "share"):
         content[SHARE] = _integers(SHARE, share)
-    content[METRICS] = MetricRecord(metric_values(releases))
-    content[REPLY] = write_mark(partition, client, count_of(releases) is not None)
+    content[messages.METRICS] = MetricRecord(messages.metric_values(releases))
+    content[messages.REPLY] = write_mark(partition, client, count_of(releases) is not None)
     return content
 
 
@@ -205,7 +191,7 @@ def write_mark(
 ) -> ConfigRecord:
     """What says that the mod ran, for whom, and how; in answer to a greeting, with a site's public key."""
     own = {} if site is None else {"site": site.hex()}
-    return ConfigRecord({"partition-id": partition, **mark_of(client, counted), **own})
+    return ConfigRecord({"partition-id": partition, **messages.mark_of(client, counted), **own})
 
 
 def read_site(content: RecordDict) -> PublicKey:
@@ -216,7 +202,7 @@ def read_site(content: RecordDict) -> PublicKey:
     FieldError
         If there is none.
     """
-    mark = content.get(REPLY)
+    mark = content.get(messages.REPLY)
     return public_key(str(mark.get("site")) if isinstance(mark, ConfigRecord) else "", "site")
 
 
@@ -227,7 +213,7 @@ def write_validator_mark(partition: int, client: ClientSide) -> ConfigRecord:
 
 def validates_only(content: RecordDict) -> bool:
     """Whether a marked reply is that of a node that only validates."""
-    mark = content.get(REPLY)
+    mark = content.get(messages.REPLY)
     return isinstance(mark, ConfigRecord) and mark.get("validates") is True
 
 
@@ -239,14 +225,14 @@ def read_mark(content: RecordDict, client: ClientSide) -> tuple[int, bool]:
     UnprotectedError
         If the mod did not run, or ran with another method than the server's.
     """
-    mark = content.get(REPLY)
+    mark = content.get(messages.REPLY)
     if not isinstance(mark, ConfigRecord) or FACTS in content:
-        what = f"{FACTS!r} is still in it" if FACTS in content else f"it lacks {REPLY!r}"
-        raise UnprotectedError(
-            f"a reply was not protected ({what}): put fedveil.flower.privacy_mod(...) first in ClientApp(mods=[...])"
+        what = f"{FACTS!r} is still in it" if FACTS in content else f"it lacks {messages.REPLY!r}"
+        raise messages.UnprotectedError(
+            f"a reply was not protected ({what}): put fedveil.flower.privacy_mod first in its mods"
         )
-    counted = require_mark(mark, client)
-    return whole(REPLY, "partition-id", mark), counted
+    counted = messages.require_mark(mark, client)
+    return messages.whole(messages.REPLY, "partition-id", mark), counted
 
 
 def _hypothesis(j: int) -> str:

@@ -146,7 +146,7 @@ def read_settings(
         for key, value in keys.items():
             if key not in OTHERS or key in ("method", "seed"):
                 raise FieldError(
-                    f"{PREFIX}{key}", value, "the mod was given its method in code: leave method and seed to code too"
+                    f"{PREFIX}{key}", value, "the mod was given its method in code: leave method and seed to code"
                 )
     if source is not None and (seed is not None or "seed" in keys):
         raise FieldError("seed", keys.get("seed", seed), "the mod was given a source: leave the seed out")

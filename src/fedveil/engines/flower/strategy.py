@@ -14,15 +14,7 @@ from torch import Tensor
 from fedveil.accounting import Guarantee, Ledger, SpendFilter
 from fedveil.engines.account import Account
 from fedveil.engines.assembly import AnyMethod, draw_cohort, resolve_method
-from fedveil.engines.flower.records import (
-    REFUSED,
-    from_arrays,
-    read_mark,
-    read_releases,
-    read_share,
-    to_arrays,
-    write_broadcast,
-)
+from fedveil.engines.flower import records
 from fedveil.engines.flower.roster import Roster
 from fedveil.engines.flower.validation import LOSS
 from fedveil.engines.history import Best
@@ -251,11 +243,11 @@ class FedVeilStrategy(Strategy):
             self._end()
             if isinstance(error, NoReplyError):
                 raise
-            self._result.arrays = to_arrays(self.layout, self.models[0])
+            self._result.arrays = records.to_arrays(self.layout, self.models[0])
             return self._result
         self._end()
         if self.best.models is not None:
-            result.arrays = to_arrays(self.layout, self.best.models[0])
+            result.arrays = records.to_arrays(self.layout, self.best.models[0])
         return result
 
     def _kept(self, evaluate_fn: Evaluate | None) -> Evaluate | None:
@@ -283,7 +275,7 @@ class FedVeilStrategy(Strategy):
             raise _StoppedError(why)
         if self.broadcast is None and self._initial is None:
             self.models = _several(
-                from_arrays(self.layout, arrays), self.layout, self.method.server.hypotheses, self._seed
+                records.from_arrays(self.layout, arrays), self.layout, self.method.server.hypotheses, self._seed
             )
         self._roster.meet(grid, self._timeout, self.method.least_sites)
         number, everybody = self.done + server_round, self._roster.partitions
@@ -301,7 +293,7 @@ class FedVeilStrategy(Strategy):
             self.broadcast = self.server.open(self.models, number, self.rounds, size, roster, attempt)
             self._asked = {self._roster.nodes[p]: p for p in partitions}
             self._account.opened(self.broadcast)
-            content = write_broadcast(self.broadcast, self.layout, config)
+            content = records.write_broadcast(self.broadcast, self.layout, config)
             self._sent = [Message(content, node, MessageType.TRAIN) for node in self._asked]
             return self._sent
 
@@ -341,7 +333,7 @@ class FedVeilStrategy(Strategy):
         if self._on_round is not None:
             self._on_round(log)
         self._result.train_metrics_clientapp[server_round] = MetricRecord(report)
-        return to_arrays(self.layout, self.models[0]), self._result.train_metrics_clientapp[server_round]
+        return records.to_arrays(self.layout, self.models[0]), self._result.train_metrics_clientapp[server_round]
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -354,7 +346,7 @@ class FedVeilStrategy(Strategy):
             return []
         broadcast = Broadcast(models=self.models, public=self.broadcast.public)
         self._asked = {node: partition for partition, node in sorted(self._roster.nodes.items())}
-        content = write_broadcast(broadcast, self.layout, config)
+        content = records.write_broadcast(broadcast, self.layout, config)
         self._sent = [Message(content, node, MessageType.EVALUATE) for node in self._asked]
         return self._sent
 
@@ -387,7 +379,7 @@ class FedVeilStrategy(Strategy):
             return []
         drawn = draw_cohort(self._seed, -public.round, sorted(held), min(rule.sample or len(held), len(held)))
         self._asked = {held[p]: p for p in drawn}
-        content = write_broadcast(Broadcast(models=self.models, public=public), self.layout, config)
+        content = records.write_broadcast(Broadcast(models=self.models, public=public), self.layout, config)
         self._sent = [Message(content, node, MessageType.EVALUATE) for node in self._asked]
         return self._sent
 
@@ -422,8 +414,8 @@ class FedVeilStrategy(Strategy):
         """What a marked reply releases; of a secure sum the share and nothing else."""
         server = self.method.server
         if not isinstance(server, SecureSum):
-            return read_releases(content, self.layout, counted)
-        server.check_reply(share := read_share(content), self.layout.size)
+            return records.read_releases(content, self.layout, counted)
+        server.check_reply(share := records.read_share(content), self.layout.size)
         return share
 
     def _sort(self, replies: Iterable[Message]) -> tuple[dict[int, Releases], dict[int, str], dict[int, str]]:
@@ -450,13 +442,13 @@ class FedVeilStrategy(Strategy):
                 refused.pop(partition, None)
                 failed[partition] = "sent two replies in one round"
             elif reply.has_error():
-                target = refused if reply.error.code == REFUSED else failed
+                target = refused if reply.error.code == records.REFUSED else failed
                 target[partition] = cleaned(reply.error.reason)
                 if reply.error.code in LOST:
                     self._lost.add(partition)
             else:
                 try:
-                    claimed, counted = read_mark(reply.content, self.method.client)
+                    claimed, counted = records.read_mark(reply.content, self.method.client)
                     if claimed != partition:
                         raise FieldError("partition-id", claimed, f"the node spoke for partition {partition} before")
                     released[partition] = self._read(reply.content, counted)

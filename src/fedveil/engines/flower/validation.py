@@ -8,15 +8,8 @@ import torch
 from flwr.app import Context, Error, Message, MessageType, RecordDict
 
 from fedveil.accounting import Ledger, Release
+from fedveil.engines.flower import records
 from fedveil.engines.flower.memory import Memory
-from fedveil.engines.flower.records import (
-    HELLO,
-    REFUSED,
-    read_broadcast,
-    read_releases,
-    write_reply,
-    write_validator_mark,
-)
 from fedveil.engines.messages import REPLY
 from fedveil.engines.node import Settings, disagreement, opened_ledger
 from fedveil.engines.party import VALIDATE, LineStore
@@ -42,11 +35,11 @@ def validated(
 ) -> Message:
     """The answer of a validating node: its greeting, a loss that is in its ledger, or a refusal before data."""
     side, partition = settings.method.client, settings.partition
-    if HELLO in message.content:
-        return Message(RecordDict({REPLY: write_validator_mark(partition, side)}), reply_to=message)
+    if records.HELLO in message.content:
+        return Message(RecordDict({REPLY: records.write_validator_mark(partition, side)}), reply_to=message)
     if message.metadata.message_type.partition(".")[0] != MessageType.EVALUATE:
-        return Message(Error(REFUSED, "this node validates and never trains"), reply_to=message)
-    broadcast = read_broadcast(message.content, layout)
+        return Message(Error(records.REFUSED, "this node validates and never trains"), reply_to=message)
+    broadcast = records.read_broadcast(message.content, layout)
     number = broadcast.public.round
     with opened_ledger(Memory(context), settings, run, ledgers) as (ledger, store):
         capped = validation.losses == "noised" and side.trust != "central"
@@ -60,9 +53,9 @@ def validated(
         if cap is not None and sum(e.key[1] == VALIDATE for e in made) >= cap:
             reason = f"all {cap} losses were sent: only a policy with a total, or a budget, allows more runs"
         if reason:
-            return Message(Error(REFUSED, reason), reply_to=message)
+            return Message(Error(records.REFUSED, reason), reply_to=message)
         try:
-            found = {r.name: float(r.value) for r in read_releases(evaluate(message, context).content, layout)}
+            found = {r.name: float(r.value) for r in records.read_releases(evaluate(message, context).content, layout)}
             loss = found[LOSS]
         except Exception as error:  # from here on it would tell something of the data
             _LOG.error("round %d: the loss is the largest that is declared", number, exc_info=error)
@@ -73,8 +66,8 @@ def validated(
             try:
                 sent = party.send(loss, number, validation, side.trust)
             except BudgetError as error:  # public costs alone decide
-                return Message(Error(REFUSED, str(error)), reply_to=message)
+                return Message(Error(records.REFUSED, str(error)), reply_to=message)
     released = (Release("metric", torch.tensor(sent, dtype=torch.float64), LOSS),)
-    content = write_reply(released, layout, partition, side)
-    content[REPLY] = write_validator_mark(partition, side)
+    content = records.write_reply(released, layout, partition, side)
+    content[REPLY] = records.write_validator_mark(partition, side)
     return Message(content, reply_to=message)

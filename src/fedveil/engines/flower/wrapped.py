@@ -47,9 +47,7 @@ class WrappedStrategy(FedVeilStrategy):
         combining = getattr(type(inner), "aggregate_train", None)
         if combining not in [mean.aggregate_train for mean in MEANS]:
             known = ", ".join(mean.__name__ for mean in MEANS)
-            accepted = (
-                f"combines otherwise than {known}: its sensitivity is not known. Take a rule of fedveil.aggregation"
-            )
+            accepted = f"combines otherwise than {known}: with unknown sensitivity. Take a rule of fedveil.aggregation"
             raise FieldError("inner", type(inner).__name__, accepted)
         super().__init__(*arguments, **options)
         if self.method.server.hypotheses != 1:

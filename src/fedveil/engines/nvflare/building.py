@@ -26,9 +26,7 @@ def method_of(name: str, parameters: Mapping[str, Any] | None, rule: Mapping[str
     require_method("method", name)
     method = build(name, None if rule is None else _rule(rule), **(parameters or {}))
     if method.client.needs:
-        accepted = (
-            "needs more of training than the model, which FLARE's filters do not see: run it embedded or in Flower"
-        )
+        accepted = "needs more of training than the model, all that FLARE's filters see: run it embedded or in Flower"
         raise FieldError("method", name, accepted)
     if method.server.hypotheses != 1 or method.server.needs:
         fix = "hypotheses=1" if method.server.hypotheses != 1 else "another method or rule: there are no public data"

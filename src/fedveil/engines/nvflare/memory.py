@@ -26,9 +26,7 @@ class RunMemory:
 
     def __init__(self, marker: Path) -> None:
         if marker.exists():
-            accepted = (
-                "the job's process was replaced, and its ledger is lost: give PrivacyFilter a ledger folder, or the"
-            )
+            accepted = "the job's process was replaced, its ledger is lost: give PrivacyFilter a ledger folder, or the"
             raise FieldError("run", marker.name, f"{accepted} simulator a thread for each client")
         self._marker = marker
         self._lines: list[str] = []

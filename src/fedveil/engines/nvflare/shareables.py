@@ -16,18 +16,7 @@ from nvflare.fuel.utils import fobs
 from torch import Tensor
 
 from fedveil.accounting import Release, count_of, model_of
-from fedveil.engines.messages import (
-    PUBLIC,
-    REPLY,
-    UnprotectedError,
-    mark_of,
-    metric_values,
-    public_values,
-    read_metrics,
-    read_public,
-    require_mark,
-    require_shared,
-)
+from fedveil.engines import messages
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.methods import Broadcast, ClientSide, Releases
@@ -38,7 +27,7 @@ fobs.register(NumpyArrayDecomposer)  # a server's job without a FLARE persistor 
 
 def write_broadcast(broadcast: Broadcast, layout: Layout, sites: Sequence[str]) -> Shareable:
     """The data of a task."""
-    meta = {PUBLIC: public_values(broadcast), SITES: list(sites)}
+    meta = {messages.PUBLIC: messages.public_values(broadcast), SITES: list(sites)}
     task: Shareable = DXO(DataKind.WEIGHTS, _arrays(layout, broadcast.models[0]), meta).to_shareable()
     task.set_header(AppConstants.CURRENT_ROUND, broadcast.public.round - 1)  # FLARE counts from 0
     task.set_header(AppConstants.NUM_ROUNDS, broadcast.public.rounds)
@@ -54,14 +43,14 @@ def read_broadcast(task: Shareable, layout: Layout) -> tuple[Broadcast, list[str
         If the task does not come from `FedVeilController`, or for another layout.
     """
     dxo = _dxo(task, "task")
-    facts, sites = (dxo.meta or {}).get(PUBLIC), (dxo.meta or {}).get(SITES)
+    facts, sites = (dxo.meta or {}).get(messages.PUBLIC), (dxo.meta or {}).get(SITES)
     if not isinstance(facts, dict) or not isinstance(sites, list):
-        raise FieldError(PUBLIC, None, "is missing from the task: the server must run FedVeilController")
-    public, count = read_public(facts, layout)
+        raise FieldError(messages.PUBLIC, None, "is missing from the task: the server must run FedVeilController")
+    public, count = messages.read_public(facts, layout)
     if count != 1 or dxo.data_kind != DataKind.WEIGHTS:
         raise FieldError("hypotheses", count, "under NVIDIA FLARE a task has the weights of one model")
-    if REPLY in dxo.meta:
-        raise FieldError(REPLY, "in a task", "is for replies")
+    if messages.REPLY in dxo.meta:
+        raise FieldError(messages.REPLY, "in a task", "is for replies")
     return Broadcast(models=_vector(layout, dxo.data)[None], public=public), sites
 
 
@@ -74,7 +63,7 @@ def read_trained(result: Shareable, layout: Layout, broadcast: Broadcast) -> Rel
     elif dxo.data_kind != DataKind.WEIGHTS:
         raise FieldError("data_kind", dxo.data_kind, "must be the trained model: FLModel(params=model.state_dict())")
     metrics = (dxo.meta or {}).get(MetaKey.INITIAL_METRICS)
-    return (Release("model", model), *read_metrics(metrics if isinstance(metrics, dict) else {}))
+    return (Release("model", model), *messages.read_metrics(metrics if isinstance(metrics, dict) else {}))
 
 
 def write_reply(releases: Releases, layout: Layout, client: ClientSide) -> Shareable:
@@ -82,7 +71,10 @@ def write_reply(releases: Releases, layout: Layout, client: ClientSide) -> Share
     model = model_of(releases)
     if model is None:
         raise FieldError("releases", [r.kind for r in releases], "hold no model")
-    meta = {REPLY: mark_of(client, count_of(releases) is not None), MetaKey.INITIAL_METRICS: metric_values(releases)}
+    meta = {
+        messages.REPLY: messages.mark_of(client, count_of(releases) is not None),
+        MetaKey.INITIAL_METRICS: messages.metric_values(releases),
+    }
     reply: Shareable = DXO(DataKind.WEIGHTS, _arrays(layout, model), meta).to_shareable()
     return reply
 
@@ -96,15 +88,15 @@ def read_reply(result: Shareable, layout: Layout, client: ClientSide) -> Release
         If the filters did not run, or ran with another method than the server's.
     """
     dxo = _dxo(result, "result")
-    mark = (dxo.meta or {}).get(REPLY)
+    mark = (dxo.meta or {}).get(messages.REPLY)
     if not isinstance(mark, dict):
-        raise UnprotectedError(
+        raise messages.UnprotectedError(
             "a result was not protected: put PrivacyFilter into the site's task data filters and ReleaseFilter last "
             "into its task result filters, in its local/privacy.json or for the task by name"
         )
-    counted = require_mark(mark, client)
+    counted = messages.require_mark(mark, client)
     metrics = dxo.meta.get(MetaKey.INITIAL_METRICS)
-    found = read_metrics(metrics if isinstance(metrics, dict) else {}, counted)
+    found = messages.read_metrics(metrics if isinstance(metrics, dict) else {}, counted)
     return (Release("model", _vector(layout, dxo.data)), *found)
 
 
@@ -114,7 +106,7 @@ def _arrays(layout: Layout, vector: Tensor) -> dict[str, Any]:
 
 def _vector(layout: Layout, arrays: Mapping[str, Any]) -> Tensor:
     found = {name: torch.as_tensor(value) for name, value in arrays.items()}
-    require_shared(layout, {name: value.shape for name, value in found.items()})
+    messages.require_shared(layout, {name: value.shape for name, value in found.items()})
     return layout.flatten({name: found[name] for name in layout.names if name in found})
 
 

@@ -9,7 +9,7 @@ from fedveil.report.statement.document import WORDS, Fact, Grid, Picture, Report
 from fedveil.report.statement.figures import accuracy_rows, curves, largest_epsilon, roc_charts
 from fedveil.report.statement.gather import Gathered, Run
 from fedveil.report.statement.words import beside, epsilon_of, percent, protected
-from fedveil.report.table import NOTHING
+from fedveil.report.table import NOTHING, grouped_by
 
 Promises = Mapping[str, Mapping[str, Any]]  # by party
 PROVEN = ("formal", "conditional")
@@ -41,10 +41,7 @@ def _only_people(section: str, people: Mapping[str, Any]) -> list[Fact]:
 
 def by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Runs by their setting's label; several are repetitions under other seeds."""
-    grouped: dict[str, list[Run]] = {}
-    for run in runs:
-        grouped.setdefault(run.summary.setting, []).append(run)
-    return grouped
+    return grouped_by(runs, lambda run: run.summary.setting)
 
 
 def headline_of(promises: Mapping[str, Promises]) -> list[dict[str, str]]:
