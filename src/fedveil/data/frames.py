@@ -1,6 +1,6 @@
 """Rows of a table as tensors: columns scaled by what was declared, never by statistics of everybody's rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -70,10 +70,8 @@ class TableSpec:
         require_choice("data.scale", self.scale, SCALES)
         require_choice("data.outside", self.outside, ("refuse", "clip"))
         if bool(self.classes) == bool(len(self.target_range)):
-            accepted = (
-                "say what the target is: data.classes, a list of names or a number (3 for 0 to 2), or for a regression "
-                "data.target_range = [low, high]"
-            )
+            classes = "data.classes, a list of names or a number (3 for 0 to 2)"
+            accepted = f"say what the target is: {classes}, or for a regression data.target_range = [low, high]"
             raise FieldError("data.classes", self.classes, accepted)
         if self.target_range:
             _range("data.target_range", self.target_range)
@@ -173,10 +171,15 @@ def labelled(train: Rows, test: Rows | None, spec: TableSpec) -> dict[str, Any]:
             raise FieldError("data.person", spec.person, "is the target: name the column that says whose a row is")
         _known("data.person", spec.person, list(train.frame.columns), train.file)
         ids = _present(train, spec.person)
-        found["group"] = people_of(
-            f"{train.file}:{spec.person}", ids, len(ids), lambda row: _where(train, row, spec.person)
-        )
+        name, place = f"{train.file}:{spec.person}", lambda row: _where(train, row, spec.person)
+        found["group"] = people_of(name, ids, len(ids), place)
     return found
+
+
+def _refuse(part: Rows, column: str, bad: Any, shown: Callable[[int], Any], accepted: str) -> None:
+    """Refuse a column of which `bad` [N] is true somewhere, by the first such row and what is shown of it."""
+    if len(rows := np.flatnonzero(bad)):
+        raise FieldError(_where(part, int(rows[0]), column), shown(int(rows[0])), accepted)
 
 
 def _known(field: str, name: str, header: Sequence[str], file: str) -> None:
@@ -225,16 +228,10 @@ def _targets(part: Rows, spec: TableSpec) -> Tensor:
     if not isinstance(spec.classes, int):
         return torch.from_numpy(_codes(part, spec.target, spec.classes))
     values = _numbers(part, spec.target)
-    broken = np.flatnonzero(values != np.floor(values))
-    if len(broken):
-        row = int(broken[0])
-        raise FieldError(_where(part, row, spec.target), float(values[row]), "must be the whole number of a class")
+    _refuse(part, spec.target, values != np.floor(values), values.item, "must be the whole number of a class")
     declared, labels = spec.classes, values.astype(np.int64)
-    outside = np.flatnonzero((labels < 0) | (labels >= declared))
-    if len(outside):
-        row = int(outside[0])
-        accepted = f"must be one of the {declared} declared classes, 0 to {declared - 1}"
-        raise FieldError(_where(part, row, spec.target), int(labels[row]), accepted)
+    accepted = f"must be one of the {declared} declared classes, 0 to {declared - 1}"
+    _refuse(part, spec.target, (labels < 0) | (labels >= declared), labels.item, accepted)
     return torch.from_numpy(labels)
 
 
@@ -242,10 +239,8 @@ def _codes(part: Rows, column: str, accepted: Sequence[str]) -> NDArray[np.int64
     """The place of each text among the accepted ones, [N]."""
     texts = _present(part, column).astype(str).str.strip()
     codes = texts.map({text: i for i, text in enumerate(accepted)})
-    unknown = np.flatnonzero(codes.isna().to_numpy())
-    if len(unknown):
-        row = int(unknown[0])
-        raise FieldError(_where(part, row, column), texts.iloc[row], nearest(str(texts.iloc[row]), accepted))
+    for row in np.flatnonzero(codes.isna())[:1]:
+        raise FieldError(_where(part, int(row), column), texts.iloc[row], nearest(str(texts.iloc[row]), accepted))
     return np.array(codes.to_numpy(), dtype=np.int64)
 
 
@@ -253,11 +248,8 @@ def _bounded(part: Rows, column: str, low: float, high: float, outside: str) -> 
     values = _numbers(part, column)
     if outside == "clip":
         return np.clip(values, low, high)
-    beyond = np.flatnonzero((values < low) | (values > high))
-    if len(beyond):
-        row = int(beyond[0])
-        accepted = f"is outside the declared [{low:g}, {high:g}]: widen it, or set data.outside = 'clip'"
-        raise FieldError(_where(part, row, column), float(values[row]), accepted)
+    accepted = f"is outside the declared [{low:g}, {high:g}]: widen it, or set data.outside = 'clip'"
+    _refuse(part, column, (values < low) | (values > high), values.item, accepted)
     return values
 
 
@@ -271,21 +263,17 @@ def _numbers(part: Rows, column: str) -> NDArray[np.float64]:
         values = pd.to_numeric(plain, errors="coerce").to_numpy(dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise FieldError(f"{part.file}:{column}", str(present.dtype), f"must hold numbers ({error})") from error
-    unusable = np.flatnonzero(~(np.abs(values) <= np.finfo(np.float32).max))
-    if len(unusable):
-        row = int(unusable[0])
-        accepted = "must be a finite number; texts are declared as a list of all of them, e.g. sex = ['f', 'm']"
-        raise FieldError(_where(part, row, column), str(present.iloc[row]), accepted)
+    accepted = "must be a finite number; texts are declared as a list of all of them, e.g. sex = ['f', 'm']"
+    _refuse(part, column, ~(np.abs(values) <= np.finfo(np.float32).max), lambda row: str(present.iloc[row]), accepted)
     return values  # type: ignore[no-any-return]
 
 
 def _present(part: Rows, column: str) -> "pandas.Series[Any]":
     values = part.frame[column]
-    missing = np.flatnonzero(values.isna().to_numpy())
-    if len(missing):
-        count = f" ({len(missing)} rows in all)" if len(missing) > 1 else ""
-        accepted = f"must not be empty{count}: fill it in or remove the row"
-        raise FieldError(_where(part, int(missing[0]), column), "missing", accepted)
+    missing = int(values.isna().sum())
+    count = f" ({missing} rows in all)" if missing > 1 else ""
+    said = f"must not be empty{count}: fill it in or remove the row"
+    _refuse(part, column, values.isna(), lambda row: "missing", said)
     return values
 
 

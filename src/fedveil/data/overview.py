@@ -93,9 +93,8 @@ def _holding(client: ClientData, dataset: DataSet) -> Holding:
         return Holding(client.name, client.examples, client.held_out, counts, notes=notes)
     first = (y if y.dim() == 1 else y.reshape(len(y), -1)[:, 0]).to(torch.float64) if len(y) else None
     mean, deviation = _moments(first)
-    return Holding(
-        client.name, client.examples, client.held_out, mean=mean, deviation=deviation, notes=_notes(client, (), dataset)
-    )
+    notes = _notes(client, (), dataset)
+    return Holding(client.name, client.examples, client.held_out, mean=mean, deviation=deviation, notes=notes)
 
 
 def _moments(values: Tensor | None) -> tuple[float | None, float | None]:

@@ -97,13 +97,7 @@ def learn_patches(images: Tensor, count: int, seed: int) -> Patches:
     if images.dim() != 4 or min(images.shape[2:]) < 2 * SIZE:
         raise FieldError("patches", tuple(images.shape[1:]), f"needs images of at least {2 * SIZE} x {2 * SIZE} pixels")
     generator = torch.Generator().manual_seed(seed)
-    height, width = (s - SIZE + 1 for s in images.shape[2:])
-    drawn = torch.randint(len(images) * height * width, (SAMPLED,), generator=generator)
-    image, place = drawn // (height * width), drawn % (height * width)
-    rows, columns = place // width, place % width
-    windows = images.unfold(2, SIZE, 1).unfold(3, SIZE, 1)
-    some = _normal(windows[image, :, rows, columns].flatten(1))
-    mean, whiten, centres = dictionary(some, count, 0.1, seed)
+    mean, whiten, centres = dictionary(_normal(_drawn(images, SIZE, generator)), count, 0.1, seed)
     bare = Patches(mean, whiten, centres, torch.zeros(4 * count), torch.ones(4 * count))
     pooled = bare._pooled(images)
     return Patches(mean, whiten, centres, pooled.mean(0), pooled.std(0) + 1e-6)

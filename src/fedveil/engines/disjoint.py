@@ -9,12 +9,11 @@ from torch import Tensor
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData
 
+Clients = Sequence[ClientData]
 BLOCK = 4096  # rows that are looked at together
 
 
-def require_disjoint(
-    training: Sequence[ClientData], validating: Sequence[ClientData], twins: bool, people: bool = False
-) -> None:
+def require_disjoint(training: Clients, validating: Clients, twins: bool, people: bool = False) -> None:
     """Refuse a validation client that holds a row, or a person, of a training client; held-out rows are included.
 
     Parameters

@@ -190,18 +190,13 @@ class History:
     def metrics(self) -> Figures:
         """Pooled metrics after the last round; empty where nothing was measured, and a figure asked of it says why."""
         found = self.rounds[-1].metrics if self.rounds else None
-        why = (
-            "no client holds out examples: give (x, y, test_x, test_y)"
-            if self.rounds
-            else self.stopped or "no round ran"
-        )
-        return Measured(found or {}, why)
+        unheld = "no client holds out examples: give (x, y, test_x, test_y)"
+        return Measured(found or {}, unheld if self.rounds else self.stopped or "no round ran")
 
     def __repr__(self) -> str:
         figures = ", ".join(f"{name} {value:.3g}" for name, value in self.metrics.items() if name != "examples")
-        return (
-            f"<History of {len(self.rounds)} rounds: {figures or 'nothing measured'}; {self.guarantee.describe(1e-5)}>"
-        )
+        promise = self.guarantee.describe(1e-5)
+        return f"<History of {len(self.rounds)} rounds: {figures or 'nothing measured'}; {promise}>"
 
 
 class Measured(dict[str, float]):

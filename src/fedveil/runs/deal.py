@@ -111,9 +111,8 @@ def deal_out(spec: Data, seed: int) -> Dealt:
         if spec.patches is None:
             dataset, public, validation = _shared_out(spec, seed)
         else:
-            whole = spec.model_copy(
-                update={"clients": 1, "partition": "iid", "alpha": None, "counts": None, "shards": None}
-            )
+            undealt = {"clients": 1, "partition": "iid", **dict.fromkeys(("alpha", "counts", "shards"))}
+            whole = spec.model_copy(update=undealt)
             dataset, public, validation = _featured(whole.model_dump_json(), seed)
     clients = clients_of(dataset, spec, seed)
     if not any(client.examples for client in clients):

@@ -8,18 +8,17 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from safetensors.torch import save
 from torch import Tensor
 
 from fedveil.accounting import Ledger, guarantee_values
-from fedveil.config.folders import MODEL, refuse_used
+from fedveil.config.folders import refuse_used
 from fedveil.engines import RoundRecord
 from fedveil.engines.account import Account
 from fedveil.engines.party import SERVER, LineStore, Round
 from fedveil.layout import Layout
 from fedveil.mechanisms import Source
 from fedveil.methods import Method
-from fedveil.runs.disk import FolderLock, append, make_folder, write_atomic
+from fedveil.runs.disk import FolderLock, append, make_folder, write_atomic, write_result
 from fedveil.runs.ledgers import LedgerFiles
 from fedveil.runs.summary import METRICS, METRICS_CSV, REPRODUCIBLE, Row, core_of, row_of, rows_csv
 
@@ -80,14 +79,8 @@ class ServerFolder:
     def finish(self, models: Tensor, spent: Account, stopped: str, clients: int) -> None:
         """Write the last released model and the summary, and let go of the folder."""
         self._ledgers.flush()
-        arrays = {
-            name if len(models) == 1 else f"hypothesis.{j}.{name}": value.detach().contiguous().clone()
-            for j, model in enumerate(models)
-            for name, value in self._layout.views(model).items()
-        }
-        write_atomic(self.path / MODEL, save(arrays, metadata={"format": "pt"}))
-        summary = self._summary(spent, stopped, clients)
-        write_atomic(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+        state_dicts = [self._layout.views(model) for model in models]
+        write_result(self.path, state_dicts, self._summary(spent, stopped, clients))
         self._lock.release()
 
     def _summary(self, spent: Account, stopped: str, clients: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import io
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, uint8
 
+from fedveil.config.folders import MODEL
 from fedveil.engines.locking import lock as _lock
 from fedveil.errors import FieldError
 from fedveil.reading import json_of
@@ -136,6 +137,17 @@ def make_folder(path: Path) -> None:
         accepted = f"cannot be made ({error.strerror}): give a folder of your own with --out (in Python, out=)"
         raise FieldError("--out", str(path), accepted) from error
     sync(path.parent)
+
+
+def write_result(folder: Path, models: Sequence[Mapping[str, Tensor]], summary: Mapping[str, Any]) -> None:
+    """Write the last released model, or hypotheses, and then the summary, by which a run is finished."""
+    arrays = {
+        name if len(models) == 1 else f"hypothesis.{j}.{name}": value.detach().cpu().contiguous().clone()
+        for j, named in enumerate(models)
+        for name, value in named.items()
+    }
+    write_atomic(folder / MODEL, save(arrays, metadata={"format": "pt"}))
+    write_atomic(folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
 
 
 def sync(path: Path) -> None:

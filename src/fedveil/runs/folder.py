@@ -6,17 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
 from torch import Tensor
 
 from fedveil.config.experiment import Config
-from fedveil.config.folders import CONFIG, MODEL, RUN, RUN_ID, refuse_used, remedy, require_begun
+from fedveil.config.folders import CONFIG, RUN, RUN_ID, refuse_used, remedy, require_begun
 from fedveil.config.loading import load
 from fedveil.engines import Federation
 from fedveil.errors import FieldError, LedgerError, damaged
 from fedveil.reading import json_of
 from fedveil.runs.checkpoint import Checkpoint
-from fedveil.runs.disk import FolderLock, append, make_folder, write_atomic
+from fedveil.runs.disk import FolderLock, append, make_folder, write_atomic, write_result
 from fedveil.runs.ledgers import LedgerFiles, Ledgers
 from fedveil.runs.summary import METRICS, METRICS_CSV, Row, parse_row, rows_csv
 
@@ -133,14 +132,7 @@ class RunFolder:
     def finish(self, state_dicts: Sequence[Mapping[str, Tensor]], summary: Mapping[str, Any]) -> None:
         """Write the last released model and the summary."""
         self.ledgers.flush()
-        single = len(state_dicts) == 1
-        arrays = {
-            name if single else f"hypothesis.{j}.{name}": value.detach().cpu().contiguous().clone()
-            for j, named in enumerate(state_dicts)
-            for name, value in named.items()
-        }
-        write_atomic(self.path / MODEL, save(arrays, metadata={"format": "pt"}))
-        write_atomic(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+        write_result(self.path, state_dicts, summary)
 
     def _reopen(self) -> None:
         require_begun(self.path, RUN)

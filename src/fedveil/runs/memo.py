@@ -80,6 +80,5 @@ class Remembering:
     def _write(self, digest: str, trained: Trained) -> None:
         make_folder(self._folder)
         content = sealed({"model": trained.model}, {"examples": trained.examples, "loss": trained.loss})
-        write_atomic(
-            self._folder / f"{digest}.safetensors", content, f".{os.getpid()}"
-        )  # several processes may share it
+        # several processes may share it
+        write_atomic(self._folder / f"{digest}.safetensors", content, f".{os.getpid()}")

@@ -137,10 +137,8 @@ def check_fit(dealt: Dealt, method: Method, loss: str | LossFunction, model: str
     """
     dataset = dealt.dataset
     if dataset.counted and dataset.classes and method.may_promise:
-        accepted = (
-            f"is counted from the labels: the model's shape would tell whether one record has the largest, which "
-            f"{method.name!r} does not cover. Say it, from what is known without the data"
-        )
+        tells = f"the model's shape would tell whether one record has the largest: {method.name!r} does not cover it"
+        accepted = f"is counted from the labels: {tells}. Say it, from what is known without the data"
         raise FieldError("data.classes", dataset.classes, accepted)
     side = method.client
     if isinstance(side, RecordDP) and side.unit == "person":
@@ -155,12 +153,8 @@ def check_fit(dealt: Dealt, method: Method, loss: str | LossFunction, model: str
             accepted = f"{method.name!r} scores layers on each client's own images, and some have none: {empty[:5]}"
             raise FieldError("data.partition", "empty clients", accepted)
     if dataset.task == "regression" and loss == "cross_entropy":
-        raise FieldError(
-            "local.loss",
-            loss,
-            f"{dataset.name!r} has targets, no classes: use 'mse' or 'rmse'; "
-            "where they are classes, store them as integers",
-        )
+        accepted = f"{dataset.name!r} has targets: use 'mse' or 'rmse'; where they are classes, store them as integers"
+        raise FieldError("local.loss", loss, accepted)
     if dataset.task == "segmentation":
         if dealt.public is not None and (lacking := dealt.unscored(method)):
             accepted = f"show no pixel of class {lacking[0]}, which clients' layers are scored with: take more"

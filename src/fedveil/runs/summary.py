@@ -33,10 +33,8 @@ METRICS_CSV = "metrics.csv"
 # Raised by any change of a default or of arithmetic on that path: runs of two versions are not the same run.
 NUMERICS = {"sequential": 5, "stacked": 3, "record": 7, "noise": 3}
 _COMMON = 3  # a run whose paths all have this number says it alone
-LAST, SHARE = (
-    5,
-    5,
-)  # averaged figures cover at most so many rounds, and of a short run no more than so much of it: 1 / 5
+# averaged figures cover at most so many rounds, and of a short run no more than so much of it: 1 / 5
+LAST, SHARE = 5, 5
 REACH = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)  # mu of the worst client at the distances of its curve, or about
 FIGURES = (
     "accuracy",
@@ -168,10 +166,8 @@ def majority_of(clients: Sequence[ClientData], classes: int) -> dict[str, Any]:
 
 def rows_csv(rows: Sequence[Row]) -> bytes:
     """The rounds' metrics, noise and replies as a table, for other programs."""
-    flat = [
-        {"round": row["round"], **row["metrics"], **row["noise"], "replies": row["replies"], "seconds": row["seconds"]}
-        for row in rows
-    ]
+    counted = ("replies", "seconds")
+    flat = [{"round": row["round"], **row["metrics"], **row["noise"], **{k: row[k] for k in counted}} for row in rows]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")
     writer.writeheader()

@@ -156,19 +156,8 @@ def privacy_mod(
 
     def answer(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         kind = message.metadata.message_type.partition(".")[0]
-        settings = read_settings(
-            context,
-            method,
-            source,
-            seed,
-            budget,
-            policy,
-            RUN if ledgers else ledger,
-            head,
-            rounds,
-            site,
-            validation is None,
-        )
+        given = (method, source, seed, budget, policy, RUN if ledgers else ledger, head, rounds, site)
+        settings = read_settings(context, *given, trains=validation is None)
         side = settings.method.client
         if side.trust != "central" and kind not in (MessageType.TRAIN, MessageType.EVALUATE):
             raise FieldError("message_type", kind, "under local trust only train and evaluate messages are answered")
@@ -188,12 +177,8 @@ def privacy_mod(
             return Message(
                 RecordDict({REPLY: records.write_mark(settings.partition, side, site=public)}), reply_to=message
             )
-        for name in (
-            records.FACTS,
-            REPLY,
-            records.SUM,
-            records.SHARE,
-        ):  # training code that answers in the request's record would hand them on as its own
+        # training code that answers in the request's record would hand them on as its own
+        for name in (records.FACTS, REPLY, records.SUM, records.SHARE):
             if name in message.content:
                 raise FieldError(name, "in a request", "is for replies: only training code may say how it trained")
         broadcast, memory = records.read_broadcast(message.content, layout), Memory(context)

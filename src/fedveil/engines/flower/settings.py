@@ -111,12 +111,9 @@ def partition_of(context: Context) -> int:
     """
     value = context.node_config.get("partition-id")
     if value is None:
-        raise FieldError(
-            "partition-id",
-            None,
-            "is missing from the node's configuration; noise and ledgers are kept by partition: start the node with "
-            '--node-config "partition-id=0 num-partitions=3"',
-        )
+        fix = 'start the node with --node-config "partition-id=0 num-partitions=3"'
+        accepted = f"is missing from the node's configuration; noise and ledgers are kept by partition: {fix}"
+        raise FieldError("partition-id", None, accepted)
     return require_count("partition-id", value, least=0)
 
 

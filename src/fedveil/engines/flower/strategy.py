@@ -169,9 +169,8 @@ class FedVeilStrategy(Strategy):
         if isinstance(self.method.server, SecureSum) and self.method.server.lr is None:
             raise FieldError("lr", None, 'is needed: the step is the server\'s; build("record", sum="secure", lr=0.5)')
         self._ask_again: Callable[[list[int], int], Iterable[Message]] | None = None
-        self._declined: dict[
-            int, str
-        ] = {}  # sites of secure sums that are asked no more: the others pay for each question
+        # sites of secure sums that are asked no more: the others pay for each question
+        self._declined: dict[int, str] = {}
         self._lost: set[int] = set()  # partitions without a reply of their own, which may be back
         self._asked: dict[int, int] = {}  # partition of each node that was asked in this round
         self._sent: list[Message] = []  # Flower gives them their ids when it sends them
@@ -230,9 +229,8 @@ class FedVeilStrategy(Strategy):
             self._folder.run = str(grid.run.run_id)
         left = self.rounds - self.done
         try:
-            result = super().start(
-                grid, initial_arrays, left, timeout, train_config, evaluate_config, self._kept(evaluate_fn)
-            )
+            kept = self._kept(evaluate_fn)
+            result = super().start(grid, initial_arrays, left, timeout, train_config, evaluate_config, kept)
         except _StoppedError as error:
             self.stopped = str(error)
             result = self._result
@@ -274,9 +272,8 @@ class FedVeilStrategy(Strategy):
         if self._stopping is not None and (why := self._stopping.ends(self.best)):
             raise _StoppedError(why)
         if self.broadcast is None and self._initial is None:
-            self.models = _several(
-                records.from_arrays(self.layout, arrays), self.layout, self.method.server.hypotheses, self._seed
-            )
+            start, k = records.from_arrays(self.layout, arrays), self.method.server.hypotheses
+            self.models = _several(start, self.layout, k, self._seed)
         self._roster.meet(grid, self._timeout, self.method.least_sites)
         number, everybody = self.done + server_round, self._roster.partitions
         size = self._size or len(everybody)
@@ -293,9 +290,7 @@ class FedVeilStrategy(Strategy):
             self.broadcast = self.server.open(self.models, number, self.rounds, size, roster, attempt)
             self._asked = {self._roster.nodes[p]: p for p in partitions}
             self._account.opened(self.broadcast)
-            content = records.write_broadcast(self.broadcast, self.layout, config)
-            self._sent = [Message(content, node, MessageType.TRAIN) for node in self._asked]
-            return self._sent
+            return self._messages(self.broadcast, config, MessageType.TRAIN)
 
         def again(partitions: list[int], attempt: int) -> Iterable[Message]:
             self._roster.meet(grid, self._timeout, self.method.least_sites)
@@ -344,10 +339,14 @@ class FedVeilStrategy(Strategy):
             return self._ask_validators(self._stopping, self.broadcast.public, config)
         if not self.evaluate or self.method.client.trust != "central" or self.broadcast is None:
             return []
-        broadcast = Broadcast(models=self.models, public=self.broadcast.public)
         self._asked = {node: partition for partition, node in sorted(self._roster.nodes.items())}
+        broadcast = Broadcast(models=self.models, public=self.broadcast.public)
+        return self._messages(broadcast, config, MessageType.EVALUATE)
+
+    def _messages(self, broadcast: Broadcast, config: ConfigRecord, kind: str) -> list[Message]:
+        """A broadcast to everybody who is asked."""
         content = records.write_broadcast(broadcast, self.layout, config)
-        self._sent = [Message(content, node, MessageType.EVALUATE) for node in self._asked]
+        self._sent = [Message(content, node, kind) for node in self._asked]
         return self._sent
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -379,9 +378,7 @@ class FedVeilStrategy(Strategy):
             return []
         drawn = draw_cohort(self._seed, -public.round, sorted(held), min(rule.sample or len(held), len(held)))
         self._asked = {held[p]: p for p in drawn}
-        content = records.write_broadcast(Broadcast(models=self.models, public=public), self.layout, config)
-        self._sent = [Message(content, node, MessageType.EVALUATE) for node in self._asked]
-        return self._sent
+        return self._messages(Broadcast(models=self.models, public=public), config, MessageType.EVALUATE)
 
     def _validated(
         self, rule: EarlyStopping, released: dict[int, Releases], failed: dict[int, str], server_round: int
@@ -485,12 +482,6 @@ def _several(start: Tensor, layout: Layout, k: int, seed: int) -> Tensor:
     for j in range(1, k):
         generator = torch.Generator().manual_seed(keyed_seed("hypothesis", seed, j))
         views = layout.views(start)
-        found.append(
-            layout.flatten(
-                {
-                    n: v.reshape(-1)[torch.randperm(v.numel(), generator=generator)].reshape(v.shape)
-                    for n, v in views.items()
-                }
-            )
-        )
+        orders = {n: torch.randperm(v.numel(), generator=generator) for n, v in views.items()}
+        found.append(layout.flatten({n: v.reshape(-1)[orders[n]].reshape(v.shape) for n, v in views.items()}))
     return torch.stack(found)
