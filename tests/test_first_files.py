@@ -14,7 +14,7 @@ from fedveil.config.first import first_config
 from fedveil.errors import FieldError
 from fedveil.report.statement.check import check
 from fedveil.report.statement.gather import gather
-from fedveil.report.statement.write import write_report
+from fedveil.report.statement.page import write_report
 from fedveil.runs.promised import prepared, promised
 from fedveil.runs.runner import run
 

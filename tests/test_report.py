@@ -9,7 +9,7 @@ from rich.console import Console
 from fedveil.config import parse
 from fedveil.errors import FedVeilError
 from fedveil.grid import compare
-from fedveil.optional import optional
+from fedveil.registry import optional
 from fedveil.report import figures
 from fedveil.report.pareto import pareto
 from fedveil.report.progress import progress_for

@@ -26,11 +26,9 @@ from fedveil.report.audits import show
 from fedveil.report.spent import used_of
 from fedveil.report.statement.books import read_books
 from fedveil.report.statement.check import check
-from fedveil.report.statement.document import ABSENT, WORDS, encoded
+from fedveil.report.statement.document import ABSENT, WORDS, encoded, protected
 from fedveil.report.statement.gather import gather
-from fedveil.report.statement.page import page_of
-from fedveil.report.statement.words import protected
-from fedveil.report.statement.write import report_of, write_report
+from fedveil.report.statement.page import page_of, report_of, write_report
 from fedveil.runs import run
 
 REPORTS = Path(__file__).parents[1] / "results" / "reports"

@@ -6,7 +6,7 @@ imported when it is first used, so that ``fedveil --help`` does not wait for PyT
 
 from typing import TYPE_CHECKING
 
-from fedveil.optional import lazy
+from fedveil.registry import lazy
 
 __version__ = "0.1.0"
 

@@ -12,8 +12,7 @@ import pytest
 from fedveil.config import parse
 from fedveil.grid import compare
 from fedveil.report.statement.gather import gather
-from fedveil.report.statement.page import page_of
-from fedveil.report.statement.write import report_of
+from fedveil.report.statement.page import page_of, report_of
 
 pytestmark = pytest.mark.browser
 REPORTS = Path(__file__).resolve().parents[2] / "results" / "reports"

@@ -23,7 +23,7 @@ from test_chain import HEAD, METHOD, PLAIN, released
 from fedveil.engines.keyfile import read_private
 from fedveil.engines.lifetime import read_head
 from fedveil.errors import FedVeilError
-from fedveil.node.approval import APPROVAL, FIRST, _signed, make_signer
+from fedveil.node.bundle import APPROVAL, FIRST, _signed, make_signer
 from fedveil.node.guard import WORDS
 from fedveil.node.isolation import require_isolation
 

@@ -17,7 +17,7 @@ from fedveil.errors import FieldError
 from fedveil.nvflare import FedVeilController, PrivacyFilter, ReleaseFilter, UnprotectedError
 from fedveil.report.statement.check import check
 from fedveil.report.statement.gather import gather
-from fedveil.report.statement.write import write_report
+from fedveil.report.statement.page import write_report
 from fedveil.runs import Summary
 
 pytestmark = pytest.mark.nvflare

@@ -30,7 +30,7 @@ from fedveil.methods import build
 from fedveil.report.statement.check import check
 from fedveil.report.statement.document import ABSENT
 from fedveil.report.statement.gather import gather
-from fedveil.report.statement.write import write_report
+from fedveil.report.statement.page import write_report
 
 pytestmark = pytest.mark.flower
 

@@ -14,8 +14,7 @@ from torch import nn
 
 from fedveil.accounting import OPEN, LeakageFilter, Ledger, Limits, ParticipationFilter, Policy
 from fedveil.engines import Budgets, Execution, Federation, Shared
-from fedveil.engines.flower.memory import Memory
-from fedveil.engines.flower.records import CONFIG, HELLO, write_broadcast
+from fedveil.engines.flower.records import CONFIG, HELLO, Memory, write_broadcast
 from fedveil.engines.history import Asked
 from fedveil.engines.lifetime import LifetimeLedger
 from fedveil.engines.messages import PUBLIC

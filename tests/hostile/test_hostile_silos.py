@@ -15,8 +15,7 @@ from scipy import stats
 from torch import nn
 
 from fedveil.engines.flower.grid import _identity
-from fedveil.engines.flower.memory import Memory
-from fedveil.engines.flower.records import read_releases, write_broadcast
+from fedveil.engines.flower.records import Memory, read_releases, write_broadcast
 from fedveil.flower import privacy_mod, read_broadcast, training_source, write_trained
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, PrivateTrainer

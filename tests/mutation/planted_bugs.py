@@ -1223,7 +1223,7 @@ BUGS = (
     ),
     _bug(
         "an approval never ends",
-        "node/approval.py",
+        "node/bundle.py",
         "approved",
         "date.fromisoformat(until)",
         "date.max",

@@ -17,7 +17,7 @@ from fedveil.engines.lifetime import LifetimeLedger
 from fedveil.engines.messages import REPLY
 from fedveil.errors import FieldError
 from fedveil.flower import privacy_mod
-from fedveil.node.approval import APPROVAL, approve, make_signer
+from fedveil.node.bundle import APPROVAL, approve, make_signer
 from fedveil.node.guard import WORDS, NodePolicy, _own, answer
 
 pytestmark = [pytest.mark.flower, pytest.mark.usefixtures("runtime")]
@@ -340,7 +340,7 @@ def test_a_signed_bundle_runs_until_its_day_is_over(own, tmp_path, monkeypatch):
 
 
 def test_an_approval_ends(tmp_path):
-    from fedveil.node.approval import approved
+    from fedveil.node.bundle import approved
 
     key = tmp_path / "signer"
     public, today = make_signer(key), datetime.now(UTC).date()

@@ -226,7 +226,7 @@ def test_the_table_of_secure_sums_is_there_to_be_filled(made):
 def test_hash_and_approval_on_the_command_line(tmp_path):
     from datetime import UTC, datetime
 
-    from fedveil.node.approval import APPROVAL, approved
+    from fedveil.node.bundle import APPROVAL, approved
 
     fab, key = tmp_path / "app.fab", tmp_path / "keys" / "signer"
     fab.write_bytes(bundle())

@@ -9,7 +9,7 @@ import typer
 import typer.core
 
 from fedveil import __version__
-from fedveil.cli import advise, apply, audit, data, keys, ledger, node, report, running, shared, verify
+from fedveil.cli import advise, audit, data, keys, ledger, node, report, running, shared, verify
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.registry import Registry
 
@@ -84,7 +84,7 @@ for command in (running.init, running.run, running.compare, running.plan, runnin
 join_packages(app)
 app.command()(audit.audit)
 app.command()(report.report)
-app.command()(apply.apply)
+app.command()(data.apply)
 app.command()(verify.verify)
 app.add_typer(data.app, name="data")
 app.add_typer(ledger.app, name="ledger")

@@ -113,7 +113,7 @@ def _experiment(name: str, target: Mapping[str, Any], console: "Console") -> Non
 def beside_public(ranked: "Sequence[Choice]", begun: bool) -> str:
     """What to do where public examples with labels are there; `begun`: whether training begins with their model."""
     if all(choice.verdict in ("hopeless", "no promise") for choice in ranked):
-        return "nothing above leaves much to learn: take the public examples' model, which protects everybody"
+        return "nothing above leaves much to learn: take the model of the public examples alone; it protects everybody"
     start = "" if begun else 'begin with the public model, which costs nothing: model.start = "public"; '
     return f"{start}fedveil compare names settings that end below it: in their place take the public model"
 

@@ -70,7 +70,7 @@ def hash_(app: App) -> None:
 def key(path: Key) -> None:
     """Make a key that approves apps; its public half goes into policy.node.signers."""
     with refusals():
-        from fedveil.node.approval import make_signer
+        from fedveil.node.bundle import make_signer
 
         typer.echo(make_signer(path))
 
@@ -83,7 +83,7 @@ def sign(
 ) -> None:
     """Approve an app's bundle; the line goes into the run's configuration."""
     with refusals():
-        from fedveil.node.approval import APPROVAL, approve
+        from fedveil.node.bundle import APPROVAL, approve
 
         typer.echo(f'{APPROVAL}="{approve(path, _sha256(app), until.date())}"')
 

@@ -50,7 +50,7 @@ def report(
             raise FieldError("RUN", "missing", "name the folder of a run, comparison or audit")
         else:
             from fedveil.report.statement.gather import gather
-            from fedveil.report.statement.write import write_report
+            from fedveil.report.statement.page import write_report
 
             where = out or runs[0] / "report"
             written = write_report(gather(runs, ledgers or [], policy, people, pictures=pictures), where, setting)

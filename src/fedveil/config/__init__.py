@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from fedveil.optional import lazy
+from fedveil.registry import lazy
 
 if TYPE_CHECKING:
     from fedveil.config.experiment import Config as Config

@@ -5,7 +5,7 @@ Names are imported when they are first used, so that ``fedveil data list`` does 
 
 from typing import TYPE_CHECKING
 
-from fedveil.optional import lazy
+from fedveil.registry import lazy
 
 if TYPE_CHECKING:
     from fedveil.data.bundled import ALZHEIMER_HOMOGENEOUS as ALZHEIMER_HOMOGENEOUS

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedveil.data.labels import count_classes, natural_clients, people_of
 from fedveil.data.sets import DataSet
 from fedveil.errors import FieldError, nearest, require_choice
-from fedveil.optional import optional
+from fedveil.registry import optional
 
 if TYPE_CHECKING:
     import pandas

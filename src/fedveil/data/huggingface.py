@@ -12,7 +12,7 @@ from fedveil.data.frames import Rows, TableSpec, from_rows, labelled
 from fedveil.data.pictures import MAX_PIXELS, MODES, Stacking, size_of
 from fedveil.data.sets import DataSet, MissingDataError
 from fedveil.errors import FieldError, nearest, require_choice, require_count, require_positive
-from fedveil.optional import optional
+from fedveil.registry import optional
 
 
 @dataclass(frozen=True, kw_only=True)

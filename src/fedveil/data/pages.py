@@ -20,7 +20,7 @@ from fedveil.data.pictures import SUFFIXES, decode, pillow
 from fedveil.data.sets import MissingDataError
 from fedveil.data.tamper import Box
 from fedveil.errors import FieldError, damaged
-from fedveil.optional import optional
+from fedveil.registry import optional
 
 Grey = NDArray[np.uint8]
 FORGED = 2  # the category; all others are genuine

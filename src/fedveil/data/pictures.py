@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.errors import FieldError, require_count
-from fedveil.optional import optional
+from fedveil.registry import optional
 
 if TYPE_CHECKING:
     from PIL.Image import Image

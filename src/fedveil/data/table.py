@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedveil.data.frames import Rows, TableSpec, from_rows, pandas_module
 from fedveil.data.sets import DataSet, MissingDataError
 from fedveil.errors import FieldError, require_count, require_positive
-from fedveil.optional import optional
+from fedveil.registry import optional
 
 if TYPE_CHECKING:
     import pandas

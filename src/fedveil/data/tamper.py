@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from fedveil.optional import optional
+from fedveil.registry import optional
 
 Page = NDArray[np.uint8]  # [H, W], dark text on light paper
 Pixels = NDArray[np.float64]

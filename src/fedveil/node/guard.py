@@ -21,8 +21,7 @@ from fedveil.engines.lifetime import read_policy
 from fedveil.engines.node import RUN
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.layout import Layout
-from fedveil.node.approval import APPROVAL, approved
-from fedveil.node.bundle import Bundle
+from fedveil.node.bundle import APPROVAL, Bundle, approved
 from fedveil.node.worker import Worker, load_app
 
 _LOG = getLogger("flwr")

@@ -76,7 +76,7 @@ class Worker:
         from flwr.common.serde import recorddict_from_proto
         from flwr.proto.recorddict_pb2 import RecordDict as Proto
 
-        from fedveil.engines.flower.memory import OWN
+        from fedveil.engines.flower.records import OWN
 
         with tempfile.TemporaryDirectory(prefix="fedveil-") as folder:
             content, state = self._ask(_packed(self._bundle, message, context), folder)
@@ -131,7 +131,7 @@ def _packed(bundle: "Bundle", message: "Message", context: "Context") -> bytes:
     from flwr.common.serde import context_to_proto, fab_to_proto, message_to_proto
     from flwr.supercore.fab import Fab
 
-    from fedveil.engines.flower.memory import OWN
+    from fedveil.engines.flower.records import OWN
 
     state = RecordDict({name: record for name, record in context.state.items() if name not in OWN})
     shown = Context(context.run_id, context.node_id, context.node_config, state, context.run_config, context.series_id)

@@ -13,8 +13,8 @@ from torch import Tensor
 from fedveil.accounting import Ledger, guarantee_values
 from fedveil.config.folders import refuse_used
 from fedveil.engines import RoundRecord
-from fedveil.engines.account import Account
 from fedveil.engines.party import SERVER, LineStore, Round
+from fedveil.engines.serving import Account
 from fedveil.layout import Layout
 from fedveil.mechanisms import Source
 from fedveil.methods import Method

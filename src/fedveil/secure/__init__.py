@@ -8,7 +8,7 @@ from fedveil.secure.keys import roster as roster
 from fedveil.secure.shares import on_grid as on_grid
 from fedveil.secure.shares import share as share
 from fedveil.secure.shares import unmasked as unmasked
-from fedveil.secure.site import Site as Site
 from fedveil.secure.terms import FEWEST as FEWEST
+from fedveil.secure.terms import Site as Site
 from fedveil.secure.terms import SumContext as SumContext
 from fedveil.secure.terms import SumTerms as SumTerms

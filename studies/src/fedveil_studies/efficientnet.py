@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from fedveil.errors import FieldError, require_count
-from fedveil.optional import optional
+from fedveil.registry import optional
 
 SOURCE = "https://github.com/lukemelas/EfficientNet-PyTorch/releases/download/1.0/efficientnet-b0-355c32eb.pth"
 BEGINS = "355c32eb"  # the SHA-256 of that file: ImageNet's weights, 21 MB

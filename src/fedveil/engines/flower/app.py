@@ -16,9 +16,8 @@ from fedveil.accounting import Ledger
 from fedveil.engines.assembly import AnyMethod, require_success
 from fedveil.engines.client import ClientParty
 from fedveil.engines.flower.grid import InProcessGrid, run_in_process
-from fedveil.engines.flower.memory import Memory
 from fedveil.engines.flower.mod import privacy_mod, training_source
-from fedveil.engines.flower.records import FACTS, read_broadcast, to_arrays, write_facts, write_trained
+from fedveil.engines.flower.records import FACTS, Memory, read_broadcast, to_arrays, write_facts, write_trained
 from fedveil.engines.flower.settings import own_method, partition_of
 from fedveil.engines.flower.strategy import FedVeilStrategy
 from fedveil.engines.history import History, RoundRecord

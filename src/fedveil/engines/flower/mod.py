@@ -22,7 +22,7 @@ from fedveil.accounting import Ledger, Policy, model_of
 from fedveil.engines.assembly import AnyMethod
 from fedveil.engines.client import NO_PART, ClientParty
 from fedveil.engines.flower import records
-from fedveil.engines.flower.memory import Memory
+from fedveil.engines.flower.records import Memory
 from fedveil.engines.flower.settings import PREFIX, BudgetOf, read_settings
 from fedveil.engines.flower.validation import validated
 from fedveil.engines.messages import REPLY

@@ -12,14 +12,13 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
 from fedveil.accounting import Guarantee, Ledger, SpendFilter
-from fedveil.engines.account import Account
 from fedveil.engines.assembly import AnyMethod, draw_cohort, resolve_method
 from fedveil.engines.flower import records
 from fedveil.engines.flower.roster import Roster
 from fedveil.engines.flower.validation import LOSS
 from fedveil.engines.history import Best
 from fedveil.engines.party import SERVER, LineStore, Round, ServerParty, forget
-from fedveil.engines.serving import RunKeeper, Serving, mean_metrics
+from fedveil.engines.serving import Account, RunKeeper, Serving, mean_metrics
 from fedveil.engines.stopping import EarlyStopping
 from fedveil.engines.warning import Warnings
 from fedveil.errors import (

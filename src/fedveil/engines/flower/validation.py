@@ -9,7 +9,7 @@ from flwr.app import Context, Error, Message, MessageType, RecordDict
 
 from fedveil.accounting import Ledger, Release
 from fedveil.engines.flower import records
-from fedveil.engines.flower.memory import Memory
+from fedveil.engines.flower.records import Memory
 from fedveil.engines.messages import REPLY
 from fedveil.engines.node import Settings, disagreement, opened_ledger
 from fedveil.engines.party import VALIDATE, LineStore

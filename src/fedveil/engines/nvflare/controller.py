@@ -14,13 +14,12 @@ from nvflare.apis.signal import Signal
 from torch import Tensor
 
 from fedveil.accounting import Filter, Guarantee, Ledger
-from fedveil.engines.account import Account
 from fedveil.engines.assembly import draw_cohort
 from fedveil.engines.nvflare.building import method_of, model_of_name, seed_of, source_of
 from fedveil.engines.nvflare.filters import TRAIN
 from fedveil.engines.nvflare.shareables import read_reply, write_broadcast
 from fedveil.engines.party import SERVER, LineStore, Round, ServerParty, forget
-from fedveil.engines.serving import RunKeeper, Serving
+from fedveil.engines.serving import Account, RunKeeper, Serving
 from fedveil.errors import BudgetError, FieldError, cleaned, require_count, require_delta, require_rounds
 from fedveil.layout import Buffers
 from fedveil.methods import Broadcast, Releases

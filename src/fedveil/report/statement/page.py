@@ -1,4 +1,4 @@
-"""report.html and card.yaml from their templates.
+"""A report made from folders, and its three files: report.json, and from their templates report.html and card.yaml.
 
 The page is one file without a network, for screens, paper and screen readers. The card is one release as a record of a
 registry of deployments: fields and accepted values are those of opendp/deployments-registry-data at commit 3e9c812,
@@ -11,17 +11,23 @@ import json
 import re
 from base64 import b64encode
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import fedveil
+from fedveil.errors import FieldError, require_choice
 from fedveil.gdp import rounded_up
 from fedveil.report.canvas import COLOURS
-from fedveil.report.statement.charts import svg_of
-from fedveil.report.statement.document import ABSENT, WORDS, Chart, Report, source
+from fedveil.report.spent import texts_of
+from fedveil.report.statement.document import ABSENT, WORDS, Chart, Report, beside, protected, source
+from fedveil.report.statement.figures import largest_epsilon, svg_of
 from fedveil.report.statement.gather import Gathered, Run
-from fedveil.report.statement.sections import unprotected_quantities
-from fedveil.report.statement.words import beside, protected
+from fedveil.report.statement.sections import by_setting, headline_of, sections_of, unprotected_quantities
+from fedveil.runs.disk import make_folder, write_atomic
+from fedveil.runs.provenance import provenance
 
-PAGE, CARD = "report.html.j2", "card.yaml.j2"
+PAGE_TEMPLATE, CARD_TEMPLATE = "report.html.j2", "card.yaml.j2"
 DARK = ("#f2f2f2", "#6ab7ff", "#ff9a5c", "#3fd6a3", "#ee9cc8", "#ffc233", "#8fd3ff", "#d1b24a")  # `COLOURS` on black
 
 
@@ -36,12 +42,12 @@ def page_of(
         return digest if pictures is None else f"data:image/png;base64,{b64encode(pictures[digest]).decode()}"
 
     titles = WORDS["titles"]
-    return _rendered(PAGE, report=report, light=COLOURS, dark=DARK, titles=titles, svg=drawn, shown=shown)
+    return _rendered(PAGE_TEMPLATE, report=report, light=COLOURS, dark=DARK, titles=titles, svg=drawn, shown=shown)
 
 
 def form_of() -> str:
     """Digest of the page's template and words: pages of another one look otherwise."""
-    return hashlib.sha256((source(PAGE) + source("words.toml")).encode()).hexdigest()[:16]
+    return hashlib.sha256((source(PAGE_TEMPLATE) + source("words.toml")).encode()).hexdigest()[:16]
 
 
 def card_of(found: Gathered, run: Run) -> str:
@@ -50,7 +56,7 @@ def card_of(found: Gathered, run: Run) -> str:
     books = [*run.books.values(), *run.sites.values()]
     drawn = {e.spend.mechanism for book in books for e in book.ledger.entries if e.source != "none"}
     return _rendered(
-        CARD,
+        CARD_TEMPLATE,
         people=found.people,
         name=found.name,
         slug=re.sub(r"[^a-z0-9]+", "-", found.name.lower()).strip("-"),
@@ -69,7 +75,7 @@ def _rendered(template: str, **values: Any) -> str:
     import jinja2
 
     how: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "undefined": jinja2.StrictUndefined}
-    environment = jinja2.Environment(autoescape=template == PAGE, **how)
+    environment = jinja2.Environment(autoescape=template == PAGE_TEMPLATE, **how)
     environment.filters["tojson"] = _json
     try:
         return environment.from_string(source(template)).render(absent=ABSENT, **values)
@@ -81,3 +87,74 @@ def _json(value: object) -> str:
     """A value as JSON writes it, which YAML reads: of version 1.1, too, for which 1e-05 is a text."""
     text = json.dumps(value)
     return text.replace("e", ".0e") if isinstance(value, float) and "e" in text and "." not in text else text
+
+
+REPORT, PAGE, CARD = "report.json", "report.html", "card.yaml"
+
+
+def report_of(found: Gathered) -> Report:
+    """What folders show, put into the form of a report."""
+    made = provenance("", [])
+    promises = {label: largest_epsilon(own).promises for label, own in by_setting(found.runs).items()}
+    shown = {name: made[name] for name in ("command", "commit", "date")}
+    shown |= {"version": fedveil.__version__, "form": form_of()}
+    sets = [{"ledger": one.values(), "spent": texts_of(one.ledger, found.rule)} for one in found.sets.values()]
+    evidence = {"runs": [_run(run) for run in found.runs], "sets": sets, "policy": found.policy}
+    return Report(found.name, shown, headline_of(promises), sections_of(found), evidence)
+
+
+def write_report(found: Gathered, folder: Path, setting: str | None = None) -> list[Path]:
+    """Write report.json, report.html and card.yaml; the paths.
+
+    Parameters
+    ----------
+    found : Gathered
+        What it is about.
+    folder : Path
+        Made if it is not there; files of an earlier report are replaced.
+    setting : str, optional
+        Whose release the card is about; default: the first with a proof, else the first. Without a run there is none.
+
+    Raises
+    ------
+    FieldError
+        If there is no such setting.
+    """
+    report, contents = report_of(found), dict[str, bytes]()
+    contents[PAGE] = page_of(report, found.pictures).encode()
+    if found.runs:
+        contents[CARD] = card_of(found, _chosen(found, setting)).encode()
+    elif setting is not None:
+        raise FieldError("--setting", setting, "needs a run: an audit alone releases nothing")
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    contents[REPORT] = replace(report, files=digests).to_json()
+    make_folder(folder)
+    for name, content in contents.items():
+        write_atomic(folder / name, content)
+    return [folder / name for name in (REPORT, PAGE, CARD) if name in contents]
+
+
+def _chosen(found: Gathered, setting: str | None) -> Run:
+    runs = by_setting(found.runs)
+    if setting is not None:
+        require_choice("--setting", setting, runs)
+        return runs[setting][0]
+    return next((own[0] for own in runs.values() if "epsilon" in own[0].worst), found.runs[0])
+
+
+def _run(run: Run) -> Mapping[str, Any]:
+    values = run.summary.values
+    return {
+        "setting": values["setting"],
+        "seed": values.get("seed"),
+        "run": run.run,
+        "trust": values["trust"],
+        "delta": next((p["delta"] for p in run.promises.values() if "delta" in p), 1e-5),
+        "promises": run.promises,
+        "beside": list(run.beside),
+        "ledgers": [book.values() for _, book in sorted(run.books.items())],
+        "sites": {"run": values.get("run", ""), "names": sorted(run.sites), "clients": values["clients"]},
+        "files": run.digests,
+        "data": values.get("data", {}).get("digest"),
+        "versions": values["versions"],
+    }

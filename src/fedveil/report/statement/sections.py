@@ -5,10 +5,19 @@ from typing import Any
 
 from fedveil.engines.party import SERVER
 from fedveil.report.spent import spent_of
-from fedveil.report.statement.document import WORDS, Fact, Grid, Picture, ReportSection
+from fedveil.report.statement.document import (
+    WORDS,
+    Fact,
+    Grid,
+    Picture,
+    ReportSection,
+    beside,
+    epsilon_of,
+    percent,
+    protected,
+)
 from fedveil.report.statement.figures import accuracy_rows, curves, largest_epsilon, roc_charts
 from fedveil.report.statement.gather import Gathered, Run
-from fedveil.report.statement.words import beside, epsilon_of, percent, protected
 from fedveil.report.table import NOTHING, grouped_by
 
 Promises = Mapping[str, Mapping[str, Any]]  # by party
