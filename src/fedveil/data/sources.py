@@ -97,6 +97,11 @@ class SourceInfo:
         return f"as prepared ({', '.join(kept)}); else {needs}" if kept else f"no: {needs}"
 
 
+def _yours(what: str, place: str, natural: bool = False) -> SourceInfo:
+    """A source of somebody's own files, with the function that reads them."""
+    return SourceInfo(what, "any", "yours", Later(f"fedveil.data.{place}"), natural=natural)
+
+
 SOURCES: Registry[SourceInfo] = Registry(
     "data.name",
     {
@@ -112,32 +117,12 @@ SOURCES: Registry[SourceInfo] = Registry(
             "CC BY 4.0",
             Later("fedveil.data.bundled:load_breast_cancer"),
         ),
-        "npz": SourceInfo(
-            "your own arrays: x_train and y_train in one npz file",
-            "any",
-            "yours",
-            Later("fedveil.data.arrays:load_npz"),
-        ),
-        "folder": SourceInfo(
-            "your own images: a folder a class", "any", "yours", Later("fedveil.data.folder:load_folder")
-        ),
-        "table": SourceInfo("your own table: CSV or parquet", "any", "yours", Later("fedveil.data.table:TableFile")),
-        "huggingface": SourceInfo(
-            "a saved Hugging Face set", "any", "yours", Later("fedveil.data.huggingface:SavedDataset")
-        ),
-        "documents": SourceInfo(
-            "your own pages with masks of what was tampered with (T-SROIE, DocTamper), a class a pixel",
-            "any",
-            "yours",
-            Later("fedveil.data.documents:load_documents"),
-        ),
-        "leaf": SourceInfo(
-            "your own files of LEAF's form, such as FEMNIST: JSON with the examples of every user",
-            "any",
-            "yours",
-            Later("fedveil.data.leaf:load_leaf"),
-            natural=True,
-        ),
+        "npz": _yours("your own arrays: x_train and y_train in one npz file", "arrays:load_npz"),
+        "folder": _yours("your own images: a folder a class", "folder:load_folder"),
+        "table": _yours("your own table: CSV or parquet", "table:TableFile"),
+        "huggingface": _yours("a Hugging Face data set saved on disk", "huggingface:SavedDataset"),
+        "documents": _yours("your own pages with masks of what was tampered with", "documents:load_documents"),
+        "leaf": _yours("your own files of LEAF's form, such as FEMNIST", "leaf:load_leaf", natural=True),
         "alzheimer": SourceInfo(
             "Alzheimer MRI slices, 128x128 grey, 4 classes",
             "6,400 images",

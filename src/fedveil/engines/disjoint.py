@@ -37,10 +37,8 @@ def require_disjoint(training: Clients, validating: Clients, twins: bool, people
             shared = next((mark for mark in look(client) if mark in held), None)
             if shared is not None:
                 what = "persons" if look is _people else "rows"
-                accepted = (
-                    f"shares {what} with clients[{held[shared]}], whose promise does not cover the losses of a client "
-                    "that validates: give each to one of them"
-                )
+                accepted = f"shares {what} with clients[{held[shared]}], whose promise covers no validation loss: "
+                accepted += "give each to one of them"
                 if look is _contents:
                     accepted += "; where equal rows are different records, say so: EarlyStopping(twins=True)"
                 raise FieldError(f"stopping.clients[{i}]", client.name or "data", accepted)

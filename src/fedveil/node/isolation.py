@@ -142,10 +142,8 @@ def require_isolation(folder: Path) -> None:
     tried = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     if tried.returncode != 0:
         why = (tried.stderr.strip().splitlines() or ["it gave no reason"])[-1]
-        raise FedVeilError(
-            f"a bundle's own code cannot be isolated on this machine ({why}): install the client's code yourself "
-            '(policy.node.client), or allow it everything with foreign = "open"'
-        )
+        fix = 'install the client\'s code yourself (policy.node.client), or allow it everything with foreign = "open"'
+        raise FedVeilError(f"a bundle's own code cannot be isolated on this machine ({why}): {fix}")
 
 
 if __name__ == "__main__":

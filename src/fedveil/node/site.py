@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -23,44 +24,6 @@ from fedveil.node.launch import CLIENT, OTHERS
 
 POLICY, BIN = "policy.toml", "bin"
 QUIET = ("FLWR_DISABLE_UPDATE_CHECK", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION")
-FIRST_POLICY = """\
-# What this node allows. What stands behind a # is still to be decided; until [total] and [node] name something,
-# nothing leaves.
-
-trust = ["local"]          # with "central" the server is trusted with models, counts and metrics
-secure_source = true
-delta = 1e-5
-# methods = ["record"]     # default: all of these trust models
-# deadline = 3600          # seconds of training
-
-[release]                  # the most that one release may cost
-# record_epsilon = 0.5
-
-[total]                    # the most that all releases from this data set may cost, over all runs
-# record_epsilon = 4.0     # or mu, record_mu, person_epsilon, leakage (with distance), participations
-
-# [sum]                    # for trust = ["secure sum"], what the study's contract says; it needs a client of your own
-# peers = ["<64 hexadecimal digits>", "..."]   # of all other sites, as `fedveil keys show` prints them there
-# least_sites = 3          # the smallest roster that is answered
-# colluding = 1            # the fewest that the noise has to allow for
-# attempts = 3             # questions of one round; each costs a full release
-# silos_per_person = 1     # at how many sites a person may have records
-# This site's own key, mode 0600: `fedveil keys new {key}`, and for the SuperNode
-# --node-config 'privacy.key={key} ...'. Nobody else may ever read it; `fedveil keys end` destroys it.
-
-[node]
-ledger = "ledgers"
-head = {head}
-dataset = {dataset}
-apps = []                  # SHA-256 of the app bundles that may run: fedveil node hash APP
-# signers = []             # public keys that may approve bundles: fedveil node key FILE
-# client = "hospital.app:client"   # your own ClientApp, installed here: no code of a bundle runs, and apps can go
-# projects = ["hospital/study"]    # read from the bundle
-# federations = []         # these three are what the SuperLink says
-# accounts = []
-# runs = []
-foreign = "isolated"       # how a bundle's code runs; "open" lets it do all that this user may do
-"""
 
 State = Literal["yes", "no", "not seen"]
 
@@ -87,8 +50,8 @@ def begin_site(folder: str | Path, head: str | Path, dataset: str, by: str) -> P
     site.mkdir(mode=0o700, parents=True, exist_ok=True)
     begin_ledger(site / "ledgers", dataset, by, head=Path(head).resolve())
     places = {"head": _quoted(Path(head).resolve()), "dataset": _quoted(dataset), "key": _quoted(site / "study.key")}
-    text = FIRST_POLICY.format(**places)
-    _write(policy, text, 0o600)
+    text = (files("fedveil.node") / POLICY).read_text(encoding="utf-8")
+    _write(policy, text.format(**places), 0o600)
     write_commands(site)
     return policy
 

@@ -157,10 +157,8 @@ def comparison_notes(summaries: Sequence[Summary]) -> list[str]:
         notes.append(f"conditional: it holds if {' and if '.join(conditions)}.")
     notes += meanings_of(summaries)
     if worse := below_public(summaries):
-        notes.append(
-            f"{', '.join(worse)}: less accurate than the model of public examples alone, which protects everybody: "
-            "take that one. (Deciding by a score on private examples would be a release of its own.)"
-        )
+        public = "less accurate than the model of public examples alone, which protects everybody"
+        notes.append(f"{', '.join(worse)}: {public}: take that one.")
     for text, those in grouped_by(summaries, lambda s: useful(s.values)).items():
         notes += [f"{', '.join(grouped(those))}: vacuous; {text}."] * bool(text)
     notes.append(f"Metrics that clients see after each round: {first['published_metrics']['text']}.")

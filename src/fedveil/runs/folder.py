@@ -187,10 +187,8 @@ def _longer(stored: Config, config: Config) -> Config:
     """The stored configuration with more rounds, where no promise and no noise was made for fewer."""
     planned = stored.privacy.options.get("rounds") or config.rounds
     if planned < config.rounds or config.privacy.build(config.aggregator).client.composed:
-        accepted = (
-            f"the noise was made for {min(planned, stored.rounds)} rounds, and more would exceed its promise: "
-            "start anew with another --out, planned for all of them"
-        )
+        made = f"the noise was made for {min(planned, stored.rounds)} rounds, and more would exceed its promise"
+        accepted = f"{made}: start anew with another --out, planned for all of them"
         raise FieldError("rounds", config.rounds, accepted)
     return stored.model_copy(update={"rounds": config.rounds})
 

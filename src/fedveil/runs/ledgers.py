@@ -94,10 +94,8 @@ class LedgerFiles(Ledgers):
         for party in sorted(lines):
             book = Ledger.parse(self.run_id, party, lines[party])
             if book.lines < recorded.get(party, 0):
-                raise LedgerError(
-                    f"ledger of {party!r} has {book.lines} whole lines, fewer than the {recorded[party]} of the "
-                    "checkpoint; restore the file or start a new run"
-                )
+                few = f"has {book.lines} whole lines, fewer than the {recorded[party]} of the checkpoint"
+                raise LedgerError(f"ledger of {party!r} {few}; restore the file or start a new run")
             self.books[party] = book
 
     def open(self, party: str) -> tuple[Ledger, LineStore]:
