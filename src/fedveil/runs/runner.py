@@ -43,8 +43,20 @@ class Progress(Protocol):
         """The run is over, whatever happened."""
 
 
-class Silent(Progress):
+class Silent:
     """Tells nobody."""
+
+    def begin(self, label: str, done: int, rounds: int) -> None:
+        """Nothing."""
+
+    def advance(self, row: summary.Row) -> None:
+        """Nothing."""
+
+    def say(self, text: str) -> None:
+        """Nothing."""
+
+    def end(self) -> None:
+        """Nothing."""
 
 
 @runtime_checkable
