@@ -40,7 +40,7 @@ app.query()(raw)
 PATCHED = f"""
 import fedveil.engines.flower.mod as mod
 import fedveil.flower
-mod.privacy_mod = fedveil.flower.privacy_mod = mod.write_reply = None
+mod.privacy_mod = fedveil.flower.privacy_mod = mod.records.write_reply = None
 {PLAIN}
 """
 AGAIN = f"""

@@ -71,7 +71,7 @@ def test_an_own_clients_mod_says_how_and_the_noise_is_added_once(own, monkeypatc
     )
     policy = own(text)
     made = []
-    monkeypatch.setattr(mods, "write_reply", lambda *a, _w=mods.write_reply: made.append(a) or _w(*a))
+    monkeypatch.setattr(mods.records, "write_reply", lambda *a, _w=mods.records.write_reply: made.append(a) or _w(*a))
     reply = asked(policy, context=context(**{"num-partitions": 3}))
     assert not reply.has_error()
     assert len(made) == 1

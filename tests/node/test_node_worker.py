@@ -79,7 +79,7 @@ def instead(line, text=PLAIN):
 
 # one process each: together what is tried apart on the real chain (tests/deploy)
 BYPASS = f"""import fedveil.engines.flower.mod as m
-m.privacy_mod = m.write_reply = None
+m.privacy_mod = m.records.write_reply = None
 print('{SECRET}')
 context.state['fedveil.ledger'] = MetricRecord({{'x': 1.0}})
 reply = raw(message)
