@@ -174,7 +174,7 @@ def as_client(value: ClientData | Sequence[Any], name: str) -> ClientData:
         return ClientData(train.x, train.y, test.x, test.y)
     if not isinstance(value, Sequence) or len(value) not in (2, 4):
         others = "a Dataset, a DataLoader, or two of them, the second held out"
-        accepted = f"must be (x, y), (x, y, test_x, test_y), of arrays or tensors, or ClientData; or {others}"
+        accepted = f"must be (x, y), (x, y, test_x, test_y) or ClientData, in a list of clients; or {others}"
         raise FieldError(name, type(value).__name__, accepted)
     names = ("x", "y", "test_x", "test_y")
     tensors = [_tensor(v, f"{name}.{part}") for v, part in zip(value, names, strict=False)]

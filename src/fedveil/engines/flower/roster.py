@@ -75,7 +75,7 @@ class Roster:
             _LOG.warning("a node did not answer the greeting and takes no part in this round: %s", reason)
         if not self.nodes and not self.partitions:
             said = "; ".join(dict.fromkeys(reasons[:10]))
-            needs = "fedveil.flower.privacy_mod(layout, method) first in its mods, with what the strategy has"
+            needs = "fedveil.flower.privacy_mod(layout, method) first in its mods, with the method of the strategy"
             raise UnprotectedError(f"no client answered the greeting ({said}). Every ClientApp needs {needs}")
         if not self.partitions:
             self.partitions = sorted(self.nodes) if self._planned is None else list(range(self._planned))
