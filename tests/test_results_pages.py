@@ -103,18 +103,25 @@ def test_the_figures_that_a_page_opens_with_stand_in_its_files(name):
 
 # Figures that no file of the page's folder holds, by page.
 ELSEWHERE = {
-    "alzheimer-quick": {".0409", ".905", ".881", ".885"},  # the configuration's multiplier; the paper's figures
+    "alzheimer-quick": {".920", ".0409", ".905", ".881", ".885"},  # the configuration's multiplier; the paper's figures
+    "distances": {"2.4", "3.6"},  # how many times as long
     "fedre": {".557", ".575"},  # of tiles; the paper's DocTamper column
     "group-privacy": {"-.079", "-.075"},  # differences of single runs
     "guarantees": {"99.9"},  # percent, of the intervals
-    "person-level": {".893", "797.3", "239.2"},  # of tuning, which tuning.csv holds in part; images over patients
+    "person-level": {
+        ".020",
+        ".893",
+        "797.3",
+        "239.2",
+    },  # of tuning, which tuning.csv holds in part; images over patients
     "record-level": {  # earlier runs; digits, of the front page; what an epsilon means for attackers and for ten
         *(".837", ".948", ".917", ".962"),
         *(".798", ".679", ".255", ".0772", ".0806", ".0152", ".554", ".0198", ".00239", "81.5", "14.5"),
     },
     "sga-ldp": {"87.2", "19.5", "30.9"},  # percent of the paper's accuracy, of the neutrophils; sigma sqrt(d / n)
 }
-DECIMAL = re.compile(r"(?<![\w./^])[-+]?\d*\.\d+(?:e-?\d+)?(?!\w)|(?<![\w.])\d+e-\d+")
+BENCHES = {"record-level": [RESULTS / "bench" / "per_example.json"]}  # pages that show benchmarks, too
+DECIMAL = re.compile(r"(?<![\w./^])[-+]?\d*\.\d+(?:e-?\d+)?(?![\w]|\.\d)|(?<![\w.])\d+e-\d+")
 
 
 MEANS = ("value", "published", "chance", "noise", "guarantee")
@@ -143,7 +150,7 @@ def pools_of(name):
     printed = ROOT / "studies" / "src" / "fedveil_studies" / name.replace("-", "_") / "published.csv"
     paper = csv.DictReader(printed.read_text().splitlines()) if printed.is_file() else ()
     every = [(printed, row, {"means": row, "spread": row}) for row in paper]
-    for path in (*folder.rglob("*.json"), *(RESULTS / "bench").glob("*.json"), *folder.glob("*.md")):
+    for path in (*folder.rglob("*.json"), *folder.glob("*.md"), *BENCHES.get(name, ())):
         if path.name.startswith("table-"):
             rows = json.loads(path.read_text())["rows"]
             for figure in dict.fromkeys(one["figure"] for one in rows):
