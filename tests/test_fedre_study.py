@@ -27,7 +27,7 @@ from fedveil.runs.deal import deal_out
 from fedveil.runs.prepare import prepare
 from fedveil.runs.runner import run
 from fedveil_studies.fedre import defence, recovered, weights
-from fedveil_studies.fedre.score_figure import score_figure
+from fedveil_studies.fedre.pictures import score_figure
 from fedveil_studies.frame import Choices, Reproduction, find
 from fedveil_studies.frame.claims import judge
 from fedveil_studies.frame.evidence import read_evidence

@@ -12,7 +12,7 @@ from fedveil.config import load
 from fedveil.errors import FieldError
 from fedveil.grid import Store
 from fedveil.registry import Registry
-from fedveil_studies.frame import Choices, Reproduction, Selection, Study, register, studies
+from fedveil_studies.frame import Choices, Reproduction, Selection, Study, checking, register
 from fedveil_studies.frame.checking import check_study
 from fedveil_studies.frame.described import Described, MeasureOf
 from papers_kit import Told
@@ -23,7 +23,7 @@ CELLS = 3  # the two rows share the run without noise, which knows no clip
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
-    monkeypatch.setattr(studies, "STUDIES", Registry("STUDY", {}, group=studies.ENTRY_POINTS))
+    monkeypatch.setattr(checking, "STUDIES", Registry("STUDY", {}, group=checking.ENTRY_POINTS))
     register(toy.study)
 
 

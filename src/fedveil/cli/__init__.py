@@ -1,6 +1,5 @@
 """The command line. Everything that needs PyTorch is imported by the command that uses it: ``--help`` is fast."""
 
-import ctypes
 from collections.abc import Callable
 from typing import Annotated
 
@@ -94,19 +93,4 @@ app.add_typer(node.app, name="node")
 
 def main() -> None:
     """Entry point of the command ``fedveil``."""
-    _keep_freed_memory()
     app()
-
-
-def _keep_freed_memory() -> None:
-    """Ask glibc to keep freed blocks: training returns the same megabytes at every step and gets them back as zeros.
-
-    Worth 1.2 times in a small CNN's step. A library must not do this to its host; a command may.
-    """
-    trim_threshold, mmap_threshold = -1, -3  # of malloc.h
-    try:
-        tune = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError, TypeError):  # another C library
-        return
-    tune(mmap_threshold, 1 << 30)
-    tune(trim_threshold, (1 << 31) - 1)

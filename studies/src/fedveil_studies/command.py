@@ -123,7 +123,7 @@ def _listed() -> "Table":
     from fedveil.report.table import Table
 
     files = {one.name: _described(one.module) for one in entry_points(group="fedveil.studies")}
-    loaded = sys.modules.get("fedveil_studies.frame.studies")
+    loaded = sys.modules.get("fedveil_studies.frame.checking")
     if None in files.values() or (loaded and {*loaded.STUDIES} - {*files}):
         from fedveil_studies.frame import find, names
         from fedveil_studies.frame.tables import studies_table

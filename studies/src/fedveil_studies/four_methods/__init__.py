@@ -24,8 +24,8 @@ from fedveil.learning import ClientData
 from fedveil.runs.deal import clients_of
 from fedveil.runs.prepare import Setup
 from fedveil_studies.frame import Study, Value
+from fedveil_studies.frame.measure import WholeRun
 from fedveil_studies.frame.models import held_out
-from fedveil_studies.frame.watching import WholeRun
 
 study = Study.of(__name__)
 OUTSIDE = 26  # candidates that take no part

@@ -1,12 +1,11 @@
 """Studies of papers: tables and figures from runs that are done once, and claims judged on the files alone."""
 
+from fedveil_studies.frame.checking import find as find
+from fedveil_studies.frame.checking import names as names
+from fedveil_studies.frame.checking import register as register
 from fedveil_studies.frame.choices import Choices as Choices
 from fedveil_studies.frame.plots import Curve as Curve
 from fedveil_studies.frame.reproduction import Reproduction as Reproduction
 from fedveil_studies.frame.reproduction import Selection as Selection
-from fedveil_studies.frame.result import Published as Published
 from fedveil_studies.frame.result import Value as Value
-from fedveil_studies.frame.studies import find as find
-from fedveil_studies.frame.studies import names as names
-from fedveil_studies.frame.studies import register as register
 from fedveil_studies.frame.study import Study as Study

@@ -1,16 +1,20 @@
-"""What a study's files may name: mistakes are refused before anything runs."""
+"""Every study that there is, and what its files may name: mistakes are refused before anything runs."""
 
 import re
 from collections.abc import Iterable, Iterator
 from itertools import chain, product
 
 from fedveil.errors import FieldError, require_choice
+from fedveil.registry import Registry
 from fedveil_studies.frame.claims import JUDGES
 from fedveil_studies.frame.described import Part, TableOf
 from fedveil_studies.frame.standard import CURVES, MEASURES, require_known
 from fedveil_studies.frame.study import Study
 
 STANDARD = {**MEASURES, **CURVES}
+ENTRY_POINTS = "fedveil.studies"
+STUDIES: Registry[Study] = Registry("STUDY", {}, group=ENTRY_POINTS)
+"""Studies by name."""
 
 
 def check_study(study: Study) -> Study:
@@ -116,3 +120,27 @@ def _labels(study: Study, content: TableOf) -> set[str]:
                 for setting in spec.settings.values()
             }
     return found
+
+
+def register(study: Study) -> Study:
+    """Make a study known to the command line of this process."""
+    return STUDIES.register(study.name)(check_study(study))
+
+
+def names() -> list[str]:
+    """Every study that there is."""
+    return sorted(STUDIES)
+
+
+def find(name: str) -> Study:
+    """A study by name.
+
+    Raises
+    ------
+    FieldError
+        Naming those that exist.
+    """
+    found = STUDIES.choose(name)
+    if not isinstance(found, Study):
+        raise FieldError("STUDY", name, f"its entry point must name a Study, not a {type(found).__name__}")
+    return check_study(found)

@@ -4,9 +4,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, ClassVar, Self
 
+from fedveil.config import Config
 from fedveil.grid import Cell, Outcome
+from fedveil.runs.prepare import Setup
 from fedveil.runs.summary import LAST, Summary
 from fedveil_studies.frame.result import Published, Result, Value, interval_of
 
@@ -111,3 +113,31 @@ def _summed_up(
             return only.value, only.deviation, None, f"the last {LAST} rounds of one run"
         return only.value, None, only.interval, only.unit or "one run"
     return fmean(values), stdev(values), interval_of(values), over
+
+
+class WholeRun:
+    """Base of a `fedveil.runs.runner.Judge` that trains nothing after the run.
+
+    Attributes
+    ----------
+    kept : int
+        Parameter vectors that it keeps of a run.
+    """
+
+    kept: ClassVar[int] = 0
+
+    def __init__(self, _config: Config | None = None) -> None:
+        """Everything is taken from the run."""
+
+    def load(self, setup: Setup) -> tuple[int, int]:
+        """What it keeps, and that it trains on nothing."""
+        return self.kept, 0
+
+    @classmethod
+    def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
+        """Of each run what `concluded` says."""
+        return [judge.concluded() for judge in judges]
+
+    def concluded(self) -> dict[str, Any]:
+        """Nothing, where the figures stand in the rounds."""
+        return {}

@@ -5,18 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedveil.report.canvas import (
-    COLOURS,
-    DASHES,
-    dot,
-    labelled,
-    legend_below,
-    new_figure,
-    over_seeds,
-    say,
-    whole_numbers,
-    wrapped,
-)
+from fedveil.report import canvas
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -90,7 +79,7 @@ def draw_plot(plot: Plot) -> "Figure | None":
     width = PANEL * columns
     shown = {line.label for line, found in zip(plot.lines, curves, strict=True) if found}
     below = 1.7 * SMALL / 72 * len(shown) if plot.diagonal else 0.0
-    figure, mosaic = new_figure(width, (3.9 + below) * len(grid) + 0.9, grid, [1.0] * columns)
+    figure, mosaic = canvas.new_figure(width, (3.9 + below) * len(grid) + 0.9, grid, [1.0] * columns)
     for panel, axes in mosaic.items():
         own = [(line, found) for line, found in zip(plot.lines, curves, strict=True) if line.panel == panel]
         _panel(axes, plot, own, labels)
@@ -100,8 +89,12 @@ def draw_plot(plot: Plot) -> "Figure | None":
     if not plot.diagonal:
         _share(list(mosaic.values()), same=len(plot.y) > 0)
         _legends(figure, list(mosaic.values()), labels, ticks)
-    notes = (plot.title, over_seeds([len(found) for found in curves if found], plot.x), plot.printed if ticks else "")
-    figure.suptitle(wrapped("\n".join(filter(None, notes)), width, 10), fontsize=10)
+    notes = (
+        plot.title,
+        canvas.over_seeds([len(found) for found in curves if found], plot.x),
+        plot.printed if ticks else "",
+    )
+    figure.suptitle(canvas.wrapped("\n".join(filter(None, notes)), width, 10), fontsize=10)
     return figure
 
 
@@ -117,7 +110,7 @@ def draw_heat(plot: Plot) -> "Figure":
     means = {place: fmean(found) for place, found in values.items()}
     columns, grid = _grid(panels, 2 if len(panels) == 4 else COLUMNS)
     width = (1.0 + 0.62 * max(len(places), 4)) * columns
-    figure, mosaic = new_figure(width, (0.9 + 0.42 * len(labels)) * len(grid) + 0.6, grid, [1.0] * columns)
+    figure, mosaic = canvas.new_figure(width, (0.9 + 0.42 * len(labels)) * len(grid) + 0.6, grid, [1.0] * columns)
     low, high = min(means.values()), max(means.values())
     for panel, axes in mosaic.items():
         shown = [[means.get((panel, label, x), float("nan")) for x in places] for label in labels]
@@ -131,10 +124,12 @@ def draw_heat(plot: Plot) -> "Figure":
         axes.set_xticks(range(len(places)), [f"{x:g}" for x in places])
         axes.set_yticks(range(len(labels)), labels, fontsize=8)
         axes.set_xlabel(plot.x, fontsize=9)
-        axes.set_title(wrapped(panel, width / columns, 9), fontsize=9)
+        axes.set_title(canvas.wrapped(panel, width / columns, 9), fontsize=9)
     for row in grid:
         mosaic[row[0]].set_ylabel(plot.y)
-    figure.suptitle(wrapped(f"{plot.title}\nmean of {max(map(len, values.values()))} seeds", width, 10), fontsize=10)
+    figure.suptitle(
+        canvas.wrapped(f"{plot.title}\nmean of {max(map(len, values.values()))} seeds", width, 10), fontsize=10
+    )
     return figure
 
 
@@ -153,19 +148,19 @@ def _panel(axes: "Axes", plot: Plot, lines: Sequence[tuple[Line, Sequence[Curve]
         _draw(axes, line, curves, labels.index(line.label))
     axes.set_xlabel(plot.x)
     if plot.x == "round":
-        axes.xaxis.set_major_locator(whole_numbers())
+        axes.xaxis.set_major_locator(canvas.whole_numbers())
     absent = [line.label for line, curves in lines if not curves]
     if len(absent) == len(lines):
-        say(axes, "nothing finished", keep_y=True)
+        canvas.say(axes, "nothing finished", keep_y=True)
     elif plot.diagonal:
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), frameon=False, fontsize=SMALL)
-    title = wrapped(lines[0][0].panel, 0.9 * PANEL, 10) + _unfinished(absent, len(lines))
+    title = canvas.wrapped(lines[0][0].panel, 0.9 * PANEL, 10) + _unfinished(absent, len(lines))
     axes.set_title(title, fontsize=9 if absent else 10)
 
 
 def _unfinished(absent: Sequence[str], lines: int) -> str:
     """Names of the lines that are not finished; of many, their number."""
-    named = wrapped(f"not finished: {', '.join(absent)}", 0.9 * PANEL, 9)
+    named = canvas.wrapped(f"not finished: {', '.join(absent)}", 0.9 * PANEL, 9)
     if named.count("\n") >= MOST:
         named = f"not finished: {len(absent)} of {lines} lines"
     return f"\n{named}" if absent else ""
@@ -175,12 +170,12 @@ def _draw(axes: "Axes", line: Line, curves: Sequence[Curve], number: int) -> Non
     """Draw a line and its printed level; without curves, neither: nothing would name the level."""
     if not curves:
         return
-    style: dict[str, Any] = {"color": COLOURS[number % 8], "linestyle": DASHES[number % 8]}
+    style: dict[str, Any] = {"color": canvas.COLOURS[number % 8], "linestyle": canvas.DASHES[number % 8]}
     if line.printed is not None:
         axes.plot([1.0, 1.03], [line.printed] * 2, transform=axes.get_yaxis_transform(), clip_on=False, **style)
     x = max((c.x for c in curves), key=len)  # a run that ended earlier keeps its last value
     columns = [[c.y[min(i, len(c.y) - 1)] for c in curves] for i in range(len(x))]
-    axes.plot(x, [fmean(c) for c in columns], linewidth=1.5, marker=dot(x), label=_label(line, curves), **style)
+    axes.plot(x, [fmean(c) for c in columns], linewidth=1.5, marker=canvas.dot(x), label=_label(line, curves), **style)
     if len(curves) > 1:
         low, high = [min(c) for c in columns], [max(c) for c in columns]
         axes.fill_between(x, low, high, color=style["color"], alpha=0.12, linewidth=0)
@@ -190,9 +185,9 @@ def _legends(figure: "Figure", panels: "Sequence[Axes]", labels: Sequence[str], 
     """The lines that are drawn, and apart from them what a tick at the right is."""
     from matplotlib.lines import Line2D
 
-    handles = labelled(panels)
+    handles = canvas.labelled(panels)
     shown = {label: handles[label] for label in labels if label in handles}
-    legend_below(figure, shown, beside=2 * MARGIN * ticks)
+    canvas.legend_below(figure, shown, beside=2 * MARGIN * ticks)
     if ticks:
         tick = Line2D([], [], color="#555555", linewidth=1.5)
         figure.legend([tick], ["the paper's"], loc="outside lower right", frameon=False, fontsize=9, handlelength=0.8)

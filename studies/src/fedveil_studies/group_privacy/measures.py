@@ -24,9 +24,9 @@ from fedveil.methods.group_privacy import mean_length
 from fedveil.runs.prepare import Setup
 from fedveil_studies.data.mixture import OPTIMA
 from fedveil_studies.frame import Study, Value
+from fedveil_studies.frame.measure import WholeRun
 from fedveil_studies.frame.models import validated
 from fedveil_studies.frame.plots import Curve
-from fedveil_studies.frame.watching import WholeRun
 
 study = Study.of(__package__)
 CUT, CHOICES = 0.3, 20  # of a loss, about three times the median hospital's; draws of a noised choice

@@ -20,7 +20,7 @@ from fedveil.games.game import Refused
 from fedveil.grid import Cell, Finished
 from fedveil.mechanisms import keyed_seed
 from fedveil.runs.prepare import Setup, prepare
-from fedveil_studies.frame.watching import WholeRun
+from fedveil_studies.frame.measure import WholeRun
 from fedveil_studies.metric_privacy.printed import (
     MULTI_EPOCHS,
     MULTI_ROUND,

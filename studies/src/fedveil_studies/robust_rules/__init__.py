@@ -18,7 +18,7 @@ from fedveil.grid import Outcome
 from fedveil.runs.prepare import Setup
 from fedveil_studies.frame import Curve, Study, Value
 from fedveil_studies.frame.described import ScaleOf
-from fedveil_studies.frame.watching import WholeRun
+from fedveil_studies.frame.measure import WholeRun
 from fedveil_studies.robust_rules.selection import SelectionProbe, rare_clients
 
 study = Study.of(__name__)

@@ -28,9 +28,9 @@ from fedveil.mechanisms import gaussian_sigma
 from fedveil.methods import SGALDP
 from fedveil.runs.prepare import Setup
 from fedveil_studies.frame import Curve, Study, Value
+from fedveil_studies.frame.measure import WholeRun
 from fedveil_studies.frame.models import held_out
 from fedveil_studies.frame.standard import tested
-from fedveil_studies.frame.watching import WholeRun
 
 study = Study.of(__name__)
 GROUPS = ("honest", "malicious", "common", "rare")
