@@ -77,7 +77,7 @@ def test_a_regression_with_scaling_on_each_client(table):
     setup = prepare(config)
     assert float(setup.arguments["public_data"].x.mean()) == pytest.approx(0, abs=1e-6)
     assert run(config).values["metrics"]["rmse"] > 0
-    with pytest.raises(FieldError, match=r"local\.loss = 'cross_entropy': 'table' has targets, no classes: use 'mse'"):
+    with pytest.raises(FieldError, match=r"local\.loss = 'cross_entropy': 'table' has targets: use 'mse'"):
         prepare(spec({**data, "min_size": 2}))
 
 

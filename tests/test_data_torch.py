@@ -49,7 +49,7 @@ class Stream(IterableDataset):
 @pytest.mark.parametrize(
     ("pairs", "options", "message"),
     [
-        ([([1.0], 0), ([1.0, 2.0], 1)], {}, r"dataset\[1\] = .*must be like dataset\[0\]"),
+        ([([1.0], 0), ([1.0, 2.0], 1)], {}, r"dataset\[1\] = .*as dataset\[0\]"),
         ([([1.0], 0), ([float("nan")], 1)], {}, r"dataset\[1\], x = 'NaN or infinity'"),
         ([([1.0], 0), ([1.0], float("inf"))], {}, r"dataset\[1\], y = 'NaN or infinity'"),
         ([([1.0], 0), ([1.0], 1.5)], {}, r"dataset\[1\] = 1\.5: its label must be like"),

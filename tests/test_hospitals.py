@@ -7,6 +7,7 @@ from fedveil.cli import app
 from fedveil.config import load
 from fedveil.grid import compare
 from fedveil_studies.frame import find
+from fedveil_studies.frame.described import MeasureOf
 
 
 @pytest.mark.parametrize("preset", ["hospitals-breast"])
@@ -22,7 +23,7 @@ def test_forty_hospitals_learn_under_a_formal_epsilon_of_8(preset):
 def test_the_study_plans_its_runs_and_its_curve_is_over_the_clients():
     found = CliRunner().invoke(app, ["reproduce", "hospitals", "--dry-run"])
     assert "20 runs, 0 finished" in found.output
-    curve = find("hospitals").function("curves", "over the hospitals")
+    curve = find("hospitals").function("curves", MeasureOf(measure="over the hospitals"))
 
     class Finished:
         def __init__(self, clients, accuracy):

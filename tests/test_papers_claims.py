@@ -181,6 +181,19 @@ def test_only_what_the_paper_shows_is_asked_for():
     assert rows("sigma", "metric", "equal") == list(RULES)
 
 
+@pytest.mark.parametrize("name", ["fedre", "sga-ldp", "metric-privacy"])
+def test_a_claim_asks_no_row_for_which_its_table_has_no_line(name):
+    study, asked = find(name), 0
+    for claim in study.described.claims:
+        if claim.expect in ("above", "below", "alike") and claim.level is None:
+            for table, figure in claim.figures:
+                lines = study.places(table)
+                for row in rows_of(Evidence(study, next(iter(study.described.scales))), claim, table, figure, 0):
+                    asked += 1
+                    assert {(row, setting, figure) for setting in claim.settings} <= lines
+    assert asked > 10
+
+
 def test_a_mean_over_rows_is_over_the_seeds_that_all_have(tmp_path):
     noisy = {rule: ([0.70, 0.72, 0.69], [0.71 + 0.03 * (i % 2), 0.73, 0.72]) for i, rule in enumerate(RULES)}
     write(tmp_path, "5", "accuracy", table_5(**noisy))

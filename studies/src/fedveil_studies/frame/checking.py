@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator
-from itertools import chain, product
+from itertools import chain
 
 from fedveil.errors import FieldError, require_choice
 from fedveil.registry import Registry
@@ -100,26 +100,13 @@ def _published(study: Study) -> Iterator[Name]:
     for table, row, setting, figure in study.published:
         if table in spec.tables:
             content, where = spec.tables[table], f"published.csv, table {table}"
-            yield f"{where}, row", row, _labels(study, content) | {*spec.absent}
+            yield f"{where}, row", row, {label for label, _, _ in study.places(table)} | {*spec.absent}
             yield f"{where}, setting", setting, spec.settings
             yield f"{where}, figure", figure, _figures(content) | {*spec.absent}
 
 
 def _figures(content: TableOf) -> set[str]:
     return {name for part in content.parts for name in part.figures}
-
-
-def _labels(study: Study, content: TableOf) -> set[str]:
-    """Labels of all rows that a table can have."""
-    spec, found = study.described, set[str]()
-    for part in content.parts:
-        for row, of, scenario in product(part.rows or spec.rows, part.of, part.scenarios):
-            place = spec.scenarios[scenario].label or scenario
-            found |= {
-                part.label.format(row=spec.rows[row].label, of=of, scenario=place, setting=setting.label)
-                for setting in spec.settings.values()
-            }
-    return found
 
 
 def register(study: Study) -> Study:

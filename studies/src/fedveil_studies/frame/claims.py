@@ -77,7 +77,10 @@ def lying(claim: ClaimOf, evidence: Evidence, expect: str) -> Iterator[Row]:
 
 
 def rows_of(evidence: Evidence, claim: ClaimOf, table: str, figure: str, sign: int) -> list[str]:
-    """Labels of the rows for which the paper shows what it claims (any, with sign 0); all, for a table of our own."""
+    """Labels of the rows for which the paper shows what it claims (any, with sign 0); all, for a table of our own.
+
+    Without those in which the table has no such line.
+    """
     study = evidence.study
     shown = {row for t, row, _, f in study.published if (t, f) == (table, figure)}
     place = {label: i for i, label in enumerate(study.labels)}
@@ -87,11 +90,14 @@ def rows_of(evidence: Evidence, claim: ClaimOf, table: str, figure: str, sign: i
         found = [study.label(row) for row in own] if own else list(study.labels)
     read = [study.described.readings[name].row for name in evidence.readings if name in study.described.readings]
     about = [*claim.rows, *(study.label(row) for row in read if row)] if claim.rows else found
-    return [
-        row
-        for row in found
-        if row in about and (not shown or not sign or (_printed(evidence, claim, table, figure, row) or 0) * sign > 0)
-    ]
+    possible = study.places(table)
+
+    def may(row: str) -> bool:
+        printed = not shown or not sign or (_printed(evidence, claim, table, figure, row) or 0) * sign > 0
+        lines = [(row, setting, figure) in possible for setting in claim.settings if setting]
+        return row in about and printed and (all(lines) or evidence.at(table, row, claim.first, figure) is not None)
+
+    return [row for row in found if may(row)]
 
 
 def compared(
@@ -189,7 +195,7 @@ def _compared(claim: ClaimOf, evidence: Evidence, table: str, figure: str, row: 
 
 
 def _printed(evidence: Evidence, claim: ClaimOf, table: str, figure: str, row: str) -> float | None:
-    pair = [evidence.study.published.get((table, row, setting, figure)) for setting in claim.settings]
+    pair = [evidence.study.published.get((table, row, setting, figure)) for setting in claim.settings if setting]
     return pair[0].value - pair[1].value if len(pair) == 2 and pair[0] and pair[1] else None
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from inspect import signature
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from fedveil.config import Config
@@ -118,6 +119,17 @@ class Study:
     def settings(self) -> Mapping[str, str]:
         """Labels of the settings by name."""
         return {name: setting.label for name, setting in self.described.settings.items()}
+
+    def places(self, table: str) -> set[tuple[str, str, str]]:
+        """Row labels, settings and figures of all lines that a table can have."""
+        spec, found = self.described, set[tuple[str, str, str]]()
+        for part in spec.tables[table].parts:
+            settings = part.settings or [name for name, setting in spec.settings.items() if not setting.extra]
+            for row, of, scenario, setting in product(part.rows or spec.rows, part.of, part.scenarios, settings):
+                words = {"row": spec.rows[row].label, "setting": spec.settings[setting].label, "of": of}
+                label = part.label.format(scenario=spec.scenarios[scenario].label or scenario, **words)
+                found |= {(label, setting, figure) for figure in part.figures}
+        return found
 
     def adjust(self, function: Adjust) -> Adjust:
         """Register ``(values, scale, flags of the readings) -> None``, applied to every configuration, in place."""
