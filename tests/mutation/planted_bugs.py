@@ -1124,7 +1124,7 @@ BUGS = (
     ),
     _bug(
         "two processes share a lifetime ledger",
-        "engines/locking.py",
+        "engines/files.py",
         "lock",
         "fcntl.LOCK_EX",
         "fcntl.LOCK_SH",
@@ -1182,7 +1182,7 @@ BUGS = (
     ),
     _bug(
         "a lifetime ledger has a second name",
-        "engines/locking.py",
+        "engines/files.py",
         "LockedFile._require_one_name",
         "held.st_nlink > 1",
         "False",

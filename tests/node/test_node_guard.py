@@ -116,7 +116,7 @@ def test_a_full_disk_lets_nothing_out(own, monkeypatch):
     def full(handle, data):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("fedveil.engines.locking.os.write", full)
+    monkeypatch.setattr("fedveil.engines.files.os.write", full)
     refused(asked(policy), policy, FAILED)
 
 
@@ -129,7 +129,7 @@ def test_a_disk_that_cannot_be_written_lets_nothing_out(own, monkeypatch):
             raise OSError(errno.EROFS, "Read-only file system", str(path))
         return opening(path, flags, *mode)
 
-    monkeypatch.setattr("fedveil.engines.locking.os.open", refusing)
+    monkeypatch.setattr("fedveil.engines.files.os.open", refusing)
     refused(asked(policy), policy, FAILED)
 
 

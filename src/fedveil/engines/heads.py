@@ -15,17 +15,14 @@ import json
 import os
 import secrets
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 
 from fedveil.accounting import OPEN
-from fedveil.engines.locking import sync_names, unlock, wait_for, write_all
+from fedveil.engines.files import BINARY, create, replace_file
 from fedveil.errors import FieldError, LedgerError
 from fedveil.reading import json_of
-
-_BINARY = getattr(os, "O_BINARY", 0)
 
 
 @dataclass(frozen=True)
@@ -85,11 +82,16 @@ class SecondPlace:
     dataset : str
         Names the two files, ``<dataset>.head`` and ``<dataset>.key``; the latter is locked while the ledger is in use,
         so that copies of a ledger cannot be used at the same time.
+
+    Attributes
+    ----------
+    key_file : Path
+        The latter.
     """
 
     def __init__(self, folder: str | Path, dataset: str) -> None:
-        self.file, self._key_file = Path(folder) / f"{dataset}.head", Path(folder) / f"{dataset}.key"
-        self._dataset, self._key, self._handle = dataset, b"", -1
+        self.file, self.key_file = Path(folder) / f"{dataset}.head", Path(folder) / f"{dataset}.key"
+        self._dataset, self._key = dataset, b""
 
     def make(self, ledger: str, count: int, checksum: str, by: str) -> None:
         """Make the head of a ledger, and its key.
@@ -99,70 +101,44 @@ class SecondPlace:
         FieldError
             If there is one: another ledger of the data set would be another budget.
         """
-        if self.file.exists() or self._key_file.exists():
+        if self.file.exists() or self.key_file.exists():
             accepted = "holds a head of this data set: what was spent stays spent. Restore its ledger, or name another"
             raise FieldError("head", str(self.file.parent), accepted)
         self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._key = secrets.token_hex(32).encode()
         try:
-            _written(self._key_file, self._key, os.O_EXCL)
+            create(self.key_file, self._key)
             begun = datetime.now(UTC).isoformat(timespec="seconds")
             self.write(Head(self._dataset, ledger, count, checksum, by, "", begun))
         except OSError:
-            self._key_file.unlink(missing_ok=True)
+            self.key_file.unlink(missing_ok=True)
             raise
-
-    def take(self, deadline: float) -> bool:
-        """Read the key and lock it; False if another process has it until then (of `time.monotonic`).
-
-        Raises
-        ------
-        LedgerError
-            If there is no key, or others can read it.
-        """
-        try:
-            self._handle = os.open(self._key_file, os.O_RDWR | _BINARY)
-            held = wait_for(self._handle, deadline)
-            if held:
-                self._know(self._handle)
-        except OSError as error:
-            self.release()
-            reason = f"{self._key_file} cannot be used ({error.strerror})"
-            raise LedgerError(f"{reason}: without the head of its ledger nothing leaves; restore it") from error
-        except LedgerError:
-            self.release()
-            raise
-        if not held:
-            self.release()
-        return held
 
     def look(self, ledger: str) -> Head:
         """The head of a ledger, without a lock."""
         try:
-            handle = os.open(self._key_file, os.O_RDONLY | _BINARY)
+            handle = os.open(self.key_file, os.O_RDONLY | BINARY)
         except OSError as error:
-            raise LedgerError(f"{self._key_file} cannot be read ({error.strerror}): restore it") from error
+            raise LedgerError(f"{self.key_file} cannot be read ({error.strerror}): restore it") from error
         try:
-            self._know(handle)
+            self.know(handle)
         finally:
             os.close(handle)
         return self.read(ledger)
 
-    def _know(self, handle: int) -> None:
-        """Read the key."""
+    def know(self, handle: int) -> None:
+        """Read the key, from its open file.
+
+        Raises
+        ------
+        LedgerError
+            If there is none in it, or others can read it.
+        """
         os.lseek(handle, 0, os.SEEK_SET)
         self._key = os.read(handle, 4096).strip()
         open_to_others = os.name == "posix" and os.fstat(handle).st_mode & 0o077
         if open_to_others or not self._key:
-            raise LedgerError(f"{self._key_file} is empty, or others can read it: restore it, with mode 600")
-
-    def release(self) -> None:
-        """Let other processes in."""
-        if self._handle >= 0:
-            with suppress(OSError):  # it was not locked
-                unlock(self._handle)
-            os.close(self._handle)
-            self._handle = -1
+            raise LedgerError(f"{self.key_file} is empty, or others can read it: restore it, with mode 600")
 
     def read(self, ledger: str) -> Head:
         """The head of a ledger.
@@ -192,10 +168,7 @@ class SecondPlace:
     def write(self, head: Head) -> None:
         """Replace the head at once, on the disk when this returns."""
         text = json.dumps({**asdict(head), "mac": self._mac(head)}) + "\n"
-        part = self.file.with_name(f".{self.file.name}.part")
-        _written(part, text.encode(), os.O_TRUNC)
-        os.replace(part, self.file)
-        sync_names(self.file.parent)
+        replace_file(self.file, text.encode())
 
     def _mac(self, head: Head) -> str:
         text = json.dumps([getattr(head, f.name) for f in fields(head)])
@@ -210,11 +183,3 @@ def opens(line: str) -> bool:
 def checksum_of(line: str) -> str:
     """What chains the next line to this one."""
     return str(json_of(line)["checksum"])
-
-
-def _written(path: Path, data: bytes, how: int) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | how | _BINARY, 0o600)
-    try:
-        write_all(handle, data)
-    finally:
-        os.close(handle)

@@ -4,11 +4,11 @@ import os
 import stat
 from pathlib import Path
 
+from fedveil.engines.files import BINARY, create
 from fedveil.errors import FieldError
 from fedveil.secure import SiteKey
 
 FIRST, LEDGER = "fedveil site key 1", "ledger "
-_BINARY = getattr(os, "O_BINARY", 0)
 
 
 def make_key(path: str | Path) -> SiteKey:
@@ -71,13 +71,9 @@ def write_private(path: str | Path, first: str, secret: bytes) -> None:
     file = Path(path).expanduser()
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o600)
+        create(file, f"{first}\n{secret.hex()}\n".encode())
     except FileExistsError as error:
         raise FieldError("key", str(file), "exists: a study has one key; name another file") from error
-    with os.fdopen(handle, "wb") as stream:
-        stream.write(f"{first}\n{secret.hex()}\n".encode())
-        stream.flush()
-        os.fsync(stream.fileno())
 
 
 def read_private(path: str | Path, first: str, size: int) -> bytes:
@@ -90,7 +86,7 @@ def read_private(path: str | Path, first: str, size: int) -> bytes:
     """
     file = Path(path).expanduser()
     try:
-        handle = os.open(file, os.O_RDONLY | _BINARY | getattr(os, "O_NOFOLLOW", 0))
+        handle = os.open(file, os.O_RDONLY | BINARY | getattr(os, "O_NOFOLLOW", 0))
     except OSError as error:
         accepted = "cannot be read as a key file: make one first (a link is not followed)"
         raise FieldError("key", str(file), accepted) from error

@@ -7,23 +7,20 @@ line says who began it; each further line is one intent or release, on the disk 
 
 import hashlib
 import json
-import os
 import secrets
-import time
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from fedveil.accounting import Ledger, Policy
+from fedveil.engines.files import LockedFile, create, sync_names
 from fedveil.engines.heads import Head, SecondPlace, checksum_of, opens
-from fedveil.engines.locking import LockedFile, sync_names, write_all
 from fedveil.errors import FieldError, LedgerError
 from fedveil.methods import METHODS, require_method
 from fedveil.reading import json_of, toml_of
 
 PATIENCE = 60.0  # seconds to wait for another process
-_BINARY = getattr(os, "O_BINARY", 0)
 
 
 def begin_ledger(folder: str | Path, dataset: str | int, by: str, *, head: str | Path | None = None) -> Path:
@@ -58,18 +55,15 @@ def begin_ledger(folder: str | Path, dataset: str | int, by: str, *, head: str |
     begun = datetime.now(UTC).isoformat(timespec="seconds")
     first = json.dumps({"dataset": str(dataset), "by": by, "begun": begun, "id": secrets.token_hex(16)})
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o600)
+        create(path, f"{first}\n".encode())
     except FileExistsError as error:
         raise FieldError("ledger", str(path), "exists: what was spent from it stays spent") from error
     try:
-        write_all(handle, f"{first}\n".encode())
         sync_names(path.parent)
         place.make(_id(first), 0, Ledger("", str(dataset), first).checksum, by)
     except BaseException:
         path.unlink()
         raise
-    finally:
-        os.close(handle)
     return path
 
 
@@ -151,9 +145,8 @@ class LifetimeLedger:
         """
         with ExitStack() as stack:
             self._file = stack.enter_context(_opened(self.path, self._patience))
-            if not self._place.take(time.monotonic() + self._patience):
-                raise LedgerError(f"a copy of {self.path} is in use by another process")
-            stack.callback(self._place.release)
+            key = LockedFile(self._place.key_file, self._patience)  # held by whoever uses a copy of the ledger
+            self._place.know(stack.enter_context(key).handle)
             self.ledger, lines, torn = _parsed(self.path, self._file.content(), self._run)
             known = self._place.read(_id(self.ledger.head or ""))
             self._head = known.extended(lines, Ledger(self._run, self._dataset, self.ledger.head).checksum)

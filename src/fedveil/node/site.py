@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Literal
 
 from fedveil.accounting import Admission, Policy
+from fedveil.engines.files import replace_file, wait_for
 from fedveil.engines.lifetime import begin_ledger, read_head
-from fedveil.engines.locking import wait_for
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.node.guard import NodePolicy, require_private
 from fedveil.node.isolation import require_isolation
@@ -51,7 +51,7 @@ def begin_site(folder: str | Path, head: str | Path, dataset: str, by: str) -> P
     begin_ledger(site / "ledgers", dataset, by, head=Path(head).resolve())
     places = {"head": _quoted(Path(head).resolve()), "dataset": _quoted(dataset), "key": _quoted(site / "study.key")}
     text = (files("fedveil.node") / POLICY).read_text(encoding="utf-8")
-    _write(policy, text.format(**places), 0o600)
+    replace_file(policy, text.format(**places).encode())
     write_commands(site)
     return policy
 
@@ -61,7 +61,7 @@ def write_commands(site: Path) -> None:
     (site / BIN).mkdir(mode=0o700, exist_ok=True)
     for name in (CLIENT, *OTHERS):
         words = (sys.executable, "-P", "-m", "fedveil.node.launch", str(site / POLICY), name)
-        _write(site / BIN / name, f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', 0o700)
+        replace_file(site / BIN / name, f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'.encode(), 0o700)
 
 
 def environment(site: Path, given: Mapping[str, str]) -> dict[str, str]:
@@ -226,12 +226,3 @@ def _installed(package: str) -> bool:
 
 def _quoted(text: object) -> str:
     return json.dumps(str(text))
-
-
-def _write(path: Path, text: str, mode: int) -> None:
-    """Write a file at once, so that a task that starts meanwhile reads the old one or the new one."""
-    part = path.with_name(f".{path.name}.part")
-    part.unlink(missing_ok=True)
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(part, path)

@@ -14,7 +14,7 @@ from safetensors.torch import save
 from torch import Tensor, uint8
 
 from fedveil.config.folders import MODEL
-from fedveil.engines.locking import lock as _lock
+from fedveil.engines.files import lock as _lock
 from fedveil.errors import FieldError
 from fedveil.reading import json_of
 

@@ -1,15 +1,18 @@
-"""One process at a time, by locking the very file that is shared: no name beside it can be removed or mistaken.
+"""Files that are kept safe: new ones for their owner alone, replaced at once, or locked for one process at a time.
 
-The operating system holds the lock, through every name of the file, and lets go of it when the process ends.
+The very file that is shared is locked: no name beside it can be removed or mistaken. The operating system holds the
+lock, through every name of the file, and lets go of it when the process ends.
 """
 
 import os
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from fedveil.errors import LedgerError
 
+BINARY = getattr(os, "O_BINARY", 0)
 _BEYOND = 1 << 30  # a locked byte cannot be read on Windows, and the file's text should be
 _STEP = 0.02  # seconds between two tries
 
@@ -21,7 +24,7 @@ if sys.platform == "win32":
         os.lseek(handle, _BEYOND, os.SEEK_SET)
         msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
 
-    def unlock(handle: int) -> None:
+    def _unlock(handle: int) -> None:
         """Let go, also of what a forked process inherited."""
         os.lseek(handle, _BEYOND, os.SEEK_SET)
         msvcrt.locking(handle, msvcrt.LK_UNLCK, 1)
@@ -33,7 +36,7 @@ else:
         """Lock an open file, or raise BlockingIOError or PermissionError at once if another handle has it locked."""
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    def unlock(handle: int) -> None:
+    def _unlock(handle: int) -> None:
         """Let go, also of what a forked process inherited."""
         fcntl.flock(handle, fcntl.LOCK_UN)
 
@@ -58,7 +61,7 @@ def wait_for(handle: int, deadline: float) -> bool:
 
 
 class LockedFile:
-    """A file that one process at a time appends to; a context manager.
+    """A file that one process at a time uses; a context manager.
 
     Whatever link leads to it, it is the same lock. A file that its path no longer names, or that has a second name
     under which it can be brought back, is refused.
@@ -69,10 +72,15 @@ class LockedFile:
         The file, which is there.
     patience : float
         Seconds to wait for another process.
+
+    Attributes
+    ----------
+    handle : int
+        Of the open file.
     """
 
     def __init__(self, path: Path, patience: float) -> None:
-        self._path, self._patience, self._handle, self._process = path, patience, -1, os.getpid()
+        self._path, self._patience, self.handle, self._process = path, patience, -1, os.getpid()
 
     def __enter__(self) -> "LockedFile":
         """Lock it.
@@ -80,50 +88,49 @@ class LockedFile:
         Raises
         ------
         LedgerError
-            If another process holds it, or nothing can be locked there, or it has several names.
+            If it cannot be opened, another process holds it, nothing can be locked there, or it has several names.
         """
-        self._handle = os.open(self._path, os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0))
         try:
-            if not wait_for(self._handle, time.monotonic() + self._patience):
-                raise LedgerError(f"{self._path} is in use by another process")
-            self._require_one_name()
+            self.handle = os.open(self._path, os.O_RDWR | os.O_APPEND | BINARY)
+            with ExitStack() as stack:
+                stack.callback(os.close, self.handle)
+                if not wait_for(self.handle, time.monotonic() + self._patience):
+                    raise LedgerError(f"{self._path} is in use by another process")
+                self._require_one_name()
+                stack.pop_all()
         except OSError as error:
-            os.close(self._handle)
-            reason = f"{self._path} cannot be locked ({error.strerror}): keep it on a file system that can"
-            raise LedgerError(reason) from error
-        except LedgerError:
-            os.close(self._handle)
-            raise
+            fix = "restore it, on a file system that knows locks"
+            raise LedgerError(f"{self._path} cannot be locked ({error.strerror}): {fix}") from error
         return self
 
     def __exit__(self, *error: object) -> None:
         """Let other processes in."""
-        unlock(self._handle)
-        os.close(self._handle)
+        _unlock(self.handle)
+        os.close(self.handle)
 
     def content(self) -> bytes:
         """All bytes."""
-        os.lseek(self._handle, 0, os.SEEK_SET)
-        with os.fdopen(os.dup(self._handle), "rb") as file:
+        os.lseek(self.handle, 0, os.SEEK_SET)
+        with os.fdopen(os.dup(self.handle), "rb") as file:
             return file.read()
 
     def cut(self, length: int) -> None:
         """Take so many bytes off the end."""
         if length:
-            os.ftruncate(self._handle, os.fstat(self._handle).st_size - length)
+            os.ftruncate(self.handle, os.fstat(self.handle).st_size - length)
 
     def append(self, data: bytes) -> None:
         """Write bytes and wait for the disk; a failed write leaves the file as it was."""
         self._require_one_name()
-        before = os.fstat(self._handle).st_size
+        before = os.fstat(self.handle).st_size
         try:
-            write_all(self._handle, data)
+            _write_all(self.handle, data)
         except OSError:
-            os.ftruncate(self._handle, before)
+            os.ftruncate(self.handle, before)
             raise
 
     def _require_one_name(self) -> None:
-        held = os.fstat(self._handle)
+        held = os.fstat(self.handle)
         try:
             named = os.path.samestat(held, os.stat(self._path))
         except FileNotFoundError:
@@ -144,8 +151,34 @@ def sync_names(folder: Path) -> None:
             os.close(handle)
 
 
-def write_all(handle: int, data: bytes) -> None:
-    """Write bytes to an open file and wait for the disk."""
+def create(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Write a new file and wait for the disk; a failed write leaves none.
+
+    Raises
+    ------
+    FileExistsError
+        If there is one.
+    """
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, mode)
+    try:
+        _write_all(handle, data)
+    except BaseException:
+        path.unlink()
+        raise
+    finally:
+        os.close(handle)
+
+
+def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Replace a file at once, on the disk when this returns: who reads it meanwhile reads the old or the new one."""
+    part = path.with_name(f".{path.name}.part")
+    part.unlink(missing_ok=True)
+    create(part, data, mode)
+    os.replace(part, path)
+    sync_names(path.parent)
+
+
+def _write_all(handle: int, data: bytes) -> None:
     while data:
         data = data[os.write(handle, data) :]
     os.fsync(handle)
