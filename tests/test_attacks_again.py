@@ -1,6 +1,7 @@
 """Audits that are asked again in one folder, and how little an interruption loses."""
 
 import json
+import math
 import re
 from types import SimpleNamespace
 
@@ -20,7 +21,7 @@ from fedveil.errors import FedVeilError, FieldError
 from fedveil.games import GAMES, Judgement, ParticipationGame, game_of, participation, play
 from fedveil.games.view import ParticipationView
 from fedveil.grid import Cell
-from fedveil.grid.together import block_size, most, operations
+from fedveil.grid.together import block_size, run_together
 from fedveil.methods import build
 from fedveil.runs.prepare import prepare
 
@@ -39,10 +40,6 @@ def few(monkeypatch):
 def setup_of(*changes):
     config = load("digits-cia", [SMALL[1], *changes])
     return prepare(config.model_copy(update={"world": World.of(3)}))
-
-
-def block_of(*changes):
-    return most(setup_of(*changes), [ParticipationView()])
 
 
 def rows(found):
@@ -65,24 +62,23 @@ def test_more_attacks_and_more_replicates_find_the_runs_of_the_folder(tmp_path, 
 
 
 def test_blocks_are_as_small_as_replicates_are_slow():
-    assert block_of() == 20
-    wide = "model={name='small_cnn',channels=[32,64]}"
-    assert block_of(wide, "rounds=5") > 1
-    assert block_of(wide, "rounds=100") == 1
-    assert block_of(wide, "rounds=100", "workers=2") == 2  # or one of them would be idle
-    fast = setup_of()
-    assert block_size(fast.config, fast, kept=10**6, alone=0) == 1  # of memory
-    assert block_size(fast.config, fast, kept=1, alone=10**8) == 1  # of the adversary's own model
+    one, two = setup_of(), setup_of("workers=2")
+    probes = [ParticipationView()]
+    assert [block_size(one, probes, seconds) for seconds in (0.01, 5.0, 30.0, math.inf)] == [20, 4, 1, 1]
+    assert block_size(two, probes, 30.0) == 2  # or one of them would be idle
+    assert block_size(setup_of("rounds=40000"), probes, 0.01) == 3  # of memory
 
 
-def test_operations_are_two_for_each_use_of_a_weight():
-    dense = setup_of()
-    x, vector = dense.dataset.x, dense.arguments["initial"][0]
-    assert operations(dense.learner, vector, x) == 2 * 650
-    small = setup_of("model={name='small_cnn',channels=[2,3],dense=5}")
-    by_hand = 9 * 2 * 64 + 9 * 2 * 3 * 16 + 12 * 5 + 5 * 10  # images of 8x8 and 4x4, then two dense layers
-    assert operations(small.learner, small.arguments["initial"][0], x) == 2 * by_hand
-    assert not any(part._forward_hooks for part in small.learner.model.modules())
+def test_blocks_grow_when_it_is_known_how_long_a_run_takes(monkeypatch, few):
+    sizes, played = [], run_together
+
+    def counted(configs, *rest):
+        sizes.append(len(configs))
+        return played(configs, *rest)
+
+    monkeypatch.setattr("fedveil.grid.store.run_together", counted)
+    audit(load("digits-cia", SMALL), attacks=("loss",), replicates=4)
+    assert sizes == [1, 15, 16]  # of each setting 2 worlds with 4 rehearsals and 4 runs
 
 
 def test_a_reply_that_the_server_drops_counts_as_nothing_sent():

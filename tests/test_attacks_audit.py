@@ -149,7 +149,7 @@ class Interrupting(Silent):
 
 
 def test_an_interrupted_audit_goes_on_to_the_same_figures(tmp_path, monkeypatch, few):
-    monkeypatch.setattr("fedveil.grid.store.most", lambda setup, probes: 6)
+    monkeypatch.setattr("fedveil.grid.store.block_size", lambda setup, probes, seconds: 6)
     asked = {"attacks": ("adaptive",), "replicates": 4}
     config = small("rounds=1")
     whole = audit(config, tmp_path / "whole", **asked)

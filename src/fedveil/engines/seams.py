@@ -229,9 +229,6 @@ class Probe(Protocol):
     >>> class Length:
     ...     name, figures = "length of the step", ("step",)
     ...
-    ...     def load(self, setup):
-    ...         return 0, 0
-    ...
     ...     def __call__(self, seen):
     ...         return {"step": float((seen.models - seen.broadcast.models).norm())}
     >>> run = fv.Federation(model=model, clients=clients, evaluation=fv.Evaluation(probes=[Length()])).run(1)

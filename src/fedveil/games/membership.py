@@ -54,8 +54,8 @@ class MembershipView:
         self._clients: Sequence[ClientData] = setup.arguments["clients"]
         self._view, self._globals, self._setup = ServerView(), list[Tensor](), setup
 
-    def load(self, setup: Setup) -> tuple[int, int]:
-        return setup.config.rounds * (len(setup.dealt.clients) + 1), 0
+    def load(self, setup: Setup) -> int:
+        return setup.config.rounds * (len(setup.dealt.clients) + 1)
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
         self._globals.append(seen.models[0])

@@ -50,11 +50,9 @@ class ShadowView:
         self._view, self._power, self._noise = ServerView(), 0.0, dict[tuple[int, int], Any]()
         self._last, self._signals_of = torch.zeros(()), dict[str, list[tuple[list[Signals], int]]]()
 
-    def load(self, setup: Setup) -> tuple[int, int]:
-        """Every release, and what the shadow models are trained on."""
-        epochs = setup.config.rounds * setup.config.local.epochs
-        seen = MODELS * epochs * sum(c.examples for c in setup.dealt.clients)
-        return setup.config.rounds * (len(setup.dealt.clients) + 1), seen
+    def load(self, setup: Setup) -> int:
+        """Every release."""
+        return setup.config.rounds * (len(setup.dealt.clients) + 1)
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
         """One round: its releases, and the size of their noise."""

@@ -28,7 +28,6 @@ from fedveil.errors import FieldError
 from fedveil.learning import ClientData, Figures, make_trainer
 from fedveil.methods import Publishing
 from fedveil.runs.prepare import Setup
-from fedveil.runs.world import REFERENCE
 
 PUBLISHED = {mode: f"{SideChannel.name} ({mode})" for mode in ("noised", "clear")}  # what is recorded for each
 PASSIVE: tuple[type[Attack], ...] = (Loss, CalibratedLoss, OwnUpdate, Colluding, StepLength)
@@ -64,11 +63,9 @@ class ParticipationView:
         self._shown: list[Mapping[str, float]] = []
         self._last: Seen | None = None
 
-    def load(self, setup: Setup) -> tuple[int, int]:
+    def load(self, setup: Setup) -> int:
         assert setup.config.world is not None
-        kept = (setup.config.rounds + 1) * (setup.method.server.hypotheses - 1 + len(setup.config.world.colluders))
-        own = setup.dealt.clients[setup.config.world.attacker].examples + REFERENCE
-        return kept, own * _epochs(setup)
+        return (setup.config.rounds + 1) * (setup.method.server.hypotheses - 1 + len(setup.config.world.colluders))
 
     def __call__(self, seen: Seen) -> dict[str, float]:
         starts, rows = seen.broadcast.models, []
@@ -173,10 +170,6 @@ def threat_of(setup: Setup, reference: bool) -> ThreatModel:
     return ThreatModel("malicious client" if crafted else "semi-honest client", frozenset(able), lacking)
 
 
-def _epochs(setup: Setup) -> int:
-    return min(OUTSIDER_EPOCHS, setup.config.rounds * setup.learner.local.epochs)
-
-
 def _outsiders(setups: Sequence[Setup]) -> list[Tensor | None]:
     """The adversaries' own models, trained at once on what each holds beside the target's data."""
     first, starts, held, keys = setups[0], [], [], []
@@ -190,7 +183,8 @@ def _outsiders(setups: Sequence[Setup]) -> list[Tensor | None]:
         starts.append(setup.arguments["initial"][0])
         keys.append((setup.config.seed, 0, world.attacker))
     config, learner = first.config, first.learner
-    alone = replace(learner.local, epochs=_epochs(first), prox=0.0)
+    epochs = min(OUTSIDER_EPOCHS, config.rounds * learner.local.epochs)
+    alone = replace(learner.local, epochs=epochs, prox=0.0)
     how: dict[str, Any] = {"device": config.device, "workers": config.workers}
     trainer = make_trainer(learner.model, learner.layout, alone, config.trainer, **how)
     trained = trainer.train(torch.stack(starts), held, keys)

@@ -1,6 +1,7 @@
 """The store: the only place that knows which cells are done, and that runs the others."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,7 +14,7 @@ from fedveil.errors import FedVeilError, FieldError, NoReplyError
 from fedveil.grid.cell import Cell, Finished, Outcome, distinct, matched, play_made
 from fedveil.grid.jobs import Factory, Jobs
 from fedveil.grid.kept import Kept
-from fedveil.grid.together import most, run_together
+from fedveil.grid.together import block_size, run_together
 from fedveil.runs import Progress, Summary, run
 from fedveil.runs.disk import make_folder, write_atomic
 from fedveil.runs.prepare import Setup, prepare, resolve_device
@@ -174,28 +175,27 @@ class Store(Kept):
         groups: dict[str, list[Cell]] = {}
         for cell in left:
             groups.setdefault(cell.kind, []).append(cell)
-        sizes = {
-            kind: 1 if group[0].make else most(prepare(_here(group[0].config)), group[0].probes)
-            for kind, group in groups.items()
-        }
-        steps = sum(group[0].config.rounds * -(-len(group) // sizes[kind]) for kind, group in groups.items())
-        count = 0
+        count, seconds = 0, math.inf  # of a round of one run, as those before took
 
-        def advance(row: Row) -> None:
+        def advance(row: Row, rounds: int = 1) -> None:
             nonlocal count
-            count += 1
+            count += rounds
             progress.advance({**row, "round": count})
 
-        progress.begin(f"{len(left)} runs", 0, steps)
+        progress.begin(f"{len(left)} runs", 0, sum(cell.config.rounds for cell in left))
         try:
-            for kind, group in groups.items():
+            for group in groups.values():
                 if group[0].make is not None:
                     self._remember(group[0], play_made(group[0], advance))
                     continue
-                like = prepare(self._resolved(group[0], progress))
-                for block in (group[i : i + sizes[kind]] for i in range(0, len(group), sizes[kind])):
+                like, waiting = prepare(self._resolved(group[0], progress)), list(group)
+                while waiting:
+                    size = block_size(like, group[0].probes, seconds * like.config.rounds)
+                    block, waiting, began = waiting[:size], waiting[size:], perf_counter()
                     with self.claim(block) as mine:
-                        self._play_together(mine, advance, like, progress)
+                        self._play_together(mine, partial(advance, rounds=len(mine)), like, progress)
+                        if mine:
+                            seconds = (perf_counter() - began) / len(mine) / like.config.rounds
         finally:
             progress.end()
 

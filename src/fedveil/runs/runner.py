@@ -69,8 +69,8 @@ class Judge(Probe, Protocol):
     def begin(self, setup: Setup) -> None:
         """Take what the adversary holds before the run begins."""
 
-    def load(self, setup: Setup) -> tuple[int, int]:
-        """Parameter vectors that it keeps of a run, and examples, epochs included, that it trains on after it."""
+    def load(self, setup: Setup) -> int:
+        """Parameter vectors that it keeps of a run."""
 
     @classmethod
     def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:

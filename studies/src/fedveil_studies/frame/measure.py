@@ -116,7 +116,7 @@ def _summed_up(
 
 
 class WholeRun:
-    """Base of a `fedveil.runs.runner.Judge` that trains nothing after the run.
+    """Base of a `fedveil.runs.runner.Judge` that concludes of one run after another.
 
     Attributes
     ----------
@@ -129,9 +129,9 @@ class WholeRun:
     def __init__(self, _config: Config | None = None) -> None:
         """Everything is taken from the run."""
 
-    def load(self, setup: Setup) -> tuple[int, int]:
-        """What it keeps, and that it trains on nothing."""
-        return self.kept, 0
+    def load(self, setup: Setup) -> int:
+        """What it keeps."""
+        return self.kept
 
     @classmethod
     def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
