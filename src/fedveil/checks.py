@@ -32,6 +32,7 @@ from fedveil.errors import (
     require_hypotheses,
     require_noise,
     require_non_negative,
+    require_number,
     require_positive,
     require_rounds,
     require_workers,
@@ -52,23 +53,17 @@ class Check:
 
 def require_share(field: str, value: Any) -> float:
     """Return `value` as a float, refusing all but numbers above 0 and at most 1."""
-    if require_positive(field, value) > 1:
-        raise FieldError(field, value, "must be above 0 and at most 1")
-    return float(value)
+    return require_number(field, value, lambda v: 0 < v <= 1, "must be above 0 and at most 1")
 
 
 def require_unit_interval(field: str, value: Any) -> float:
     """Return `value` as a float, refusing all but numbers from 0 to 1."""
-    if require_non_negative(field, value) > 1:
-        raise FieldError(field, value, "must be in [0, 1]")
-    return float(value)
+    return require_number(field, value, lambda v: 0 <= v <= 1, "must be in [0, 1]")
 
 
 def require_fraction(field: str, value: Any) -> float:
     """Return `value` as a float, refusing all but numbers of at least 0 and below 1."""
-    if require_non_negative(field, value) >= 1:
-        raise FieldError(field, value, "must be at least 0 and below 1")
-    return float(value)
+    return require_number(field, value, lambda v: 0 <= v < 1, "must be at least 0 and below 1")
 
 
 def require_names(field: str, values: Any, known: Iterable[str] | None = None) -> None:
@@ -116,7 +111,7 @@ class Parameters:
 
     def __new__(cls, *_: Any, **named: Any) -> Self:
         """Check the names."""
-        refuse_unknown(cls.__init__, named)
+        refuse_unknown(cls.__init__, named, cls.section)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -136,14 +131,19 @@ def suggesting(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def refuse_unknown(function: Callable[..., Any], named: Mapping[str, Any]) -> None:
+def refuse_unknown(function: Callable[..., Any], named: Mapping[str, Any], section: str = "") -> None:
     """Refuse a keyword that a function does not have with the one that was probably meant."""
     known = _names(function) if named else None
     if known is None or named.keys() <= known.keys():
         return
     name = next(name for name in named if name not in known)
     accepted = nearest(name, [other for other in known if other != "self"])
-    raise FieldError(name, type(named[name]).__name__, f"is no argument; {accepted}")
+    raise FieldError(within(section, name), type(named[name]).__name__, f"is no argument; {accepted}")
+
+
+def within(section: str, name: str) -> str:
+    """A field's name as errors say it."""
+    return f"{section}.{name}" if section else name
 
 
 @cache
@@ -158,7 +158,7 @@ def check_values(owner: object, rules: Iterable[FieldRule], section: str = "") -
     for name, others, require in rules:
         value = getattr(owner, name)
         if not isinstance(value, others):
-            require(f"{section}.{name}" if section else name, value)
+            require(within(section, name), value)
 
 
 def rules_of(hints: Iterable[tuple[str, Any]]) -> list[FieldRule]:
@@ -175,9 +175,8 @@ def rules_of(hints: Iterable[tuple[str, Any]]) -> list[FieldRule]:
             found += [(name, others, mark.require) for mark in marks if isinstance(mark, Check)]
             if get_origin(member) is Literal:
                 found.append((name, others, partial(_one_of, get_args(member))))
-        kind = others[0] if len(others) == len(members) else None
-        if kind is bool or (kind is not None and issubclass(kind, Parameters)):
-            found.append((name, others, partial(_of_kind, kind)))
+        if len(others) == len(members) and (others[0] is bool or issubclass(others[0], Parameters)):
+            found.append((name, others, partial(_of_kind, others)))
     return found
 
 
@@ -185,10 +184,9 @@ def _one_of(choices: tuple[str, ...], name: str, value: str) -> str:
     return require_choice(name, value, choices)
 
 
-def _of_kind(kind: type, name: str, value: Any) -> None:
-    raise FieldError(
-        name, value, "must be true or false" if kind is bool else f"must be {kind.__name__} (in TOML, a table)"
-    )
+def _of_kind(kinds: tuple[type, ...], name: str, value: Any) -> None:
+    named = " or ".join(kind.__name__ for kind in kinds)
+    raise FieldError(name, value, "must be true or false" if bool in kinds else f"must be {named} (in TOML, a table)")
 
 
 @cache

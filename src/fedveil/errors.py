@@ -1,7 +1,7 @@
 """How FedVeil refuses: every refusal names the field, the value and what is accepted."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any
 
@@ -119,22 +119,22 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def require_positive(field: str, value: Any) -> float:
     """Return `value` as a float, refusing all but finite positive numbers."""
-    return _require(field, value, lambda v: v > 0, "must be a finite number above 0")
+    return require_number(field, value, lambda v: v > 0, "must be a finite number above 0")
 
 
 def require_noise(field: str, value: Any) -> float:
     """Return a noise multiplier as a float, refusing all but finite numbers of at least 1e-100: epsilon has a float."""
-    return _require(field, value, lambda v: v >= 1e-100, "must be a finite number of at least 1e-100")
+    return require_number(field, value, lambda v: v >= 1e-100, "must be a finite number of at least 1e-100")
 
 
 def require_non_negative(field: str, value: Any) -> float:
     """Return `value` as a float, refusing all but finite numbers of at least 0."""
-    return _require(field, value, lambda v: v >= 0, "must be a finite number of at least 0")
+    return require_number(field, value, lambda v: v >= 0, "must be a finite number of at least 0")
 
 
 def require_delta(field: str, value: Any) -> float:
     """Return `value` as a float, refusing all but probabilities strictly between 0 and 1."""
-    return _require(field, value, lambda v: 0 < v < 1, "must be a number strictly between 0 and 1")
+    return require_number(field, value, lambda v: 0 < v < 1, "must be a number strictly between 0 and 1")
 
 
 def require_count(field: str, value: Any, least: int = 1, most: int = _LARGEST) -> int:
@@ -178,7 +178,8 @@ def _is_real(value: Any) -> bool:
         return False
 
 
-def _require(field: str, value: Any, ok: Any, accepted: str) -> float:
+def require_number(field: str, value: Any, ok: Callable[[float], bool], accepted: str) -> float:
+    """Return `value` as a float, refusing all but finite numbers that are `ok`."""
     if isinstance(value, bool) or not _is_real(value) or not ok(float(value)):
         raise FieldError(field, value, accepted)
     return float(value)

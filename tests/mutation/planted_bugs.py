@@ -652,9 +652,9 @@ BUGS = (
     _bug(
         "a filter charges what it refuses",
         "accounting/filters.py",
-        "Filter.admit",
+        "Filter._admit",
         "return False",
-        "self.spent = after\nreturn False",
+        "self.spent, self._rho = mu, rho\nreturn False",
         f"{CORE}guarantees.py",
     ),
     _bug(
@@ -728,7 +728,7 @@ BUGS = (
     _bug(
         "a vast loss costs nothing",
         "accounting/composition.py",
-        "_loss_distribution",
+        "epsilon",
         "added + (epsilon_of_mu(mu, delta) if composed is None else float(composed.get_epsilon_for_delta(delta)))",
         "epsilon_of_mu(mu, delta) if composed is None else float(composed.get_epsilon_for_delta(delta))",
         f"{CORE}accounting.py",

@@ -9,8 +9,6 @@ from typing import Annotated, Literal
 from fedveil.checks import Check, Names, Parameters, Text, Whole, require_whole
 from fedveil.errors import FieldError
 
-Foreign = Literal["isolated", "open"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Admission(Parameters):
@@ -52,7 +50,7 @@ class Admission(Parameters):
     federations: Names | None = None
     accounts: Names | None = None
     runs: Names | None = None
-    foreign: Foreign = "isolated"
+    foreign: Literal["isolated", "open"] = "isolated"
     ledger: Text | None = None
     head: Text | None = None
     dataset: Text | None = None

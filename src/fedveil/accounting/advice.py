@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from fedveil.accounting.bounds import GDP
 from fedveil.accounting.conditions import AS_READ, at_most, conditions_of, few_colluding, few_silos, whole_noise
 from fedveil.accounting.events import FACTOR, Relation
-from fedveil.accounting.guarantee import VACUOUS, Guarantee, Trust, Unit
+from fedveil.accounting.guarantee import VACUOUS, Guarantee, Scope, Trust, Unit
 from fedveil.accounting.planning import ENOUGH
 from fedveil.accounting.steps import least_noise
 from fedveil.errors import FieldError, require_choice, require_count, require_delta, require_positive
@@ -128,24 +128,26 @@ def advise(
     n, each = require_count("clients", clients), require_count("examples", examples)
     d, rounds = require_count("dimension", dimension), require_count("rounds", rounds)
     tolerated = require_count("tolerated", tolerated)
-    if unit is not None:
-        require_choice("unit", unit, ("client", "record", "person"))
+    require_choice("unit", "client" if unit is None else unit, ("client", "record", "person"))
     if unit == "person" and records_per_person is None:
         raise FieldError("records_per_person", None, "is needed for persons: declare the most records that one has")
     k = require_count("records_per_person", records_per_person or 1)
-    if trust is not None:
-        require_choice("trust", trust, get_args(Trust))
+    require_choice("trust", "local" if trust is None else trust, get_args(Trust))
     z = least_noise(epsilon, delta, rounds, relation=relation)
     twice = least_noise(epsilon, delta, rounds, relation="replace-one")
     root = math.sqrt(d)
     target = f"epsilon = {float(epsilon)}", f"delta = {float(delta)}"
-    sound = ('scores = "public"', *target)
     under = () if relation == "zero-out" else (f'relation = "{relation}"',)
-    run = (*target, f"rounds = {rounds}")
     noise = (f"noise_multiplier = {rounded_up(z, 6)}", *under)
+
+    def total(unit: Unit, trust: Trust, noise: float, *conditions: tuple[str, ...]) -> Guarantee:
+        mu = FACTOR[relation] * math.sqrt(rounds) / noise
+        return _promise(unit, trust, relation, "total", mu, *conditions)
+
+    twofold = _promise("client", "local", "replace-one", "total", 2 * math.sqrt(rounds) / twice)
     found = [
-        _choice("global", "client", "central", z, z * root / n, relation, rounds, noise),
-        _choice("fedre", "client", "local", twice, twice * root / math.sqrt(n), "replace-one", rounds, sound),
+        _choice("global", total("client", "central", z), z, z * root / n, noise),
+        _choice("fedre", twofold, twice, twice * root / math.sqrt(n), ('scores = "public"', *target)),
     ]
     people = max(1, each // k) if people is None else require_count("people", people)
     kinds: dict[tuple[Unit, int], tuple[int, tuple[str, ...]]] = {("record", 1): (each, (f"examples = {each}",))}
@@ -153,22 +155,23 @@ def advise(
         named = ('unit = "person"', f"people = {people}", f"records_per_person = {k}")
         kinds = {("person", 1): (people, named), ("record", k): (each, (f"examples = {each}",)), **kinds}
     for (whose, group), (count, lines) in kinds.items():
-        sizes, most = _sizes(relation, count, "people" if whose == "person" else "examples")
         loud = z * group  # of a group the epsilon asked for is that of all records together
-        noisy = run if group == 1 else (f"noise_multiplier = {rounded_up(loud, 6)}", f"rounds = {rounds}")
-        own = (*noisy, *lines, *under, *most)
-        about: tuple[Relation, int] = relation, rounds
-        alone = loud * root * math.sqrt(n) / (n * count)
-        found.append(_choice("record", whose, "local", loud, alone, *about, own, *sizes, group=group))
+        asked = target if group == 1 else (f"noise_multiplier = {rounded_up(loud, 6)}",)
+        own, sizes = (*asked, f"rounds = {rounds}", *lines, *under), tuple[str, ...]()
+        if relation == "add/remove":
+            own = (*own, f"most = {2 * count}")
+            sizes = (at_most(2 * count, "people" if whose == "person" else "examples"),)
+        ways: list[tuple[Trust, float, tuple[str, ...], tuple[str, ...]]] = [("local", n, own, sizes)]
         if n > tolerated:
-            summed = loud * root * math.sqrt(n / (n - tolerated)) / (n * count)
             shares = ('sum = "trusted"', *own, f"silos = {n}", f"tolerated = {tolerated}")
-            more = (whole_noise(n, tolerated), *sizes)
-            found.append(_choice("record", whose, "trusted sum", loud, summed, *about, shares, *more, group=group))
+            ways.append(("trusted sum", n / (n - tolerated), shares, (whole_noise(n, tolerated), *sizes)))
         if n - tolerated >= 2:  # shares are as loud, where nobody drops out
-            masked = ('sum = "secure"', *own, f"least_sites = {n}", f"colluding = {tolerated}")
-            more = (few_colluding(tolerated, n), *sizes)
-            found.append(_choice("record", whose, "secure sum", loud, summed, *about, masked, *more, group=group))
+            shares = ('sum = "secure"', *own, f"least_sites = {n}", f"colluding = {tolerated}")
+            ways.append(("secure sum", n / (n - tolerated), shares, (few_colluding(tolerated, n), *sizes)))
+        first = (few_silos(1),) if whose == "person" else ()
+        for where, spread, shares, more in ways:
+            guarantee = total(whose, where, loud, first, more).of_group(group)
+            found.append(_choice("record", guarantee, loud, loud * root * math.sqrt(spread) / (n * count), shares))
     fit = [c for c in found if trust in (None, c.trust) and _covers(c, unit)]
     fit.sort(key=lambda c: c.noise_to_signal or 0.0)
     heuristics = [
@@ -179,56 +182,48 @@ def advise(
     return (*fit, *heuristics)
 
 
-def _sizes(relation: Relation, planned: int, what: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The condition on sizes, and the line of the configuration that says it."""
-    if relation != "add/remove":
-        return (), ()
-    return (at_most(2 * planned, what),), (f"most = {2 * planned}",)
-
-
 def _covers(choice: Choice, unit: Unit | None) -> bool:
     """Whether a choice protects what has to be protected."""
-    group = 1 if choice.guarantee is None else choice.guarantee.group
+    alone = choice.guarantee is None or choice.guarantee.group == 1
     if unit == "person":
-        return choice.unit != "record" or group > 1
-    return group == 1 if unit is None else choice.unit == unit and group == 1
+        return choice.unit != "record" or not alone
+    return alone and unit in (None, choice.unit)
 
 
-def _choice(
-    method: str,
-    unit: Unit,
-    trust: Trust,
-    z: float,
-    ratio: float,
-    relation: Relation,
-    rounds: int,
-    lines: tuple[str, ...],
-    *more: str,
-    group: int = 1,
-) -> Choice:
-    conditions = (*conditions_of(unit, trust, relation), *more)
-    if unit == "person":
-        conditions = (few_silos(1), *conditions)
-    guarantee = Guarantee(
-        unit=unit,
-        relation=relation,
-        trust=trust,
-        scope="total",
-        bound=GDP(FACTOR[relation] * math.sqrt(rounds) / z),
-        public_size=None if unit == "client" else relation != "add/remove",
-        conditions=conditions,
-    )
+def _choice(method: str, guarantee: Guarantee, z: float, ratio: float, lines: tuple[str, ...]) -> Choice:
     verdict: Verdict = "possible" if ratio <= 1 else "hard" if ratio <= 1 / ENOUGH else "hopeless"
+    measured = guarantee.group == 1 and guarantee.unit != "person"
     return Choice(
         method=method,
-        unit=unit,
-        trust=trust,
+        unit=guarantee.unit,
+        trust=guarantee.trust,
         verdict=verdict,
         noise_to_signal=ratio,
         noise_multiplier=z,
-        guarantee=guarantee.of_group(group),
+        guarantee=guarantee,
         lines=(f'method = "{method}"', *lines),
-        evidence=_EVIDENCE[trust if method == "record" else method] if group == 1 and unit != "person" else "",
+        evidence=_EVIDENCE[guarantee.trust if method == "record" else method] if measured else "",
+    )
+
+
+def _promise(
+    unit: Unit,
+    trust: Trust,
+    relation: Relation,
+    scope: Scope,
+    mu: float,
+    first: tuple[str, ...] = (),
+    more: tuple[str, ...] = (),
+) -> Guarantee:
+    """Mu-GDP under what has to hold for every such promise, with conditions before and behind."""
+    return Guarantee(
+        unit=unit,
+        relation=relation,
+        trust=trust,
+        scope=scope,
+        bound=GDP(mu),
+        public_size=relation != "add/remove" if unit in ("record", "person") else None,
+        conditions=(*first, *conditions_of(unit, trust, relation), *more),
     )
 
 
@@ -327,25 +322,12 @@ def reading(
         classic = math.sqrt(2 * math.log(1.25 / delta)) / epsilon
         sigma = moved * (classic if formula == "classic" else least_noise(epsilon, delta, 1))
     sigma = require_positive("sigma", sigma)
-
-    conditions = (AS_READ.format(unit=unit), *conditions_of(unit, trust, relation))
-
-    def promise(scope: Literal["round", "total"], count: int) -> Guarantee:
-        return Guarantee(
-            unit=unit,
-            relation=relation,
-            trust=trust,
-            scope=scope,
-            bound=GDP(change * math.sqrt(count) / sigma),
-            public_size=None if unit not in ("record", "person") else relation != "add/remove",
-            conditions=conditions,
-        )
-
+    read = (AS_READ.format(unit=unit),)
     least = None if epsilon is None else clip * least_noise(epsilon, delta, rounds, relation=relation)
     return Reading(
         sigma=sigma,
-        round=promise("round", 1),
-        total=promise("total", rounds),
+        round=_promise(unit, trust, relation, "round", change / sigma, read),
+        total=_promise(unit, trust, relation, "total", change * math.sqrt(rounds) / sigma, read),
         delta=delta,
         claimed=epsilon,
         least_sigma=least,

@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedveil.accounting.composition import curve
-from fedveil.accounting.composition import epsilon as epsilon_of
+from fedveil.accounting import composition
 from fedveil.accounting.events import (
     FACTOR,
     SPARE,
@@ -24,23 +23,16 @@ from fedveil.accounting.events import (
     size_of,
 )
 from fedveil.accounting.meaning import Meaning, meaning_of_curve, meaning_of_mu
-from fedveil.errors import FieldError, HeuristicError, require_non_negative
+from fedveil.checks import NonNegative, Parameters
+from fedveil.errors import FieldError, HeuristicError
 from fedveil.gdp import compose_mu, epsilon_of_mu, epsilon_of_rho, rounded_up
-
-Events = tuple[tuple[Event, int], ...]
 
 
 @dataclass(frozen=True)
-class Bound:
+class Bound(Parameters):
     """What is proven about a release. The base: of what promises nothing for any two neighbours."""
 
     joins: "ClassVar[tuple[type[Bound], ...]]" = ()  # kinds that this one takes into its own total
-
-    def __post_init__(self) -> None:
-        """Refuse what is no finite number of at least 0."""
-        for name, value in vars(self).items():
-            if value is not None and name != "reason" and not name.startswith("events"):
-                require_non_negative(name, value)
 
     @property
     def cost(self) -> float:
@@ -107,8 +99,9 @@ class Bound:
         return ""
 
     def values(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return dict(vars(self))
+        """Plain values for JSON; events only where there are some."""
+        own = {name: events_to_list(v) if name.startswith("events") else v for name, v in vars(self).items()}
+        return {name: value for name, value in own.items() if value != []}
 
 
 @dataclass(frozen=True)
@@ -148,8 +141,8 @@ class GDP(Bound):
         the release is (mu_per_distance * D)-GDP.
     """
 
-    mu: float
-    mu_per_distance: float | None = None
+    mu: NonNegative
+    mu_per_distance: NonNegative | None = None
 
     @property
     def cost(self) -> float:
@@ -192,7 +185,7 @@ class ZCDP(Bound):
         At least 0; adds up.
     """
 
-    rho: float
+    rho: NonNegative
     joins: ClassVar[tuple[type[Bound], ...]] = (GDP,)
 
     @property
@@ -223,7 +216,7 @@ class PLD(Bound):
         See `fedveil.accounting.events`.
     """
 
-    events: Events
+    events: tuple[tuple[Event, int], ...]
     joins: ClassVar[tuple[type[Bound], ...]] = (GDP,)
 
     @property
@@ -232,10 +225,10 @@ class PLD(Bound):
         return math.sqrt(math.fsum(count * size_of(event) ** 2 for event, count in self.events))
 
     def epsilon(self, delta: float, relation: Relation) -> float:
-        return epsilon_of(self.events, delta, relation)
+        return composition.epsilon(self.events, delta, relation)
 
     def meaning(self, relation: Relation) -> Meaning:
-        return meaning_of_curve(*curve(self.events, relation))
+        return meaning_of_curve(*composition.curve(self.events, relation))
 
     def scaled(self, times: float) -> "PLD":
         return PLD(tuple((louder(event, times), count) for event, count in self.events))
@@ -259,9 +252,6 @@ class PLD(Bound):
 
     def describe(self) -> str:
         return "composed by PLD"
-
-    def values(self) -> dict[str, Any]:
-        return {"events": events_to_list(self.events)}
 
 
 @dataclass(frozen=True)
@@ -289,7 +279,7 @@ class MetricGDP(OverDistance):
         At least 0.
     """
 
-    mu_per_distance: float
+    mu_per_distance: NonNegative
     symbol: ClassVar[str] = "mu"
 
     @property
@@ -320,39 +310,30 @@ class MetricDP(OverDistance):
         which needs dp-accounting. At delta 0 they add up.
     """
 
-    epsilon_per_distance: float
-    events_per_distance: Events = ()
+    epsilon_per_distance: NonNegative
+    events_per_distance: tuple[tuple[EuclideanLaplace, int], ...] = ()
     symbol: ClassVar[str] = "eps"
 
     @property
     def slope(self) -> float:
-        squares = (c * e.shift**2 / e.dimension for e, c in self._releases)
+        squares = (c * e.shift**2 / e.dimension for e, c in self.events_per_distance)
         return math.sqrt(math.fsum(squares)) or self.epsilon_per_distance
-
-    @property
-    def _releases(self) -> list[tuple[EuclideanLaplace, int]]:
-        return [(event, count) for event, count in self.events_per_distance if isinstance(event, EuclideanLaplace)]
 
     def epsilon_at(self, distance: float, delta: float) -> float:
         pure = self.epsilon_per_distance * distance
         if not (delta and pure and self.events_per_distance):
             return pure
-        return min(
-            pure, epsilon_of([(EuclideanLaplace(e.dimension, e.shift * distance), c) for e, c in self._releases], delta)
-        )
+        seen = [(EuclideanLaplace(e.dimension, e.shift * distance), c) for e, c in self.events_per_distance]
+        return min(pure, composition.epsilon(seen, delta))
 
     @classmethod
     def total(cls, bounds: Sequence[Any], relation: Relation) -> Bound:
         whole = all(b.events_per_distance for b in bounds)  # of one without its releases nothing exact is known
-        behind = grouped(pair for b in bounds for pair in b.events_per_distance) if whole else {}
+        behind: dict[Any, int] = grouped(pair for b in bounds for pair in b.events_per_distance) if whole else {}
         return cls(math.fsum(b.epsilon_per_distance for b in bounds), tuple(behind.items()))
 
     def describe(self) -> str:
         return f"{rounded_up(self.cost, 3)}-d-private"
-
-    def values(self) -> dict[str, Any]:
-        events = {"events_per_distance": events_to_list(self.events_per_distance)} if self.events_per_distance else {}
-        return {"epsilon_per_distance": self.epsilon_per_distance, **events}
 
 
 PROVEN = (GDP, MetricGDP, PLD, ZCDP, MetricDP)  # in the order in which a total is tried
@@ -392,7 +373,7 @@ def bound_from(status: str, values: Mapping[str, Any]) -> Bound:
             raise FieldError("status", status, "carries no privacy parameter: nothing is proven")
         return Unprotected() if status == "none" else Heuristic(values.get("reason", ""))
     own: dict[str, Any] = {name: events_from_list(v) if name.startswith("events") else v for name, v in given.items()}
-    for kind in (MetricGDP, GDP, ZCDP, PLD, MetricDP):
+    for kind in PROVEN:
         names = [f.name for f in fields(kind)]
         if names[0] in own and set(own) <= set(names):
             return kind(**own)

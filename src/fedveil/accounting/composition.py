@@ -5,7 +5,7 @@ distributions; fixed-size sampling and discrete Gaussians through Renyi DP. dp-a
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -64,20 +64,28 @@ def epsilon(events: Iterable[tuple[Event, int]], delta: float, relation: Relatio
         For a combination that cannot be bounded.
     """
     counts = grouped(events)
-    factor = FACTOR[require_choice("relation", relation, FACTOR)]  # type: ignore[index]
+    factor, mu, others = _apart(counts, relation)
     if not counts:
         return 0.0
     delta = _charged(delta, counts, relation)
-    mu = compose_mu(factor / e.noise_multiplier * math.sqrt(c) for e, c in counts.items() if isinstance(e, Gaussian))
-    others: dict[Event, int] = {e: c for e, c in counts.items() if not isinstance(e, Gaussian)}
-    if not others:
-        return epsilon_of_mu(mu, delta)
-    if any(isinstance(e, FixedSize | DiscreteGaussian) for e in others):
+    if _needs_renyi(counts):
         return _renyi(others, mu, factor, delta, relation)
-    return _loss_distribution(others, mu, factor, delta, relation)
+    composed, mu, added = _total_loss(tuple(others.items()), mu, factor, relation)
+    return added + (epsilon_of_mu(mu, delta) if composed is None else float(composed.get_epsilon_for_delta(delta)))
 
 
-def _charged(delta: float, counts: dict[Event, int], relation: Relation) -> float:
+def _apart(counts: Mapping[Event, int], relation: Relation) -> tuple[float, float, dict[Event, int]]:
+    """The relation's factor, mu of the Gaussians without sampling, and the other events."""
+    factor = FACTOR[require_choice("relation", relation, FACTOR)]  # type: ignore[index]
+    mu = compose_mu(factor / e.noise_multiplier * math.sqrt(c) for e, c in counts.items() if isinstance(e, Gaussian))
+    return factor, mu, {e: c for e, c in counts.items() if not isinstance(e, Gaussian)}
+
+
+def _needs_renyi(counts: Iterable[Event]) -> bool:
+    return any(isinstance(e, FixedSize | DiscreteGaussian) for e in counts)
+
+
+def _charged(delta: float, counts: Mapping[Event, int], relation: Relation) -> float:
     """What is left of delta without the chance that a lot finds no place."""
     lost = spilled(counts, relation)
     if require_delta("delta", delta) <= lost:
@@ -103,13 +111,11 @@ def curve(events: Iterable[tuple[Event, int]], relation: Relation = "zero-out") 
         [m], pairs that hold in both directions, from epsilon 0 (unless a Laplace kind or Renyi bound starts higher).
     """
     counts = grouped(events)
-    factor = FACTOR[require_choice("relation", relation, FACTOR)]  # type: ignore[index]
-    if any(isinstance(e, FixedSize | DiscreteGaussian) for e in counts):
+    factor, mu, others = _apart(counts, relation)
+    if _needs_renyi(counts):
         deltas = np.geomspace(1e-12, 0.5, _CURVE)
         return np.array([epsilon(counts.items(), float(d), relation) for d in deltas]), deltas
-    others = tuple((e, c) for e, c in counts.items() if not isinstance(e, Gaussian))
-    mu = compose_mu(factor / e.noise_multiplier * math.sqrt(c) for e, c in counts.items() if isinstance(e, Gaussian))
-    composed, mu, added = _total_loss(others, mu, factor, relation) if others else (None, mu, 0.0)
+    composed, mu, added = _total_loss(tuple(others.items()), mu, factor, relation)
     largest = epsilon_of_mu(mu, _RARE) if composed is None else float(composed.get_epsilon_for_delta(_RARE))
     epsilons, lost = np.linspace(0.0, largest, _CURVE), spilled(counts, relation)
     if composed is None:
@@ -117,16 +123,13 @@ def curve(events: Iterable[tuple[Event, int]], relation: Relation = "zero-out") 
     return added + epsilons, np.asarray(composed.get_delta_for_epsilon(epsilons), np.float64) + lost
 
 
-def _loss_distribution(others: dict[Event, int], mu: float, factor: float, delta: float, relation: Relation) -> float:
-    composed, mu, added = _total_loss(tuple(others.items()), mu, factor, relation)
-    return added + (epsilon_of_mu(mu, delta) if composed is None else float(composed.get_epsilon_for_delta(delta)))
-
-
 @lru_cache(maxsize=8)
 def _total_loss(
     items: tuple[tuple[Event, int], ...], mu: float, factor: float, relation: Relation
 ) -> tuple[Any, float, float]:
     """The composed loss distribution (None: everything is in mu), mu of what is not in it, and epsilon to be added."""
+    if not items:
+        return None, mu, 0.0
     _library()
     others = dict(items)
     for event in others if relation == "replace-one" else ():

@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import scipy
 
-from fedveil.errors import FieldError
-
 _PANELS, _NODES = 24, 16
 _NEGLIGIBLE = 1e-16
 
@@ -22,11 +20,8 @@ _NEGLIGIBLE = 1e-16
 @lru_cache(maxsize=8)
 def discretised(dimension: int, shift: float, interval: float) -> Any:
     """The loss as a pessimistic dp-accounting distribution on a grid of the given interval."""
-    try:
-        from dp_accounting.pld import pld_pmf, privacy_loss_distribution
-    except ImportError as error:
-        message = 'composition needs dp-accounting: pip install "fedveil[accounting]"'
-        raise FieldError("rounds", "> 1", message) from error
+    from dp_accounting.pld import pld_pmf, privacy_loss_distribution
+
     if dimension == 1:
         return privacy_loss_distribution.from_laplace_mechanism(1 / shift, value_discretization_interval=interval)
     top = math.ceil(greatest_loss(dimension, shift) / interval)

@@ -5,14 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from fedveil.checks import Count, NoiseMultiplier, Parameters, Positive
-from fedveil.errors import (
-    FieldError,
-    require_choice,
-    require_count,
-    require_non_negative,
-    require_positive,
-)
+from fedveil.checks import Count, NoiseMultiplier, Parameters, Positive, Share
+from fedveil.errors import FieldError, require_choice, require_count, require_non_negative
 
 Relation = Literal["zero-out", "add/remove", "replace-one"]
 
@@ -108,7 +102,7 @@ class Mixture(Parameters):
 
 
 @dataclass(frozen=True)
-class Poisson:
+class Poisson(Parameters):
     """Poisson sampling: every unit takes part independently with probability q.
 
     Parameters
@@ -119,17 +113,12 @@ class Poisson:
         The noise on the sample.
     """
 
-    rate: float
+    rate: Share
     event: Gaussian | Laplace
-
-    def __post_init__(self) -> None:
-        if require_positive("rate", self.rate) > 1:
-            raise FieldError("rate", self.rate, "must be in (0, 1]")
-        _inner("Poisson", self.event, (Gaussian, Laplace))
 
 
 @dataclass(frozen=True)
-class FixedSize:
+class FixedSize(Parameters):
     """Sampling of exactly m of n units without replacement: not Poisson sampling, and dearer.
 
     Parameters
@@ -140,21 +129,21 @@ class FixedSize:
         The noise on the sample.
     """
 
-    sample: int
-    population: int
+    sample: Count
+    population: Count
     event: Gaussian
 
     def __post_init__(self) -> None:
-        if require_count("sample", self.sample) > require_count("population", self.population):
+        super().__post_init__()
+        if self.sample > self.population:
             raise FieldError("sample", self.sample, f"must be at most the population of {self.population}")
-        _inner("FixedSize", self.event, (Gaussian,))
 
 
 Event = Gaussian | Laplace | EuclideanLaplace | DiscreteGaussian | Mixture | Poisson | FixedSize
 _KNOWN = (Gaussian, Laplace, EuclideanLaplace, DiscreteGaussian, Mixture, Poisson, FixedSize)
 
 
-def grouped(events: Iterable[tuple[Event, int]] | Sequence[tuple[Event, int]]) -> dict[Event, int]:
+def grouped(events: Iterable[tuple[Event, int]]) -> dict[Event, int]:
     """Count equal events together, and drop sampling that takes everybody.
 
     Raises
@@ -179,12 +168,6 @@ def spilled(counts: Mapping[Event, int], relation: Relation) -> float:
     """Delta of the sampled steps whose lots may be too large for their places."""
     sampled = sum(c for e, c in counts.items() if isinstance(e, Poisson | Mixture))
     return sampled * SPILLED if relation == "add/remove" else 0.0
-
-
-def _inner(outer: str, event: object, allowed: tuple[type, ...]) -> None:
-    if not isinstance(event, allowed):
-        names = ", ".join(t.__name__ for t in allowed)
-        raise FieldError("event", type(event).__name__, f"{outer} sampling is accounted for {names} only")
 
 
 def size_of(event: Event) -> float:

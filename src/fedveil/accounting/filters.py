@@ -65,11 +65,7 @@ class Filter:
 
     def admit(self, mu: float) -> bool:
         """Charge mu if the budget allows it; otherwise change nothing and return False."""
-        after = compose_mu((self.spent, require_non_negative("mu", mu)))
-        if after > self.budget * (1 + 1e-12) or (self._rho > 0 and not self._within(after, self._rho)):
-            return False
-        self.spent = after
-        return True
+        return self._admit(compose_mu((self.spent, require_non_negative("mu", mu))), self._rho)
 
     def admit_spend(self, spend: Spend) -> bool:
         """Charge a spend by its mu or rho; one without them, or of another unit or relation, has no such total."""
@@ -102,15 +98,15 @@ class Filter:
 
     def admit_rho(self, rho: float) -> bool:
         """Charge a concentrated-DP release if the budget allows it; otherwise change nothing and return False."""
-        after = self._rho + require_non_negative("rho", rho)
-        if not self._within(self.spent, after):
-            return False
-        self._rho = after
-        return True
+        return self._admit(self.spent, self._rho + require_non_negative("rho", rho))
 
-    def _within(self, mu: float, rho: float) -> bool:
+    def _admit(self, mu: float, rho: float) -> bool:
+        """Whether so much may be spent in all; then it is."""
         epsilon, delta = self._target
-        return epsilon_of_rho(mu * mu / 2 + rho, delta) <= epsilon
+        if mu > self.budget * (1 + 1e-12) or (rho > 0 and epsilon_of_rho(mu * mu / 2 + rho, delta) > epsilon):
+            return False
+        self.spent, self._rho = mu, rho
+        return True
 
 
 def same_kind(known: Kind | None, spend: Spend) -> Kind:

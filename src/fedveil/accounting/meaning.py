@@ -13,7 +13,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from fedveil.errors import FieldError, require_non_negative
+from fedveil.errors import require_non_negative
 from fedveil.gdp import rounded_up
 
 RATES = (0.01, 0.001)  # false positive rates that are reported
@@ -46,29 +46,15 @@ class Meaning:
         return {"accuracy": self.accuracy, **{f"tpr_at_{r:g}": v for r, v in zip(RATES, self.power, strict=True)}}
 
 
-def power_of_mu(mu: float, rate: float) -> float:
-    """True positive rate of the best attacker under mu-GDP: Phi(mu + Phi^-1(rate))."""
-    mu, rate = require_non_negative("mu", mu), _rate(rate)
-    return float(scipy.special.ndtr(mu + scipy.special.ndtri(rate)))
-
-
 def meaning_of_mu(mu: float) -> Meaning:
-    """What mu-GDP means."""
+    """What mu-GDP means: at a false positive rate a, the best attacker's true positive rate is Phi(mu + Phi^-1(a))."""
     accuracy = float(scipy.special.ndtr(require_non_negative("mu", mu) / 2))
-    return Meaning(accuracy=accuracy, power=tuple(power_of_mu(mu, rate) for rate in RATES))
+    power = tuple(float(scipy.special.ndtr(mu + scipy.special.ndtri(rate))) for rate in RATES)
+    return Meaning(accuracy=accuracy, power=power)
 
 
-def power_of_curve(epsilons: Curve, deltas: Curve, rate: float) -> float:
-    """True positive rate of the best attacker, from points of delta(epsilon).
-
-    Parameters
-    ----------
-    epsilons, deltas : ndarray
-        [m], pairs for which the promise holds in both directions; more of them make the bound tighter.
-    rate : float
-        False positive rate.
-    """
-    rate = _rate(rate)
+def _power(epsilons: Curve, deltas: Curve, rate: float) -> float:
+    """True positive rate of the best attacker at a false positive rate, from points of delta(epsilon)."""
     with np.errstate(over="ignore"):
         direct = np.exp(epsilons) * rate + deltas
     indirect = 1 - np.exp(-epsilons) * (1 - deltas - rate)
@@ -76,14 +62,14 @@ def power_of_curve(epsilons: Curve, deltas: Curve, rate: float) -> float:
 
 
 def meaning_of_curve(epsilons: Curve, deltas: Curve) -> Meaning:
-    """What points (epsilon, delta) mean together; see `power_of_curve`."""
+    """What points of delta(epsilon) mean together.
+
+    Parameters
+    ----------
+    epsilons, deltas : ndarray
+        [m], pairs for which the promise holds in both directions; more of them make the bound tighter.
+    """
     pure = np.tanh(epsilons / 2)
     advantage = float(np.min(pure + deltas * (1 - pure)))  # (e^epsilon - 1 + 2 delta) / (e^epsilon + 1)
     accuracy = (1 + min(1.0, advantage)) / 2
-    return Meaning(accuracy=accuracy, power=tuple(power_of_curve(epsilons, deltas, rate) for rate in RATES))
-
-
-def _rate(rate: float) -> float:
-    if not 0 < require_non_negative("rate", rate) < 1:
-        raise FieldError("rate", rate, "a false positive rate lies between 0 and 1")
-    return float(rate)
+    return Meaning(accuracy=accuracy, power=tuple(_power(epsilons, deltas, rate) for rate in RATES))

@@ -3,12 +3,12 @@
 import math
 from dataclasses import dataclass
 
-from fedveil.accounting.events import FACTOR, Relation
+from fedveil.accounting.events import FACTOR, Gaussian, Relation
 from fedveil.accounting.guarantee import VACUOUS
+from fedveil.accounting.steps import StepFilter
 from fedveil.errors import FieldError, require_choice, require_count, require_delta, require_noise, require_positive
 from fedveil.gdp import epsilon_of_mu, mu_of_epsilon, noise_of_epsilon, rounded_up
 
-_ENDLESS = 1e12  # rounds that nobody trains
 ENOUGH = 0.3  # signal-to-noise from which training can be expected to work
 
 
@@ -169,7 +169,9 @@ def plan(
         if epsilon is None or noise_multiplier is None:
             raise FieldError("rounds", None, "give the rounds, or both epsilon and noise_multiplier for the most")
         z = require_noise("noise_multiplier", noise_multiplier)
-        rounds = _most_rounds(require_positive("epsilon", epsilon), delta, factor / z)
+        rounds = StepFilter.within(Gaussian(z), epsilon, delta, relation).steps
+        if not rounds:
+            raise FieldError("noise_multiplier", noise_multiplier, f"one round exceeds epsilon {epsilon:g}")
     elif (epsilon is None) == (noise_multiplier is None):
         raise FieldError("epsilon", epsilon, "give either epsilon (to get the noise) or noise_multiplier")
     else:
@@ -199,17 +201,3 @@ def plan(
         dimension=dimension,
         update_norm=update_norm,
     )
-
-
-def _most_rounds(epsilon: float, delta: float, mu: float) -> int:
-    """The most rounds of mu whose total stays within epsilon."""
-    ratio = mu_of_epsilon(epsilon, delta) / mu
-    if ratio > math.sqrt(_ENDLESS):
-        raise FieldError("rounds", None, f"epsilon {epsilon:g} allows more than {_ENDLESS:g}: give the number you plan")
-    rounds, step = int(ratio**2 * (1 + 1e-9)), 1
-    while rounds > 0 and epsilon_of_mu(mu * math.sqrt(rounds), delta) > epsilon:
-        rounds -= step
-        step *= 2
-    if rounds < 1:
-        raise FieldError("noise_multiplier", f"mu = {rounded_up(mu)} a round", f"one round exceeds epsilon {epsilon:g}")
-    return rounds

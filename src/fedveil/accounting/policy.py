@@ -12,7 +12,7 @@ from fedveil.accounting.events import FACTOR, Relation
 from fedveil.accounting.guarantee import Trust, total
 from fedveil.accounting.release import Spend
 from fedveil.checks import Check, Delta, Names, NonNegative, Parameters, Positive, Whole, require_names
-from fedveil.errors import FieldError, nearest
+from fedveil.errors import FieldError
 from fedveil.gdp import compose_mu
 
 TrustNames = Annotated[Sequence[str], Check(partial(require_names, known=get_args(Trust)))]
@@ -136,15 +136,16 @@ class Policy(Parameters):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Policy":
         """A policy from plain values, such as those of a TOML file; unknown keys are refused."""
-        known = _known(values, cls, "policy")
+        tables: dict[str, Any] = {}
         for name, table in _TABLES.items():
-            if name in known:
-                entries = _known(known[name], table, f"policy.{name}")
+            if name in values:
+                if not isinstance(values[name], Mapping):
+                    raise FieldError(f"policy.{name}", values[name], "must be a table of keys and values")
                 try:
-                    known[name] = table(**entries)
+                    tables[name] = table(**values[name])
                 except FieldError as error:
                     raise FieldError(f"policy.{name}.{error.field}", error.value, error.accepted) from error
-        return cls(**known)
+        return cls(**{**values, **tables})
 
     def refusal(self, method: str, trust: str, deployable: bool, quoted: Spend, past: Iterable[Spend]) -> str | None:
         """Why a release may not be made, or None if it may. It depends on public worst-case costs alone.
@@ -294,13 +295,3 @@ def kinds_of(spend: Spend) -> tuple[str, ...]:
     if isinstance(bound, GDP):
         return ("mu" if promise.unit == "client" else f"mu of a {promise.unit}",)
     return ("rho" if isinstance(bound, ZCDP) else "unprotected",)
-
-
-def _known(values: Any, owner: type[Any], name: str) -> dict[str, Any]:
-    if not isinstance(values, Mapping):
-        raise FieldError(name, values, "must be a table of keys and values")
-    names = [f.name for f in fields(owner)]
-    for key in values:
-        if key not in names:
-            raise FieldError(f"{name}.{key}", values[key], nearest(str(key), names))
-    return dict(values)
