@@ -9,11 +9,12 @@ from fedveil.games import Audit, Judgement
 from fedveil.games.game import RESULT
 from fedveil.games.inversion import InversionAudit
 from fedveil.games.membership import MembershipAudit
-from fedveil.report.audit_figures import draw_audit, draw_evidence
+from fedveil.report.audit_figures import audit_figure, evidence_figure
 from fedveil.report.audit_headline import answer, compared, folded, headline
 from fedveil.report.audit_tables import audit_notes, audit_tables
+from fedveil.report.canvas import keep
 from fedveil.report.inversion import draw_inversion, inversion_table
-from fedveil.report.roc import draw_roc
+from fedveil.report.roc import roc_figure
 from fedveil.report.table import NOTHING, Table, write
 
 PAGE = "audit"
@@ -25,14 +26,13 @@ class Shown:
 
     tables: Sequence[Table]
     notes: Sequence[str]
-    pictures: Sequence[Path | None] = ()
+    pictures: Sequence[Path] = ()
     answer: str = ""
 
     def write(self, folder: Path) -> list[str]:
         """Write ``audit.md`` and the tables as CSV; the names of all files that a reader of this audit opens."""
         files = write(folder, PAGE, self.tables, self.notes, self.answer)
-        pictures = [file for file in self.pictures if file is not None]
-        return [RESULT, *files, *(f"{file.stem}{kind}" for file in pictures for kind in (".png", ".pdf"))]
+        return [RESULT, *files, *(f"{file.stem}{kind}" for file in self.pictures for kind in (".png", ".pdf"))]
 
 
 @singledispatch
@@ -64,7 +64,8 @@ def show(found: Judgement, folder: Path) -> Shown:
 @show.register
 def _membership(found: MembershipAudit, folder: Path) -> Shown:
     shown = show.dispatch(Judgement)(found, folder)
-    return Shown(shown.tables, shown.notes, [draw_roc(found, folder / "membership.png")])
+    figure = roc_figure(found)
+    return Shown(shown.tables, shown.notes, [] if figure is None else [keep(figure, folder / "membership.png", 120)])
 
 
 @show.register
@@ -72,7 +73,8 @@ def _participation(found: Audit, folder: Path) -> Shown:
     first = headline(found)
     tables = [t for t in (first, *audit_tables(found)) if t is not None]
     notes = [*(first.notes if first else []), *audit_notes(found)]
-    drawn = [draw_audit(found, folder / "audit.png"), draw_evidence(found, folder / "evidence.png")]
+    figures = {"audit.png": audit_figure(found), "evidence.png": evidence_figure(found)}
+    drawn = [keep(figure, folder / name, 110) for name, figure in figures.items() if figure is not None]
     return Shown(tables, [*notes, *compared(found)], drawn, answer(found))
 
 

@@ -10,13 +10,19 @@ from fedveil.runs.disk import write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure, SubFigure
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, which people with colour-blindness can tell apart; each setting has a marker of its own too.
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D00")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "-", "-", "--", "-.", ":", "--", "-.")
 EM = 0.66  # width of a letter of matplotlib's font on the average, in multiples of the letters' size
+HANDLE = 4.5  # of a legend: a line's sample and the gaps beside it, in the same multiples
+
+
+def look(number: int) -> dict[str, Any]:
+    """Colour and dashes of a line; the ninth is like the first."""
+    return {"color": COLOURS[number % 8], "linestyle": DASHES[number % 8]}
 
 
 def keep(figure: "Figure", file: Path, dpi: int) -> Path:
@@ -88,40 +94,28 @@ def labelled(axes: "Sequence[Axes]") -> dict[str, Any]:
     return {str(h.get_label()): h for one in axes for h in one.get_legend_handles_labels()[0]}
 
 
-def legend_below(
-    figure: "Figure | SubFigure",
-    handles: Mapping[str, Any],
-    *,
-    size: float = 9,
-    beside: float = 0,
-    loc: Any = "outside lower center",
-) -> float:
-    """A legend outside all panels, in as many columns as fit; returns its height in inches.
+def legend_below(figure: "Figure", handles: Mapping[str, Any], *, size: float = 9, beside: float = 0) -> None:
+    """A legend below all panels, in as many columns as fit; the figure grows by what it takes beyond one line.
 
     Parameters
     ----------
-    figure : Figure or SubFigure
-        With a constrained layout; a whole figure grows by what the legend takes beyond one line.
+    figure : Figure
+        With a constrained layout.
     handles : mapping
         By label.
     size : float
         Of the letters, in points.
     beside : float
         Inches of the width, left and right together, that are not the legend's own.
-    loc : str
-        Where it stands.
     """
-    whole: Any = figure.get_figure(root=True)
-    width = whole.get_figwidth() - beside
+    if not handles:
+        return
+    width = figure.get_figwidth() - beside
     labels = [wrapped(label, width - 5 * size / 72, size) for label in handles]
-    for columns in range(len(labels), 0, -1):
-        legend = figure.legend(list(handles.values()), labels, frameon=False, fontsize=size, loc=loc, ncols=columns)
-        box = legend.get_window_extent()
-        if columns == 1 or box.width <= width * whole.dpi:
-            break
-        legend.remove()
-    else:
-        return 0.0
-    if figure == whole:  # a part of a figure has the height that its owner gives it
-        whole.set_figheight(whole.get_figheight() + max(0.0, box.height / whole.dpi - 1.6 * size / 72))
-    return float(box.height / whole.dpi)
+    longest = max(len(line) for label in labels for line in label.split("\n"))
+    columns = int(72 * width / (size * (EM * longest + HANDLE)))
+    columns = min(max(1, columns), len(labels))
+    place: Any = "outside lower center"
+    legend = figure.legend(list(handles.values()), labels, frameon=False, fontsize=size, loc=place, ncols=columns)
+    height = legend.get_window_extent().height / figure.dpi
+    figure.set_figheight(figure.get_figheight() + max(0.0, height - 1.6 * size / 72))

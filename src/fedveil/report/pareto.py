@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 PANEL = 4.9  # inches, with its axis
 NAMED = 12  # points of a line that are named at most
 FRONT, WORTHLESS = "#F0E442", "#ececec"
+ATTACKED, NOISE = "attack", "noise"  # panels; one of epsilons is named by their unit, trust and relation
 
 
 @dataclass(frozen=True)
@@ -26,56 +27,58 @@ class Point:
 
     Attributes
     ----------
-    label, swept : str
-        Of the setting, and the values of what is swept.
+    swept : str
+        The values of what is swept.
     quality, spread : float
         Mean and standard deviation over the seeds, or over the last rounds of a single one.
     noisy : bool
         Whether noise was added.
-    ratio, epsilon : float or None
-        Noise-to-clip, and the proven epsilon.
-    promise : tuple of str
-        Unit, trust and relation of that epsilon; epsilons of two such are not comparable. Empty without one.
-    attack : mapping or None
-        The strongest attack: attack, auc, low, high, runs; None without an audit, and where no attack counts.
+    at : dict of str to float
+        Where it lies in each panel in which it does. Epsilons of other units, trusts or relations are not comparable:
+        they have panels of their own.
+    reach : tuple of float
+        From the strongest attack's area down and up to the ends of its interval.
     """
 
-    label: str
     swept: str
     quality: float
     spread: float
     noisy: bool
-    ratio: float | None
-    epsilon: float | None
-    promise: tuple[str, ...]
-    attack: dict[str, Any] | None
+    at: dict[str, float]
+    reach: tuple[float, float] = (0.0, 0.0)
 
 
-def place(panel: str, point: Point) -> float | None:
-    """Where a point lies in a panel, if it does; a panel of epsilons is named by their promise."""
-    if panel == "attack":
-        return float(point.attack["auc"]) if point.attack else None
-    return point.ratio if panel == "noise" else point.epsilon if panel == " ".join(point.promise) else None
+Points = dict[str, list[Point]]  # of each setting as it was written: those of a swept one belong together
 
 
 def pareto(summaries: Sequence[Summary]) -> "Figure":
     """A panel for attacks (if there was an audit), one for the noise, one for the epsilons of each unit and trust."""
     name, title = tables.quality(summaries)
     points = {base: _points(runs, name) for base, runs in tables.based(summaries).items()}
-    attacked = any(p.attack for some in points.values() for p in some)
-    promises = list(dict.fromkeys(p.promise for some in points.values() for p in some if p.promise))
-    proven = [" ".join(promise) for promise in promises] or ["epsilon"]
-    panels = [*(["attack"] if attacked else []), "noise", *proven]
-    widths = [1.2] * (len(panels) - len(proven)) + [1.0] * len(proven)
+    found = dict.fromkeys(panel for some in points.values() for p in some for panel in p.at)
+    proven = [panel for panel in found if panel not in (ATTACKED, NOISE)] or ["epsilon"]
+    panels = [*([ATTACKED] if ATTACKED in found else []), NOISE, *proven]
+    widths = [1.0 if panel in proven else 1.2 for panel in panels]
     figure, mosaic = new_figure(PANEL * len(panels), 4.8, [panels], widths)
-    for axes in list(mosaic.values())[1:]:
-        axes.sharey(mosaic[panels[0]])
     better = -1 if name == "rmse" else 1
-    if attacked:
-        _attack(mosaic["attack"], points, better)
-    _noise(mosaic["noise"], points)
-    for panel in proven:
-        _epsilon(mosaic[panel], panel, points, summaries, better)
+    for panel, axes in mosaic.items():
+        axes.sharey(mosaic[panels[0]])
+        every = _draw(axes, panel, points)
+        if panel == NOISE:
+            _noise(axes, points)
+            continue
+        _front(axes, every, better)
+        if panel == ATTACKED:
+            axes.axvline(0.5, color="#999999", linewidth=0.8, linestyle=":")
+            axes.set_xlabel(
+                "AUC of the strongest attack on a client's participation\n(bars: 95% over runs; .5 is guessing)"
+            )
+            settings = sum(map(len, points.values()))
+            axes.set_title(f"attacks with a point: {len(every)} of {settings} settings", fontsize=9)
+        elif every:
+            _epsilon(axes, panel, summaries)
+        else:
+            say(axes, "no setting has a proven epsilon", keep_y=True)
     mosaic[panels[0]].set_ylabel(_averaged(summaries, name, title))
     legend_below(figure, labelled(list(mosaic.values())))
     figure.suptitle(wrapped(tables.headline(summaries), PANEL * len(panels), 10), fontsize=10)
@@ -96,101 +99,80 @@ def _averaged(summaries: Sequence[Summary], name: str, title: str) -> str:
 
 def _points(runs: Sequence[Summary], name: str) -> list[Point]:
     found = []
-    for label, own in tables.grouped(runs).items():
+    for own in tables.grouped(runs).values():
         values = [v for v in (r.averaged(name) for r in own) if v is not None]
         if not values:
             continue
-        first = own[0].values
-        ratios = [v for v in (r.noise("noise_to_clip") for r in own) if v is not None]
-        epsilons = [e for e in (tables.proven_epsilon(r) for r in own) if e is not None]
-        found.append(
-            Point(
-                label=label,
-                swept=tables.swept(own[0]),
-                quality=fmean(values),
-                spread=stdev(values) if len(values) > 1 else first["last_rounds"][name]["deviation"],
-                noisy=bool(first["noise"]),
-                ratio=fmean(ratios) if ratios else None,
-                epsilon=max(epsilons) if epsilons else None,
-                promise=tables.promise_of(own[0]) if epsilons else (),
-                attack=next(iter(first.get("audits", [])), None),
-            )
-        )
+        first, at, reach = own[0].values, dict[str, float](), (0.0, 0.0)
+        for attack in first.get("audits", [])[:1]:
+            at[ATTACKED] = float(attack["auc"])
+            reach = abs(attack["low"] - attack["auc"]), abs(attack["high"] - attack["auc"])
+        if ratios := [v for v in (r.noise("noise_to_clip") for r in own) if v is not None]:
+            at[NOISE] = fmean(ratios)
+        if epsilons := [e for e in (tables.proven_epsilon(r) for r in own) if e is not None]:
+            at[tables.promise_of(own[0])] = max(epsilons)
+        spread = stdev(values) if len(values) > 1 else first["last_rounds"][name]["deviation"]
+        found.append(Point(tables.swept(own[0]), fmean(values), spread, bool(first["noise"]), at, reach))
     return found
 
 
-def _draw(axes: "Axes", panel: str, points: dict[str, list[Point]]) -> list[tuple[float, float]]:
+def _draw(axes: "Axes", panel: str, points: Points) -> list[tuple[float, float]]:
     """The points of all settings that lie in a panel, with their bars."""
     every: list[tuple[float, float]] = []
     for number, (base, some) in enumerate(points.items()):
-        shown = [(x, p) for p in some if (x := place(panel, p)) is not None]
-        if not shown:
-            continue
-        spans = [[abs(p.attack[k] - x) for x, p in shown if p.attack] for k in ("low", "high")]
-        every += (own := [(x, p.quality) for x, p in shown])
-        bars: dict[str, Any] = {"xerr": spans if panel == "attack" else None, "yerr": [p.spread for _, p in shown]}
-        axes.errorbar([x for x, _ in own], [y for _, y in own], label=base, **bars, **_style(number, len(own)))
+        shown = [p for p in some if panel in p.at]
+        if shown:
+            x, y = [p.at[panel] for p in shown], [p.quality for p in shown]
+            bars: dict[str, Any] = {"yerr": [p.spread for p in shown]}
+            if panel == ATTACKED:
+                bars["xerr"] = list(zip(*(p.reach for p in shown), strict=True))
+            axes.errorbar(x, y, label=base, **bars, **_style(number, len(shown)))
+            every += zip(x, y, strict=True)
     return every
 
 
-def _attack(axes: "Axes", points: dict[str, list[Point]], better: int) -> None:
-    _front(axes, _draw(axes, "attack", points), better)
-    axes.axvline(0.5, color="#999999", linewidth=0.8, linestyle=":")
-    axes.set_xlabel("AUC of the strongest attack on a client's participation\n(bars: 95% over runs; .5 is guessing)")
-    every = [p for some in points.values() for p in some]
-    axes.set_title(f"attacks with a point: {sum(bool(p.attack) for p in every)} of {len(every)} settings", fontsize=9)
-
-
-def _name(figure: "Figure", mosaic: "dict[str, Axes]", points: dict[str, list[Point]]) -> None:
+def _name(figure: "Figure", mosaic: "dict[str, Axes]", points: Points) -> None:
     """Number the swept values, at the points of all panels and in a key beside them; of many on a line, some."""
     from matplotlib.lines import Line2D
 
-    swept_values = dict.fromkeys(p.swept for some in points.values() for p in some if p.swept)
-    numbers = {text: str(i) for i, text in enumerate(swept_values, 1)}
+    values = dict.fromkeys(p.swept for some in points.values() for p in some if p.swept)
+    if not values:
+        return
+    numbers = {text: str(i) for i, text in enumerate(values, 1)}
+    how: dict[str, Any] = {"xytext": (4, 4), "textcoords": "offset points", "fontsize": 8}
     for panel, axes in mosaic.items():
         for number, some in enumerate(points.values()):
-            shown = [(x, p) for p in some if (x := place(panel, p)) is not None and p.swept]
+            shown = [p for p in some if panel in p.at and p.swept]
             named = {round(i * (len(shown) - 1) / (NAMED - 1)) for i in range(NAMED)}
-            for i, (x, p) in enumerate(shown):
-                if i in named:
-                    how: dict[str, Any] = {"xytext": (4, 4), "textcoords": "offset points", "fontsize": 8}
-                    axes.annotate(numbers[p.swept], (x, p.quality), color=COLOURS[number % 8], **how)
-    if numbers:
-        key = [wrapped(f"{number}: {text}", 1.8, 9) for text, number in numbers.items()]
-        handles = [Line2D([], [], linestyle="none")] * len(key)
-        figure.legend(handles, key, loc="outside right upper", frameon=False, fontsize=9, handlelength=0)
+            for p in (p for i, p in enumerate(shown) if i in named):
+                axes.annotate(numbers[p.swept], (p.at[panel], p.quality), color=COLOURS[number % 8], **how)
+    key = [wrapped(f"{number}: {text}", 1.8, 9) for text, number in numbers.items()]
+    handles = [Line2D([], [], linestyle="none")] * len(key)
+    place: Any = "outside right upper"
+    figure.legend(handles, key, loc=place, frameon=False, fontsize=9, handlelength=0)
 
 
-def _noise(axes: "Axes", points: dict[str, list[Point]]) -> None:
+def _noise(axes: "Axes", points: Points) -> None:
     for number, (base, some) in enumerate(points.items()):
+        style: dict[str, Any] = {"color": COLOURS[number % 8], "linestyle": "--", "zorder": 1}
         for p in some:
             if not p.noisy:
-                axes.axhline(p.quality, color=COLOURS[number % 8], linestyle="--", linewidth=1, zorder=1)
-        if not any(p.noisy or p.ratio is not None for p in some):
-            axes.plot([], [], color=COLOURS[number % 8], linestyle="--", label=f"{base} (no noise)")
+                axes.axhline(p.quality, linewidth=1, **style)
+        if not any(p.noisy or NOISE in p.at for p in some):
+            axes.plot([], [], label=f"{base} (no noise)", **style)
     axes.set_xlabel("noise / clip = sigma sqrt(parameters) / C,\nmean over the rounds")
-    if _draw(axes, "noise", points):
-        axes.set_xlim(0, axes.get_xlim()[1] * 1.05)
-    else:
-        axes.set_xticks([])
+    axes.set_xlim(0, axes.get_xlim()[1] * 1.05)
 
 
-def _epsilon(
-    axes: "Axes", panel: str, points: dict[str, list[Point]], summaries: Sequence[Summary], better: int
-) -> None:
-    every = _draw(axes, panel, points)
-    if not every:
-        say(axes, "no setting has a proven epsilon", keep_y=True)
-        return
-    _front(axes, every, better)
-    here = [s for s in summaries if tables.proven_epsilon(s) is not None and " ".join(tables.promise_of(s)) == panel]
+def _epsilon(axes: "Axes", promise: str, summaries: Sequence[Summary]) -> None:
+    here = [s for s in summaries if tables.proven_epsilon(s) is not None and tables.promise_of(s) == promise]
     unit = tables.worst_guarantee(here[0])
     axes.set_xscale("log")
     low, high = axes.get_xlim()
     low, high = min(low, 1.0), max(high, VACUOUS * 3)
     axes.axvspan(VACUOUS, high, color=WORTHLESS, zorder=-1)
-    how = {"transform": axes.get_xaxis_transform(), "fontsize": 8, "color": "#555555"}
-    axes.text(high / 1.05, 0.02, f"above {VACUOUS:g}: vacuous", ha="right", **how)  # type: ignore[arg-type]
+    how: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "fontsize": 8, "color": "#555555"}
+    axes.text(high / 1.05, 0.02, f"above {VACUOUS:g}: vacuous", ha="right", **how)
     axes.set_xlim(low, high)
     meaning = ", ".join(str(unit[k]) for k in ("relation", "unit", "trust"))
     axes.set_xlabel(f"epsilon at delta = {unit['delta']:g}\n({meaning}, total)")
@@ -203,14 +185,13 @@ def _epsilon(
 
 def _front(axes: "Axes", points: Sequence[tuple[float, float]], better: int) -> None:
     """The points that no other one beats in both: lower on x, better on y."""
-    best, kept = float("-inf"), list[tuple[float, float]]()
+    kept: list[tuple[float, float]] = []
     for x, y in sorted(points, key=lambda p: (p[0], -better * p[1])):
-        if better * y > best:
-            best = better * y
+        if not kept or better * y > better * kept[-1][1]:
             kept.append((x, y))
     if len(kept) > 1:
         style: dict[str, Any] = {"color": FRONT, "linewidth": 6, "alpha": 0.9, "zorder": 0}
-        axes.step([x for x, _ in kept], [y for _, y in kept], where="post", label="Pareto front", **style)
+        axes.step(*zip(*kept, strict=True), where="post", label="Pareto front", **style)
 
 
 def _style(number: int, count: int) -> dict[str, Any]:

@@ -1,22 +1,23 @@
 """ROC curves: on logarithmic axes, where few false positives can be read, and such as hide none of each other."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.report.canvas import COLOURS, keep, labelled, legend_below, new_figure
+from fedveil.report.canvas import COLOURS, labelled, legend_below, new_figure
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from fedveil.games.membership import MembershipAudit
 
 TURN = 0.05  # of a curve's way, which is 2 long: what one of several that coincide is seen for
 Points = npt.NDArray[np.float64]
 
 
-def draw_roc(found: "MembershipAudit", file: Path) -> Path | None:
+def roc_figure(found: "MembershipAudit") -> "Figure | None":
     """One panel a setting, one line an attack, of the first run; None if nothing was scored.
 
     Lines begin where ten false positives are expected: to the left of that fewer non-members decide.
@@ -36,7 +37,7 @@ def draw_roc(found: "MembershipAudit", file: Path) -> Path | None:
         axes.set(xscale="log", yscale="log", title=setting, xlabel="false positive rate", ylabel="true positive rate")
         axes.set(xlim=(least, 1), ylim=(least / 2, 1.05))
     legend_below(figure, labelled(list(panels.values())), size=8)
-    return keep(figure, file, 120)
+    return figure
 
 
 def in_turn(curves: Sequence[tuple[Points, Points]]) -> list[tuple[Points, Points]]:

@@ -60,10 +60,10 @@ def worst_guarantee(summary: Summary) -> dict[str, Any]:
     return found
 
 
-def promise_of(summary: Summary) -> tuple[str, ...]:
+def promise_of(summary: Summary) -> str:
     """Whose promise it is, who is trusted, and between which neighbours."""
     found = worst_guarantee(summary)
-    return str(found["unit"]), str(found["trust"]), str(found["relation"])
+    return f"{found['unit']} {found['trust']} {found['relation']}"
 
 
 def proven_epsilon(summary: Summary) -> float | None:
