@@ -1,8 +1,7 @@
 """Tables of runs, comparisons and plans."""
 
-import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
@@ -18,6 +17,10 @@ SHORT = {
     "balanced_accuracy": "balanced",
     "sensitivity": "sens.",
     "specificity": "spec.",
+}
+OF_RECORDS = {
+    "epsilon_of_10_records": "10 records of one person together",
+    "epsilon_of_one_record": "one of her records alone",
 }
 WIDE = 130  # columns of a terminal that holds the whole table
 
@@ -78,38 +81,43 @@ def comparison_tables(summaries: Sequence[Summary], width: int) -> list[Table]:
     On a narrow terminal the guarantees have a table of their own.
     """
     figures = figures_of(summaries)
-    seeds = max(len(runs) for runs in grouped(summaries).values())
-    over = f"mean over {seeds} seeds" if seeds > 1 else "one seed"
-    covered = max((s.values["last_rounds"].get(figures[0], {}).get("rounds", 1) for s in summaries), default=1)
-    title = f"{figures[0]}: {f'mean of the last {covered} rounds' if covered > 1 else 'after the last round'}, {over}"
-    if seeds > 1 or covered > 1:
-        title += f", ± standard deviation over {'seeds' if seeds > 1 else 'these rounds'}"
-    attacked = any(s.values.get("audited") for s in summaries)
     tested = next((f for f in ("macro_auc", *figures) if all(f in s.values["test_metrics"] for s in summaries)), "")
-    numbers = [*(SHORT.get(f, f) for f in figures), *[f"test {SHORT.get(tested, tested)}"] * bool(tested)]
-    numbers += ["sigma", "d", "noise/clip", *["attack AUC"] * attacked]
-    rows = []
+    on_test = f"test {SHORT.get(tested, tested)}"
+    rows: dict[str, dict[str, str]] = {}
     for label, runs in grouped(summaries).items():
-        cells = [_averaged(runs, figure, spread=figure == figures[0] or figures != OF_TWO) for figure in figures]
-        cells += [f"{fmean(r.values['test_metrics'][tested] for r in runs):.3f}"] if tested else []
-        cells += [_noise(runs, figure) for figure in ("sigma", "distance", "noise_to_clip")]
-        cells += [_attacked(runs[0])] if attacked else []
-        seconds = f"{fmean(float(r.values['seconds']['rounds']) for r in runs):.1f}"
-        rows.append([label, *cells, seconds, _guarantee(runs)])
+        row = {f: _averaged(runs, f, spread=f == figures[0] or figures != OF_TWO) for f in figures}
+        if tested:
+            row[on_test] = _mean([r.values["test_metrics"][tested] for r in runs], ".3f")
+        for figure, name in (("sigma", "sigma"), ("distance", "d"), ("noise_to_clip", "noise/clip")):
+            row[name] = _mean([r.noise(figure) for r in runs], ".3g")
+        if any(s.values.get("audited") for s in summaries):
+            row["attack AUC"] = _attacked(runs[0])
+        row["seconds"] = _mean([float(r.values["seconds"]["rounds"]) for r in runs], ".1f")
+        rows[label] = {**row, "guarantee": "; ".join(dict.fromkeys(str(r.values["guarantee"]) for r in runs))}
+    columns = list(rows[summaries[0].setting])
     if majority := [s.values["majority"] for s in summaries if "majority" in s.values]:
         guessed = {"accuracy": fmean(majority), "macro_auc": 0.5, "balanced_accuracy": 0.5}
-        cells = [f"{guessed[f]:.3f}" if f in guessed else NOTHING for f in figures]
-        rows.append(["majority class", *cells, *[NOTHING] * (len(numbers) - len(cells) + 1), NOTHING])
+        rows["majority class"] = {name: f"{value:.3f}" for name, value in guessed.items()}
     if public := [s.values["public_model"] for s in summaries if "public_model" in s.values]:
-        cells = [f"{fmean(p['metrics'].get(f, math.nan) for p in public):.3f}" for f in figures]
-        cells += [f"{fmean(p['test_metrics'][tested] for p in public):.3f}"] if tested else []
-        rows.append(["public examples alone", *cells, *[NOTHING] * (len(numbers) - len(cells) + 1), "public data"])
-    header = ["setting", *numbers, "seconds", "guarantee"]
+        row = {f: _mean([p["metrics"].get(f) for p in public], ".3f") for f in figures}
+        row |= {on_test: _mean([p["test_metrics"][tested] for p in public], ".3f")} if tested else {}
+        rows["public examples alone"] = {**row, "guarantee": "public data"}
+    header = ["setting", *(SHORT.get(name, name) for name in columns)]
+    lines = [[label, *(row.get(name, NOTHING) for name in columns)] for label, row in rows.items()]
     data = [dict(s.values) for s in summaries]
-    whole = Table(header, rows, title, [*numbers, "seconds"], ["guarantee"], data=data)
-    first = numbers.index("sigma") if figures == OF_TWO else len(numbers)
-    parts = [("setting", *numbers[:first]), ("setting", *numbers[first:], "seconds", "guarantee")]
-    return [whole] if width >= WIDE else [whole.only(*names) for names in parts]
+    whole = Table(header, lines, _covered(summaries, figures[0]), header[1:-1], ["guarantee"], data=data)
+    first = header.index("sigma" if figures == OF_TWO else "seconds")
+    return [whole] if width >= WIDE else [whole.only(*header[:first]), whole.only("setting", *header[first:])]
+
+
+def _covered(summaries: Sequence[Summary], figure: str) -> str:
+    """Over how many rounds and seeds a comparison's first figure is."""
+    seeds = max(len(runs) for runs in grouped(summaries).values())
+    rounds = max(s.values["last_rounds"].get(figure, {}).get("rounds", 1) for s in summaries)
+    when = f"mean of the last {rounds} rounds" if rounds > 1 else "after the last round"
+    title = f"{figure}: {when}, {f'mean over {seeds} seeds' if seeds > 1 else 'one seed'}"
+    spread = "seeds" if seeds > 1 else "these rounds"
+    return f"{title}, ± standard deviation over {spread}" if seeds > 1 or rounds > 1 else title
 
 
 def figures_of(summaries: Sequence[Summary]) -> tuple[str, ...]:
@@ -141,8 +149,8 @@ def below_public(summaries: Sequence[Summary]) -> list[str]:
 
 
 def comparison_notes(summaries: Sequence[Summary]) -> list[str]:
-    """What has to be said beside the table."""
-    first = summaries[0].values
+    """What has to be said beside the table: of all settings, and what is said of several once."""
+    first, everybody = summaries[0].values, grouped(summaries)
     of_two = "balanced, sens., spec.: balanced accuracy, sensitivity, specificity. " * (figures_of(summaries) == OF_TWO)
     notes = [
         f"{first['data']['name']}, {first['clients']} clients, {first['rounds']} rounds, {first['dimension']:,} "
@@ -150,62 +158,62 @@ def comparison_notes(summaries: Sequence[Summary]) -> list[str]:
         "noise per coordinate, mean over the rounds; d: distance of the clients' models; "
         "noise/clip: sigma sqrt(parameters) / C.",
         f"Noise source: {first['source']}.",
+        f"Metrics that clients see after each round: {first['published_metrics']['text']}.",
     ]
     found = (c for s in summaries for g in s.values["guarantees"].values() for c in g.get("conditions", []))
-    conditions = list(dict.fromkeys(found))
-    if conditions:
-        notes.append(f"conditional: it holds if {' and if '.join(conditions)}.")
-    notes += meanings_of(summaries)
-    if worse := below_public(summaries):
-        public = "less accurate than the model of public examples alone, which protects everybody"
-        notes.append(f"{', '.join(worse)}: {public}: take that one.")
-    for text, those in grouped_by(summaries, lambda s: useful(s.values)).items():
-        notes += [f"{', '.join(grouped(those))}: vacuous; {text}."] * bool(text)
-    notes.append(f"Metrics that clients see after each round: {first['published_metrics']['text']}.")
-    reasons = {s.setting: why for s in summaries if (why := worst_guarantee(s).get("reason"))}
-    notes += [f"{setting}: heuristic, there is no epsilon: {why}." for setting, why in reasons.items()]
-    audits = {s.setting: s.values["audits"][0] for s in summaries if s.values.get("audits")}
-    if audits:
-        runs = max(a["runs"] for a in audits.values())
-        counted = Counter(a["attack"] for a in audits.values())
+    if conditions := " and if ".join(dict.fromkeys(found)):
+        notes.append(f"conditional: it holds if {conditions}.")
+    if audits := [runs[0].values["audits"][0] for runs in everybody.values() if runs[0].values.get("audits")]:
+        runs = max(a["runs"] for a in audits)
+        counted = Counter(a["attack"] for a in audits)
         strongest = ", ".join(f"{attack} ({count} settings)" for attack, count in counted.most_common())
         asked = f"does the last client take part? {runs} runs with it and {runs} without, 95% over runs"
         notes.append(f"attack AUC: {asked}. The strongest attack that works, which flatters it a little: {strongest}.")
     elif any(s.values.get("audited") for s in summaries):
         notes.append("attack AUC: no attack evidently works here, with or without a defence; more runs would tell.")
-    notes += [f"{s.setting}: malicious: {malicious_text(m)}" for s in summaries if (m := s.values.get("malicious"))]
-    if alone := [s.setting for s in summaries if one_class(s)]:
-        named = ", ".join(dict.fromkeys(alone))
-        notes.append(f"{named}: the model names one class, whatever it is shown; its accuracy is that class's share.")
     if first["data"]["note"]:
         notes.append(str(first["data"]["note"]))
-    everybody = grouped(summaries)
-    said = [(own[0].setting, line) for own in everybody.values() for line in own[0].values["data"].get("warnings", [])]
-    for line, warned in grouped_by(said, lambda pair: pair[1]).items():
-        notes.append(line if len(warned) == len(everybody) else f"{', '.join(who for who, _ in warned)}: {line}")
-    notes += [f"{s.setting}: {fallen}" for s in summaries if (fallen := fell_back(s))]
-    stopped = [f"{s.setting}: stopped early, {s.stopped}" for s in summaries if s.stopped]
-    return notes + stopped
+    said = [(label, line) for label, runs in everybody.items() for line in _said_of(runs)]
+    public = "less accurate than the model of public examples alone, which protects everybody: take that one."
+    said += [(label, public) for label in below_public(summaries)]
+    for line, pairs in grouped_by(said, lambda pair: pair[1]).items():
+        whose = dict.fromkeys(label for label, _ in pairs)
+        notes.append(line if len(whose) == len(everybody) > 1 else f"{', '.join(whose)}: {line}")
+    return notes
 
 
-def meanings_of(summaries: Sequence[Summary]) -> list[str]:
-    """What each proven guarantee means for an attacker, a line a setting."""
-    lines = {s.setting: _meaning(next(iter(s.values["guarantees"].values()))) for s in reversed(summaries)}
-    return [f"{setting}: {line}" for setting, line in reversed(lines.items()) if line]
+def _said_of(runs: Sequence[Summary]) -> Iterator[str]:
+    """What has to be said of a setting."""
+    first = runs[0].values
+    if meaning := meaning_of(worst_guarantee(runs[0])):
+        yield meaning
+    if text := useful(first):
+        yield f"vacuous; {text}."
+    if why := worst_guarantee(runs[0]).get("reason"):
+        yield f"heuristic, there is no epsilon: {why}."
+    yield from first["data"].get("warnings", [])
+    for run in runs:
+        if found := run.values.get("malicious"):
+            yield f"malicious: {malicious_text(found)}"
+        if one_class(run):
+            yield "the model names one class, whatever it is shown; its accuracy is that class's share."
+        if fallen := fell_back(run):
+            yield fallen
+        if run.stopped:
+            yield f"stopped early, {run.stopped}"
 
 
-def _meaning(guarantee: Mapping[str, Any]) -> str:
+def meaning_of(guarantee: Mapping[str, Any]) -> str:
+    """What a proven guarantee means for an attacker; an empty text for others."""
     if not (meaning := guarantee.get("meaning")):
         return ""
     rates = [(k.removeprefix("tpr_at_"), v) for k, v in meaning.items() if k.startswith("tpr_at_")]
     power = ", ".join(f"{rounded_up(v, 3)} at {100 * float(rate):g}% false positives" for rate, v in rates)
     line = f"the best attacker tells whether one {guarantee['unit']} was there with an accuracy of "
     line += f"{rounded_up(meaning['accuracy'], 3)}; its true positives are at most {power}."
-    if "epsilon_of_10_records" in guarantee:
-        together = rounded_up(guarantee["epsilon_of_10_records"], 3)
-        line += f" For 10 records of one person together epsilon is {together}."
-    if "epsilon_of_one_record" in guarantee:
-        line += f" For one of her records alone epsilon is {rounded_up(guarantee['epsilon_of_one_record'], 3)}."
+    for key, whom in OF_RECORDS.items():
+        if key in guarantee:
+            line += f" For {whom} epsilon is {rounded_up(guarantee[key], 3)}."
     return line
 
 
@@ -231,24 +239,22 @@ def malicious_text(found: Mapping[str, Any]) -> str:
 
 def run_table(summary: Summary) -> Table:
     """One run, a line a fact."""
-    values = summary.values
+    values, worst, instead = summary.values, worst_guarantee(summary), useful(summary.values)
+    malicious = values.get("malicious", {})
     rows: list[tuple[str, str]] = []
     for name, found in values["last_rounds"].items():
         mean = f"; {found['mean']:.4g} ± {found['deviation']:.2g} over the last {found['rounds']} rounds"
         rows.append((name, f"{values['metrics'][name]:.4g} after the last round{mean if found['rounds'] > 1 else ''}"))
-    for name, value in values["test_metrics"].items():
-        if name == "accuracy":
-            rows.append(("test accuracy", f"{value:.4g} on the set's own test half"))
-    if "malicious" in values:
-        rows.append(("malicious clients", malicious_text(values["malicious"])))
+    if "accuracy" in values["test_metrics"]:
+        rows.append(("test accuracy", f"{values['test_metrics']['accuracy']:.4g} on the set's own test half"))
+    if malicious:
+        rows.append(("malicious clients", malicious_text(malicious)))
     for name, found in values["noise"].items():
         parts = [f"{when} {found[when]:.4g}" for when in ("first", "last", "mean")]
         rows.append((name.replace("_", " "), ", ".join(parts)))
-    fallen = fell_back(summary)
-    if fallen:
-        rows.append(("distance", fallen))
-    if values.get("malicious", {}).get("unprotected"):
-        who = ", ".join(map(str, values["malicious"]["clients"]))
+    rows.append(("distance", fell_back(summary)))
+    if malicious.get("unprotected"):
+        who = ", ".join(map(str, malicious["clients"]))
         rows.append(("nothing promised to", f"malicious clients {who}: they go around the method"))
     for party, guarantee in values["guarantees"].items():
         leakage = guarantee.get("leakage")
@@ -259,46 +265,35 @@ def run_table(summary: Summary) -> Table:
             pairs = zip(curve["epsilon"], curve["distance"], strict=True)
             points = ", ".join(f"{rounded_up(e, 3)} at {d:.3g}" for e, d in pairs)
             rows.append(("", f"eps over the distance of every round, delta={curve['delta']:g}: {points}"))
-    worst = next(iter(values["guarantees"].values()))
-    if meaning := _meaning(worst):
-        rows.append(("", meaning))
-    if worst.get("reason"):
-        rows.append(("", f"heuristic because {worst['reason']}"))
-    for condition in worst.get("conditions", []):
-        rows.append(("", f"if {condition}"))
-    if instead := useful(values):
-        rows.append(("to be useful", instead))
-    rows.append(("published metrics", str(values["published_metrics"]["text"])))
-    replies = values["replies"]
-    rows.append(("replies", ", ".join(f"{count} {kind}" for kind, count in replies.items())))
-    rows.append(("noise source", str(values["source"])))
-    rows.append(("time", f"{values['seconds']['rounds']:.1f} s in {values['rounds']} rounds"))
-    if values["data"]["note"]:
-        rows.append(("note", str(values["data"]["note"])))
-    return Table.facts(rows, {**values, **({"to be useful": instead} if instead else {})})
+    rows.append(("", meaning_of(worst)))
+    rows += [("", f"heuristic because {worst['reason']}")] if worst.get("reason") else []
+    rows += [("", f"if {condition}") for condition in worst.get("conditions", [])]
+    rows += [
+        ("to be useful", instead),
+        ("published metrics", str(values["published_metrics"]["text"])),
+        ("replies", ", ".join(f"{count} {kind}" for kind, count in values["replies"].items())),
+        ("noise source", str(values["source"])),
+        ("time", f"{values['seconds']['rounds']:.1f} s in {values['rounds']} rounds"),
+        ("note", str(values["data"]["note"])),
+    ]
+    data = {**values, **({"to be useful": instead} if instead else {})}
+    return Table.facts([(name, text) for name, text in rows if text], data)
 
 
 def _averaged(runs: Sequence[Summary], figure: str, spread: bool = True) -> str:
     values = [v for v in (r.averaged(figure) for r in runs) if v is not None]
-    if not values:
-        return NOTHING
-    last = runs[0].values["last_rounds"][figure]
-    deviation = stdev(values) if len(values) > 1 else last["deviation"]
-    spread &= len(values) > 1 or last["rounds"] > 1
-    return f"{fmean(values):.3f} ±{deviation:.3f}" if spread else f"{fmean(values):.3f}"
+    mean, last = _mean(values, ".3f"), runs[0].values["last_rounds"].get(figure, {})
+    if not spread or not values or len(values) == 1 == last["rounds"]:
+        return mean
+    return f"{mean} ±{stdev(values) if len(values) > 1 else last['deviation']:.3f}"
 
 
-def _noise(runs: Sequence[Summary], figure: str) -> str:
-    values = [v for v in (r.noise(figure) for r in runs) if v is not None]
-    return f"{fmean(values):.3g}" if values else NOTHING
+def _mean(values: Iterable[float | None], form: str) -> str:
+    there = [value for value in values if value is not None]
+    return format(fmean(there), form) if there else NOTHING
 
 
 def _attacked(run: Summary) -> str:
     for found in run.values.get("audits", ()):
         return f"{found['auc']:.3f} ({found['low']:.2f}-{found['high']:.2f})"
     return NOTHING
-
-
-def _guarantee(runs: Sequence[Summary]) -> str:
-    texts = dict.fromkeys(str(r.values["guarantee"]) for r in runs)
-    return "; ".join(texts)
