@@ -4,18 +4,14 @@ import math
 import zipfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from fedveil.data.labels import classes_in, natural_clients, people_of
+from fedveil.data.labels import Array, classes_in, data_set
 from fedveil.data.sets import DataSet, MissingDataError
 from fedveil.errors import FieldError, require_choice, require_positive
-
-Array = NDArray[Any]
 
 # The names of the arrays that are understood: (x, y, test x, test y).
 LAYOUTS: tuple[tuple[str, str, str, str], ...] = (
@@ -69,36 +65,25 @@ def load_npz(
     if keys is None:
         wanted = "; or ".join(" and ".join(known[:2]) for known in LAYOUTS)
         raise FieldError("data.path", str(file), f"holds {', '.join(sorted(arrays)) or 'no array'}, but needs {wanted}")
-    x_key, y_key, test_x_key, test_y_key = keys
-    x, y = _pair(file, arrays, x_key, y_key, channels)
-    test_x: Tensor | None = None
-    test_y: Tensor | None = None
-    if test_x_key in arrays or test_y_key in arrays:
-        test_x, test_y = _pair(file, arrays, test_x_key, test_y_key, channels)
-        if test_x.shape[1:] != x.shape[1:] or test_y.is_floating_point() != y.is_floating_point():
-            raise FieldError(f"{file.name}:{test_x_key}", tuple(test_x.shape), f"must be as {x_key}, {tuple(x.shape)}")
-    parts = {f"{file.name}:{y_key}": y, f"{file.name}:{test_y_key}": test_y}
-    number = classes_in("data.classes", classes, absent, parts)
+    pairs = [keys[:2], keys[2:]] if keys[2] in arrays or keys[3] in arrays else [keys[:2]]
+    halves = [_pair(file, arrays, x_key, y_key, channels) for x_key, y_key in pairs]
+    (x, y), (test_x, test_y) = halves[0], halves[-1]
+    if test_x.shape[1:] != x.shape[1:] or test_y.is_floating_point() != y.is_floating_point():
+        raise FieldError(f"{file.name}:{keys[2]}", tuple(test_x.shape), f"must be as {keys[0]}, {tuple(x.shape)}")
+    labels = {f"{file.name}:{key}": half[1] for (_, key), half in zip(pairs, halves, strict=True)}
+    number = classes_in("data.classes", classes, absent, labels)
     names = tuple(str(n) for n in arrays["class_names"].reshape(-1)) if "class_names" in arrays else ()
-    owner: Tensor | None = None
-    owners: tuple[str, ...] = ()
-    if client_array:
-        require_choice("data.client_array", client_array, arrays)
-        owner, owners = natural_clients(f"{file.name}:{client_array}", arrays[client_array], len(x))
-    if person:
-        require_choice("data.person", person, arrays)
-    return DataSet(
+    whose = [
+        (f"{file.name}:{name}", arrays[require_choice(field, name, arrays)]) if name else None
+        for field, name in (("data.client_array", client_array), ("data.person", person))
+    ]
+    return data_set(
+        halves,
+        *whose,
         name="npz",
-        x=x,
-        y=y,
-        test_x=test_x,
-        test_y=test_y,
         classes=number,
         counted=not classes,
         class_names=names if len(names) == number else (),
-        owner=owner,
-        owners=owners,
-        group=people_of(f"{file.name}:{person}", arrays[person], len(x)) if person else None,
         note=f"From the file {file.name}.{_unused(arrays, {*keys, 'class_names', client_array, person})}",
         licence="that of the file",
     )

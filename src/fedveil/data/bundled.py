@@ -14,9 +14,10 @@ import torch
 from numpy.typing import NDArray
 
 from fedveil.data.arrays import images
+from fedveil.data.labels import data_set
 from fedveil.data.pictures import decode
 from fedveil.data.sets import ALZHEIMER_FILE, ALZHEIMER_OFFICIAL, DataSet, cache_folder, find, locate
-from fedveil.errors import FieldError, require_choice, require_count
+from fedveil.errors import require_choice, require_count
 
 CLASS_NAMES = ("mild demented", "moderate demented", "non demented", "very mild demented")
 NOTE = (
@@ -97,17 +98,19 @@ def load_alzheimer(*, resolution: int = 128, split: str = "hf_counts", scale: st
     """
     require_choice("data.split", split, _NOTES)
     require_choice("data.scale", scale, ("unit", "standard"))
-    stored = _stored(resolution)
+    path = _cached(resolution)
+    stored = _read(path)
+    if stored is None:
+        stored = _decode(resolution)
+        with suppress(OSError):  # a cache that cannot be written only costs the time to decode again
+            _write(path, stored)
     x, y = images(stored["images"]), torch.from_numpy(stored["labels"].astype(np.int64))
     if scale == "standard":
         x = x.sub_(_MEAN).div_(_DEVIATION)
     test = torch.from_numpy(stored[f"split_{split}"] == 1)
-    return DataSet(
+    return data_set(
+        [(x[~test], y[~test]), (x[test], y[test])],
         name="alzheimer",
-        x=x[~test],
-        y=y[~test],
-        test_x=x[test],
-        test_y=y[test],
         classes=len(CLASS_NAMES),
         class_names=CLASS_NAMES,
         note=f"{NOTE} {_NOTES[split]}",
@@ -119,29 +122,16 @@ def prepare_alzheimer(*, resolution: int = 128) -> Path:
     """Decode the images into the cache and return the path of the copy."""
     path = _cached(resolution)
     if _read(path) is None:
-        _write(path, _decode(locate("alzheimer", ALZHEIMER_FILE, ALZHEIMER_OFFICIAL), resolution))
+        _write(path, _decode(resolution))
     return path
 
 
-def _stored(resolution: int) -> dict[str, NDArray[Any]]:
-    path = _cached(resolution)
-    arrays = _read(path)
-    if arrays is None:
-        arrays = _decode(locate("alzheimer", ALZHEIMER_FILE, ALZHEIMER_OFFICIAL), resolution)
-        with suppress(OSError):  # a cache that cannot be written only costs the time to decode again
-            _write(path, arrays)
-    return arrays
-
-
 def _cached(resolution: int) -> Path:
-    if require_count("data.resolution", resolution, least=8) > 128:
-        raise FieldError("data.resolution", resolution, "must be at most 128, the size of the images")
-    source = find(ALZHEIMER_FILE)
-    mark = f"-{source.stat().st_size:x}" if source else ""  # another source file gets another copy
-    folder = cache_folder()
-    if not mark:
-        return next(iter(sorted(folder.glob(f"alzheimer-{resolution}-*.npz"))), folder / f"alzheimer-{resolution}.npz")
-    return folder / f"alzheimer-{resolution}{mark}.npz"
+    require_count("data.resolution", resolution, least=8, most=128)
+    source, folder = find(ALZHEIMER_FILE), cache_folder()
+    if source is not None:  # another source file gets another copy
+        return folder / f"alzheimer-{resolution}-{source.stat().st_size:x}.npz"
+    return next(iter(sorted(folder.glob(f"alzheimer-{resolution}-*.npz"))), folder / f"alzheimer-{resolution}.npz")
 
 
 def _read(path: Path) -> dict[str, NDArray[Any]] | None:
@@ -164,7 +154,8 @@ def _write(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
         raise
 
 
-def _decode(source: Path, resolution: int) -> dict[str, NDArray[Any]]:
+def _decode(resolution: int) -> dict[str, NDArray[Any]]:
+    source = locate("alzheimer", ALZHEIMER_FILE, ALZHEIMER_OFFICIAL)
     with np.load(source, allow_pickle=False) as stored:
         jpeg, offsets = stored["jpeg"].tobytes(), stored["offsets"].tolist()
         arrays = {key: stored[key] for key in ("labels", "split_kaggle", "split_hf_counts")}

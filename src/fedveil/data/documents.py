@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedveil.data.arrays import images
+from fedveil.data.labels import data_set
 from fedveil.data.pages import Document, Grey, documents_of, kinds_of
 from fedveil.data.pictures import MAX_PIXELS
 from fedveil.data.sets import DataSet, MissingDataError
@@ -64,16 +65,13 @@ def load_documents(
         raise MissingDataError("data.path", str(root), "is no folder: give one that holds images and masks")
     require_count("data.max_pixels", max_pixels)
     made = [_tiles(half, tile, tiles, tile_seed, max_pixels) for half in halves]
-    test, kinds = made[1] if len(made) > 1 else None, kinds_of(folders[0])
-    return DataSet(
+    kinds = kinds_of(folders[0])
+    return data_set(
+        [(images(pages), torch.from_numpy(truths)) for pages, truths, _ in made],
+        people=("documents", np.arange(len(halves[0])).repeat(tiles)),
         name="documents",
-        x=images(made[0][0]),
-        y=torch.from_numpy(made[0][1]),
-        test_x=None if test is None else images(test[0]),
-        test_y=None if test is None else torch.from_numpy(test[1]),
         classes=2,
         class_names=("genuine", "tampered"),
-        group=torch.arange(len(halves[0])).repeat_interleave(tiles),
         regions=torch.from_numpy(made[0][2]) if kinds else None,
         region_names=tuple(kinds),
         note=f"From the folder {root.name}.",

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from fedveil.data.arrays import images
-from fedveil.data.labels import natural_clients, people_of
+from fedveil.data.labels import data_set
 from fedveil.data.pictures import MAX_PIXELS, MODES, SUFFIXES, Stacking, size_of
 from fedveil.data.sets import DataSet, MissingDataError
 from fedveil.errors import FieldError, nearest, require_choice, require_count, require_positive
@@ -85,28 +84,18 @@ def load_folder(
     like = (first.shown if person else str(first.file.relative_to(root)), first.file)
     decoded = [stacking.stack(((item.shown, item.file) for item in half), len(half), like) for half in halves]
     labels = [torch.tensor([names.index(item.label) for item in half], dtype=torch.int64) for half in halves]
-    test: tuple[Tensor | None, Tensor | None] = (None, None)
-    if len(halves) > 1:
-        test = images(decoded[1], "last"), labels[1]
-    owner: Tensor | None = None
-    owners: tuple[str, ...] = ()
-    note = f"From the folder {root.name}."
+    note, clients = f"From the folder {root.name}.", [item.client for item in halves[0]]
     if layout == "clients":
-        owner, owners = natural_clients("client folders", [item.client for item in halves[0]], len(halves[0]))
-        without = [folder.name for folder in _folders(_halves(root)[0]) if folder.name not in owners]
+        without = [folder.name for folder in _folders(_halves(root)[0]) if folder.name not in clients]
         note += f" Clients without an image, left out: {', '.join(without)}." if without else ""
-    return DataSet(
+    return data_set(
+        [(images(pixels, "last"), y) for pixels, y in zip(decoded, labels, strict=True)],
+        ("client folders", clients) if layout == "clients" else None,
+        ("person folders", [item.person for item in halves[0]]) if person else None,
         name="folder",
-        x=images(decoded[0], "last"),
-        y=labels[0],
-        test_x=test[0],
-        test_y=test[1],
         classes=len(names),
         counted=not classes,
         class_names=tuple(names),
-        owner=owner,
-        owners=owners,
-        group=people_of("person folders", [item.person for item in halves[0]], len(halves[0])) if person else None,
         note=note,
         licence="that of the folder",
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -89,16 +90,17 @@ class TableSpec:
                 accepted = "must be [low, high] for numbers, as in age = [0, 120], or a list of all texts there are"
                 raise FieldError(f"data.columns.{name}", declared, accepted)
 
-    def inputs(self, header: Sequence[str], file: str) -> list[str]:
-        """The input columns, all of which the header has."""
-        named = list(self.columns) or [c for c in header if c not in (self.target, self.client_column, self.person)]
+    def inputs(self, rows: "Rows") -> list[str]:
+        """The input columns, all of which the rows have."""
+        others = (self.target, self.client_column, self.person)
+        named = list(self.columns) or [column for column in rows.frame.columns if column not in others]
         for name in named:
-            _known(f"data.columns.{name}", name, header, file)
+            rows.require(f"data.columns.{name}", name)
             if name in (self.target, self.person):
                 what = "target" if name == self.target else "person's id"
                 raise FieldError(f"data.columns.{name}", name, f"is the {what}: it cannot be an input as well")
         if not named:
-            raise FieldError("data.columns", [], f"{file} has no column left to be an input")
+            raise FieldError("data.columns", [], f"{rows.file} has no column left to be an input")
         return named
 
 
@@ -109,6 +111,62 @@ class Rows:
     file: str
     frame: "pandas.DataFrame"
     decimal: str = "."
+
+    def where(self, column: str, row: int) -> str:
+        """What a refusal calls a value."""
+        line = f" (line {row + 2})" if self.file.lower().endswith((".csv", ".csv.gz")) else ""
+        return f"{self.file}, row {row + 1}{line}, column {column}"
+
+    def require(self, field: str, column: str) -> None:
+        """Refuse a column that is not there."""
+        if column not in self.frame.columns:
+            raise FieldError(field, column, f"is no column of {self.file}; {nearest(column, self.frame.columns)}")
+
+    def refuse(self, column: str, bad: Any, shown: Callable[[int], Any], accepted: str) -> None:
+        """Refuse a column of which `bad` [N] is true somewhere, by the first such row and what is shown of it."""
+        for row in np.flatnonzero(bad)[:1].tolist():
+            raise FieldError(self.where(column, row), shown(row), accepted)
+
+    def present(self, column: str) -> "pandas.Series[Any]":
+        """The values of a column without a gap."""
+        values = self.frame[column]
+        missing = int(values.isna().sum())
+        count = f" ({missing} rows in all)" if missing > 1 else ""
+        said = f"must not be empty{count}: fill it in or remove the row"
+        self.refuse(column, values.isna(), lambda row: "missing", said)
+        return values
+
+    def numbers(self, column: str) -> NDArray[np.float64]:
+        """The finite numbers of a column."""
+        pd, present = pandas_module(), self.present(column)
+        if pd.api.types.is_datetime64_any_dtype(present) or pd.api.types.is_timedelta64_dtype(present):
+            raise FieldError(f"{self.file}:{column}", str(present.dtype), "must hold numbers: store a time in years")
+        plain = present.str.replace(self.decimal, ".", regex=False) if self.decimal != "." else present
+        try:
+            values: NDArray[np.float64] = pd.to_numeric(plain, errors="coerce").to_numpy(dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise FieldError(f"{self.file}:{column}", str(present.dtype), f"must hold numbers ({error})") from error
+        accepted = "must be a finite number; texts are declared as a list of all of them, e.g. sex = ['f', 'm']"
+        unfit = ~(np.abs(values) <= np.finfo(np.float32).max)
+        self.refuse(column, unfit, lambda row: str(present.iloc[row]), accepted)
+        return values
+
+    def bounded(self, column: str, low: float, high: float, outside: str) -> NDArray[np.float64]:
+        """The numbers of a column from low to high; those outside are refused or clipped."""
+        values = self.numbers(column)
+        if outside == "clip":
+            return np.clip(values, low, high)
+        accepted = f"is outside the declared [{low:g}, {high:g}]: widen it, or set data.outside = 'clip'"
+        self.refuse(column, (values < low) | (values > high), values.item, accepted)
+        return values
+
+    def codes(self, column: str, accepted: Sequence[str]) -> NDArray[np.int64]:
+        """The place of each text of a column among the accepted ones, [N]."""
+        texts = self.present(column).astype(str).str.strip()
+        codes = texts.map({text: i for i, text in enumerate(accepted)})
+        for row in np.flatnonzero(codes.isna())[:1].tolist():
+            raise FieldError(self.where(column, row), texts.iloc[row], nearest(str(texts.iloc[row]), accepted))
+        return np.array(codes.to_numpy(), dtype=np.int64)
 
 
 def from_rows(name: str, train: Rows, test: Rows | None, spec: TableSpec, note: str = "") -> DataSet:
@@ -134,10 +192,10 @@ def from_rows(name: str, train: Rows, test: Rows | None, spec: TableSpec, note: 
         accepted = "cannot scale the server's test rows, which belong to no client: use 'declared' or leave them out"
         raise FieldError("data.scale", spec.scale, accepted)
     known = labelled(train, test, spec)
-    inputs = spec.inputs(list(train.frame.columns), train.file)
+    inputs = spec.inputs(train)
     x, numeric = _inputs(train, inputs, spec)
     if test is not None:
-        spec.inputs(list(test.frame.columns), test.file)
+        spec.inputs(test)
     return DataSet(
         name=name,
         x=x,
@@ -153,38 +211,26 @@ def labelled(train: Rows, test: Rows | None, spec: TableSpec) -> dict[str, Any]:
     """The fields of a DataSet that follow from the target and the client column: y, test_y, classes, owner, ..."""
     parts = [part for part in (train, test) if part is not None]
     for part in parts:
-        _known("data.target", spec.target, list(part.frame.columns), part.file)
+        part.require("data.target", spec.target)
     targets = [_targets(part, spec) for part in parts]
     found: dict[str, Any] = {"y": targets[0], "test_y": targets[1] if test is not None else None}
     if spec.classes:
-        declared = spec.classes if isinstance(spec.classes, int) else len(spec.classes)
-        labels = {f"{p.file}:{spec.target}": y.numpy() for p, y in zip(parts, targets, strict=True)}
         names = () if isinstance(spec.classes, int) else tuple(spec.classes)
+        labels = {f"{p.file}:{spec.target}": y.numpy() for p, y in zip(parts, targets, strict=True)}
+        declared = spec.classes if isinstance(spec.classes, int) else len(names)
         found |= {"classes": count_classes(labels, declared, spec.absent), "class_names": names}
     if spec.client_column:
-        _known("data.client_column", spec.client_column, list(train.frame.columns), train.file)
-        ids = _present(train, spec.client_column).astype(str).to_numpy(dtype=np.str_)
-        where = f"{train.file}:{spec.client_column}"
-        found["owner"], found["owners"] = natural_clients(where, ids, len(train.frame))
+        train.require("data.client_column", spec.client_column)
+        ids = train.present(spec.client_column).astype(str).to_numpy(dtype=np.str_)
+        found["owner"], found["owners"] = natural_clients(f"{train.file}:{spec.client_column}", ids, len(ids))
     if spec.person:
         if spec.person == spec.target:
             raise FieldError("data.person", spec.person, "is the target: name the column that says whose a row is")
-        _known("data.person", spec.person, list(train.frame.columns), train.file)
-        ids = _present(train, spec.person)
-        name, place = f"{train.file}:{spec.person}", lambda row: _where(train, row, spec.person)
-        found["group"] = people_of(name, ids, len(ids), place)
+        train.require("data.person", spec.person)
+        ids = train.present(spec.person)
+        place = partial(train.where, spec.person)
+        found["group"] = people_of(f"{train.file}:{spec.person}", ids, len(ids), place)
     return found
-
-
-def _refuse(part: Rows, column: str, bad: Any, shown: Callable[[int], Any], accepted: str) -> None:
-    """Refuse a column of which `bad` [N] is true somewhere, by the first such row and what is shown of it."""
-    if len(rows := np.flatnonzero(bad)):
-        raise FieldError(_where(part, int(rows[0]), column), shown(int(rows[0])), accepted)
-
-
-def _known(field: str, name: str, header: Sequence[str], file: str) -> None:
-    if name not in header:
-        raise FieldError(field, name, f"is no column of {file}; {nearest(name, header)}")
 
 
 def _note(spec: TableSpec) -> str:
@@ -206,80 +252,32 @@ def _inputs(part: Rows, inputs: Sequence[str], spec: TableSpec) -> tuple[Tensor,
     declared = spec.columns if isinstance(spec.columns, Mapping) else {}
     for column in inputs:
         given = list(declared.get(column, ()))
-        field, at = f"data.columns.{column}", sum(block.shape[1] for block in blocks)
         if given and all(isinstance(v, str) for v in given):
-            blocks.append(np.eye(len(given))[_codes(part, column, given)])
+            blocks.append(np.eye(len(given))[part.codes(column, given)])
             continue
-        if given or (spec.scale == "declared"):
-            low, high = _range(field, given)
-            values = _bounded(part, column, low, high, spec.outside)
-            blocks.append((values - low)[:, None] / (high - low) if spec.scale == "declared" else values[:, None])
+        numeric.append(sum(block.shape[1] for block in blocks))
+        if given or spec.scale == "declared":
+            low, high = _range(f"data.columns.{column}", given)
+            values = part.bounded(column, low, high, spec.outside)
+            values = (values - low) / (high - low) if spec.scale == "declared" else values
         else:
-            blocks.append(_numbers(part, column)[:, None])
-        numeric.append(at)
+            values = part.numbers(column)
+        blocks.append(values[:, None])
     return torch.from_numpy(np.concatenate(blocks, axis=1).astype(np.float32)), tuple(numeric)
 
 
 def _targets(part: Rows, spec: TableSpec) -> Tensor:
     if spec.target_range:
         low, high = spec.target_range
-        values = _bounded(part, spec.target, low, high, spec.outside)
+        values = part.bounded(spec.target, low, high, spec.outside)
         return torch.from_numpy(((values - low) / (high - low)).astype(np.float32))
     if not isinstance(spec.classes, int):
-        return torch.from_numpy(_codes(part, spec.target, spec.classes))
-    values = _numbers(part, spec.target)
-    _refuse(part, spec.target, values != np.floor(values), values.item, "must be the whole number of a class")
-    declared, labels = spec.classes, values.astype(np.int64)
-    accepted = f"must be one of the {declared} declared classes, 0 to {declared - 1}"
-    _refuse(part, spec.target, (labels < 0) | (labels >= declared), labels.item, accepted)
-    return torch.from_numpy(labels)
-
-
-def _codes(part: Rows, column: str, accepted: Sequence[str]) -> NDArray[np.int64]:
-    """The place of each text among the accepted ones, [N]."""
-    texts = _present(part, column).astype(str).str.strip()
-    codes = texts.map({text: i for i, text in enumerate(accepted)})
-    for row in np.flatnonzero(codes.isna())[:1]:
-        raise FieldError(_where(part, int(row), column), texts.iloc[row], nearest(str(texts.iloc[row]), accepted))
-    return np.array(codes.to_numpy(), dtype=np.int64)
-
-
-def _bounded(part: Rows, column: str, low: float, high: float, outside: str) -> NDArray[np.float64]:
-    values = _numbers(part, column)
-    if outside == "clip":
-        return np.clip(values, low, high)
-    accepted = f"is outside the declared [{low:g}, {high:g}]: widen it, or set data.outside = 'clip'"
-    _refuse(part, column, (values < low) | (values > high), values.item, accepted)
-    return values
-
-
-def _numbers(part: Rows, column: str) -> NDArray[np.float64]:
-    pd = pandas_module()
-    present = _present(part, column)
-    if pd.api.types.is_datetime64_any_dtype(present) or pd.api.types.is_timedelta64_dtype(present):
-        raise FieldError(f"{part.file}:{column}", str(present.dtype), "must hold numbers: store a time in years")
-    plain = present.str.replace(part.decimal, ".", regex=False) if part.decimal != "." else present
-    try:
-        values = pd.to_numeric(plain, errors="coerce").to_numpy(dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise FieldError(f"{part.file}:{column}", str(present.dtype), f"must hold numbers ({error})") from error
-    accepted = "must be a finite number; texts are declared as a list of all of them, e.g. sex = ['f', 'm']"
-    _refuse(part, column, ~(np.abs(values) <= np.finfo(np.float32).max), lambda row: str(present.iloc[row]), accepted)
-    return values  # type: ignore[no-any-return]
-
-
-def _present(part: Rows, column: str) -> "pandas.Series[Any]":
-    values = part.frame[column]
-    missing = int(values.isna().sum())
-    count = f" ({missing} rows in all)" if missing > 1 else ""
-    said = f"must not be empty{count}: fill it in or remove the row"
-    _refuse(part, column, values.isna(), lambda row: "missing", said)
-    return values
-
-
-def _where(part: Rows, row: int, column: str) -> str:
-    line = f" (line {row + 2})" if part.file.lower().endswith((".csv", ".csv.gz")) else ""
-    return f"{part.file}, row {row + 1}{line}, column {column}"
+        return torch.from_numpy(part.codes(spec.target, spec.classes))
+    values = part.numbers(spec.target)
+    part.refuse(spec.target, values != np.floor(values), values.item, "must be the whole number of a class")
+    accepted = f"must be one of the {spec.classes} declared classes, 0 to {spec.classes - 1}"
+    part.refuse(spec.target, (values < 0) | (values >= spec.classes), lambda row: int(values[row]), accepted)
+    return torch.from_numpy(values.astype(np.int64))
 
 
 def _range(field: str, given: Sequence[Any]) -> tuple[float, float]:

@@ -11,9 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedveil.data.sets import DataSet
 from fedveil.errors import FieldError, require_count
 
 Array = NDArray[Any]
+Ids = tuple[str, Sequence[Any] | Array] | None
 _MISSING = ("", "nan", "none", "null", "na", "n/a", "<na>", "nat")  # texts that readers make of an empty cell
 
 
@@ -37,7 +39,10 @@ def count_classes(labels: Mapping[str, Array], declared: int = 0, absent: Sequen
     if declared:
         require_count("data.classes", declared)
     for name, values in labels.items():
-        _bounds(name, values, declared)
+        _refuse(name, values, values < 0, "classes are numbered from 0 on")
+        if declared:
+            accepted = f"must be one of the {declared} declared classes, 0 to {declared - 1}"
+            _refuse(name, values, values >= declared, accepted)
     found = np.unique(np.concatenate([np.unique(values) for values in labels.values()]))
     if not len(found):
         raise FieldError(" and ".join(labels), 0, "must hold at least one label")
@@ -47,9 +52,9 @@ def count_classes(labels: Mapping[str, Array], declared: int = 0, absent: Sequen
         raise FieldError("data.absent", outside, f"must be classes, 0 to {number - 1}")
     lowest = int(found.min())
     if lowest and not set(range(lowest)) <= set(absent):
-        name, row = next((n, _first(v == lowest)) for n, v in labels.items() if (v == lowest).any())
         accepted = f"the lowest label is {lowest}, but classes are numbered from 0 on: subtract {lowest} from all"
-        raise FieldError(f"{name}[{row}]", lowest, accepted)
+        for name, values in labels.items():
+            _refuse(name, values, values == lowest, accepted)
     if number - len(found) > len(set(absent) - set(found.tolist())):
         present = set(found.tolist()) | set(absent)
         missing = [c for c in range(min(number, len(present) + 6)) if c not in present][:5]
@@ -61,21 +66,38 @@ def count_classes(labels: Mapping[str, Array], declared: int = 0, absent: Sequen
     return number
 
 
-def classes_in(field: str, declared: int, absent: Sequence[int], parts: Mapping[str, Tensor | None]) -> int:
-    """The number of classes of the parts of a set that are there, by `count_classes`; 0 where targets are numbers.
+def classes_in(field: str, declared: int, absent: Sequence[int], parts: Mapping[str, Tensor]) -> int:
+    """The number of classes of the parts of a set, by `count_classes`; 0 where targets are numbers.
 
     Raises
     ------
     FieldError
         For classes that are declared (in `field`) of targets that are none.
     """
-    held = {name: part for name, part in parts.items() if part is not None}
-    floating = next((name for name, part in held.items() if part.is_floating_point()), None)
-    if floating is None:
-        return count_classes({name: part.numpy() for name, part in held.items()}, declared, absent)
+    floating = [name for name, part in parts.items() if part.is_floating_point()]
+    if not floating:
+        return count_classes({name: part.numpy() for name, part in parts.items()}, declared, absent)
     if declared:
-        raise FieldError(field, declared, f"{floating} holds floating-point targets, no classes")
+        raise FieldError(field, declared, f"{floating[0]} holds floating-point targets, no classes")
     return 0
+
+
+def data_set(halves: Sequence[tuple[Tensor, Tensor]], clients: Ids = None, people: Ids = None, **known: Any) -> DataSet:
+    """A set from examples and labels, and those of its test half if it has one.
+
+    Parameters
+    ----------
+    halves : sequence of two Tensors
+        x and y to deal out, and of the test half.
+    clients, people : tuple of str and sequence, optional
+        The natural client, and the person, of each example to deal out; before it what a refusal calls them.
+    **known
+        Further fields of the set.
+    """
+    (x, y), (test_x, test_y) = halves if len(halves) > 1 else (halves[0], (None, None))
+    owner, owners = natural_clients(*clients, len(x)) if clients else (None, ())
+    group = people_of(*people, len(x)) if people else None
+    return DataSet(x=x, y=y, test_x=test_x, test_y=test_y, owner=owner, owners=owners, group=group, **known)
 
 
 def natural_clients(name: str, values: Sequence[Any] | Array, examples: int) -> tuple[Tensor, tuple[str, ...]]:
@@ -171,17 +193,8 @@ def _plain(value: Any) -> Any:
     return text
 
 
-def _bounds(name: str, values: Array, declared: int) -> None:
-    negative = values < 0
-    if negative.any():
-        row = _first(negative)
-        raise FieldError(f"{name}[{row}]", int(values[negative][0]), "classes are numbered from 0 on")
-    beyond = values >= declared if declared else np.zeros(1, dtype=bool)
-    if beyond.any():
-        row = _first(beyond)
-        accepted = f"must be one of the {declared} declared classes, 0 to {declared - 1}"
-        raise FieldError(f"{name}[{row}]", int(values[beyond][0]), accepted)
-
-
-def _first(mask: Array) -> int:
-    return int(np.flatnonzero(mask.reshape(len(mask), -1).any(1))[0])
+def _refuse(name: str, values: Array, bad: Array, accepted: str) -> None:
+    """Refuse labels of which `bad` is true somewhere, by the first such row."""
+    if bad.any():
+        row = np.argwhere(bad)[0][0]
+        raise FieldError(f"{name}[{row}]", int(values[bad][0]), accepted)

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from fedveil.checks import require_unit_interval
-from fedveil.data.arrays import Array
-from fedveil.data.labels import natural_clients
+from fedveil.data.labels import Array, data_set
 from fedveil.data.sets import DataSet, MissingDataError
 from fedveil.errors import FieldError
 from fedveil.mechanisms.source import keyed_seed
@@ -48,32 +47,25 @@ def load_leaf(path: str | Path, *, classes: int = 0, rotated: float = 0.0, rotat
     train = _read(root / "train" if (root / "train").is_dir() else root)
     test = _read(root / "test") if (root / "test").is_dir() else {}
     parts = [_joined(half) for half in (train, test) if half]
-    whose = np.concatenate([np.repeat(user, len(y)) for user, (_, y) in train.items()])
-    owner, owners = natural_clients("users", whose, len(whose))
+    whose = [
+        np.concatenate([np.repeat(user, len(y)) for user, (_, y) in half.items()]) for half in (train, test) if half
+    ]
     x = parts[0][0]
     count = classes or (len(FEMNIST) if x.shape[1:] == (1, 28, 28) else int(max(y.max() for _, y in parts)) + 1)
     for _, y in parts:
         if int(y.max()) >= count or int(y.min()) < 0:
             raise FieldError("data.classes", count, f"labels go from {int(y.min())} to {int(y.max())}")
     if rotated != 0:
-        for (images, _), half in zip(parts, (train, test), strict=False):
-            users = np.concatenate([np.repeat(user, len(y)) for user, (_, y) in half.items()])
+        for (images, _), users in zip(parts, whose, strict=True):
             turned(images.numpy(), users, rotated, rotation_seed)
-    second: tuple[Tensor, Tensor] | tuple[None, None] = parts[1] if len(parts) > 1 else (None, None)
-    names = FEMNIST if count == len(FEMNIST) else tuple(str(c) for c in range(count))
-    note = f"{len(owners)} users of {root.name}, as LEAF splits them."
-    return DataSet(
+    return data_set(
+        parts,
+        ("users", whose[0]),
         name="leaf",
-        x=x,
-        y=parts[0][1],
-        test_x=second[0],
-        test_y=second[1],
         classes=count,
         counted=not classes and x.shape[1:] != (1, 28, 28),
-        class_names=names,
-        owner=owner,
-        owners=owners,
-        note=note,
+        class_names=FEMNIST if count == len(FEMNIST) else (),
+        note=f"{len(train)} users of {root.name}, as LEAF splits them.",
         licence="yours",
     )
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedveil.data.arrays import images
-from fedveil.data.labels import Array, classes_in, natural_clients, people_of
+from fedveil.data.labels import Array, classes_in, data_set
 from fedveil.data.sets import DataSet
 from fedveil.errors import FieldError, require_count, require_positive
 
@@ -65,28 +65,21 @@ def from_torch(
     """
     require_count("max_examples", max_examples)
     limit = int(require_positive("max_gib", max_gib) * 2**30)
-    x, y = _collect("dataset", dataset, channels, max_examples, limit)
-    test_x: Tensor | None = None
-    test_y: Tensor | None = None
-    if test is not None:
-        test_x, test_y = _collect("test", test, channels, max_examples, limit)
-        if test_x.shape[1:] != x.shape[1:] or test_y.dtype != y.dtype or test_y.shape[1:] != y.shape[1:]:
-            raise FieldError("test", (tuple(test_x.shape), tuple(test_y.shape)), "must be like dataset")
+    parts = {"dataset": dataset} if test is None else {"dataset": dataset, "test": test}
+    halves = [_collect(part, held, channels, max_examples, limit) for part, held in parts.items()]
+    (x, y), (test_x, test_y) = halves[0], halves[-1]
+    if test_x.shape[1:] != x.shape[1:] or test_y.dtype != y.dtype or test_y.shape[1:] != y.shape[1:]:
+        raise FieldError("test", (tuple(test_x.shape), tuple(test_y.shape)), "must be like dataset")
     declared = classes if isinstance(classes, int) else len(classes)
-    number = classes_in("classes", declared, absent, {"dataset": y, "test": test_y})
-    owner, owners = natural_clients("clients", clients, len(x)) if clients is not None else (None, ())
-    return DataSet(
+    labels = {part: half[1] for part, half in zip(parts, halves, strict=True)}
+    return data_set(
+        halves,
+        None if clients is None else ("clients", clients),
+        None if people is None else ("people", people),
         name=name,
-        x=x,
-        y=y,
-        test_x=test_x,
-        test_y=test_y,
-        classes=number,
+        classes=classes_in("classes", declared, absent, labels),
         counted=not declared,
         class_names=() if isinstance(classes, int) else tuple(classes),
-        owner=owner,
-        owners=owners,
-        group=people_of("people", people, len(x)) if people is not None else None,
         licence="that of the set",
     )
 
@@ -109,9 +102,8 @@ def _collect(name: str, dataset: Any, channels: str, max_examples: int, limit: i
                 raise FieldError(name, one.shape, f"{count} of them take more than max_gib: raise it if it is meant")
             x, y = np.empty((count, *one.shape), one.dtype), np.empty((count, *label.shape), label.dtype)
         if one.shape != x.shape[1:] or one.dtype != x.dtype:
-            raise FieldError(
-                f"{name}[{i}]", (one.shape, str(one.dtype)), f"must be {x.shape[1:]} {x.dtype}, as {name}[0]"
-            )
+            accepted = f"must be {x.shape[1:]} {x.dtype}, as {name}[0]"
+            raise FieldError(f"{name}[{i}]", (one.shape, str(one.dtype)), accepted)
         if label.shape != y.shape[1:] or label.dtype != y.dtype:
             raise FieldError(f"{name}[{i}]", label.tolist(), f"its label must be like that of {name}[0], {y.dtype}")
         x[i], y[i] = one, label

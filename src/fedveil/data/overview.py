@@ -1,10 +1,9 @@
 """What each client holds, and what is worth saying about it before a run."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from fedveil.data.sets import DataSet
 from fedveil.learning.clients import ClientData
@@ -50,7 +49,18 @@ def holdings(clients: Sequence[ClientData], dataset: DataSet) -> list[Holding]:
     These are facts about private data: a table of them is for whoever runs the experiment, and no release of a
     federation covers it.
     """
-    return [_holding(client, dataset) for client in clients]
+    found = []
+    for client in clients:
+        y = client.y if client.test_y is None else torch.cat([client.y, client.test_y])
+        if dataset.classes:
+            counts = tuple(torch.bincount(y.reshape(-1), minlength=dataset.classes).tolist())
+            own = Holding(client.name, client.examples, client.held_out, counts)
+        else:
+            first = y.reshape(len(y), -1)[:, 0].to(torch.float64) if len(y) else None
+            mean, deviation = (None, None) if first is None else (float(first.mean()), float(first.std(correction=0)))
+            own = Holding(client.name, client.examples, client.held_out, mean=mean, deviation=deviation)
+        found.append(replace(own, notes=_notes(own, dataset)))
+    return found
 
 
 def warnings_of(found: Sequence[Holding], dataset: DataSet) -> list[str]:
@@ -64,14 +74,13 @@ def warnings_of(found: Sequence[Holding], dataset: DataSet) -> list[str]:
 
 def oddities(clients: Sequence[ClientData]) -> list[str]:
     """What is unusual about clients whatever their data set is: a line each kind."""
-    labels = [c.y if not c.y.is_floating_point() else c.y[:0].long() for c in clients]
-    counts = [torch.bincount(y.reshape(-1)) for y in labels]
-    found = [
-        Holding(c.name or f"client {i}", c.examples, c.held_out, tuple(n.tolist()))
-        for i, (c, n) in enumerate(zip(clients, counts, strict=True))
-    ]
-    several = len({place for n in counts for place in n.nonzero().reshape(-1).tolist()}) > 1
-    return [line for line in _odd(found, several) if line]
+    found, classes = [], set[int]()
+    for i, client in enumerate(clients):
+        y = client.y[:0].long() if client.y.is_floating_point() else client.y
+        counts = tuple(torch.bincount(y.reshape(-1)).tolist())
+        classes |= {c for c, count in enumerate(counts) if count}
+        found.append(Holding(client.name or f"client {i}", client.examples, client.held_out, counts))
+    return [line for line in _odd(found, len(classes) > 1) if line]
 
 
 def _odd(found: Sequence[Holding], several: bool = True) -> list[str]:
@@ -84,28 +93,11 @@ def _odd(found: Sequence[Holding], several: bool = True) -> list[str]:
     ]
 
 
-def _holding(client: ClientData, dataset: DataSet) -> Holding:
-    parts = [client.y] if client.test_y is None else [client.y, client.test_y]
-    y = torch.cat(parts)
-    if dataset.classes:
-        counts = tuple(torch.bincount(y.reshape(-1), minlength=dataset.classes).tolist())
-        notes = _notes(client, counts, dataset)
-        return Holding(client.name, client.examples, client.held_out, counts, notes=notes)
-    first = (y if y.dim() == 1 else y.reshape(len(y), -1)[:, 0]).to(torch.float64) if len(y) else None
-    mean, deviation = _moments(first)
-    notes = _notes(client, (), dataset)
-    return Holding(client.name, client.examples, client.held_out, mean=mean, deviation=deviation, notes=notes)
-
-
-def _moments(values: Tensor | None) -> tuple[float | None, float | None]:
-    return (None, None) if values is None else (float(values.mean()), float(values.std(correction=0)))
-
-
-def _notes(client: ClientData, counts: Sequence[int], dataset: DataSet) -> tuple[str, ...]:
-    if not client.examples:
+def _notes(own: Holding, dataset: DataSet) -> tuple[str, ...]:
+    if not own.examples:
         return ("empty",)
-    notes = ["one example"] if client.examples == 1 else []
-    lacking = [name for name, count in zip(dataset.names(), counts, strict=False) if not count]
+    notes = ["one example"] if own.examples == 1 else []
+    lacking = [name for name, count in zip(dataset.names(), own.counts, strict=False) if not count]
     if len(lacking) > _NAMED:
         notes.append(f"lacks {len(lacking)} of {dataset.classes} classes")
     elif lacking:

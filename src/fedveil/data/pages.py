@@ -26,7 +26,7 @@ Grey = NDArray[np.uint8]
 FORGED = 2  # the category; all others are genuine
 
 Outline = NDArray[np.int64]  # [corners, 2], x and y
-Mark = Path | list[Outline] | None  # a mask's file, or outlines
+Mark = Path | bytes | list[Outline]  # a mask's file or its content, or outlines
 MOST_KINDS = 8  # one bit each
 
 
@@ -36,17 +36,15 @@ class Document:
 
     name: str
     read: Callable[[int], tuple[Grey, Grey]]  # of a page with at most so many pixels
-    sensitive: tuple[Mark, ...] = ()
+    sensitive: tuple[Mark | None, ...] = ()
 
     def bits(self, shape: tuple[int, int], most: int) -> Grey:
         """[H, W]: bit j of a pixel says that kind j of what is sensitive stands there."""
         bits = np.zeros(shape, dtype=np.uint8)
-        for j, file in enumerate(self.sensitive):
-            if file is not None:
-                marked = filled(self.name, file, shape) if isinstance(file, list) else _grey(str(file), file, most)
-                if marked.shape != shape:
-                    raise FieldError(str(file), marked.shape, f"must be as large as the image, {shape}")
-                bits |= ((marked > 0) << j).astype(np.uint8)
+        for j, mark in enumerate(self.sensitive):
+            if mark is not None:
+                name = str(mark) if isinstance(mark, Path) else self.name
+                bits |= _marked(name, mark, shape, most) << j
         return bits
 
 
@@ -87,7 +85,7 @@ def _outlined(folder: Path, file: Path) -> Iterator[Document]:
         yield Document(name, partial(_read, str(image), image, found), sensitive(Path(name).stem))
 
 
-def _sensitive(folder: Path, names: Collection[str]) -> Callable[[str], tuple[Mark, ...]]:
+def _sensitive(folder: Path, names: Collection[str]) -> Callable[[str], tuple[Mark | None, ...]]:
     """The masks of what is sensitive in a document of that name, a kind each."""
     kinds = kinds_of(folder)
     for kind, marked in kinds.items():
@@ -158,24 +156,30 @@ def _stored(folder: Path) -> Iterator[Document]:
             raise FieldError(str(folder / "data.mdb"), key.decode(), "is missing; DocTamper's own files have it")
         return value
 
+    def stored(name: str, i: int, most: int) -> tuple[Grey, Grey]:
+        return _read(name, get(b"image-%09d" % i), get(b"label-%09d" % i), most)
+
     count = get(b"num-samples")
     if not count.isdigit():
         raise FieldError(f"{folder / 'data.mdb'}: num-samples", count, "must be a number")
     for i in range(int(count)):
         name = f"{folder.name} image {i}"
-        yield Document(name, partial(_stored_pair, name, get, i))
+        yield Document(name, partial(stored, name, i))
 
 
-def _stored_pair(name: str, get: Callable[[bytes], bytes], i: int, most: int) -> tuple[Grey, Grey]:
-    return _read(name, get(b"image-%09d" % i), get(b"label-%09d" % i), most)
-
-
-def _read(name: str, image: Path | bytes, mask: Path | bytes | list[Outline], most: int) -> tuple[Grey, Grey]:
+def _read(name: str, image: Path | bytes, mask: Mark, most: int) -> tuple[Grey, Grey]:
     page = _grey(name, image, most)
-    truth = filled(name, mask, page.shape) if isinstance(mask, list) else _grey(name, mask, most)
-    if page.shape != truth.shape:
-        raise FieldError(name, truth.shape, f"its mask must be as large as the image, {page.shape}")
-    return page.astype(np.uint8), (truth > 0).astype(np.uint8)
+    return page, _marked(name, mask, page.shape, most)
+
+
+def _marked(name: str, mark: Mark, shape: tuple[int, int], most: int) -> Grey:
+    """[H, W]: 1 where something is marked."""
+    if isinstance(mark, list):
+        return filled(name, mark, shape)
+    found = decode(name, mark, mode="grey", max_pixels=most)
+    if found.shape != shape:
+        raise FieldError(name, found.shape, f"must be as large as the image, {shape}")
+    return (found > 0).astype(np.uint8)
 
 
 def grey_pages(path: Path, most: int) -> Iterator[tuple[str, Grey]]:
@@ -193,11 +197,11 @@ def grey_pages(path: Path, most: int) -> Iterator[tuple[str, Grey]]:
     if len({file.stem for file in files}) < len(files):
         raise FieldError("PAGES", str(within), "holds two images of one name: rename one")
     for file in files:
-        yield file.name, _grey(str(file), file, most).astype(np.uint8)
+        yield file.name, _grey(str(file), file, most)
 
 
-def _grey(name: str, source: Path | bytes, most: int) -> NDArray[Any]:
-    return np.atleast_2d(decode(name, source, mode="grey", max_pixels=most).squeeze())
+def _grey(name: str, source: Path | bytes, most: int) -> Grey:
+    return decode(name, source, mode="grey", max_pixels=most).astype(np.uint8)
 
 
 def outlined_by(folder: Path) -> Path | None:

@@ -73,10 +73,8 @@ def natural(owner: Indices, clients: int | None, min_size: int, rng: np.random.G
     if not len(enough):
         raise FieldError("min_size", min_size, f"the largest natural client holds {sizes.max()} examples")
     chosen = enough if clients is None else np.sort(rng.choice(enough, size=clients, replace=False))
-    order = np.argsort(owner, kind="stable")
-    starts = np.searchsorted(owner[order], chosen, side="left")
-    stops = np.searchsorted(owner[order], chosen, side="right")
-    return [order[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+    groups = np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])
+    return [groups[place] for place in np.searchsorted(found, chosen)]
 
 
 def _cuts(examples: int, clients: int, alpha: float, rng: np.random.Generator) -> Indices:

@@ -5,22 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from fedveil.data.sets import ALZHEIMER_FILE, ALZHEIMER_OFFICIAL, find, prepared_alzheimer
-from fedveil.errors import FieldError, nearest, require_choice
+from fedveil.errors import FieldError, nearest
 from fedveil.registry import Registry
 
 if TYPE_CHECKING:
-    from fedveil.data.sets import ALZHEIMER_FILE, ALZHEIMER_OFFICIAL, DataSet, prepared_alzheimer
-
-
-@runtime_checkable
-class Readable(Protocol):
-    """Options of a source whose examples are made when they are asked for."""
-
-    def read(self) -> "DataSet":
-        """The examples."""
+    from fedveil.data.sets import DataSet
 
 
 class Later:
@@ -160,23 +152,20 @@ def load(name: str, **options: Any) -> "DataSet":
     >>> load("digits").input_shape
     (1, 8, 8)
     """
-    info = _info(name)
-    _check(name, info.load, options)
-    found: DataSet | Readable = info.load(**options)
-    return found.read() if isinstance(found, Readable) else found
+    make = SOURCES.choose(name).load
+    _check(name, make, options)
+    found = make(**options)
+    examples: DataSet = found.read() if hasattr(found, "read") else found
+    return examples
 
 
 def prepare(name: str, **options: Any) -> Path | None:
     """Decode and cache a data set and return the path of the copy; None for a set that needs none."""
-    info = _info(name)
-    if info.prepare is None:
+    make = SOURCES.choose(name).prepare
+    if make is None:
         return None
-    _check(name, info.prepare, options)
-    return info.prepare(**options)
-
-
-def _info(name: str) -> SourceInfo:
-    return SOURCES[require_choice("data.name", name, SOURCES)]
+    _check(name, make, options)
+    return make(**options)
 
 
 def _check(name: str, function: Callable[..., Any], options: dict[str, Any]) -> None:

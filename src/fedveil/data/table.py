@@ -1,12 +1,11 @@
 """Tables: CSV and parquet files, a row an example."""
 
 import gzip
-import warnings
 import zlib
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedveil.data.frames import Rows, TableSpec, from_rows, pandas_module
 from fedveil.data.sets import DataSet, MissingDataError
@@ -95,26 +94,20 @@ def _csv(field: str, file: Path, separator: str, max_rows: int, max_bytes: int) 
     if not content.strip():
         raise FieldError(field, str(file), "is empty: a header line and rows are needed")
     # every value as text: identifiers keep their zeros, and what is no number can be named with its row
-    as_text: dict[str, Any] = {"dtype": str, "sep": separator, "keep_default_na": False, "na_values": [""]}
+    as_text = {"header": None, "dtype": str, "sep": separator, "keep_default_na": False, "na_values": [""]}
     try:
-        header = pd.read_csv(BytesIO(content), header=None, nrows=1, **as_text).iloc[0].tolist()
-        other = next((s for s in (";", "\t", "|") if len(header) == 1 and s in str(header[0])), "")
-        if other:
+        header = pd.read_csv(BytesIO(content), nrows=1, **as_text).iloc[0].fillna("").str.strip().tolist()
+        if other := next((s for s in (";", "\t", "|") if len(header) == 1 and s in header[0]), ""):
             decimal = ', and decimal = "," if numbers have one' if other == ";" else ""
             raise FieldError("data.separator", separator, f"{file.name} has {other!r} between names: write it{decimal}")
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", pd.errors.ParserWarning)  # rows that are longer than the header
-            frame = pd.read_csv(BytesIO(content), nrows=max_rows + 1, index_col=False, **as_text)
+        whole = pd.read_csv(BytesIO(content), nrows=max_rows + 2, **as_text)
     except FieldError:
         raise
-    except (ValueError, UnicodeDecodeError, pd.errors.ParserError, pd.errors.ParserWarning) as error:
+    except ValueError as error:  # rows that are longer than the header, too
         raise FieldError(field, str(file), f"cannot be read as CSV in UTF-8 ({error})") from error
-    columns = ["" if value is None or value != value else str(value).strip() for value in header]
-    for column in columns:
-        if not column or columns.count(column) > 1:
-            raise FieldError(f"{file.name}, header", columns, "must name each column once")
-    frame.columns = columns
-    return frame
+    if "" in header or len(set(header)) < len(header):
+        raise FieldError(f"{file.name}, header", header, "must name each column once")
+    return whole.iloc[1:].reset_index(drop=True).set_axis(header, axis=1)
 
 
 def _unpacked(field: str, file: Path, max_bytes: int) -> bytes:

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fedveil.data.arrays import Array, images, read_npz
-from fedveil.data.labels import count_classes, natural_clients
+from fedveil.data.arrays import images, read_npz
+from fedveil.data.labels import Array, count_classes, natural_clients
 from fedveil.data.leaf import turned
 from fedveil.data.sets import DataSet, find, locate
 from fedveil.errors import FieldError, require_choice, require_count

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedveil.data.arrays import Array, images, read_npz
-from fedveil.data.labels import natural_clients
+from fedveil.data.arrays import images, read_npz
+from fedveil.data.labels import Array, natural_clients
 from fedveil.data.sets import DataSet, locate
 from fedveil.data.tamper import KINDS, Box, Page, tamper
 from fedveil.errors import FieldError, require_choice, require_count
