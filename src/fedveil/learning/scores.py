@@ -76,9 +76,8 @@ def layer_scores(
         For an empty or misplaced region, images that are not [B, C, H, W], or an unknown method.
     """
     layout = Layout.from_module(module, buffers="keep")
-    own = dict(module.named_parameters())
-    parameters = {name: own[name].detach() for name in layout.names}
-    values = _Answers(module, layout, loss, method, probes, seed).score(parameters, x, y, region)
+    own = layout.unflatten(layout.read(module))
+    values = _Answers(module, layout, loss, method, probes, seed).score(own, x, y, region)
     return dict(zip(layout.groups("module"), values.tolist(), strict=True))
 
 
@@ -201,111 +200,92 @@ class _Answers:
         maps = self.maps(parameters, x, y, masks)
         return torch.stack([image[:, mask].mean(1) for image, mask in zip(maps, masks, strict=True)]).mean(0)
 
+    @property
+    def layers(self) -> list[list[str]]:
+        """Names of each layer's arrays."""
+        return [[b.name for b in self.layout.blocks if b.module == name] for name in self.layout.groups("module")]
+
     def _weakness(self, parameters: Parameters, x: Tensor, y: Tensor) -> Tensor:
         """The inverse length of each layer's mean gradient, [L]."""
-        weights = {name: value.detach().requires_grad_() for name, value in parameters.items()}
-        with evaluating(self.module), torch.enable_grad():
-            some = next(iter(weights.values()))
-            outputs = torch.func.functional_call(self.module, weights, (x.to(some.device, some.dtype),))
-            loss = loss_of(self.loss)(outputs_of(outputs), y.to(some.device))
-            found = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
-        lengths = {name: float(g.norm()) for name, g in zip(weights, found, strict=True)}
-        groups = [[b.name for b in self.layout.blocks if b.module == name] for name in self.layout.groups("module")]
-        layers = torch.tensor([math.hypot(*(lengths[name] for name in names)) for names in groups], dtype=torch.float64)
+        some = next(iter(parameters.values()))
+        x, y = x.to(some.device, some.dtype), y.to(some.device)
+        with evaluating(self.module):
+            gradients = self._gradients(parameters, lambda weights: loss_of(self.loss)(self._outputs(weights, x), y))
+        lengths = {name: float(gradient.detach().norm()) for name, gradient in gradients.items()}
+        layers = torch.tensor([math.hypot(*(lengths[n] for n in names)) for names in self.layers], dtype=torch.float64)
         return 1 / layers.clamp_min(1e-12 * float(layers.max()) or 1.0)
 
     def maps(self, parameters: Parameters, x: Tensor, y: Tensor, masks: Tensor) -> Tensor:
         """[B, L, H, W], the norm of each layer's J at each pixel of the masks; elsewhere it may be 0."""
         require_choice("method", self.method, ("exact", "estimate"))
         require_count("probes", self.probes)
-        function = loss_of(self.loss)
         some = next(iter(parameters.values()))
         x, y = x.detach().to(some.device, some.dtype), y.to(some.device)
-        layers: dict[str, list[str]] = {}
-        for block in self.layout.blocks:
-            layers.setdefault(block.module, []).append(block.name)
-
-        def total(weights: Mapping[str, Tensor], images: Tensor, labels: Tensor) -> Tensor:
-            outputs = outputs_of(torch.func.functional_call(self.module, dict(weights), (images,)))
-            return torch.stack([function(outputs[i : i + 1], labels[i : i + 1]) for i in range(len(images))]).sum()
-
         with evaluating(self.module):
-            if self.method == "exact":
-                rows = [_exact(total, parameters, layers, x[i : i + 1], y[i : i + 1], masks[i]) for i in range(len(x))]
-                return torch.stack(rows)
-            return _estimate(total, parameters, layers, x, y, self.probes, self.seed)
+            if self.method == "estimate":
+                return self._estimate(parameters, x, y)
+            images = zip(torch.split(x, 1), torch.split(y, 1), masks, strict=True)
+            return torch.stack([self._exact(parameters, *image) for image in images])
 
+    def _outputs(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        return outputs_of(torch.func.functional_call(self.module, dict(weights), (x,)))
 
-def _exact(
-    total: Callable[..., Tensor],
-    parameters: Parameters,
-    layers: dict[str, list[str]],
-    x: Tensor,
-    y: Tensor,
-    mask: Tensor,
-) -> Tensor:
-    channels, pixels = x.shape[1], mask.reshape(-1).nonzero().reshape(-1)
-    plane = mask.numel()
-    coordinates = (torch.arange(channels)[None, :] * plane + pixels[:, None]).reshape(-1)  # pixel by pixel
+    def _total(self, weights: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """The sum of the losses of single images."""
+        images = zip(torch.split(self._outputs(weights, x), 1), torch.split(y, 1), strict=True)
+        return torch.stack([loss_of(self.loss)(*image) for image in images]).sum()
 
-    def gradient(images: Tensor) -> Parameters:
-        result: Parameters = torch.func.grad(total)(parameters, images, y)
-        return result
+    def _gradients(self, parameters: Parameters, loss: Callable[[Parameters], Tensor]) -> Parameters:
+        """Those of a loss of the weights; they can be differentiated once more."""
+        weights = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+        with torch.enable_grad():
+            found = torch.autograd.grad(
+                loss(weights), list(weights.values()), create_graph=True, materialize_grads=True
+            )
+        return dict(zip(weights, found, strict=True))
 
-    def squares(direction: Tensor) -> Tensor:
-        columns: Parameters = torch.func.jvp(gradient, (x,), (direction,))[1]
-        return torch.stack([_square_sum(columns, names) for names in layers.values()])
+    def _exact(self, parameters: Parameters, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        channels, plane, pixels = x.shape[1], mask.numel(), mask.reshape(-1).nonzero().reshape(-1)
+        coordinates = (torch.arange(channels)[None, :] * plane + pixels[:, None]).reshape(-1)  # pixel by pixel
 
-    size = sum(p.numel() for p in parameters.values())
-    chunk = max(1, min(64, _ELEMENTS // size))
-    parts = []
-    for some in torch.split(coordinates, chunk):
-        directions = torch.zeros(len(some), x.numel(), dtype=x.dtype, device=x.device)
-        directions[torch.arange(len(some)), some] = 1
-        parts.append(torch.func.vmap(squares)(directions.view(len(some), *x.shape)))
-    per_pixel = torch.cat(parts).view(len(pixels), channels, -1).sum(1).sqrt().cpu()
-    maps = torch.zeros(len(layers), plane, dtype=torch.float64)
-    maps[:, pixels] = per_pixel.T
-    return maps.view(-1, *mask.shape)
+        def gradient(image: Tensor) -> Parameters:
+            result: Parameters = torch.func.grad(self._total)(parameters, image, y)
+            return result
 
+        def squares(direction: Tensor) -> Tensor:
+            columns: Parameters = torch.func.jvp(gradient, (x,), (direction,))[1]
+            sums = {name: column.to(torch.float64).square().sum() for name, column in columns.items()}
+            return torch.stack([torch.stack([sums[name] for name in names]).sum() for names in self.layers])
 
-def _estimate(
-    total: Callable[..., Tensor],
-    parameters: Parameters,
-    layers: dict[str, list[str]],
-    x: Tensor,
-    y: Tensor,
-    probes: int,
-    seed: int,
-) -> Tensor:
-    # v . J = d/dx of (v . dl/dw): one graph of the gradient serves all layers and directions
-    generator = torch.Generator().manual_seed(keyed_seed("layer scores", seed))
-    weights = {name: value.detach().requires_grad_() for name, value in parameters.items()}
-    images = x.clone().requires_grad_()
-    with torch.enable_grad():
-        found = torch.autograd.grad(
-            total(weights, images, y), list(weights.values()), create_graph=True, materialize_grads=True
-        )
-    gradients, maps = dict(zip(weights, found, strict=True)), []
-    for names in layers.values():
-        size = sum(parameters[name].numel() for name in names)
-        chunk = max(1, min(probes, _ELEMENTS // max(size, 32 * x.numel())))
-        squares = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
-        for start in range(0, probes, chunk):
-            count = min(chunk, probes - start)
-            directions = [
-                torch.randn((count, *parameters[name].shape), generator=generator, dtype=x.dtype).to(x.device)
-                for name in names
-            ]
-            for vs in zip(*directions, strict=True):
-                with torch.enable_grad():
-                    along = torch.stack([(gradients[n] * v).sum() for n, v in zip(names, vs, strict=True)]).sum()
-                if along.requires_grad:
-                    column = torch.autograd.grad(along, images, retain_graph=True, materialize_grads=True)[0]
-                    squares += column.to(torch.float64).square()
-        maps.append((squares / probes).sum(1).sqrt())
-    return torch.stack(maps, 1).cpu()
+        chunk = max(1, min(64, _ELEMENTS // self.layout.size))
+        parts = []
+        for some in torch.split(coordinates, chunk):
+            directions = torch.zeros(len(some), x.numel(), dtype=x.dtype, device=x.device)
+            directions[torch.arange(len(some)), some] = 1
+            parts.append(torch.func.vmap(squares)(directions.view(len(some), *x.shape)))
+        maps = torch.zeros(len(self.layers), plane, dtype=torch.float64)
+        maps[:, pixels] = torch.cat(parts).view(len(pixels), channels, -1).sum(1).sqrt().cpu().T
+        return maps.view(-1, *mask.shape)
 
-
-def _square_sum(columns: Parameters, names: list[str]) -> Tensor:
-    return torch.stack([columns[name].to(torch.float64).square().sum() for name in names]).sum()
+    def _estimate(self, parameters: Parameters, x: Tensor, y: Tensor) -> Tensor:
+        # v . J = d/dx of (v . dl/dw): one graph of the gradient serves all layers and directions
+        generator = torch.Generator().manual_seed(keyed_seed("layer scores", self.seed))
+        images, maps = x.clone().requires_grad_(), []
+        gradients = self._gradients(parameters, lambda weights: self._total(weights, images, y))
+        for names in self.layers:
+            size = sum(parameters[name].numel() for name in names)
+            chunk = max(1, min(self.probes, _ELEMENTS // max(size, 32 * x.numel())))
+            squares = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+            for probes in torch.split(torch.arange(self.probes), chunk):
+                directions = [
+                    torch.randn((len(probes), *parameters[name].shape), generator=generator, dtype=x.dtype).to(x.device)
+                    for name in names
+                ]
+                for vs in zip(*directions, strict=True):
+                    with torch.enable_grad():
+                        along = torch.stack([(gradients[n] * v).sum() for n, v in zip(names, vs, strict=True)]).sum()
+                    if along.requires_grad:
+                        column = torch.autograd.grad(along, images, retain_graph=True, materialize_grads=True)[0]
+                        squares += column.to(torch.float64).square()
+            maps.append((squares / self.probes).sum(1).sqrt())
+        return torch.stack(maps, 1).cpu()
