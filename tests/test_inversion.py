@@ -23,8 +23,8 @@ from fedveil.attacks.inversion import (
     invert,
     recover_labels,
 )
+from fedveil.attacks.inversion.matching import Matching
 from fedveil.attacks.inversion.metrics import labels_recovered, matched, mse
-from fedveil.attacks.inversion.simulate import Simulator
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning import LocalTraining
@@ -48,14 +48,14 @@ def test_the_simulated_update_is_that_of_the_trainer(options, clip):
     local = LocalTraining(**{"batch_size": 5, "lr": 0.1, **options})
     x, y = X[:1].double(), Y[:1]
     received, known = release(net, x, y, local=local, clip=clip)
-    assert torch.allclose(Simulator(known, received.start).update(x[None], y), received.update, atol=1e-7, rtol=1e-5)
+    assert torch.allclose(Matching(received, known).update(x[None], y), received.update, atol=1e-7, rtol=1e-5)
 
 
 def test_examples_clipped_one_by_one_are_simulated_so():
     net = model("mlp", X, activation="tanh").double()
     received, known = release(net, X[:4].double(), Y[:4], example_clip=0.01)
-    found = Simulator(known, received.start).update(X[None, :4].double(), Y[:4])
-    rows = [Simulator(known, received.start).update(X[None, i : i + 1].double(), Y[i : i + 1]) for i in range(4)]
+    found = Matching(received, known).update(X[None, :4].double(), Y[:4])
+    rows = [Matching(received, known).update(X[None, i : i + 1].double(), Y[i : i + 1]) for i in range(4)]
     assert all(float(r.norm()) == pytest.approx(0.001) for r in rows)  # the learning rate times the bound
     assert torch.allclose(found, torch.stack(rows).mean(0))
 

@@ -158,7 +158,7 @@ def log_roc(inside: ArrayLike, outside: ArrayLike, points: int = 100) -> tuple[F
     return grid, true[at]
 
 
-def mean_interval(values: ArrayLike, *, shares: bool = False, seed: int = 0, resamples: int = 2000) -> Estimate:
+def mean_interval(values: ArrayLike, *, shares: bool = False) -> Estimate:
     """The mean of independent figures [n] with a percentile bootstrap; of rates that are all 0 or 1, exact.
 
     Parameters
@@ -167,13 +167,11 @@ def mean_interval(values: ArrayLike, *, shares: bool = False, seed: int = 0, res
         [n], one a unit.
     shares : bool
         Whether they are rates.
-    seed, resamples : int
-        Of the bootstrap.
     """
     found = np.asarray(values, dtype=np.float64)
     if shares and bool(np.isin(found, (0.0, 1.0)).all()):
         return rate(round(float(found.sum())), len(found))
-    draws, point = np.random.default_rng(seed).choice(found, (resamples, len(found))).mean(1), float(found.mean())
+    draws, point = np.random.default_rng(0).choice(found, (2000, len(found))).mean(1), float(found.mean())
     low, high = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Estimate(point, min(float(low), point), max(float(high), point))
 

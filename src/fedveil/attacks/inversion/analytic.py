@@ -1,13 +1,14 @@
 """What a dense layer's update tells by itself: the input (first layer) and the labels (last layer)."""
 
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from fedveil.attacks.inversion.knowledge import INVERSIONS, Inversion, Reconstruction, ServerKnowledge
-from fedveil.attacks.inversion.simulate import Simulator
+from fedveil.attacks.inversion.matching import Matching
 from fedveil.attacks.observation import Received
 from fedveil.errors import FieldError
 
@@ -43,9 +44,9 @@ def recover_labels(received: Received, known: ServerKnowledge, generator: torch.
         low, high = known.pixels
         dummies = low + (high - low) * torch.rand(64, *known.shape, generator=generator)
     with torch.no_grad():
-        simulator = Simulator(known, received.start)
+        matching = Matching(received, known)
         ends = (received.start, received.model) if not bool(known.deviations().any()) else (received.start,)
-        mean = torch.stack([simulator.outputs(v.double(), dummies.double()).softmax(1).mean(0) for v in ends]).mean(0)
+        mean = torch.stack([matching.outputs(v.double(), dummies.double()).softmax(1).mean(0) for v in ends]).mean(0)
     gradient = -change[:, -1]
     cut = known.clip is not None or known.example_clip is not None
     usual = 1 / (known.local.rate() * known.steps)
@@ -64,20 +65,23 @@ def recover_labels(received: Received, known: ServerKnowledge, generator: torch.
 
 def _last_layer(update: Tensor, known: ServerKnowledge) -> Tensor:
     """The last dense layer's update [classes, features (+ 1)], the bias last."""
-    dense = [(name, part) for name, part in known.model.named_modules() if isinstance(part, nn.Linear)]
-    shapes = known.layout.shapes
-    if not dense or f"{dense[-1][0]}.weight".lstrip(".") not in shapes:
+    dense = [name for name, part in known.model.named_modules() if isinstance(part, nn.Linear)]
+    weight, bias = _shared(update, known, dense[-1]) if dense else (None, None)
+    if weight is None:
         raise FieldError("model", type(known.model).__name__, "labels are read from a dense last layer: give `labels`")
-    name, views = dense[-1][0], known.layout.views(update)
-    parts = [views[f"{name}.weight".lstrip(".")]]
-    bias = f"{name}.bias".lstrip(".")
-    if bias in shapes:
-        parts.append(views[bias][:, None])
-    elif known.examples > 1:
-        raise FieldError(
-            "model", type(known.model).__name__, "counts are read from the last layer's bias: give `labels`"
-        )
-    return torch.cat(parts, 1)
+    if bias is not None:
+        return torch.cat([weight, bias[:, None]], 1)
+    if known.examples > 1:
+        accepted = "counts are read from the last layer's bias: give `labels`"
+        raise FieldError("model", type(known.model).__name__, accepted)
+    return weight
+
+
+def _shared(update: Tensor, known: ServerKnowledge, name: str) -> tuple[Tensor | None, Tensor | None]:
+    """The updates of a layer's weight and bias, None where there is none, or it is not sent."""
+    views = known.layout.views(update)
+    weight, bias = (views.get(f"{name}.{leaf}".lstrip(".")) for leaf in ("weight", "bias"))
+    return weight, bias
 
 
 def _whole(wanted: Tensor, total: int) -> Tensor:
@@ -142,15 +146,12 @@ def first_layer(update: Tensor, known: ServerKnowledge) -> Tensor:
     FieldError
         If the first layer with parameters is not dense, has no bias or is not shared.
     """
-    inputs = int(torch.tensor(known.shape).prod())
-    for name, part in known.model.named_modules():
-        if not list(part.parameters(recurse=False)):
-            continue
-        views = known.layout.views(update)
-        keys = [f"{name}.{leaf}".lstrip(".") for leaf in ("weight", "bias")]
-        if isinstance(part, nn.Linear) and part.in_features == inputs and all(k in views for k in keys):
-            return torch.cat([views[keys[0]], views[keys[1]][:, None]], 1)
-        break
-    raise FieldError(
-        "model", type(known.model).__name__, "the first layer must be dense on the whole input, with a bias"
+    name, part = next(
+        (name, part) for name, part in known.model.named_modules() if list(part.parameters(recurse=False))
     )
+    weight, bias = _shared(update, known, name)
+    dense = isinstance(part, nn.Linear) and part.in_features == prod(known.shape)
+    if not dense or weight is None or bias is None:
+        accepted = "the first layer must be dense on the whole input, with a bias"
+        raise FieldError("model", type(known.model).__name__, accepted)
+    return torch.cat([weight, bias[:, None]], 1)

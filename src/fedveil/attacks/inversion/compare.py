@@ -83,25 +83,18 @@ def compare_inversion(
     verdicts: list[Verdict] = []
     images: dict[tuple[str, str], Tensor] = {}
     refused: dict[str, str] = {}
-    single = all(r.known.examples == 1 for r in plain)
+    unit = "image" if all(r.known.examples == 1 for r in plain) else "client"
     for attack in attacks:
-        without: list[dict[str, float]] | None = None
-        for name in (undefended, *(n for n in settings if n != undefended)):
+        units: dict[str, list[dict[str, float]]] = {}
+        for name in dict.fromkeys((undefended, *settings)):
             try:
-                units, found = _run(attack, settings[name], threat, perceptual)
+                units[name], images[attack.name, name] = _run(attack, settings[name], threat, perceptual)
             except (FieldError, ThreatError) as error:
                 refused[attack.name] = str(error)
                 break
-            without = units if without is None else without
-            images[attack.name, name] = found
+            without = units[undefended]
             verdict = judge_inversion(
-                attack,
-                name,
-                units,
-                threat=threat,
-                undefended=without,
-                figure=figure,
-                replication="image" if single else "client",
+                attack, name, units[name], threat=threat, undefended=without, figure=figure, replication=unit
             )
             verdicts.append(verdict)
     return Inverted(tuple(verdicts), torch.cat([r.data.x for r in plain]), images, refused)
@@ -138,7 +131,6 @@ def judge_inversion(
     undefended: Sequence[Mapping[str, float]] | None = None,
     figure: str = "mse",
     replication: str = "client",
-    seed: int = 0,
 ) -> Verdict:
     """Judge one attack against one setting.
 
@@ -159,8 +151,6 @@ def judge_inversion(
         What is judged; the others are details.
     replication : str
         What a unit is: ``"image"`` where every release is of one image, otherwise ``"client"``.
-    seed : int
-        Of the bootstrap.
 
     Raises
     ------
@@ -170,23 +160,19 @@ def judge_inversion(
     require_choice("figure", figure, FIGURES)
     if not units or (undefended is not None and not undefended):
         raise FieldError("units", 0, "at least one release is needed")
-    found = mean_interval([u[figure] for u in units], shares=figure != "mse", seed=seed)
-    details = mean_scores(list(units))
-    without = None if undefended is None else mean_scores(list(undefended))
+    details, without = mean_scores(units), mean_scores(undefended or ())
     notes = [] if "perceptual" in details else ["LPIPS: not available without weights of your own"]
-    if without is not None:
-        details |= {f"{name} without defence": without[name] for name in without}
     return Verdict.of(
-        found,
+        mean_interval([u[figure] for u in units], shares=figure != "mse"),
         attack=attack.name,
         setting=setting,
         figure=FIGURES[figure],
         n=len(units),
         replication=replication,
-        without_defence=None if without is None else without[figure],
-        valid=None if without is None else _works(without),
+        without_defence=without.get(figure),
+        valid=_works(without) if without else None,
         threat=threat.who,
-        details=details,
+        details=details | {f"{name} without defence": value for name, value in without.items()},
         notes=notes,
     )
 

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from fedveil.attacks.inversion.analytic import recover_labels
 from fedveil.attacks.inversion.knowledge import INVERSIONS, Inversion, Reconstruction, ServerKnowledge
-from fedveil.attacks.inversion.matching import Target, dummy, image_prior, signed_adam
+from fedveil.attacks.inversion.matching import Matching, signed_adam
 from fedveil.attacks.inversion.metrics import matched
-from fedveil.attacks.inversion.simulate import Simulator
 from fedveil.attacks.observation import Received
 from fedveil.errors import FieldError
 
@@ -58,27 +57,21 @@ class Cosine(Inversion):
     summary: ClassVar[str] = "match the update's direction under total variation, by signed Adam"
 
     def run(self, received: Received, known: ServerKnowledge) -> Reconstruction:
-        generator = torch.Generator().manual_seed(self.seed)
-        simulator = Simulator(known, received.start, dtype=torch.float32)
-        target = Target.of(received.update, known, torch.float32)
-        labels = recover_labels(received, known, generator)
-        prior = self._prior(simulator, received, known)
+        matching = Matching(received, known, self.seed, dtype=torch.float32)
+        labels, prior = recover_labels(received, known, matching.generator), self._prior(matching)
 
         def objective(x: Tensor) -> Tensor:
-            fit = target.cosine(simulator.update(x[None], labels))
-            return fit + image_prior(x, target, known, self.variation) + prior(x)
+            return matching.cosine(x[None], labels) + matching.prior(x, self.variation) + prior(x)
 
-        best, value = torch.zeros(known.examples, *known.shape), float("inf")
-        for _ in range(self.restarts + 1):
-            first = dummy(known, known.examples, generator, torch.float32)
-            found, reached = signed_adam(
-                objective, first, known.pixels, steps=self.steps, lr=self.lr * known.data_range
-            )
-            if reached < value:
-                best, value = found, reached
-        return Reconstruction(best.to(torch.float64), labels, value, self.restarts)
+        lr = self.lr * known.data_range
+        starts = [
+            signed_adam(objective, matching.dummy(), known.pixels, steps=self.steps, lr=lr)
+            for _ in range(self.restarts + 1)
+        ]
+        best, value = min(starts, key=lambda start: start[1])
+        return Reconstruction(best.to(torch.float64), labels, value)
 
-    def _prior(self, simulator: Simulator, received: Received, known: ServerKnowledge) -> Prior:
+    def _prior(self, matching: Matching) -> Prior:
         """A further penalty; here there is none."""
         return lambda x: x.new_zeros(())
 
@@ -115,24 +108,25 @@ class RunningStatistics(Cosine):
     summary: ClassVar[str] = "as cosine, with the running statistics of the client's normalisation layers"
     needs: ClassVar[frozenset[str]] = Cosine.needs | {"statistics"}
 
-    def _prior(self, simulator: Simulator, received: Received, known: ServerKnowledge) -> Prior:
-        wanted = self._wanted(simulator, known)
+    def _prior(self, matching: Matching) -> Prior:
+        wanted = self._wanted(matching)
 
         def prior(x: Tensor) -> Tensor:
             total = x.new_zeros(())
-            for (mean, variance), (mu, s2) in zip(observed(simulator, x), wanted, strict=True):
+            for (mean, variance), (mu, s2) in zip(observed(matching, x), wanted, strict=True):
                 total = total + (mean - mu).square().sum() / mu.square().sum().clamp(min=1e-12)
                 total = total + (variance - s2).square().sum() / s2.square().sum().clamp(min=1e-12)
             return self.statistics * total / len(wanted)
 
         return prior
 
-    def _wanted(self, simulator: Simulator, known: ServerKnowledge) -> Statistics:
+    def _wanted(self, matching: Matching) -> Statistics:
         """Mean and variance of each layer, as the server's copy of the buffers has them."""
         found = []
-        for part in layers(simulator):
+        for part in layers(matching):
             if part.running_mean is None or part.running_var is None:
-                raise FieldError("model", type(known.model).__name__, "its normalisation keeps no running statistics")
+                kind = type(matching.known.model).__name__
+                raise FieldError("model", kind, "its normalisation keeps no running statistics")
             found.append((part.running_mean.detach().clone(), part.running_var.detach().clone()))
         return found
 
@@ -146,14 +140,15 @@ class EstimatedStatistics(RunningStatistics):
     summary: ClassVar[str] = "as cosine, with normalisation statistics estimated on reference images"
     needs: ClassVar[frozenset[str]] = Cosine.needs | {"reference"}
 
-    def _wanted(self, simulator: Simulator, known: ServerKnowledge) -> Statistics:
-        if known.reference is None:
+    def _wanted(self, matching: Matching) -> Statistics:
+        reference = matching.known.reference
+        if reference is None:
             raise FieldError("reference", None, "statistics are estimated on reference images: give some")
         with torch.no_grad():
-            return observed(simulator, known.reference.to(simulator.start.dtype))
+            return observed(matching, reference.to(matching.start.dtype))
 
 
-def layers(simulator: Simulator) -> list[_Normalisation]:
+def layers(matching: Matching) -> list[_Normalisation]:
     """The normalisation layers.
 
     Raises
@@ -161,14 +156,14 @@ def layers(simulator: Simulator) -> list[_Normalisation]:
     FieldError
         If there is none.
     """
-    found = [part for part in simulator.module.modules() if isinstance(part, _Normalisation)]
+    found = [part for part in matching.module.modules() if isinstance(part, _Normalisation)]
     if not found:
-        kind = type(simulator.known.model).__name__
+        kind = type(matching.known.model).__name__
         raise FieldError("model", kind, "has no batch normalisation, hence no statistics to match: use cosine")
     return found
 
 
-def observed(simulator: Simulator, x: Tensor) -> Statistics:
+def observed(matching: Matching, x: Tensor) -> Statistics:
     """Mean and variance of what enters each normalisation layer on examples [N, ...], under the start."""
     found: Statistics = []
 
@@ -176,9 +171,9 @@ def observed(simulator: Simulator, x: Tensor) -> Statistics:
         rows = inputs[0].transpose(0, 1).flatten(1)
         found.append((rows.mean(1), rows.var(1, correction=0)))
 
-    handles = [part.register_forward_pre_hook(note) for part in layers(simulator)]
+    handles = [part.register_forward_pre_hook(note) for part in layers(matching)]
     try:
-        simulator.outputs(simulator.start, x)
+        matching.outputs(matching.start, x)
     finally:
         for handle in handles:
             handle.remove()
@@ -219,15 +214,10 @@ class SeeThrough(Cosine):
     summary: ClassVar[str] = "as cosine, from several seeds drawn to their mean"
 
     def run(self, received: Received, known: ServerKnowledge) -> Reconstruction:
-        generator = torch.Generator().manual_seed(self.seed)
-        simulator = Simulator(known, received.start, dtype=torch.float32)
-        target = Target.of(received.update, known, torch.float32)
-        labels = recover_labels(received, known, generator)
-        first = torch.stack([dummy(known, known.examples, generator, torch.float32) for _ in range(self.group)])
+        matching = Matching(received, known, self.seed, dtype=torch.float32)
+        labels = recover_labels(received, known, matching.generator)
+        first = torch.stack([matching.dummy() for _ in range(self.group)])
         mean, calls = first.mean(0), 0
-
-        def fit(x: Tensor) -> Tensor:
-            return target.cosine(simulator.update(x[None], labels))
 
         def objective(group: Tensor) -> Tensor:
             nonlocal mean, calls
@@ -236,16 +226,16 @@ class SeeThrough(Cosine):
                 mean = _registered(group.detach(), labels)
             total = group.new_zeros(())
             for x in group:
-                total = total + fit(x) + image_prior(x, target, known, self.variation)
+                total = total + matching.cosine(x[None], labels) + matching.prior(x, self.variation)
                 if calls >= self.register_every:
                     total = total + self.consistency * (x - in_order(mean, x.detach(), labels)).square().mean()
             return total
 
         lr = self.lr * known.data_range
         group, _ = signed_adam(objective, first, known.pixels, steps=self.steps, lr=lr)
-        fits = torch.stack([fit(x).detach() for x in group])
+        fits = torch.stack([matching.cosine(x[None], labels).detach() for x in group])
         best = int(fits.argmin())
-        return Reconstruction(group[best].to(torch.float64), labels, float(fits[best]), self.group - 1)
+        return Reconstruction(group[best].to(torch.float64), labels, float(fits[best]))
 
 
 def in_order(images: Tensor, like: Tensor, labels: Tensor) -> Tensor:

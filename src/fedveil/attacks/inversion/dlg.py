@@ -1,6 +1,7 @@
 """Inversion by the distance of the update, with L-BFGS: of one step, or of several epochs of local training."""
 
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar
 
 import torch
@@ -9,8 +10,7 @@ from torch import Tensor
 from fedveil.attacks.inversion.analytic import recover_labels
 from fedveil.attacks.inversion.cosine import in_order
 from fedveil.attacks.inversion.knowledge import INVERSIONS, Inversion, Reconstruction, ServerKnowledge
-from fedveil.attacks.inversion.matching import Target, dummy, image_prior, lbfgs
-from fedveil.attacks.inversion.simulate import Simulator
+from fedveil.attacks.inversion.matching import Matching, lbfgs
 from fedveil.attacks.observation import Received
 
 FOUND = 1e-6  # an objective that no wrong example reaches
@@ -57,14 +57,12 @@ class DLG(Inversion):
     summary: ClassVar[str] = "match the update, example and label together, by L-BFGS"
 
     def run(self, received: Received, known: ServerKnowledge) -> Reconstruction:
-        generator = torch.Generator().manual_seed(self.seed)
-        simulator = Simulator(known, received.start, clipping=self.clipping)
-        target = Target.of(received.update, known)
-        size = known.examples * int(torch.tensor(known.shape).prod())
-        labels = self._labels(received, known, generator)
+        matching = Matching(received, known, self.seed, clipping=self.clipping)
+        size = known.examples * prod(known.shape)
+        labels = self._labels(received, known, matching.generator)
         with torch.no_grad():
-            classes = simulator.outputs(simulator.start, dummy(known, 1, generator).repeat(2, *[1] * len(known.shape)))
-        free = 0 if labels is not None else known.examples * classes.shape[1]
+            classes = matching.outputs(matching.start, matching.dummy(1).repeat(2, *[1] * len(known.shape))).shape[1]
+        free = 0 if labels is not None else known.examples * classes
 
         def parts(point: Tensor) -> tuple[Tensor, Tensor]:
             x = point[:size].view(1, known.examples, *known.shape)
@@ -72,31 +70,25 @@ class DLG(Inversion):
 
         def objective(point: Tensor) -> Tensor:
             x, y = parts(point)
-            return target.euclidean(simulator.update(x, y)) + image_prior(x[0], target, known)
+            return matching.euclidean(x, y) + matching.prior(x[0])
 
-        low, high = known.pixels
+        (low, high), noise = known.pixels, known.layout.size * matching.weight / 2  # its share of the squared update
         bounds = torch.cat([torch.full((size,), low), torch.full((free,), -20.0)]).double()
         upper = torch.cat([torch.full((size,), high), torch.full((free,), 20.0)]).double()
-        best, value, starts = torch.zeros(size + free, dtype=torch.float64), float("inf"), 0
-        while starts <= self.restarts:
-            starts += 1
-            first = torch.cat([dummy(known, known.examples, generator).view(-1), torch.zeros(free)])
+        best, value = torch.zeros(size + free, dtype=torch.float64), float("inf")
+        for _ in range(self.restarts + 1):
+            first = torch.cat([matching.dummy().view(-1), torch.zeros(free)])
             found, reached = lbfgs(objective, first, (bounds, upper), steps=self.steps, enough=self.enough)
             if reached < value:
                 best, value = found, reached
-            if value <= max(FOUND, 1.5 * _noise_share(target, known)):
+            if value <= max(FOUND, 1.5 * noise):
                 break
         x, y = parts(best)
-        return Reconstruction(x[0], y if y.dim() == 1 else y.argmax(1), value, starts - 1)
+        return Reconstruction(x[0], y if y.dim() == 1 else y.argmax(1), value)
 
     def _labels(self, received: Received, known: ServerKnowledge, generator: torch.Generator) -> Tensor | None:
         """Known labels; unknown ones are searched for."""
         return known.labels
-
-
-def _noise_share(target: Target, known: ServerKnowledge) -> float:
-    """The objective of the true examples: the noise's share of the squared update."""
-    return known.layout.size * target.prior / 2 if target.prior else 0.0
 
 
 @INVERSIONS.register("idlg")
@@ -156,23 +148,21 @@ class LocalSteps(Inversion):
     summary: ClassVar[str] = "match the update of several epochs, each with dummy examples of its own"
 
     def run(self, received: Received, known: ServerKnowledge) -> Reconstruction:
-        generator = torch.Generator().manual_seed(self.seed)
-        simulator = Simulator(known, received.start)
-        target = Target.of(received.update, known)
-        found = recover_labels(received, known, generator)
+        matching = Matching(received, known, self.seed)
+        read = recover_labels(received, known, matching.generator)
         # one batch holds everything: its order is of no consequence, and one set serves all epochs
         epochs = 1 if known.examples <= known.local.batch_size else known.local.epochs
         low, high = (torch.tensor(p, dtype=torch.float64) for p in known.pixels)
-        best: tuple[float, Tensor, Tensor] = (float("inf"), torch.empty(0), found)
+        best: tuple[float, Tensor, Tensor] = (float("inf"), torch.empty(0), read)
         for restart in range(self.restarts + 1):
-            labels = found[torch.randperm(len(found), generator=generator)] if restart else found
+            labels = read[torch.randperm(len(read), generator=matching.generator)] if restart else read
 
             def objective(x: Tensor, labels: Tensor = labels) -> Tensor:
                 apart = (x.mean(1) - x[:1].mean(1)).square().mean(0).sum() / known.data_range**2
-                prior = image_prior(x.flatten(0, 1), target, known) / len(x)
-                return target.euclidean(simulator.update(x, labels)) + self.invariance * apart + prior
+                prior = matching.prior(x.flatten(0, 1)) / len(x)
+                return matching.euclidean(x, labels) + self.invariance * apart + prior
 
-            first = torch.stack([dummy(known, known.examples, generator) for _ in range(epochs)])
+            first = torch.stack([matching.dummy() for _ in range(epochs)])
             x, value = lbfgs(objective, first, (low, high), steps=self.steps, enough=self.enough)
             if value < best[0]:
                 best = (value, x, labels)
@@ -180,4 +170,4 @@ class LocalSteps(Inversion):
                 break
         value, x, labels = best
         images = torch.stack([in_order(each, x[0], labels) for each in x]).mean(0)
-        return Reconstruction(images, labels, value, self.restarts)
+        return Reconstruction(images, labels, value)

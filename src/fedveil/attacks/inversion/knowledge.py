@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from fedveil.accounting import Spend, model_of
 from fedveil.attacks.observation import Received, ThreatModel
+from fedveil.checks import Count, Parameters, Positive
 from fedveil.engines.seams import Seen
-from fedveil.errors import FieldError, NoReplyError, require_count, require_non_negative, require_positive
+from fedveil.errors import FieldError, NoReplyError, require_non_negative, require_positive
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining
 from fedveil.registry import Registry
@@ -29,7 +30,7 @@ SERVER = ThreatModel(
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ServerKnowledge:
+class ServerKnowledge(Parameters):
     """What the server knows of the training behind a release; none of it is sent in the release itself.
 
     Parameters
@@ -67,17 +68,17 @@ class ServerKnowledge:
     layout: Layout
     local: LocalTraining
     shape: tuple[int, ...]
-    examples: int = 1
+    examples: Count = 1
     labels: Tensor | None = None
     clip: float | Mapping[str, float] | None = None
-    example_clip: float | None = None
+    example_clip: Positive | None = None
     noise: float | Mapping[str, float] = 0.0
     pixels: tuple[float, float] = (0.0, 1.0)
     reference: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no attack here can use."""
-        require_count("examples", self.examples)
+        super().__post_init__()
         if self.local.optimizer != "sgd" or self.local.momentum:
             raise FieldError("local.optimizer", self.local.optimizer, "only SGD without momentum can be simulated")
         if self.local.loss != "cross_entropy":
@@ -90,14 +91,11 @@ class ServerKnowledge:
         ):
             given = (tuple(self.labels.shape), self.labels.dtype)
             raise FieldError("labels", given, f"must be int64 [{self.examples}] or, a class a pixel, {list(pixels)}")
-        for name in ("clip", "noise"):
-            value, check = getattr(self, name), require_positive if name == "clip" else require_non_negative
+        for name, value, check in (("clip", self.clip, require_positive), ("noise", self.noise, require_non_negative)):
             for each in value.values() if isinstance(value, Mapping) else () if value is None else (value,):
                 check(name, each)
             if isinstance(value, Mapping):
                 self.layout.grouping_of(name, value)
-        if self.example_clip is not None:
-            require_positive("example_clip", self.example_clip)
         if not self.pixels[0] < self.pixels[1]:
             raise FieldError("pixels", self.pixels, "must be (least, largest)")
         if self.reference is not None and tuple(self.reference.shape[1:]) != tuple(self.shape):
@@ -136,14 +134,11 @@ class Reconstruction:
         [N], int64, in the order of `images`.
     objective : float
         What was minimised, at its end; smaller is better among runs of one attack. NaN where nothing is.
-    restarts : int
-        Starts beyond the first.
     """
 
     images: Tensor
     labels: Tensor
     objective: float
-    restarts: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +197,7 @@ def invert(
     if not bool(received.update.any()):
         raise FieldError("update", 0.0, "the client sent its start: there is nothing to invert")
     found = attack.run(received, known)
-    return Reconstruction(found.images.clamp(*known.pixels), found.labels, found.objective, found.restarts)
+    return replace(found, images=found.images.clamp(*known.pixels))
 
 
 def two_sided(mask: Tensor) -> bool:

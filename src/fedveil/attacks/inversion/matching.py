@@ -8,16 +8,19 @@ the noise leaves nothing. Every objective is divided by U = sum_j u_j^2 / (2 s_j
 without noise only total variation is left, with the attack's own weight.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from copy import deepcopy
 
 import numpy as np
 import scipy
 import torch
 from threadpoolctl import threadpool_limits
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 
 from fedveil.attacks.inversion.knowledge import ServerKnowledge
+from fedveil.attacks.observation import Received
+from fedveil.learning.losses import cross_entropy, outputs_of
 
 # Mean absolute difference of neighbouring pixels, as a share of the pixels' range, in smooth pictures.
 ROUGHNESS = 0.1
@@ -25,45 +28,144 @@ ROUGHNESS = 0.1
 SCALE = 1e4
 
 
-@dataclass(frozen=True, eq=False)
-class Target:
-    """The received update, weighed by what is known of its noise.
+class Matching:
+    """A release that dummy examples are to match: the update that its client would send if its examples were these.
+
+    Local training is simulated from where it began, with the client's clipping and without its noise, differentiable in
+    the examples.
+
+    Parameters
+    ----------
+    received, known
+        The release, and what the server knows beside it.
+    seed : int
+        Of the dummy examples.
+    clipping : bool
+        False simulates a client that does not clip: an attack that does not know of the defence.
+    dtype : torch.dtype
+        Float64 is what L-BFGS wants.
 
     Attributes
     ----------
-    update : Tensor
-        [d].
-    weights : Tensor
-        [d], the noise's smallest deviation over each coordinate's; 1 without noise.
-    prior : float
-        1 / U, the weight of the prior per unit of b; 0 without noise.
+    start : Tensor
+        [d], where training began.
+    module : torch.nn.Module
+        A copy of the model; what the client dropped is not known, and nothing is.
+    received : Tensor
+        [d], the received update; each coordinate weighs as its noise allows.
+    weight : float
+        1 / U, that of the prior per unit of b; 0 without noise.
+    generator : torch.Generator
+        Of the dummy examples.
     """
 
-    update: Tensor
-    weights: Tensor
-    prior: float
-
-    @classmethod
-    def of(cls, update: Tensor, known: ServerKnowledge, dtype: torch.dtype = torch.float64) -> "Target":
-        """Weigh the coordinates of an update [d] by the noise that the server knows of."""
+    def __init__(
+        self,
+        received: Received,
+        known: ServerKnowledge,
+        seed: int = 0,
+        *,
+        clipping: bool = True,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        self.known, self._clipping, self.generator = known, clipping, torch.Generator().manual_seed(seed)
+        self.start = received.start.detach().to(dtype)
+        self.module = deepcopy(known.model).to(dtype).train()
+        for part in self.module.modules():
+            if isinstance(part, nn.modules.dropout._DropoutNd):
+                part.eval()
+        self._buffers = {name: b.detach().clone() for name, b in self.module.named_buffers()}
+        self.weight, self._weights, update = 0.0, torch.ones_like(self.start), received.update
         deviations = known.deviations()
-        if not bool((deviations > 0).any()):
-            return cls(update.to(dtype), torch.ones_like(update, dtype=dtype), 0.0)
-        least = float(deviations[deviations > 0].min())
-        weights = least / deviations.clamp(min=least)
-        total = float((update.to(torch.float64) * weights).square().sum()) / (2 * least**2)
-        return cls(update.to(dtype), weights.to(dtype), 1 / total)
+        if bool((deviations > 0).any()):
+            least = float(deviations[deviations > 0].min())
+            weights = least / deviations.clamp(min=least)
+            self.weight = 1 / (float((update.to(torch.float64) * weights).square().sum()) / (2 * least**2))
+            self._weights = weights.to(dtype)
+        self.received = update.to(dtype) * self._weights
 
-    def euclidean(self, predicted: Tensor) -> Tensor:
-        """Squared distance over the squared norm."""
-        wanted = self.update * self.weights
-        return (predicted * self.weights - wanted).square().sum() / wanted.square().sum()
+    def outputs(self, vector: Tensor, x: Tensor) -> Tensor:
+        """Logits under the parameters [d]; the module's own buffers stay as they are."""
+        buffers = {name: b.clone() for name, b in self._buffers.items()}
+        return outputs_of(functional_call(self.module, {**self.known.layout.views(vector), **buffers}, (x,)))
 
-    def cosine(self, predicted: Tensor) -> Tensor:
+    def update(self, x: Tensor, y: Tensor) -> Tensor:
+        """The simulated update [d].
+
+        Parameters
+        ----------
+        x : Tensor
+            [E, N, ...], the examples in the order in which each epoch takes them; E = 1 serves all epochs.
+        y : Tensor
+            [N] classes, or [N, classes] probabilities.
+        """
+        local, theta = self.known.local, self.start
+        for epoch in range(local.epochs):
+            for rows in torch.split(torch.arange(x.shape[1]), local.batch_size):
+                step = self._gradient(theta, x[epoch % len(x), rows], y[rows])
+                theta = theta - local.rate() * (step + local.prox * (theta - self.start))
+        return self._clip(theta - self.start) if self._clipping else theta - self.start
+
+    def _gradient(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        bound = self.known.example_clip
+        if bound is not None and self._clipping:
+
+            def one(vector: Tensor, image: Tensor, label: Tensor) -> Tensor:
+                return cross_entropy(self.outputs(vector, image[None]), label[None])
+
+            rows: Tensor = vmap(grad(one), in_dims=(None, 0, 0))(theta, x, y)
+            return torch.mean(rows * (bound / rows.norm(dim=1, keepdim=True)).clamp(max=1), 0)
+        leaf = theta if theta.requires_grad else theta.detach().requires_grad_()
+        return torch.autograd.grad(cross_entropy(self.outputs(leaf, x), y), leaf, create_graph=True)[0]
+
+    def _clip(self, update: Tensor) -> Tensor:
+        bound, layout = self.known.clip, self.known.layout
+        if bound is None:
+            return update
+        if not isinstance(bound, Mapping):
+            return torch.mul(update, (bound / update.norm()).clamp(max=1))
+        factors = torch.ones_like(update)
+        for name, slices in layout.groups(layout.grouping_of("clip", bound)).items():
+            length = torch.cat([update[s] for s in slices]).norm()
+            for s in slices:
+                factors[s] = (bound[name] / length).clamp(max=1)
+        return update * factors
+
+    def dummy(self, count: int | None = None) -> Tensor:
+        """Examples [count, *shape] to begin with: uniform, or under noise about the mean of reference images."""
+        (low, high), known, dtype = self.known.pixels, self.known, self.start.dtype
+        size = (known.examples if count is None else count, *known.shape)
+        found = low + (high - low) * torch.rand(size, generator=self.generator, dtype=dtype)
+        if known.reference is None or not self.weight:
+            return found
+        mean = known.reference.to(dtype).mean(0)
+        return mean + 0.1 * (found - mean)
+
+    def euclidean(self, x: Tensor, y: Tensor) -> Tensor:
+        """Squared distance over the squared norm, of the update of examples and labels as `update` takes them."""
+        distance = (self.update(x, y) * self._weights - self.received).square().sum()
+        return distance / self.received.square().sum()
+
+    def cosine(self, x: Tensor, y: Tensor) -> Tensor:
         """2 (1 - cosine): the squared distance of the directions."""
-        a, b = predicted * self.weights, self.update * self.weights
+        a, b = self.update(x, y) * self._weights, self.received
         distance: Tensor = 2 * (1 - (a @ b) / (a.norm() * b.norm()).clamp(min=1e-30))
         return distance
+
+    def prior(self, x: Tensor, least: float = 0.0) -> Tensor:
+        """That of examples [N, ...], with the weight that the noise asks for, and `least` on mean total variation."""
+        known = self.known
+        penalty = total_variation(x) * (least / x.numel() / known.data_range) if least else x.new_zeros(())
+        if not self.weight:
+            return penalty
+        if known.reference is None:
+            return penalty + total_variation(x) * (self.weight / ROUGHNESS / known.data_range)
+        reference = known.reference.to(x.dtype)
+        mean, spread = reference.mean(0), reference.var(0).clamp(min=(0.02 * known.data_range) ** 2)
+        differences = total_variation(x - mean) * (len(reference) * known.shape[0] * 2 * mean[0].numel())
+        roughness = total_variation(reference - mean).clamp(min=1e-6)
+        normal = ((x - mean).square() / (2 * spread)).sum()
+        return penalty + self.weight * (differences / roughness + normal) / 2
 
 
 def total_variation(x: Tensor) -> Tensor:
@@ -72,21 +174,6 @@ def total_variation(x: Tensor) -> Tensor:
         return x.new_zeros(())
     down, right = x.diff(dim=-2), x.diff(dim=-1)
     return (down.square() + 1e-6).sqrt().sum() + (right.square() + 1e-6).sqrt().sum()
-
-
-def image_prior(x: Tensor, target: Target, known: ServerKnowledge, least: float = 0.0) -> Tensor:
-    """The prior of examples [N, ...], with the weight that the noise asks for, and `least` on mean total variation."""
-    penalty = total_variation(x) * (least / x.numel() / known.data_range) if least else x.new_zeros(())
-    if not target.prior:
-        return penalty
-    if known.reference is None:
-        return penalty + total_variation(x) * (target.prior / ROUGHNESS / known.data_range)
-    reference = known.reference.to(x.dtype)
-    mean, spread = reference.mean(0), reference.var(0).clamp(min=(0.02 * known.data_range) ** 2)
-    differences = total_variation(x - mean) * (len(reference) * known.shape[0] * 2 * mean[0].numel())
-    roughness = total_variation(reference - mean).clamp(min=1e-6)
-    normal = ((x - mean).square() / (2 * spread)).sum()
-    return penalty + target.prior * (differences / roughness + normal) / 2
 
 
 def lbfgs(
@@ -162,13 +249,3 @@ def signed_adam(
         with torch.no_grad():
             point.clamp_(*pixels)
     return best
-
-
-def dummy(known: ServerKnowledge, count: int, generator: torch.Generator, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Examples [count, *shape] to begin with: uniform, or under noise about the mean of reference images."""
-    low, high = known.pixels
-    found = low + (high - low) * torch.rand(count, *known.shape, generator=generator, dtype=dtype)
-    if known.reference is None or not bool(known.deviations().any()):
-        return found
-    mean = known.reference.to(dtype).mean(0)
-    return mean + 0.1 * (found - mean)

@@ -1,6 +1,6 @@
 """How near reconstructions come to their originals."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import log10
 from statistics import fmean
 from typing import Any
@@ -194,7 +194,7 @@ def scores(
     return means | {"labels": labels_recovered(labels, found.labels)}
 
 
-def mean_scores(units: list[Mapping[str, float]]) -> dict[str, float]:
+def mean_scores(units: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Means over the releases that have the figure (a release without a mask has none of a region)."""
     names = dict.fromkeys(name for unit in units for name in unit)
     return {name: fmean(unit[name] for unit in units if name in unit) for name in names}
