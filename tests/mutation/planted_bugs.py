@@ -2018,7 +2018,7 @@ BUGS = (
     _bug(
         "attacks: nothing is subtracted",
         "attacks/participation/rounds.py",
-        "trace",
+        "OwnUpdate.run",
         "observation.cohort * (models[1:] - models[:-1]) - known.sum(0)",
         "observation.cohort * (models[1:] - models[:-1])",
         "tests/test_attacks_scores.py::test_own_update_projects_what_others_sent_on_the_target_s_trace",

@@ -239,24 +239,22 @@ def one_run(
     coins, m = np.arange(len(found)) < len(first), len(found)
     if m < 10:
         raise FieldError("canaries", m, "must be at least 10, in and out together")
-    order, error = np.argsort(found, kind="stable"), (1 - confidence) / len(shares)
-    tried = []
+    order, sure = np.argsort(found, kind="stable"), 1 - (1 - confidence) / len(shares)
+    tried = []  # right guesses, and guesses
     for share in shares:
         half = max(1, round(share * m / 2))
         guesses = min(2 * half, m)
         low, high = order[: guesses - guesses // 2], order[m - guesses // 2 :]
-        correct = int((~coins[low]).sum() + coins[high].sum())
-        mu, best_mu = (mu_bound_of_guesses(c, guesses, m, 1 - error) for c in (correct, guesses))
-        epsilon, best = (epsilon_bound_of_guesses(c, guesses, m, delta, 1 - error) for c in (correct, guesses))
-        tried.append((mu, epsilon, best_mu, best, correct, guesses))
-    most = max(tried, key=lambda t: t[0])
+        tried.append((int((~coins[low]).sum() + coins[high].sum()), guesses))
+    mu = [mu_bound_of_guesses(right, n, m, sure) for right, n in tried]
+    correct, guesses = tried[int(np.argmax(mu))]
     return OneRun(
-        mu=most[0],
-        epsilon=max(t[1] for t in tried),
-        mu_ceiling=max(t[2] for t in tried),
-        epsilon_ceiling=max(t[3] for t in tried),
-        correct=most[4],
-        guesses=most[5],
+        mu=max(mu),
+        epsilon=max(epsilon_bound_of_guesses(right, n, m, delta, sure) for right, n in tried),
+        mu_ceiling=max(mu_bound_of_guesses(n, n, m, sure) for _, n in tried),
+        epsilon_ceiling=max(epsilon_bound_of_guesses(n, n, m, delta, sure) for _, n in tried),
+        correct=correct,
+        guesses=guesses,
         canaries=m,
         delta=delta,
         confidence=confidence,

@@ -16,6 +16,7 @@ method as it is implemented, at the canaries' number of clients.
 """
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -62,6 +63,11 @@ class CanaryRun:
     inside: Tensor
     guarantee: Guarantee
     bound: OneRun
+
+    @classmethod
+    def of(cls, scores: Tensor, inside: Tensor, guarantee: Guarantee, delta: float) -> Self:
+        """With the bound that the scores prove, on epsilon at `delta`."""
+        return cls(scores, inside, guarantee, one_run(scores[inside], scores[~inside], delta=delta))
 
 
 def coins(m: int, seed: int) -> Tensor:
@@ -121,8 +127,7 @@ def server_canaries(
             replies[j] = (Release("model", model),)
         before, theta = theta, server.combine(broadcast, replies)[0].models
         scores += weight * (theta[0] - before[0])
-    promise = total(e.spend.guarantee for e in server.ledger.entries)
-    return CanaryRun(scores, inside, promise, one_run(scores[inside], scores[~inside], delta=delta))
+    return CanaryRun.of(scores, inside, total(e.spend.guarantee for e in server.ledger.entries), delta)
 
 
 def client_canaries(
@@ -170,7 +175,7 @@ def client_canaries(
     layout = Layout.from_shapes(shapes, torch.float64)
     method = Method("canaries", side, Plain())
     noise = source or ReproducibleSource(seed)
-    scores, worst = torch.zeros(m, dtype=torch.float64), None
+    scores, promises = torch.zeros(m, dtype=torch.float64), []
     for j in range(m):
         client = ClientParty(method, layout, Ledger("canaries", str(j)), noise)
         sent, start = along * (length if inside[j] else -length), torch.zeros(1, dimension, dtype=torch.float64)
@@ -187,10 +192,8 @@ def client_canaries(
             deviation = scale.repeat_interleave(torch.tensor(sizes)) if len(scale) == len(sizes) else scale
             scores[j] += weight * float(((release.value - start[0]) / deviation**2) @ along)
             start = release.value[None] if follow else start
-        promise = total(e.spend.guarantee for e in client.ledger.entries if e.key[0] > follow)
-        worst = promise if worst is None or promise.cost > worst.cost else worst
-    assert worst is not None
-    return CanaryRun(scores, inside, worst, one_run(scores[inside], scores[~inside], delta=delta))
+        promises.append(total(e.spend.guarantee for e in client.ledger.entries if e.key[0] > follow))
+    return CanaryRun.of(scores, inside, max(promises, key=lambda promise: promise.cost), delta)
 
 
 def orthogonal_records(
@@ -238,7 +241,7 @@ def orthogonal_records(
     history = federation.run(rounds)
     weight = federation.layout.unflatten(history.models[0])["weight"].to(torch.float64)
     scores = weight[0] - weight[1]
-    return CanaryRun(scores, inside, history.guarantee, one_run(scores[inside], scores[~inside], delta=delta))
+    return CanaryRun.of(scores, inside, history.guarantee, delta)
 
 
 def record_canaries(

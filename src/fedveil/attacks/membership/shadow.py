@@ -171,11 +171,7 @@ def signals(
     """Ask the attacked model [d] and the shadow models about the records, and about a population."""
     every = torch.cat([attacked[None], shadows.vectors])
     odds = confidence(model, layout, every, data.x, data.y)
-    others = None if population is None else confidence(model, layout, every, population.x, population.y)
-    return Signals(
-        odds[0],
-        odds[1:],
-        shadows.inside,
-        None if others is None else others[0],
-        None if others is None else others[1:],
-    )
+    if population is None:
+        return Signals(odds[0], odds[1:], shadows.inside)
+    others = confidence(model, layout, every, population.x, population.y)
+    return Signals(odds[0], odds[1:], shadows.inside, others[0], others[1:])

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedveil.attacks.observation import ATTACKS, Attack, Knowledge, Observation, ThreatError
+from fedveil.attacks.observation import ATTACKS, Attack, Observation, ThreatError
 from fedveil.clipping import clip
 
 
@@ -122,33 +122,32 @@ class OwnUpdate(Attack):
     needs: ClassVar[frozenset[str]] = frozenset({"models", "shadow", "own updates"})
 
     def run(self, observation: Observation) -> Tensor:
-        return trace(self.name, self.knowledge, observation, observation.sent[:1])
+        own, bound, models = self.sent(observation), self.knowledge.clip, observation.models[:, 0]
+        if not len(own) or observation.models.shape[1] != 1:
+            raise ThreatError(f"attack {self.name!r} needs the adversary's own updates and a single broadcast model")
+        known = own if bound is None else clip(own.reshape(-1, own.shape[2]), bound).view_as(own)
+        rest = observation.cohort * (models[1:] - models[:-1]) - known.sum(0)
+        scores = []
+        for start, moved in zip(models[:-1], rest, strict=True):
+            direction = self._direction(start)
+            length = float(direction.double().norm())
+            scores.append(float(moved.double() @ direction.double()) / length if length > 0 else 0.0)
+        return torch.tensor(scores, dtype=torch.float64)
 
+    def sent(self, observation: Observation) -> Tensor:
+        """The updates [c, R, d] that are subtracted."""
+        return observation.sent[:1]
 
-def trace(name: str, knowledge: Knowledge, observation: Observation, own: Tensor) -> Tensor:
-    """The equations above for updates [c, R, d] of any number of clients."""
-    if not len(own) or observation.models.shape[1] != 1:
-        raise ThreatError(f"attack {name!r} needs the adversary's own updates and a single broadcast model")
-    models = observation.models[:, 0]
-    known = own if knowledge.clip is None else clip(own.reshape(-1, own.shape[2]), knowledge.clip).view_as(own)
-    rest = observation.cohort * (models[1:] - models[:-1]) - known.sum(0)
-    scores = []
-    for start, moved in zip(models[:-1], rest, strict=True):
-        direction = direction_of(knowledge, start)
-        length = float(direction.double().norm())
-        scores.append(float(moved.double() @ direction.double()) / length if length > 0 else 0.0)
-    return torch.tensor(scores, dtype=torch.float64)
-
-
-def direction_of(knowledge: Knowledge, start: Tensor) -> Tensor:
-    """Where a client with the target's data would move the model [d], beyond where anybody would."""
-    descent = -knowledge.gradient(start, knowledge.shadow)
-    return descent if knowledge.reference is None else descent + knowledge.gradient(start, knowledge.reference)
+    def _direction(self, start: Tensor) -> Tensor:
+        """Where a client with the target's data would move the model [d], beyond where anybody would."""
+        known = self.knowledge
+        descent = -known.gradient(start, known.shadow)
+        return descent if known.reference is None else descent + known.gradient(start, known.reference)
 
 
 @ATTACKS.register("colluding")
 @dataclass(frozen=True, eq=False)
-class Colluding(Attack):
+class Colluding(OwnUpdate):
     """Score by what the coalition did not send, along the target's trace; see `Attack` for the parameters.
 
     Colluding client inference: k clients subtract all they sent, and less is left to hide behind.
@@ -164,7 +163,7 @@ class Colluding(Attack):
 
     name: ClassVar[str] = "colluding"
     summary: ClassVar[str] = "as own-update, by several clients together"
-    needs: ClassVar[frozenset[str]] = frozenset({"models", "shadow", "own updates", "colluders"})
+    needs: ClassVar[frozenset[str]] = OwnUpdate.needs | {"colluders"}
 
-    def run(self, observation: Observation) -> Tensor:
-        return trace(self.name, self.knowledge, observation, observation.sent)
+    def sent(self, observation: Observation) -> Tensor:
+        return observation.sent

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedveil.attacks.observation import ATTACKS, Attack, Observation
 from fedveil.attacks.participation.evidence import SequentialEvidence
-from fedveil.attacks.participation.rounds import CalibratedLoss, OwnUpdate, SideChannel, trace
+from fedveil.attacks.participation.rounds import CalibratedLoss, OwnUpdate, SideChannel
 from fedveil.errors import FieldError
 
 
@@ -130,17 +130,12 @@ def decide(evidence: Tensor, miss: float = ERROR, alarm: float = ERROR) -> Decis
         if not 0 < value < 0.5:
             raise FieldError(name, value, "must be a number strictly between 0 and 0.5")
     lower, upper = boundaries(miss, alarm)
-    said, rounds = [], []
-    for row in evidence:
-        crossed = ((row >= upper) | (row <= lower)).nonzero()
-        if len(crossed):
-            first = int(crossed[0])
-            said.append(1 if float(row[first]) >= upper else 0)
-            rounds.append(first + 1)
-        else:
-            said.append(-1)
-            rounds.append(len(row))
-    return Decisions(tuple(said), tuple(rounds))
+    crossed = (evidence >= upper) | (evidence <= lower)
+    ended, first = crossed.any(1), crossed.to(torch.int8).argmax(1)
+    above = evidence.gather(1, first[:, None])[:, 0] >= upper
+    said = torch.where(ended, above.to(torch.int64), -1)
+    rounds = torch.where(ended, first + 1, evidence.shape[1])
+    return Decisions(tuple(said.tolist()), tuple(rounds.tolist()))
 
 
 def boundaries(miss: float = ERROR, alarm: float = ERROR) -> tuple[float, float]:
@@ -214,15 +209,12 @@ GAIN = 1.0
 
 
 @dataclass(frozen=True, eq=False)
-class PullBack(Attack):
+class PullBack(OwnUpdate):
     """The others' update after a reset: one of the scores that `Active` weighs; see `Attack` for the parameters."""
 
     name: ClassVar[str] = "pull-back"
     summary: ClassVar[str] = "as own-update, after pulling the model back to its start"
-    needs: ClassVar[frozenset[str]] = frozenset({"models", "shadow", "own updates", "crafted updates"})
-
-    def run(self, observation: Observation) -> Tensor:
-        return trace(self.name, self.knowledge, observation, observation.sent[:1])
+    needs: ClassVar[frozenset[str]] = OwnUpdate.needs | {"crafted updates"}
 
 
 @ATTACKS.register("active")
