@@ -16,8 +16,9 @@ level of p is a bound on false alarms, whatever the tests have in common.
 Correlations of independent normal numbers whose means are known to be 0 follow a beta law: r^2 ~ Beta(1/2, (n - 1)/2).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import scipy
@@ -50,25 +51,19 @@ class Departure:
     what: str
 
 
-@dataclass
-class _Least:
-    """The smallest p-value so far, and the number of tests."""
+@dataclass(frozen=True)
+class _Tests:
+    """Some tests of one kind: the smallest p-value, what was tested there, and how many there are."""
 
     p: float = 1.0
     what: str = ""
-    tests: int = 0
+    count: int = 0
 
-    def take(self, p: Array, values: Array, say: str, places: list[str] | None = None) -> None:
-        """P-values and figures of some tests; `say` has room for a place and a value."""
-        self.tests += p.size
+    @classmethod
+    def of(cls, p: Array, values: Array, say: str, places: list[str]) -> Self:
+        """P-values and figures of tests at some places; `say` has room for a place and a value."""
         at = int(np.argmin(p))
-        if p.size and (float(p.flat[at]) < self.p or not self.what):
-            place = "" if places is None else places[at]
-            self.p, self.what = float(p.flat[at]), say.format(place=place, value=float(values.flat[at]))
-
-    def departure(self, kind: str) -> Departure:
-        """With both corrections."""
-        return Departure(kind, min(1.0, self.p * max(self.tests, 1) * KINDS), self.what)
+        return cls(float(p[at]), say.format(place=places[at], value=float(values[at])), p.size)
 
 
 def departures(noise: Tensor, resolution: float = 1e-12) -> list[Departure]:
@@ -89,23 +84,27 @@ def departures(noise: Tensor, resolution: float = 1e-12) -> list[Departure]:
     if noise.dim() != 3 or noise.shape[1] < 2 or not noise.numel() or not bool(noise.isfinite().all()):
         raise FieldError("noise", tuple(noise.shape), "must be finite residuals [parties, rounds >= 2, coordinates]")
     z = noise.double().numpy()
-    found = {"single": _single(z, resolution), "size": _size(z), "rounds": _rounds(z)}
-    found |= {"streams": _streams(z), "coordinates": _coordinates(z), "shape": _shape(z)}
-    return sorted((least.departure(kind) for kind, least in found.items()), key=lambda one: one.p)
+    every = {"single": _single(z, resolution), "size": _size(z), "rounds": _rounds(z)}
+    every |= {"streams": _streams(z), "coordinates": _coordinates(z), "shape": _shape(z)}
+    found = []
+    for kind, tests in every.items():
+        least = min(tests, key=lambda one: one.p, default=_Tests())
+        p = min(1.0, least.p * max(1, sum(one.count for one in tests)) * KINDS)  # both corrections
+        found.append(Departure(kind, p, least.what))
+    return sorted(found, key=lambda one: one.p)
 
 
-def _single(z: Array, resolution: float) -> _Least:
-    least = _Least()
-    absolute = np.abs(z)
+def _single(z: Array, resolution: float) -> list[_Tests]:
+    found, absolute = [], np.abs(z)
     for at, p, say in (
         (absolute.argmin(), scipy.special.erf(max(absolute.min(), resolution) / np.sqrt(2)), "smallest"),
         (absolute.argmax(), scipy.special.erfc(absolute.max() / np.sqrt(2)), "largest"),
     ):
         party, round_, coordinate = np.unravel_index(at, z.shape)
         place = f"party {party}, round {round_ + 1}, coordinate {coordinate}"
-        least.take(np.array([p]), absolute.flat[at : at + 1], f"the {say} number, {{value:.2g}} deviations ({place})")
-    least.tests = 2 * z.size
-    return least
+        what = f"the {say} number, {absolute.flat[at]:.2g} deviations ({place})"
+        found.append(_Tests(float(p), what, z.size))
+    return found
 
 
 def _blocks(d: int) -> Iterator[tuple[int, NDArray[np.int64], Array]]:
@@ -125,8 +124,9 @@ def _place(starts: NDArray[np.int64], width: int, d: int) -> list[str]:
     return [f", coordinate {s}" if width == 1 else f", coordinates {s} to {min(s + width, d) - 1}" for s in starts]
 
 
-def _size(z: Array) -> _Least:
-    least, (parties, rounds, d) = _Least(), z.shape
+def _size(z: Array) -> list[_Tests]:
+    parties, rounds, d = z.shape
+    found, say = [], "{place}: {value:.2f} of the declared deviation"
     squares = (z**2).sum(0)
     sets = {f"round {t + 1}": [t] for t in range(rounds)}
     sets |= {"odd rounds": list(range(0, rounds, 2)), "even rounds": list(range(1, rounds, 2))}
@@ -136,10 +136,9 @@ def _size(z: Array) -> _Least:
         for width, starts, widths in _blocks(d):
             total, freedom = np.add.reduceat(summed, starts), parties * len(chosen) * widths
             places = [f"{name}{place}" for place in _place(starts, width, d)]
-            least.take(*_chi(total, freedom), "{place}: {value:.2f} of the declared deviation", places)
+            found.append(_Tests.of(*_chi(total, freedom), say, places))
     own = _chi((z**2).sum((1, 2)), np.full(parties, float(rounds * d)))
-    least.take(*own, "{place}: {value:.2f} of the declared deviation", [f"party {k}" for k in range(parties)])
-    return least
+    return [*found, _Tests.of(*own, say, [f"party {k}" for k in range(parties)])]
 
 
 def _chi(total: Array, freedom: Array) -> tuple[Array, Array]:
@@ -156,9 +155,9 @@ def _correlated(products: Array, first: Array, second: Array, n: Array) -> tuple
     return np.where(silent, 1.0, p), r
 
 
-def _rounds(z: Array) -> _Least:
+def _rounds(z: Array) -> list[_Tests]:
     """Of pairs of rounds that share none, so that pairs are independent: single pairs, and two halves of each lag."""
-    least, (parties, rounds, d) = _Least(), z.shape
+    found, (parties, rounds, d) = [], z.shape
     squares = (z**2).sum(0)
     pairs = {f"rounds {a + 1} and {b + 1}": [(a, b)] for a in range(rounds) for b in range(a + 1, rounds)}
     for lag in range(1, rounds):
@@ -172,44 +171,35 @@ def _rounds(z: Array) -> _Least:
         for width, starts, widths in _blocks(d):
             xy, xx, yy = (np.add.reduceat(part, starts) for part in (products, first, second))
             places = [f"{name}{place}" for place in _place(starts, width, d)]
-            found = _correlated(xy, xx, yy, parties * len(chosen) * widths)
-            least.take(*found, "{place}: correlation {value:.2f}", places)
-    return least
+            tested = _correlated(xy, xx, yy, parties * len(chosen) * widths)
+            found.append(_Tests.of(*tested, "{place}: correlation {value:.2f}", places))
+    return found
 
 
-def _strongest(least: _Least, rows: Array) -> tuple[int, int]:
-    """Count all pairs of rows as tests, and take the strongest correlation; which two they are."""
+def _strongest(rows: Array, say: Callable[[int, int], str]) -> _Tests:
+    """All pairs of rows; `say` names two."""
     squares = np.einsum("ij,ij->i", rows, rows)
     lengths = np.sqrt(np.where(squares > 0, squares, np.inf))  # no noise is found by its size
     r = np.triu((rows / lengths[:, None]) @ (rows / lengths[:, None]).T, 1)
     i, j = divmod(int(np.abs(r).argmax()), len(rows))
-    n = np.array([float(rows.shape[1])])
-    least.take(*_correlated(r[i : i + 1, j], np.ones(1), np.ones(1), n), "{place}: correlation {value:.2f}", ["#"])
-    least.tests += len(rows) * (len(rows) - 1) // 2 - 1
-    return i, j
+    [p], [value] = _correlated(r[i : i + 1, j], np.ones(1), np.ones(1), np.array([float(rows.shape[1])]))
+    return _Tests(float(p), f"{say(i, j)}: correlation {value:.2f}", len(rows) * (len(rows) - 1) // 2)
 
 
-def _streams(z: Array) -> _Least:
+def _streams(z: Array) -> list[_Tests]:
     parties, rounds, d = z.shape
-    least, among = _Least(), _Least()
-    (a, s), (b, t) = (divmod(at, rounds) for at in _strongest(least, z.reshape(parties * rounds, d)))
-    least.what = least.what.replace("#", f"party {a} in round {s + 1} and party {b} in round {t + 1}")
+    names = [f"party {k} in round {t + 1}" for k in range(parties) for t in range(rounds)]
+    found = [_strongest(z.reshape(parties * rounds, d), lambda i, j: f"{names[i]} and {names[j]}")]
     if parties > 1:
-        i, j = _strongest(among, z.reshape(parties, rounds * d))
-        among.what = among.what.replace("#", f"parties {i} and {j}")
-    strongest = min(least, among, key=lambda one: one.p)
-    return _Least(strongest.p, strongest.what, least.tests + among.tests)
+        found.append(_strongest(z.reshape(parties, rounds * d), lambda i, j: f"parties {i} and {j}"))
+    return found
 
 
-def _coordinates(z: Array) -> _Least:
-    least = _Least()
-    if z.shape[2] > 1:
-        i, j = _strongest(least, np.ascontiguousarray(z.reshape(-1, z.shape[2]).T))
-        least.what = least.what.replace("#", f"coordinates {i} and {j}")
-    return least
+def _coordinates(z: Array) -> list[_Tests]:
+    rows = np.ascontiguousarray(z.reshape(-1, z.shape[2]).T)
+    return [_strongest(rows, lambda i, j: f"coordinates {i} and {j}")] if len(rows) > 1 else []
 
 
-def _shape(z: Array) -> _Least:
-    least, found = _Least(), scipy.stats.kstest(z.ravel(), "norm", method="asymp")
-    least.take(np.array([found.pvalue]), np.array([found.statistic]), "distance {value:.4f} from the normal law")
-    return least
+def _shape(z: Array) -> list[_Tests]:
+    found = scipy.stats.kstest(z.ravel(), "norm", method="asymp")
+    return [_Tests(float(found.pvalue), f"distance {found.statistic:.4f} from the normal law", 1)]

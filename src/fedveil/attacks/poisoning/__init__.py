@@ -5,17 +5,13 @@ from fedveil.attacks.poisoning.data import Backdoor as Backdoor
 from fedveil.attacks.poisoning.data import Goal as Goal
 from fedveil.attacks.poisoning.data import LabelFlip as LabelFlip
 from fedveil.attacks.poisoning.data import Poisoned as Poisoned
-from fedveil.attacks.poisoning.data import flip as flip
 from fedveil.attacks.poisoning.data import goal_of as goal_of
 from fedveil.attacks.poisoning.data import measure as measure
 from fedveil.attacks.poisoning.data import stamp as stamp
 from fedveil.attacks.poisoning.informed import ALIE as ALIE
 from fedveil.attacks.poisoning.informed import IPM as IPM
 from fedveil.attacks.poisoning.informed import MinMax as MinMax
-from fedveil.attacks.poisoning.informed import alie as alie
 from fedveil.attacks.poisoning.informed import furthest as furthest
-from fedveil.attacks.poisoning.informed import ipm as ipm
-from fedveil.attacks.poisoning.informed import min_max as min_max
 from fedveil.attacks.poisoning.sending import FreeRider as FreeRider
 from fedveil.attacks.poisoning.sending import LyingBudget as LyingBudget
 from fedveil.attacks.poisoning.sending import NoiseAttack as NoiseAttack

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.checks import Count, Share
-from fedveil.engines.seams import Behaviour
+from fedveil.engines.seams import Behaviour, Turn
 from fedveil.errors import FieldError, require_count
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, predict
@@ -99,10 +99,10 @@ class Around(Behaviour):
         """The other behaviour's, if it has one."""
         return goal_of(self.of, x, y)
 
-
-def flip(y: Tensor, source: int, target: int) -> Tensor:
-    """Labels [N] with `source` turned into `target`."""
-    return torch.where(y == source, torch.full_like(y, target), y)
+    def update(self, turn: Turn) -> Tensor:
+        """What the other would send, against the start."""
+        sent = self.of.model(turn)
+        return turn.update if sent is None else sent - turn.start
 
 
 @BEHAVIOURS.register("label-flip")
@@ -142,7 +142,7 @@ class LabelFlip(Behaviour):
 
     def data(self, data: ClientData, partition: int, round_: int) -> ClientData:
         """The same examples under other labels."""
-        return replace(data, y=flip(data.y, self.source, self.target))
+        return replace(data, y=data.y.where(data.y != self.source, self.target))
 
     def goal(self, x: Tensor, y: Tensor) -> Goal:
         """Examples of the source class are to be taken for the target."""

@@ -10,14 +10,14 @@ from torch import Tensor
 from fedveil.aggregation import Aggregator
 from fedveil.attacks.poisoning.data import BEHAVIOURS
 from fedveil.engines.seams import Behaviour, Turn
-from fedveil.errors import FieldError, require_choice, require_count
+from fedveil.errors import require_choice
 from fedveil.mechanisms import ReproducibleSource
 
 _FACTORS = tuple(float(f) for f in torch.logspace(-1, 1.7, 19))  # .1 to 50
 
 
-def furthest(make: Callable[[float], Tensor], honest: Tensor, malicious: int, rule: Aggregator) -> tuple[Tensor, float]:
-    """The vector that moves a rule's result furthest from the honest mean, and its factor.
+def furthest(make: Callable[[float], Tensor], honest: Tensor, malicious: int, rule: Aggregator) -> float:
+    """The factor whose vector moves a rule's result furthest from the honest mean.
 
     Parameters
     ----------
@@ -41,14 +41,7 @@ def furthest(make: Callable[[float], Tensor], honest: Tensor, malicious: int, ru
         return float((known.reduce(vectors, weights) - mean).norm())
 
     best = max(_FACTORS, key=moved)
-    best = max((best * r for r in (0.75, 0.8, 0.86, 0.93, 1.0, 1.08, 1.16, 1.25, 1.35)), key=moved)
-    return make(best), best
-
-
-def check_honest(honest: Tensor) -> None:
-    """Refuse fewer than two honest updates [h, d]."""
-    if honest.dim() != 2 or len(honest) < 2:
-        raise FieldError("honest", tuple(honest.shape), "needs at least two honest updates [h, d]")
+    return max((best * r for r in (0.75, 0.8, 0.86, 0.93, 1.0, 1.08, 1.16, 1.25, 1.35)), key=moved)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -75,8 +68,16 @@ class InformedUpdate(Behaviour):
     _sent: list[tuple[Tensor, Tensor]] = field(default_factory=list, init=False, repr=False)  # against which, what
 
     def vector(self, honest: Tensor, malicious: int) -> Tensor:
-        """The vector [d] against honest updates [h, d]."""
+        """The vector [d] of f malicious clients against at least two honest updates [h, d]."""
         raise NotImplementedError
+
+    def strongest(
+        self, make: Callable[[float], Tensor], factor: float | None, usual: float, honest: Tensor, malicious: int
+    ) -> Tensor:
+        """The vector of a factor, where none is given of that which is strongest against the rule, or of the usual."""
+        if factor is None:
+            factor = usual if self.rule is None else furthest(make, honest, malicious, self.rule)
+        return make(factor)
 
     def model(self, turn: Turn) -> Tensor | None:
         """The start plus the vector."""
@@ -88,31 +89,10 @@ class InformedUpdate(Behaviour):
         return turn.start + self._sent[0][1]
 
 
-def alie(honest: Tensor, malicious: int, z: float | None = None) -> Tensor:
-    """The vector [d] that f malicious clients send beside honest updates [h, d].
-
-    Parameters
-    ----------
-    honest : Tensor
-        At least two.
-    malicious : int
-        f.
-    z : float, optional
-        By default the paper's: of n = h + f clients, s = floor(n / 2) + 1 - f honest ones are needed for a majority,
-        and z is the quantile of (h - s) / h.
-    """
-    check_honest(honest)
-    if z is None:
-        h = len(honest)
-        needed = (h + require_count("malicious", malicious)) // 2 + 1 - malicious
-        z = float(scipy.special.ndtri(min(max((h - needed) / h, 0.5), 1 - 1e-6)))
-    return honest.mean(0) - z * honest.std(0)
-
-
 @BEHAVIOURS.register("alie")
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ALIE(InformedUpdate):
-    """A little is enough; `z` as in `alie`, or the strongest against `rule`.
+    """A little is enough; with `z` deviations, by default the strongest against `rule`, or the paper's.
 
     ALIE: a deviation from the honest mean that hides in the honest updates' own spread.
 
@@ -120,26 +100,25 @@ class ALIE(InformedUpdate):
 
         sent = start + m - z s        m, s: mean and deviations of the honest updates, coordinate by coordinate
 
+    The paper's z: of n = h + f clients, s = floor(n / 2) + 1 - f honest ones are needed for a majority, and z is the
+    quantile of (h - s) / h.
+
     Threat model: colluding malicious clients that know all honest updates of the round, and perhaps the server's rule.
     """
 
     z: float | None = None
 
     def vector(self, honest: Tensor, malicious: int) -> Tensor:
-        if self.rule is None or self.z is not None:
-            return alie(honest, malicious, self.z)
-        return furthest(lambda z: alie(honest, malicious, z), honest, malicious, self.rule)[0]
-
-
-def ipm(honest: Tensor, factor: float = 1.0) -> Tensor:
-    """The vector [d]: minus `factor` times the honest mean."""
-    return honest.mean(0) * -factor
+        h, mean, deviation = len(honest), honest.mean(0), honest.std(0)
+        needed = (h + malicious) // 2 + 1 - malicious
+        usual = float(scipy.special.ndtri(min(max((h - needed) / h, 0.5), 1 - 1e-6)))
+        return self.strongest(lambda z: mean - z * deviation, self.z, usual, honest, malicious)
 
 
 @BEHAVIOURS.register("ipm")
 @dataclass(frozen=True, eq=False, kw_only=True)
 class IPM(InformedUpdate):
-    """Inner product manipulation; `factor` as in `ipm`, or the strongest against `rule`.
+    """Inner product manipulation; `factor` is by default the strongest against `rule`, or 1.
 
     IPM: turn the sign of the inner product of the result with the honest mean.
 
@@ -153,37 +132,8 @@ class IPM(InformedUpdate):
     factor: float | None = None
 
     def vector(self, honest: Tensor, malicious: int) -> Tensor:
-        if self.rule is None or self.factor is not None:
-            return ipm(honest, 1.0 if self.factor is None else self.factor)
-        return furthest(lambda factor: ipm(honest, factor), honest, malicious, self.rule)[0]
-
-
-def min_max(honest: Tensor, direction: str = "mean") -> Tensor:
-    """The vector [d]: as far from the honest mean along a direction as the honest updates' diameter allows.
-
-    For each x_i the bound |m + g p - x_i| <= R is a quadratic in g; the smallest of their positive roots is exact,
-    where the paper halves an interval.
-
-    Parameters
-    ----------
-    honest : Tensor
-        [h, d], at least two.
-    direction : {"mean", "std", "sign"}
-        The opposite of the mean, of the deviations, or of the mean's signs.
-    """
-    check_honest(honest)
-    x = honest.to(torch.float64)
-    mean = x.mean(0)
-    towards = {"mean": -mean, "std": -x.std(0), "sign": -mean.sign()}
-    p = towards[require_choice("direction", direction, towards)]
-    if not float(p.norm()) > 0:
-        return honest.mean(0)
-    p, away = p / p.norm(), mean - x
-    diameter = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist").max()
-    b, c = away @ p, away.square().sum(1) - diameter**2  # g^2 + 2 b g + c = 0, and c <= 0
-    g = (-b + (b.square() - c).clamp_(min=0.0).sqrt()).min()
-    found: Tensor = (mean + g * p).to(honest.dtype)
-    return found
+        mean = honest.mean(0)
+        return self.strongest(lambda factor: mean * -factor, self.factor, 1.0, honest, malicious)
 
 
 @BEHAVIOURS.register("min-max")
@@ -198,10 +148,24 @@ class MinMax(InformedUpdate):
         sent = start + m + g p        p: -m / |m|, -s or -sign(m), scaled to length 1; g the largest for which no honest
                                       update is further away than two honest ones are from each other
 
+    For each x_i the bound |m + g p - x_i| <= R is a quadratic in g; the smallest of their positive roots is exact,
+    where the paper halves an interval.
+
     Threat model: colluding malicious clients that know all honest updates of the round; no rule is looked at.
     """
 
     direction: str = "mean"
 
     def vector(self, honest: Tensor, malicious: int) -> Tensor:
-        return min_max(honest, self.direction)
+        x = honest.to(torch.float64)
+        mean = x.mean(0)
+        towards = {"mean": -mean, "std": -x.std(0), "sign": -mean.sign()}
+        p = towards[require_choice("direction", self.direction, towards)]
+        if not float(p.norm()) > 0:
+            return honest.mean(0)
+        p, away = p / p.norm(), mean - x
+        diameter = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist").max()
+        b, c = away @ p, away.square().sum(1) - diameter**2  # g^2 + 2 b g + c = 0, and c <= 0
+        g = (-b + (b.square() - c).clamp_(min=0.0).sqrt()).min()
+        found: Tensor = (mean + g * p).to(honest.dtype)
+        return found

@@ -75,10 +75,8 @@ class Scaling(Around):
 
     def model(self, turn: Turn) -> Tensor:
         """The start plus a multiple of the other behaviour's update."""
-        sent = self.of.model(turn)
-        update = turn.update if sent is None else sent - turn.start
         factor = turn.broadcast.public.cohort / len(turn.fellows) if self.factor is None else self.factor
-        return turn.start + update * factor
+        return turn.start + self.update(turn) * factor
 
 
 def random_vector(length: float, like: Tensor, generator: torch.Generator) -> Tensor:
@@ -189,10 +187,8 @@ class LyingBudget(Around):
 
     def model(self, turn: Turn) -> Tensor:
         """The other behaviour's update, clipped, with that noise."""
-        sent = self.of.model(turn)
-        update = clip(turn.update if sent is None else sent - turn.start, self.clip)
-        key = keyed_seed("lying", self.seed, turn.broadcast.public.round, turn.partition)
-        noise = torch.randn(len(update), generator=torch.Generator().manual_seed(key), dtype=update.dtype)
+        update = clip(self.update(turn), self.clip)
+        noise = torch.randn(len(update), generator=generator_of("lying", self.seed, turn), dtype=update.dtype)
         return turn.start + update + self.sigma * noise
 
 
@@ -211,16 +207,12 @@ class PullReference(Around):
 
     clip: Positive
     bypass: bool = True
-    _kept: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
-    _now: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
+    _last: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)  # by round, of the last one alone
 
     def model(self, turn: Turn) -> Tensor:
         """The start plus C along the agreed direction; the first fellow of a round adds its own update to it."""
         now = turn.broadcast.public.round
-        if now not in self._now:
-            if any(then > now for then in self._now):  # another run began
-                self._kept.clear()
-            self._now.clear()
-            kept = self._kept.get("direction", torch.zeros_like(turn.start))
-            self._now[now] = self._kept["direction"] = pulled(turn.update, kept, self.clip)
-        return turn.start + self._now[now]
+        if now not in self._last:
+            then, kept = self._last.popitem() if self._last else (now, turn.start)
+            self._last[now] = pulled(turn.update, kept if then < now else torch.zeros_like(kept), self.clip)
+        return turn.start + self._last[now]
