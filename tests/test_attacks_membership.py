@@ -15,7 +15,6 @@ from fedveil import Federation
 from fedveil.attacks import ServerView, judge
 from fedveil.attacks.membership import (
     SCORES,
-    Shadows,
     Signals,
     balanced,
     bavaria,
@@ -190,9 +189,9 @@ def test_shadow_models_memorise_what_they_are_given():
     layout, inside = Layout.from_module(model), balanced(10, 200, 0)
     starts = initial_models("mlp", k=10, seed=0, input_shape=(20,), outputs=2, hidden=(32,))
     made = train_shadows(model, layout, LocalTraining(epochs=20, batch_size=20, lr=0.3), starts, data, inside)
-    odds = confidence(model, layout, made.vectors, data.x, data.y)
+    odds = confidence(model, layout, made, data.x, data.y)
     assert float(odds[inside].mean()) > 2 + float(odds[~inside].mean())
-    found = signals(model, layout, made.vectors[0], Shadows(made.vectors[1:], inside[1:]), data, population)
+    found = signals(model, layout, made[0], made[1:], inside[1:], data, population)
     torch.testing.assert_close(found.target, odds[0])
     for name, score in SCORES.items():
         values = score(found)
@@ -208,8 +207,8 @@ def test_shadow_models_follow_the_rates_of_the_rounds_that_they_go_through():
     made = train_shadows(model, layout, local, layout.read(model), data, inside, rounds=[1, 2, 3])
     vectors = layout.read(model)
     for lr in (0.4, 0.2, 0.1):
-        vectors = train_shadows(model, layout, replace(local, lr=lr, decay=1.0), vectors, data, inside).vectors
-    torch.testing.assert_close(made.vectors, vectors)
+        vectors = train_shadows(model, layout, replace(local, lr=lr, decay=1.0), vectors, data, inside)
+    torch.testing.assert_close(made, vectors)
 
 
 def test_scores_look_at_one_clients_update_and_at_its_trajectory():
@@ -227,7 +226,7 @@ def test_scores_look_at_one_clients_update_and_at_its_trajectory():
     for seen in (r for r in view.received if r.partition == 0):
         inside = balanced(8, 160, seen.round)
         made = train_shadows(federation.learner.model, federation.layout, local, seen.starts[0], data, inside)
-        asked.append(signals(federation.learner.model, federation.layout, seen.model, made, data))
+        asked.append(signals(federation.learner.model, federation.layout, seen.model, made, inside, data))
     single = [auc(calibrated(s)[member], calibrated(s)[~member]) for s in asked]
     whole = trajectory(asked, calibrated)
     assert min(single) > 0.6

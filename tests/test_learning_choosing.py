@@ -18,7 +18,7 @@ from fedveil.learning import (
     evaluate,
     evaluate_clients,
 )
-from fedveil.learning import choosing as module
+from fedveil.learning import evaluation as module
 from fedveil.learning.losses import loss_of, losses_of, predict
 
 SHAPES = {"cross_entropy": (3, torch.int64), "mse": (1, torch.float32), "rmse": (1, torch.float32)}

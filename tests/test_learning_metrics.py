@@ -107,7 +107,7 @@ def test_names_are_checked():
 
 
 def test_another_metric_is_a_decorator():
-    @metric(task="values", better="lower")
+    @metric(task="values")
     def mean_absolute_error(answers):
         return answers.mean(np.abs(answers.outputs - answers.labels))
 

@@ -13,7 +13,8 @@ from fedveil.attacks.observation import Knowledge
 from fedveil.config import parse
 from fedveil.engines import Execution
 from fedveil.errors import FieldError
-from fedveil.learning import LOSSES, reading
+from fedveil.learning import LOSSES
+from fedveil.learning import clients as held
 from fedveil.learning.clients import ClientData, OnDemand
 from fedveil.learning.losses import cross_entropy, outputs_of
 from fedveil.learning.scores import layer_scores
@@ -264,7 +265,7 @@ def test_data_sets_and_loaders_train_to_the_bits_of_their_tensors(trainer, monke
         found = federation(seeded(Plain), clients=clients, execution=execution).run(2)
         assert torch.equal(wanted.models, found.models)
         assert wanted.metrics == found.metrics
-    monkeypatch.setattr(reading, "MOST", 100)
+    monkeypatch.setattr(held, "MOST", 100)
     clients = sets()
     found = federation(seeded(Plain), clients=clients, execution=execution)
     assert isinstance(found.clients[0].x, OnDemand)
@@ -275,7 +276,7 @@ def test_data_sets_and_loaders_train_to_the_bits_of_their_tensors(trainer, monke
 
 
 def test_what_needs_all_examples_of_a_large_data_set_at_once_is_refused_by_name(monkeypatch):
-    monkeypatch.setattr(reading, "MOST", 100)
+    monkeypatch.setattr(held, "MOST", 100)
     clients = federation(Plain(), clients=sets()).clients
     known = Knowledge(Plain(), fv.Layout.from_module(Plain()), "cross_entropy", clients[0])
     with pytest.raises(FieldError, match="one batch at a time"):

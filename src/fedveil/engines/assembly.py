@@ -15,9 +15,9 @@ from fedveil.aggregation import Aggregator, FedProx
 from fedveil.errors import FieldError, NoReplyError
 from fedveil.layout import Buffers, Layout
 from fedveil.learning import ClientData, LocalTraining
+from fedveil.learning.clients import is_data_set, read_client
 from fedveil.learning.learner import Learned
 from fedveil.learning.losses import LossFunction, as_input, evaluating, loss_of, outputs_of
-from fedveil.learning.reading import is_data_set, read_client
 from fedveil.mechanisms import keyed_seed
 
 AnyMethod = str | Aggregator | methods.ServerSide | methods.ClientSide | methods.Method

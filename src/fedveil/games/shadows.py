@@ -18,7 +18,6 @@ from torch import Tensor
 from fedveil.attacks import ServerView
 from fedveil.attacks.membership import (
     MEMBERSHIPS,
-    Shadows,
     Signals,
     balanced,
     by_round_and_client,
@@ -151,9 +150,9 @@ class ShadowView:
         if places is not None and self._setup.method.noisy is not None:
             vectors = torch.stack([self._played(i, asked, places, mine) for i, mine in enumerate(inside)])
         else:
-            vectors = train_shadows(model, layout, learner.local, start, asked, inside, seed, rounds=rounds).vectors
+            vectors = train_shadows(model, layout, learner.local, start, asked, inside, seed, rounds=rounds)
             vectors = self._noised(vectors, start, noise, bound)
-        return signals(model, layout, attacked, Shadows(vectors, inside), asked, others)
+        return signals(model, layout, attacked, vectors, inside, asked, others)
 
     def _played(self, number: int, asked: ClientData, places: Tensor, inside: Tensor) -> Tensor:
         """The last model of the federation itself, whose clients have what one shadow model sees of their records."""

@@ -5,10 +5,10 @@ from fedveil.learning.answers import Answers as Answers
 from fedveil.learning.answers import Figures as Figures
 from fedveil.learning.answers import metric as metric
 from fedveil.learning.batched import BatchedTrainer as BatchedTrainer
-from fedveil.learning.choosing import choose as choose
-from fedveil.learning.choosing import choose_each as choose_each
-from fedveil.learning.choosing import client_losses as client_losses
 from fedveil.learning.clients import ClientData as ClientData
+from fedveil.learning.evaluation import choose as choose
+from fedveil.learning.evaluation import choose_each as choose_each
+from fedveil.learning.evaluation import client_losses as client_losses
 from fedveil.learning.evaluation import evaluate as evaluate
 from fedveil.learning.evaluation import evaluate_clients as evaluate_clients
 from fedveil.learning.learner import Learned as Learned

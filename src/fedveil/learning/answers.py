@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedveil.errors import FieldError, require_choice
+from fedveil.errors import FieldError
 
 Figures = dict[str, float]  # by name, with "examples"; a figure that does not exist for the task or the data is absent
 
@@ -114,55 +114,47 @@ class Answers:
         return _over(won, true * (total - true))
 
 
+MetricFunction = Callable[[Answers], Floats]
+
+
 @dataclass(frozen=True)
 class Metric:
     """A registered metric.
 
     Attributes
     ----------
-    name : str
-        The function's.
     tasks : tuple of str
         Where it exists.
-    better : {"higher", "lower"}
-        Which values are better.
     function : callable
         Answers -> figures [n]; NaN where a group has none.
     """
 
-    name: str
     tasks: tuple[TaskKind, ...]
-    better: str
-    function: Callable[[Answers], Floats]
+    function: MetricFunction
 
 
 METRICS: dict[str, Metric] = {}
 
 
-def metric(
-    *, task: TaskKind | None = "classes", better: str = "higher"
-) -> Callable[[Callable[[Answers], Floats]], Callable[[Answers], Floats]]:
+def metric(*, task: TaskKind | None = "classes") -> Callable[[MetricFunction], MetricFunction]:
     """Register a function as a metric under its own name.
 
     Parameters
     ----------
     task : {"classes", "values"} or None
         Where it exists; None for both.
-    better : {"higher", "lower"}
-        Which values are better.
 
     Raises
     ------
     FieldError
         If the name is taken.
     """
-    require_choice("better", better, ("higher", "lower"))
 
-    def register(function: Callable[[Answers], Floats]) -> Callable[[Answers], Floats]:
+    def register(function: MetricFunction) -> MetricFunction:
         name = function.__name__
         if name in METRICS or name == "examples":
             raise FieldError("metric", name, "this name is taken")
-        METRICS[name] = Metric(name, TASKS if task is None else (task,), better, function)
+        METRICS[name] = Metric(TASKS if task is None else (task,), function)
         return function
 
     return register

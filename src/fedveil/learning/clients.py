@@ -1,4 +1,7 @@
-"""What one client holds: its examples, and those it keeps apart to measure."""
+"""What one client holds: its examples, and those it keeps apart to measure.
+
+PyTorch's data sets are read into memory where they are small, one batch at a time where they are large.
+"""
 
 from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
@@ -9,8 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from fedveil.errors import FieldError
+
+MOST = 1 << 30  # bytes of one client's examples that are held in memory
+CHUNK = 256  # examples read at once
 
 
 class OnDemand(Tensor):
@@ -119,12 +126,10 @@ class ClientData:
                 raise FieldError("masks", given, f"must be bool [N, H, W] for images x {tuple(self.x.shape)}")
         owners = ("person", self.person, self.examples), ("test_person", self.test_person, self.held_out)
         for field, owner, n in owners:
-            if owner is not None:
-                is_tensor = isinstance(owner, Tensor) and owner.dtype == torch.int64
-                if not is_tensor or tuple(owner.shape) != (n,):
-                    found = (type(owner).__name__, len(owner))
-                    accepted = f"must be a tensor of int64 [{n}], one number an example: torch.as_tensor(ids)"
-                    raise FieldError(field, found, accepted)
+            is_tensor = isinstance(owner, Tensor) and owner.dtype == torch.int64
+            if owner is not None and not (is_tensor and tuple(owner.shape) == (n,)):
+                accepted = f"must be a tensor of int64 [{n}], one number an example: torch.as_tensor(ids)"
+                raise FieldError(field, (type(owner).__name__, len(owner)), accepted)
         if self.test_x is None and self.test_y is None:
             return
         if self.test_x is None or self.test_y is None:
@@ -162,3 +167,54 @@ def _check(x_name: str, x: Tensor, y_name: str, y: Tensor) -> None:
             raise FieldError(f"{name}[{row}]", "NaN or infinity", "must be finite: remove the row or fill it in")
     if y.dtype == torch.int64 and y.numel() and int(y.min()) < 0:
         raise FieldError(y_name, int(y.min()), "classes are numbered from 0 on")
+
+
+def is_data_set(value: Any) -> bool:
+    """Whether it is a data set or loader of PyTorch."""
+    return isinstance(value, Dataset | DataLoader)
+
+
+def read_client(value: Any, name: str, convert: Callable[[Sequence[Any], str], ClientData]) -> ClientData:
+    """Read a map-style data set once, to check every example and to learn the labels.
+
+    Of a loader its data set and its ``collate_fn`` are used; how large batches are and in which order they come is
+    `LocalTraining`'s. Where the examples take more than a GiB (`MOST`), they stay where they are and each batch is
+    read when it is trained on; random transforms are then drawn anew each time.
+
+    Parameters
+    ----------
+    value : Dataset or DataLoader
+        ``len`` and ``[i] -> (x, y)``, of tensors, arrays or numbers.
+    name : str
+        For refusals.
+    convert : callable
+        ``((x, y), name) -> ClientData`` checks a batch.
+
+    Raises
+    ------
+    FieldError
+        If it has no length, is empty, or an example cannot be used.
+    """
+    data: Any
+    data, collate = (value.dataset, value.collate_fn) if isinstance(value, DataLoader) else (value, default_collate)
+    if isinstance(data, IterableDataset) or not len(data):
+        accepted = "must have a length of at least 1 and [i]: give a map-style Dataset, or its examples as a list"
+        raise FieldError(name, type(data).__name__, accepted)
+
+    def read(rows: Sequence[int]) -> ClientData:
+        try:
+            x, y = collate([data[i] for i in rows])
+            return convert((x, y), name)
+        except FieldError:
+            raise
+        except Exception as error:  # the data set is the user's
+            accepted = f"must give pairs (x, y) of numbers, all x of one shape ({error}); for images add ToTensor()"
+            raise FieldError(f"{name}, examples {rows[0]} to {rows[-1]}", type(data).__name__, accepted) from error
+
+    count, first = len(data), read([0])
+    parts = (read(range(at, min(at + CHUNK, count))) for at in range(0, count, CHUNK))
+    if first.x.nbytes * count <= MOST:
+        held = list(parts)
+        return ClientData(torch.cat([p.x for p in held]), torch.cat([p.y for p in held]))
+    x = OnDemand(lambda rows: read(rows).x, (count, *first.x.shape[1:]), first.x.dtype)
+    return ClientData(x, torch.cat([p.y for p in parts]))

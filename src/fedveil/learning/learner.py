@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from fedveil.checks import Count, Parameters
 from fedveil.errors import FieldError, require_choice
 from fedveil.layout import Layout
-from fedveil.learning.choosing import choose_each
 from fedveil.learning.clients import ClientData
+from fedveil.learning.evaluation import choose_each
 from fedveil.learning.local import LocalTraining, Trained
 from fedveil.learning.private import PrivateTrainer
 from fedveil.learning.scores import Region, score_models

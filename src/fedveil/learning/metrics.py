@@ -26,13 +26,13 @@ DEFAULT: dict[TaskKind, tuple[str, ...]] = {
 }
 
 
-@metric(task=None, better="lower")
+@metric(task=None)
 def loss(answers: Answers) -> Floats:
     """Mean cross-entropy (nats), or mean squared error; infinite where it is no number."""
     return np.nan_to_num(answers.mean(answers.losses), nan=np.inf, posinf=np.inf)
 
 
-@metric(task="values", better="lower")
+@metric(task="values")
 def rmse(answers: Answers) -> Floats:
     """Root mean squared error, in units of the target."""
     return np.sqrt(loss(answers))

@@ -132,7 +132,6 @@ class RunningStatistics(Cosine):
 
 
 @INVERSIONS.register("estimated-statistics")
-@dataclass(frozen=True, kw_only=True)
 class EstimatedStatistics(RunningStatistics):
     """Match statistics estimated on reference images; see `RunningStatistics` for the parameters."""
 

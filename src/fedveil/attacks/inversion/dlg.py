@@ -92,7 +92,6 @@ class DLG(Inversion):
 
 
 @INVERSIONS.register("idlg")
-@dataclass(frozen=True, kw_only=True)
 class IDLG(DLG):
     """Read the labels first, then match the update by L-BFGS; see `DLG` for the parameters.
 

@@ -22,7 +22,6 @@ from fedveil.attacks.membership.scores import loss as loss
 from fedveil.attacks.membership.scores import register_score as register_score
 from fedveil.attacks.membership.scores import rmia as rmia
 from fedveil.attacks.membership.scores import trajectory as trajectory
-from fedveil.attacks.membership.shadow import Shadows as Shadows
 from fedveil.attacks.membership.shadow import Signals as Signals
 from fedveil.attacks.membership.shadow import balanced as balanced
 from fedveil.attacks.membership.shadow import by_round_and_client as by_round_and_client

@@ -205,28 +205,6 @@ class ServerRecords:
         return [(of_people(scores[: self.members], who), of_people(scores[self.members :][away], others[away]))]
 
 
-MEMBERSHIPS: Registry[Callable[[Any], Pairs | float]] = Registry("--attack", {}, group="fedveil.memberships")
-
-
-@MEMBERSHIPS.register("loss")
-def last_loss(seen: ServerRecords) -> Pairs:
-    """Under the last global model."""
-    return seen.split(seen.losses[-1])
-
-
-@MEMBERSHIPS.register("loss-trajectory")
-def mean_loss(seen: ServerRecords) -> Pairs:
-    """Mean over the rounds."""
-    return seen.split(seen.losses.mean(0))
-
-
-@MEMBERSHIPS.register("fedmia")
-def fedmia_of_each(seen: ServerRecords) -> Pairs:
-    """Against all others."""
-    return seen.by_client(seen.fedmia)
-
-
-@MEMBERSHIPS.register("fedmia-by-class")
 def fedmia_by_class(seen: ServerRecords) -> Pairs:
     """With the measure standardised by class on the reference records."""
     n = seen.members + seen.others
@@ -234,7 +212,6 @@ def fedmia_by_class(seen: ServerRecords) -> Pairs:
     return seen.by_client([fed_mia(scaled, client) for client in range(len(seen.own))])
 
 
-@MEMBERSHIPS.register("fedmia-same-classes")
 def fedmia_same_classes(seen: ServerRecords) -> Pairs:
     """Against others with the members' classes, at the clients for which there are enough."""
     found, n = [], seen.members
@@ -247,23 +224,26 @@ def fedmia_same_classes(seen: ServerRecords) -> Pairs:
     return found
 
 
-@MEMBERSHIPS.register("source")
 def source(seen: ServerRecords) -> float:
     """How much more often than by chance the client with the largest odds is the owner."""
     right = guess(seen.odds[..., : seen.members].mean(0)) == seen.owner
     return float(right.double().mean()) - 1 / seen.odds.shape[1]
 
 
-@MEMBERSHIPS.register("person-loss")
-def person_loss(seen: ServerRecords) -> Pairs:
-    """Under the last global model."""
-    return seen.by_person(seen.losses[-1])
-
-
-@MEMBERSHIPS.register("person-loss-trajectory")
-def person_mean_loss(seen: ServerRecords) -> Pairs:
-    """Mean over the rounds."""
-    return seen.by_person(seen.losses.mean(0))
+MEMBERSHIPS: Registry[Callable[[Any], Pairs | float]] = Registry(
+    "--attack",
+    {
+        "loss": lambda seen: seen.split(seen.losses[-1]),  # under the last global model
+        "loss-trajectory": lambda seen: seen.split(seen.losses.mean(0)),  # mean over the rounds
+        "fedmia": lambda seen: seen.by_client(seen.fedmia),  # against all others
+        "fedmia-by-class": fedmia_by_class,
+        "fedmia-same-classes": fedmia_same_classes,
+        "source": source,
+        "person-loss": lambda seen: seen.by_person(seen.losses[-1]),
+        "person-loss-trajectory": lambda seen: seen.by_person(seen.losses.mean(0)),
+    },
+    group="fedveil.memberships",
+)
 
 
 def of_people(scores: Tensor, person: Tensor) -> Tensor:

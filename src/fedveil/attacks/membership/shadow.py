@@ -51,22 +51,6 @@ def by_round_and_client(received: Sequence[Received]) -> tuple[list[int], list[l
     return partitions, [[found[r, p] for p in partitions] for r in rounds]
 
 
-@dataclass(frozen=True, eq=False)
-class Shadows:
-    """Trained shadow models.
-
-    Attributes
-    ----------
-    vectors : Tensor
-        [m, d].
-    inside : Tensor
-        [m, N] bool, which record each was trained on.
-    """
-
-    vectors: Tensor
-    inside: Tensor
-
-
 def balanced(models: int, records: int, seed: int, share: float = 0.5) -> Tensor:
     """Which record goes into which shadow model, [m, N] bool: each into exactly round(share m) of them, at random.
 
@@ -93,8 +77,8 @@ def train_shadows(
     seed: int = 0,
     workers: int = 1,
     rounds: Sequence[int] = (1,),
-) -> Shadows:
-    """Train shadow models as clients are trained, in one batched computation where the model has one.
+) -> Tensor:
+    """Train shadow models [m, d] as clients are trained, in one batched computation where the model has one.
 
     Parameters
     ----------
@@ -105,7 +89,7 @@ def train_shadows(
     data : ClientData
         The records [N].
     inside : Tensor
-        [m, N] bool.
+        [m, N] bool, which record each is trained on.
     seed : int
         Of the order of training.
     workers : int
@@ -129,7 +113,7 @@ def train_shadows(
                 raise found
             rows.append(found.model)
         vectors = torch.stack(rows)
-    return Shadows(vectors, inside)
+    return vectors
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,14 +148,15 @@ def signals(
     model: nn.Module,
     layout: Layout,
     attacked: Tensor,
-    shadows: Shadows,
+    shadows: Tensor,
+    inside: Tensor,
     data: ClientData,
     population: ClientData | None = None,
 ) -> Signals:
-    """Ask the attacked model [d] and the shadow models about the records, and about a population."""
-    every = torch.cat([attacked[None], shadows.vectors])
+    """Ask the attacked model [d] and the shadow models [m, d] about the records, and about a population."""
+    every = torch.cat([attacked[None], shadows])
     odds = confidence(model, layout, every, data.x, data.y)
     if population is None:
-        return Signals(odds[0], odds[1:], shadows.inside)
+        return Signals(odds[0], odds[1:], inside)
     others = confidence(model, layout, every, population.x, population.y)
-    return Signals(odds[0], odds[1:], shadows.inside, others[0], others[1:])
+    return Signals(odds[0], odds[1:], inside, others[0], others[1:])

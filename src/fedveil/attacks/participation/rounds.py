@@ -4,7 +4,6 @@ Losses stand alone, against an outsider's, or against the published loss; of a m
 colluders sent is subtracted.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -15,7 +14,6 @@ from fedveil.clipping import clip
 
 
 @ATTACKS.register("loss")
-@dataclass(frozen=True, eq=False)
 class Loss(Attack):
     """Score by the loss on the shadow examples; see `Attack` for the parameters.
 
@@ -38,7 +36,6 @@ class Loss(Attack):
 
 
 @ATTACKS.register("calibrated-loss")
-@dataclass(frozen=True, eq=False)
 class CalibratedLoss(Attack):
     """Score by the loss on shadow examples, less their difficulty; see `Attack` for the parameters.
 
@@ -69,7 +66,6 @@ class CalibratedLoss(Attack):
 
 
 @ATTACKS.register("side-channel")
-@dataclass(frozen=True, eq=False)
 class SideChannel(Attack):
     """Score by the loss on shadow examples against the published one; see `Attack` for the parameters.
 
@@ -96,7 +92,6 @@ class SideChannel(Attack):
 
 
 @ATTACKS.register("own-update")
-@dataclass(frozen=True, eq=False)
 class OwnUpdate(Attack):
     """Score by the others' update along the target's trace; see `Attack` for the parameters.
 
@@ -146,7 +141,6 @@ class OwnUpdate(Attack):
 
 
 @ATTACKS.register("colluding")
-@dataclass(frozen=True, eq=False)
 class Colluding(OwnUpdate):
     """Score by what the coalition did not send, along the target's trace; see `Attack` for the parameters.
 

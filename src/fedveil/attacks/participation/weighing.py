@@ -48,7 +48,6 @@ class Weighing(Attack):
 
 
 @ATTACKS.register("likelihood-ratio")
-@dataclass(frozen=True, eq=False)
 class LikelihoodRatio(Weighing):
     """Weigh calibrated losses; see `Weighing` for the parameters.
 
@@ -72,7 +71,6 @@ ERROR = 0.05  # wanted rate of either error
 
 
 @ATTACKS.register("adaptive")
-@dataclass(frozen=True, eq=False)
 class Adaptive(Weighing):
     """Weigh losses and the others' updates, and stop early; see `Weighing` for the parameters.
 
@@ -144,7 +142,6 @@ def boundaries(miss: float = ERROR, alarm: float = ERROR) -> tuple[float, float]
 
 
 @ATTACKS.register("informed")
-@dataclass(frozen=True, eq=False)
 class Informed(Adaptive):
     """Weigh the published loss too, and stop early; see `Weighing` for the parameters.
 
@@ -167,7 +164,6 @@ class Informed(Adaptive):
 TINY = 1e-30
 
 
-@dataclass(frozen=True, eq=False)
 class StepLength(Attack):
     """How far the model moved, without a direction: what `NoiseSize` weighs."""
 
@@ -182,7 +178,6 @@ class StepLength(Attack):
 
 
 @ATTACKS.register("noise-size")
-@dataclass(frozen=True, eq=False)
 class NoiseSize(Weighing):
     """Weigh the lengths of the model's steps; see `Weighing` for the parameters.
 
@@ -208,7 +203,6 @@ class NoiseSize(Weighing):
 GAIN = 1.0
 
 
-@dataclass(frozen=True, eq=False)
 class PullBack(OwnUpdate):
     """The others' update after a reset: one of the scores that `Active` weighs; see `Attack` for the parameters."""
 
@@ -218,7 +212,6 @@ class PullBack(OwnUpdate):
 
 
 @ATTACKS.register("active")
-@dataclass(frozen=True, eq=False)
 class Active(Weighing):
     """Craft updates, then weigh losses and the others' updates; see `Weighing` for the parameters.
 

@@ -17,7 +17,7 @@ from fedveil.errors import FieldError, damaged
 from fedveil.grid import Outcome
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, build_model, predict
-from fedveil.learning.choosing import choose_each, client_losses
+from fedveil.learning.evaluation import choose_each, client_losses
 from fedveil.runs.deal import deal_out, split_clients
 
 
