@@ -70,8 +70,10 @@ def test_numerics_and_data_are_part_of_the_key(monkeypatch):
 
 def test_a_key_holds_the_numbers_of_the_paths_it_takes_alone(monkeypatch):
     record = {"method": "record", "examples": 10, "noise_multiplier": 1.0}
+    person = {"method": "record", "unit": "person", "people": 10, "records_per_person": 3, "noise_multiplier": 1.0}
     cells = {
         "record": config(privacy=record),
+        "person": config(privacy=person),
         "sequential": config(trainer="sequential"),
         "stacked": config(trainer="batched"),
         "either": config(),
@@ -79,6 +81,7 @@ def test_a_key_holds_the_numbers_of_the_paths_it_takes_alone(monkeypatch):
     before = {name: Cell("a", c).key for name, c in cells.items()}
     for path, moved in (
         ("record", {"record"}),
+        ("person", {"person"}),
         ("sequential", {"sequential", "either"}),
         ("stacked", {"stacked", "either"}),
         ("noise", set(cells)),

@@ -26,6 +26,7 @@ from fedveil.methods import build
 CLIP = 0.05
 NETS = {
     "head": lambda: nn.Linear(6, 3),
+    "chain": lambda: nn.Sequential(nn.Linear(6, 3)),  # a head that is clipped by factors of its inputs
     "dense": lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)),
     "conv": lambda: nn.Sequential(nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 2), nn.Flatten(), nn.Linear(8, 3)),
 }

@@ -53,6 +53,11 @@ def images():
     return nn.Sequential(nn.Conv2d(1, 16, 2), nn.Softplus(), nn.Conv2d(16, 3, 2), *pooled)
 
 
+def head():
+    """Persons' means are factored."""
+    return nn.Sequential(nn.Linear(WIDE, CLASSES))
+
+
 class Raises(Own):
     """Raises for one record: one example a call."""
 
@@ -67,7 +72,7 @@ class Raises(Own):
 
 NETWORKS = {
     "dense": dense, "normed": normed, "pictures": pictures, "own code": lambda: Own(dense()), "attention": Attends,
-    "raising": Raises, "images": images,
+    "raising": Raises, "images": images, "head": head,
 }  # fmt: skip
 SHAPES = {"images": (1, 4, 4)}  # of a record; others are rows
 SHARED = {"noise_multiplier": 1.0, "clip": CLIP}
@@ -115,7 +120,7 @@ def lawful(sums, x, y, here, clip, more):
 
 def packed(sums, x, y, here, clip, more):
     """Without the law: the examples that are there, one after another in a batch of their number."""
-    return PLAIN(sums, x[here], y[here], clip, **{**more, "lengths": None})[0], []
+    return PLAIN(sums, x[here], y[here], clip, **{**more, "lengths": None, "bases": None})[0], []
 
 
 def rows_of(model, named, x, y):
@@ -324,6 +329,12 @@ def test_no_weights_do_where_an_image_is_blanked(how, changed):
     """The rows of all others had other bits: what was blanked came back in another order of memory."""
     game = Game("images", how, 16, changed=changed)
     assert game.search(1, 4) <= game.within
+
+
+@pytest.mark.parametrize("changed", CHANGES)
+def test_no_weights_do_where_means_are_factored(changed):
+    game = Game("head", "persons", 16, changed=changed)
+    assert 0.3 < game.search(2, 10) / game.within <= 1
 
 
 def test_the_same_search_breaks_a_batch_without_the_law():

@@ -22,6 +22,7 @@ from torch import nn
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, PrivateTrainer
 from fedveil.learning.clients import OnDemand
+from fedveil.learning.gradients import Bases, Products, squared_norms
 from fedveil.learning.losses import as_input
 from fedveil.learning.per_example import PerExample
 from fedveil.mechanisms import ReproducibleSource
@@ -296,9 +297,68 @@ def worst(name, n, generator):
     return kept, moved
 
 
+def worst_of_persons(n, each, generator, *, bias=True):
+    """As `worst`, of n persons at a dense head whose inputs are factorised: bits of B' R, and sums of clipped means.
+
+    The last one is missing, lacks an image, has another label, or overflows; others' images agree but for their last
+    digits, so that means are what is left of terms that cancel.
+    """
+    places = n + int(torch.randint(1, 9, (), generator=generator))
+    model = nn.Sequential(nn.Linear(16, 3, bias=bias))
+    x, y = torch.randn(n, each, 16, generator=generator), torch.randint(0, 3, (n, each), generator=generator)
+    x[::2] = x[::2, :1] * (1 + 1e-7 * torch.randn(x[::2].shape, generator=generator))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator))
+        model[0].weight.copy_(null_space(x.flatten(0, 1), 3, generator))
+    sums, order = (
+        PerExample(model, Layout.from_module(model), "cross_entropy"),
+        torch.randperm(places, generator=generator)[:n],
+    )
+    assert sums.takes_bases(places, each)
+    cores, plain = [], Products.cores
+
+    def watched(piece, *given):
+        cores.append(plain(piece, *given))
+        return cores[-1]
+
+    def world(changed):
+        own, labels, present = x.clone(), y.clone(), torch.ones(n, each, dtype=torch.bool)
+        if changed == "missing":
+            present[-1] = False
+        elif changed == "image":
+            present[-1, 0] = False
+        elif changed == "label":
+            labels[-1, -1] = 9
+        elif changed is not None:
+            own[-1, : each // 2] = changed
+        m = n - (changed == "missing")
+        own[~present], labels[~present] = 0, 0
+        batch, here = torch.zeros(places, each, 16), torch.zeros(places, each, dtype=torch.bool)
+        numbers = torch.zeros(places, each, dtype=torch.int64)
+        batch[order], numbers[order], here[order] = own, labels, present
+        bases = sums.bases(own[:m].flatten(0, 1), present[:m]).at(torch.arange(m), order[:m], places)
+        found, _ = sums.clipped_sum(
+            batch.flatten(0, 1), numbers.view(-1), CLIP, here.view(-1), each=each, bases=bases,
+            lengths=squared_norms(batch.flatten(0, 1)),
+        )  # fmt: skip
+        return found, cores[-1][order[:-1]].view(torch.int64)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Products, "cores", watched)
+        total, bits = world(None)
+        kept, moved = sums.way == "layers", 0.0
+        for changed in ("missing", "image", "label", 0.0, 1e38, float("inf"), float("nan"), 1e-42):
+            other, later = world(changed)
+            kept = kept and torch.equal(bits, later)
+            moved = max(moved, float((total - other).norm()) / CLIP / (1 if changed == "missing" else 2))
+    return kept, moved
+
+
 def explored(sizes, seed):
     generator = torch.Generator().manual_seed(seed)
-    return {(name, n): worst(name, n, generator) for name in NETWORKS for n in sizes}
+    found = {(name, n): worst(name, n, generator) for name in NETWORKS for n in sizes}
+    return found | {("persons", n): worst_of_persons(n, 2 + n % 6, generator, bias=n % 2 > 0) for n in sizes}
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -308,6 +368,143 @@ def test_rows_keep_their_bits_and_sums_their_bound(name):
         kept, moved = worst(name, n, generator)
         assert kept
         assert moved <= BOUND
+
+
+@pytest.mark.parametrize("each", [2, 3, 8])
+@pytest.mark.parametrize("bias", [False, True])
+def test_factored_means_keep_their_bits_and_sums_their_bound(each, bias):
+    generator = torch.Generator().manual_seed(each)
+    found = [worst_of_persons(n, each, generator, bias=bias) for n in (2, 3, 15, 16, 33)]
+    assert all(kept for kept, _ in found)
+    assert 0.3 < max(moved for _, moved in found) <= BOUND
+
+
+@pytest.mark.parametrize("company", [0.0, 1.0, 1e38, 1e-42, float("nan"), float("inf")])
+def test_factors_follow_a_persons_own_images(company):
+    generator = torch.Generator().manual_seed(0)
+    for each, width in ((2, 4), (3, 64), (5, 33), (31, 130)):
+        own, here = torch.randn(each, width, generator=generator), torch.ones(1, each, dtype=torch.bool)
+        own[-1] = own[0]  # of no full rank
+        alone = Bases.of(own[None], here, True)
+        for n in (2, 3, 7):
+            for place in (0, n - 1):
+                x = torch.full((n, each, width), company)
+                x[place] = own
+                among = Bases.of(x, here.expand(n, -1), True)
+                assert torch.equal(among.rows[place], alone.rows[0])
+                assert torch.equal(among.basis[place], alone.basis[0])
+
+
+IMAGES = {
+    "any": lambda x: x,
+    "one image twice": lambda x: x[:1].expand_as(x).clone(),
+    "twins but for the last digit": lambda x: x[:1] * (1 + 1e-7 * x),
+    "zeros among them": lambda x: x * (torch.arange(len(x)) % 2)[:, None],
+    "nothing but zeros": torch.zeros_like,
+    "the smallest numbers": lambda x: 1e-45 * (x > 0),
+    "the largest numbers": lambda x: 3e38 * x.sign(),
+    "lengths of all sizes": lambda x: x * 10.0 ** torch.linspace(-37, 37, len(x))[:, None],
+    "columns of all sizes": lambda x: x * 10.0 ** torch.linspace(-37, 37, x.shape[1]),
+}
+
+
+@pytest.mark.parametrize("images", IMAGES)
+@pytest.mark.parametrize("each", [2, 5])
+def test_no_server_makes_a_factored_mean_longer_than_the_clip(images, each):
+    """Residuals of up to 1e30, that cancel or do not: what is added is as long as what was measured."""
+    generator = torch.Generator().manual_seed(each)
+    longest = 0.0
+    for exponent in torch.linspace(-20, 30, 26).tolist():
+        x = IMAGES[images](torch.randn(each, 12, generator=generator))
+        for bias in (False, True):
+            model = nn.Sequential(nn.Linear(12, 2, bias=bias))
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.copy_(torch.randn(p.shape, generator=generator) * 10.0 ** (exponent / 2))
+            y = torch.randn(each, 2, generator=generator) * 10.0**exponent
+            y -= y.mean(0)
+            sums = PerExample(model, Layout.from_module(model), "mse")
+            bases = sums.bases(x, torch.ones(1, each, dtype=torch.bool))
+            found, _ = sums.clipped_sum(x, y, CLIP, each=each, bases=bases, lengths=squared_norms(x))
+            longest = max(longest, float(found.norm()))
+            formed, _ = sums.clipped_sum(x, y, CLIP, each=each)
+            assert float((found - formed).norm()) <= 2 * CLIP
+    assert longest <= CLIP
+    assert longest > CLIP / 2 or "zeros" in images or "smallest" in images
+
+
+def test_norms_of_gram_matrices_would_not_do():
+    """Two images that differ by 1e-8 of their length, and errors of 1e10 that cancel: a length of 100 C passes as 0."""
+    generator, passed = torch.Generator().manual_seed(0), []
+    model = nn.Sequential(nn.Linear(4, 1, bias=False))
+    nn.init.zeros_(model[0].weight)
+    sums = PerExample(model, Layout.from_module(model), "mse")
+    for _ in range(50):
+        x = torch.rand(1, 4, generator=generator).repeat(2, 1)
+        x[:, 1] = torch.tensor([2e-8, 1e-8])
+        y = torch.tensor([[-1e10], [1e10]])
+        grads, wide = -y.double(), x.double()  # 2 (output - y), of a mean of two
+        assert float((grads.T @ (wide - wide[1])).norm()) > 90 * CLIP  # the rest cancels
+        passed.append(float(((grads @ grads.T) * (wide @ wide.T)).sum()) < CLIP**2)
+        bases = sums.bases(x, torch.ones(1, 2, dtype=torch.bool))
+        found, _ = sums.clipped_sum(x, y, CLIP, each=2, bases=bases)
+        assert float(found.norm()) <= CLIP
+    assert any(passed)
+
+
+def test_the_clip_of_factored_means_pays_for_all_rows():
+    """A sum of 10,000 means of 10 rows is one of 100,000 products."""
+    model = nn.Sequential(nn.Linear(20, 1, bias=False)).double()
+    nn.init.zeros_(model[0].weight)
+    sums, people, each = PerExample(model, Layout.from_module(model), "mse"), 10_000, 10
+    x, y = torch.zeros(people * each, 20, dtype=torch.float64), torch.zeros(people * each, 1, dtype=torch.float64)
+    x[0, 0], y[0] = 1.0, -100.0
+    bases = sums.bases(x, torch.ones(people, each, dtype=torch.bool))
+    found, _ = sums.clipped_sum(x, y, CLIP, each=each, bases=bases)
+    assert 0.99 * CLIP < float(found.norm()) <= CLIP * (1 - 2 * 1e10 * 2.0**-53 * (1 - 1e-6))
+
+
+def test_a_person_whose_basis_is_not_orthonormal_counts_as_zero():
+    """Numbers of float64 whose lengths are beyond it."""
+    model = nn.Sequential(nn.Linear(8, 1)).double()
+    sums = PerExample(model, Layout.from_module(model), "mse")
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 2, 8, generator=generator, dtype=torch.float64)
+    here, y = torch.ones(3, 2, dtype=torch.bool), torch.zeros(6, 1, dtype=torch.float64)
+    total, _ = sums.clipped_sum(x.flatten(0, 1), y, CLIP, each=2, bases=sums.bases(x.flatten(0, 1), here))
+    for vast in (1e200, 1e305, 1.7e308):
+        x[1] = vast
+        bases = sums.bases(x.flatten(0, 1), here)
+        found, _ = sums.clipped_sum(torch.where(x < 1e100, x, 0).flatten(0, 1), y, CLIP, each=2, bases=bases)
+        assert found.isfinite().all()
+        assert float((found - total).norm()) <= 2 * CLIP * BOUND
+    assert bases.rows[1].isnan().all()
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_whether_factors_fit_into_memory_follows_the_number_that_is_promised(monkeypatch, fits):
+    """Asked of the persons that there are, one more turned everybody to other arithmetic: 5,462 C."""
+    people, each, inputs = 6, 2, 9
+    room = people * each * (1 + inputs + each)  # of one more than there are, or not
+    monkeypatch.setattr("fedveil.learning.per_example._ELEMENTS", room if fits else room - 1)
+    taken, plain = [], PerExample.clipped_sum
+
+    def watched(sums, *args, bases=None, **more):
+        taken.append(bases is not None)
+        return plain(sums, *args, bases=bases, **more)
+
+    monkeypatch.setattr(PerExample, "clipped_sum", watched)
+    method = RecordDP(
+        unit="person", people=people, most=people, records_per_person=each, noise_multiplier=1.0, relation="add/remove"
+    )
+    model = nn.Sequential(nn.Linear(inputs, 1))
+    layout, x = Layout.from_module(model), torch.randn(people * each, inputs)
+    for n in (people - 1, people):
+        trainer = PrivateTrainer(model, layout, LocalTraining(lr=1.0, loss="mse"), method.noisy_steps)
+        person = torch.arange(n * each) // each
+        client = ClientData(x[: n * each], torch.zeros(n * each, 1), person=person)
+        trainer.train_noisily(layout.read(model)[None], [client], [(0,)], [ReproducibleSource(0)])
+    assert taken == [fits, fits]
 
 
 SETS = {

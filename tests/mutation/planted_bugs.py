@@ -3,6 +3,7 @@
 from planting import Bug
 
 CORE = "tests/core/test_"
+ROUNDING = "tests/hostile/test_rounding.py"
 ENGINE = f"{CORE}engine_noise.py"
 CENTRAL, LOCAL = f"{CORE}methods_central.py", f"{CORE}methods_local.py"
 FAILURES = f"{CORE}failures.py"
@@ -1663,6 +1664,55 @@ BUGS = (
         "tests/core/test_person.py::test_a_step_is_the_sum_of_persons_clipped_means",
     ),
     _bug(
+        "person: whether factors fit is asked of the persons that there are",
+        "learning/private.py",
+        "PrivateTrainer._placed",
+        "len(units) if self.noisy.public_size else self.noisy.most",
+        "len(units)",
+        f"{ROUNDING}::test_whether_factors_fit_into_memory_follows_the_number_that_is_promised",
+    ),
+    _bug(
+        "person: a basis that is not orthonormal is used",
+        "learning/gradients.py",
+        "Bases.of",
+        "bool((q.T @ q - one).abs().max() < _SOUND)",
+        "True",
+        f"{ROUNDING}::test_a_person_whose_basis_is_not_orthonormal_counts_as_zero",
+    ),
+    _bug(
+        "person: a factor is not clipped",
+        "learning/per_example.py",
+        "PerExample._part",
+        "cores * scale[:, None, None]",
+        "cores",
+        f"{ROUNDING}::test_no_server_makes_a_factored_mean_longer_than_the_clip",
+    ),
+    _bug(
+        "person: norms of factors by Gram matrices",
+        "learning/per_example.py",
+        "PerExample._part",
+        "torch.linalg.vector_norm(cores.flatten(1), dim=1)",
+        "(head._b.T.double().view(-1, each, len(head._b)).matmul(head._b.double().view(len(head._b), -1, each)"
+        ".transpose(0, 1)) * (bases.rows @ bases.rows.transpose(1, 2))).sum((1, 2)).clamp(min=0).sqrt() / each",
+        f"{ROUNDING}::test_norms_of_gram_matrices_would_not_do",
+    ),
+    _bug(
+        "person: factors without the input of the bias",
+        "learning/gradients.py",
+        "Bases.of",
+        "nn.functional.pad(own.to(torch.float64), (0, int(bias)), value=1.0)",
+        "nn.functional.pad(own.to(torch.float64), (0, int(bias)))",
+        "tests/core/test_person.py::test_a_step_is_the_sum_of_persons_clipped_means",
+    ),
+    _bug(
+        "person: a factorised sum of many rows pays for its persons alone",
+        "learning/per_example.py",
+        "PerExample.clipped_sum",
+        "len(x) if spanned else len(x) / each",
+        "len(x) / each",
+        f"{ROUNDING}::test_the_clip_of_factored_means_pays_for_all_rows",
+    ),
+    _bug(
         "person: an id that is spelt in two ways is two people",
         "data/labels.py",
         "people_of",
@@ -1706,7 +1756,7 @@ BUGS = (
         "record: a gradient just below the clip is not shrunk",
         "learning/per_example.py",
         "PerExample.clipped_sum",
-        "clip * (1 - max(SHRINK, 0 if alone else 2 * (len(x) / each) ** 2 * 2.0 ** (-53)))",
+        "clip * (1 - max(SHRINK, 0 if alone else 2 * terms ** 2 * 2.0 ** (-53)))",
         "clip",
         f"{PRIVATE}::test_the_clip_pays_for_what_float64_rounds",
     ),

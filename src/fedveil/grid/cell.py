@@ -83,7 +83,8 @@ class Cell:
         """The numbers of its paths."""
         needs = getattr_static(METHODS[self.config.privacy.method].client, "needs", None)
         record = isinstance(needs, frozenset) and "noisy_steps" in needs  # where parameters decide, it is a property
-        return numerics_of(record, self.config.trainer)
+        person = record and self.config.privacy.options.get("unit") == "person"
+        return numerics_of(record, self.config.trainer, person=person)
 
     @cached_property
     def kind(self) -> str:

@@ -53,6 +53,8 @@ class ByChain:
         self._flattens = [stage for stage in stages if isinstance(stage, Flatten)]
         self._first = next(i for i, (stage, _) in enumerate(self._steps) if isinstance(stage, Dense))
         self.reads_examples = self._first == 0
+        dense = [weights for stage, weights in self._steps if isinstance(stage, Dense)]
+        self.head = dense[0] if self.reads_examples and len(dense) == 1 else None
 
     def prepare(self, x: Tensor, y: Tensor) -> None:
         """Check with dummies.

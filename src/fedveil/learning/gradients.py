@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedveil.layout import Layout
 
+_SOUND = 1e-10  # how far products of a basis's rows may be from 0 or 1: ten thousand times what rounding leaves
 _BLOCK = 1 << 18  # numbers that are held in float64 at once: they should stay in a core's cache
 
 Named = list[tuple[str, Tensor]]
@@ -16,6 +18,10 @@ Named = list[tuple[str, Tensor]]
 
 class Piece(Protocol):
     """The gradients of some parameters for single examples; row i of everything belongs to example i."""
+
+    @property
+    def width(self) -> int:
+        """Numbers of an example that are converted to float64 at once."""
 
     def squares(self) -> Tensor:
         """Squared norms [B], in float64."""
@@ -66,7 +72,11 @@ class Gradients:
 
     def sum(self, scale: Tensor) -> Tensor:
         """Sum [d] with factors [B] of float64; rows that are not finite must have been dropped."""
-        named = dict(pair for piece in self._pieces for pair in piece.sum(scale))
+        return self.flat([pair for piece in self._pieces for pair in piece.sum(scale)])
+
+    def flat(self, pairs: Named) -> Tensor:
+        """Values by name as a vector [d]."""
+        named = dict(pairs)
         return torch.cat([named[name].reshape(-1) for name in self._layout.names])
 
     def means(self, weights: Tensor, each: int) -> Iterator[list[Tensor]]:
@@ -77,7 +87,7 @@ class Gradients:
         list of Tensor
             [U, size] of float64 each; side by side they are vectors [U, d].
         """
-        units = max(1, _BLOCK // self._layout.size) * each
+        units = max(1, _BLOCK // max(self._layout.size, each * max(piece.width for piece in self._pieces))) * each
         gone = weights == 0
         if gone.any():
             self.drop(gone)
@@ -85,6 +95,13 @@ class Gradients:
             rows = slice(start, start + units)
             named = dict(pair for piece in self._pieces for pair in piece.means(weights[rows], each, rows))
             yield [named[name].flatten(1) for name in self._layout.names]
+
+    def head(self, weights: Tensor) -> "Products":
+        """The piece of a dense head, which has no other; its rows without a weight [B] are 0."""
+        [piece] = self._pieces
+        assert isinstance(piece, Products)
+        piece.drop(weights == 0)
+        return piece
 
 
 Found = tuple[Gradients, Tensor, Tensor]  # and losses [B], and which examples [B] have both
@@ -101,6 +118,7 @@ class Formed:
 
     def __init__(self, rows: Mapping[str, Tensor]) -> None:
         self._rows = {name: value.reshape(len(value), -1) for name, value in rows.items()}
+        self.width = max(rows.shape[1] for rows in self._rows.values())
 
     def squares(self) -> Tensor:
         """Squared norms [B]."""
@@ -144,6 +162,7 @@ class Products:
 
     def __init__(self, names: Mapping[str, str], inputs: Tensor, grads: Tensor, lengths: Tensor | None = None) -> None:
         self._names, self._a, self._b, self._known = names, inputs, grads, lengths is not None
+        self.width = inputs.shape[1]
         self._lengths = squared_norms(inputs) if lengths is None else lengths
         self._wide: Tensor | None = None  # output gradients in float64
 
@@ -179,9 +198,66 @@ class Products:
         b = (self._b[:, rows] * weights).view(len(self._b), -1, each)
         return self._named(torch.bmm(b.transpose(0, 1), a), b.sum(2).T)
 
+    def cores(self, weights: Tensor, rows: Tensor) -> Tensor:
+        """B' R [U, out, each] of output gradients B with weights [B] and the rows R of `Bases`: one product a unit."""
+        b = (self._b * weights).view(len(self._b), *rows.shape[:2])
+        return torch.bmm(b.transpose(0, 1), rows)
+
+    def spread(self, cores: Tensor, bases: "Bases") -> Named:
+        """The sum of the mean gradients that cores stand for: one product of all units."""
+        columns = cores.index_select(0, bases.places).transpose(0, 1).flatten(1)
+        both = columns @ bases.basis.flatten(0, 1)
+        return self._named(both[:, : self.width], both[:, -1])
+
     def _named(self, weight: Tensor, bias: Tensor) -> Named:
         found = [(self._names["weight"], weight)]
         return [*found, (self._names["bias"], bias)] if "bias" in self._names else found
+
+
+@dataclass(frozen=True)
+class Bases:
+    """Factors A = R Q of persons' inputs at a dense head, where each has few; the rows of Q are orthonormal.
+
+    A mean gradient B' A is (B' R) Q, and no longer than B' R, which is clipped: however badly terms cancel, what is
+    added is bounded by what was measured. Both factors follow a person's own inputs alone.
+
+    Attributes
+    ----------
+    rows : Tensor
+        R [U, each, each] in float64, at the persons' places in a batch; 0 for dummies.
+    basis : Tensor
+        Q [m, each, in] of the m persons; with a bias [m, each, in + 1], for its input 1.
+    places : Tensor
+        [m], theirs.
+    """
+
+    rows: Tensor
+    basis: Tensor
+    places: Tensor
+
+    @classmethod
+    def of(cls, inputs: Tensor, present: Tensor, bias: bool) -> "Bases":
+        """Factors of inputs [n, each, in] that are present [n, each] and finite.
+
+        Each person is factorised alone, in memory of her own: kernels round by a matrix's place among others. Whose
+        basis is not orthonormal (squares of her inputs are beyond float64) counts as zero: her rows are NaN.
+        """
+        n, each, width = inputs.shape
+        rows, basis = (inputs.new_empty(n, each, size, dtype=torch.float64) for size in (each, width + bias))
+        one = torch.eye(each, dtype=torch.float64)
+        for i, (own, here) in enumerate(zip(inputs.cpu(), present, strict=True)):
+            columns = nn.functional.pad(own.to(torch.float64), (0, int(bias)), value=1.0)
+            q, r = torch.linalg.qr(without(columns, ~(here & own.isfinite().all(1))).T)
+            sound = bool((q.T @ q - one).abs().max() < _SOUND)
+            rows[i], basis[i] = (r.T, q.T) if sound else (math.nan, 0.0)
+        return cls(rows, basis, torch.arange(n, device=rows.device))
+
+    def at(self, chosen: Tensor, places: Tensor | None, count: int) -> "Bases":
+        """Those of some persons, in their order, at places among `count`; see `Units.at`."""
+        where = (torch.arange(len(chosen)) if places is None else places).to(self.places)
+        rows = self.rows.new_zeros(count, *self.rows.shape[1:])
+        rows[where] = self.rows[chosen]
+        return Bases(rows, self.basis if len(chosen) == len(self.basis) else self.basis[chosen], where)
 
 
 def squared_norms(rows: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from fedveil.clipping import SHRINK
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning.chains import ByChain
-from fedveil.learning.gradients import all_finite, squared_norms, without
+from fedveil.learning.gradients import Bases, all_finite, squared_norms, without
 from fedveil.learning.layerwise import ByLayers
 from fedveil.learning.losses import as_input, losses_of
 from fedveil.learning.recognised import generators_of
@@ -31,6 +31,7 @@ _LOG = logging.getLogger(__name__)
 _ELEMENTS = 1 << 24  # numbers of single examples' gradients that are held at once
 _OTHERS = (0.0, float("nan"), float("inf"), -float("inf"), 1e38, -1e38, 1e-42, 1.0)  # what the rest of a batch may hold
 
+Known = tuple[Tensor | None, Bases | None]  # lengths and bases, from before
 Way = ByChain | ByLayers | ByOperators | OneByOne
 
 
@@ -74,6 +75,18 @@ class PerExample:
         """Whether norms of the examples themselves, known once, spare each step work."""
         return isinstance(self._way, ByChain) and self._way.reads_examples
 
+    def takes_bases(self, units: int, each: int) -> bool:
+        """Whether `clipped_sum` takes factors of inputs: of so many persons (a public number), with few rows each."""
+        head = self._way.head if isinstance(self._way, ByChain) else None
+        if head is None or each < 2:
+            return False
+        outputs, inputs = head[0].shape
+        return 2 * each <= inputs and 0 < units * each * (outputs + inputs + each) <= _ELEMENTS
+
+    def bases(self, x: Tensor, present: Tensor) -> Bases:
+        """Factors of persons' inputs x [n * each, ...] that are present [n, each]; a dense head has a bias or none."""
+        return Bases.of(x.reshape(*present.shape, -1), present, len(self._layout.names) > 1)
+
     def clipped_sum(
         self,
         x: Tensor,
@@ -85,11 +98,12 @@ class PerExample:
         alone: bool = False,
         grid: float = 0.0,
         lengths: Tensor | None = None,
+        bases: Bases | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Sum of the examples' gradients, or of persons' mean gradients, each scaled down to a norm of at most `clip`.
 
         A person's mean is formed, in float64, and that very vector is clipped: images with long gradients that cancel
-        give norms by products of norms (or Gram matrices) that are rounding alone.
+        give norms by products of norms (or Gram matrices) that are rounding alone. With `bases` its factor is clipped.
 
         Parameters
         ----------
@@ -107,6 +121,8 @@ class PerExample:
             Above 0: each clipped vector is cut towards zero to whole steps of it, and the sum is exact.
         lengths : Tensor, optional
             [B] in float64, the squared norms of the examples, where they are known from before.
+        bases : Bases, optional
+            Of these persons' inputs; where not `takes_bases`, means are formed.
 
         Returns
         -------
@@ -122,13 +138,17 @@ class PerExample:
         """
         here = torch.ones(len(x), dtype=torch.bool, device=x.device) if present is None else present
         formed = each > 1 or grid > 0
-        way, width = self._prepare(x, y, each, formed) if not alone and len(x) else (self._alone, len(x))
-        within = clip * (1 - max(SHRINK, 0 if alone else 2 * (len(x) / each) ** 2 * 2.0**-53))
+        spanned = bases is not None and not grid
+        checked = self._prepare(x, y, each, formed, spanned) if not alone and len(x) else (self._alone, len(x), False)
+        way, width, spanned = checked
+        before = lengths, bases if spanned else None
+        terms = len(x) if spanned else len(x) / each  # of a sum, each as long as the clip or less
+        within = clip * (1 - max(SHRINK, 0 if alone else 2 * terms**2 * 2.0**-53))
         if width == len(x):
-            total, losses, counted = self._part(way, x, y, here, lengths, within, each, grid)
+            total, losses, counted = self._part(way, x, y, here, before, within, each, grid)
         else:
             chunks = [[_chunk(t, start, width) for t in (x, y, here)] for start in range(0, len(x), width)]
-            parts = [self._part(way, a, b, c, None, within, each, grid) for a, b, c in chunks]
+            parts = [self._part(way, a, b, c, (None, None), within, each, grid) for a, b, c in chunks]
             total = torch.stack([part[0] for part in parts]).sum(0)
             losses, counted = (torch.cat([part[i] for part in parts]) for i in (1, 2))
         if counted.all():
@@ -138,10 +158,11 @@ class PerExample:
         return total, losses[counted]
 
     def _part(
-        self, way: Way, x: Tensor, y: Tensor, here: Tensor, known: Tensor | None, within: float, each: int, grid: float
+        self, way: Way, x: Tensor, y: Tensor, here: Tensor, before: Known, within: float, each: int, grid: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Clipped sum [d], losses [B], and which examples [B] have one."""
         x, images = laid_out(x), here.view(-1, each).sum(1, keepdim=True).clamp_(min=1) if each > 1 else 1
+        known, bases = before
         if known is None and way is self._way and self.reads_examples:
             known = squared_norms(x)
         if not all_finite(x if known is None else known):
@@ -155,6 +176,13 @@ class PerExample:
                 good = good & finite
             return gradients.sum(scale.where(good, 0.0)), losses, good
         weights = (good.view(-1, each) / images).to(torch.float64).view(-1)
+        if bases is not None:
+            head = gradients.head(weights)
+            cores = head.cores(weights, bases.rows)
+            scale, finite = _scales(torch.linalg.vector_norm(cores.flatten(1), dim=1), within)
+            if finite is not None:
+                cores, scale = without(cores, ~finite), scale.where(finite, 0.0)
+            return gradients.flat(head.spread(cores * scale[:, None, None], bases)), losses, good
         blocks = (self._clipped(means, within, grid) for means in gradients.means(weights, each))
         total = next(blocks)
         for more in blocks:
@@ -171,19 +199,20 @@ class PerExample:
             return torch.cat([on_grid(part.mul_(scale[:, None]), grid).sum(0) for part in means])
         return torch.cat([scale @ part for part in means])
 
-    def _prepare(self, x: Tensor, y: Tensor, each: int, formed: bool) -> tuple[Way, int]:
-        """Choose the way, by public facts alone, check it on the machine at hand, and say how long a chunk is."""
+    def _prepare(self, x: Tensor, y: Tensor, each: int, formed: bool, spanned: bool) -> tuple[Way, int, bool]:
+        """The way, chosen by public facts alone and checked here, how long a chunk is, and whether bases are used."""
         while True:
-            held = each * self._way.held + (self._layout.size if formed else 0)
             units = len(x) // each
-            width = ceil(units / ceil(units / max(1, _ELEMENTS // held))) * each
-            key = (self._way, width, each, formed, x.shape[1:], x.dtype, y.shape[1:], y.dtype, *_settings())
+            spanned = spanned and self.takes_bases(units, each)  # then all are one chunk
+            held = each * self._way.held + (self._layout.size if formed else 0)
+            width = len(x) if spanned else ceil(units / ceil(units / max(1, _ELEMENTS // held))) * each
+            key = (self._way, width, each, formed, spanned, x.shape[1:], x.dtype, y.shape[1:], y.dtype, *_settings())
             if isinstance(self._way, OneByOne) or key in self._checked:
-                return self._way, width
+                return self._way, width, spanned
             try:
-                if self._keeps_apart(self._way, x, y, width, each, formed):
+                if self._keeps_apart(self._way, x, y, width, each, formed, spanned):
                     self._checked.add(key)
-                    return self._way, width
+                    return self._way, width, spanned
                 why = "the kernels of this machine do not keep the rounding of examples apart"
             except NotApart:
                 self._way = self._others.pop()
@@ -195,7 +224,7 @@ class PerExample:
             self._way = self._alone
             _LOG.warning("one example a call, some 200 times slower than a batch: %s", why)
 
-    def _keeps_apart(self, way: Way, x: Tensor, y: Tensor, width: int, each: int, formed: bool) -> bool:
+    def _keeps_apart(self, way: Way, x: Tensor, y: Tensor, width: int, each: int, formed: bool, spanned: bool) -> bool:
         """Whether rows, and persons' means, keep their bits at their places among dummies, whatever else is there.
 
         The weights are random: a server could choose some under which every row is NaN.
@@ -220,8 +249,11 @@ class PerExample:
                 known = squared_norms(examples) if self.reads_examples else None
                 found, losses, _ = way(examples, labels, torch.ones(width, dtype=torch.bool, device=x.device), known)
             parts = [_bits(part).view(width // each, -1) for part in (*found.parts(), losses)]
-            if formed:
-                weights = torch.full((width,), 1 / each, dtype=torch.float64)
+            weights = torch.full((width,), 1 / each, dtype=torch.float64)
+            if spanned:  # rows of any values do
+                rows = examples.reshape(width // each, each, -1)[:, :, :each].to(torch.float64)
+                parts.append(_bits(found.head(weights).cores(weights, rows)).flatten(1))
+            elif formed:
                 means = [torch.cat(block, 1) for block in found.means(weights, each)]
                 parts.append(_bits(torch.cat(means)))
             return parts

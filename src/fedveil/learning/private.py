@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning.clients import ClientData, OnDemand
-from fedveil.learning.gradients import squared_norms
+from fedveil.learning.gradients import Bases, squared_norms
 from fedveil.learning.local import LocalTraining, Trained
 from fedveil.learning.losses import as_input, losses_of
 from fedveil.learning.per_example import PerExample
@@ -27,6 +27,7 @@ from fedveil.mechanisms.source import keyed_seed
 from fedveil.methods.facts import NoisySteps
 
 _LOG = logging.getLogger(__name__)
+KEPT = 1 << 26  # numbers of factors that are kept from round to round
 
 
 class PrivateTrainer(SequentialTrainer):
@@ -76,6 +77,7 @@ class PrivateTrainer(SequentialTrainer):
         self._units: WeakKeyDictionary[ClientData, Units] = WeakKeyDictionary()
         self._whole: WeakKeyDictionary[ClientData, dict[str, Any]] = WeakKeyDictionary()
         self._lengths: WeakKeyDictionary[ClientData, Tensor] = WeakKeyDictionary()
+        self._bases: WeakKeyDictionary[ClientData, Bases] = WeakKeyDictionary()
         self._unchecked, self._alone = True, Lock()
         self._spare = deepcopy(model)  # for `idle`: training that took too long may still be busy with the other
 
@@ -234,6 +236,9 @@ class PrivateTrainer(SequentialTrainer):
         gone = (~here).nonzero()[:, 0]
         for values in (value for name, value in found.items() if name != "present" and len(gone)):
             values.index_fill_(0, gone, 0)
+        most = len(units) if self.noisy.public_size else self.noisy.most  # one person more must change nobody's path
+        if "lengths" in found and not self.noisy.grid and self._sums.takes_bases(most, units.each):
+            found["bases"] = self._bases_of(client, units).at(chosen, places, count)
         return found
 
     def _read_anew(self, client: ClientData, rows: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
@@ -258,3 +263,12 @@ class PrivateTrainer(SequentialTrainer):
             parts = [self._batch(client, rows)[0] for rows in torch.split(torch.arange(client.examples), 1 << 12)]
             self._lengths[client] = torch.cat([squared_norms(x).cpu() for x in parts])
         return self._lengths[client]
+
+    def _bases_of(self, client: ClientData, units: Units) -> Bases:
+        """The factors of its persons' inputs, which stay the same for a run."""
+        if client not in self._bases:
+            if sum(other.basis.numel() for other in self._bases.values()) > KEPT:
+                self._bases.clear()
+            rows, present = units.at(torch.arange(len(units)), None, len(units))
+            self._bases[client] = self._sums.bases(self._batch(client, rows)[0], present.view(-1, units.each))
+        return self._bases[client]

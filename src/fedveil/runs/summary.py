@@ -31,7 +31,7 @@ from fedveil.reading import json_of
 METRICS = "metrics.jsonl"
 METRICS_CSV = "metrics.csv"
 # Raised by any change of a default or of arithmetic on that path: runs of two versions are not the same run.
-NUMERICS = {"sequential": 5, "stacked": 3, "record": 7, "noise": 3}
+NUMERICS = {"sequential": 5, "stacked": 3, "record": 7, "person": 8, "noise": 3}
 _COMMON = 3  # a run whose paths all have this number says it alone
 # averaged figures cover at most so many rounds, and of a short run no more than so much of it: 1 / 5
 LAST, SHARE = 5, 5
@@ -314,6 +314,8 @@ def core_of(
 ) -> dict[str, Any]:
     """What every summary holds, whoever ran the rounds."""
     counted = {kind: sum(len(row[kind]) for row in rows) for kind in ("failed", "invalid", "refused")}
+    noisy = method.noisy
+    persons = noisy is not None and noisy.noisy_steps.images > 0
     return {
         "setting": label,
         "method": method.name,
@@ -327,12 +329,12 @@ def core_of(
         "replies": {"used": sum(row["replies"] for row in rows), **counted},
         "dimension": layout.size,
         "versions": versions(),
-        "numerics": numerics_of(method.noisy is not None, trainer),
+        "numerics": numerics_of(noisy is not None, trainer, person=persons),
         "seconds": {"rounds": round(sum(row["seconds"] for row in rows), 3)},
     }
 
 
-def numerics_of(record: bool, trainer: str = "auto") -> int | str:
+def numerics_of(record: bool, trainer: str = "auto", *, person: bool = False) -> int | str:
     """The numbers of the paths that a run takes, out of `NUMERICS`.
 
     Parameters
@@ -341,9 +343,12 @@ def numerics_of(record: bool, trainer: str = "auto") -> int | str:
         Whether the noise goes inside training.
     trainer : {"auto", "batched", "sequential"}
         How it trains otherwise; what ``"auto"`` chooses is left open.
+    person : bool
+        Whether persons are clipped there, with all their records.
     """
     trained = {"auto": ("sequential", "stacked"), "batched": ("stacked",), "sequential": ("sequential",)}
-    paths = (*(("record",) if record else trained[trainer]), "noise")
+    inside = ("person",) if person else ("record",)
+    paths = (*(inside if record else trained[trainer]), "noise")
     raised = [f"{path} {NUMERICS[path]}" for path in paths if NUMERICS[path] != _COMMON]
     return ", ".join(raised) or _COMMON
 
