@@ -83,7 +83,7 @@ def test_blocks_grow_when_it_is_known_how_long_a_run_takes(monkeypatch, few):
 
 def test_a_reply_that_the_server_drops_counts_as_nothing_sent():
     view = ParticipationView()
-    config, method = SimpleNamespace(clients_per_round=2), build("vanilla")
+    config, method = SimpleNamespace(clients_per_round=2, world=World.of(3)), build("vanilla")
     view.begin(SimpleNamespace(shares=SimpleNamespace(adversaries=(0, 1)), config=config, method=method))
     sent = {0: torch.tensor([1.0, 2.0, 3.0]), 1: torch.tensor([1.0, float("nan"), 0.0])}
     start, record = SimpleNamespace(models=torch.zeros(1, 3)), SimpleNamespace(client_metrics=(), published={})

@@ -104,7 +104,7 @@ def test_what_publishing_would_show_is_what_it_shows_and_costs_what_the_ledger_s
     for mode in ("noised", "clear"):
         for off, on in zip(played["off"], played[mode], strict=True):
             assert off.scores == on.scores
-    off, noised, clear = (played[mode][0].guarantee for mode in ("off", "noised", "clear"))
+    off, noised, clear = (played[mode][0].summary.values["guarantee"] for mode in ("off", "noised", "clear"))
     epsilon = [float(text.split("eps=")[1].split()[0]) for text in (off, noised)]
     assert epsilon[1] > epsilon[0]
     assert "heuristic" in clear

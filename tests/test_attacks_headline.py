@@ -15,6 +15,7 @@ from fedveil.games.scoring import Audit, Case, Replicate, Scored, attack_of, jud
 from fedveil.grid import Store
 from fedveil.methods import Publishing
 from fedveil.report.audit_headline import compared, fewest_runs, headline
+from fedveil.runs import Summary
 
 DELTA, RELATION = 1e-5, "replace-one"
 SETTINGS = ("vanilla", "global")
@@ -126,7 +127,7 @@ def test_a_run_says_which_relation_its_epsilon_is_for(method, relation):
     cell = ParticipationGame(config, attacks=("loss",)).of_case[case]
     replicate = Replicate.of(case, Store(None).run([cell], together=True).outcomes[cell.key])
     assert replicate.relation == relation
-    assert ("eps" in replicate.guarantee) == bool(relation)
+    assert ("eps" in replicate.summary.values["guarantee"]) == bool(relation)
 
 
 def test_a_guarantee_for_another_relation_is_not_to_be_compared():
@@ -173,7 +174,7 @@ def test_thresholds_come_from_rehearsals_alone():
         for inside in (True, False):
             for i in range(8):
                 case = Case("vanilla", "honest", phase, inside, i)
-                done[case] = Replicate(case, {"loss": [moved + 2.0 * inside + 0.01 * i]}, {}, None, "")
+                done[case] = Replicate(case, Summary({}, []), {"loss": [moved + 2.0 * inside + 0.01 * i]})
     [found] = judge_all(done, ["vanilla"], ["loss"], "replace", DELTA).verdicts
     assert 0.07 < found.threshold < 2.0
     assert found.point == 1.0

@@ -67,7 +67,7 @@ def test_both_are_played_once_and_stand_in_the_page(tmp_path, monkeypatch):
 def test_a_setting_of_matched_sigma_takes_that_of_the_audits_rehearsals(config):
     built = PrintedGame(config, compare=True, attacks=(SINGLE_SHOT,), replicates=30)
     [cell] = built.runs[SINGLE_SHOT, "global (equal sigma)"]
-    assert [one.key for one in cell.sources] == [one.key for one in built.participation.rehearsed("metric privacy")]
+    assert [one.key for one in cell.sources] == [one.key for one in built.rehearsed("metric privacy", built.of_case)]
     assert len(cell.sources) == 15
 
 
@@ -78,6 +78,8 @@ def test_what_it_cannot_play_is_refused():
     assert PrintedGame(held).chosen == (MULTI_ROUND,)
     with pytest.raises(FieldError, match="paper-single-shot"):
         PrintedGame(held, attacks=("paper-single-shoot",))
+    with pytest.raises(FieldError, match="--shadow"):
+        PrintedGame(held, shadow="noisy")
 
 
 def test_a_statistic_that_cannot_be_computed_is_refused_and_says_why(config, tmp_path, monkeypatch):

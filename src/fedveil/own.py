@@ -242,7 +242,7 @@ def audit(
         relation,
         require_delta("delta", delta),
     )
-    found = game.judge(Store(None).run(game.cells(), going, together=True))
+    found = play(game, progress=going)
     return OwnAudit(**vars(found), target=where, relation=relation, promised=found.values["promised"])
 
 

@@ -2,11 +2,12 @@
 
 import ast
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections import UserDict
+from collections.abc import Callable, Mapping
 from functools import cache, cached_property
 from importlib import import_module, metadata
 from importlib.metadata import EntryPoint
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from fedveil.errors import FedVeilError, FieldError, require_choice
 
@@ -23,7 +24,7 @@ def _installed(path: tuple[str, ...]) -> Any:
     return metadata.entry_points()  # looks through all packages there
 
 
-class Registry(MutableMapping[str, T]):
+class Registry(UserDict[str, T]):
     """Named things of one kind.
 
     A class or function of yours joins by its decorator, before the configuration that names it is read::
@@ -110,34 +111,20 @@ class Registry(MutableMapping[str, T]):
         return {one.name: one for one in sorted(found) if one.name not in self._own}
 
     @cached_property
-    def _known(self) -> dict[str, T | EntryPoint]:
+    def data(self) -> dict[str, Any]:  # type: ignore[override]
+        """What is known, entry points as they are until they are used."""
         return {**self._own, **self._entries}
 
     def __getitem__(self, name: str) -> T:
-        thing = self._known[name]
+        thing = self.data[name]
         if not isinstance(thing, EntryPoint):
-            return thing
+            return cast(T, thing)
         try:
             loaded: T = thing.load()
         except (ImportError, AttributeError) as error:
             raise FieldError(self.field, name, f"of {self.package(name)} cannot be imported: {error}") from error
-        self._known[name] = loaded
+        self.data[name] = loaded
         return loaded
-
-    def __setitem__(self, name: str, thing: T) -> None:
-        self._known[name] = thing
-
-    def __delitem__(self, name: str) -> None:
-        del self._known[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._known
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._known)
-
-    def __len__(self) -> int:
-        return len(self._known)
 
 
 def optional(module: str, need: str, install: str) -> Any:

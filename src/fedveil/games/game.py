@@ -16,15 +16,16 @@ from functools import cached_property
 from inspect import signature
 from pathlib import Path
 from time import perf_counter
-from typing import Any, ClassVar, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from fedveil.attacks import Verdict
 from fedveil.config import Config
 from fedveil.config.folders import AUDIT, CELLS, CONFIG, SPEC
 from fedveil.config.sections import Comparison, Randomness, Setting
 from fedveil.config.variants import configure, variants_of
-from fedveil.errors import FieldError, nearest, require_count
+from fedveil.errors import FieldError, nearest, require_choice, require_count
 from fedveil.grid import Cell, Finished, Store
+from fedveil.grid.cell import stated
 from fedveil.grid.jobs import Factory
 from fedveil.registry import Registry
 from fedveil.runs import Progress
@@ -138,14 +139,17 @@ class Attacking:
     attacks: tuple[str, ...] = ()
     replicates: int = 30
 
-    known: ClassVar[Collection[str]]  # a registry
+    known: ClassVar[Collection[str]]
     least: ClassVar[int] = 1
     together: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in self.attacks:
-            cast(Registry[Any], self.known).choose(name)
+            require_choice("--attack", name, self.known)
         require_count("--replicates", self.replicates, least=self.least)
+
+    def question(self) -> dict[str, Any]:
+        return {"attacks": list(self.chosen), "replicates": self.replicates, "seed": self.config.seed}
 
     def usual(self) -> Iterable[str]:
         """The attacks that are played if none is asked for."""
@@ -155,6 +159,25 @@ class Attacking:
     def chosen(self) -> tuple[str, ...]:
         """The attacks that were asked for, or the usual ones."""
         return tuple(dict.fromkeys(self.attacks)) or tuple(self.usual())
+
+    @cached_property
+    def settings(self) -> list["Planned"]:
+        """The undefended federation, then the one of ``[privacy]``, or each of ``[compare]``."""
+        return settings_of(self.config, self.compare)
+
+
+class Unconfigured:
+    """What games have in common whose runs no configuration describes; nothing is odd about them."""
+
+    known: ClassVar[Collection[str]] = ()
+    together: ClassVar[bool] = True
+    config: ClassVar[Config] = stated(1)
+
+    def question(self) -> dict[str, Any]:
+        return {}
+
+    def check(self) -> list[str]:
+        return []
 
 
 GAMES: Registry[type[Game[Judgement]]] = Registry("--game", {}, group="fedveil.games")

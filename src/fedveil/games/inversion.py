@@ -16,7 +16,7 @@ from torch import Tensor
 from fedveil.attacks.inversion import INVERSIONS, Inversion, Inverted, ReleaseView, compare_inversion
 from fedveil.engines import Execution, Federation
 from fedveil.errors import FieldError, require_count
-from fedveil.games.game import GAMES, Attacking, Judgement, Planned, Refused, settings_of
+from fedveil.games.game import GAMES, Attacking, Judgement, Refused
 from fedveil.grid import Cell, Finished, Store
 from fedveil.learning import ClientData
 from fedveil.methods import GroupPrivacy, Method, Plain
@@ -75,27 +75,27 @@ class InversionGame(Attacking):
         return ONE if self.images == 1 else SEVERAL
 
     @cached_property
-    def settings(self) -> list[tuple[Planned, Setup]]:
-        """The undefended federation first."""
-        return [(planned, prepare(planned.config)) for planned in settings_of(self.config, self.compare)]
+    def setups(self) -> list[Setup]:
+        """Of each setting; the data are the same."""
+        return [prepare(planned.config) for planned in self.settings]
 
     @cached_property
     def runs(self) -> list[Cell]:
         """One round of each setting, then of each noise; the releases are in its probe, and nothing is kept on disk."""
-        found: list[tuple[str, Setup, Method | None]] = [
-            (planned.label, setup, None) for planned, setup in self.settings
-        ]
+        played: list[tuple[str, Setup, Method | None]] = []
+        played += [(planned.label, setup, None) for planned, setup in zip(self.settings, self.setups, strict=True)]
         for nu in NOISE:
             noise = Method(f"nu = {nu:g}", GroupPrivacy(noise_multiplier=nu), Plain())
-            found.append((noise.name, self.settings[0][1], noise))
+            played.append((noise.name, self.setups[0], noise))
+        reference = self.setups[0].dealt.clients[-1].x
         return [
             Cell(
                 label,
                 setup.config.model_copy(update={"rounds": 1}),
-                (ReleaseView(setup.dealt.clients[-1].x, self._pixels(setup)),),
+                (ReleaseView(reference, self._pixels),),
                 make=partial(self._federation, setup, method),
             )
-            for label, setup, method in found
+            for label, setup, method in played
         ]
 
     def cells(self) -> Sequence[Cell]:
@@ -103,25 +103,25 @@ class InversionGame(Attacking):
 
     def check(self) -> list[str]:
         """Refuse clients without images enough, and training that cannot be simulated."""
-        setup = self.settings[0][1]
+        setup = self.setups[0]
         if setup.dataset.task != "classification" or len(setup.dataset.input_shape) != 3:
             raise FieldError("data.name", self.config.data.name, "inversion is of classified images")
         if len(setup.dealt.clients) < 2:
             raise FieldError("data.clients", 1, "the last client's images are the server's reference: at least 2")
-        for i, client in enumerate(self._clients(setup)[:-1][: self.replicates]):
+        for i, client in enumerate(self._clients[:-1][: self.replicates]):
             if client.examples < self.images:
                 raise FieldError("--images", self.images, f"client {i} has {client.examples} examples")
         # an optimiser that cannot be simulated is refused before anything is written
         Store(None).run(self.runs[:1], together=True)
-        central = [p.label for p, s in self.settings[1:] if s.method.client.trust == "central"]
-        return [f"{label}: {TRUSTED}" for label in central]
+        defended = zip(self.settings[1:], self.setups[1:], strict=True)
+        return [f"{planned.label}: {TRUSTED}" for planned, s in defended if s.method.client.trust == "central"]
 
     def judge(self, finished: Finished) -> InversionAudit:
         """Attack the releases of each setting."""
         views = {cell.label: cast(ReleaseView, cell.probes[0]) for cell in self.runs}
         releases = {label: view.released[:-1][: self.replicates] for label, view in views.items()}
         attacks: list[Inversion] = [INVERSIONS[name]() for name in self.chosen]
-        undefended = self.settings[0][0].label
+        undefended = self.settings[0].label
         found = compare_inversion(releases, attacks, undefended=undefended)
         refused = [Refused(attack, "all", reason) for attack, reason in found.refused.items()]
         values = {
@@ -135,11 +135,11 @@ class InversionGame(Attacking):
         notes = [f"{r.attack} was not run: {r.reason}" for r in refused]
         if invalid := sorted({v.attack for v in found.verdicts if not v.valid}):
             notes.append(f"fails without a defence, and says nothing about one: {', '.join(invalid)}")
-        return InversionAudit(found.verdicts, refused, values, notes, found, self._pixels(self.settings[0][1]))
+        return InversionAudit(found.verdicts, refused, values, notes, found, self._pixels)
 
     def _federation(self, setup: Setup, method: Method | None) -> Federation:
         """Clients that train on a few images; another method where a noise is named."""
-        changes: dict[str, Any] = {"clients": self._clients(setup), "clients_per_round": None}
+        changes: dict[str, Any] = {"clients": self._clients, "clients_per_round": None}
         learner = setup.learner
         execution = Execution(learner=learner, single_examples=True)
         if method is not None:
@@ -150,19 +150,19 @@ class InversionGame(Attacking):
             execution = Execution(single_examples=True)
         return Federation(**setup.grouped(**changes), execution=execution)
 
-    def _clients(self, setup: Setup) -> list[ClientData]:
+    @cached_property
+    def _clients(self) -> list[ClientData]:
         """All clients, each with a few images to train on, the others held out."""
         few = self.images
-        dealt = [replace(c, x=c.x.double()) if self.double else c for c in setup.dealt.clients]
+        dealt = [replace(c, x=c.x.double()) if self.double else c for c in self.setups[0].dealt.clients]
         return [
             replace(ClientData(c.x[:few], c.y[:few], *_rest(c, few)), masks=None if c.masks is None else c.masks[:few])
             for c in dealt
         ]
 
-    @staticmethod
-    def _pixels(setup: Setup) -> tuple[float, float]:
-        x = setup.dataset.x
-        return (-1.0, 1.0) if float(x.min()) < 0 else (0.0, 1.0)
+    @property
+    def _pixels(self) -> tuple[float, float]:
+        return (-1.0, 1.0) if float(self.setups[0].dataset.x.min()) < 0 else (0.0, 1.0)
 
 
 def _rest(client: ClientData, few: int) -> tuple[Tensor, Tensor] | tuple[None, None]:

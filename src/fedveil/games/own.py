@@ -4,8 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from inspect import signature
-from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -15,8 +14,9 @@ from fedveil.engines import Federation
 from fedveil.engines.assembly import AnyMethod, resolve_method
 from fedveil.engines.seams import Seen
 from fedveil.errors import FieldError
+from fedveil.games.game import Unconfigured
 from fedveil.games.participation import REHEARSALS
-from fedveil.games.scoring import HONEST, Audit, Case, Replicate, judge_all
+from fedveil.games.scoring import HONEST, Audit, Case, Replicate, cases_of, judge_all
 from fedveil.grid import Cell, Finished
 from fedveil.grid.cell import stated
 from fedveil.learning import ClientData, LocalTraining
@@ -41,7 +41,7 @@ def make_one(make: Make, clients: Clients, method: AnyMethod | None, seed: int, 
 
 
 @dataclass(frozen=True, eq=False)
-class OwnGame:
+class OwnGame(Unconfigured):
     """The game of participation on federations that a function makes, by attacks that need models and examples alone.
 
     Parameters
@@ -71,18 +71,17 @@ class OwnGame:
     relation: str
     delta: float
 
+    name: ClassVar[str] = "participation"
+
     @cached_property
     def of_case(self) -> dict[Case, Cell]:
         """The cell of every run; rehearsals and runs have seeds of their own, alike in all settings."""
         found = {}
-        for label, method in self.settings.items():
-            for phase, first, count in (("rehearsal", 0, max(REHEARSALS, self.runs // 2)), ("run", 10**6, self.runs)):
-                for inside, index in product((True, False), range(count)):
-                    seed = 2 * (first + index) + inside
-                    made = partial(_audited, self.make, self.worlds[inside], method, seed)
-                    view = (LossView(*self.held),)
-                    case = Case(label, HONEST, phase, inside, index)
-                    found[case] = Cell(label, stated(self.rounds, seed, self.delta), view, make=made)
+        for case in cases_of(self.settings, [HONEST], max(REHEARSALS, self.runs // 2), self.runs):
+            seed = 2 * (case.index + (10**6 if case.phase == "run" else 0)) + case.inside
+            made = partial(_audited, self.make, self.worlds[case.inside], self.settings[case.setting], seed)
+            config = stated(self.rounds, seed, self.delta)
+            found[case] = Cell(case.setting, config, (LossView(*self.held),), make=made)
         return found
 
     def cells(self) -> list[Cell]:
@@ -94,12 +93,11 @@ class OwnGame:
         done, names = {}, LossView(*self.held).figures
         for case, cell in self.of_case.items():
             outcome = finished.outcomes[cell.key]
-            scores = {name: outcome.series(name) for name in names}
-            done[case] = Replicate(case, scores, {}, None, outcome.summary.values["guarantee"])
+            done[case] = Replicate(case, outcome.summary, {name: outcome.series(name) for name in names})
         attacks = [*names, *([LikelihoodRatio.name] if CalibratedLoss.name in names else [])]
         labels = [*self.settings]
         found = judge_all(done, labels, attacks, world_of(self.relation), self.delta)
-        promised = next(one.guarantee for case, one in done.items() if case.setting == labels[-1])
+        promised = next(one.summary.values["guarantee"] for case, one in done.items() if case.setting == labels[-1])
         order = sorted(found.verdicts, key=lambda one: labels.index(one.setting))
         return replace(found, verdicts=order, values={"promised": promised})
 

@@ -4,21 +4,20 @@ The same attacks always run against the federation without its defence too: an a
 about the defence. Every run has its own data, first model, training order, cohorts and noise.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from statistics import fmean
 from typing import Any, ClassVar
 
 from fedveil.attacks import ATTACKS, Active, Attack, SideChannel, ThreatError, Weighing
 from fedveil.attacks.bounds import epsilon_ceiling
 from fedveil.attacks.verdict import RUN
-from fedveil.config import Config
 from fedveil.config.world import WORLDS, World, world_of
 from fedveil.errors import FieldError
-from fedveil.games.game import GAMES, Attacking, Planned, settings_of
-from fedveil.games.scoring import HONEST, MALICIOUS, Audit, Case, Replicate, judge_all, never_drawn
+from fedveil.games.game import GAMES, Attacking, Planned
+from fedveil.games.scoring import HONEST, MALICIOUS, Audit, Case, Replicate, cases_of, judge_all, never_drawn
 from fedveil.games.view import PASSIVE, ParticipationView, threat_of
 from fedveil.grid import Cell, Finished
 from fedveil.methods import Publishing
@@ -68,8 +67,7 @@ class ParticipationGame(Attacking):
     least: ClassVar[int] = LEAST
 
     def question(self) -> dict[str, Any]:
-        who = self.roles.roles()
-        return {**who, "replicates": self.replicates, "seed": self.config.seed, "attacks": list(self.chosen)}
+        return {**self.roles.roles(), **super().question()}
 
     @cached_property
     def dealt(self) -> Dealt:
@@ -90,11 +88,6 @@ class ParticipationGame(Attacking):
             return found.relation if found.proven and found.unit != "record" else ""
         return ""
 
-    @cached_property
-    def settings(self) -> list[Planned]:
-        """The undefended federation, then the one of ``[privacy]``, or each of ``[compare]``."""
-        return settings_of(self.config, self.compare)
-
     @property
     def rehearsals(self) -> int:
         """Rehearsed runs in each world."""
@@ -106,15 +99,7 @@ class ParticipationGame(Attacking):
         matched = any(p.matches for p in self.settings)
         kinds = [HONEST] * (matched or any(name != Active.name for name in self.chosen))
         kinds += [MALICIOUS] * (Active.name in self.chosen)
-        counts = {"rehearsal": self.rehearsals, "run": self.replicates}
-        return [
-            Case(planned.label, kind, phase, inside, index)
-            for planned in self.settings
-            for kind in kinds
-            for phase, count in counts.items()
-            for index in range(count)
-            for inside in (True, False)
-        ]
+        return cases_of((p.label for p in self.settings), kinds, self.rehearsals, self.replicates)
 
     @cached_property
     def of_case(self) -> dict[Case, Cell]:
@@ -126,29 +111,23 @@ class ParticipationGame(Attacking):
         planned, found = {p.label: p for p in self.settings}, dict[Case, Cell]()
         for case in self.cases:
             setting = planned[case.setting]
-            sources = self.rehearsed(setting.matches) if setting.matches else None
-            found[case] = self._cell(case, setting.config, sources)
+            sources = self.rehearsed(setting.matches, found) if setting.matches else None
+            world = self.roles.model_copy(update={"inside": case.inside, "crafted": case.kind == MALICIOUS})
+            config = setting.config.model_copy(update={"seed": case.seed(self.config.seed), "world": world})
+            found[case] = Cell(case.setting, config, (ParticipationView(self._others),), sources)
         return found
-
-    def _cell(self, case: Case, config: Config, sources: tuple[Cell, ...] | None = None) -> Cell:
-        world = self.roles.model_copy(update={"inside": case.inside, "crafted": case.kind == MALICIOUS})
-        config = config.model_copy(update={"seed": case.seed(self.config.seed), "world": world})
-        return Cell(case.setting, config, (ParticipationView(self._others),), sources)
 
     @cached_property
     def _others(self) -> tuple[type[Attack], ...]:
         """Attacks that somebody registered, and those that they weigh."""
-        kinds = [ATTACKS[name] for name in self.chosen]
+        kinds = [ATTACKS[name] for name in self.chosen if name in ATTACKS]
         parts = [part for kind in kinds for part in (kind.weighs if issubclass(kind, Weighing) else (kind,))]
         own = {*PASSIVE, SideChannel, *Active.weighs}
         return tuple(dict.fromkeys(part for part in parts if part not in own))
 
-    @cache  # noqa: B019 - the game lives as long as its cells
-    def rehearsed(self, label: str) -> tuple[Cell, ...]:
+    def rehearsed(self, label: str, cells: Mapping[Case, Cell]) -> tuple[Cell, ...]:
         """The rehearsals of a setting with the target: a setting that matches its sigma takes their average."""
-        config = next(p.config for p in self.settings if p.label == label)
-        cases = [Case(label, HONEST, "rehearsal", True, i) for i in range(self.rehearsals)]
-        return tuple(self._cell(case, config) for case in cases)
+        return tuple(cells[Case(label, HONEST, "rehearsal", True, i)] for i in range(self.rehearsals))
 
     def cells(self) -> list[Cell]:
         return [*self.of_case.values()]
@@ -156,7 +135,8 @@ class ParticipationGame(Attacking):
     def check(self) -> list[str]:
         """Refuse what no adversary could do and what cannot be dealt out; say what is odd."""
         last = self.settings[-1].config
-        setups = [self._setup(planned) for planned in self.settings]
+        world = self.roles.model_copy(update={"anew": False, "stand_in": "empty", "shadow": "clean"})
+        setups = [prepare(planned.config.model_copy(update={"world": world})) for planned in self.settings]
         self._check_threats(setups[1:] or setups)
         own = [case for case in self.cases if case.setting == self.settings[-1].label]
         every = last.data.partition in DRAWN or self.roles.stand_in == "twin"  # else one deal tells for all
@@ -171,19 +151,12 @@ class ParticipationGame(Attacking):
             notes.append(f"in {len(lost)} of {len(inside)} runs 'with' the target it is in no cohort, and never trains")
         return notes
 
-    def _setup(self, planned: Planned, **update: Any) -> Setup:
-        world = self.roles.model_copy(update={"anew": False, "stand_in": "empty", "shadow": "clean", **update})
-        return prepare(planned.config.model_copy(update={"world": world}))
-
     def _check_threats(self, setups: Sequence[Setup]) -> None:
         for name in self.attacks:
-            errors = []
+            errors, world = [], self.roles.model_copy(update={"crafted": name == Active.name})
             for setup in setups:
-                crafted = name == Active.name
-                world = self.roles.model_copy(update={"crafted": crafted})
-                asked = Setup(setup.config.model_copy(update={"world": world}), setup.dealt, setup.method, {})
                 try:
-                    threat_of(asked, reference=True).require(name, ATTACKS[name].needs)
+                    threat_of(world, setup.method, reference=True).require(name, ATTACKS[name].needs)
                 except ThreatError as error:
                     errors.append(error)
             if len(errors) == len(setups):  # where only some lack it, their lines say so
@@ -235,12 +208,13 @@ def _about(planned: Planned, replicates: Iterable[Replicate]) -> dict[str, Any]:
     played = [r for r in played if r.case.phase == "run"] or played
     played = [r for r in played if r.case.kind == HONEST] or played
     inside, outside = ([r for r in played if r.case.inside is world] for world in (True, False))
+    accuracies = [r.summary.values["metrics"].get("accuracy") for r in sorted(inside, key=lambda r: r.case.index)]
     return {
         "method": planned.config.privacy.method,
-        "guarantee": inside[0].guarantee if inside else "",
+        "guarantee": inside[0].summary.values["guarantee"] if inside else "",
         "guarantee_relation": inside[0].relation if inside else "",
-        "accuracy": _mean(r.accuracy for r in inside),
-        "accuracies": [r.accuracy for r in sorted(inside, key=lambda r: r.case.index)],
+        "accuracy": _mean(accuracies),
+        "accuracies": accuracies,
         "sigma": _mean(r.sigma for r in inside),
         "sigma_without_target": _mean(r.sigma for r in outside),
     }

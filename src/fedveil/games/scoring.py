@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from statistics import median
 from typing import Any
 
@@ -22,6 +23,7 @@ from fedveil.games.game import Judgement, Refused
 from fedveil.games.view import PUBLISHED
 from fedveil.grid import Outcome
 from fedveil.mechanisms import keyed_seed
+from fedveil.runs import Summary
 
 HONEST, MALICIOUS = "honest", "crafted"  # what the adversary sends
 
@@ -55,6 +57,13 @@ class Case:
         return keyed_seed("audit", base, self.phase, int(self.inside), self.index)
 
 
+def cases_of(settings: Iterable[str], kinds: Sequence[str], rehearsals: int, runs: int) -> list[Case]:
+    """Every run of some settings in both worlds, each first with the target."""
+    counts = [("rehearsal", index) for index in range(rehearsals)] + [("run", index) for index in range(runs)]
+    places = product(settings, kinds, counts, (True, False))
+    return [Case(setting, kind, phase, inside, index) for setting, kind, (phase, index), inside in places]
+
+
 @dataclass(frozen=True)
 class Replicate:
     """What stays of one.
@@ -63,51 +72,44 @@ class Replicate:
     ----------
     case : Case
         Which one.
+    summary : Summary
+        Of the run.
     scores : dict of str to list of float
         One a round for each attack that could run.
     refused : dict of str to str
         Attacks that could not, and why.
-    accuracy : float or None
-        Of the last model, pooled.
-    guarantee : str
-        Of the run.
-    missing : tuple of int
+    missing : sequence of int
         Classes of the target that the shadow set lacks.
-    stopped : str
-        Why the run ended early, or "".
-    sigma : float or None
-        Of the server's noise, mean over rounds; None without such noise.
-    relation : str
-        That the guarantee's epsilon is for; "" where it has none, or one for a record.
     """
 
     case: Case
+    summary: Summary
     scores: Mapping[str, Sequence[float]]
-    refused: Mapping[str, str]
-    accuracy: float | None
-    guarantee: str
+    refused: Mapping[str, str] = field(default_factory=dict)
     missing: Sequence[int] = ()
-    stopped: str = ""
-    sigma: float | None = None
-    relation: str = ""
 
     @classmethod
     def of(cls, case: Case, outcome: Outcome) -> "Replicate":
         """Read a finished run."""
-        values = outcome.summary.values
-        [seen] = values["concluded"].values()
-        server = values["guarantees"].get("server") or values["guarantees"]["worst client"]
-        return cls(
-            case=case,
-            scores=seen["scores"],
-            refused=seen["refused"],
-            accuracy=values["metrics"].get("accuracy"),
-            guarantee=values["guarantee"],
-            missing=tuple(seen["missing"]),
-            stopped=values["stopped"],
-            sigma=outcome.summary.noise("sigma") if values["trust"] == "central" else None,
-            relation=server["relation"] if "epsilon" in server and server["unit"] != "record" else "",
-        )
+        [seen] = outcome.summary.values["concluded"].values()
+        return cls(case, outcome.summary, **seen)
+
+    @property
+    def stopped(self) -> str:
+        """Why the run ended early, or ""."""
+        return str(self.summary.values["stopped"])
+
+    @property
+    def sigma(self) -> float | None:
+        """Of the server's noise, mean over rounds; None without such noise."""
+        return self.summary.noise("sigma") if self.summary.values["trust"] == "central" else None
+
+    @property
+    def relation(self) -> str:
+        """That the guarantee's epsilon is for; "" where it has none, or one for a record."""
+        parties = self.summary.values["guarantees"]
+        found = parties.get("server") or parties["worst client"]
+        return str(found["relation"]) if "epsilon" in found and found["unit"] != "record" else ""
 
 
 def never_drawn(config: Config, n: int, world: World, cases: Sequence[Case]) -> list[Case]:

@@ -22,11 +22,12 @@ from fedveil.attacks import (
     ThreatModel,
 )
 from fedveil.attacks.participation.weighing import StepLength
+from fedveil.config.world import World
 from fedveil.engines.history import publishable
 from fedveil.engines.seams import Seen
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData, Figures, make_trainer
-from fedveil.methods import Publishing
+from fedveil.methods import Method, Publishing
 from fedveil.runs.prepare import Setup
 
 PUBLISHED = {mode: f"{SideChannel.name} ({mode})" for mode in ("noised", "clear")}  # what is recorded for each
@@ -54,9 +55,9 @@ class ParticipationView:
 
     def begin(self, setup: Setup) -> None:
         """Take the adversary's data; see `fedveil.runs.runner.Judge`."""
-        if setup.shares is None:
+        if setup.shares is None or setup.config.world is None:
             raise FieldError("world", None, "who asks about whom: give [world], target and colluders")
-        self._setup, self._shares = setup, setup.shares
+        self._setup, self._shares, self._world = setup, setup.shares, setup.config.world
         self._models: list[Tensor] = []
         self._sent: list[Tensor] = []
         self._measured: list[Sequence[Figures]] = []
@@ -83,8 +84,7 @@ class ParticipationView:
     @classmethod
     def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
         """``scores`` by attack, one a round; why others were ``refused``; classes the shadow lacks (``missing``)."""
-        outsiders = _outsiders([judge._setup for judge in judges])
-        return [judge._concluded(outsider) for judge, outsider in zip(judges, outsiders, strict=True)]
+        return [judge._concluded(outsider) for judge, outsider in zip(judges, _outsiders(judges), strict=True)]
 
     def _concluded(self, outsider: Tensor | None) -> dict[str, Any]:
         scores: dict[str, list[float]] = {}
@@ -99,7 +99,7 @@ class ParticipationView:
             outsider=outsider,
             clip=setup.method.server.public_clip,
         )
-        threat, observation = threat_of(setup, shares.reference is not None), self._observation()
+        threat, observation = threat_of(self._world, setup.method, shares.reference is not None), self._observation()
         for name, kind, published in self._played():
             try:
                 if observation is None:
@@ -118,12 +118,11 @@ class ParticipationView:
         return Observation(torch.stack(self._models), cohort, sent=torch.stack(self._sent, dim=1))
 
     def _played(self) -> Iterator[tuple[str, type[Attack], Sequence[Mapping[str, float]]]]:
-        world, configured = self._setup.config.world, self._setup.config.publish
-        if world is not None and world.crafted:
+        if self._world.crafted:
             yield from ((kind.name, kind, ()) for kind in Active.weighs)
             return
         yield from ((kind.name, kind, ()) for kind in (*PASSIVE, *self._others))
-        central = self._setup.method.client.trust == "central"
+        central, configured = self._setup.method.client.trust == "central", self._setup.config.publish
         for mode, name in PUBLISHED.items():
             as_set = configured.metrics == mode
             publishing = configured if as_set else replace(configured, metrics=mode)  # type: ignore[arg-type]
@@ -148,40 +147,36 @@ class ParticipationView:
         return shown
 
 
-def threat_of(setup: Setup, reference: bool) -> ThreatModel:
+def threat_of(world: World, method: Method, reference: bool) -> ThreatModel:
     """What the adversary of such a run can do."""
     able, lacking = {"models", "shadow", "own updates", "rehearsals"}, {}
-    world = setup.config.world
     if reference:
         able.add("reference")
     else:
         lacking["reference"] = "all examples are dealt out; use --out-world remove, or deal out fewer"
-    if world is not None and len(world.colluders) > 1:
+    if len(world.colluders) > 1:
         able.add("colluders")
     else:
         lacking["colluders"] = "one client alone: it takes a third one, and --colluders 2"
-    if setup.method.client.trust == "central":
+    if method.client.trust == "central":
         able.add("metrics")
     else:
         lacking["metrics"] = "under local trust no metric leaves a client"
-    crafted = world is not None and world.crafted
-    if crafted:
+    if world.crafted:
         able.add("crafted updates")
-    return ThreatModel("malicious client" if crafted else "semi-honest client", frozenset(able), lacking)
+    return ThreatModel("malicious client" if world.crafted else "semi-honest client", frozenset(able), lacking)
 
 
-def _outsiders(setups: Sequence[Setup]) -> list[Tensor | None]:
+def _outsiders(judges: Sequence[ParticipationView]) -> list[Tensor | None]:
     """The adversaries' own models, trained at once on what each holds beside the target's data."""
-    first, starts, held, keys = setups[0], [], [], []
-    for setup in setups:
-        shares, world = setup.shares, setup.config.world
-        assert shares is not None
-        assert world is not None
+    first, starts, held, keys = judges[0]._setup, [], [], []
+    for judge in judges:
+        setup, shares = judge._setup, judge._shares
         own = setup.arguments["clients"][shares.adversaries[0]]
         parts = [own] if shares.reference is None else [own, shares.reference]
         held.append(ClientData(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts])))
         starts.append(setup.arguments["initial"][0])
-        keys.append((setup.config.seed, 0, world.attacker))
+        keys.append((setup.config.seed, 0, judge._world.attacker))
     config, learner = first.config, first.learner
     epochs = min(OUTSIDER_EPOCHS, config.rounds * learner.local.epochs)
     alone = replace(learner.local, epochs=epochs, prox=0.0)
@@ -189,6 +184,6 @@ def _outsiders(setups: Sequence[Setup]) -> list[Tensor | None]:
     trainer = make_trainer(learner.model, learner.layout, alone, config.trainer, **how)
     trained = trainer.train(torch.stack(starts), held, keys)
     return [
-        None if isinstance(one, Exception) or setup.shares is None or setup.shares.reference is None else one.model
-        for one, setup in zip(trained, setups, strict=True)
+        None if isinstance(one, Exception) or judge._shares.reference is None else one.model
+        for one, judge in zip(trained, judges, strict=True)
     ]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 
 from fedveil.errors import FedVeilError
 from fedveil.grid.cell import Cell
@@ -54,8 +55,10 @@ class Jobs:
         cells: Sequence[Cell],
         executor: Factory | None = None,
     ) -> None:
-        self._executor, self._lost = executor, Counter[str]()
-        self._pool = executor() if executor else _processes(count)
+        self._local, self._lost = executor is None, Counter[str]()
+        context = multiprocessing.get_context("spawn")  # a fork would inherit threads that do not exist in it
+        self._executor = executor or partial(ProcessPoolExecutor, count, mp_context=context, initializer=_follow)
+        self._pool = self._executor()
         self._work, self._count, self._waiting = work, count, list(cells)
         self._others = set(multiprocessing.active_children())
         self._going: dict[Future[tuple[float, str]], Cell] = {}
@@ -91,28 +94,20 @@ class Jobs:
             What a run refused, or that a process was killed.
         """
         for cell in self._ready():  # no more than processes: what waits in a pool is begun even at its end
-            try:
-                self._going[self._submit(cell)] = cell
-            except (BrokenProcessPool, OSError):  # OSError: the pool broke, or memory ended, while a process was begun
-                raise self._killed() from None
+            self._going[self._submit(cell)] = cell
             self._waiting.remove(cell)
         if not self._going:
             return None
         done, _ = wait(self._going, patience, FIRST_COMPLETED)
-        if self._executor is not None:
-            return [ended for future in done for ended in self._of(future)]
-        try:
-            return [Ended(self._going.pop(future), *future.result()) for future in done]
-        except BrokenProcessPool:
-            raise self._killed() from None
+        return [ended for future in done for ended in self._of(future)]
 
     def _submit(self, cell: Cell) -> Future[tuple[float, str]]:
         """Hand a cell over; a broken executor is made anew."""
         try:
             return self._pool.submit(self._work, cell)
-        except BrokenExecutor:
-            if self._executor is None:
-                raise
+        except (BrokenExecutor, OSError) as error:  # OSError: the pool broke, or memory ended, as a process was begun
+            if self._local or isinstance(error, OSError):
+                raise self._killed() from None
         self._pool.shutdown()
         self._pool = self._executor()
         return self._pool.submit(self._work, cell)
@@ -122,9 +117,11 @@ class Jobs:
         cell = self._going.pop(future)
         try:
             return [Ended(cell, *future.result())]
-        except FedVeilError:
-            raise
         except Exception as error:  # whatever this executor raises where a worker ends
+            if not (isinstance(error, BrokenProcessPool) if self._local else not isinstance(error, FedVeilError)):
+                raise
+            if self._local:
+                raise self._killed() from None
             self._lost[cell.key] += 1
             if self._lost[cell.key] >= TRIES:
                 raise FedVeilError(
@@ -143,11 +140,6 @@ class Jobs:
         unfinished = {cell.key for cell in (*self._waiting, *self._going.values())}
         ready = [cell for cell in self._waiting if not any(source.key in unfinished for source in cell.sources)]
         return ready[: self._count - len(self._going)]
-
-
-def _processes(count: int) -> Executor:
-    context = multiprocessing.get_context("spawn")  # a fork would inherit threads that do not exist in it
-    return ProcessPoolExecutor(count, mp_context=context, initializer=_follow)
 
 
 def _follow() -> None:

@@ -5,24 +5,22 @@ ledger declares, and canaries in one run beside the same. A verdict's detail "br
 hold, and missing where there is none.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from fedveil.attacks import GameResult, Verdict, bound
-from fedveil.config import Config
 from fedveil.errors import require_count
-from fedveil.games.game import Judgement
+from fedveil.games.game import Judgement, Unconfigured
 from fedveil.games.guarantees.canaries import audits
 from fedveil.games.guarantees.clients import cases_of_clients
 from fedveil.games.guarantees.noise import LEVEL, NoiseGame, methods
 from fedveil.games.guarantees.server import cases_of_server
 from fedveil.games.guarantees.worlds import Duel
 from fedveil.grid import Cell, Finished
-from fedveil.grid.cell import stated
 from fedveil.mechanisms import ReproducibleSource, Source
 from fedveil.runs import Summary
 
@@ -30,7 +28,7 @@ DIMENSIONS = (1, 11, 1000)
 
 
 @dataclass(frozen=True, eq=False)
-class PartyGame:
+class PartyGame(Unconfigured):
     """A game whose cells play parties in worlds of their own making.
 
     Attributes
@@ -47,16 +45,8 @@ class PartyGame:
     plays: Sequence[Callable[[], list[Verdict]]]
     asked: Mapping[str, Any]
 
-    known: ClassVar[Collection[str]] = ()
-    together: ClassVar[bool] = True
-    config: ClassVar[Config] = stated(1)
-
     def question(self) -> dict[str, Any]:
         return dict(self.asked)
-
-    def check(self) -> list[str]:
-        """Nothing is odd about it."""
-        return []
 
     @cached_property
     def _cells(self) -> list[Cell]:

@@ -2,54 +2,23 @@
 
 from fedveil.data.sources import Later, SourceInfo
 
-BLOOD_FILE, REBUILT_BLOOD_FILE = "bloodmnist.npz", "bloodmnist_rebuilt_28.npz"
-WRITERS_FILE = "mnist_by_writer.npz"
-CIFAR_FILE = "cifar10_subset.npz"
-BLOOD_OFFICIAL = "MedMNIST v2, https://zenodo.org/records/10519652 (bloodmnist.npz, 35 MB, CC BY 4.0)"
-WRITERS_OFFICIAL = (
-    "the images of MNIST (CC BY-SA 3.0) with the writers that QMNIST's extended labels give them, "
-    "https://github.com/facebookresearch/qmnist (BSD-3-Clause); the file (12 MB) joins them as train_images, "
-    "train_labels, train_writer, test_images, test_labels, test_writer"
-)
-CIFAR_OFFICIAL = (
-    "CIFAR-10, https://www.cs.toronto.edu/~kriz/cifar.html (about 160 MB, states no licence); the file (37 MB) holds "
-    "train_images (10000, 32, 32, 3), its first batch, train_labels, test_images, test_labels, class_names"
-)
-SROIE_FILE = "sroie2019_200_gray768.npz"
-SROIE_OFFICIAL = (
-    "ICDAR 2019 SROIE, task 1, https://rrc.cvc.uab.es/?ch=13 (CC BY 4.0); the file (22 MB) holds 200 grey receipts, at "
-    "most 768 pixels high: pixels, pixel_offsets, shapes, boxes, box_offsets, key_json"
-)
-CMS_LICENCE = "public domain (US government)"
-PROVIDERS_FILE = "cms_providers_geo.csv.gz"
-INPATIENT_FILE = "cms_inpatient_drg100_fy2011.csv.gz"
-OUTPATIENT_FILE = "cms_outpatient_apc30_cy2011.csv.gz"
-INPATIENT_OFFICIAL = (
-    "Medicare Provider Charge Data, Inpatient, fiscal year 2011 (100 most common DRGs), "
-    "https://data.cms.gov (97k6-zzx3; 163,065 rows, public domain); the file needs the columns drg, "
-    "provider_id, avg_covered_charges, avg_total_payments"
-)
-OUTPATIENT_OFFICIAL = (
-    "Medicare Provider Charge Data, Outpatient, calendar year 2011 (30 APCs), "
-    "https://data.cms.gov (43,372 rows, public domain); the file needs the columns apc, "
-    "provider_id, avg_submitted_charges, avg_total_payments"
-)
-
 BLOODMNIST = SourceInfo(
     "blood cells, 28x28 colour, 8 classes",
     "17,092 images",
     "CC BY 4.0",
     Later("fedveil_studies.data.named:load_bloodmnist"),
-    files=((BLOOD_FILE, REBUILT_BLOOD_FILE),),
-    official=BLOOD_OFFICIAL,
+    files=(("bloodmnist.npz", "bloodmnist_rebuilt_28.npz"),),
+    official="MedMNIST v2, https://zenodo.org/records/10519652 (bloodmnist.npz, 35 MB, CC BY 4.0)",
 )
 MNIST_BY_WRITER = SourceInfo(
     "MNIST digits with their 539 writers, 28x28 grey, 10 classes",
     "70,000 images",
     "CC BY-SA 3.0",
     Later("fedveil_studies.data.named:load_mnist_by_writer"),
-    files=((WRITERS_FILE,),),
-    official=WRITERS_OFFICIAL,
+    files=(("mnist_by_writer.npz",),),
+    official="the images of MNIST (CC BY-SA 3.0) with the writers that QMNIST's extended labels give them, "
+    "https://github.com/facebookresearch/qmnist (BSD-3-Clause); the file (12 MB) joins them as train_images, "
+    "train_labels, train_writer, test_images, test_labels, test_writer",
     natural=True,
 )
 CIFAR10_SUBSET = SourceInfo(
@@ -57,25 +26,29 @@ CIFAR10_SUBSET = SourceInfo(
     "13,000 images",
     "none stated",
     Later("fedveil_studies.data.named:load_cifar10_subset"),
-    files=((CIFAR_FILE,),),
-    official=CIFAR_OFFICIAL,
+    files=(("cifar10_subset.npz",),),
+    official="CIFAR-10, https://www.cs.toronto.edu/~kriz/cifar.html (about 160 MB, states no licence); the file (37 "
+    "MB) holds train_images (10000, 32, 32, 3), its first batch, train_labels, test_images, test_labels, class_names",
 )
 CMS_INPATIENT = SourceInfo(
     "payments to American hospitals by condition and place (regression)",
     "163,065 rows",
-    CMS_LICENCE,
+    "public domain (US government)",
     Later("fedveil_studies.data.cms:load_cms_inpatient"),
-    files=((INPATIENT_FILE,), (PROVIDERS_FILE,)),
-    official=INPATIENT_OFFICIAL,
+    files=(("cms_inpatient_drg100_fy2011.csv.gz",), ("cms_providers_geo.csv.gz",)),
+    official="Medicare Provider Charge Data, Inpatient, fiscal year 2011 (100 most common DRGs), https://data.cms.gov "
+    "(97k6-zzx3; 163,065 rows, public domain); the file needs the columns drg, provider_id, avg_covered_charges, "
+    "avg_total_payments",
     natural=True,
 )
 CMS_OUTPATIENT = SourceInfo(
     "the same for outpatient services (regression)",
     "43,372 rows",
-    CMS_LICENCE,
+    "public domain (US government)",
     Later("fedveil_studies.data.cms:load_cms_outpatient"),
-    files=((OUTPATIENT_FILE,), (PROVIDERS_FILE,)),
-    official=OUTPATIENT_OFFICIAL,
+    files=(("cms_outpatient_apc30_cy2011.csv.gz",), ("cms_providers_geo.csv.gz",)),
+    official="Medicare Provider Charge Data, Outpatient, calendar year 2011 (30 APCs), https://data.cms.gov (43,372 "
+    "rows, public domain); the file needs the columns apc, provider_id, avg_submitted_charges, avg_total_payments",
     natural=True,
 )
 SROIE = SourceInfo(
@@ -83,8 +56,9 @@ SROIE = SourceInfo(
     "200 receipts",
     "CC BY 4.0",
     Later("fedveil_studies.data.sroie:load_sroie"),
-    files=((SROIE_FILE,),),
-    official=SROIE_OFFICIAL,
+    files=(("sroie2019_200_gray768.npz",),),
+    official="ICDAR 2019 SROIE, task 1, https://rrc.cvc.uab.es/?ch=13 (CC BY 4.0); the file (22 MB) holds 200 grey "
+    "receipts, at most 768 pixels high: pixels, pixel_offsets, shapes, boxes, box_offsets, key_json",
     natural=True,
 )
 MIXTURE = SourceInfo(

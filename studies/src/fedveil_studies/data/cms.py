@@ -10,15 +10,9 @@ import torch
 from fedveil.data.frames import pandas_module
 from fedveil.data.labels import natural_clients
 from fedveil.data.sets import DataSet, locate
+from fedveil.data.sources import SourceInfo
 from fedveil.errors import FieldError, nearest, require_choice, require_positive
-from fedveil_studies.data import (
-    CMS_LICENCE,
-    INPATIENT_FILE,
-    INPATIENT_OFFICIAL,
-    OUTPATIENT_FILE,
-    OUTPATIENT_OFFICIAL,
-    PROVIDERS_FILE,
-)
+from fedveil_studies.data import CMS_INPATIENT, CMS_OUTPATIENT
 
 # Declared, public bounds of the places: all fifty states lie inside, so that scaling needs nobody's rows.
 LONGITUDE, LATITUDE = (-180.0, -60.0), (15.0, 75.0)
@@ -27,33 +21,18 @@ LONGITUDE, LATITUDE = (-180.0, -60.0), (15.0, 75.0)
 @dataclass(frozen=True)
 class _Table:
     name: str
-    file: str
+    info: SourceInfo
     service: str  # column whose first word is the code of a service
     charges: str
     cases: str  # public number of treated cases; a file may lack it
-    official: str
 
     @property
     def columns(self) -> list[str]:
         return [self.service, "provider_id", self.charges, "avg_total_payments"]
 
 
-INPATIENT = _Table(
-    "cms-inpatient",
-    INPATIENT_FILE,
-    "drg",
-    "avg_covered_charges",
-    "total_discharges",
-    INPATIENT_OFFICIAL,
-)
-OUTPATIENT = _Table(
-    "cms-outpatient",
-    OUTPATIENT_FILE,
-    "apc",
-    "avg_submitted_charges",
-    "outpatient_services",
-    OUTPATIENT_OFFICIAL,
-)
+INPATIENT = _Table("cms-inpatient", CMS_INPATIENT, "drg", "avg_covered_charges", "total_discharges")
+OUTPATIENT = _Table("cms-outpatient", CMS_OUTPATIENT, "apc", "avg_submitted_charges", "outpatient_services")
 _PLACES = "the table of providers with their ZIP code's coordinates: columns provider_id, zip_lon, zip_lat"
 
 # What most hospitals offer. Inpatient, the paper's four conditions: pneumonia, kidney and urinary tract infections,
@@ -108,7 +87,8 @@ def load_cms_outpatient(
 def _load(table: _Table, services: Sequence[str], target: str, unit: float) -> DataSet:
     require_choice("data.target", target, ("payments", "charges"))
     require_positive("data.unit", unit)
-    rows = _read(table.name, table.file, table.official, table.columns, table.cases)
+    [(file,), (places,)] = table.info.files
+    rows = _read(table.name, file, table.info.official, table.columns, table.cases)
     codes = rows[table.service].map({text: text.split()[0] for text in rows[table.service].unique()})
     known = sorted(codes.unique().tolist())
     chosen = list(services) or known
@@ -118,7 +98,7 @@ def _load(table: _Table, services: Sequence[str], target: str, unit: float) -> D
     rows = rows[codes.isin(chosen)].assign(code=codes)
     rows = rows.sort_values(["provider_id", "code"], kind="stable")
     owner, owners = natural_clients("provider_id", rows["provider_id"].to_numpy(dtype=np.str_), len(rows))
-    longitude, latitude = _places(table.name, owners)
+    longitude, latitude = _places(table.name, places, owners)
     attributes = {"longitude": torch.from_numpy(longitude), "latitude": torch.from_numpy(latitude)}
     if table.cases in rows:
         cases = np.bincount(owner.numpy(), weights=rows[table.cases].to_numpy(dtype=np.float64), minlength=len(owners))
@@ -143,17 +123,17 @@ def _load(table: _Table, services: Sequence[str], target: str, unit: float) -> D
         owners=owners,
         attributes=attributes,
         note=f"Target: {column}, in units of {unit:,g} dollars; {len(chosen)} services. Year 2011.",
-        licence=CMS_LICENCE,
+        licence=table.info.licence,
     )
 
 
-def _places(name: str, owners: Sequence[str]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _places(name: str, file: str, owners: Sequence[str]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Longitude and latitude of the hospitals in degrees, those of their ZIP codes as in the paper."""
-    table = _read(name, PROVIDERS_FILE, _PLACES, ["provider_id", "zip_lon", "zip_lat"])
+    table = _read(name, file, _PLACES, ["provider_id", "zip_lon", "zip_lat"])
     places = table.set_index("provider_id").reindex(list(owners))
     unknown = places.index[places["zip_lon"].isna()]
     if len(unknown):
-        raise FieldError(PROVIDERS_FILE, unknown[0], "this provider has charges, but no coordinates")
+        raise FieldError(file, unknown[0], "this provider has charges, but no coordinates")
     longitude, latitude = (places[c].to_numpy(dtype=np.float64, copy=True) for c in ("zip_lon", "zip_lat"))
     return longitude, latitude
 

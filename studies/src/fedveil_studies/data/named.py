@@ -10,20 +10,13 @@ from fedveil.data.arrays import images, read_npz
 from fedveil.data.labels import Array, count_classes, natural_clients
 from fedveil.data.leaf import turned
 from fedveil.data.sets import DataSet, find, locate
+from fedveil.data.sources import SourceInfo
 from fedveil.errors import FieldError, require_choice, require_count
-from fedveil_studies.data import (
-    BLOOD_FILE,
-    BLOOD_OFFICIAL,
-    CIFAR_FILE,
-    CIFAR_OFFICIAL,
-    REBUILT_BLOOD_FILE,
-    WRITERS_FILE,
-    WRITERS_OFFICIAL,
-    writers,
-)
+from fedveil_studies.data import BLOODMNIST, CIFAR10_SUBSET, MNIST_BY_WRITER, writers
 
 # The names of the official set, in the order of its labels.
 BLOOD_CLASSES = ("basophil", "eosinophil", "erythroblast", "ig", "lymphocyte", "monocyte", "neutrophil", "platelet")
+PARTS = ("train_images", "train_labels", "test_images", "test_labels")
 _SCALES = ("unit", "standard")
 
 
@@ -32,6 +25,13 @@ def require_arrays(name: str, arrays: Mapping[str, Array], needed: Sequence[str]
     missing = [key for key in needed if key not in arrays]
     if missing:
         raise FieldError("data.name", name, f"its file lacks {', '.join(missing)}: it is another file")
+
+
+def arrays_of(name: str, info: SourceInfo, needed: Sequence[str]) -> dict[str, Array]:
+    """What the one file of a named set holds."""
+    arrays = read_npz(locate(name, info.files[0][0], info.official))
+    require_arrays(name, arrays, needed)
+    return arrays
 
 
 def load_bloodmnist(*, split: str = "test", scale: str = "unit") -> DataSet:
@@ -50,15 +50,16 @@ def load_bloodmnist(*, split: str = "test", scale: str = "unit") -> DataSet:
         If the file is absent.
     """
     require_choice("data.split", split, ("test", "val"))
-    official = find(BLOOD_FILE)
-    file = official or find(REBUILT_BLOOD_FILE) or locate("bloodmnist", BLOOD_FILE, BLOOD_OFFICIAL)
+    [(name, rebuilt)] = BLOODMNIST.files
+    official = find(name)
+    file = official or find(rebuilt) or locate("bloodmnist", name, BLOODMNIST.official)
     parts = ("train_images", "train_labels", f"{split}_images", f"{split}_labels")
     note = (
         "Rebuilt from the source images: class counts are the official ones, but which image is in which part is a "
         "seeded draw."
     )
     found = _set("bloodmnist", read_npz(file), parts, BLOOD_CLASSES, scale)
-    return replace(found, note="" if official else note, licence="CC BY 4.0")
+    return replace(found, note="" if official else note, licence=BLOODMNIST.licence)
 
 
 def load_mnist_by_writer(
@@ -101,12 +102,10 @@ def load_mnist_by_writer(
     """
     require_choice("data.person", person, ("", "writer"))
     require_choice("data.measured", measured, ("rest", "tuning", "public"))
-    arrays = read_npz(locate("mnist-by-writer", WRITERS_FILE, WRITERS_OFFICIAL))
-    parts = ("train_images", "train_labels", "test_images", "test_labels")
-    require_arrays("mnist-by-writer", arrays, [*parts, "train_writer", "test_writer"])
+    arrays = arrays_of("mnist-by-writer", MNIST_BY_WRITER, [*PARTS, "train_writer", "test_writer"])
     for half in ("train", "test") if rotated != 0 else ():
         turned(arrays[f"{half}_images"], arrays[f"{half}_writer"], rotated, rotation_seed)
-    found = _set("mnist-by-writer", arrays, parts, tuple(str(c) for c in range(10)), scale)
+    found = _set("mnist-by-writer", arrays, PARTS, tuple(str(c) for c in range(10)), scale)
     owner, owners = natural_clients("train_writer", arrays["train_writer"], len(found.x))
     share = f" Images of a writer are turned by 90 degrees with probability {rotated:g}." if rotated else ""
     note = f"Ten digits of 539 writers: FEMNIST has 62 classes and some 3,550 writers.{share}"
@@ -131,12 +130,10 @@ def load_cifar10_subset(*, scale: str = "unit") -> DataSet:
     MissingDataError
         If the file is absent.
     """
-    arrays = read_npz(locate("cifar10-subset", CIFAR_FILE, CIFAR_OFFICIAL))
-    parts = ("train_images", "train_labels", "test_images", "test_labels")
-    require_arrays("cifar10-subset", arrays, [*parts, "class_names"])
+    arrays = arrays_of("cifar10-subset", CIFAR10_SUBSET, [*PARTS, "class_names"])
     names = tuple(str(n) for n in arrays["class_names"])
     note = "10,000 training images (a fifth of CIFAR-10) and 3,000 test images: figures are not those of the whole set."
-    return replace(_set("cifar10-subset", arrays, parts, names, scale), note=note, licence="none stated")
+    return replace(_set("cifar10-subset", arrays, PARTS, names, scale), note=note, licence=CIFAR10_SUBSET.licence)
 
 
 def _set(name: str, arrays: dict[str, Array], parts: Sequence[str], names: tuple[str, ...], scale: str) -> DataSet:

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedveil.data.arrays import images, read_npz
+from fedveil.data.arrays import images
 from fedveil.data.labels import Array, natural_clients
-from fedveil.data.sets import DataSet, locate
+from fedveil.data.sets import DataSet
 from fedveil.data.tamper import KINDS, Box, Page, tamper
 from fedveil.errors import FieldError, require_choice, require_count
 from fedveil.mechanisms.source import keyed_seed
-from fedveil_studies.data import SROIE_FILE, SROIE_OFFICIAL
-from fedveil_studies.data.named import require_arrays
+from fedveil_studies.data import SROIE
+from fedveil_studies.data.named import arrays_of
 
 NOTE = (
     "Forgeries are made by FedVeil's own seeded generator: T-SROIE and DocTamper, the FedRE paper's sets, are not to "
@@ -89,7 +89,7 @@ def load_sroie(
         raise FieldError("data.kinds", list(kinds), f"must name at least one of {', '.join(KINDS)}")
     for kind in kinds:
         require_choice("data.kinds", kind, KINDS)
-    receipts, companies = _receipts(read_npz(locate("sroie", SROIE_FILE, SROIE_OFFICIAL)))
+    receipts, companies = _receipts()
     if require_count("data.test_receipts", test_receipts, least=0) >= len(receipts) - 1:
         raise FieldError("data.test_receipts", test_receipts, f"must leave 2 of {len(receipts)} receipts to train on")
     order = np.random.default_rng(keyed_seed("receipts", tamper_seed)).permutation(len(receipts)).tolist()
@@ -116,13 +116,13 @@ def load_sroie(
         regions=torch.from_numpy(made[0][2]),
         region_names=SENSITIVE,
         note=NOTE,
-        licence="CC BY 4.0",
+        licence=SROIE.licence,
     )
 
 
-def _receipts(arrays: dict[str, Array]) -> tuple[list[_Receipt], list[str]]:
+def _receipts() -> tuple[list[_Receipt], list[str]]:
     wanted = ["pixels", "pixel_offsets", "shapes", "boxes", "box_offsets", "box_text", "key_json"]
-    require_arrays("sroie", arrays, wanted)
+    arrays = arrays_of("sroie", SROIE, wanted)
     starts, corners = arrays["pixel_offsets"].tolist(), arrays["box_offsets"].tolist()
     receipts, companies = [], []
     for i, (height, width) in enumerate(arrays["shapes"].tolist()):

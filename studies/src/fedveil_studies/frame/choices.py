@@ -1,4 +1,4 @@
-"""What a user may choose of a study, and the configurations of its runs under these choices."""
+"""What a user may choose of a study, and how keys are put into the configurations of its runs."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -6,11 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from fedveil.config import Config, load, parse
-from fedveil.config.sections import Setting
-from fedveil.config.variants import configure
-from fedveil.errors import FieldError, require_choice, require_count
-from fedveil_studies.frame.study import Study
+from fedveil.config import Config, load
+from fedveil.errors import FieldError, require_count
 
 MOST_DRAWS = 1000
 
@@ -59,60 +56,6 @@ class Choices:
         require_count("--workers", self.workers)
 
 
-def configuration(
-    study: Study,
-    choices: Choices,
-    scenario: str,
-    row: str,
-    setting: str,
-    seed: int,
-    *,
-    draw: int = 0,
-    change: str = "",
-    keys: Mapping[str, Any] | None = None,
-) -> Config:
-    """The configuration of one run; see `Reproduction.cell`."""
-    spec, scale = study.described, study.described.scales[choices.scale]
-    values, parts = scenario_values(study, choices, scenario, row, seed), [scenario, row]
-    if draw:
-        values["source"] = {"seed": 1000 * (seed + 1) + draw}
-    if change and change not in scale.without:
-        parts.append(change)
-        put(values, spec.changes.get(change, {}))
-        if change in study.changes:
-            study.changes[change](values)
-    values["name"] = "-".join(parts)
-    put(values, {**spec.settings[setting].set, **(keys or {})})
-    flags = frozenset(flag for name in choices.readings for flag in spec.readings[name].flags)
-    for adjust in study.adjusted:
-        adjust(values, scale, flags)
-    given = dict(spec.settings[setting].privacy)
-    if given.get("rounds") == "all":  # of a total over the run, however long it is
-        given["rounds"] = values["rounds"]
-    for name in choices.readings:
-        given |= spec.readings[name].settings.get(setting, {})
-    matched = spec.settings[setting].sigma_of
-    forced = {"derived_from": spec.settings[matched].label} if matched else {}
-    return configure(parse(values), setting, Setting.model_validate(given), **forced)
-
-
-def scenario_values(study: Study, choices: Choices, scenario: str, row: str, seed: int) -> dict[str, Any]:
-    """The preset with the changes of row, scale and readings, and nothing of the setting."""
-    spec, scale = study.described, study.described.scales[choices.scale]
-    values = _loaded(spec.scenarios[require_choice("scenario", scenario, spec.scenarios)].preset).to_dict()
-    values.pop("compare", None)
-    values |= {"seed": seed, "workers": choices.workers, "device": choices.device}
-    put(values, spec.rows[row].set)
-    put(values, scale.set)
-    put(values, scale.present, present=True)
-    for name in choices.readings:
-        reading = spec.readings[name]
-        if reading.row in ("", row):
-            put(values, reading.set)
-            put(values, reading.present, present=True)
-    return values
-
-
 def put(values: dict[str, Any], changes: Mapping[str, Any], present: bool = False) -> None:
     """Set dotted keys, in place; with `present`, only those that are there."""
     for key, value in changes.items():
@@ -130,5 +73,6 @@ def put(values: dict[str, Any], changes: Mapping[str, Any], present: bool = Fals
 
 
 @cache
-def _loaded(preset: str) -> Config:
+def loaded(preset: str) -> Config:
+    """What scenarios begin with."""
     return load(preset)

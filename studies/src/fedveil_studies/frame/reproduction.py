@@ -6,11 +6,13 @@ from itertools import product
 from typing import Any
 
 from fedveil.config import Config, parse
+from fedveil.config.sections import Setting
+from fedveil.config.variants import configure
 from fedveil.errors import FieldError, nearest, require_choice
 from fedveil.grid import Cell, Outcome, distinct
 from fedveil.runs.prepare import resolve_device
-from fedveil_studies.frame.choices import Choices, configuration, scenario_values
-from fedveil_studies.frame.described import ScaleOf, TableOf
+from fedveil_studies.frame.choices import Choices, loaded, put
+from fedveil_studies.frame.described import ReadingOf, ScaleOf, TableOf
 from fedveil_studies.frame.measure import PlannedFigure, Runs
 from fedveil_studies.frame.plots import Line, Plot
 from fedveil_studies.frame.result import Published
@@ -115,9 +117,7 @@ class Reproduction:
         keys = keys or {}
         key = (scenario, row, setting, seed, draw, change, tuple(keys.items()), probe)
         if key not in self._cells:
-            config = configuration(
-                self.study, self.choices, scenario, row, setting, seed, draw=draw, change=change, keys=keys
-            )
+            config = self._configuration(scenario, row, setting, seed, draw, change, keys)
             shown = [config.name.removesuffix(f"-{setting}"), setting, f"seed {seed}"]
             shown += [f"draw {draw}"] if draw else []
             shown += [f"{name.rpartition('.')[2]} {value}" for name, value in keys.items()]
@@ -130,7 +130,48 @@ class Reproduction:
     def full(self, scenario: str, seed: int) -> Config:
         """The scenario with all its clients, for who wants to look at the data."""
         row = next(iter(self.study.described.rows))
-        return parse(scenario_values(self.study, self.choices, scenario, row, seed))
+        return parse(self._values(scenario, row, seed))
+
+    def _configuration(
+        self, scenario: str, row: str, setting: str, seed: int, draw: int, change: str, keys: Mapping[str, Any]
+    ) -> Config:
+        spec, study = self.study.described, self.study
+        values, parts = self._values(scenario, row, seed), [scenario, row]
+        if draw:
+            values["source"] = {"seed": 1000 * (seed + 1) + draw}
+        if change and change not in self.scale.without:
+            parts.append(change)
+            put(values, spec.changes.get(change, {}))
+            if change in study.changes:
+                study.changes[change](values)
+        values["name"] = "-".join(parts)
+        put(values, {**spec.settings[setting].set, **keys})
+        readings = [spec.readings[name] for name in self.choices.readings]
+        flags = frozenset(flag for reading in readings for flag in reading.flags)
+        for adjust in study.adjusted:
+            adjust(values, self.scale, flags)
+        given = dict(spec.settings[setting].privacy)
+        if given.get("rounds") == "all":  # of a total over the run, however long it is
+            given["rounds"] = values["rounds"]
+        for reading in readings:
+            given |= reading.settings.get(setting, {})
+        matched = spec.settings[setting].sigma_of
+        forced = {"derived_from": spec.settings[matched].label} if matched else {}
+        return configure(parse(values), setting, Setting.model_validate(given), **forced)
+
+    def _values(self, scenario: str, row: str, seed: int) -> dict[str, Any]:
+        """The preset with the changes of row, scale and readings, and nothing of the setting."""
+        spec, chosen = self.study.described, self.choices
+        values = loaded(spec.scenarios[require_choice("scenario", scenario, spec.scenarios)].preset).to_dict()
+        values.pop("compare", None)
+        values |= {"seed": seed, "workers": chosen.workers, "device": chosen.device}
+        put(values, spec.rows[row].set)
+        changing: list[ScaleOf | ReadingOf] = [self.scale, *(spec.readings[name] for name in chosen.readings)]
+        for one in changing:
+            if isinstance(one, ScaleOf) or one.row in ("", row):
+                put(values, one.set)
+                put(values, one.present, present=True)
+        return values
 
     def measurements(self, table: str) -> list[PlannedFigure]:
         """What a table is made of."""

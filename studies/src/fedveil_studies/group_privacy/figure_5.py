@@ -93,7 +93,7 @@ class Law:
             game = InversionGame(config, attacks=("analytic",), replicates=self.writers)
             audit = game.judge(Store(None).run(game.cells()))
             assert audit.inverted is not None
-            images, size = audit.inverted.originals.double(), game.settings[0][1].learner.layout.size
+            images, size = audit.inverted.originals.double(), game.setups[0].learner.layout.size
             found[f"{case} parameters"] = size
             for nu in NOISE:
                 [verdict] = [one for one in audit.verdicts if one.setting == f"nu = {nu:g}"]

@@ -14,7 +14,7 @@ from fedveil.attacks import Knowledge, Verdict
 from fedveil.config import Config
 from fedveil.config.world import World
 from fedveil.engines.seams import Seen
-from fedveil.errors import FieldError, nearest
+from fedveil.errors import FieldError
 from fedveil.games import Judgement, ParticipationGame
 from fedveil.games.game import Refused
 from fedveil.grid import Cell, Finished
@@ -94,78 +94,52 @@ def scores(cell: Cell, finished: Finished) -> list[float]:
 
 
 @dataclass(frozen=True, eq=False)
-class PrintedGame:
+class PrintedGame(ParticipationGame):
     """The paper's statistics: for setting beside its tables, and no test of participation.
 
     Parameters
     ----------
-    config : Config
-        Of one run, or with the settings of a comparison.
-    compare : bool
-        Play every setting of ``[compare]`` instead of the one of ``[privacy]``.
+    config, compare, target, attacker, colluders, world
+        As in `ParticipationGame`; with ``world="itself"`` both runs of the multi-round statistic lack the target.
     attacks : tuple of str
         Of `known`; without any, all that the configuration allows.
-    target, attacker, colluders, world
-        As in `ParticipationGame`; with ``world="itself"`` both runs of the multi-round statistic lack the target.
     replicates : int
         Of the audit of participation whose rehearsals give a setting its matched sigma.
+    shadow : str
+        Not to be chosen: the paper's statistics have shadow data of their own.
     """
-
-    config: Config
-    compare: bool = False
-    attacks: tuple[str, ...] = ()
-    target: int | None = None
-    attacker: int | None = None
-    colluders: int | None = None
-    world: str | None = None
-    replicates: int = 30
 
     name: ClassVar[str] = "as-printed"
     known: ClassVar[Collection[str]] = (SINGLE_SHOT, MULTI_ROUND)
-    together: ClassVar[bool] = True
+    least: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         """Refuse what is unknown, and a single shot without an aggregated loss."""
-        for name in self.attacks:
-            if name not in self.known:
-                raise FieldError("--attack", name, nearest(name, self.known))
+        super().__post_init__()
         if SINGLE_SHOT in self.attacks and not self.config.data.holdout:
             raise FieldError("--attack", SINGLE_SHOT, "needs an aggregated test loss: set data.holdout")
+        if self.shadow != "clean":
+            raise FieldError("--shadow", self.shadow, "is no option of the game as-printed, which has the paper's own")
 
-    @cached_property
-    def participation(self) -> ParticipationGame:
-        """The audit that has the same target, attacker and settings."""
-        return ParticipationGame(
-            self.config,
-            self.compare,
-            replicates=self.replicates,
-            target=self.target,
-            attacker=self.attacker,
-            colluders=self.colluders,
-            world=self.world,
-        )
-
-    @property
-    def chosen(self) -> tuple[str, ...]:
-        """The statistics that were asked for, or all that the configuration allows."""
-        every = (name for name in self.known if name != SINGLE_SHOT or self.config.data.holdout)
-        return tuple(dict.fromkeys(self.attacks)) or tuple(every)
+    def usual(self) -> list[str]:
+        """All that the configuration allows."""
+        return [name for name in self.known if name != SINGLE_SHOT or self.config.data.holdout]
 
     @cached_property
     def runs(self) -> dict[tuple[str, str], list[Cell]]:
         """The runs of each statistic, by its name and setting."""
         found = {}
-        for planned in self.participation.settings:
+        for planned in self.settings:
             for name in self.chosen:
-                cells = cells_of(name, planned.label, planned.config, self.participation.roles)
+                cells = cells_of(name, planned.label, planned.config, self.roles)
                 if planned.matches:
-                    sources = self.participation.rehearsed(planned.matches)
+                    sources = self.rehearsed(planned.matches, self.of_case)
                     cells = [replace(cell, sigma_of=sources) for cell in cells]
                 found[name, planned.label] = cells
         return found
 
     def question(self) -> dict[str, Any]:
-        return {**self.participation.roles.roles(), "seed": self.config.seed, "attacks": list(self.chosen)}
+        return {**self.roles.roles(), "seed": self.config.seed, "attacks": list(self.chosen)}
 
     def check(self) -> list[str]:
         """Refuse what cannot be prepared; say what is odd."""
@@ -175,7 +149,7 @@ class PrintedGame:
     def cells(self) -> list[Cell]:
         return [cell for cells in self.runs.values() for cell in cells]
 
-    def judge(self, finished: Finished) -> Judgement:
+    def judge(self, finished: Finished) -> Judgement:  # type: ignore[override]
         """The statistics; what cannot be computed is refused, with the reason."""
         verdicts, refused = list[Verdict](), list[Refused]()
         for (name, label), cells in self.runs.items():
