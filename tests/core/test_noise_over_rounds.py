@@ -13,7 +13,7 @@ from fedveil.attacks.residuals import departures
 from fedveil.cli import app
 from fedveil.errors import FieldError
 from fedveil.games import guarantees
-from fedveil.games.guarantees import game, noise, played
+from fedveil.games.guarantees import game, noise
 from fedveil.games.guarantees.noise import LEVEL
 from fedveil.mechanisms import GaussianNoise, ReproducibleSource
 
@@ -121,7 +121,7 @@ def test_clients_that_share_their_noise_are_found():
 def test_the_library_itself_without_noise_on_a_coordinate_ends_the_command(monkeypatch, tmp_path):
     monkeypatch.setattr(guarantees, "guarantees_game", partial(game.guarantees_game, dimensions=()))
     monkeypatch.setattr(guarantees, "noise_game", partial(game.noise_game, dimensions=(11,)))
-    monkeypatch.setattr(played, "PARTIES", 6)
+    monkeypatch.setattr(noise, "PARTIES", 6)
     drawn = GaussianNoise.sample
 
     def sample(self, size, **options):

@@ -8,14 +8,14 @@ from typer.testing import CliRunner
 
 from fedveil.cli import app
 from fedveil.games import guarantees
-from fedveil.games.guarantees import cases, game, played
+from fedveil.games.guarantees import cases, game, noise
 from fedveil.games.guarantees.noise import methods
 
 
 def test_every_claim_is_played_and_a_beaten_one_ends_the_command(tmp_path, monkeypatch):
     monkeypatch.setattr(guarantees, "guarantees_game", partial(game.guarantees_game, dimensions=(1,)))
     monkeypatch.setattr(guarantees, "noise_game", partial(game.noise_game, dimensions=(1,)))
-    monkeypatch.setattr(played, "PARTIES", 4)
+    monkeypatch.setattr(noise, "PARTIES", 4)
     result = CliRunner().invoke(app, ["verify", "--runs", "60", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
     record = json.loads((tmp_path / "game.json").read_text())

@@ -59,8 +59,8 @@ class CanaryAudit:
         ``(side, **options) -> CanaryRun``; options are `source`, `rounds` and `contrast`, where it takes them.
     side : object
         The method's side that adds the noise.
-    half : object, optional
-        The same side with half the noise, where a source cannot halve it.
+    by_source : bool
+        Whether a source can halve its noise; else its noise multiplier is halved.
     distance : float, optional
         Of the canaries, where the promise is over distance.
     bugs : tuple of str
@@ -70,7 +70,7 @@ class CanaryAudit:
 
     play: Callable[..., CanaryRun]
     side: Any
-    half: Any = None
+    by_source: bool = True
     distance: float | None = None
     bugs: tuple[str, ...] = (HALF, UNCLIPPED, REUSED)
 
@@ -86,8 +86,8 @@ class CanaryAudit:
         """What it measures with a bug, beside what is declared without it."""
         options: dict[str, Any] = {"rounds": 2, "contrast": True} if bug == REUSED else {}
         declared = self.play(self.side, **options).guarantee
-        if bug == HALF and self.half is not None:
-            run = self.play(self.half)
+        if bug == HALF and not self.by_source:
+            run = self.play(replace(self.side, noise_multiplier=self.side.noise_multiplier / 2))
         elif bug == HALF:
             run = self.play(self.side, source=Scaled(seed, 0.5))
         elif bug == UNCLIPPED:
@@ -101,13 +101,13 @@ def audits(m: int, seed: int = 0) -> dict[str, CanaryAudit]:
     """Every method with m canaries, by name."""
 
     def central(
-        side: GlobalDP | MetricPrivacy, rounds: int = 1, bugs: tuple[str, ...] = EVERY, half: Any = None
+        side: GlobalDP | MetricPrivacy, rounds: int = 1, bugs: tuple[str, ...] = EVERY, by_source: bool = True
     ) -> CanaryAudit:
         def play(one: Any, **options: Any) -> CanaryRun:
             options = {"rounds": rounds, **options}
             return server_canaries(one, m, LENGTH, relation=side.relation, delta=DELTA, seed=seed, **options)
 
-        return CanaryAudit(play, side, half, bugs=bugs)
+        return CanaryAudit(play, side, by_source, bugs=bugs)
 
     def local(
         side: SGALDP | FedRE | GroupPrivacy, dimension: int = 10, length: float = LENGTH, follow: int = 0, **rest: Any
@@ -130,9 +130,7 @@ def audits(m: int, seed: int = 0) -> dict[str, CanaryAudit]:
         "global DP": central(one),
         "global DP, a client replaced": central(GlobalDP(noise_multiplier=2.0, clip=1.0, relation="replace-one")),
         "global DP, four rounds": central(GlobalDP(noise_multiplier=2.0, clip=1.0), rounds=4),
-        "global DP, discrete noise": central(
-            discrete, bugs=(HALF,), half=GlobalDP(noise_multiplier=0.5, clip=1.0, noise="discrete")
-        ),
+        "global DP, discrete noise": central(discrete, bugs=(HALF,), by_source=False),
         "global DP, FedAdam": central(GlobalDP(FedAdam(), noise_multiplier=1.0, clip=1.0), bugs=(HALF, UNCLIPPED)),
         "global DP, trimmed mean": central(GlobalDP(TrimmedMean(0.1), noise_multiplier=1.0, clip=1.0), bugs=()),
         "global DP, norm bounding": central(
@@ -149,7 +147,7 @@ def audits(m: int, seed: int = 0) -> dict[str, CanaryAudit]:
             GroupPrivacy(noise_multiplier=5.0, radius=RADIUS),
             2,
             RADIUS,
-            half=GroupPrivacy(noise_multiplier=2.5, radius=RADIUS),
+            by_source=False,
             distance=2 * RADIUS,
             bugs=(HALF, REUSED),
         ),

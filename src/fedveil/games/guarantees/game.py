@@ -16,9 +16,8 @@ from fedveil.attacks import GameResult, Verdict, bound
 from fedveil.errors import require_count
 from fedveil.games.game import Judgement, Unconfigured
 from fedveil.games.guarantees.canaries import audits
-from fedveil.games.guarantees.clients import cases_of_clients
+from fedveil.games.guarantees.duels import cases
 from fedveil.games.guarantees.noise import LEVEL, NoiseGame, methods
-from fedveil.games.guarantees.server import cases_of_server
 from fedveil.games.guarantees.worlds import Duel
 from fedveil.grid import Cell, Finished
 from fedveil.mechanisms import ReproducibleSource, Source
@@ -84,11 +83,6 @@ def canary_game(m: int) -> PartyGame:
     require_count("--canaries", m, least=10)
     plays = [partial(audit.verdicts, name) for name, audit in audits(m).items()]
     return PartyGame("canaries", plays, {"canaries": m})
-
-
-def cases(d: int) -> list[Duel]:
-    """Every method at dimension d."""
-    return [*cases_of_server(d), *cases_of_clients(d)]
 
 
 def duel(case: Duel, d: int, runs: int) -> GameResult:

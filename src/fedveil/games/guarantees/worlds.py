@@ -1,4 +1,4 @@
-"""The worst-case worlds of every method, played through the parties that every engine runs.
+"""What a worst-case world of a method is, played through the parties that every engine runs.
 
 A case is two worlds that differ in one client, as far apart as the relation permits. Each run takes fresh parties: the
 clients admit the broadcast and release, the server combines; what the adversary sees is what was handed over.
@@ -73,8 +73,11 @@ class Duel:
         return self.claimed_mu is not None or self.claimed_epsilon is not None
 
 
-def claiming(name: str, worlds: tuple[World, World], score: Score, distance: float = 1.0) -> Duel:
-    """A case with the claim of its first world's ledger; where distances count, for models so far apart."""
+def claiming(
+    name: str, world: Callable[[Any], World], inside: Any, outside: Any, score: Score, distance: float = 1.0
+) -> Duel:
+    """Two worlds of one kind with the claim of the first one's ledger; by distance, of models so far apart."""
+    worlds = world(inside), world(outside)
     entries = worlds[0](ReproducibleSource(0)).party.ledger.entries
     whole, rounds = total(e.spend.guarantee for e in entries), len({e.key[0] for e in entries})
     if not whole.proven:
@@ -91,6 +94,16 @@ def claiming(name: str, worlds: tuple[World, World], score: Score, distance: flo
         mu, parameter = math.sqrt(2 * bound.rho), f"rho = {rounded_up(bound.rho, 3)}, like "
     assert mu is not None
     return Duel(name, worlds, score, mu, None, f"{parameter}mu = {rounded_up(mu, 3)} ({about})")
+
+
+def short(seen: Sight) -> float:
+    """Minus the length of what moved."""
+    return -float(seen.moved.norm())
+
+
+def along(direction: Tensor) -> Score:
+    """How far it moved along a direction [d]."""
+    return lambda seen: float(seen.moved @ direction)
 
 
 def unit(d: int, at: int = 0) -> Tensor:

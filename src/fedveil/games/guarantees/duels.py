@@ -1,8 +1,12 @@
-"""The worst-case worlds of every method of the server, played through its party."""
+"""The worst-case worlds of every method, played through its parties.
+
+The adversary of a method on the server is a client, that of a method on clients the server.
+"""
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,24 +16,44 @@ from fedveil.accounting import Ledger, Release
 from fedveil.aggregation import FedAdam, FedAvg, FedMedian, Krum, TrimmedMean
 from fedveil.clipping import QuantileClip
 from fedveil.engines import ClientParty, ServerParty
-from fedveil.games.guarantees.worlds import ROUND, Duel, Score, Sight, World, claiming, layout, opened, unit
-from fedveil.mechanisms import NoSource, Source
+from fedveil.games.guarantees.worlds import (
+    ROUND,
+    Duel,
+    Score,
+    Sight,
+    World,
+    along,
+    claiming,
+    layout,
+    opened,
+    short,
+    unit,
+)
+from fedveil.mechanisms import NoSource, ReproducibleSource, Source
 from fedveil.methods import (
+    SGALDP,
+    Broadcast,
     ClientFacts,
+    ClientSide,
+    FedRE,
     GlobalDP,
+    GroupPrivacy,
     Method,
     MetricPrivacy,
+    Plain,
     Publishing,
+    Refusal,
     Releases,
     ServerSide,
     TrustedServer,
 )
 from fedveil.methods.central import CentralState
+from fedveil.methods.sga_ldp import LastBroadcast
 
 
-def cases_of_server(d: int) -> list[Duel]:
-    """Every central method at dimension d."""
-    return [*_proven_central(d), *_adaptive_central(d), *_heuristic_central(d)]
+def cases(d: int) -> list[Duel]:
+    """Every method at dimension d."""
+    return [*_proven_central(d), *_adaptive_central(d), *_heuristic_central(d), *_group(d), *_fedre(d), *_sga(d)]
 
 
 def served(
@@ -70,15 +94,29 @@ def served(
     return run
 
 
-def _along(d: int) -> Score:
-    e = unit(d)
-    return lambda seen: float(seen.moved @ e)
+def sent(
+    side: ClientSide, broadcast: Broadcast, update: Tensor, *, state: Any = None, scores: dict[str, float] | None = None
+) -> World:
+    """The world of one client that moved by an update [d]; beside its model it tries to send a count and a loss."""
+    shape = layout(len(update))
+    facts = ClientFacts(broadcast=broadcast, layout=shape, layer_scores=scores)
+    others = (Release("count", torch.tensor(7.0)), Release("metric", torch.tensor(0.5), "loss"))
+    releases = (Release("model", broadcast.models[0] + update), *others)
+
+    def run(source: Source) -> Sight:
+        party = ClientParty(Method("game", side, Plain()), shape, Ledger("game", "0"), source, state=state)
+        if isinstance(party.admit(broadcast), Refusal):
+            raise AssertionError("a client without a budget is never refused")
+        (model,) = party.release(releases, facts)
+        return Sight((model.value,), 0.0, party)
+
+    return run
 
 
 def _weighted(d: int) -> Score:
     """Rounds weighted by the noise that their other coordinates show: a round without noise decides alone."""
     if d == 1:
-        return _along(d)
+        return along(unit(d))
 
     def score(seen: Sight) -> float:
         rounds = torch.stack(seen.models)
@@ -93,11 +131,11 @@ def _proven_central(d: int) -> list[Duel]:
     e, zero = unit(d), torch.zeros(d, dtype=torch.float64)
 
     def case(name: str, inside: Sequence[Tensor], outside: Sequence[Tensor], **options: Any) -> Duel:
-        score = options.pop("score", _along(d))
+        score = options.pop("score", along(e))
         rule, played = options.pop("rule", FedAvg()), {k: options.pop(k) for k in ("rounds", "counts") if k in options}
-        side, cohort = GlobalDP(rule, noise_multiplier=1.0, clip=1.0, **options), len(inside)
-        worlds = tuple(served(side, torch.stack(list(w)), cohort=cohort, **played) for w in (inside, outside))
-        return claiming(f"global DP, {name}", worlds, score)  # type: ignore[arg-type]
+        side = GlobalDP(rule, noise_multiplier=1.0, clip=1.0, **options)
+        world = partial(served, side, cohort=len(inside), **played)
+        return claiming(f"global DP, {name}", world, torch.stack([*inside]), torch.stack([*outside]), score)
 
     here, gone, swapped = ((first, zero, zero, zero) for first in (e, zero, -e))
     bounded = FedAvg("examples", max_examples=100)
@@ -138,20 +176,16 @@ def _adaptive_central(d: int) -> list[Duel]:
 
     far = 10 * (unit(d) + unit(d, d - 1))  # how far the model moved: beyond the public range, whose end costs the most
     state = replace(released.init(d, torch.float64), released=far)
+    pairs = (here, somebody), (gone, nobody)
     return [
-        claiming(
-            "global DP, adaptive clipping, with the next norm", (served(moving, here), served(moving, gone)), joint
-        ),
+        claiming("global DP, adaptive clipping, with the next norm", partial(served, moving), here, gone, joint),
         claiming(
             "global DP, with published metrics",
-            (served(plain, here, measured=somebody), served(plain, gone, measured=nobody)),
+            lambda pair: served(plain, pair[0], measured=pair[1]),
+            *pairs,
             joint_with_metrics,
         ),
-        claiming(
-            "metric privacy, scale from releases",
-            (served(released, here, state=state), served(released, gone, state=state)),
-            _along(d),
-        ),
+        claiming("metric privacy, scale from releases", partial(served, released, state=state), here, gone, along(e)),
     ]
 
 
@@ -162,15 +196,74 @@ def _heuristic_central(d: int) -> list[Duel]:
     adam = GlobalDP(FedAdam(lr=1.0), noise_multiplier=1.0, clip=1.0, order="printed")
     metric = MetricPrivacy(noise_multiplier=1.0, clip=1.0, order="printed")
     near, far = (torch.stack([x * unit(d), 0.05 * last, -0.05 * last, 0.05 * last]) for x in (0.05, 0.49))
+    here, gone = torch.stack([spread, zero, zero, zero]), torch.stack([zero] * 4)
+
     return [
-        claiming(
-            "global DP, FedAdam, as printed",
-            (served(adam, torch.stack([spread, zero, zero, zero])), served(adam, torch.stack([zero] * 4))),
-            lambda seen: float(seen.moved @ spread),
-        ),
-        claiming(
-            "metric privacy, as printed",
-            (served(metric, far), served(metric, near)),
-            lambda seen: -float(seen.moved.norm()),
-        ),
+        claiming("global DP, FedAdam, as printed", partial(served, adam), here, gone, along(spread)),
+        claiming("metric privacy, as printed", partial(served, metric), far, near, short),
+    ]
+
+
+def _group(d: int) -> list[Duel]:
+    """A long and a short step; with a public radius, epsilon 1 a unit of distance, models at distance sqrt(d)."""
+    e, facts, apart = unit(d), opened(d, 4), math.sqrt(d)
+    printed, sound = GroupPrivacy(noise_multiplier=1.0), GroupPrivacy(noise_multiplier=float(d), radius=1.0)
+
+    def nearer(seen: Sight) -> float:
+        return float(seen.moved.norm() - (seen.moved - apart * e).norm())
+
+    name = f"group privacy, public radius, models at distance {apart:.3g}"
+    return [
+        claiming("group privacy, as printed", partial(sent, printed, facts), e, 2 * e, short),
+        claiming(name, partial(sent, sound, facts), apart * e, 0 * e, nearer, apart),
+    ]
+
+
+def _fedre(d: int) -> list[Duel]:
+    """The same update, another sensitive region; with public scores two opposite updates, of full length a layer."""
+    names, half = list(layout(d).groups("module")), d // 2
+    facts = opened(d, 4, scores=(1.0, 3.0)[: len(names)])
+    starts = [0] if len(names) == 1 else [0, half]
+    update = torch.stack([unit(d, at) for at in starts]).sum(0)
+    sound = FedRE(epsilon=50.0, clip=1.0, scores="public")
+    public = partial(sent, sound, facts)
+    scale = public(update)(ReproducibleSource(0)).party.ledger.entries[0].spend.scale
+    weights = [1 / s**2 for s in scale]
+
+    def weighted(seen: Sight) -> float:
+        return float(sum(w * float(seen.moved[at]) for w, at in zip(weights, starts, strict=True)))
+
+    def wider(seen: Sight) -> float:
+        return float(seen.moved[half:].norm() - seen.moved[:half].norm())
+
+    found = [claiming("FedRE, mu split by public scores", public, update, -update, weighted)]
+    if len(names) == 1:  # one layer has nothing to split
+        return found
+    printed = FedRE(epsilon=50.0, clip=1.0)
+    # a higher score of b widens its noise, and narrows that of a
+    world = lambda score: sent(printed, facts, unit(d), scores={names[0]: 1.0, names[1]: score})  # noqa: E731
+    return [claiming("FedRE, as printed", world, 2.0, 1.0, wider), *found]
+
+
+def _sga(d: int) -> list[Duel]:
+    """An aligned update against another; in the sound variants two opposite updates, the noise at its least."""
+    e, reference = unit(d), unit(d, d - 1)
+    facts = opened(d, 4, start=reference)
+    state = LastBroadcast(ROUND - 1, 0 * reference, reference.clone())
+    printed, sound, charged = SGALDP(), SGALDP(similarity="released"), SGALDP(similarity="noised")
+    aligned = replace(state, similarity=1.0)
+    noised = partial(sent, charged, facts, state=aligned)
+    variance = noised(e)(ReproducibleSource(0)).party.ledger.entries[0].spend.scale[0] ** 2
+
+    def near(seen: Sight) -> float:
+        return -float((seen.moved - reference).norm())
+
+    def joint(seen: Sight) -> float:  # the next release's noise shows the noised similarity, handed over here as it is
+        return float(2 * float(seen.moved @ reference) / variance + seen.party.state.similarity)
+
+    other = -reference if d == 1 else e
+    return [
+        claiming("SGA-LDP, as printed", partial(sent, printed, facts, state=state), reference, other, near),
+        claiming("SGA-LDP, released similarity", partial(sent, sound, facts, state=state), e, -e, along(e)),
+        claiming("SGA-LDP, noised similarity", noised, reference, -reference, joint),
     ]
