@@ -164,8 +164,7 @@ def bound(inside: ArrayLike, outside: ArrayLike, confidence: float = 0.999) -> G
     # the best separation that is not an accident of one or two runs at the edge
     smoothed = scipy.special.ndtri(true * 0.98 + 0.01) - scipy.special.ndtri(false * 0.98 + 0.01)
     hit, alarm = rates(first[half:runs], second[half:runs], candidates[int(np.argmax(smoothed))], confidence)
-    sure = hit.low > 0 and alarm.high < 1
-    found = float(scipy.special.ndtri(hit.low) - scipy.special.ndtri(alarm.high)) if sure else 0.0
+    found = float(scipy.special.ndtri(hit.low) - scipy.special.ndtri(alarm.high))  # -inf where nothing is sure
     pure = math.log(hit.low / alarm.high) if hit.low > alarm.high > 0 else 0.0
     best = rate(runs - half, runs - half, confidence).low
     ceiling = max(0.0, float(2 * scipy.special.ndtri(best)))

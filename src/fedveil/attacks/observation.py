@@ -222,13 +222,11 @@ class Knowledge:
 
     @cached_property
     def _writable(self) -> nn.Module:
-        """A copy of the model in evaluation mode, whose parameters are written over: no model is built for each."""
-        return deepcopy(self.model).eval().requires_grad_()
+        """A copy of the model in evaluation mode, whose parameters are written over: no model is built for each.
 
-    @cached_property
-    def _fast(self) -> nn.Module:
-        """The same, with kernels in the order that `predict` gives them."""
-        copy = deepcopy(self.model).eval().requires_grad_(False)
+        Its kernels are in the order that `predict` gives them.
+        """
+        copy = deepcopy(self.model).eval().requires_grad_()
         for parameter in copy.parameters():
             parameter.data = fast_format(parameter.data)
         return copy
@@ -245,7 +243,7 @@ class Knowledge:
         return torch.cat([part.reshape(-1) for part in parts]).to(self.layout.dtype).cpu()
 
     def _loss_of(self, models: Tensor, data: ClientData) -> Tensor:
-        function, model, rows = loss_of(self.loss), self._fast, []
+        function, model, rows = loss_of(self.loss), self._writable, []
         batches = [as_input(part, next(model.parameters())) for part in torch.split(data.x, 1024)]
         with torch.no_grad():
             for broadcast in models:

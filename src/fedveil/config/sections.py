@@ -11,7 +11,7 @@ from fedveil.config.options import Option, fields_of, options_of
 from fedveil.data import NATURAL, SOURCES
 from fedveil.engines.stopping import EarlyStopping
 from fedveil.errors import FieldError, require_choice
-from fedveil.learning.models import factory_of
+from fedveil.learning.models import MODELS
 from fedveil.mechanisms import ReproducibleSource, SecureSource, Source
 from fedveil.methods import formerly
 from fedveil.methods.publishing import Validation
@@ -164,7 +164,7 @@ class Model(OpenSection):
 
     @classmethod
     def accepted(cls, name: str) -> Mapping[str, Option]:
-        return options_of(factory_of(name), without=("input_shape", "outputs"))
+        return options_of(MODELS.find(name), without=("input_shape", "outputs"))
 
     @model_validator(mode="before")
     @classmethod

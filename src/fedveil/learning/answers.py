@@ -80,10 +80,25 @@ class Answers:
         return torch.from_numpy(self.outputs).softmax(1).numpy()
 
     def joined(self) -> "Answers":
-        """The same as one group; what was worked out label by label stays known."""
-        whole = replace(self, group=np.zeros_like(self.group), counts=np.array([len(self.labels)]))
-        vars(whole).update({name: vars(self)[name] for name in ("predicted", "probabilities") if name in vars(self)})
-        return whole
+        """The same as one group."""
+        return self._grouped(len(self.labels))
+
+    def _grouped(self, size: int) -> "Answers":
+        """The same in groups of a size; what was worked out label by label stays known."""
+        m = len(self.labels)
+        other = replace(self, group=np.arange(m) // size, counts=np.full(m // size, size))
+        vars(other).update({name: vars(self)[name] for name in ("predicted", "probabilities") if name in vars(self)})
+        return other
+
+    @cached_property
+    def images(self) -> "Answers":
+        """The same with each image as a group of its own."""
+        return self._grouped(self.each)
+
+    def of_images(self, share: "MetricFunction") -> Floats:
+        """The mean of a share over the images of each group that have it."""
+        found, owner, n = share(self.images), self.group[:: self.each], len(self.counts)
+        return _over(np.bincount(owner, np.nan_to_num(found), n), np.bincount(owner, ~np.isnan(found), n))
 
     def macro(self, shares: Floats, counted: NDArray[np.bool_]) -> Floats:
         """Mean of shares [n, C] over the classes that are counted [n, C]; NaN without one."""

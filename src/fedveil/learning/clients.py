@@ -151,20 +151,18 @@ class ClientData:
 
 
 def _check(x_name: str, x: Tensor, y_name: str, y: Tensor) -> None:
-    for name, value in ((x_name, x), (y_name, y)):
+    numbers = "must be floating point (for images e.g. x.float() / 255), or int64 where it numbers words"
+    classes = "must be int64 (classes) or floating point (targets)"
+    for name, value, accepted in ((x_name, x, numbers), (y_name, y, classes)):
         if not isinstance(value, Tensor) or value.dim() < 1:
             raise FieldError(name, type(value).__name__, "must be a tensor with one row an example")
-    if x.dtype != torch.int64 and not x.is_floating_point():
-        accepted = "must be floating point (for images e.g. x.float() / 255), or int64 where it numbers words"
-        raise FieldError(x_name, x.dtype, accepted)
-    if y.dtype != torch.int64 and not y.is_floating_point():
-        raise FieldError(y_name, y.dtype, "must be int64 (classes) or floating point (targets)")
-    if len(x) != len(y):
-        raise FieldError(y_name, len(y), f"must be as long as {x_name}, which has {len(x)} rows")
-    for name, value in ((x_name, x), (y_name, y)):
+        if value.dtype != torch.int64 and not value.is_floating_point():
+            raise FieldError(name, value.dtype, accepted)
         if value.is_floating_point() and not isinstance(value, OnDemand) and not torch.isfinite(value).all():
             row = int((~torch.isfinite(value)).reshape(len(value), -1).any(1).nonzero()[0])
             raise FieldError(f"{name}[{row}]", "NaN or infinity", "must be finite: remove the row or fill it in")
+    if len(x) != len(y):
+        raise FieldError(y_name, len(y), f"must be as long as {x_name}, which has {len(x)} rows")
     if y.dtype == torch.int64 and y.numel() and int(y.min()) < 0:
         raise FieldError(y_name, int(y.min()), "classes are numbered from 0 on")
 

@@ -120,44 +120,25 @@ def positive_iou(answers: Answers) -> Floats:
 @metric()
 def image_iou(answers: Answers) -> Floats:
     """Mean over images of the intersection over union of class 1 of two, where it is true or named at all."""
-    right, wanted, given = _by_image(answers)
-    return _mean_image(answers, right, wanted + given - right)
+    return answers.of_images(positive_iou)
 
 
 @metric()
 def image_precision(answers: Answers) -> Floats:
     """Mean over images of the precision of class 1 of two, where it is true or named at all; 0 where only true."""
-    right, wanted, given = _by_image(answers)
-    return _mean_image(answers, right, np.where(wanted > 0, np.maximum(given, 1), given))
+    return answers.of_images(positive_precision)
 
 
 @metric()
 def image_sensitivity(answers: Answers) -> Floats:
     """Mean over images of the share of class 1 of two that is found, where it is true."""
-    right, wanted, _ = _by_image(answers)
-    return _mean_image(answers, right, wanted)
+    return answers.of_images(lambda image: image.positive(_over(*image.table[:2])))
 
 
 @metric()
 def image_f1(answers: Answers) -> Floats:
     """Mean over images of the F1 of class 1 of two, where it is true or named at all."""
-    right, wanted, given = _by_image(answers)
-    return _mean_image(answers, 2 * right, wanted + given)
-
-
-def _by_image(answers: Answers) -> tuple[Floats, Floats, Floats]:
-    """Pixels of class 1 of each image: named rightly, true, named."""
-    named, true = (values.reshape(-1, answers.each) == 1 for values in (answers.predicted, answers.labels))
-    right, wanted, given = (pixels.sum(1).astype(np.float64) for pixels in (named & true, true, named))
-    return right, wanted, given
-
-
-def _mean_image(answers: Answers, part: Floats, whole: Floats) -> Floats:
-    """Mean share over the images of a group where there is a whole; NaN unless there are two classes."""
-    if answers.outputs.shape[1] != 2:
-        return np.full(len(answers.counts), np.nan)
-    owner, n = answers.group[:: answers.each], len(answers.counts)
-    return _over(np.bincount(owner, part / np.maximum(whole, 1), n), np.bincount(owner, whole > 0, n))
+    return answers.of_images(positive_f1)
 
 
 @metric()
@@ -200,7 +181,8 @@ def metric_names(names: Sequence[str] | None, task: TaskKind) -> tuple[str, ...]
         if name not in METRICS:
             raise FieldError("metrics", name, nearest(name, METRICS))
         if task not in METRICS[name].tasks:
-            raise FieldError("metrics", name, f"does not exist where labels are {task}; there are: {_known(task)}")
+            known = ", ".join(other for other, m in METRICS.items() if task in m.tasks)
+            raise FieldError("metrics", name, f"does not exist where labels are {task}; there are: {known}")
     return chosen
 
 
@@ -273,7 +255,3 @@ def _finite(answers: Answers) -> NDArray[np.bool_]:
     """Groups all of whose logits are finite."""
     odd = ~np.isfinite(answers.outputs).all(axis=1, keepdims=True).reshape(-1)
     return np.equal(answers.mean(odd), 0.0)
-
-
-def _known(task: TaskKind) -> str:
-    return ", ".join(name for name, m in METRICS.items() if task in m.tasks)

@@ -61,11 +61,8 @@ def small_cnn(
     before, height, width = image_shape(input_shape, 1 << len(channels))
     parts: list[tuple[str, nn.Module]] = []
     for i, after in enumerate(channels, start=1):
-        parts += [
-            (f"conv{i}", nn.Conv2d(before, require_count("channels", after), 3, padding=1)),
-            (f"act{i}", make()),
-            (f"pool{i}", nn.AvgPool2d(2)),
-        ]
+        conv = nn.Conv2d(before, require_count("channels", after), 3, padding=1)
+        parts += [(f"conv{i}", conv), (f"act{i}", make()), (f"pool{i}", nn.AvgPool2d(2))]
         before, height, width = after, height // 2, width // 2
     hidden = nn.Linear(before * height * width, require_count("dense", dense))
     parts += [("flatten", nn.Flatten()), ("dense1", hidden), ("act", make()), ("dense2", nn.Linear(dense, outputs))]
@@ -143,30 +140,14 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
 )
 
 
-def factory_of(name: str) -> Callable[..., nn.Module]:
-    """The function or class that builds a model.
-
-    Parameters
-    ----------
-    name : str
-        A key of ``MODELS``, or ``"package.module:Net"``, imported from the Python path or the working directory.
-        It is called with `input_shape` and `outputs` if it has such parameters, and with the options.
-
-    Raises
-    ------
-    FieldError
-        If there is no such thing.
-    """
-    return MODELS.find(name)  # type: ignore[no-any-return]
-
-
 def build_model(name: str, *, input_shape: Sequence[int], outputs: int, seed: int, **options: Any) -> nn.Module:
     """Build a model of the registry ``MODELS``.
 
     Parameters
     ----------
     name : str
-        A key of ``MODELS``, or a ``"package.module:Net"`` of yours; see :func:`factory_of`.
+        A key of ``MODELS``, or ``"package.module:Net"``, imported from the Python path or the working directory. It is
+        called with `input_shape` and `outputs` if it has such parameters, and with the options.
     input_shape : sequence of int
         Shape of one example, without the batch axis, e.g. ``(1, 28, 28)``.
     outputs : int
@@ -192,7 +173,7 @@ def build_model(name: str, *, input_shape: Sequence[int], outputs: int, seed: in
     >>> sum(p.numel() for p in model.parameters())
     2410
     """
-    factory = factory_of(name)
+    factory = MODELS.find(name)
     parameters = inspect.signature(factory).parameters
     accepted = [p for p in parameters if p not in ("input_shape", "outputs")]
     for option in options:
@@ -241,9 +222,7 @@ def _largest(value: Any) -> float:
     return max((float(v) for v in every if isinstance(v, int | float)), default=0.0)
 
 
-def initial_models(
-    factory: str | Callable[[int], nn.Module], *, k: int, seed: int, layout: Layout | None = None, **options: Any
-) -> Tensor:
+def initial_models(factory: str | Callable[[int], nn.Module], *, k: int, seed: int, **options: Any) -> Tensor:
     """Initial vectors of k hypotheses, each from its own seed.
 
     Parameters
@@ -254,21 +233,15 @@ def initial_models(
         Number of hypotheses. The first is ``factory(seed)`` itself, so one hypothesis is an ordinary initial model.
     seed : int
         Seed of the first; the others are derived from it.
-    layout : Layout, optional
-        Of the model; taken from the first one if it is not given.
 
     Returns
     -------
     Tensor
         [k, d].
     """
-    rows: list[Tensor] = []
-    for j in range(require_count("k", k)):
-        own = seed if j == 0 else keyed_seed("hypothesis", seed, j)
-        module = build_model(factory, seed=own, **options) if isinstance(factory, str) else factory(own)
-        layout = layout or Layout.from_module(module)
-        rows.append(layout.read(module))
-    return torch.stack(rows)
+    seeds = [keyed_seed("hypothesis", seed, j) if j else seed for j in range(require_count("k", k))]
+    made = (build_model(factory, seed=s, **options) if isinstance(factory, str) else factory(s) for s in seeds)
+    return torch.stack([Layout.from_module(module).read(module) for module in made])
 
 
 def _stack(parts: list[tuple[str, nn.Module]]) -> nn.Sequential:

@@ -158,8 +158,7 @@ class _LowRank(nn.Module):
         self.expand = nn.Parameter(torch.zeros(after, rank, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.fixed(x) + conv2d(conv2d(x, self.reduce, padding=1), self.expand)
-        return found
+        return torch.add(self.fixed(x), conv2d(conv2d(x, self.reduce, padding=1), self.expand))
 
 
 def _block(before: int, after: int, activation: str, rank: int) -> nn.Sequential:

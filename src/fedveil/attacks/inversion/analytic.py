@@ -1,7 +1,7 @@
 """What a dense layer's update tells by itself: the input (first layer) and the labels (last layer)."""
 
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 from typing import ClassVar
 
 import torch
@@ -49,7 +49,8 @@ def recover_labels(received: Received, known: ServerKnowledge, generator: torch.
         mean = torch.stack([matching.outputs(v.double(), dummies.double()).softmax(1).mean(0) for v in ends]).mean(0)
     gradient = -change[:, -1]
     cut = known.clip is not None or known.example_clip is not None
-    usual = 1 / (known.local.rate() * known.steps)
+    steps = known.local.epochs * ceil(known.examples / known.local.batch_size)
+    usual = 1 / (known.local.rate() * steps)
     scales = usual * torch.logspace(0, 4, 400, dtype=torch.float64) if cut else torch.tensor([usual])
     best, counts = float("inf"), torch.zeros(len(mean), dtype=torch.int64)
     for scale in scales.tolist():

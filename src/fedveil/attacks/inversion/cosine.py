@@ -222,7 +222,7 @@ class SeeThrough(Cosine):
             nonlocal mean, calls
             calls += 1
             if calls % self.register_every == 0:
-                mean = _registered(group.detach(), labels)
+                mean = registered(group.detach(), labels)
             total = group.new_zeros(())
             for x in group:
                 total = total + matching.cosine(x[None], labels) + matching.prior(x, self.variation)
@@ -247,6 +247,6 @@ def in_order(images: Tensor, like: Tensor, labels: Tensor) -> Tensor:
     return result
 
 
-def _registered(group: Tensor, labels: Tensor) -> Tensor:
+def registered(group: Tensor, labels: Tensor) -> Tensor:
     """The mean of a group [G, N, ...] in the order of its first member."""
     return torch.stack([in_order(x, group[0], labels) for x in group]).mean(0)

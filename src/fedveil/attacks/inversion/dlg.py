@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedveil.attacks.inversion.analytic import recover_labels
-from fedveil.attacks.inversion.cosine import in_order
+from fedveil.attacks.inversion.cosine import registered
 from fedveil.attacks.inversion.knowledge import INVERSIONS, Inversion, Reconstruction, ServerKnowledge
 from fedveil.attacks.inversion.matching import Matching, lbfgs
 from fedveil.attacks.observation import Received
@@ -168,5 +168,4 @@ class LocalSteps(Inversion):
             if value <= self.enough * 1e3:
                 break
         value, x, labels = best
-        images = torch.stack([in_order(each, x[0], labels) for each in x]).mean(0)
-        return Reconstruction(images, labels, value)
+        return Reconstruction(registered(x, labels), labels, value)

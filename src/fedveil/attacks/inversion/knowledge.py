@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from math import ceil, sqrt
+from math import sqrt
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
@@ -100,11 +100,6 @@ class ServerKnowledge(Parameters):
             raise FieldError("pixels", self.pixels, "must be (least, largest)")
         if self.reference is not None and tuple(self.reference.shape[1:]) != tuple(self.shape):
             raise FieldError("reference", tuple(self.reference.shape), f"must be [m, *{self.shape}]")
-
-    @property
-    def steps(self) -> int:
-        """Steps of SGD in one round."""
-        return self.local.epochs * ceil(self.examples / self.local.batch_size)
 
     @property
     def data_range(self) -> float:

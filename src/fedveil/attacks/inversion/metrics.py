@@ -17,6 +17,7 @@ Perceptual = Callable[[Tensor, Tensor], Tensor]
 
 # A reconstruction whose mean squared error, as a share of the squared range, is below counts as a success.
 SUCCESS = 1e-3
+WINDOW = 7  # side of those of structural similarity, in pixels
 _EXACT = "donot_use_mm_for_euclid_dist"  # products lose small distances to rounding
 
 
@@ -26,7 +27,7 @@ def mse(original: Tensor, reconstruction: Tensor) -> Tensor:
     return (original.to(torch.float64) - reconstruction.to(torch.float64)).square().flatten(1).mean(1)
 
 
-def ssim(original: Tensor, reconstruction: Tensor, *, data_range: float, window: int = 7) -> Tensor:
+def ssim(original: Tensor, reconstruction: Tensor, *, data_range: float) -> Tensor:
     """Structural similarity of each image [n, c, H, W], mean over channels; float64 [n].
 
     Source: Wang et al. 2004, with the uniform window, the unbiased covariance and the cut border of scikit-image.
@@ -36,21 +37,20 @@ def ssim(original: Tensor, reconstruction: Tensor, *, data_range: float, window:
     FieldError
         For images smaller than the window.
     """
-    return _similarity(original, reconstruction, data_range, window).flatten(1).mean(1)
+    return _similarity(original, reconstruction, data_range).flatten(1).mean(1)
 
 
-def _similarity(original: Tensor, reconstruction: Tensor, data_range: float, window: int) -> Tensor:
-    """Structural similarity of each window, float64 [n, c, H - window + 1, W - window + 1]."""
+def _similarity(original: Tensor, reconstruction: Tensor, data_range: float) -> Tensor:
+    """Structural similarity of each window, float64 [n, c, H - WINDOW + 1, W - WINDOW + 1]."""
     _check(original, reconstruction)
-    if original.dim() != 4 or min(original.shape[2:]) < window or window % 2 == 0:
-        raise FieldError("window", window, f"must be odd and fit into images [n, c, H, W], not {tuple(original.shape)}")
+    if not _windowed(original):
+        raise FieldError("window", WINDOW, f"must fit into images [n, c, H, W], not {tuple(original.shape)}")
     a, b = original.to(torch.float64), reconstruction.to(torch.float64)
-    size = window * window
 
     def mean(x: Tensor) -> Tensor:
-        return F.avg_pool2d(x, window, stride=1)
+        return F.avg_pool2d(x, WINDOW, stride=1)
 
-    ma, mb, unbiased = mean(a), mean(b), size / (size - 1)
+    ma, mb, unbiased = mean(a), mean(b), WINDOW**2 / (WINDOW**2 - 1)
     va, vb, both = (
         (mean(x * y) - mx * my) * unbiased for x, y, mx, my in ((a, a, ma, ma), (b, b, mb, mb), (a, b, ma, mb))
     )
@@ -88,9 +88,12 @@ def labels_recovered(truth: Tensor, found: Tensor) -> float:
     return float(torch.minimum(*counts).sum()) / len(truth)
 
 
-def region_and_rest(
-    original: Tensor, reconstruction: Tensor, mask: Tensor, *, data_range: float, window: int = 7
-) -> dict[str, Tensor]:
+def _windowed(images: Tensor) -> bool:
+    """Whether they are images [n, c, H, W] into which a window fits."""
+    return images.dim() == 4 and min(images.shape[2:]) >= WINDOW
+
+
+def region_and_rest(original: Tensor, reconstruction: Tensor, mask: Tensor, *, data_range: float) -> dict[str, Tensor]:
     """Figures inside and outside of a mask, ``region_mse``, ``rest_mse``, ``region_psnr``, ...; each float64 [n].
 
     ``ssim`` is the mean over windows whose centre lies on that side. It is left out for images smaller than the window,
@@ -104,8 +107,6 @@ def region_and_rest(
         bool [n, H, W], true: sensitive.
     data_range : float
         Largest difference of two pixels.
-    window : int
-        Of `ssim`.
 
     Raises
     ------
@@ -120,10 +121,10 @@ def region_and_rest(
     squares = (original.to(torch.float64) - reconstruction.to(torch.float64)).square()
     maps = {"mse": squares.flatten(1, -3).mean(1) if squares.dim() > 3 else squares}
     sides = {"mse": mask}
-    edge = window // 2
+    edge = WINDOW // 2
     inner = mask[:, edge : mask.shape[1] - edge, edge : mask.shape[2] - edge]
-    if original.dim() == 4 and min(original.shape[2:]) >= window and two_sided(inner):
-        maps["ssim"], sides["ssim"] = _similarity(original, reconstruction, data_range, window).mean(1), inner
+    if _windowed(original) and two_sided(inner):
+        maps["ssim"], sides["ssim"] = _similarity(original, reconstruction, data_range).mean(1), inner
     found = {}
     for name, values in maps.items():
         for where, side in (("region", sides[name]), ("rest", ~sides[name])):
@@ -183,7 +184,7 @@ def scores(
         "mean_image": mse(originals, average),
         "random_image": mse(originals, noise),
     }
-    if originals.dim() == 4 and min(originals.shape[2:]) >= 7:
+    if _windowed(originals):
         result["ssim"] = ssim(originals, images, data_range=data_range)
     if mask is not None:
         result |= region_and_rest(originals, images, mask, data_range=data_range)

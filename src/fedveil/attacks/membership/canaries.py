@@ -116,17 +116,14 @@ def server_canaries(
     inside = coins(m, seed)
     method, layout = Method("canaries", TrustedServer(), side), Layout.from_shapes({"a.weight": (m,)}, torch.float64)
     server = ServerParty(method, layout, Ledger("canaries", "server"), source or ReproducibleSource(seed))
-    theta, scores = torch.zeros(1, m, dtype=torch.float64), torch.zeros(m, dtype=torch.float64)
-    signs = inside.double() * 2 - 1 if relation == "replace-one" else inside.double()
+    scores = torch.zeros(m, dtype=torch.float64)
+    broadcast = server.open(torch.zeros(1, m, dtype=torch.float64), 1, rounds, m)
+    updates = length * torch.diag(inside.double() * 2 - 1 if relation == "replace-one" else inside.double())
     for round_ in range(1, rounds + 1):
-        broadcast, weight = _opened(theta, round_, rounds, m), _weight(round_, contrast)
-        replies = {}
-        for j in range(m):
-            model = theta[0].clone()
-            model[j] += length * signs[j] * (weight > 0)
-            replies[j] = (Release("model", model),)
-        before, theta = theta, server.combine(broadcast, replies)[0].models
-        scores += weight * (theta[0] - before[0])
+        weight, before = _weight(round_, contrast), broadcast.models[0]
+        replies = {j: (Release("model", before + (weight > 0) * update),) for j, update in enumerate(updates)}
+        broadcast, _ = server.combine(broadcast, replies)
+        scores += weight * (broadcast.models[0] - before)
     return CanaryRun.of(scores, inside, total(e.spend.guarantee for e in server.ledger.entries), delta)
 
 
@@ -180,7 +177,10 @@ def client_canaries(
         client = ClientParty(method, layout, Ledger("canaries", str(j)), noise)
         sent, start = along * (length if inside[j] else -length), torch.zeros(1, dimension, dtype=torch.float64)
         for round_ in range(1, follow + rounds + 1):
-            broadcast = _opened(start, round_, follow + rounds, m, layer_scores)
+            public = PublicFacts(
+                round=round_, rounds=follow + rounds, cohort=m, dimension=dimension, layer_scores=layer_scores
+            )
+            broadcast = Broadcast(models=start, public=public)
             declined = client.admit(broadcast)
             if isinstance(declined, Refusal):
                 raise FieldError("client", j, f"declines: {declined.reason}")
@@ -336,10 +336,3 @@ def audited(setting: str, run: CanaryRun, distance: float | None = None) -> Verd
 
 def _weight(round_: int, contrast: bool) -> int:
     return -1 if contrast and round_ % 2 == 0 else 1
-
-
-def _opened(
-    models: Tensor, round_: int, rounds: int, cohort: int, scores: tuple[float, ...] | None = None
-) -> Broadcast:
-    public = PublicFacts(round=round_, rounds=rounds, cohort=cohort, dimension=models.shape[1], layer_scores=scores)
-    return Broadcast(models=models, public=public)

@@ -58,8 +58,7 @@ def fed_mia(measure: Tensor, target: int) -> Tensor:
         raise FieldError("measure", tuple(measure.shape), "must be [R, K, N] with at least two other clients")
     others = torch.cat([measure[:, :target], measure[:, target + 1 :]], dim=1)
     z = (measure[:, target] - others.mean(1)) / others.std(1).clamp(min=1e-9)
-    score: Tensor = torch.special.ndtr(z).mean(0)
-    return score
+    return torch.mean(torch.special.ndtr(z), 0)
 
 
 def by_class(measure: Tensor, y: Tensor, reference: Tensor, reference_y: Tensor) -> Tensor:

@@ -75,7 +75,6 @@ def train_shadows(
     data: ClientData,
     inside: Tensor,
     seed: int = 0,
-    workers: int = 1,
     rounds: Sequence[int] = (1,),
 ) -> Tensor:
     """Train shadow models [m, d] as clients are trained, in one batched computation where the model has one.
@@ -92,8 +91,6 @@ def train_shadows(
         [m, N] bool, which record each is trained on.
     seed : int
         Of the order of training.
-    workers : int
-        Threads.
     rounds : sequence of int
         Numbers of the rounds that each shadow model goes through, alone: rates follow them, and optimisers begin anew.
 
@@ -104,7 +101,7 @@ def train_shadows(
     """
     m = len(inside)
     parts = [ClientData(data.x[rows], data.y[rows]) for rows in inside]
-    trainer = make_trainer(model, layout, local, workers=workers)
+    trainer = make_trainer(model, layout, local)
     vectors, key = starts.expand(m, -1) if starts.dim() == 1 else starts, keyed_seed("shadow training", seed)
     for number in rounds:
         rows = []

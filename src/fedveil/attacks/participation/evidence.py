@@ -92,8 +92,7 @@ class SequentialEvidence:
         moved = (scores.double().flatten(-2) - self.middle[:size]).reshape(-1, size).T
         z = torch.linalg.solve_triangular(self.factor[:size, :size], moved, upper=False).T
         increments = (self.gap[:size] * z).view(*scores.shape[:-2], rounds, self.kinds).sum(-1)
-        evidence: Tensor = increments.cumsum(-1)
-        return evidence
+        return torch.cumsum(increments, -1)
 
 
 def _correlation(standardised: Tensor, kinds: int, steady: bool) -> Tensor:
@@ -102,8 +101,7 @@ def _correlation(standardised: Tensor, kinds: int, steady: bool) -> Tensor:
     raw = standardised.T @ standardised / (len(standardised) - 2)
     shrunk = strength * _common(raw, kinds) + (1 - strength) * raw
     root = shrunk.diagonal().sqrt()
-    correlation: Tensor = shrunk / root[:, None] / root
-    return correlation
+    return torch.div(shrunk / root[:, None], root)
 
 
 def _shrinkage(rows: Tensor) -> float:
@@ -128,8 +126,7 @@ def _common(raw: Tensor, kinds: int) -> Tensor:
     within, between = apart * within, apart * between
     common = between.repeat(rounds, rounds) + torch.kron(torch.eye(rounds, dtype=raw.dtype), within - between)
     values, vectors = torch.linalg.eigh(common.fill_diagonal_(1.0))
-    positive: Tensor = vectors @ torch.diag(values.clamp(min=LEAST_EIGENVALUE)) @ vectors.T
-    return positive
+    return torch.matmul(vectors @ torch.diag(values.clamp(min=LEAST_EIGENVALUE)), vectors.T)
 
 
 def _one_gap(seen: Tensor, correlation: Tensor, variance: float) -> Tensor:
@@ -139,8 +136,7 @@ def _one_gap(seen: Tensor, correlation: Tensor, variance: float) -> Tensor:
     error = (variance * of_mean).sqrt()
     z = seen.mean(0) / error
     hazard = (-z.square() / 2 - math.log(2 * math.pi) / 2 - torch.special.log_ndtr(z)).exp()
-    gap: Tensor = (error * (z + hazard)).expand(rounds, kinds)
-    return gap
+    return torch.mul(error, z + hazard).expand(rounds, kinds)
 
 
 def _towards_mean(seen: Tensor, variance: float) -> Tensor:

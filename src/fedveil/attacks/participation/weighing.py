@@ -37,6 +37,10 @@ class Weighing(Attack):
     weighs: ClassVar[tuple[type[Attack], ...]]
     steady: ClassVar[bool] = True
 
+    def __init_subclass__(cls) -> None:
+        """It needs what those need that it weighs, and rehearsals."""
+        cls.needs = frozenset({"rehearsals"}).union(*(kind.needs for kind in cls.weighs))
+
     def run(self, observation: Observation) -> Tensor:
         scores = {kind.name: kind(self.knowledge, self.threat).run(observation) for kind in self.weighs}
         return self.model.weigh(self.stacked(scores))
@@ -63,7 +67,6 @@ class LikelihoodRatio(Weighing):
 
     name: ClassVar[str] = "likelihood-ratio"
     summary: ClassVar[str] = "likelihood ratio of the calibrated losses, learnt from rehearsals"
-    needs: ClassVar[frozenset[str]] = CalibratedLoss.needs | {"rehearsals"}
     weighs: ClassVar[tuple[type[Attack], ...]] = (CalibratedLoss,)
 
 
@@ -89,7 +92,6 @@ class Adaptive(Weighing):
 
     name: ClassVar[str] = "adaptive"
     summary: ClassVar[str] = "sequential test on calibrated losses and own-update scores, learnt from rehearsals"
-    needs: ClassVar[frozenset[str]] = CalibratedLoss.needs | OwnUpdate.needs | {"rehearsals"}
     weighs: ClassVar[tuple[type[Attack], ...]] = (CalibratedLoss, OwnUpdate)
 
 
@@ -157,11 +159,7 @@ class Informed(Adaptive):
 
     name: ClassVar[str] = "informed"
     summary: ClassVar[str] = "as adaptive, weighing the side channel too"
-    needs: ClassVar[frozenset[str]] = Adaptive.needs | SideChannel.needs
     weighs: ClassVar[tuple[type[Attack], ...]] = (*Adaptive.weighs, SideChannel)
-
-
-TINY = 1e-30
 
 
 class StepLength(Attack):
@@ -173,8 +171,7 @@ class StepLength(Attack):
 
     def run(self, observation: Observation) -> Tensor:
         steps = (observation.models[1:] - observation.models[:-1]).flatten(1).to(torch.float64)
-        lengths: Tensor = torch.linalg.vector_norm(steps, dim=1)
-        return lengths.clamp(min=TINY).log()
+        return torch.log(torch.linalg.vector_norm(steps, dim=1).clamp(min=1e-30))
 
 
 @ATTACKS.register("noise-size")
@@ -195,7 +192,6 @@ class NoiseSize(Weighing):
 
     name: ClassVar[str] = "noise-size"
     summary: ClassVar[str] = "likelihood ratio of the length of the model's steps, learnt from rehearsals"
-    needs: ClassVar[frozenset[str]] = frozenset({"models", "rehearsals"})
     weighs: ClassVar[tuple[type[Attack], ...]] = (StepLength,)
     steady: ClassVar[bool] = False  # a target may lengthen the first steps and shorten the last
 
@@ -233,7 +229,6 @@ class Active(Weighing):
 
     name: ClassVar[str] = "active"
     summary: ClassVar[str] = "as adaptive, after pulling the model back to its start in every round"
-    needs: ClassVar[frozenset[str]] = CalibratedLoss.needs | PullBack.needs | {"rehearsals"}
     weighs: ClassVar[tuple[type[Attack], ...]] = (CalibratedLoss, PullBack)
 
 

@@ -167,5 +167,4 @@ class MinMax(InformedUpdate):
         diameter = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist").max()
         b, c = away @ p, away.square().sum(1) - diameter**2  # g^2 + 2 b g + c = 0, and c <= 0
         g = (-b + (b.square() - c).clamp_(min=0.0).sqrt()).min()
-        found: Tensor = (mean + g * p).to(honest.dtype)
-        return found
+        return torch.add(mean, g * p).to(honest.dtype)

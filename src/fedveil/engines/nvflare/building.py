@@ -10,7 +10,7 @@ from fedveil.aggregation import AGGREGATORS, Aggregator
 from fedveil.engines.assembly import initial_broadcast
 from fedveil.errors import FieldError, require_choice
 from fedveil.layout import Buffers, Layout
-from fedveil.learning.models import factory_of
+from fedveil.learning.models import MODELS
 from fedveil.mechanisms import ReproducibleSource, SecureSource, Source
 from fedveil.methods import Method, build, require_method
 
@@ -38,7 +38,7 @@ def model_of_name(model: str, options: Mapping[str, Any] | None, buffers: Buffer
     """The layout of a model ``"package.module:Net"``, and its first parameters [1, d] under a seed."""
     if not isinstance(model, str) or ":" not in model:
         raise FieldError("model", model, 'must be "package.module:Net", importable where the job runs')
-    factory = factory_of(model)
+    factory = MODELS.find(model)
     module, starts = initial_broadcast(lambda: factory(**(options or {})), 1, seed, buffers, None)
     return Layout.from_module(module, buffers=buffers), starts
 
