@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from fedveil.layout import Layout
 SHRINK = 1e-6
 LEAST = 1e-30  # of a bound: near the smallest floats a product is rounded by more than the shrink (1.4 C at C = 1e-42)
 _ELEMENTS = 1 << 18  # of a block
-_WIDTH = 1 << 15  # of two rows (or more short ones) whose float64 copies stay in the second-level cache
+WIDTH = 1 << 15  # of two rows (or more short ones) whose float64 copies stay in the second-level cache
 
 Rows = Sequence[Tensor] | Tensor
 
@@ -58,15 +57,15 @@ def require_finite(lengths: Tensor) -> Tensor:
     return lengths
 
 
-def parts_of(rows: Rows, start: Tensor | None = None, width: int = _WIDTH) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Places in rows [n, d], or in n rows [d] minus `start`; columns, cut at multiples of `width`; the float64 there.
+def parts_of(rows: Rows, start: Tensor | None = None, width: int = WIDTH) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Places in n rows [d], or in these minus `start`; columns, cut at multiples of `width`; the float64 there.
 
     All in the same memory, which stays in the second-level cache.
     """
     _check(rows[0])
     d = rows[0].shape[0]
-    width = min(d, width * max(1, _WIDTH // width))
-    height = max(1, 2 * _WIDTH // width)
+    width = min(d, width * max(1, WIDTH // width))
+    height = max(1, 2 * WIDTH // width)
     wide = torch.empty(height, width, dtype=torch.float64)
     narrow = torch.empty(width, dtype=rows[0].dtype)
     rows = rows.detach() if isinstance(rows, Tensor) else [row.detach() for row in rows]
@@ -76,11 +75,11 @@ def parts_of(rows: Rows, start: Tensor | None = None, width: int = _WIDTH) -> It
         for top in range(0, len(rows), height):
             some = rows[top : top + height]
             part = wide[: len(some), : columns.stop - left]
-            if begun is None:
-                part.copy_(cast(Tensor, some)[:, columns])
+            if isinstance(some, Tensor) and begun is None:
+                part.copy_(some[:, columns])
             else:
                 for row, into in zip(some, part, strict=True):
-                    into.copy_(torch.sub(row[columns], begun, out=room))
+                    into.copy_(row[columns] if begun is None else torch.sub(row[columns], begun, out=room))
             yield slice(top, top + len(some)), columns, part
 
 

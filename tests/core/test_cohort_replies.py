@@ -7,7 +7,8 @@ from engine_kit import OPTIONS, federation, images
 import fedveil as fv
 from fedveil.accounting import digest
 from fedveil.engines import replying
-from fedveil.methods import CohortReplies, build
+from fedveil.learning import training
+from fedveil.methods import CohortReplies, build, models_of
 
 
 def models(name, together, monkeypatch, rounds=3, **options):
@@ -66,3 +67,65 @@ def test_participations_are_counted_client_by_client_where_somebody_counts():
     rounds = federation("global", budgets=budgets).run(2).rounds
     assert [r.round.used for r in rounds] == [(0, 1, 2, 3), (0, 2, 3)]
     assert set(rounds[1].round.refused) == {1}
+
+
+def wide(**options):
+    """Five clients with a model wide enough to be added as it comes, trained one after another."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(16, 2100), torch.nn.ReLU(), torch.nn.Linear(2100, 30)
+    )
+    data = [images(p) for p in range(5)]
+    return fv.Federation(model=model, clients=data, method=fv.GlobalDP(noise_multiplier=0.2, clip=0.01), **options)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_models_added_as_they_come_give_the_same_run(workers):
+    kept = []
+
+    class Keeper:
+        name, figures = "keeper", ()
+
+        def __call__(self, seen):
+            kept.append(len(seen.received[0]))
+            return {}
+
+    execution = fv.Execution(trainer="sequential", workers=workers)
+    whole = wide(execution=execution, evaluation=fv.Evaluation(probes=[Keeper()])).run(3)
+    added = wide(execution=execution).run(3)
+    assert kept == [3, 3, 3]
+    assert torch.equal(whole.models, added.models)
+    assert [dict(r.round.report) for r in whole.rounds] == [dict(r.round.report) for r in added.rounds]
+
+
+def test_of_models_added_as_they_come_one_that_breaks_is_its_clients_alone(monkeypatch):
+    made = wide(execution=fv.Execution(trainer="sequential", workers=2))
+    train = training.SequentialTrainer._train
+
+    def torn(self, start, client, key):
+        if key[2] == 3:
+            raise RuntimeError("out of memory")
+        found = train(self, start, client, key)
+        if key[2] == 1:
+            found.model[5] = torch.inf
+        return found
+
+    monkeypatch.setattr(training.SequentialTrainer, "_train", torn)
+    record = made.run(1).rounds[0].round
+    assert record.used == (0, 2, 4)
+    assert record.invalid.keys() == {1}
+    assert record.failed.keys() == {3}
+    assert float(made.models.norm()) < float("inf")
+
+
+def test_models_are_added_as_they_come_and_none_is_kept(monkeypatch):
+    made, seen = wide(execution=fv.Execution(trainer="sequential")), []
+    monkeypatch.setattr(made.server, "combine", lambda broadcast, replies, *_: seen.append(replies) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        made.run(1)
+    [replies] = seen
+    assert list(replies) == [0, 1, 2, 3, 4]
+    with pytest.raises(fv.FieldError, match="came"):
+        replies[0]
+    with pytest.raises(fv.FieldError, match="came"):
+        models_of(replies.stacked)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedveil import clipping
-from fedveil.aggregation import AGGREGATORS, FedAvg, Krum, Updates, padded
+from fedveil.aggregation import AGGREGATORS, FedAvg, FedMedian, Krum, RunningSum, Updates, padded
 from fedveil.clipping import clip, norms
 from fedveil.errors import FieldError
 from fedveil.mechanisms import NoSource
@@ -88,3 +88,67 @@ def test_a_rounds_models_are_freed_when_nobody_holds_their_updates():
         assert held() is None
     finally:
         gc.enable()
+
+
+# ---- added as they come
+
+
+def running(start, sent, order, bound=1.0):
+    """Their sum, taken in this order; None has no model."""
+    weights = torch.full((len(sent),), 1 / len(sent), dtype=torch.float64)
+    one = RunningSum(start, bound, weights)
+    for place in order:
+        one.take(place, None if sent[place] is None else sent[place].clone())
+    return one, weights
+
+
+@pytest.fixture
+def wide():
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(70_001, generator=generator)
+    return start, [start + scale * torch.randn(len(start), generator=generator) for scale in (1e-3, 0.01, 2e-3, 0.1, 1)]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (4, 3, 2, 1, 0), (1, 4, 0, 3, 2)])
+def test_updates_added_as_they_come_have_the_bits_of_all_at_once(wide, order):
+    start, sent = wide
+    assert RunningSum.worthwhile(N, len(start))
+    one, weights = running(start, sent, order)
+    whole = Updates(sent, start)
+    assert torch.equal(one.lengths, whole.lengths)
+    assert len(one) == N
+    expected = whole.clipped(1.0).reduce(FedAvg(), weights, N)
+    assert torch.equal(one.clipped(1.0).reduce(FedAvg(), weights, N), expected)
+    assert torch.equal(one.clipped(1.0).reduce(FedAvg(), weights, N), expected)  # a round may be drawn again
+
+
+def test_whoever_is_missing_or_not_finite_adds_nothing(wide):
+    start, sent = wide
+    sent[1], sent[3] = None, sent[3].index_fill(0, torch.tensor([69_999]), torch.nan)
+    with pytest.raises(FieldError, match="finite"):
+        running(start, sent, (3,))
+    one, weights = running(start, [*sent[:3], None, sent[4]], range(N))
+    whole = Updates([sent[0], sent[2], sent[4]], start)
+    torch.testing.assert_close(one.lengths, whole.lengths, rtol=1e-13, atol=0)
+    expected = whole.clipped(1.0).reduce(FedAvg(), weights, N)
+    torch.testing.assert_close(one.clipped(1.0).reduce(FedAvg(), padded(weights[:3], N), N), expected)
+
+
+def test_a_running_sum_refuses_whatever_it_does_not_hold(wide):
+    start, sent = wide
+    one, weights = running(start, sent, range(N))
+    with pytest.raises(FieldError, match="bound"):
+        one.clipped(2.0)
+    with pytest.raises(FieldError, match="weights"):
+        one.reduce(FedAvg(), weights * 2, N)
+    with pytest.raises(FieldError, match="weights"):
+        one.reduce(FedMedian(), weights, N)
+    for look in (lambda: one.stack, lambda: list(one.blocks())):
+        with pytest.raises(FieldError, match="came"):
+            look()
+    for other in (start[1:], start.double()):
+        with pytest.raises(FieldError, match="like the start"):
+            RunningSum(start, 1.0, weights).take(0, other)
+    few, _ = running(start, sent, (0, 1, 2))
+    with pytest.raises(FieldError, match="weights"):
+        few.reduce(FedAvg(), weights, N)

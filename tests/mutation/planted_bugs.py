@@ -105,8 +105,8 @@ BUGS = (
         "no noise, server",
         _METHODS["central"],
         "CentralNoise.combine",
-        "noise.add_to(reduced, source=source)",
-        "pass",
+        "_noised(reduced, noise, source, theta.dtype)",
+        "reduced.to(theta.dtype)",
         *_BOTH,
         GAME,
     ),
@@ -258,6 +258,15 @@ BUGS = (
         "    total.add_((row if start is None else row - start).float(), alpha=weight)\n"
         "return total.double()",
         CROWDS,
+    ),
+    _bug(
+        "what is added as it comes is not clipped",
+        "aggregation/updates.py",
+        "RunningSum._add",
+        "factors(self._every[some], self._bound)",
+        "torch.ones(len(some))",
+        f"{CORE}updates.py",
+        f"{CORE}cohort_replies.py",
     ),
     _bug(
         "the mean is rounded before its noise",

@@ -28,6 +28,7 @@ from fedveil.aggregation.robust import FedMedian as FedMedian
 from fedveil.aggregation.robust import Krum as Krum
 from fedveil.aggregation.robust import MultiKrum as MultiKrum
 from fedveil.aggregation.robust import TrimmedMean as TrimmedMean
+from fedveil.aggregation.updates import RunningSum as RunningSum
 from fedveil.aggregation.updates import Updates as Updates
 from fedveil.aggregation.updates import padded as padded
 from fedveil.registry import Registry

@@ -1,11 +1,12 @@
 """The two halves of every aggregation rule, reduce the updates, then step the model; and the plain means."""
 
+import mmap
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -238,7 +239,21 @@ def weighted_sum(rows: Rows, weights: Tensor, start: Tensor | None = None) -> Te
     """Sum [d] (float64) of rows [n, d], or of n rows [d] minus `start`, with weights [n]."""
     if isinstance(rows, Tensor) and len(blocks_of(*rows.shape)) == 1:
         return weights @ rows.to(torch.float64)
-    total = torch.from_numpy(np.zeros(rows[0].shape[0]))  # NumPy asks for huge pages
+    return add_weighted(zeros(rows[0].shape[0]), rows, weights, start)
+
+
+def zeros(d: int) -> Tensor:
+    """Float64 [d], a long one in huge pages of its own, which the system gets back, whatever keeps freed memory."""
+    if d < 1 << 19 or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(d, dtype=torch.float64)
+    room = mmap.mmap(-1, 8 * d)
+    with suppress(OSError):
+        room.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(room, dtype=torch.float64)
+
+
+def add_weighted(total: Tensor, rows: Rows, weights: Tensor, start: Tensor | None = None) -> Tensor:
+    """Add to a sum [d] (float64) n rows [d], or these minus `start`, with weights [n], two rows at a time."""
     for some, columns, part in parts_of(rows, start):
         total[columns].addmv_(part.t(), weights[some])
     return total

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from threading import Lock
 
 import torch
 from torch import Tensor
 
-from fedveil.aggregation.base import Aggregator, weighted_sum
-from fedveil.clipping import blocks_of, clip, factors, norms, parts_of, require_finite
+from fedveil.aggregation.base import Aggregator, add_weighted, weighted_sum, zeros
+from fedveil.clipping import WIDTH, blocks_of, clip, factors, norms, parts_of, require_finite
 from fedveil.errors import FieldError
 
 
@@ -108,6 +109,114 @@ class Updates:
             models = list(self._models) if whole else [model[columns] for model in self._models]
             block = torch.stack(models).sub_(self._start[columns])
         return block if self._bound is None else clip(block, self._bound, lengths=self.lengths)
+
+
+class RunningSum(Updates):
+    """Updates that are measured, clipped and added as they come, so that few of them are held at once.
+
+    They come in any order and from several threads, and are added by place, two at a time: in the bits of `Updates`.
+
+    Parameters
+    ----------
+    start : Tensor
+        [d], the broadcast model.
+    bound : float
+        Of the updates' norms.
+    weights : Tensor
+        [n], float64, of all that may come.
+    """
+
+    def __init__(self, start: Tensor, bound: float, weights: Tensor) -> None:
+        super().__init__((), start)
+        self._bound: float = bound
+        self._weights, self._every = weights, torch.full_like(weights, torch.nan)
+        self._total, self._added, self._lock = zeros(len(start)), 0, Lock()
+        self._waiting: dict[int, Tensor | None] = {}
+
+    @staticmethod
+    def worthwhile(n: int, d: int) -> bool:
+        """Whether n models [d] are more than one block, and each is wide enough to be added two at a time."""
+        return len(blocks_of(n, d)) > 1 and d >= WIDTH
+
+    def __len__(self) -> int:
+        return int(self._came.sum())
+
+    @property
+    def _came(self) -> Tensor:
+        return ~self._every.isnan()
+
+    @property
+    def lengths(self) -> Tensor:
+        """Norms before clipping of those that came, float64."""
+        return self._every[self._came]
+
+    def take(self, place: int, model: Tensor | None) -> None:
+        """Add what was trained at a place, or say that nothing was; the model is written over.
+
+        Raises
+        ------
+        FieldError
+            If it is not finite, or of another shape or type than the start: nothing is added.
+        """
+        update: Tensor | None = None
+        try:
+            if model is not None:
+                if (model.shape, model.dtype) != (self._start.shape, self._start.dtype):
+                    raise FieldError("model", tuple(model.shape), f"must be like the start, {tuple(self._start.shape)}")
+                self._measure(place, model.sub_(self._start))
+                update = model
+        finally:
+            with self._lock:
+                self._waiting[place] = update
+                self._add()
+                if update is not None and place in self._waiting:
+                    self._waiting[place] = update.clone()
+
+    def _measure(self, place: int, update: Tensor) -> None:
+        n, d = len(self._weights), len(update)
+        width = blocks_of(n, d)[0].stop
+        whole = d // width
+        parts = torch.zeros(whole + 1, n, dtype=torch.float64)
+        for some, _, part in parts_of(update[: whole * width].view(whole, width), None, width):
+            torch.linalg.vector_norm(part, dim=-1, out=parts[some, place])
+        parts[whole, place] = torch.linalg.vector_norm(update[whole * width :].to(torch.float64))
+        self._every[place] = require_finite(parts.square_().sum(0).sqrt_())[place]
+
+    def _add(self) -> None:
+        """Add those whose turn it is."""
+        n = len(self._weights)
+        while self._added < n:
+            pair = range(self._added, min(self._added + 2, n))
+            if not self._waiting.keys() >= set(pair):
+                return
+            rows = {i: update for i in pair if (update := self._waiting.pop(i)) is not None}
+            if rows:
+                some = torch.tensor(list(rows))
+                weights = self._weights[some] * factors(self._every[some], self._bound)
+                add_weighted(self._total, list(rows.values()), weights)
+            self._added = pair.stop
+
+    def _columns(self, columns: slice) -> Tensor:
+        raise FieldError("updates", "a stack", "were added as they came: nothing but their sum and lengths is left")
+
+    def clipped(self, bound: float) -> "RunningSum":
+        """The same: what comes is clipped, to the bound that was said before."""
+        if bound != self._bound:
+            raise FieldError("bound", bound, f"must be {self._bound}, to which updates were clipped as they came")
+        return self
+
+    def reduce(self, rule: Aggregator, weights: Tensor, cohort: int | None = None) -> Tensor:
+        """The sum itself, which is to be left as it is; see `Updates.reduce`.
+
+        Raises
+        ------
+        FieldError
+            If the rule is no weighted sum, has other weights than those that were said before, or somebody is missing.
+        """
+        same = torch.equal(weights[: len(self)], self._weights[self._came])
+        if not (rule.linear and same and self._added == len(self._weights)):
+            raise FieldError("weights", weights.tolist(), "must be those with which updates were added as they came")
+        return self._total
 
 
 def padded(rows: Tensor, cohort: int) -> Tensor:

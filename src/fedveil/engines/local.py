@@ -39,7 +39,7 @@ from fedveil.engines.warning import Warnings
 from fedveil.errors import BudgetError, FieldError, LedgerError, NoReplyError, require_count, require_rounds
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, Figures, LocalTraining, choose_each, evaluate_clients, make_trainer
-from fedveil.learning.learner import Learned, Learner, Task
+from fedveil.learning.learner import Learned, Learner, Passing, Task
 from fedveil.learning.metrics import metric_names, task_of
 from fedveil.mechanisms import ReproducibleSource, Source
 from fedveil.methods import Method, Refusal, Releases, SecureSum, TrustedServer, in_order
@@ -283,6 +283,10 @@ class Federation:
         if self.sites and asked.refused:
             kept = {p: () for p in asked.cohort if p not in asked.refused}
             return Collected({**kept, **asked.answered})
+        if not self.probes:
+            asked = self.replying.adding(asked, self.learner, self.server.state)
+        if isinstance(asked.task, Passing):
+            return self.collect(asked, self.learner.learn_together([asked.task])[0])
         return self.collect(asked, self.learner.learn(task.models, task.clients, task.keys, task.needs, task.sources))
 
     def ask(self, rounds: int, before: Asked | None = None, missing: Collection[int] = ()) -> Asked:

@@ -332,7 +332,7 @@ class ServerParty(Party):
     ) -> tuple[Mapping[int, Releases], dict[int, str]]:
         """The replies that can be used, ascending by partition, and why the others cannot."""
         if isinstance(replies, CohortReplies) and replies.stacked.sound(self.layout.size, dtype):
-            return replies, {}
+            return replies, replies.invalid
         invalid: dict[int, str] = {}
         usable: dict[int, Releases] = {}
         noisy, server = self.method.noisy, self.method.server

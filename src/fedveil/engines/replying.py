@@ -2,18 +2,25 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedveil.accounting import model_of
+from fedveil.aggregation import RunningSum
 from fedveil.engines.assembly import client_facts, client_releases
 from fedveil.engines.client import ClientParty
 from fedveil.engines.history import Asked, Collected
 from fedveil.engines.seams import Behaviour, crafted, honest_updates
+from fedveil.errors import FieldError
 from fedveil.layout import Layout
-from fedveil.learning import ClientData
-from fedveil.learning.learner import Learned
+from fedveil.learning import ClientData, WorkerTrainer
+from fedveil.learning.learner import Learned, Learner, Passing
+from fedveil.learning.local import Trained
+from fedveil.learning.streams import Key
 from fedveil.methods import (
+    UNMEASURED,
     Broadcast,
     ClientFacts,
     ClientSide,
@@ -22,8 +29,48 @@ from fedveil.methods import (
     Protected,
     Releases,
     Stacked,
+    Summed,
     TrustedServer,
+    running_sum,
 )
+
+
+class Adding:
+    """Adds what a client trained to the round's sum when its training ends, and lets nothing of the model go on.
+
+    Parameters
+    ----------
+    running : RunningSum
+        Of the clients in this order.
+    partitions : sequence of int
+        Of all who train.
+
+    Attributes
+    ----------
+    invalid : dict of int to str
+        Partitions whose model cannot be used, with the reason.
+    """
+
+    def __init__(self, running: RunningSum, partitions: Sequence[int]) -> None:
+        self.running, self.invalid = running, dict[int, str]()
+        self._open = {partition: place for place, partition in enumerate(partitions)}
+
+    def __call__(self, key: Key, outcome: Trained | Exception) -> Trained | Exception:
+        """Take one client's, by its key."""
+        place = self._open.pop(key[2])
+        if isinstance(outcome, Exception):
+            self.running.take(place, None)
+            return outcome
+        try:
+            self.running.take(place, outcome.model)
+        except FieldError as error:
+            self.invalid[key[2]] = f"{UNMEASURED}: {error}"
+        return replace(outcome, model=torch.empty(0))
+
+    def end(self) -> None:
+        """Wait for nobody any longer."""
+        for place in self._open.values():
+            self.running.take(place, None)
 
 
 class Replying:
@@ -55,6 +102,8 @@ class Replying:
 
     def collect(self, asked: Asked, learned: Sequence[Learned | Exception]) -> Collected:
         """Let the clients that trained (in the order of `asked.partitions`) protect what they send."""
+        if isinstance(asked.task, Passing) and isinstance(asked.task.then, Adding):
+            return self._summed(asked, learned, asked.task.then)
         if (cohort := self._stacked(asked, learned)) is not None:
             return Collected(cohort)
         replies = dict(asked.answered)
@@ -83,18 +132,45 @@ class Replying:
             self._reply(partition, outcome, asked.broadcast, replies, collected)
         return collected
 
+    def adding(self, asked: Asked, learner: Learner, state: Any) -> Asked:
+        """The same round; what is trained is added at once, where a server's side in this state needs no more."""
+        task, start = asked.task, asked.broadcast.models[0]
+        alone = type(learner) is Learner and isinstance(learner.trainer, WorkerTrainer)
+        if not (alone and self._pass_on(asked)):
+            return asked
+        counts = torch.tensor([client.examples for client in task.clients], dtype=torch.float64)
+        running = running_sum(self._method.server, start, counts, asked.broadcast.public.cohort, state)
+        if running is None:
+            return asked
+        return replace(asked, task=Passing(**vars(task), then=Adding(running, asked.partitions)))
+
+    def _summed(self, asked: Asked, learned: Sequence[Learned | Exception], added: Adding) -> Collected:
+        """The replies whose models were added as they came."""
+        added.end()
+        outcomes = dict(zip(asked.partitions, learned, strict=True))
+        came = {p: o.trained for p, o in outcomes.items() if isinstance(o, Learned) and p not in added.invalid}
+        counts, losses = _figures(list(came.values()))
+        summed = Summed(added.running, asked.broadcast.models[0], counts, losses)
+        collected = Collected(CohortReplies(tuple(came), summed, added.invalid))
+        for partition, outcome in outcomes.items():
+            if isinstance(outcome, Exception):
+                self._reply(partition, outcome, asked.broadcast, {}, collected)
+        return collected
+
+    def _pass_on(self, asked: Asked) -> bool:
+        """Whether all who are asked train, and send what they trained."""
+        identity = type(self._method.client) is TrustedServer and not asked.answered
+        return identity and self.behaviours.keys().isdisjoint(asked.partitions)
+
     def _stacked(self, asked: Asked, learned: Sequence[Learned | Exception]) -> CohortReplies | None:
         """The replies looked at together, where all clients trained and send what they trained."""
-        identity = type(self._method.client) is TrustedServer and not asked.answered
-        if not identity or not self.behaviours.keys().isdisjoint(asked.partitions):
+        if not self._pass_on(asked):
             return None
         trained = [o.trained for o in learned if isinstance(o, Learned) and o.trained.failure is None]
         models = [t.model for t in trained]
         if len(models) < max(len(learned), 1) or len({(m.shape, m.dtype) for m in models}) > 1:
             return None
-        counts = torch.tensor([t.examples for t in trained], dtype=torch.float64)
-        losses = torch.tensor([t.loss for t in trained], dtype=torch.float64)
-        return CohortReplies(asked.partitions, Stacked(models, asked.broadcast.models[0], counts, losses))
+        return CohortReplies(asked.partitions, Stacked(models, asked.broadcast.models[0], *_figures(trained)))
 
     def _protected_together(
         self, broadcast: Broadcast, outcomes: Mapping[int, Learned | Exception]
@@ -162,3 +238,9 @@ class Replying:
         """What a client trains on: its own data, or what its behaviour makes of them."""
         behaviour = self.behaviours.get(partition)
         return data if behaviour is None else behaviour.data(data, partition, round_)
+
+
+def _figures(trained: Sequence[Trained]) -> tuple[Tensor, Tensor]:
+    """Examples and losses [n], float64."""
+    counts = torch.tensor([t.examples for t in trained], dtype=torch.float64)
+    return counts, torch.tensor([t.loss for t in trained], dtype=torch.float64)

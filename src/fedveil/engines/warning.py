@@ -15,7 +15,7 @@ from torch import Tensor
 from fedveil.accounting import count_of
 from fedveil.accounting.planning import ENOUGH
 from fedveil.layout import Layout
-from fedveil.methods import ClientFacts, Method, Releases, Stacked, models_of
+from fedveil.methods import ClientFacts, Method, Releases, Stacked, Summed, models_of
 
 LOST = 25.0  # nats: worse than guessing among ten thousand million classes
 FAR = 4.0  # times the length of the updates, from which a clip only adds noise
@@ -130,6 +130,8 @@ class Warnings:
         if self._method.client.trust != "central" or not replies:
             return
         known = report.get("update_norm_median")
+        if known is None and isinstance(replies, Summed):
+            known = median(replies.updates.lengths.tolist())
         length = self.trained(start, models_of(replies) if known is None else (), loss, kind, known)
         if isinstance(replies, Stacked):
             empty = len(replies) - int(replies.counts.count_nonzero())

@@ -1,7 +1,7 @@
 """What a client does with a broadcast before its method protects the result: choose, train, score."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args
 
 import torch
@@ -17,6 +17,7 @@ from fedveil.learning.private import PrivateTrainer
 from fedveil.learning.scores import Region, score_models
 from fedveil.learning.streams import Key, stream
 from fedveil.learning.trainers import make_trainer
+from fedveil.learning.workers import Then, WorkerTrainer
 from fedveil.mechanisms import Source
 
 
@@ -67,6 +68,20 @@ class Task:
     keys: Sequence[Key]
     needs: frozenset[str] = frozenset()
     sources: Sequence[Source] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Passing(Task):
+    """A task whose results go on one by one, where clients are trained so.
+
+    Attributes
+    ----------
+    then : callable
+        Given a client's key and what its training gave, when it ends; returns what takes its place, and keeps nothing
+        of the model, whose memory the next client is trained in.
+    """
+
+    then: Then = field(kw_only=True)
 
 
 Unmarked = Literal["everything", "uniform", "refuse"]
@@ -203,6 +218,8 @@ class Learner:
         if isinstance(self.trainer, PrivateTrainer) and starts:
             given = [s for s in sources if s is not None]
             outcomes = iter(self.trainer.train_noisily(_stacked(starts), clients, keys, given))
+        elif isinstance(self.trainer, WorkerTrainer) and isinstance(tasks[0], Passing) and starts:
+            outcomes = iter(self.trainer.train(_stacked(starts), clients, keys, tasks[0].then))
         else:
             outcomes = iter(self.trainer.train(_stacked(starts), clients, keys) if starts else ())
         return [[p if isinstance(p, Exception) else _learned(next(outcomes), *p) for p in found] for found in prepared]

@@ -81,6 +81,8 @@ class SequentialTrainer:
             raise FieldError("layout", missing[0], "is no parameter of the model: take Layout.from_module(model)")
         self._parameters = [every[name] for name in layout.names]
         self._values: Tensor | None = None  # all parameters [d], where they are of one type
+        self.lends = False  # whether a result is read before the next client is trained, whose memory it then is
+        self._room: Tensor | None = None  # that memory
         self._buffers = {name: b.detach().clone() for name, b in self._model.named_buffers()}
         self._kept = sorted(self._buffers.keys() & set(layout.kept))
         self._loss = loss_of(local.loss)
@@ -179,9 +181,12 @@ class SequentialTrainer:
         if {block.dtype for block in self.layout.blocks} != {self.layout.dtype}:
             self.layout.load(self._model, start.to(self._device))
         else:
-            self._values = values = start.to(
-                self._device, self.layout.dtype, copy=True
-            )  # what is trained in place is what is returned
+            if not self.lends or self._room is None:  # what is trained in place is what is returned
+                values = start.to(self._device, self.layout.dtype, copy=True)
+                self._room = values if self.lends else None
+            else:
+                values = self._room.copy_(start)
+            self._values = values
             for p, block in zip(self._parameters, self.layout.blocks, strict=True):
                 p.data = values[block.start : block.stop].view(block.shape)
         for name, value in {**self._buffers, **(buffers or {})}.items():

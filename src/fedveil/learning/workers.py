@@ -1,7 +1,7 @@
 """Clients trained side by side: worker threads with one intra-op thread each."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -16,6 +16,8 @@ from fedveil.learning.rules import NotApart
 from fedveil.learning.streams import Key
 from fedveil.learning.threads import Threads
 from fedveil.learning.training import SequentialTrainer, check_request
+
+Then = Callable[[Key, Trained | Exception], Trained | Exception]
 
 _LOG = logging.getLogger(__name__)
 # Modules of torch.nn that draw from the global generator, which threads would share (dropout is keyed).
@@ -64,13 +66,17 @@ class WorkerTrainer:
         """Threads in use."""
         return len(self._trainers)
 
-    def train(self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]) -> list[Trained | Exception]:
-        """Train each client from its own start; see `SequentialTrainer.train`."""
+    def train(
+        self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key], then: Then | None = None
+    ) -> list[Trained | Exception]:
+        """Train each client from its own start; see `SequentialTrainer.train`, and `Passing` for `then`."""
         check_request(self._trainers[0].layout, starts, clients, keys)
         results: dict[int, Trained | Exception] = {}
 
         def work(trainer: SequentialTrainer, i: int) -> None:
-            [results[i]] = trainer.train(starts[i : i + 1], [clients[i]], [keys[i]])
+            trainer.lends = then is not None
+            [found] = trainer.train(starts[i : i + 1], [clients[i]], [keys[i]])
+            results[i] = found if then is None else then(keys[i], found)
 
         # the largest first, so that no worker is left with a long one at the end
         order = sorted(range(len(clients)), key=lambda i: -clients[i].examples)

@@ -14,7 +14,7 @@ from fedveil.gdp import mu_of_epsilon
 from fedveil.mechanisms.source import Source
 from fedveil.registry import Registry
 
-_BLOCK = 1 << 20  # draws at a time where noise is added in place
+_BLOCK = 1 << 17  # draws at a time where noise is added a block at a time: the sum stays in the cache
 
 
 def gaussian_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
@@ -55,18 +55,20 @@ class GaussianNoise:
         """Draw the noise [size] from a source."""
         return _drawn(source).normal(require_whole("size", size), dtype).mul_(self.sigma)
 
-    def add_to(self, vector: Tensor, *, source: Source) -> Tensor:
+    def add_to(self, vector: Tensor, *, source: Source, into: Tensor | None = None) -> Tensor:
         """Add noise to a vector [d] in place, a block at a time; returns the vector.
 
         A block is drawn, added and forgotten, so that no second [d] is needed. A reproducible source adds the bits that
         `sample` would have drawn at once; what a deployable one has been added to is rounded to a grid, see `noised`.
+        With `into` the vector stays as it is, and the sum is rounded to the type of that one, which is returned.
         """
-        for start in range(0, require_whole("size", vector.numel()), _BLOCK):
-            part = vector[start : start + _BLOCK]
-            part += self.sample(len(part), source=source, dtype=vector.dtype)
-            if source.deployable:
-                _on_grid(part, self.sigma)
-        return vector
+        into = vector if into is None else into
+        width = _BLOCK * (8 if _drawn(source).deployable else 1)  # threads share eight
+        for start in range(0, require_whole("size", vector.numel()), width):
+            part = vector[start : start + width]
+            part = self.sample(len(part), source=source, dtype=vector.dtype).add_(part)
+            into[start : start + width] = _on_grid(part, self.sigma) if source.deployable else part
+        return into
 
 
 class Mechanism(Protocol):

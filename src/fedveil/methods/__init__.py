@@ -25,6 +25,7 @@ from fedveil.methods.fedre import FedRE as FedRE
 from fedveil.methods.fedre import LastScores as LastScores
 from fedveil.methods.fedre import PerturbationAware as PerturbationAware
 from fedveil.methods.global_dp import GlobalDP as GlobalDP
+from fedveil.methods.global_dp import running_sum as running_sum
 from fedveil.methods.group_privacy import Clusters as Clusters
 from fedveil.methods.group_privacy import GroupPrivacy as GroupPrivacy
 from fedveil.methods.metric_privacy import MetricPrivacy as MetricPrivacy
@@ -37,8 +38,10 @@ from fedveil.methods.publishing import Validation as Validation
 from fedveil.methods.record import RecordDP as RecordDP
 from fedveil.methods.record_terms import fitting as fitting
 from fedveil.methods.record_terms import require_own_sum
+from fedveil.methods.replies import UNMEASURED as UNMEASURED
 from fedveil.methods.replies import CohortReplies as CohortReplies
 from fedveil.methods.replies import Stacked as Stacked
+from fedveil.methods.replies import Summed as Summed
 from fedveil.methods.replies import check_figures as check_figures
 from fedveil.methods.replies import check_reply as check_reply
 from fedveil.methods.replies import in_order as in_order

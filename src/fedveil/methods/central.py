@@ -16,7 +16,7 @@ from fedveil.aggregation import Updates, WeightedMean, padded, require_rule
 from fedveil.checks import NoiseMultiplier, Positive
 from fedveil.clipping import QuantileClip
 from fedveil.errors import FieldError, require_choice
-from fedveil.mechanisms import MECHANISMS, DiscreteGaussianNoise, Source, to_grid
+from fedveil.mechanisms import MECHANISMS, DiscreteGaussianNoise, GaussianNoise, Mechanism, Source, to_grid
 from fedveil.methods.facts import Combined, Releases, ServerFacts
 from fedveil.methods.plain import AroundRule
 from fedveil.methods.replies import stack_counts, updates_of
@@ -169,12 +169,10 @@ class CentralNoise(AroundRule, ABC):
             # the output of an identity step has the same noise, and what rounding it does to sums is post-processing
             first = self.order == "formal" or self.aggregator.identity_step
             if first:  # in float64: only what has its noise is rounded to the model's type
-                noise.add_to(reduced, source=source)
-            reduced = reduced.to(theta.dtype)
-            if first:
-                model, inner = self.aggregator.step(theta, reduced, state.rule)
+                rounded = _noised(reduced, noise, source, theta.dtype)
+                model, inner = self.aggregator.step(theta, rounded, state.rule)
             else:
-                model, own, inner = self._optimised(theta, reduced, state)
+                model, own, inner = self._optimised(theta, reduced.to(theta.dtype), state)
                 noise.add_to(model, source=source)
         report = {
             "clients": float(len(updates)),
@@ -252,6 +250,15 @@ class CentralNoise(AroundRule, ABC):
     def _heuristic(self, reason: str, sigma: float) -> Spend:
         guarantee = _of_round(Heuristic(reason), "central", self.relation)
         return Spend(guarantee=guarantee, mechanism=PROVEN.get(self.noise, self.noise), scale=(sigma,))
+
+
+def _noised(reduced: Tensor, noise: Mechanism, source: Source, dtype: torch.dtype) -> Tensor:
+    """An update [d] with noise, as another type; it stays as it is, since a round may be drawn again."""
+    if isinstance(noise, GaussianNoise):
+        return noise.add_to(reduced, source=source, into=torch.empty_like(reduced, dtype=dtype))
+    noised = reduced.clone()
+    noise.add_to(noised, source=source)
+    return noised.to(dtype)
 
 
 def _check_weights(weights: Tensor, kept: bool, rule: str) -> None:

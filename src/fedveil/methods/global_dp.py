@@ -5,11 +5,12 @@ rule) the guarantee follows the sensitivity of what ran, which is C * max weight
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
 from fedveil.accounting import Spend, plan
-from fedveil.aggregation import Updates
+from fedveil.aggregation import RunningSum, Updates
 from fedveil.checks import Delta, NoiseMultiplier, Positive, Rounds
 from fedveil.clipping import QuantileClip
 from fedveil.errors import FieldError
@@ -81,3 +82,26 @@ class GlobalDP(CentralNoise):
             where = f"the noise multiplier was derived from private runs of {self.derived_from!r}"
             return self._heuristic(f"{where}: a study, not a deployment", sigma)
         return self._proven(sigma, bound, weights, cohort)
+
+
+def running_sum(side: object, start: Tensor, counts: Tensor, cohort: int, state: Any) -> RunningSum | None:
+    """What sums a round's updates as they come, where the server's side looks at nothing else; or None.
+
+    Parameters
+    ----------
+    side : ServerSide
+        Of any method.
+    start : Tensor
+        [d], the broadcast model.
+    counts : Tensor
+        [n], float64, the examples of all who train.
+    cohort : int
+        Clients planned.
+    state : object
+        The side's own.
+    """
+    if type(side) is not GlobalDP or side.order != "formal" or side.noise == "discrete" or not side.aggregator.linear:
+        return None
+    if not RunningSum.worthwhile(len(counts), len(start)):
+        return None
+    return RunningSum(start, state.clip, side.aggregator.planned_weights(counts, len(counts), cohort))

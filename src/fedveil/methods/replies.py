@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import Release, count_of, model_of
-from fedveil.aggregation import Updates
+from fedveil.aggregation import RunningSum, Updates
 from fedveil.clipping import norms
 from fedveil.errors import FieldError, ReplyError
 from fedveil.methods.facts import Releases
@@ -59,6 +59,33 @@ class Stacked(Sequence[Releases]):
         return 0 <= float(least) <= float(most) <= LARGEST_COUNT
 
 
+class Summed(Stacked):
+    """Replies whose models were added as they came: they, and single replies, cannot be asked for.
+
+    Parameters
+    ----------
+    updates : RunningSum
+        Their sum.
+    start, counts, losses : Tensor
+        See `Stacked`; of those that came.
+    """
+
+    def __init__(self, updates: RunningSum, start: Tensor, counts: Tensor, losses: Tensor) -> None:
+        super().__init__((), start, counts, losses)
+        self.updates = updates
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def __getitem__(self, index: Any) -> Any:
+        raise FieldError("replies", index, "were added as they came: give the federation a probe, and all are kept")
+
+    def sound(self, dimension: int, dtype: torch.dtype) -> bool:
+        """As of `Stacked`: a running sum takes nothing that is not finite, or not like the start."""
+        counted = bool(((self.counts >= 0) & (self.counts <= LARGEST_COUNT)).all())
+        return counted and self.start.dtype == dtype and self.start.shape == (dimension,)
+
+
 class CohortReplies(Mapping[int, Releases]):
     """Replies by partition, ascending, whose models are one tensor.
 
@@ -68,16 +95,17 @@ class CohortReplies(Mapping[int, Releases]):
         Ascending.
     stacked : Stacked
         In that order.
+    invalid : mapping of int to str, optional
+        Partitions whose reply was found to be unusable before, with the reason.
     """
 
-    def __init__(self, partitions: Sequence[int], stacked: Stacked) -> None:
-        self.partitions, self.stacked = tuple(partitions), stacked
+    def __init__(self, partitions: Sequence[int], stacked: Stacked, invalid: Mapping[int, str] | None = None) -> None:
+        self.partitions, self.stacked, self.invalid = tuple(partitions), stacked, dict(invalid or {})
 
     def __getitem__(self, partition: int) -> Releases:
-        try:
-            return self.stacked[self.partitions.index(partition)]  # type: ignore[no-any-return]
-        except ValueError:
-            raise KeyError(partition) from None
+        if partition not in self.partitions:
+            raise KeyError(partition)
+        return self.stacked[self.partitions.index(partition)]  # type: ignore[no-any-return]
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.partitions)
@@ -91,6 +119,7 @@ def in_order(replies: Mapping[int, Releases]) -> Sequence[Releases]:
     return replies.stacked if isinstance(replies, CohortReplies) else list(replies.values())
 
 
+UNMEASURED = "the model holds NaN, infinity or numbers too large to be measured"
 LARGEST_COUNT = 2.0**53  # sums of larger ones could overflow, and would end the run for everybody
 
 
@@ -114,7 +143,7 @@ def check_reply(releases: Releases, dimension: int, dtype: torch.dtype, counted:
         if not isfinite(torch.linalg.vector_norm(model)):
             norms(model)  # a finite model whose norm overflows could not be clipped, and would end everybody's run
     except FieldError as error:
-        raise ReplyError(f"the model holds NaN, infinity or numbers too large to be measured: {error}") from error
+        raise ReplyError(f"{UNMEASURED}: {error}") from error
     if counted and count is None:
         raise ReplyError("the example count is missing, by which the rule weighs clients")
     _check_count(count)
@@ -161,7 +190,7 @@ def _check_count(count: float | None) -> None:
 def models_of(replies: Sequence[Releases]) -> Sequence[Tensor]:
     """The received models [d], one a reply."""
     if isinstance(replies, Stacked):
-        return replies.models
+        return replies.models if not isinstance(replies, Summed) else [replies[0]]  # which refuses
     models = [m for m in map(model_of, replies) if m is not None]
     if not models or len(models) < len(replies):
         raise ReplyError("combine needs at least one reply, each with a model")
