@@ -61,20 +61,17 @@ def _read(path: Path) -> tuple[Any, dict[str, str]]:
                 raise
             continue
         style = {} if separator == "," else {"separator": separator}
-        comma = [name for name in frame.columns if not _numeric(frame[name], ".") and _numeric(frame[name], ",")]
+        comma = [n for n in frame.columns if _numbers(frame[n], ".") is None and _numbers(frame[n], ",") is not None]
         return frame, style | ({"decimal": ","} if comma else {})
     raise FieldError("data", str(path), "has one column: a target and an input are needed")
 
 
-def _numeric(values: Any, decimal: str) -> bool:
-    present = values.dropna()
-    return len(present) > 0 and not _numbers(present, decimal).isna().any()
-
-
 def _numbers(values: Any, decimal: str) -> Any:
-    pandas = pandas_module()
-    plain = values.str.replace(decimal, ".", regex=False) if values.dtype.kind not in "iufb" else values
-    return pandas.to_numeric(plain, errors="coerce")
+    """The values that there are as numbers; None where one is no number, or there is none."""
+    present = values.dropna()
+    plain = present.str.replace(decimal, ".", regex=False) if present.dtype.kind not in "iufb" else present
+    found = pandas_module().to_numeric(plain, errors="coerce")
+    return found if len(found) and not found.isna().any() else None
 
 
 def _kind(name: str, values: Any, decimal: str) -> str:
@@ -83,11 +80,11 @@ def _kind(name: str, values: Any, decimal: str) -> str:
     for kind, known in (("site", SITES), ("person", PEOPLE), ("id", IDS)):
         if set(words) & set(known.split()) and set(words) <= set(known.split()) | set(IDS.split()):
             return kind
-    if _numeric(values, decimal):
-        numbers, texts = _numbers(values, decimal), values.astype(str)
+    numbers, texts = _numbers(values, decimal), values.astype(str)
+    if numbers is not None:
         counted = len(values) > FEW and numbers.nunique() == len(values) == numbers.max() - numbers.min() + 1
         return "id" if counted or texts.str.fullmatch(r"0\d+").any() else ""
-    texts = values.astype(str).str.strip()
+    texts = texts.str.strip()
     if texts.nunique() <= FEW:
         return ""
     return "date" if texts.str.fullmatch(r"\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([ T].*)?").all() else "texts"
@@ -100,7 +97,7 @@ def _words(name: str) -> list[str]:
 
 def _target(values: Any, decimal: str) -> dict[str, Any]:
     """Classes, or the range of a number."""
-    numbers = _numbers(values, decimal) if _numeric(values, decimal) else None
+    numbers = _numbers(values, decimal)
     few = values.nunique() <= FEW
     if numbers is not None and few and sorted(numbers.unique()) == [*range(numbers.nunique())]:
         return {"classes": int(numbers.nunique())}
@@ -111,8 +108,8 @@ def _target(values: Any, decimal: str) -> dict[str, Any]:
 
 def _limits(values: Any, decimal: str) -> list[Any]:
     """Lowest and highest number, rounded outwards, or the texts there are."""
-    if not _numeric(values, decimal):
-        return sorted(set(map(str.strip, values.astype(str))))
     numbers = _numbers(values, decimal)
+    if numbers is None:
+        return sorted(set(map(str.strip, values.astype(str))))
     low = math.floor(numbers.min())
     return [low, max(math.ceil(numbers.max()), low + 1)]

@@ -104,9 +104,11 @@ class World(Section):
         """
         if n < 2:
             raise FieldError("data.clients", n, "client inference needs at least two clients: an attacker and a target")
-        target = n - 1 if target is None else _partition("--target", target, n)
+        for option, partition in (("--target", target), ("--attacker", attacker)):
+            if partition is not None and require_count(option, partition, least=0) >= n:
+                raise FieldError(option, partition, f"there are clients 0 to {n - 1}")
+        target = n - 1 if target is None else target
         attacker = next(i for i in range(n) if i != target) if attacker is None else attacker
-        attacker = _partition("--attacker", attacker, n)
         if attacker == target:
             raise FieldError("--attacker", attacker, "is the target itself; give another client")
         for name, value, known in (("--shadow", shadow, SHADOWS), ("--out-world", stand_in, WORLDS)):
@@ -118,9 +120,3 @@ class World(Section):
         colluders = (attacker, *others[: size - 1])
         own = {"target": target, "colluders": colluders, "stand_in": stand_in, "shadow": shadow, "base": base}
         return cls.model_validate(own)
-
-
-def _partition(field: str, value: Any, clients: int) -> int:
-    if require_count(field, value, least=0) >= clients:
-        raise FieldError(field, value, f"there are clients 0 to {clients - 1}")
-    return int(value)

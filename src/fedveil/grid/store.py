@@ -127,28 +127,45 @@ class Store(Kept):
                 return self._remember(cell, play_made(cell, progress.advance))
             finally:
                 progress.end()
-        path, config = self.path(cell), self._resolved(cell, progress)
-        begun = path is not None and self.state(cell) == "begun"
-        if path is not None and begun and judged(cell.probes):  # what they kept of the first rounds is gone
-            shutil.rmtree(path)
-            begun = False
+        path, config, memo = self.path(cell), self._resolved(cell, progress), None
+        begun = self.state(cell) == "begun"
         if path is not None:
+            if begun and judged(cell.probes):  # what they kept of the first rounds is gone
+                shutil.rmtree(path)
+                begun = False
             if begun:
                 config = config.model_copy(update={"device": _begun_on(path, config.device, progress)})
             make_folder(path)
-        shared = config.rounds == 1 or config.pretraining is not None  # else what begins alike is a small part of a run
-        memo = self.folder / BEGUN if self.folder is not None and shared else None
-        return self._play(cell, config, path, begun, progress, memo)
+            if config.rounds == 1 or config.pretraining is not None:  # else what begins alike is a small part of a run
+                memo = path.parents[1] / BEGUN
+        return self.run_in(path, cell, progress, config, resume=begun, memo=memo)
 
-    def run_in(self, folder: Path, cell: Cell, progress: Progress, *, resume: bool = False) -> Outcome:
+    def run_in(
+        self,
+        folder: Path | None,
+        cell: Cell,
+        progress: Progress,
+        config: Config | None = None,
+        *,
+        resume: bool = False,
+        memo: Path | None = None,
+    ) -> Outcome:
         """Run a cell in a folder of the user's own, which is as one of the store's.
 
         Parameters
         ----------
-        folder : Path
-            New or empty; with `resume`, that of a run with the same configuration.
+        folder : Path or None
+            New or empty; with `resume`, that of a run with the same configuration. None: in memory.
         cell : Cell
-            Without others whose sigma it takes.
+            Without others whose sigma it takes, or with `config`.
+        progress : Progress
+            Is told how it goes.
+        config : Config, optional
+            The cell's, resolved.
+        resume : bool
+            Go on in the folder.
+        memo : Path, optional
+            See `fedveil.runs.run`.
 
         Raises
         ------
@@ -157,19 +174,9 @@ class Store(Kept):
         NoReplyError
             If a round has no usable reply.
         """
-        return self._play(cell, cell.config, folder, resume, progress)
-
-    def _play(
-        self,
-        cell: Cell,
-        config: Config,
-        path: Path | None,
-        resume: bool,
-        progress: Progress,
-        memo: Path | None = None,
-    ) -> Outcome:
-        summary = run(config, path, resume=resume, progress=progress, setting=cell.label, memo=memo, probes=cell.probes)
-        return self._remember(cell, summary, path)
+        config, probes = config or cell.config, cell.probes
+        summary = run(config, folder, resume=resume, progress=progress, setting=cell.label, memo=memo, probes=probes)
+        return self._remember(cell, summary, folder)
 
     def _together(self, left: Sequence[Cell], progress: Progress) -> None:
         groups: dict[str, list[Cell]] = {}
