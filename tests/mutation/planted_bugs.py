@@ -1120,7 +1120,7 @@ BUGS = (
         "flower: a ledger is begun on the way",
         "engines/node.py",
         "settle",
-        "ledger is None and source.deployable and recorded",
+        "given.ledger is None and given.source.deployable and recorded",
         "False",
         POLICY,
     ),

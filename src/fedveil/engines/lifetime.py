@@ -161,9 +161,9 @@ class LifetimeLedger:
         """Let other processes in."""
         self._stack.close()
 
-    def require(self, line: str) -> None:
-        """Refuse a file that was put back to before a line that the node remembers."""
-        if line and line not in self._lines:
+    def require(self, *lines: str) -> None:
+        """Refuse a file that was put back to before lines that the node remembers."""
+        if not self._lines.issuperset(lines):
             raise LedgerError(f"{self.path} lacks a line that this run recorded: restore it")
 
     def store(self, line: str) -> None:

@@ -1,15 +1,17 @@
 """One client of a deployed run: what its node settled, and its party with the ledger, opened for one message."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
 
 from fedveil.accounting import LeakageFilter, Ledger, ParticipationFilter, Policy, SpendFilter
+from fedveil.checks import Parameters, Rounds
 from fedveil.engines.client import ClientParty
 from fedveil.engines.lifetime import LifetimeLedger
 from fedveil.engines.party import LineStore
-from fedveil.errors import FieldError, require_rounds
+from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning import PrivateTrainer
 from fedveil.mechanisms import Source
@@ -21,21 +23,21 @@ CAPS: dict[str, Callable[[Any], SpendFilter]] = {"participations": Participation
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Parameters):
     """What protects one client.
 
     Attributes
     ----------
-    budget : SpendFilter, optional
-        Fresh; it is charged with the ledger.
-    ledger : str
-        Folder of the lifetime ledger, or `RUN`.
+    ledger : str, optional
+        Folder of the lifetime ledger, or `RUN`, as by default.
     head : str, optional
         Folder of the ledger's head and its key.
     dataset : str
         Names that ledger.
     rounds : int, optional
         Rounds the client agreed to.
+    budget : SpendFilter, optional
+        Fresh; it is charged with the ledger.
     site : Site, optional
         Of secure sums.
     """
@@ -43,30 +45,16 @@ class Settings:
     partition: int
     method: Method
     source: Source
-    budget: SpendFilter | None
     policy: Policy | None
-    ledger: str
+    ledger: str | None
     head: str | None
     dataset: str
-    rounds: int | None
+    rounds: Rounds | None
+    budget: SpendFilter | None = None
     site: Site | None = None
 
 
-def settle(
-    partition: int,
-    method: Method,
-    source: Source,
-    *,
-    budget: SpendFilter | None = None,
-    caps: Mapping[str, Any],
-    policy: Policy | None,
-    ledger: str | None,
-    head: str | None,
-    dataset: str,
-    rounds: int | None,
-    where: str,
-    site: Site | None = None,
-) -> Settings:
+def settle(given: Settings, caps: Mapping[str, Any], where: str) -> Settings:
     """Settle what protects a client, with a budget or one of the `caps`.
 
     Raises
@@ -75,6 +63,7 @@ def settle(
         If it has several budgets, noise that cannot be repeated and no ledger, or a lifetime ledger without a head;
         `where` says where to name them.
     """
+    method, policy, budget = given.method, given.policy, given.budget
     if policy is not None and policy.node is not None:
         accepted = "binds where `fedveil node` runs the app, and nowhere else: start the node with it, or leave it out"
         raise FieldError("policy.node", "a table", accepted)
@@ -86,71 +75,73 @@ def settle(
     if budget is None and policy is None and method.noisy is not None:
         budget = method.noisy.budget()  # what is planned is all that leaves, whoever begins the runs
     recorded = method.client.trust != "central" or budget is not None or policy is not None
-    if ledger is None and source.deployable and recorded:
+    if given.ledger is None and given.source.deployable and recorded:
         accepted = f"name the folder of the node's lifetime ledger, which outlives this run: {where}"
         raise FieldError("ledger", None, accepted)
-    if ledger not in (None, RUN) and head is None:
+    if given.ledger not in (None, RUN) and given.head is None:
         accepted = f"name the folder of the ledger's head, without which an older copy would pass for it: {where}"
         raise FieldError("head", None, accepted)
-    return Settings(
-        partition=partition,
-        method=method,
-        source=source,
-        budget=budget,
-        policy=policy,
-        ledger=RUN if ledger is None else ledger,
-        head=head,
-        dataset=dataset,
-        rounds=None if rounds is None else require_rounds("rounds", rounds),
-        site=site,
-    )
+    return replace(given, budget=budget)
 
 
-class Remembers(Protocol):
-    """What a client remembers from one message of a run to the next."""
+class Memory(ABC):
+    """What a client remembers from one message of a run to the next.
 
-    @property
-    def last(self) -> str:
-        """The last ledger line kept, or an empty one."""
+    Attributes
+    ----------
+    lines : list of str
+        Of a ledger of this run alone all, of one that lies elsewhere the last one.
+    """
+
+    lines: list[str]
 
     def ledger(self, run: str, partition: int) -> Ledger:
         """The ledger of this run alone, as it was left."""
+        return Ledger.parse(run, str(partition), self.lines)
 
     def store(self, line: str) -> None:
-        """Keep a ledger line."""
+        """Keep a line of it."""
+        self.lines = [*self.lines, line]
 
-    def store_last(self, line: str) -> None:
-        """Keep the last line of a ledger that lies elsewhere."""
-
+    @abstractmethod
     def load(self, fresh: Any) -> Any:
-        """The method's state, or `fresh`."""
+        """The method's state, or `fresh`, which says of what kind it must be."""
 
+    @abstractmethod
     def kept(self) -> tuple[int, Releases]:
-        """What left last, and in which round."""
+        """What left last, and in which round (0: nothing did)."""
+
+    @abstractmethod
+    def save(self, state: Any, kept: tuple[int, Releases] = (0, ())) -> None:
+        """Keep the method's state, and what left."""
 
 
 @contextmanager
 def opened_ledger(
-    memory: Remembers,
+    memory: Memory,
     settings: Settings,
     run: str,
     ledgers: Callable[[str], tuple[Ledger, LineStore]] | None = None,
 ) -> Iterator[tuple[Ledger, LineStore]]:
     """The client's ledger and what makes a line of it durable; no other process can use it meanwhile."""
-    with ExitStack() as stack:
-        if ledgers is not None:
-            yield ledgers(str(settings.partition))
-        elif settings.ledger == RUN:
-            yield memory.ledger(run, settings.partition), memory.store
-        else:
-            lifetime = stack.enter_context(LifetimeLedger(settings.ledger, settings.dataset, run, head=settings.head))
-            lifetime.require(memory.last)
-            yield lifetime.ledger, _both(lifetime.store, memory.store_last)
+    if ledgers is not None:
+        yield ledgers(str(settings.partition))
+    elif settings.ledger is None or settings.ledger == RUN:
+        yield memory.ledger(run, settings.partition), memory.store
+    else:
+        with LifetimeLedger(settings.ledger, settings.dataset, run, head=settings.head) as lifetime:
+
+            def store(line: str) -> None:
+                lifetime.store(line)
+                memory.lines = [line]
+
+            lifetime.require(*memory.lines[-1:])
+            yield lifetime.ledger, store
 
 
 @contextmanager
 def opened(
-    memory: Remembers,
+    memory: Memory,
     settings: Settings,
     layout: Layout,
     run: str,
@@ -180,11 +171,3 @@ def disagreement(public: PublicFacts, rounds: int | None) -> Refusal | None:
     if rounds is not None and public.rounds != rounds:
         return Refusal(f"the client agreed to {rounds} rounds, the server plans {public.rounds}")
     return None
-
-
-def _both(first: LineStore, second: LineStore) -> LineStore:
-    def store(line: str) -> None:
-        first(line)
-        second(line)
-
-    return store

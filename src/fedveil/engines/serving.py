@@ -1,6 +1,6 @@
 """What a server keeps of a deployed run beside its party: rounds, cost, whom it lost, log, folder."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from logging import Logger
 from math import isfinite
@@ -9,88 +9,14 @@ from typing import Protocol
 
 from torch import Tensor
 
-from fedveil.accounting import Filter, Guarantee, Ledger, Spend, count_of, total, unprotected
+from fedveil.accounting import Filter, Guarantee, Ledger, Spend, SpendFilter, count_of, total, unprotected
 from fedveil.engines.history import total_of
-from fedveil.engines.party import LineStore, Round, ServerParty
+from fedveil.engines.party import SERVER, LineStore, Round, ServerParty, forget
 from fedveil.engines.warning import Warnings
 from fedveil.layout import Layout
 from fedveil.mechanisms import Source
 from fedveil.methods import Broadcast, Method, Releases
-
-
-class Account:
-    """The cost of the rounds so far, as far as a server can know it.
-
-    Parameters
-    ----------
-    server : ServerParty
-        Whose ledger and budget count under central trust.
-    rounds : int
-        Rounds planned.
-    delta : float
-        At which an epsilon is stated, unless the budget names its own.
-    """
-
-    def __init__(self, server: ServerParty, rounds: int, delta: float) -> None:
-        self._server, self.rounds = server, rounds
-        terms = server.budget.terms if server.budget is not None else None
-        self.delta = delta if terms is None else terms["delta"]
-        self._central = server.method.client.trust == "central"
-        self._quotes: list[Spend] = []
-        self._asked: list[Spend] = []
-        self._rounds_of: dict[int, int] = {}
-        self._lost: dict[int, tuple[int, str]] = {}
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """What the rounds so far promise together; under local trust to a client that took part in all of them."""
-        if self._central:
-            return total_of(self._server.ledger) if self._server.ledger.entries else unprotected()
-        return total(s.guarantee for s in self._quotes) if self._quotes else unprotected("local")
-
-    def opened(self, broadcast: Broadcast) -> None:
-        """Note what a client is to spend on this question: the quote that it makes itself, which is public."""
-        side = self._server.method.client
-        quoted = side.quote(broadcast, side.init())
-        self._asked += [quoted] if isinstance(quoted, Spend) else []
-
-    def closed(self, log: Round) -> str:
-        """Note a finished round, and tell it in one line."""
-        self._quotes += self._asked
-        self._asked = []
-        lost = {**log.failed, **log.invalid}
-        for partition in (*log.used, *lost, *log.refused):
-            self._rounds_of[partition] = self._rounds_of.get(partition, 0) + 1
-        for partition, why in lost.items():
-            self._lost[partition] = (self._lost.get(partition, (0, ""))[0] + 1, why)
-        asked = len(log.used) + len(lost) + len(log.refused)
-        return f"round {log.number} of {self.rounds}: {len(log.used)} of {asked} clients; {self.spent(log)}"
-
-    def spent(self, log: Round | None = None) -> str:
-        """Status, unit and epsilon spent, and what is left of the budget."""
-        spent = self.guarantee.describe(self.delta)
-        if not self._central:
-            return f"spent by a client that took part in every round: {spent}; its own ledger counts"
-        return f"spent: {spent}{'' if log is None else self._left(log)}"
-
-    def always_failed(self) -> dict[int, str]:
-        """Clients that failed in every round in which they were asked, with the last reason.
-
-        Under local trust a failed client answers with a zero update, so that the server sees those alone whose whole
-        node failed.
-        """
-        return {p: why for p, (count, why) in sorted(self._lost.items()) if count == self._rounds_of[p]}
-
-    def _left(self, log: Round) -> str:
-        """How many more rounds like the last one the server's budget holds."""
-        budget, planned = self._server.budget, self.rounds - log.number
-        if budget is None:
-            return ""
-        copy, more = deepcopy(budget), 0
-        while more < planned and copy.admit_spend(log.spend):
-            more += 1
-        of = f" of epsilon {budget.terms['epsilon']:g}" if isinstance(budget, Filter) and budget.terms else ""
-        return f"; left{of}: {more} of the {planned} rounds to come"
+from fedveil.secure import PublicKey
 
 
 class RunKeeper(Protocol):
@@ -120,19 +46,36 @@ class RunKeeper(Protocol):
     def finish_round(self, log: Round, metrics: Mapping[str, float]) -> None:
         """Make a round durable."""
 
-    def finish(self, models: Tensor, spent: Account, stopped: str, clients: int) -> None:
+    def finish(self, models: Tensor, serving: "Serving", stopped: str, clients: int) -> None:
         """Write what the run came to, and let go of the folder."""
 
 
+def served(
+    method: Method,
+    layout: Layout,
+    rounds: int,
+    source: Source,
+    budget: SpendFilter | None,
+    folder: RunKeeper | None,
+    engine: str,
+) -> ServerParty:
+    """The server of a method, whose ledger lies in a folder or in memory."""
+    kept: tuple[Ledger, LineStore] = (Ledger(engine, SERVER), forget)
+    ledger, store = kept if folder is None else folder.open(method, layout, rounds, source, engine)
+    return ServerParty(method, layout, ledger, source, budget=budget, store=store)
+
+
 class Serving:
-    """The rounds of a deployed run.
+    """The rounds of a deployed run, and their cost so far, as far as a server can know it.
 
     Parameters
     ----------
     server : ServerParty
-        Combines them.
-    account : Account
-        Of the same server.
+        Combines them; its ledger and budget count under central trust.
+    rounds : int
+        Rounds planned.
+    delta : float
+        At which an epsilon is stated, unless the budget names its own.
     folder : RunKeeper, optional
         Opened, where the run is to be kept.
     least : int
@@ -147,12 +90,34 @@ class Serving:
     """
 
     def __init__(
-        self, server: ServerParty, account: Account, folder: RunKeeper | None, least: int, log: Logger
+        self, server: ServerParty, rounds: int, delta: float, folder: RunKeeper | None, least: int, log: Logger
     ) -> None:
-        self._server, self._account, self._folder = server, account, folder
+        self._server, self.rounds, self._folder = server, rounds, folder
         self._least, self._log = least, log
+        terms = server.budget.terms if server.budget is not None else None
+        self.delta = delta if terms is None else terms["delta"]
+        self._central = server.method.client.trust == "central"
+        self._quotes: list[Spend] = []
+        self._asked: list[Spend] = []
         self.history: list[Round] = []
         self.warnings = Warnings(server.method, server.layout, lambda text: log.warning("FedVeil: %s", text))
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What the rounds so far promise together; under local trust to a client that took part in all of them."""
+        if self._central:
+            return total_of(self._server.ledger) if self._server.ledger.entries else unprotected()
+        return total(s.guarantee for s in self._quotes) if self._quotes else unprotected("local")
+
+    def open(
+        self, models: Tensor, number: int, cohort: int, roster: Sequence[PublicKey] = (), attempt: int = 0
+    ) -> Broadcast:
+        """Open a round, and note what a client is to spend on it: the quote that it makes itself, which is public."""
+        broadcast = self._server.open(models, number, self.rounds, cohort, roster, attempt)
+        side = self._server.method.client
+        quoted = side.quote(broadcast, side.init())
+        self._asked += [quoted] if isinstance(quoted, Spend) else []
+        return broadcast
 
     def close(
         self,
@@ -164,12 +129,16 @@ class Serving:
         """Combine a round, keep and tell it: the next models [k, d], the round, the clients' mean metrics."""
         opened, log = self._server.combine(broadcast, released, failed, refused, self._least)
         self.history.append(log)
-        self.warnings.planned(self._account.rounds, broadcast.public.cohort)
+        self._quotes += self._asked
+        self._asked = []
+        self.warnings.planned(self.rounds, broadcast.public.cohort)
         self.warnings.combined(broadcast.models[0], [released[p] for p in log.used], log.report)
         metrics = mean_metrics({p: released[p] for p in log.used})
-        for partition, why in {**log.failed, **log.invalid, **log.refused}.items():
+        without = {**log.failed, **log.invalid, **log.refused}
+        for partition, why in without.items():
             self._log.warning("client %d: %s", partition, why)
-        self._log.info("FedVeil: %s", self._account.closed(log))
+        done, used = f"round {log.number} of {self.rounds}", len(log.used)
+        self._log.info("FedVeil: %s: %d of %d clients; %s", done, used, used + len(without), self._spent(log))
         if self._folder is not None:
             self._folder.finish_round(log, metrics)
         return opened.models, log, metrics
@@ -178,13 +147,42 @@ class Serving:
         """Tell what the run came to."""
         if stopped:
             self._log.warning("FedVeil ended the run early: %s", stopped)
-        for partition, why in self._account.always_failed().items():
+        for partition, why in self.always_failed().items():
             self._log.warning("client %d failed in every round in which it was asked: %s", partition, why)
-        made, planned = done + len(self.history), self._account.rounds
-        self._log.info("FedVeil: %d of %d rounds; %s", made, planned, self._account.spent())
+        self._log.info("FedVeil: %d of %d rounds; %s", done + len(self.history), self.rounds, self._spent())
         if self._folder is not None:
-            self._folder.finish(models, self._account, stopped, clients)
+            self._folder.finish(models, self, stopped, clients)
             self._log.info("written to %s", self._folder.path)
+
+    def always_failed(self) -> dict[int, str]:
+        """Clients that failed in every round in which they were asked, with the last reason.
+
+        Under local trust a failed client answers with a zero update, so that the server sees those alone whose whole
+        node failed.
+        """
+        lost: dict[int, str] = {}
+        for log in self.history:
+            lost |= {**log.failed, **log.invalid}
+        well = {p for log in self.history for p in (*log.used, *log.refused)}
+        return {p: why for p, why in sorted(lost.items()) if p not in well}
+
+    def _spent(self, log: Round | None = None) -> str:
+        """Status, unit and epsilon spent, and what is left of the budget after a round."""
+        spent = self.guarantee.describe(self.delta)
+        if not self._central:
+            return f"spent by a client that took part in every round: {spent}; its own ledger counts"
+        return f"spent: {spent}{'' if log is None else self._left(log)}"
+
+    def _left(self, log: Round) -> str:
+        """How many more rounds like the last one the server's budget holds."""
+        budget, planned = self._server.budget, self.rounds - log.number
+        if budget is None:
+            return ""
+        copy, more = deepcopy(budget), 0
+        while more < planned and copy.admit_spend(log.spend):
+            more += 1
+        of = f" of epsilon {budget.terms['epsilon']:g}" if isinstance(budget, Filter) and budget.terms else ""
+        return f"; left{of}: {more} of the {planned} rounds to come"
 
 
 def mean_metrics(replies: Mapping[int, Releases]) -> dict[str, float]:

@@ -11,6 +11,7 @@ from fedveil.mechanisms.noise import gaussian_sigma as gaussian_sigma
 from fedveil.mechanisms.noise import noised as noised
 from fedveil.mechanisms.secure import KeyedSource as KeyedSource
 from fedveil.mechanisms.secure import SecureSource as SecureSource
+from fedveil.mechanisms.secure import source_of as source_of
 from fedveil.mechanisms.source import NoSource as NoSource
 from fedveil.mechanisms.source import ReproducibleSource as ReproducibleSource
 from fedveil.mechanisms.source import Source as Source

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
 from fedveil.errors import FieldError, require_workers
-from fedveil.mechanisms.source import Key, Source
+from fedveil.mechanisms.source import Key, ReproducibleSource, Source
 
 _PAIRS = 1 << 15  # Box-Muller pairs a block: the working set stays in the cache
 _BLOCK = 16  # bytes of a cipher block, the unit of the counter
@@ -252,3 +252,8 @@ class KeyedSource(SecureSource):
 class _KeyedStream(_Stream):
     def __init__(self, key: bytes) -> None:
         self._cipher, self._next, self._lock = algorithms.AES(key), 0, threading.Lock()
+
+
+def source_of(seed: int | None) -> Source:
+    """Secure noise, or with a seed that which follows from it."""
+    return SecureSource() if seed is None else ReproducibleSource(seed)

@@ -14,7 +14,7 @@ from fedveil.accounting import Ledger, guarantee_values
 from fedveil.config.folders import refuse_used
 from fedveil.engines import RoundRecord
 from fedveil.engines.party import SERVER, LineStore, Round
-from fedveil.engines.serving import Account
+from fedveil.engines.serving import Serving
 from fedveil.layout import Layout
 from fedveil.mechanisms import Source
 from fedveil.methods import Method
@@ -76,24 +76,24 @@ class ServerFolder:
         append(self.path / METRICS, json.dumps(self._rows[-1]) + "\n")
         write_atomic(self.path / METRICS_CSV, rows_csv(self._rows))
 
-    def finish(self, models: Tensor, spent: Account, stopped: str, clients: int) -> None:
+    def finish(self, models: Tensor, serving: Serving, stopped: str, clients: int) -> None:
         """Write the last released model and the summary, and let go of the folder."""
         self._ledgers.flush()
         state_dicts = [self._layout.views(model) for model in models]
-        write_result(self.path, state_dicts, self._summary(spent, stopped, clients))
+        write_result(self.path, state_dicts, self._summary(serving, stopped, clients))
         self._lock.release()
 
-    def _summary(self, spent: Account, stopped: str, clients: int) -> dict[str, Any]:
-        promise, central = spent.guarantee, self._method.client.trust == "central"
+    def _summary(self, serving: Serving, stopped: str, clients: int) -> dict[str, Any]:
+        promise, central = serving.guarantee, self._method.client.trust == "central"
         party = SERVER if central else "a client of every round, by its quotes"
         return {
-            **core_of(self._method.name, self._method, self._layout, self._rows, promise, spent.delta),
+            **core_of(self._method.name, self._method, self._layout, self._rows, promise, serving.delta),
             "name": self.path.name,
             "run": self.run,
-            "guarantees": {party: guarantee_values(promise, spent.delta)},
+            "guarantees": {party: guarantee_values(promise, serving.delta)},
             "rounds_planned": self._planned,
             "stopped": stopped,
-            "always_failed": {str(p): why for p, why in spent.always_failed().items()},
+            "always_failed": {str(p): why for p, why in serving.always_failed().items()},
             "clients": clients,
             "source": "secure" if self._durable else REPRODUCIBLE,
             "engine": self._engine,

@@ -12,7 +12,6 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedveil.accounting import Ledger
 from fedveil.engines.assembly import AnyMethod, require_success
 from fedveil.engines.client import ClientParty
 from fedveil.engines.flower.grid import InProcessGrid, run_in_process
@@ -23,7 +22,7 @@ from fedveil.engines.flower.strategy import FedVeilStrategy
 from fedveil.engines.history import History, RoundRecord
 from fedveil.engines.local import Federation
 from fedveil.engines.messages import COUNT, METRICS
-from fedveil.engines.party import LineStore, Round
+from fedveil.engines.party import Round
 from fedveil.engines.seams import Behaviour, Seen, crafted, probed
 from fedveil.errors import BudgetError, FedVeilError, FieldError, require_rounds
 from fedveil.learning import ClientData, Figures, choose, evaluate
@@ -145,8 +144,7 @@ class FlowerFederation(Federation):
                 "own: FedVeilStrategy(stopping=...), and privacy_mod(..., validation=Validation()) on those nodes"
             )
             raise FieldError("stopping", self.validators.rule, accepted)
-        self._shuffle, self._run_id = shuffle, self.execution.run_id
-        self._elsewhere: dict[str, tuple[Ledger, LineStore]] | None = None if self.execution.ledgers is None else {}
+        self._shuffle = shuffle
         self._grid: InProcessGrid | None = None
         self._zeroed: dict[int, str] = {}
 
@@ -169,14 +167,12 @@ class FlowerFederation(Federation):
     def rounds(self, rounds: int) -> Iterator[RoundRecord]:
         """All rounds run before the first is handed over: Flower's loop cannot be paused. Use `run` and `on_round`."""
         records: list[RoundRecord] = []
-        failure: FedVeilError | None = None
         try:
             self._drive(rounds, records.append)
-        except FedVeilError as error:
-            failure = error
+        except FedVeilError:
+            yield from records
+            raise
         yield from records
-        if failure is not None:
-            raise failure
 
     def restore(self, *arguments: Any, **named: Any) -> None:
         super().restore(*arguments, **named)
@@ -185,9 +181,6 @@ class FlowerFederation(Federation):
     def grid(self) -> InProcessGrid:
         """The nodes, which keep their contexts from one run to the next."""
         if self._grid is None:
-            options: dict[str, Any] = {"run": self._run_id, "ledger": "run"}
-            if self._elsewhere is not None:
-                options = {"ledgers": self._kept}
             app = learner_client_app(
                 self.learner,
                 self.clients,
@@ -200,13 +193,13 @@ class FlowerFederation(Federation):
                 site=self.sites.site,
                 tell=lambda partition, _, error: self._zeroed.update({partition: f"{type(error).__name__}: {error}"}),
                 budget=lambda partition: deepcopy(self._budgets(partition)),  # the mod wants a fresh one on each call
-                **options,
+                ledgers=self._ledgers,
             )
             count = len(self.clients)
             configs: list[UserConfig] = [{"partition-id": i, "num-partitions": count} for i in range(count)]
             self._grid = InProcessGrid(app, configs, shuffle=self._shuffle)
             for partition, state in self.client_states().items():
-                self._memory(partition).save(state)
+                Memory(self._grid.contexts[partition]).save(state)
         return self._grid
 
     def _drive(self, rounds: int, finish: Callable[[RoundRecord], None]) -> None:
@@ -259,23 +252,12 @@ class FlowerFederation(Federation):
         if strategy.stopped:
             raise BudgetError(strategy.stopped)
 
-    def _memory(self, partition: int) -> Memory:
-        return Memory(self.grid().contexts[partition])
-
-    def _kept(self, party: str) -> tuple[Ledger, LineStore]:
-        kept = {} if self._elsewhere is None else self._elsewhere
-        if party not in kept:
-            kept[party] = self._ledgers(party)
-        return kept[party]
-
     def _collect(self) -> None:
         """Bring the parties up to date with what the nodes remember."""
         for partition, context in self.grid().contexts.items():
             self.clients[partition] = with_buffers(self.clients[partition], context)
-            memory = self._memory(partition)
-            kept = (self._elsewhere or {}).get(str(partition))
-            ledger = memory.ledger(self._run_id, partition) if kept is None else kept[0]
+            ledger, _ = self._ledgers(str(partition))
             if ledger.entries:
-                state = memory.load(self.method.client.init())
+                state = Memory(context).load(self.method.client.init())
                 own, site = self.method_of(partition), self.sites.site(partition)
                 self._parties[partition] = ClientParty(own, self.layout, ledger, self.source, state=state, site=site)

@@ -18,9 +18,9 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 from torch import Tensor
 
-from fedveil.accounting import Ledger, Release, count_of, model_of
+from fedveil.accounting import Release, count_of, model_of
 from fedveil.accounting.release import Kind
-from fedveil.engines import messages
+from fedveil.engines import messages, node
 from fedveil.engines.states import pack, unpack
 from fedveil.errors import FieldError, nearest
 from fedveil.layout import Layout
@@ -249,7 +249,7 @@ STATE, VALUES, LEDGER, KEPT = "fedveil.state", "fedveil.values", "fedveil.ledger
 OWN = (STATE, VALUES, LEDGER, KEPT)  # the mod's, not the app's
 
 
-class Memory:
+class Memory(node.Memory):
     """One client's memory.
 
     Parameters
@@ -259,28 +259,19 @@ class Memory:
     """
 
     def __init__(self, context: Context) -> None:
-        self._context = context
-
-    def ledger(self, run: str, partition: int) -> Ledger:
-        """The ledger of this run alone, as it was left."""
-        return Ledger.parse(run, str(partition), self._lines())
-
-    def store(self, line: str) -> None:
-        """Keep a ledger line."""
-        self._context.state[LEDGER] = ConfigRecord({"lines": [*self._lines(), line]})
-
-    def store_last(self, line: str) -> None:
-        """Keep the last line of a ledger that lies elsewhere."""
-        self._context.state[LEDGER] = ConfigRecord({"lines": [line]})
+        self._state = context.state
 
     @property
-    def last(self) -> str:
-        """The last line kept, or an empty one."""
-        return (self._lines() or [""])[-1]
+    def lines(self) -> list[str]:
+        record = self._state.get(LEDGER)
+        return list(cast("list[str]", record.get("lines", []))) if isinstance(record, ConfigRecord) else []
+
+    @lines.setter
+    def lines(self, lines: list[str]) -> None:
+        self._state[LEDGER] = ConfigRecord({"lines": lines})
 
     def load(self, fresh: Any) -> Any:
-        """The method's state, or `fresh`, which says of what kind it must be."""
-        arrays, values = self._context.state.get(STATE), self._context.state.get(VALUES)
+        arrays, values = self._state.get(STATE), self._state.get(VALUES)
         if not isinstance(arrays, ArrayRecord) or not isinstance(values, ConfigRecord):
             return fresh
         plain: dict[str, Any] = dict(values)
@@ -289,23 +280,16 @@ class Memory:
         return unpack(fresh, {n: torch.from_numpy(a.numpy()) for n, a in arrays.items()}, plain)
 
     def kept(self) -> tuple[int, Releases]:
-        """What left last, and in which round (0: nothing did)."""
-        arrays, values, found = self._context.state.get(KEPT), self._context.state.get(VALUES), []
+        arrays, values, found = self._state.get(KEPT), self._state.get(VALUES), []
         for name, array in arrays.items() if isinstance(arrays, ArrayRecord) else ():
             _, kind, label = name.split("|", 2)
             found.append(Release(cast(Kind, kind), torch.from_numpy(array.numpy()), label))
         return int(str(values.get("kept", 0))) if isinstance(values, ConfigRecord) else 0, tuple(found)
 
     def save(self, state: Any, kept: tuple[int, Releases] = (0, ())) -> None:
-        """Keep the method's state, and what left."""
         named = {f"{i}|{r.kind}|{r.name}": r.value for i, r in enumerate(kept[1])}
-        self._context.state[KEPT] = ArrayRecord({n: Array(v.contiguous().numpy()) for n, v in named.items()})
+        self._state[KEPT] = ArrayRecord({n: Array(v.contiguous().numpy()) for n, v in named.items()})
         tensors, values = pack(state)
         arrays = {n: Array(t.detach().cpu().contiguous().numpy()) for n, t in tensors.items()}
-        self._context.state[STATE] = ArrayRecord(arrays)
-        self._context.state[VALUES] = ConfigRecord({"kind": type(state).__name__, "kept": kept[0], **values})
-
-    def _lines(self) -> list[str]:
-        record = self._context.state.get(LEDGER)
-        lines = record.get("lines", []) if isinstance(record, ConfigRecord) else []
-        return [str(line) for line in lines] if isinstance(lines, list) else []
+        self._state[STATE] = ArrayRecord(arrays)
+        self._state[VALUES] = ConfigRecord({"kind": type(state).__name__, "kept": kept[0], **values})

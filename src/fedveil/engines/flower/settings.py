@@ -13,7 +13,7 @@ from fedveil.engines.lifetime import read_policy
 from fedveil.engines.node import CAPS, RUN, Settings, settle
 from fedveil.engines.sites import site_of
 from fedveil.errors import FieldError, require_count
-from fedveil.mechanisms import ReproducibleSource, SecureSource, Source
+from fedveil.mechanisms import Source, source_of
 from fedveil.methods import METHODS, Method, build, parameters
 from fedveil.secure import Site
 
@@ -21,6 +21,12 @@ PREFIX = "privacy."
 # no server may as much as propose these: who knows the seed takes the noise off
 OWN = ("seed", "participations", "leakage_cap", "ledger", "head", "dataset", "policy", "key")
 OTHERS = ("method", "rounds", *OWN)  # not parameters of a method
+
+WHERE = (
+    "in the node's configuration (privacy.ledger, privacy.head) or as privacy_mod(..., ledger=FOLDER, head=ANOTHER), "
+    "after fedveil.flower.begin_ledger(FOLDER, ..., head=ANOTHER) once; for a simulation, "
+    'privacy_mod(..., ledger="run")'
+)
 
 BudgetOf = Callable[[int], SpendFilter | None]
 
@@ -148,30 +154,26 @@ def read_settings(
     if source is not None and (seed is not None or "seed" in keys):
         raise FieldError("seed", keys.get("seed", seed), "the mod was given a source: leave the seed out")
     if source is None:
-        seed = _once("seed", seed, keys)
-        source = SecureSource() if seed is None else ReproducibleSource(seed)
+        source = source_of(_once("seed", seed, keys))
     chosen, rounds = own_method(method, context), _once("rounds", rounds, keys)
     ledger = keys.get("ledger", RUN) if ledger == RUN else _once("ledger", ledger, keys)
     head = _once("head", head, keys)
     if chosen.client.trust == "secure sum" and trains:  # who only validates is in no sum
         site = site(partition) if callable(site) else site
         site = site_of(keys.get("key"), policy, ledger, str(keys.get("dataset", partition))) if site is None else site
-    return settle(
-        partition,
-        chosen,
-        source,
-        budget=budget(partition) if budget is not None else None,
-        caps={key: keys[key] for key in CAPS if key in keys},
+    given = Settings(
+        partition=partition,
+        method=chosen,
+        source=source,
         policy=policy,
         ledger=None if ledger is None else str(ledger),
         head=None if head is None else str(head),
         dataset=str(keys.get("dataset", partition)),
         rounds=rounds,
-        where="in the node's configuration (privacy.ledger, privacy.head) or as privacy_mod(..., ledger=FOLDER, "
-        "head=ANOTHER), after fedveil.flower.begin_ledger(FOLDER, ..., head=ANOTHER) once; for a simulation, "
-        'privacy_mod(..., ledger="run")',
+        budget=budget(partition) if budget is not None else None,
         site=site if isinstance(site, Site) else None,
     )
+    return settle(given, {key: keys[key] for key in CAPS if key in keys}, WHERE)
 
 
 def _require_proposals(proposed: Mapping[str, Any], own: Mapping[str, Any], policy: Policy | None) -> None:

@@ -11,14 +11,14 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
-from fedveil.accounting import Guarantee, Ledger, SpendFilter
+from fedveil.accounting import Guarantee, SpendFilter
 from fedveil.engines.assembly import AnyMethod, draw_cohort, resolve_method
 from fedveil.engines.flower import records
 from fedveil.engines.flower.roster import Roster
 from fedveil.engines.flower.validation import LOSS
 from fedveil.engines.history import Best
-from fedveil.engines.party import SERVER, LineStore, Round, ServerParty, forget
-from fedveil.engines.serving import Account, RunKeeper, Serving, mean_metrics
+from fedveil.engines.party import Round, ServerParty
+from fedveil.engines.serving import RunKeeper, Serving, mean_metrics, served
 from fedveil.engines.stopping import EarlyStopping
 from fedveil.engines.warning import Warnings
 from fedveil.errors import (
@@ -33,7 +33,7 @@ from fedveil.errors import (
     require_rounds,
 )
 from fedveil.layout import Layout
-from fedveil.mechanisms import ReproducibleSource, SecureSource, keyed_seed
+from fedveil.mechanisms import keyed_seed, source_of
 from fedveil.methods import Broadcast, PublicFacts, Releases, SecureSum, check_figures
 
 _LOG = getLogger("flwr")
@@ -146,7 +146,10 @@ class FedVeilStrategy(Strategy):
                 raise FieldError("folder", str(folder.path), accepted)
             self.server = method
         else:
-            self.server = _server(method, layout, self.rounds, seed, budget, folder)
+            if layout is None:
+                raise FieldError("layout", None, "is what the model shares: fedveil.Layout.from_module(model)")
+            source = source_of(seed)
+            self.server = served(resolve_method(method), layout, self.rounds, source, budget, folder, "flower")
         self.method, self.layout = self.server.method, self.server.layout
         wanted = (self.method.server.hypotheses, self.layout.size)
         if initial is not None and initial.shape != wanted:
@@ -154,9 +157,8 @@ class FedVeilStrategy(Strategy):
         self._initial, self._size = initial, clients_per_round and require_count("clients_per_round", clients_per_round)
         self._seed = secrets.randbits(62) if seed is None else seed
         self.done, self.evaluate, self._on_round = done, evaluate, on_round
-        self._account = Account(self.server, self.rounds, require_delta("delta", delta))
-        self._folder = folder
-        self._serving = Serving(self.server, self._account, folder, require_count("min_clients", min_clients), _LOG)
+        self._folder, delta, least = folder, require_delta("delta", delta), require_count("min_clients", min_clients)
+        self._serving = Serving(self.server, self.rounds, delta, folder, least, _LOG)
         self.stopped, self.history = "", self._serving.history
         self._roster = Roster(self.method.client, clients, patience, 0 if stopping is None else stopping.sample or 1)
         self._timeout = 3600.0
@@ -186,7 +188,7 @@ class FedVeilStrategy(Strategy):
         Under central trust the trusted server's total. Under local trust that of a client that took part in all of
         them, by its own quotes: what each one really spent stands in its own ledger.
         """
-        return self._account.guarantee
+        return self._serving.guarantee
 
     def warn_by(self, by: Warnings) -> None:
         """Have warnings told elsewhere than in Flower's log."""
@@ -286,9 +288,8 @@ class FedVeilStrategy(Strategy):
                 few = f"{len(partitions)} sites are connected, and a sum is of {self.method.least_sites} at least"
                 raise NoReplyError(f"round {number}: {few}")
             roster = [self._roster.sites[p] for p in partitions] if self._secure else ()
-            self.broadcast = self.server.open(self.models, number, self.rounds, size, roster, attempt)
+            self.broadcast = self._serving.open(self.models, number, size, roster, attempt)
             self._asked = {self._roster.nodes[p]: p for p in partitions}
-            self._account.opened(self.broadcast)
             return self._messages(self.broadcast, config, MessageType.TRAIN)
 
         def again(partitions: list[int], attempt: int) -> Iterable[Message]:
@@ -453,26 +454,6 @@ class FedVeilStrategy(Strategy):
             silent.discard(-1 if partition is None else partition)
         self._lost |= silent
         return released, failed | dict.fromkeys(sorted(silent), "did not reply in time"), refused
-
-
-def _server(
-    method: AnyMethod,
-    layout: Layout | None,
-    rounds: int,
-    seed: int | None,
-    budget: SpendFilter | None,
-    folder: RunKeeper | None,
-) -> ServerParty:
-    """The server of a method, whose ledger lies in a folder or in memory."""
-    method = resolve_method(method)
-    if layout is None:
-        raise FieldError("layout", None, "is what the model shares: fedveil.Layout.from_module(model)")
-    source = SecureSource() if seed is None else ReproducibleSource(seed)
-    ledger = Ledger("flower", SERVER)
-    store: LineStore = forget
-    if folder is not None:
-        ledger, store = folder.open(method, layout, rounds, source, "flower")
-    return ServerParty(method, layout, ledger, source, budget=budget, store=store)
 
 
 def _several(start: Tensor, layout: Layout, k: int, seed: int) -> Tensor:

@@ -1,6 +1,5 @@
 """Methods, rules and models from what a job's or a site's JSON can say."""
 
-import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +10,6 @@ from fedveil.engines.assembly import initial_broadcast
 from fedveil.errors import FieldError, require_choice
 from fedveil.layout import Buffers, Layout
 from fedveil.learning.models import MODELS
-from fedveil.mechanisms import ReproducibleSource, SecureSource, Source
 from fedveil.methods import Method, build, require_method
 
 
@@ -41,16 +39,6 @@ def model_of_name(model: str, options: Mapping[str, Any] | None, buffers: Buffer
     factory = MODELS.find(model)
     module, starts = initial_broadcast(lambda: factory(**(options or {})), 1, seed, buffers, None)
     return Layout.from_module(module, buffers=buffers), starts
-
-
-def source_of(seed: int | None) -> Source:
-    """Secure noise, or that of a seed."""
-    return SecureSource() if seed is None else ReproducibleSource(seed)
-
-
-def seed_of(seed: int | None) -> int:
-    """A seed, or one that nobody knows."""
-    return secrets.randbits(62) if seed is None else seed
 
 
 def _rule(given: Mapping[str, Any] | str) -> Aggregator:

@@ -1,5 +1,6 @@
 """The server's half of every method as a FLARE controller, for sites whose filters protect what they send."""
 
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,16 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from torch import Tensor
 
-from fedveil.accounting import Filter, Guarantee, Ledger
+from fedveil.accounting import Filter, Guarantee
 from fedveil.engines.assembly import draw_cohort
-from fedveil.engines.nvflare.building import method_of, model_of_name, seed_of, source_of
+from fedveil.engines.nvflare.building import method_of, model_of_name
 from fedveil.engines.nvflare.filters import TRAIN
 from fedveil.engines.nvflare.shareables import read_reply, write_broadcast
-from fedveil.engines.party import SERVER, LineStore, Round, ServerParty, forget
-from fedveil.engines.serving import Account, RunKeeper, Serving
+from fedveil.engines.party import Round, ServerParty
+from fedveil.engines.serving import RunKeeper, Serving, served
 from fedveil.errors import BudgetError, FieldError, cleaned, require_count, require_delta, require_rounds
 from fedveil.layout import Buffers
+from fedveil.mechanisms import source_of
 from fedveil.methods import Broadcast, Releases
 
 FOLDER = "fedveil"
@@ -129,7 +131,7 @@ class ServerController(Controller):  # type: ignore[misc]
     @property
     def guarantee(self) -> Guarantee:
         """What the rounds so far promise together; under local trust to a site that took part in all of them."""
-        return self._account.guarantee
+        return self._serving.guarantee
 
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
@@ -138,27 +140,24 @@ class ServerController(Controller):  # type: ignore[misc]
         self.log_warning(fl_ctx, f"FedVeil: a late result of {client.name} is dropped")
 
     def _run(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        engine, seed, source = fl_ctx.get_engine(), seed_of(self.seed), source_of(self.seed)
+        engine, source = fl_ctx.get_engine(), source_of(self.seed)
+        seed = secrets.randbits(62) if self.seed is None else self.seed
         sites = sorted(self.sites or [client.name for client in engine.get_clients()])
         everybody, size = range(len(sites)), self.clients_per_round or len(sites)
         if size > len(sites):
             raise FieldError("clients_per_round", size, f"there are only {len(sites)} sites")
         layout, self.models = model_of_name(self.model, self.model_options, self.buffers, seed)
         out = Path(engine.get_workspace().get_run_dir(fl_ctx.get_job_id())) / FOLDER
-        folder, ledger = self.folder(out), Ledger("nvflare", SERVER)
-        store: LineStore = forget
+        folder = self.folder(out)
+        server = served(self._method, layout, self.rounds, source, self._budget, folder, "nvflare")
         if folder is not None:
-            ledger, store = folder.open(self._method, layout, self.rounds, source, "nvflare")
             folder.run = fl_ctx.get_job_id()
-        server = ServerParty(self._method, layout, ledger, source, budget=self._budget, store=store)
-        self._account = Account(server, self.rounds, self.delta)
-        serving = Serving(server, self._account, folder, self.min_clients, self.logger)
+        serving = self._serving = Serving(server, self.rounds, self.delta, folder, self.min_clients, self.logger)
         self.history = serving.history
         try:
             for number in range(1, self.rounds + 1):
-                broadcast = server.open(self.models, number, self.rounds, size)
+                broadcast = serving.open(self.models, number, size)
                 cohort = draw_cohort(seed, number, everybody, size)
-                self._account.opened(broadcast)
                 self._ask(write_broadcast(broadcast, layout, sites), [sites[p] for p in cohort], abort_signal, fl_ctx)
                 if abort_signal.triggered:
                     self.stopped = "the job was aborted"

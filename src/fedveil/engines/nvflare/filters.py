@@ -21,12 +21,13 @@ from nvflare.apis.shareable import Shareable, make_reply
 from fedveil.engines.client import ClientParty
 from fedveil.engines.lifetime import read_policy
 from fedveil.engines.node import Settings, disagreement, opened, settle
-from fedveil.engines.nvflare.building import method_of, model_of_name, source_of
+from fedveil.engines.nvflare.building import method_of, model_of_name
 from fedveil.engines.nvflare.memory import RunMemory, marker_of
 from fedveil.engines.nvflare.quiet import require_quiet
 from fedveil.engines.nvflare.shareables import read_broadcast, read_trained, write_reply
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.layout import Buffers, Layout
+from fedveil.mechanisms import source_of
 from fedveil.methods import Broadcast, ClientFacts, Refusal, Releases
 
 TRAIN = "train"
@@ -149,19 +150,19 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         policy = read_policy(self.policy)
         if policy is not None and policy.deadline is not None:
             raise FieldError("deadline", policy.deadline, "is the executor's under FLARE: set its result_wait_timeout")
-        return settle(
-            partition,
-            self._method,
-            source_of(self.seed),
-            caps={name: value for name, value in caps.items() if value is not None},
+        given = Settings(
+            partition=partition,
+            method=self._method,
+            source=source_of(self.seed),
             policy=policy,
             ledger=self.ledger,
             head=self.head,
             dataset=self.dataset or site,
             rounds=self.rounds,
-            where="PrivacyFilter(ledger=FOLDER, head=ANOTHER), after "
-            'fedveil.nvflare.begin_ledger(FOLDER, "SITE", by=..., head=ANOTHER) once',
         )
+        where = 'fedveil.nvflare.begin_ledger(FOLDER, "SITE", by=..., head=ANOTHER) once'
+        where = f"PrivacyFilter(ledger=FOLDER, head=ANOTHER), after {where}"
+        return settle(given, {name: value for name, value in caps.items() if value is not None}, where)
 
 
 class ReleaseFilter(Filter):  # type: ignore[misc]

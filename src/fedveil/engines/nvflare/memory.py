@@ -6,11 +6,12 @@ from typing import Any
 from nvflare.apis.fl_context import FLContext
 
 from fedveil.accounting import Ledger
+from fedveil.engines.node import Memory
 from fedveil.errors import FieldError
 from fedveil.methods import Releases
 
 
-class RunMemory:
+class RunMemory(Memory):
     """One site's memory of one job; FLARE keeps one process a job, and its filters, to the job's end.
 
     Parameters
@@ -29,42 +30,29 @@ class RunMemory:
             accepted = "the job's process was replaced, its ledger is lost: give PrivacyFilter a ledger folder, or the"
             raise FieldError("run", marker.name, f"{accepted} simulator a thread for each client")
         self._marker = marker
-        self._lines: list[str] = []
+        self.lines = []
         self._partition: int | None = None
         self._state: Any = None
         self._kept: tuple[int, Releases] = (0, ())
-
-    @property
-    def last(self) -> str:
-        """The last ledger line kept, or an empty one."""
-        return (self._lines or [""])[-1]
 
     def ledger(self, run: str, partition: int) -> Ledger:
         """The ledger of this run alone; a site keeps its partition."""
         if self._partition not in (None, partition):
             raise FieldError("partition", partition, f"this site was partition {self._partition} before")
         self._partition = partition
-        return Ledger.parse(run, str(partition), self._lines)
+        return super().ledger(run, partition)
 
     def store(self, line: str) -> None:
-        """Keep a ledger line."""
         self._marker.touch()
-        self._lines.append(line)
-
-    def store_last(self, line: str) -> None:
-        """Keep the last line of a ledger that lies elsewhere."""
-        self._lines = [line]
+        super().store(line)
 
     def load(self, fresh: Any) -> Any:
-        """The method's state, or `fresh`."""
         return fresh if self._state is None else self._state
 
     def kept(self) -> tuple[int, Releases]:
-        """What left last, and in which round."""
         return self._kept
 
-    def save(self, state: Any, kept: tuple[int, Releases]) -> None:
-        """Keep the method's state, and what left."""
+    def save(self, state: Any, kept: tuple[int, Releases] = (0, ())) -> None:
         self._state, self._kept = state, kept
 
 
