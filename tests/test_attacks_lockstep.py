@@ -69,9 +69,9 @@ def test_in_lockstep_every_federation_has_the_bits_that_it_has_alone(learner):
         assert single.server.ledger.entries == together[i].server.ledger.entries
         for partition in range(3):
             assert single.party(partition).ledger.entries == together[i].party(partition).ledger.entries
-        assert [r.metrics for r in history.rounds] == [p[i].record.metrics for p in records]
-        assert [r.published for r in history.rounds] == [p[i].record.published for p in records]
-    assert all(p[0].record.published for p in records)
+        assert [r.metrics for r in history.rounds] == [p[i].metrics for p in records]
+        assert [r.published for r in history.rounds] == [p[i].published for p in records]
+    assert all(p[0].published for p in records)
 
 
 def test_their_clients_are_trained_in_one_call_a_round(learner, monkeypatch):

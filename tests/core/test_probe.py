@@ -76,7 +76,7 @@ def test_in_lockstep_each_federation_has_its_own_probes():
     one.learner.learn_together = lambda tasks: [one.learner.learn(*vars(t).values()) for t in tasks]
     played = next(iter(Lockstep([one, two]).rounds(1)))
     assert [s.federation for s in probe.seen + other.seen] == [one, two]
-    assert played[0].record.figures != played[1].record.figures
+    assert played[0].figures != played[1].figures
 
 
 def test_figures_that_a_probe_does_not_name_or_that_come_twice_are_refused():

@@ -190,13 +190,13 @@ def test_a_resumed_run_ends_in_the_same_bits_and_pays_once():
 def test_asked_again_for_a_round_a_client_sends_the_same_or_pays_again_until_its_cap():
     rule = EarlyStopping(validation=Validation(releases=2))
     secure = made("sga-ldp", rule, source=SecureSource()).validators._party(0)
-    sent = [secure.send(1.0, 1, rule.validation, "local") for _ in range(2)]
+    sent = [secure.send(1.0, 1) for _ in range(2)]
     assert sent[0] != sent[1]
     assert len(secure.ledger.entries) == 2
     with pytest.raises(BudgetError):
-        secure.send(1.0, 1, rule.validation, "local")
+        secure.send(1.0, 1)
     party = made("sga-ldp", rule).validators._party(0)
-    assert len({party.send(1.0, 1, rule.validation, "local") for _ in range(5)}) == 1
+    assert len({party.send(1.0, 1) for _ in range(5)}) == 1
     assert len(party.ledger.entries) == 1
 
 

@@ -20,8 +20,7 @@ CENTRAL = [name for name, m in METHODS.items() if m.client.trust == "central"]
 
 
 def ledgers(federation):
-    parties = {"server": federation.server, **federation._parties}
-    return {name: party.ledger.entries for name, party in parties.items() if party.ledger.entries}
+    return {name: book.entries for name, book in federation.books().items() if book.entries}
 
 
 @pytest.mark.parametrize("name", METHODS)

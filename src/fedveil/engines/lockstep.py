@@ -5,20 +5,10 @@ Every federation keeps its own parties, ledgers, noise and seeds, and ends in th
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
-from fedveil.engines.history import Asked, Collected, RoundRecord
+from fedveil.engines.history import RoundRecord
 from fedveil.engines.local import Federation
 from fedveil.errors import BudgetError, FieldError, NoReplyError, require_rounds
-
-
-@dataclass(frozen=True, eq=False)
-class Played:
-    """One federation's round: as it was opened, what the server received, how it ended."""
-
-    asked: Asked
-    collected: Collected
-    record: RoundRecord
 
 
 class Lockstep:
@@ -47,7 +37,7 @@ class Lockstep:
         self.federations = list(federations)
         self.stopped: dict[int, str] = {}
 
-    def rounds(self, rounds: int) -> Iterator[dict[int, Played]]:
+    def rounds(self, rounds: int) -> Iterator[dict[int, RoundRecord]]:
         """Do one round of every federation after another, up to `rounds` in all; yields those that finished it."""
         rounds = require_rounds("rounds", rounds)
         learner = self.federations[0].learner
@@ -58,12 +48,12 @@ class Lockstep:
                 return
             asked = [self.federations[i].ask(rounds) for i in going]
             learned = learner.learn_together([a.task for a in asked])
-            played: dict[int, Played] = {}
+            played: dict[int, RoundRecord] = {}
             for i, opened, outcomes in zip(going, asked, learned, strict=True):
                 federation = self.federations[i]
                 collected = federation.collect(opened, outcomes)
                 try:
-                    played[i] = Played(opened, collected, federation.close(opened, collected))
+                    played[i] = federation.close(opened, collected)
                 except (BudgetError, NoReplyError) as error:
                     self.stopped[i] = str(error)
             yield played

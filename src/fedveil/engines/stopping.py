@@ -88,37 +88,43 @@ class Validator(Party):
         Of the run: a policy allows it or not.
     policy : Policy, optional
         What the client's owner allows.
-    cap : int, optional
-        Releases of one run, at most.
+    validation : Validation
+        How losses leave.
     ledger, source, budget, store
         See `Party`.
+
+    Attributes
+    ----------
+    cap : int, optional
+        Releases of one run, at most, where the client pays for them.
     """
 
     def __init__(
         self,
         method: Method,
         policy: accounting.Policy | None,
-        cap: int | None,
+        validation: Validation,
         ledger: accounting.Ledger,
         source: Source,
         budget: accounting.SpendFilter | None,
         store: LineStore,
     ) -> None:
         super().__init__(ledger, source, budget, store)
-        self._method, self._policy, self._cap = method, policy, cap
+        self._method, self._policy, self._validation = method, policy, validation
+        self._trust = method.client.trust
+        self.cap = cap_of(validation, self._trust)
 
-    def declines(self, round_: int, validation: Validation) -> str:
+    def declines(self, round_: int) -> str:
         """Why the client sends no loss in this round, before its data are touched; "" if it does.
 
         Under central trust, where the server pays for the noise, a policy and a budget count participations.
         """
-        trust = self._method.client.trust
-        spend = validation.quote(trust)
+        spend, public = self._validation.quote(self._trust), self._validation.losses == "public"
         if self.ledger.find((round_, VALIDATE)) is not None:
             return ""
-        if self._policy is not None and validation.losses == "public":
+        if self._policy is not None and public:
             return 'a policy allows no loss in the clear: set losses to "noised"'
-        if trust != "central" or validation.losses == "public":
+        if self._trust != "central" or public:
             return self._refusal(spend)  # what leaves is charged when it does
         if self._policy is None and self.budget is None:
             return ""
@@ -127,7 +133,7 @@ class Validator(Party):
         self._commit(accounting.Entry((round_, VALIDATE), 0, accounting.digest(()), spend, "none"))
         return ""
 
-    def send(self, loss: float, round_: int, validation: Validation, trust: accounting.Trust) -> float:
+    def send(self, loss: float, round_: int) -> float:
         """Release a loss after a round: the same number again if that round was validated before, or it costs again.
 
         Raises
@@ -138,7 +144,7 @@ class Validator(Party):
         result: list[Releases] = []
 
         def make(source: Source) -> tuple[Releases, accounting.Spend]:
-            releases, spend = validation.release(loss, trust, source)
+            releases, spend = self._validation.release(loss, self._trust, source)
             result[:] = [releases]
             return releases, spend
 
@@ -150,15 +156,26 @@ class Validator(Party):
         return sum(e.key[1] == VALIDATE and e.key[0] < before for e in self.ledger.entries)
 
     def _charge(self, spend: accounting.Spend) -> bool:
-        used_up = self._cap is not None and len(self.ledger.entries) >= self._cap
+        used_up = self.cap is not None and len(self.ledger.entries) >= self.cap
         return not used_up and not self._refusal(spend) and super()._charge(spend)
 
     def _refusal(self, spend: accounting.Spend) -> str:
         if self._policy is None:
             return ""
         past = [e.spend for e in self.ledger.all_entries]
-        trust = self._method.client.trust
-        return self._policy.refusal(self._method.name, trust, self._source.deployable, spend, past) or ""
+        return self._policy.refusal(self._method.name, self._trust, self._source.deployable, spend, past) or ""
+
+
+def cap_of(validation: Validation, trust: accounting.Trust) -> int | None:
+    """Releases that one validation client makes in a run at most, where it pays for them."""
+    return validation.releases if validation.losses == "noised" and trust != "central" else None
+
+
+def drawn(rule: EarlyStopping, seed: int, round_: int, everybody: Sequence[int]) -> list[int]:
+    """Validation clients that are asked after a round, of so many; nobody where it is not validated."""
+    if round_ % rule.every or not everybody:
+        return []
+    return draw_cohort(seed, -round_, everybody, min(rule.sample or len(everybody), len(everybody)))
 
 
 def worst_of(guarantees: Iterable[accounting.Guarantee]) -> accounting.Guarantee | None:
@@ -225,9 +242,7 @@ class Validators:
 
         def make(partition: int) -> Validator:
             ledger, store = ledgers(f"{VALIDATORS}{partition}")
-            capped = rule.validation.losses == "noised" and self._trust != "central"
-            cap = rule.validation.releases if capped else None
-            return Validator(server.method, policy, cap, ledger, source, budgets(partition), store)
+            return Validator(server.method, policy, rule.validation, ledger, source, budgets(partition), store)
 
         self._party = cache(make)
 
@@ -265,19 +280,15 @@ class Validators:
 
         Public facts alone decide. Nobody in a round that is not validated.
         """
-        if round_ % self.rule.every:
-            return []
-        everybody: list[int] = list(range(len(self.clients)))
-        if self.rule.validation.losses == "noised" and self._trust != "central":
-            cap = self.rule.validation.releases
-            everybody = [p for p in everybody if self._party(p).spent(round_) < cap]
-        size = min(self.rule.sample or len(everybody), len(everybody))
-        drawn = draw_cohort(self._seed, -round_, everybody, size) if size else []
-        reasons = {p: self._party(p).declines(round_, self.rule.validation) for p in drawn}
+        left, cap = list(range(len(self.clients))), cap_of(self.rule.validation, self._trust)
+        if cap is not None:
+            left = [p for p in left if self._party(p).spent(round_) < cap]
+        asked = drawn(self.rule, self._seed, round_, left)
+        reasons = {p: self._party(p).declines(round_) for p in asked}
         for p, reason in reasons.items():
             if reason:
                 self._say(f"validation client {p} sends no loss: {reason}")
-        return [p for p in drawn if not reasons[p]]
+        return [p for p in asked if not reasons[p]]
 
     def _released(self, asked: Sequence[int], losses: Tensor, round_: int) -> float | None:
         public = self.rule.validation.losses == "public"
@@ -286,7 +297,7 @@ class Validators:
         sent = []
         for p, loss in zip(asked, losses.tolist(), strict=True):
             with suppress(BudgetError):  # public costs alone decide, so that silence tells nothing
-                sent.append(self._party(p).send(loss, round_, self.rule.validation, self._trust))
+                sent.append(self._party(p).send(loss, round_))
         return sum(sent) / len(sent) if sent else None
 
     def _losses(self, clients: Sequence[ClientData], models: Tensor) -> Tensor:

@@ -56,9 +56,9 @@ def run_together(
         lockstep = Lockstep(federations)
         rows: list[list[Row]] = [[] for _ in configs]
         for played in lockstep.rounds(configs[0].rounds):
-            for i, one in played.items():
+            for i, record in played.items():
                 its = federations[i]
-                rows[i].append(row_of(one.record, its.method, its.layout, its.client_sides))
+                rows[i].append(row_of(record, its.method, its.layout, its.client_sides))
             for first in list(played)[:1]:
                 advance(rows[first][-1])
         seconds = (perf_counter() - began) / len(configs)

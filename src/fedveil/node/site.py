@@ -117,19 +117,19 @@ class Binding:
 def check_site(folder: str | Path) -> list[Binding]:
     """Look at everything that the policy's force depends on and that can be seen from here; nothing is written."""
     site = Path(folder).resolve()
-    found = []
     try:
         node = NodePolicy.read(site / POLICY)
     except FedVeilError as error:
         return [Binding("policy", "no", str(error))]
-    found.append(Binding("policy", "yes", str(node.path)))
-    found += _of_files(node)
     late = node.clock()
-    found.append(Binding("clock", "no" if late else "yes", late or "no file of the node is newer than now"))
-    found += _of_commands(site)
-    found += _of_costs(node.costs)
-    found += _of_code(node.admission, node.costs)
-    return found
+    return [
+        Binding("policy", "yes", str(node.path)),
+        *_of_files(node),
+        Binding("clock", "no" if late else "yes", late or "no file of the node is newer than now"),
+        *_of_commands(site),
+        *_of_costs(node.costs),
+        *_of_code(node.admission, node.costs),
+    ]
 
 
 def _of_files(node: NodePolicy) -> Iterator[Binding]:

@@ -13,7 +13,6 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedveil.engines.assembly import AnyMethod, require_success
-from fedveil.engines.client import ClientParty
 from fedveil.engines.flower.grid import InProcessGrid, run_in_process
 from fedveil.engines.flower.mod import privacy_mod, training_source
 from fedveil.engines.flower.records import FACTS, Memory, read_broadcast, to_arrays, write_facts, write_trained
@@ -215,7 +214,7 @@ class FlowerFederation(Federation):
             self.models, self.round = strategy.models, log.number
             self._collect()
             noisy = (*log.used, *log.invalid) if self.method.client.trust != "central" else ()
-            scales = {p: self._parties[p].ledger.entries[-1].spend.scale for p in noisy}
+            scales = {p: self._ledgers(str(p))[0].entries[-1].spend.scale for p in noisy}
             single, pooled = self.evaluate()
             seconds = perf_counter() - began
             record, opened = RoundRecord(log, pooled, single, scales, seconds, zeroed=zeroed), strategy.broadcast
@@ -253,11 +252,8 @@ class FlowerFederation(Federation):
             raise BudgetError(strategy.stopped)
 
     def _collect(self) -> None:
-        """Bring the parties up to date with what the nodes remember."""
+        """Take over what the nodes remember."""
         for partition, context in self.grid().contexts.items():
             self.clients[partition] = with_buffers(self.clients[partition], context)
-            ledger, _ = self._ledgers(str(partition))
-            if ledger.entries:
-                state = Memory(context).load(self.method.client.init())
-                own, site = self.method_of(partition), self.sites.site(partition)
-                self._parties[partition] = ClientParty(own, self.layout, ledger, self.source, state=state, site=site)
+            if self._ledgers(str(partition))[0].entries:
+                self._client_states[partition] = Memory(context).load(self.method.client.init())

@@ -173,10 +173,9 @@ def privacy_mod(
             call = partial(_within, None if settings.policy is None else settings.policy.deadline, call_next)
             return validated(message, context, call, settled, layout, validation, run or str(context.run_id), ledgers)
         if records.HELLO in message.content:
-            public = None if settings.site is None else settings.site.key.public
-            return Message(
-                RecordDict({REPLY: records.write_mark(settings.partition, side, site=public)}), reply_to=message
-            )
+            own: dict[str, Any] = {} if settings.site is None else {"site": settings.site.key.public.hex()}
+            mark = records.write_mark(settings.partition, side, **own)
+            return Message(RecordDict({REPLY: mark}), reply_to=message)
         # training code that answers in the request's record would hand them on as its own
         for name in (records.FACTS, REPLY, records.SUM, records.SHARE):
             if name in message.content:
@@ -209,8 +208,8 @@ def privacy_mod(
                     released = party.release(found, facts)
                     if side.trust != "central":
                         log = partial(_LOG.warning, f"client {settings.partition}: %s")
-                        own = kept.setdefault(settings.partition, warnings or Warnings(settings.method, layout, log))
-                        own.on_node(facts, found, party.ledger.entries[-1].spend.scale)
+                        said = kept.setdefault(settings.partition, warnings or Warnings(settings.method, layout, log))
+                        said.on_node(facts, found, party.ledger.entries[-1].spend.scale)
             if party.failure is not None:
                 tell(settings.partition, broadcast.public.round, party.failure)
             memory.save(party.state, party.kept)

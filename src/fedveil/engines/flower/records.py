@@ -26,7 +26,6 @@ from fedveil.errors import FieldError, nearest
 from fedveil.layout import Layout
 from fedveil.learning.local import Trained
 from fedveil.methods import Broadcast, ClientFacts, ClientSide, NoisySteps, Releases
-from fedveil.secure import PublicKey, public_key
 
 ARRAYS, CONFIG = "arrays", "config"
 FACTS, HELLO = "fedveil.facts", "fedveil.hello"
@@ -192,35 +191,18 @@ def write_reply(releases: Releases, layout: Layout, partition: int, client: Clie
     return content
 
 
-def write_mark(
-    partition: int, client: ClientSide, counted: bool = False, site: PublicKey | None = None
-) -> ConfigRecord:
-    """What says that the mod ran, for whom, and how; in answer to a greeting, with a site's public key."""
-    own = {} if site is None else {"site": site.hex()}
+def write_mark(partition: int, client: ClientSide, counted: bool = False, **own: Any) -> ConfigRecord:
+    """What says that the mod ran, for whom, and how.
+
+    In answer to a greeting also a site's public key, ``site``, or that the node only ``validates``.
+    """
     return ConfigRecord({"partition-id": partition, **messages.mark_of(client, counted), **own})
 
 
-def read_site(content: RecordDict) -> PublicKey:
-    """The public key of a site that answered a greeting.
-
-    Raises
-    ------
-    FieldError
-        If there is none.
-    """
+def mark_in(content: RecordDict) -> Mapping[str, Any]:
+    """The mark of a reply, empty where it has none."""
     mark = content.get(messages.REPLY)
-    return public_key(str(mark.get("site")) if isinstance(mark, ConfigRecord) else "", "site")
-
-
-def write_validator_mark(partition: int, client: ClientSide) -> ConfigRecord:
-    """The mark of a node that only validates."""
-    return ConfigRecord({**write_mark(partition, client), "validates": True})
-
-
-def validates_only(content: RecordDict) -> bool:
-    """Whether a marked reply is that of a node that only validates."""
-    mark = content.get(messages.REPLY)
-    return isinstance(mark, ConfigRecord) and mark.get("validates") is True
+    return mark if isinstance(mark, ConfigRecord) else {}
 
 
 def read_mark(content: RecordDict, client: ClientSide) -> tuple[int, bool]:
@@ -231,8 +213,8 @@ def read_mark(content: RecordDict, client: ClientSide) -> tuple[int, bool]:
     UnprotectedError
         If the mod did not run, or ran with another method than the server's.
     """
-    mark = content.get(messages.REPLY)
-    if not isinstance(mark, ConfigRecord) or FACTS in content:
+    mark = mark_in(content)
+    if not mark or FACTS in content:
         what = f"{FACTS!r} is still in it" if FACTS in content else f"it lacks {messages.REPLY!r}"
         raise messages.UnprotectedError(
             f"a reply was not protected ({what}): put fedveil.flower.privacy_mod first in its mods"

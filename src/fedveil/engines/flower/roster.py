@@ -7,11 +7,11 @@ from logging import getLogger
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fedveil.engines.flower.records import HELLO, read_mark, read_site, validates_only
+from fedveil.engines.flower.records import HELLO, mark_in, read_mark
 from fedveil.engines.messages import UnprotectedError
 from fedveil.errors import FedVeilError, cleaned, require_count, require_positive
 from fedveil.methods import ClientSide
-from fedveil.secure import PublicKey
+from fedveil.secure import PublicKey, public_key
 
 _LOG = getLogger("flwr")
 PAUSE = 1.0  # seconds between two looks at who is connected
@@ -111,7 +111,8 @@ class Roster:
         if reply.has_error():
             raise FedVeilError(str(reply.error.reason))
         partition, node = read_mark(reply.content, self._client)[0], reply.metadata.src_node_id
-        validates = validates_only(reply.content)
+        mark = mark_in(reply.content)
+        validates = mark.get("validates") is True
         held = self.validating if validates else self.nodes
         if held.get(partition, node) != node:
             raise FedVeilError(f"two nodes speak for partition {partition}: give each its own partition-id")
@@ -119,7 +120,7 @@ class Roster:
         if not validates and (self._planned is not None or self.partitions) and partition not in planned:
             raise FedVeilError(f"a node speaks for partition {partition}, which is not planned")
         if self._client.trust == "secure sum" and not validates:
-            key = read_site(reply.content)
+            key = public_key(str(mark.get("site")), "site")
             if any(key == other for p, other in self.sites.items() if p != partition):
                 raise FedVeilError(f"partition {partition} has the key of another site: give each a key of its own")
             self.sites[partition] = key

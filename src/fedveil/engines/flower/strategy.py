@@ -6,20 +6,21 @@ from logging import getLogger
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
 from fedveil.accounting import Guarantee, SpendFilter
-from fedveil.engines.assembly import AnyMethod, draw_cohort, resolve_method
+from fedveil.engines.assembly import AnyMethod, draw_cohort, resolve_method, several
 from fedveil.engines.flower import records
+from fedveil.engines.flower.asking import Asking
 from fedveil.engines.flower.roster import Roster
-from fedveil.engines.flower.validation import LOSS
+from fedveil.engines.flower.validation import LOSS, validation_loss
 from fedveil.engines.history import Best
 from fedveil.engines.party import Round, ServerParty
 from fedveil.engines.serving import RunKeeper, Serving, mean_metrics, served
-from fedveil.engines.stopping import EarlyStopping
+from fedveil.engines.stopping import EarlyStopping, drawn
 from fedveil.engines.warning import Warnings
 from fedveil.errors import (
     BudgetError,
@@ -33,17 +34,11 @@ from fedveil.errors import (
     require_rounds,
 )
 from fedveil.layout import Layout
-from fedveil.mechanisms import keyed_seed, source_of
-from fedveil.methods import Broadcast, PublicFacts, Releases, SecureSum, check_figures
+from fedveil.mechanisms import source_of
+from fedveil.methods import Broadcast, Releases, SecureSum, check_figures
 
 _LOG = getLogger("flwr")
-NODE_UNAVAILABLE = 5  # Flower's code
-LOST = (3, 4, NODE_UNAVAILABLE, 8)  # Flower's codes of a message, a reply, a node or a process that is gone
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
-
-
-class _StoppedError(FedVeilError):
-    """The validation losses ended the run."""
 
 
 class FedVeilStrategy(Strategy):
@@ -169,13 +164,12 @@ class FedVeilStrategy(Strategy):
             self.method.noisy.require_sites(sites, "clients_per_round" if clients_per_round else "clients")
         if isinstance(self.method.server, SecureSum) and self.method.server.lr is None:
             raise FieldError("lr", None, 'is needed: the step is the server\'s; build("record", sum="secure", lr=0.5)')
-        self._ask_again: Callable[[list[int], int], Iterable[Message]] | None = None
+        self._grid: Grid | None = None
+        self._config = ConfigRecord()
+        self._asking = Asking(self.method, self.layout)
         # sites of secure sums that are asked no more: the others pay for each question
         self._declined: dict[int, str] = {}
-        self._lost: set[int] = set()  # partitions without a reply of their own, which may be back
-        self._asked: dict[int, int] = {}  # partition of each node that was asked in this round
-        self._sent: list[Message] = []  # Flower gives them their ids when it sends them
-        self._result = Result()
+        self._result = Result()  # Flower's own is lost where a budget ends the run
         self._absent: dict[int, str] = {}
         self.models = torch.zeros(0, self.layout.size) if initial is None else initial
         self.broadcast: Broadcast | None = None
@@ -228,53 +222,37 @@ class FedVeilStrategy(Strategy):
         self._timeout = timeout
         if self._folder is not None:
             self._folder.run = str(grid.run.run_id)
-        left = self.rounds - self.done
-        try:
-            kept = self._kept(evaluate_fn)
-            result = super().start(grid, initial_arrays, left, timeout, train_config, evaluate_config, kept)
-        except _StoppedError as error:
-            self.stopped = str(error)
-            result = self._result
-        except (BudgetError, NoReplyError) as error:
-            self.stopped = str(error)
-            if not self.history:
-                raise
-            self._end()
-            if isinstance(error, NoReplyError):
-                raise
-            self._result.arrays = records.to_arrays(self.layout, self.models[0])
-            return self._result
-        self._end()
-        if self.best.models is not None:
-            result.arrays = records.to_arrays(self.layout, self.best.models[0])
-        return result
 
-    def _kept(self, evaluate_fn: Evaluate | None) -> Evaluate | None:
-        """The same function, whose figures are kept for the result of a run that a budget ends."""
-        if evaluate_fn is None:
-            return None
-
-        def call(number: int, arrays: ArrayRecord) -> MetricRecord | None:
-            found = evaluate_fn(number, arrays)
+        def measured(number: int, arrays: ArrayRecord) -> MetricRecord | None:
+            found = None if evaluate_fn is None else evaluate_fn(number, arrays)
             if found is not None:
                 self._result.evaluate_metrics_serverapp[number] = found
             return found
 
-        return call
-
-    def _end(self) -> None:
-        """Tell what the run came to."""
-        self._serving.end(self.models, self.stopped, len(self._roster.partitions), self.done)
+        left, kept, failure = self.rounds - self.done, evaluate_fn and measured, None
+        try:
+            super().start(grid, initial_arrays, left, timeout, train_config, evaluate_config, kept)
+        except (BudgetError, NoReplyError) as error:
+            self.stopped, failure = str(error), error
+        if self.history or failure is None:
+            self._serving.end(self.models, self.stopped, len(self._roster.partitions), self.done)
+        if failure is not None and (isinstance(failure, NoReplyError) or not self.history):
+            raise failure
+        if self.history:
+            models = self.models if self.best.models is None else self.best.models
+            self._result.arrays = records.to_arrays(self.layout, models[0])
+        return self._result
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Greet new nodes, draw the cohort, broadcast."""
         if self._stopping is not None and (why := self._stopping.ends(self.best)):
-            raise _StoppedError(why)
+            raise BudgetError(why)
         if self.broadcast is None and self._initial is None:
             start, k = records.from_arrays(self.layout, arrays), self.method.server.hypotheses
-            self.models = _several(start, self.layout, k, self._seed)
+            self.models = several(start, self.layout, k, self._seed)
+        self._grid, self._config = grid, config
         self._roster.meet(grid, self._timeout, self.method.least_sites)
         number, everybody = self.done + server_round, self._roster.partitions
         size = self._size or len(everybody)
@@ -282,40 +260,37 @@ class FedVeilStrategy(Strategy):
             raise FieldError("clients_per_round", size, f"there are only {len(everybody)} clients")
         cohort = draw_cohort(self._seed, number, everybody, size)
         self._absent = {p: "is not connected" for p in cohort if p not in self._roster.nodes}
+        return self._ask([p for p in cohort if p not in self._declined], number, size)
 
-        def ask(partitions: list[int], attempt: int) -> list[Message]:
-            if len(partitions) < self.method.least_sites:
-                few = f"{len(partitions)} sites are connected, and a sum is of {self.method.least_sites} at least"
-                raise NoReplyError(f"round {number}: {few}")
-            roster = [self._roster.sites[p] for p in partitions] if self._secure else ()
-            self.broadcast = self._serving.open(self.models, number, size, roster, attempt)
-            self._asked = {self._roster.nodes[p]: p for p in partitions}
-            return self._messages(self.broadcast, config, MessageType.TRAIN)
-
-        def again(partitions: list[int], attempt: int) -> Iterable[Message]:
-            self._roster.meet(grid, self._timeout, self.method.least_sites)
-            there = [p for p in partitions if p in self._roster.nodes]
-            return grid.send_and_receive(ask(there, attempt), timeout=self._timeout)
-
-        self._ask_again = again
-        return ask([p for p in cohort if p in self._roster.nodes and p not in self._declined], 0)
+    def _ask(self, partitions: Iterable[int], number: int, size: int, attempt: int = 0) -> list[Message]:
+        """Open a round for those of the partitions that are connected."""
+        nodes = {p: self._roster.nodes[p] for p in partitions if p in self._roster.nodes}
+        if len(nodes) < self.method.least_sites:
+            few = f"{len(nodes)} sites are connected, and a sum is of {self.method.least_sites} at least"
+            raise NoReplyError(f"round {number}: {few}")
+        roster = [self._roster.sites[p] for p in nodes] if self._secure else ()
+        self.broadcast = self._serving.open(self.models, number, size, roster, attempt)
+        return self._asking.messages(self.broadcast, nodes, self._config, MessageType.TRAIN)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Combine the protected replies, whatever their order."""
-        if self.broadcast is None:
+        if self.broadcast is None or self._grid is None:
             raise FedVeilError("aggregate_train was called before configure_train")
-        released, failed, refused = self._sort(replies)
+        asking, public, least = self._asking, self.broadcast.public, self.method.least_sites
+        released, failed, refused = asking.sorted(replies)
         for attempt in range(1, self._attempts if self._secure else 1):
-            if len(released) == len(self._asked) or self._ask_again is None:
+            if len(released) == len(asking.asked):
                 break
             # a sum is of all who are asked: those who answered are asked anew, alone if they are enough
-            left = sorted(released) if len(released) >= self.method.least_sites else sorted({*released, *self._lost})
-            if len(left) < self.method.least_sites:
+            left = sorted(released) if len(released) >= least else sorted({*released, *asking.lost})
+            if len(left) < least:
                 break
-            _LOG.warning("FedVeil: %d of %d sites answered; asking %s anew", len(released), len(self._asked), left)
-            released, more, none = self._sort(self._ask_again(left, attempt))
+            _LOG.warning("FedVeil: %d of %d sites answered; asking %s anew", len(released), len(asking.asked), left)
+            self._roster.meet(self._grid, self._timeout, least)
+            messages = self._ask(left, public.round, public.cohort, attempt)
+            released, more, none = asking.sorted(self._grid.send_and_receive(messages, timeout=self._timeout))
             failed = {p: why for p, why in {**failed, **more}.items() if p not in released}
             refused |= none
         if self._secure:
@@ -334,33 +309,28 @@ class FedVeilStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Ask everybody who is connected, nobody under local trust; with early stopping those who validate."""
-        self._asked, self._sent = {}, []
-        if self._stopping is not None and self.broadcast is not None:
-            return self._ask_validators(self._stopping, self.broadcast.public, config)
-        if not self.evaluate or self.method.client.trust != "central" or self.broadcast is None:
-            return []
-        self._asked = {node: partition for partition, node in sorted(self._roster.nodes.items())}
-        broadcast = Broadcast(models=self.models, public=self.broadcast.public)
-        return self._messages(broadcast, config, MessageType.EVALUATE)
-
-    def _messages(self, broadcast: Broadcast, config: ConfigRecord, kind: str) -> list[Message]:
-        """A broadcast to everybody who is asked."""
-        content = records.write_broadcast(broadcast, self.layout, config)
-        self._sent = [Message(content, node, kind) for node in self._asked]
-        return self._sent
+        assert self.broadcast is not None  # a round was combined
+        public, rule, nodes = self.broadcast.public, self._stopping, dict[int, int]()
+        if rule is not None:
+            held = self._roster.validating
+            nodes = {p: held[p] for p in drawn(rule, self._seed, public.round, sorted(held))}
+        elif self.evaluate and self.method.client.trust == "central":
+            nodes = dict(sorted(self._roster.nodes.items()))
+        broadcast = Broadcast(models=self.models, public=public)
+        return self._asking.messages(broadcast, nodes, config, MessageType.EVALUATE)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Mean of the clients' metrics, weighted by their counts; None under local trust."""
-        if not self._asked:
+        if not self._asking.asked:
             return None
-        released, failed, refused = self._sort(replies)
+        released, failed, refused = self._asking.sorted(replies)
         for partition, found in list(released.items()):
             try:
                 check_figures(found)
             except ReplyError as error:
                 failed[partition] = cleaned(error)
                 del released[partition]
-        if self._stopping is not None and self.broadcast is not None:
+        if self._stopping is not None:
             return self._validated(self._stopping, released, failed | refused, server_round)
         if not released:
             few = cleaned("; ".join(dict.fromkeys(failed.values())))
@@ -372,26 +342,14 @@ class FedVeilStrategy(Strategy):
         self._result.evaluate_metrics_clientapp[server_round] = MetricRecord(dict(mean_metrics(released)))
         return self._result.evaluate_metrics_clientapp[server_round]
 
-    def _ask_validators(self, rule: EarlyStopping, public: PublicFacts, config: ConfigRecord) -> Iterable[Message]:
-        held = self._roster.validating
-        if public.round % rule.every or not held:
-            return []
-        drawn = draw_cohort(self._seed, -public.round, sorted(held), min(rule.sample or len(held), len(held)))
-        self._asked = {held[p]: p for p in drawn}
-        return self._messages(Broadcast(models=self.models, public=public), config, MessageType.EVALUATE)
-
     def _validated(
         self, rule: EarlyStopping, released: dict[int, Releases], failed: dict[int, str], server_round: int
     ) -> MetricRecord | None:
-        """The validation loss of a round as released: the mean of what left the nodes, or the server's own release."""
+        """Note the validation loss of a round."""
         for partition, reason in failed.items():
             _LOG.info("validation client %s sends no loss: %s", partition, reason)
-        metrics = [r for found in released.values() for r in found if r.kind == "metric" and r.name == LOSS]
-        value, number = None, self.done + server_round
-        if metrics:
-            losses = torch.stack([r.value.double() for r in metrics])
-            noised = self.method.client.trust != "central" or rule.validation.losses == "public"
-            value = float(losses.mean()) if noised else self.server.validate(number, losses, rule.validation)
+        number = self.done + server_round
+        value = validation_loss(self.server, rule.validation, number, released.values())
         if value is None:
             return None
         self.best = rule.following(self.best, value, number, self.models)
@@ -406,62 +364,3 @@ class FedVeilStrategy(Strategy):
         _LOG.info("\t├──> Server side: %s", server)
         _LOG.info("\t├──> Rounds: %d, of which done: %d", self.rounds, self.done)
         _LOG.info("\t└──> Shared: %d parameters in %d arrays", self.layout.size, len(self.layout.names))
-
-    def _read(self, content: RecordDict, counted: bool) -> Releases:
-        """What a marked reply releases; of a secure sum the share and nothing else."""
-        server = self.method.server
-        if not isinstance(server, SecureSum):
-            return records.read_releases(content, self.layout, counted)
-        server.check_reply(share := records.read_share(content), self.layout.size)
-        return share
-
-    def _sort(self, replies: Iterable[Message]) -> tuple[dict[int, Releases], dict[int, str], dict[int, str]]:
-        """Releases, failures and refusals by partition; a partition that answers twice, or as another one, fails."""
-        released: dict[int, Releases] = {}
-        failed: dict[int, str] = {}
-        refused: dict[int, str] = {}
-        silent, self._lost = set(self._asked.values()), set()
-        told = {m.metadata.message_id: self._asked[m.metadata.dst_node_id] for m in self._sent if m.metadata.message_id}
-        for reply in replies:
-            partition = self._asked.get(reply.metadata.src_node_id)
-            if partition is None and reply.has_error():  # Flower's server answers for nodes that it lost
-                partition = told.get(reply.metadata.reply_to_message_id)
-                if partition is not None and partition in silent:
-                    gone = reply.error.code == NODE_UNAVAILABLE
-                    failed[partition] = "is gone: node unavailable" if gone else cleaned(reply.error.reason)
-                    self._lost.add(partition)
-                    silent.discard(partition)
-                    continue
-            if partition is None:
-                _LOG.warning("a reply of node %d, which was not asked, is ignored", reply.metadata.src_node_id)
-            elif partition not in silent:
-                released.pop(partition, None)
-                refused.pop(partition, None)
-                failed[partition] = "sent two replies in one round"
-            elif reply.has_error():
-                target = refused if reply.error.code == records.REFUSED else failed
-                target[partition] = cleaned(reply.error.reason)
-                if reply.error.code in LOST:
-                    self._lost.add(partition)
-            else:
-                try:
-                    claimed, counted = records.read_mark(reply.content, self.method.client)
-                    if claimed != partition:
-                        raise FieldError("partition-id", claimed, f"the node spoke for partition {partition} before")
-                    released[partition] = self._read(reply.content, counted)
-                except Exception as error:  # whatever a client sends is that client's failure
-                    failed[partition] = cleaned(f"{type(error).__name__}: {error}")
-            silent.discard(-1 if partition is None else partition)
-        self._lost |= silent
-        return released, failed | dict.fromkeys(sorted(silent), "did not reply in time"), refused
-
-
-def _several(start: Tensor, layout: Layout, k: int, seed: int) -> Tensor:
-    """First hypotheses [k, d]: the start [d], then the same with the entries of each array shuffled."""
-    found = [start]
-    for j in range(1, k):
-        generator = torch.Generator().manual_seed(keyed_seed("hypothesis", seed, j))
-        views = layout.views(start)
-        orders = {n: torch.randperm(v.numel(), generator=generator) for n, v in views.items()}
-        found.append(layout.flatten({n: v.reshape(-1)[orders[n]].reshape(v.shape) for n, v in views.items()}))
-    return torch.stack(found)

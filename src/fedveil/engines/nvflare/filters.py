@@ -32,6 +32,7 @@ from fedveil.methods import Broadcast, ClientFacts, Refusal, Releases
 
 TRAIN = "train"
 PENDING = "fedveil.pending"  # in the context of one task, private to the client
+PASSED = object()  # a task under central trust that does not train: it is not the filters' business
 
 
 class PrivacyFilter(Filter):  # type: ignore[misc]
@@ -112,9 +113,11 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         if task != self.task:
             if local:
                 raise FieldError("task", task, f"under local trust only {self.task!r} is answered")
-            fl_ctx.set_prop(PENDING, Passed(), private=True, sticky=False)
+            fl_ctx.set_prop(PENDING, PASSED, private=True, sticky=False)
             return shareable
-        runner = _runner(fl_ctx)
+        runner = fl_ctx.get_prop(FLContextKey.RUNNER)
+        if runner is None:
+            raise FieldError("runner", None, "FLARE's client runner is not in the context: is this a client's job?")
         _require_last(runner, fl_ctx, task)
         if local:
             require_quiet(fl_ctx, self.allow)
@@ -182,7 +185,7 @@ class ReleaseFilter(Filter):  # type: ignore[misc]
         """Protect, commit, hand over."""
         pending = fl_ctx.get_prop(PENDING)
         fl_ctx.set_prop(PENDING, None, private=True, sticky=False)
-        if isinstance(pending, Passed):
+        if pending is PASSED:
             return shareable
         if not isinstance(pending, Pending):
             raise FieldError("PrivacyFilter", None, "did not admit this task: put it into the task data filters")
@@ -198,11 +201,6 @@ class ReleaseFilter(Filter):  # type: ignore[misc]
     def add_to_fed_job(self, job: Any, ctx: Any, **kwargs: Any) -> None:
         """See `PrivacyFilter.add_to_fed_job`."""
         super().add_to_fed_job(job, ctx, **{"tasks": [self.task], **kwargs})
-
-
-@dataclass(frozen=True)
-class Passed:
-    """A task under central trust that does not train: it is not the filters' business."""
 
 
 @dataclass(frozen=True)
@@ -247,13 +245,6 @@ class Pending:
             else:  # its very name may say something
                 fl_ctx.remove_prop(name, force_removal=True)
                 getattr(manager, "public_stickers", {}).pop(name, None)
-
-
-def _runner(fl_ctx: FLContext) -> Any:
-    runner = fl_ctx.get_prop(FLContextKey.RUNNER)
-    if runner is None:
-        raise FieldError("runner", None, "FLARE's client runner is not in the context: is this a client's job?")
-    return runner
 
 
 def _require_last(runner: Any, fl_ctx: FLContext, task: str) -> None:

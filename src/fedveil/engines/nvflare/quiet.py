@@ -61,6 +61,10 @@ SITE = {
     "nvflare.app_common.resource_managers.passthrough_resource_manager.PassthroughResourceManager",
     "nvflare.app_common.widgets.component_path_authorizer.ComponentPathAuthorizer",
 }
+FOREIGN = (
+    "is not among the classes that send nothing past the filters: leave it out of the job, or, if the site answers "
+    "for it, name it in allow of PrivacyFilter and JobGuard"
+)
 STREAMER, SWITCH = "nvflare.app_common.logging.site_log_streamer.SiteLogStreamer", "allow_log_streaming"
 
 
@@ -81,7 +85,7 @@ def require_quiet(fl_ctx: FLContext, allow: Sequence[str] = ()) -> None:
     """
     for where, part in _parts(fl_ctx):
         if _foreign(part, where, allow):
-            raise FieldError(where, _name(type(part)), _told("allow"))
+            raise FieldError(where, _name(type(part)), FOREIGN)
     engine = fl_ctx.get_engine()
     for path, switched_off in _site_parts(engine.get_workspace()):
         if path not in SITE and path not in allow and not (path == STREAMER and switched_off):
@@ -164,10 +168,3 @@ def _site_parts(workspace: Any) -> Iterator[tuple[str, bool]]:
 
 def _name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _told(option: str) -> str:
-    return (
-        "is not among the classes that send nothing past the filters: leave it out of the job, or, if the site answers "
-        f"for it, name it in {option} of PrivacyFilter and JobGuard"
-    )
