@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 from flower_cases import CLIENTS, METHODS, ROUNDS, arguments, digits, unruly
+from flwr.serverapp import ServerApp
 
 import fedveil as fv
 from fedveil.accounting import Filter, LeakageFilter, Ledger
 from fedveil.attacks import ServerView
 from fedveil.engines import Behaviour, EarlyStopping
 from fedveil.errors import FieldError, NoReplyError
-from fedveil.flower import FlowerFederation
+from fedveil.flower import FedVeilStrategy, FlowerFederation, run_in_process, to_arrays
 from fedveil.learning import ClientData
 from fedveil.mechanisms import SecureSource
 
@@ -37,6 +38,22 @@ def test_same_bits_as_embedded_though_replies_arrive_shuffled(name):
     assert [r.metrics for r in found.rounds] == [r.metrics for r in expected.rounds]
     assert [r.client_metrics for r in found.rounds] == [r.client_metrics for r in expected.rounds]
     assert ledgers(flower) == ledgers(embedded)  # digests of what left, entry by entry
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_server_app_ends_in_the_same_bits(name):
+    embedded, flower = fv.Federation(**arguments(name)), FlowerFederation(shuffle=5, **arguments(name))
+    size, app = len(flower.clients), ServerApp()
+    given = {"rounds": ROUNDS, "initial": flower.models, "clients": size, "seed": flower.seed, "evaluate": False}
+    strategy = FedVeilStrategy(flower.server, **given)
+
+    @app.main()
+    def main(grid, context):
+        strategy.start(grid, to_arrays(flower.layout, flower.models[0]))
+
+    run_in_process(app, grid=flower.grid())
+    assert torch.equal(strategy.models, embedded.run(ROUNDS).models)
+    assert ledgers(flower) == ledgers(embedded)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -404,7 +404,7 @@ def test_a_run_cannot_name_the_key():
     config = {"privacy.key": "/nowhere", "privacy.method": "record", "privacy.sum": "secure"}
     context = Context(1, 7, {"partition-id": 0}, RecordDict(), config)
     with pytest.raises(FieldError, match=r"privacy\.key"):
-        read_settings(context, None, None, None, None, None, "run", None, None)
+        read_settings(context, None, ledger="run")
 
 
 class Died(Exception):

@@ -1,29 +1,26 @@
 """A ClientApp of our own learner, and a federation that runs it under Flower in one process."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from logging import WARNING, getLogger
 from time import perf_counter
 from typing import Any
 
-import torch
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict, UserConfig
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
 
 from fedveil.engines.assembly import AnyMethod, require_success
-from fedveil.engines.flower.grid import InProcessGrid, run_in_process
+from fedveil.engines.flower import records
+from fedveil.engines.flower.grid import InProcessGrid, _identity
 from fedveil.engines.flower.mod import privacy_mod, training_source
-from fedveil.engines.flower.records import FACTS, Memory, read_broadcast, to_arrays, write_facts, write_trained
 from fedveil.engines.flower.settings import own_method, partition_of
 from fedveil.engines.flower.strategy import FedVeilStrategy
-from fedveil.engines.history import History, RoundRecord
+from fedveil.engines.history import RoundRecord
 from fedveil.engines.local import Federation
 from fedveil.engines.messages import COUNT, METRICS
-from fedveil.engines.party import Round
 from fedveil.engines.seams import Behaviour, Seen, crafted, probed
-from fedveil.errors import BudgetError, FedVeilError, FieldError, require_rounds
+from fedveil.errors import FieldError
 from fedveil.learning import ClientData, Figures, choose, evaluate
 from fedveil.learning.learner import Learner
 
@@ -78,7 +75,7 @@ def learner_client_app(
     @app.train()
     def train(message: Message, context: Context) -> Message:
         partition, client = data(context)
-        broadcast = read_broadcast(message.content, layout)
+        broadcast = records.read_broadcast(message.content, layout)
         needs, number = own_method(method, context).client.needs, broadcast.public.round
         behaviour = malicious.get(partition)
         if behaviour is not None:
@@ -89,17 +86,16 @@ def learner_client_app(
             raise learned
         trained = learned.trained
         if trained.buffers:
-            own = {name: Array(value.numpy()) for name, value in trained.buffers.items()}
-            context.state[BUFFERS] = ArrayRecord(own)
+            context.state[BUFFERS] = records.array_record(trained.buffers)
         model = trained.model if behaviour is None else crafted(behaviour, partition, broadcast, learned, (partition,))
-        content = write_trained(replace(trained, model=model), layout)
-        content[FACTS] = write_facts(learned.chosen, learned.layer_scores, trained.noised)
+        content = records.write_trained(replace(trained, model=model), layout)
+        content[records.FACTS] = records.write_facts(learned.chosen, learned.layer_scores, trained.noised)
         return Message(content, reply_to=message)
 
     @app.evaluate()
     def measure(message: Message, context: Context) -> Message:
         _, client = data(context)
-        models, figures = read_broadcast(message.content, layout).models, Figures()
+        models, figures = records.read_broadcast(message.content, layout).models, Figures()
         if client.test_x is not None and client.test_y is not None:
             chosen = choose(learner.model, layout, models, client, learner.local.loss)
             found = evaluate(learner.model, layout, models[chosen], client.test_x, client.test_y, None, client.buffers)
@@ -112,14 +108,12 @@ def learner_client_app(
 
 def with_buffers(client: ClientData, context: Context) -> ClientData:
     """A client with the statistics that its node keeps, if it keeps any."""
-    record = context.state.get(BUFFERS)
-    if not isinstance(record, ArrayRecord):
-        return client
-    return replace(client, buffers={name: torch.from_numpy(a.numpy()) for name, a in record.items()})
+    own = records.tensors_in(context.state, BUFFERS)
+    return replace(client, buffers=own) if own else client
 
 
 class FlowerFederation(Federation):
-    """The same federation, run by a Flower ServerApp and ClientApp in one process.
+    """The same federation, whose server is `FedVeilStrategy` and whose clients are a Flower ClientApp, in one process.
 
     Takes the arguments of `Federation` and returns the same `History`. On one machine, with the same seed, the models
     are the same to the bit.
@@ -145,37 +139,12 @@ class FlowerFederation(Federation):
             raise FieldError("stopping", self.validators.rule, accepted)
         self._shuffle = shuffle
         self._grid: InProcessGrid | None = None
+        self._strategy: FedVeilStrategy | None = None
         self._zeroed: dict[int, str] = {}
-
-    def run(self, rounds: int | None = None, on_round: Callable[[RoundRecord], None] | None = None) -> History:
-        rounds = require_rounds("rounds", rounds)
-        records: list[RoundRecord] = []
-        stopped = ""
-
-        def finish(record: RoundRecord) -> None:
-            records.append(record)
-            if on_round is not None:
-                on_round(record)
-
-        try:
-            self._drive(rounds, finish)
-        except BudgetError as error:
-            stopped = str(error)
-        return self.history(records, stopped)
-
-    def rounds(self, rounds: int) -> Iterator[RoundRecord]:
-        """All rounds run before the first is handed over: Flower's loop cannot be paused. Use `run` and `on_round`."""
-        records: list[RoundRecord] = []
-        try:
-            self._drive(rounds, records.append)
-        except FedVeilError:
-            yield from records
-            raise
-        yield from records
 
     def restore(self, *arguments: Any, **named: Any) -> None:
         super().restore(*arguments, **named)
-        self._grid = None
+        self._grid = self._strategy = None
 
     def grid(self) -> InProcessGrid:
         """The nodes, which keep their contexts from one run to the next."""
@@ -198,62 +167,47 @@ class FlowerFederation(Federation):
             configs: list[UserConfig] = [{"partition-id": i, "num-partitions": count} for i in range(count)]
             self._grid = InProcessGrid(app, configs, shuffle=self._shuffle)
             for partition, state in self.client_states().items():
-                Memory(self._grid.contexts[partition]).save(state)
+                records.Memory(self._grid.contexts[partition]).save(state)
         return self._grid
 
-    def _drive(self, rounds: int, finish: Callable[[RoundRecord], None]) -> None:
-        grid, began = self.grid(), perf_counter()
-        if require_rounds("rounds", rounds) <= self.round:
-            return
-
-        def on_round(log: Round) -> None:
-            nonlocal began
-            zeroed = dict(sorted(self._zeroed.items()))
-            self._zeroed.clear()
-            require_success(log.number, [*log.used, *log.invalid], zeroed)
-            self.models, self.round = strategy.models, log.number
-            self._collect()
-            noisy = (*log.used, *log.invalid) if self.method.client.trust != "central" else ()
-            scales = {p: self._ledgers(str(p))[0].entries[-1].spend.scale for p in noisy}
-            single, pooled = self.evaluate()
-            seconds = perf_counter() - began
-            record, opened = RoundRecord(log, pooled, single, scales, seconds, zeroed=zeroed), strategy.broadcast
-            assert opened is not None  # a round is over
-            finish(probed(self.probes, Seen(self, opened, strategy.received, self.models, record)))
-            began = perf_counter()
-
-        strategy = FedVeilStrategy(
-            self.server,
-            rounds=rounds,
-            initial=self.models,
-            clients=len(self.clients),
-            clients_per_round=self.cohort_size,
-            seed=self.seed,
-            evaluate=False,
-            done=self.round,
-            on_round=on_round,
-            min_clients=1,
-        )
-        strategy.warn_by(self.warnings)
-        server = ServerApp()
-
-        @server.main()
-        def main(grid: Grid, context: Context) -> None:
-            strategy.start(grid, to_arrays(self.layout, self.models[0]))
-
-        level = _LOG.level
+    def _next(self, rounds: int) -> RoundRecord:
+        began, grid, strategy = perf_counter(), self.grid(), self._strategy
+        if strategy is None or strategy.rounds != rounds:
+            strategy = self._strategy = FedVeilStrategy(
+                self.server,
+                rounds=rounds,
+                initial=self.models,
+                clients=len(self.clients),
+                clients_per_round=self.cohort_size,
+                seed=self.seed,
+                done=self.round,
+                min_clients=1,
+            )
+            strategy.warn_by(self.warnings)
+        number, level = self.round + 1 - strategy.done, _LOG.level
+        self._zeroed.clear()
         _LOG.setLevel(WARNING)  # Flower tells every round's story at INFO
         try:
-            run_in_process(server, grid=grid)
+            with _identity():
+                asked = strategy.configure_train(number, ArrayRecord(), ConfigRecord(), grid)
+                strategy.aggregate_train(number, grid.send_and_receive(asked))
         finally:
             _LOG.setLevel(level)
             self._collect()
-        if strategy.stopped:
-            raise BudgetError(strategy.stopped)
+        log, zeroed = strategy.history[-1], dict(sorted(self._zeroed.items()))
+        require_success(log.number, [*log.used, *log.invalid], zeroed)
+        self.models, self.round = strategy.models, log.number
+        noisy = (*log.used, *log.invalid) if self.method.client.trust != "central" else ()
+        scales = {p: self._ledgers(str(p))[0].entries[-1].spend.scale for p in noisy}
+        single, pooled = self.evaluate()
+        record = RoundRecord(log, pooled, single, scales, perf_counter() - began, zeroed=zeroed)
+        opened = strategy.broadcast
+        assert opened is not None  # a round is over
+        return probed(self.probes, Seen(self, opened, strategy.received, self.models, record))
 
     def _collect(self) -> None:
         """Take over what the nodes remember."""
         for partition, context in self.grid().contexts.items():
             self.clients[partition] = with_buffers(self.clients[partition], context)
             if self._ledgers(str(partition))[0].entries:
-                self._client_states[partition] = Memory(context).load(self.method.client.init())
+                self._client_states[partition] = records.Memory(context).load(self.method.client.init())

@@ -156,8 +156,8 @@ def privacy_mod(
 
     def answer(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         kind = message.metadata.message_type.partition(".")[0]
-        given = (method, source, seed, budget, policy, RUN if ledgers else ledger, head, rounds, site)
-        settings = read_settings(context, *given, trains=validation is None)
+        given = {"seed": seed, "policy": policy, "ledger": RUN if ledgers else ledger, "head": head, "rounds": rounds}
+        settings = read_settings(context, method, source, budget, site, validation is None, **given)
         side = settings.method.client
         if side.trust != "central" and kind not in (MessageType.TRAIN, MessageType.EVALUATE):
             raise FieldError("message_type", kind, "under local trust only train and evaluate messages are answered")

@@ -37,8 +37,25 @@ def to_arrays(layout: Layout, vector: Tensor) -> ArrayRecord:
     """Named arrays of one vector [d], in the vector's own type, for ``load_state_dict(..., strict=False)``."""
     if vector.dim() != 1:
         raise FieldError("vector", tuple(vector.shape), f"must be [d] = [{layout.size}]")
-    views = layout.views(vector.detach())
-    return ArrayRecord({name: Array(view.contiguous().numpy()) for name, view in views.items()})
+    return array_record(layout.views(vector))
+
+
+def array_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
+    """Named tensors, each in its own type."""
+    return ArrayRecord({name: Array(value.detach().cpu().contiguous().numpy()) for name, value in tensors.items()})
+
+
+def tensors_in(content: RecordDict, name: str) -> dict[str, Tensor]:
+    """Named tensors of a record, none where it is missing or holds something else."""
+    record = content.get(name)
+    arrays = record.items() if isinstance(record, ArrayRecord) else ()
+    return {name: torch.from_numpy(np.asarray(array.numpy())) for name, array in arrays}
+
+
+def values_in(content: RecordDict, name: str) -> dict[str, Any]:
+    """Plain values of a record, none where it is missing or holds something else."""
+    record = content.get(name)
+    return dict(record) if isinstance(record, ConfigRecord) else {}
 
 
 def from_arrays(layout: Layout, arrays: ArrayRecord) -> Tensor:
@@ -117,7 +134,7 @@ def write_trained(trained: Trained, layout: Layout) -> RecordDict:
     """
     facts = write_facts(noised=trained.noised)
     if trained.total is not None:
-        return RecordDict({SUM: _integers(SUM, trained.total), FACTS: facts})
+        return RecordDict({SUM: array_record({SUM: trained.total}), FACTS: facts})
     metrics = MetricRecord({messages.COUNT: trained.examples, "train_loss": trained.loss})
     return RecordDict({ARRAYS: to_arrays(layout, trained.model), messages.METRICS: metrics, FACTS: facts})
 
@@ -132,15 +149,9 @@ def read_share(content: RecordDict) -> Releases:
     return _read_integers(content, SHARE, "share")
 
 
-def _integers(name: str, vector: Tensor) -> ArrayRecord:
-    return ArrayRecord({name: Array(vector.contiguous().numpy())})
-
-
 def _read_integers(content: RecordDict, name: str, kind: Literal["sum", "share"]) -> Releases:
-    record = content.get(name)
-    if not isinstance(record, ArrayRecord) or list(record) != [name]:
-        return ()
-    return (Release(kind, torch.from_numpy(np.asarray(record[name].numpy()))),)
+    found = tensors_in(content, name)
+    return (Release(kind, found[name]),) if list(found) == [name] else ()
 
 
 def read_facts(content: RecordDict, layout: Layout, broadcast: Broadcast) -> ClientFacts:
@@ -185,7 +196,7 @@ def write_reply(releases: Releases, layout: Layout, partition: int, client: Clie
     model = model_of(releases)
     content = RecordDict({} if model is None else {ARRAYS: to_arrays(layout, model)})
     for share in (r.value for r in releases if r.kind == "share"):
-        content[SHARE] = _integers(SHARE, share)
+        content[SHARE] = array_record({SHARE: share})
     content[messages.METRICS] = MetricRecord(messages.metric_values(releases))
     content[messages.REPLY] = write_mark(partition, client, count_of(releases) is not None)
     return content
@@ -199,12 +210,6 @@ def write_mark(partition: int, client: ClientSide, counted: bool = False, **own:
     return ConfigRecord({"partition-id": partition, **messages.mark_of(client, counted), **own})
 
 
-def mark_in(content: RecordDict) -> Mapping[str, Any]:
-    """The mark of a reply, empty where it has none."""
-    mark = content.get(messages.REPLY)
-    return mark if isinstance(mark, ConfigRecord) else {}
-
-
 def read_mark(content: RecordDict, client: ClientSide) -> tuple[int, bool]:
     """Partition of a marked reply, and whether its count was released.
 
@@ -213,7 +218,7 @@ def read_mark(content: RecordDict, client: ClientSide) -> tuple[int, bool]:
     UnprotectedError
         If the mod did not run, or ran with another method than the server's.
     """
-    mark = mark_in(content)
+    mark = values_in(content, messages.REPLY)
     if not mark or FACTS in content:
         what = f"{FACTS!r} is still in it" if FACTS in content else f"it lacks {messages.REPLY!r}"
         raise messages.UnprotectedError(
@@ -245,33 +250,26 @@ class Memory(node.Memory):
 
     @property
     def lines(self) -> list[str]:
-        record = self._state.get(LEDGER)
-        return list(cast("list[str]", record.get("lines", []))) if isinstance(record, ConfigRecord) else []
+        return list(values_in(self._state, LEDGER).get("lines", []))
 
     @lines.setter
     def lines(self, lines: list[str]) -> None:
         self._state[LEDGER] = ConfigRecord({"lines": lines})
 
     def load(self, fresh: Any) -> Any:
-        arrays, values = self._state.get(STATE), self._state.get(VALUES)
-        if not isinstance(arrays, ArrayRecord) or not isinstance(values, ConfigRecord):
-            return fresh
-        plain: dict[str, Any] = dict(values)
-        if plain.pop("kind", None) != type(fresh).__name__:
-            return fresh
-        return unpack(fresh, {n: torch.from_numpy(a.numpy()) for n, a in arrays.items()}, plain)
+        plain = values_in(self._state, VALUES)
+        same = plain.pop("kind", None) == type(fresh).__name__
+        return unpack(fresh, tensors_in(self._state, STATE), plain) if same else fresh
 
     def kept(self) -> tuple[int, Releases]:
-        arrays, values, found = self._state.get(KEPT), self._state.get(VALUES), []
-        for name, array in arrays.items() if isinstance(arrays, ArrayRecord) else ():
+        found = []
+        for name, value in tensors_in(self._state, KEPT).items():
             _, kind, label = name.split("|", 2)
-            found.append(Release(cast(Kind, kind), torch.from_numpy(array.numpy()), label))
-        return int(str(values.get("kept", 0))) if isinstance(values, ConfigRecord) else 0, tuple(found)
+            found.append(Release(cast(Kind, kind), value, label))
+        return values_in(self._state, VALUES).get("kept", 0), tuple(found)
 
     def save(self, state: Any, kept: tuple[int, Releases] = (0, ())) -> None:
         named = {f"{i}|{r.kind}|{r.name}": r.value for i, r in enumerate(kept[1])}
-        self._state[KEPT] = ArrayRecord({n: Array(v.contiguous().numpy()) for n, v in named.items()})
         tensors, values = pack(state)
-        arrays = {n: Array(t.detach().cpu().contiguous().numpy()) for n, t in tensors.items()}
-        self._state[STATE] = ArrayRecord(arrays)
+        self._state[KEPT], self._state[STATE] = array_record(named), array_record(tensors)
         self._state[VALUES] = ConfigRecord({"kind": type(state).__name__, "kept": kept[0], **values})

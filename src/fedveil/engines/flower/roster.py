@@ -7,8 +7,8 @@ from logging import getLogger
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fedveil.engines.flower.records import HELLO, mark_in, read_mark
-from fedveil.engines.messages import UnprotectedError
+from fedveil.engines.flower.records import HELLO, read_mark, values_in
+from fedveil.engines.messages import REPLY, UnprotectedError
 from fedveil.errors import FedVeilError, cleaned, require_count, require_positive
 from fedveil.methods import ClientSide
 from fedveil.secure import PublicKey, public_key
@@ -111,7 +111,7 @@ class Roster:
         if reply.has_error():
             raise FedVeilError(str(reply.error.reason))
         partition, node = read_mark(reply.content, self._client)[0], reply.metadata.src_node_id
-        mark = mark_in(reply.content)
+        mark = values_in(reply.content, REPLY)
         validates = mark.get("validates") is True
         held = self.validating if validates else self.nodes
         if held.get(partition, node) != node:

@@ -1,7 +1,6 @@
 """What a client or the server reads from the run's configuration, on each call."""
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
@@ -44,13 +43,12 @@ def privacy_keys(context: Context, method: Any = None) -> tuple[dict[str, Any], 
     method : Method, optional
         What code says, which comes first.
     """
-    run, own = _keys(context.run_config), _keys(context.node_config)
+    run, own = (
+        {_plain(key.removeprefix(PREFIX)): value for key, value in config.items() if key.startswith(PREFIX)}
+        for config in (context.run_config, context.node_config)
+    )
     name = method.name if isinstance(method, Method) else own.get("method", run.get("method"))
     return _of_method(run, name), _of_method(own, name)
-
-
-def _keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {_plain(k.removeprefix(PREFIX)): v for k, v in config.items() if k.startswith(PREFIX)}
 
 
 def _of_method(keys: Mapping[str, Any], method: Any) -> dict[str, Any]:
@@ -126,54 +124,59 @@ def partition_of(context: Context) -> int:
 def read_settings(
     context: Context,
     method: AnyMethod | Callable[[int], AnyMethod] | None,
-    source: Source | None,
-    seed: int | None,
-    budget: BudgetOf | None,
-    policy: Policy | str | Path | None,
-    ledger: str | Path | None,
-    head: str | Path | None,
-    rounds: int | None,
+    source: Source | None = None,
+    budget: BudgetOf | None = None,
     site: Site | Callable[[int], Site | None] | None = None,
     trains: bool = True,
+    **given: Any,
 ) -> Settings:
     """Put code and configuration together; what is given twice, unknown, or not for the run to say, is refused.
 
     What protects a client comes from its node: from code, or from the node's configuration. What the run's
     configuration says is the server's proposal, and only a policy can accept one.
+
+    Parameters
+    ----------
+    context, method, source, budget, site
+        See `privacy_mod`.
+    trains : bool
+        Whether the node is more than a validating one.
+    **given
+        What code says of seed, policy, ledger, head and rounds; None where it says nothing.
     """
     (run, own), partition = privacy_keys(context, method), partition_of(context)
-    policy = read_policy(_once("policy", policy, own))
+    given = {name: value for name, value in given.items() if value is not None}
+    if given.get("ledger") == RUN:  # unless the node names a folder
+        given["ledger"] = own.pop("ledger", RUN)
+    policy = read_policy({**own, **given}.get("policy"))
     _require_proposals(run, own, policy)
     keys = run | own
-    if method is not None:
-        for key, value in keys.items():
-            if key not in OTHERS or key in ("method", "seed"):
-                raise FieldError(
-                    f"{PREFIX}{key}", value, "the mod was given its method in code: leave method and seed to code"
-                )
-    if source is not None and (seed is not None or "seed" in keys):
-        raise FieldError("seed", keys.get("seed", seed), "the mod was given a source: leave the seed out")
-    if source is None:
-        source = source_of(_once("seed", seed, keys))
-    chosen, rounds = own_method(method, context), _once("rounds", rounds, keys)
-    ledger = keys.get("ledger", RUN) if ledger == RUN else _once("ledger", ledger, keys)
-    head = _once("head", head, keys)
+    for name in sorted(given.keys() & keys.keys()):
+        raise FieldError(f"{PREFIX}{name}", keys[name], "was also given in code: give it once")
+    for key, value in keys.items() if method is not None else ():
+        if key not in OTHERS or key in ("method", "seed"):
+            accepted = "the mod was given its method in code: leave method and seed to code"
+            raise FieldError(f"{PREFIX}{key}", value, accepted)
+    keys |= given
+    if source is not None and "seed" in keys:
+        raise FieldError("seed", keys["seed"], "the mod was given a source: leave the seed out")
+    chosen, dataset = own_method(method, context), str(keys.get("dataset", partition))
     if chosen.client.trust == "secure sum" and trains:  # who only validates is in no sum
         site = site(partition) if callable(site) else site
-        site = site_of(keys.get("key"), policy, ledger, str(keys.get("dataset", partition))) if site is None else site
-    given = Settings(
+        site = site_of(keys.get("key"), policy, keys.get("ledger"), dataset) if site is None else site
+    settings = Settings(
         partition=partition,
         method=chosen,
-        source=source,
+        source=source_of(keys.get("seed")) if source is None else source,
         policy=policy,
-        ledger=None if ledger is None else str(ledger),
-        head=None if head is None else str(head),
-        dataset=str(keys.get("dataset", partition)),
-        rounds=rounds,
+        ledger=str(keys["ledger"]) if "ledger" in keys else None,
+        head=str(keys["head"]) if "head" in keys else None,
+        dataset=dataset,
+        rounds=keys.get("rounds"),
         budget=budget(partition) if budget is not None else None,
         site=site if isinstance(site, Site) else None,
     )
-    return settle(given, {key: keys[key] for key in CAPS if key in keys}, WHERE)
+    return settle(settings, {key: keys[key] for key in CAPS if key in keys}, WHERE)
 
 
 def _require_proposals(proposed: Mapping[str, Any], own: Mapping[str, Any], policy: Policy | None) -> None:
@@ -184,17 +187,9 @@ def _require_proposals(proposed: Mapping[str, Any], own: Mapping[str, Any], poli
         if key in own:  # the node's word is the last
             continue
         if policy is None:
-            accepted = (
-                "comes from the run's configuration, which whoever starts the run writes: set it in code or in the "
-                "node's configuration, or give the node a policy that says what it accepts (privacy.policy)"
-            )
+            accepted = "comes from the run's configuration, which whoever starts the run writes: set it in code or in "
+            accepted += "the node's configuration, or give the node a policy that says what it accepts (privacy.policy)"
             raise FieldError(f"{PREFIX}{key}", value, accepted)
-
-
-def _once(name: str, given: Any, keys: Mapping[str, Any]) -> Any:
-    if given is not None and name in keys:
-        raise FieldError(f"{PREFIX}{name}", keys[name], "was also given in code: give it once")
-    return keys.get(name, given)
 
 
 def _plain(key: str) -> str:
