@@ -1094,7 +1094,7 @@ BUGS = (
     ),
     _bug(
         "flower: a spoofed partition is believed",
-        "engines/flower/asking.py",
+        "engines/flower/roster.py",
         "Asking.sorted",
         "claimed != partition",
         "False",
@@ -1305,7 +1305,7 @@ BUGS = (
     ),
     _bug(
         "flower: one client ends the run",
-        "engines/flower/asking.py",
+        "engines/flower/roster.py",
         "Asking.sorted",
         "try:\n    ...\nexcept Exception as error:\n    ...",
         "try:\n    ...\nexcept FileExistsError as error:\n    ...",
@@ -1329,7 +1329,7 @@ BUGS = (
     ),
     _bug(
         "flower: a missing mod is ignored",
-        "engines/flower/asking.py",
+        "engines/flower/roster.py",
         "Asking.sorted",
         "records.read_mark(reply.content, self._method.client)",
         "(partition, True)",

@@ -15,7 +15,7 @@ File = Annotated[Path, typer.Argument(metavar="FILE", help="The key's file, mode
 def new(path: File) -> None:
     """Make a key, once for a study. Its public half goes into the policies of the other sites, as `peers`."""
     with refusals():
-        from fedveil.engines.keyfile import make_key
+        from fedveil.engines.sites import make_key
 
         _show(make_key(path).public)
 
@@ -24,7 +24,7 @@ def new(path: File) -> None:
 def show(path: File) -> None:
     """Print the public half of a key."""
     with refusals():
-        from fedveil.engines.keyfile import read_key
+        from fedveil.engines.sites import read_key
 
         _show(read_key(path).public)
 
@@ -33,7 +33,7 @@ def show(path: File) -> None:
 def end(path: File) -> None:
     """Destroy a key when its study is over. Whoever gets it later unmasks the shares that were recorded."""
     with refusals():
-        from fedveil.engines.keyfile import end_key
+        from fedveil.engines.sites import end_key
 
         key = end_key(path)
         typer.echo(f"ended: {key.public.hex()}. Remove copies and backups of the file as well.")

@@ -5,14 +5,16 @@ lock, through every name of the file, and lets go of it when the process ends.
 """
 
 import os
+import stat
 import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from fedveil.errors import LedgerError
+from fedveil.errors import FieldError, LedgerError
 
 BINARY = getattr(os, "O_BINARY", 0)
+LEDGER = "ledger "  # begins the line of a key's file that binds it
 _BEYOND = 1 << 30  # a locked byte cannot be read on Windows, and the file's text should be
 _STEP = 0.02  # seconds between two tries
 
@@ -182,3 +184,51 @@ def _write_all(handle: int, data: bytes) -> None:
     while data:
         data = data[os.write(handle, data) :]
     os.fsync(handle)
+
+
+def write_private(path: str | Path, first: str, secret: bytes) -> None:
+    """Write a secret to a new file of mode 0600, under a line that says what it is.
+
+    Raises
+    ------
+    FieldError
+        If the file exists: whoever overwrote a key could no longer answer under it.
+    """
+    file = Path(path).expanduser()
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        create(file, f"{first}\n{secret.hex()}\n".encode())
+    except FileExistsError as error:
+        raise FieldError("key", str(file), "exists: a study has one key; name another file") from error
+
+
+def read_private(path: str | Path, first: str, size: int) -> bytes:
+    """The secret of so many bytes in a file, under the line that says what it is.
+
+    Raises
+    ------
+    FieldError
+        If there is none, others can read or write it, or it is damaged; nothing of what it holds is shown.
+    """
+    file = Path(path).expanduser()
+    try:
+        handle = os.open(file, os.O_RDONLY | BINARY | getattr(os, "O_NOFOLLOW", 0))
+    except OSError as error:
+        accepted = "cannot be read as a key file: make one first (a link is not followed)"
+        raise FieldError("key", str(file), accepted) from error
+    about = os.fstat(handle)
+    if not stat.S_ISREG(about.st_mode):
+        os.close(handle)
+        raise FieldError("key", str(file), "must be a file")
+    with os.fdopen(handle, "rb") as stream:
+        if os.name == "posix" and (about.st_mode & 0o077 or about.st_uid not in (os.geteuid(), 0)):
+            raise FieldError("key", str(file), f"others can read it: chmod 600 {file.name}; if others had it, end it")
+        lines = stream.read(1 << 10).decode("ascii", "replace").split("\n")
+    try:
+        secret = bytes.fromhex(lines[1])
+        more, end = lines[2:-1], lines[-1]
+        if lines[0] != first or end or not all(line.startswith(LEDGER) for line in more) or len(secret) != size:
+            raise ValueError
+    except (ValueError, IndexError):
+        raise FieldError("key", str(file), "is no key file, or damaged: restore it, or agree on a new key") from None
+    return secret

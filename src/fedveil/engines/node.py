@@ -40,6 +40,8 @@ class Settings(Parameters):
         Fresh; it is charged with the ledger.
     site : Site, optional
         Of secure sums.
+    ledgers : callable, optional
+        ``party -> (Ledger, LineStore)``: keeps the ledger elsewhere.
     """
 
     partition: int
@@ -52,10 +54,11 @@ class Settings(Parameters):
     rounds: Rounds | None
     budget: SpendFilter | None = None
     site: Site | None = None
+    ledgers: Callable[[str], tuple[Ledger, LineStore]] | None = None
 
 
-def settle(given: Settings, caps: Mapping[str, Any], where: str) -> Settings:
-    """Settle what protects a client, with a budget or one of the `caps`.
+def settle(given: Settings, caps: Mapping[str, Any], where: str, trains: bool = True) -> Settings:
+    """Settle what protects a client, with a budget or one of the `caps`; one that trains has its method's, else.
 
     Raises
     ------
@@ -72,7 +75,7 @@ def settle(given: Settings, caps: Mapping[str, Any], where: str) -> Settings:
         raise FieldError("budget", list(caps), accepted)
     for name, most in caps.items():
         budget = CAPS[name](most)
-    if budget is None and policy is None and method.noisy is not None:
+    if budget is None and policy is None and method.noisy is not None and trains:
         budget = method.noisy.budget()  # what is planned is all that leaves, whoever begins the runs
     recorded = method.client.trust != "central" or budget is not None or policy is not None
     if given.ledger is None and given.source.deployable and recorded:
@@ -117,15 +120,10 @@ class Memory(ABC):
 
 
 @contextmanager
-def opened_ledger(
-    memory: Memory,
-    settings: Settings,
-    run: str,
-    ledgers: Callable[[str], tuple[Ledger, LineStore]] | None = None,
-) -> Iterator[tuple[Ledger, LineStore]]:
+def opened_ledger(memory: Memory, settings: Settings, run: str) -> Iterator[tuple[Ledger, LineStore]]:
     """The client's ledger and what makes a line of it durable; no other process can use it meanwhile."""
-    if ledgers is not None:
-        yield ledgers(str(settings.partition))
+    if settings.ledgers is not None:
+        yield settings.ledgers(str(settings.partition))
     elif settings.ledger is None or settings.ledger == RUN:
         yield memory.ledger(run, settings.partition), memory.store
     else:
@@ -145,11 +143,10 @@ def opened(
     settings: Settings,
     layout: Layout,
     run: str,
-    ledgers: Callable[[str], tuple[Ledger, LineStore]] | None = None,
     trainer: PrivateTrainer | None = None,
 ) -> Iterator[ClientParty]:
     """The client with its ledger, as `opened_ledger` has it."""
-    with opened_ledger(memory, settings, run, ledgers) as (ledger, store):
+    with opened_ledger(memory, settings, run) as (ledger, store):
         method = settings.method
         yield ClientParty(
             method,

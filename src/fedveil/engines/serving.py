@@ -10,9 +10,11 @@ from typing import Protocol
 from torch import Tensor
 
 from fedveil.accounting import Filter, Guarantee, Ledger, Spend, SpendFilter, count_of, total, unprotected
+from fedveil.engines.assembly import AnyMethod, resolve_method
 from fedveil.engines.history import total_of
 from fedveil.engines.party import SERVER, LineStore, Round, ServerParty, forget
 from fedveil.engines.warning import Warnings
+from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.mechanisms import Source
 from fedveil.methods import Broadcast, Method, Releases
@@ -51,15 +53,32 @@ class RunKeeper(Protocol):
 
 
 def served(
-    method: Method,
-    layout: Layout,
+    method: AnyMethod | ServerParty,
+    layout: Layout | None,
     rounds: int,
     source: Source,
     budget: SpendFilter | None,
     folder: RunKeeper | None,
     engine: str,
 ) -> ServerParty:
-    """The server of a method, whose ledger lies in a folder or in memory."""
+    """The server of a method, whose ledger lies in a folder or in memory; or the one that is given.
+
+    Raises
+    ------
+    FieldError
+        If a method has no layout, or a server is given what is its own.
+    """
+    if isinstance(method, ServerParty):
+        for name, value in {"layout": layout, "budget": budget}.items():
+            if value is not None:
+                raise FieldError(name, value, "is the server's own: build the ServerParty with it")
+        if folder is not None and not folder.opened:
+            accepted = "keeps the server's ledger: open it, and build the ServerParty with what that returns"
+            raise FieldError("folder", str(folder.path), accepted)
+        return method
+    if layout is None:
+        raise FieldError("layout", None, "is what the model shares: fedveil.Layout.from_module(model)")
+    method = resolve_method(method)
     kept: tuple[Ledger, LineStore] = (Ledger(engine, SERVER), forget)
     ledger, store = kept if folder is None else folder.open(method, layout, rounds, source, engine)
     return ServerParty(method, layout, ledger, source, budget=budget, store=store)

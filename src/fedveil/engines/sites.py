@@ -1,17 +1,86 @@
 """The sites of secure sums: all of one process, each with a key of its own; or the one that a deployed node is."""
 
 import hashlib
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedveil.accounting import Policy
-from fedveil.engines.keyfile import bind_key, read_key
+from fedveil.engines.files import LEDGER, read_private, write_private
 from fedveil.engines.lifetime import ledger_id
 from fedveil.engines.node import RUN
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.mechanisms import Source
 from fedveil.secure import PublicKey, Site, SiteKey, public_key, roster
+
+FIRST = "fedveil site key 1"
+
+
+def make_key(path: str | Path) -> SiteKey:
+    """Make a key and write it to a new file of mode 0600.
+
+    Raises
+    ------
+    FieldError
+        As `write_private`.
+    """
+    key, secret = SiteKey.new()
+    write_private(path, FIRST, secret)
+    return key
+
+
+def read_key(path: str | Path) -> SiteKey:
+    """Read a key.
+
+    Raises
+    ------
+    FieldError
+        As `read_private`.
+    """
+    return SiteKey(read_private(path, FIRST, 64))
+
+
+def bind_key(path: str | Path, ledger: str) -> None:
+    """Have a key answer from one ledger alone, whose id its file holds from the first use on.
+
+    A second ledger knows nothing of what was answered from the first: it would answer the same question about other
+    data, under the same masks.
+
+    Raises
+    ------
+    FieldError
+        If it is another ledger's, or its file cannot be written.
+    """
+    file, line = Path(path).expanduser(), f"{LEDGER}{ledger}"
+    try:
+        if len(file.read_text("ascii").splitlines()) < 3:
+            with file.open("ab", buffering=0) as stream:  # of two processes that do so, the first line counts
+                stream.write(f"{line}\n".encode())
+                os.fsync(stream.fileno())
+        found = file.read_text("ascii").splitlines()[2]
+    except OSError as error:
+        raise FieldError("key", str(file), "cannot be written: chmod 600, since it names its ledger") from error
+    if found != line:
+        accepted = "answers from another ledger: a data set, and a ledger begun anew, has a key of its own"
+        raise FieldError("key", str(file), f"{accepted} (fedveil keys new)")
+
+
+def end_key(path: str | Path) -> SiteKey:
+    """Destroy a key: overwrite its file and remove it. Copies and backups are its owner's to find.
+
+    Raises
+    ------
+    FieldError
+        As `read_key`.
+    """
+    file, key = Path(path).expanduser(), read_key(path)
+    with file.open("r+b") as stream:
+        stream.write(os.urandom(file.stat().st_size))
+        stream.flush()
+        os.fsync(stream.fileno())
+    file.unlink()
+    return key
 
 
 @dataclass(frozen=True, eq=False)

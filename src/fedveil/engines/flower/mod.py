@@ -23,10 +23,10 @@ from fedveil.engines.assembly import AnyMethod
 from fedveil.engines.client import NO_PART, ClientParty
 from fedveil.engines.flower import records
 from fedveil.engines.flower.records import Memory
-from fedveil.engines.flower.settings import PREFIX, BudgetOf, read_settings
+from fedveil.engines.flower.settings import BudgetOf, read_settings
 from fedveil.engines.flower.validation import validated
 from fedveil.engines.messages import REPLY
-from fedveil.engines.node import CAPS, RUN, disagreement, opened
+from fedveil.engines.node import RUN, disagreement, opened
 from fedveil.engines.party import LineStore
 from fedveil.engines.warning import Warnings
 from fedveil.errors import FedVeilError, FieldError
@@ -158,7 +158,9 @@ def privacy_mod(
         kind = message.metadata.message_type.partition(".")[0]
         given = {"seed": seed, "policy": policy, "ledger": RUN if ledgers else ledger, "head": head, "rounds": rounds}
         settings = read_settings(context, method, source, budget, site, validation is None, **given)
-        side = settings.method.client
+        settings = replace(settings, ledgers=ledgers)
+        its_run, side = run or str(context.run_id), settings.method.client
+        limit = None if settings.policy is None else settings.policy.deadline
         if side.trust != "central" and kind not in (MessageType.TRAIN, MessageType.EVALUATE):
             raise FieldError("message_type", kind, "under local trust only train and evaluate messages are answered")
         if kind != MessageType.TRAIN and side.trust == "central" and settings.policy is not None:
@@ -168,10 +170,8 @@ def privacy_mod(
         if kind not in (MessageType.TRAIN, MessageType.EVALUATE):
             return _called(call_next, message, context)
         if validation is not None:
-            explicit = budget is not None or any(f"{PREFIX}{k.replace('_', '-')}" in context.node_config for k in CAPS)
-            settled = settings if explicit else replace(settings, budget=None)  # the method's would be of training
-            call = partial(_within, None if settings.policy is None else settings.policy.deadline, call_next)
-            return validated(message, context, call, settled, layout, validation, run or str(context.run_id), ledgers)
+            call = partial(_within, limit, call_next)
+            return validated(message, context, call, settings, layout, validation, its_run)
         if records.HELLO in message.content:
             own: dict[str, Any] = {} if settings.site is None else {"site": settings.site.key.public.hex()}
             mark = records.write_mark(settings.partition, side, **own)
@@ -181,14 +181,13 @@ def privacy_mod(
             if name in message.content:
                 raise FieldError(name, "in a request", "is for replies: only training code may say how it trained")
         broadcast, memory = records.read_broadcast(message.content, layout), Memory(context)
-        name = run or str(context.run_id)
         if kind == MessageType.EVALUATE:
             if side.trust != "central":
                 return Message(records.write_reply((), layout, settings.partition, side), reply_to=message)
-            with opened(memory, settings, layout, name, ledgers, trainer) as party:
+            with opened(memory, settings, layout, its_run, trainer) as party:
                 content = _report(_called(call_next, message, context), layout, broadcast, party)
             return Message(content, reply_to=message)
-        with opened(memory, settings, layout, name, ledgers, trainer) as party:
+        with opened(memory, settings, layout, its_run, trainer) as party:
             verdict = disagreement(broadcast.public, settings.rounds) or party.admit(broadcast)
             if isinstance(verdict, Refusal):
                 word = verdict.reason if settings.site is None else NO_PART
@@ -198,7 +197,6 @@ def privacy_mod(
             released = verdict
             if released is None:
                 try:
-                    limit = None if settings.policy is None else settings.policy.deadline
                     noise = party.training_source(broadcast.public.round) if settings.method.noisy else None
                     reply = _within(limit, _noisy(call_next, noise), message, context)
                     found, facts = _read(reply, layout, broadcast)

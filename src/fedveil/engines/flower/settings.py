@@ -176,7 +176,7 @@ def read_settings(
         budget=budget(partition) if budget is not None else None,
         site=site if isinstance(site, Site) else None,
     )
-    return settle(settings, {key: keys[key] for key in CAPS if key in keys}, WHERE)
+    return settle(settings, {key: keys[key] for key in CAPS if key in keys}, WHERE, trains)
 
 
 def _require_proposals(proposed: Mapping[str, Any], own: Mapping[str, Any], policy: Policy | None) -> None:

@@ -12,10 +12,9 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
 from fedveil.accounting import Guarantee, SpendFilter
-from fedveil.engines.assembly import AnyMethod, draw_cohort, resolve_method, several
+from fedveil.engines.assembly import AnyMethod, draw_cohort, several
 from fedveil.engines.flower import records
-from fedveil.engines.flower.asking import Asking
-from fedveil.engines.flower.roster import Roster
+from fedveil.engines.flower.roster import Asking, Roster
 from fedveil.engines.flower.validation import LOSS, validation_loss
 from fedveil.engines.history import Best
 from fedveil.engines.party import Round, ServerParty
@@ -132,19 +131,7 @@ class FedVeilStrategy(Strategy):
             raise FieldError("stopping.clients", len(stopping.clients), accepted)
         self._stopping, self.best = stopping, Best()
         self.rounds = require_rounds("rounds", rounds)
-        if isinstance(method, ServerParty):
-            for name, value in {"layout": layout, "budget": budget}.items():
-                if value is not None:
-                    raise FieldError(name, value, "is the server's own: build the ServerParty with it")
-            if folder is not None and not folder.opened:
-                accepted = "keeps the server's ledger: open it, and build the ServerParty with what that returns"
-                raise FieldError("folder", str(folder.path), accepted)
-            self.server = method
-        else:
-            if layout is None:
-                raise FieldError("layout", None, "is what the model shares: fedveil.Layout.from_module(model)")
-            source = source_of(seed)
-            self.server = served(resolve_method(method), layout, self.rounds, source, budget, folder, "flower")
+        self.server = served(method, layout, self.rounds, source_of(seed), budget, folder, "flower")
         self.method, self.layout = self.server.method, self.server.layout
         wanted = (self.method.server.hypotheses, self.layout.size)
         if initial is not None and initial.shape != wanted:

@@ -7,12 +7,12 @@ from math import inf, isfinite
 import torch
 from flwr.app import Context, Error, Message, MessageType, RecordDict
 
-from fedveil.accounting import Ledger, Release
+from fedveil.accounting import Release
 from fedveil.engines.flower import records
 from fedveil.engines.flower.records import Memory
 from fedveil.engines.messages import REPLY
 from fedveil.engines.node import Settings, disagreement, opened_ledger
-from fedveil.engines.party import VALIDATE, LineStore, ServerParty
+from fedveil.engines.party import VALIDATE, ServerParty
 from fedveil.engines.stopping import Validator
 from fedveil.errors import BudgetError
 from fedveil.layout import Layout
@@ -32,7 +32,6 @@ def validated(
     layout: Layout,
     validation: Validation,
     run: str,
-    ledgers: Callable[[str], tuple[Ledger, LineStore]] | None,
 ) -> Message:
     """The answer of a validating node: its greeting, a loss that is in its ledger, or a refusal before data."""
     side, partition = settings.method.client, settings.partition
@@ -43,7 +42,7 @@ def validated(
         return Message(Error(records.REFUSED, "this node validates and never trains"), reply_to=message)
     broadcast = records.read_broadcast(message.content, layout)
     number = broadcast.public.round
-    with opened_ledger(Memory(context), settings, run, ledgers) as (ledger, store):
+    with opened_ledger(Memory(context), settings, run) as (ledger, store):
         party = Validator(settings.method, settings.policy, validation, ledger, settings.source, settings.budget, store)
         reason = party.declines(number)
         if unlike := disagreement(broadcast.public, settings.rounds):
