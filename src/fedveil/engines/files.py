@@ -143,10 +143,13 @@ class LockedFile:
             raise LedgerError(f"{self._path} has {held.st_nlink} names (hard links): remove the others")
 
 
-def sync_names(folder: Path) -> None:
-    """Wait until the disk holds a folder's names; not on Windows, which has no such thing."""
+def sync(path: Path) -> None:
+    """Wait until the disk holds a file's bytes, or a folder's names; only with both a new file outlasts a power cut.
+
+    Windows has no such thing for folders.
+    """
     if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
+        handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:
@@ -177,7 +180,7 @@ def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
     part.unlink(missing_ok=True)
     create(part, data, mode)
     os.replace(part, path)
-    sync_names(path.parent)
+    sync(path.parent)
 
 
 def _write_all(handle: int, data: bytes) -> None:

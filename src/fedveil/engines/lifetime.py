@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fedveil.accounting import Ledger, Policy
-from fedveil.engines.files import LockedFile, create, sync_names
+from fedveil.engines.files import LockedFile, create, sync
 from fedveil.engines.heads import Head, SecondPlace, checksum_of, opens
 from fedveil.errors import FieldError, LedgerError
 from fedveil.methods import METHODS, require_method
@@ -59,7 +59,7 @@ def begin_ledger(folder: str | Path, dataset: str | int, by: str, *, head: str |
     except FileExistsError as error:
         raise FieldError("ledger", str(path), "exists: what was spent from it stays spent") from error
     try:
-        sync_names(path.parent)
+        sync(path.parent)
         place.make(_id(first), 0, Ledger("", str(dataset), first).checksum, by)
     except BaseException:
         path.unlink()

@@ -15,6 +15,7 @@ from torch import Tensor, uint8
 
 from fedveil.config.folders import MODEL
 from fedveil.engines.files import lock as _lock
+from fedveil.engines.files import sync
 from fedveil.errors import FieldError
 from fedveil.reading import json_of
 
@@ -148,15 +149,6 @@ def write_result(folder: Path, models: Sequence[Mapping[str, Tensor]], summary: 
     }
     write_atomic(folder / MODEL, save(arrays, metadata={"format": "pt"}))
     write_atomic(folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
-
-
-def sync(path: Path) -> None:
-    """Wait until the disk holds a file's bytes, or a folder's names; only with both a new file outlasts a power cut."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def sealed(tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> bytes:

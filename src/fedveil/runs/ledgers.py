@@ -4,10 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fedveil.accounting import Ledger
+from fedveil.engines.files import sync
 from fedveil.engines.party import SERVER, LineStore
 from fedveil.errors import LedgerError
 from fedveil.reading import json_of
-from fedveil.runs.disk import append, sync, write_atomic
+from fedveil.runs.disk import append, write_atomic
 
 SHARED = "clients"  # name of the file of all clients' ledgers
 
