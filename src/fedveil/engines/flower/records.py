@@ -22,7 +22,7 @@ from fedveil.accounting import Release, count_of, model_of
 from fedveil.accounting.release import Kind
 from fedveil.engines import messages, node
 from fedveil.engines.states import pack, unpack
-from fedveil.errors import FieldError, nearest
+from fedveil.errors import FieldError, require_choice
 from fedveil.layout import Layout
 from fedveil.learning.local import Trained
 from fedveil.methods import Broadcast, ClientFacts, ClientSide, NoisySteps, Releases
@@ -160,8 +160,7 @@ def read_facts(content: RecordDict, layout: Layout, broadcast: Broadcast) -> Cli
     if not isinstance(record, ConfigRecord):
         raise FieldError(FACTS, type(record).__name__, "must be what write_facts returns")
     for key in record:
-        if key not in ("chosen", "layers", "scores", "noised"):
-            raise FieldError(FACTS, key, nearest(key, ("chosen", "layers", "scores", "noised")))
+        require_choice(FACTS, key, ("chosen", "layers", "scores", "noised"))
     chosen, scores = messages.whole(FACTS, "chosen", record), None
     if not 0 <= chosen < len(broadcast.models):
         raise FieldError("chosen", chosen, f"must be the index of one of {len(broadcast.models)} hypotheses")

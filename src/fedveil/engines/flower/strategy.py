@@ -15,26 +15,24 @@ from fedveil.accounting import Guarantee, SpendFilter
 from fedveil.engines.assembly import AnyMethod, draw_cohort, several
 from fedveil.engines.flower import records
 from fedveil.engines.flower.roster import Asking, Roster
-from fedveil.engines.flower.validation import LOSS, validation_loss
+from fedveil.engines.flower.validation import Evaluating
 from fedveil.engines.history import Best
 from fedveil.engines.party import Round, ServerParty
-from fedveil.engines.serving import RunKeeper, Serving, mean_metrics, served
-from fedveil.engines.stopping import EarlyStopping, drawn
+from fedveil.engines.serving import RunKeeper, Serving, served
+from fedveil.engines.stopping import EarlyStopping
 from fedveil.engines.warning import Warnings
 from fedveil.errors import (
     BudgetError,
     FedVeilError,
     FieldError,
     NoReplyError,
-    ReplyError,
-    cleaned,
     require_count,
     require_delta,
     require_rounds,
 )
 from fedveil.layout import Layout
 from fedveil.mechanisms import source_of
-from fedveil.methods import Broadcast, Releases, SecureSum, check_figures
+from fedveil.methods import Broadcast, Releases, SecureSum
 
 _LOG = getLogger("flwr")
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -126,19 +124,16 @@ class FedVeilStrategy(Strategy):
         delta: float = 1e-5,
         stopping: EarlyStopping | None = None,
     ) -> None:
-        if stopping is not None and stopping.clients:
-            accepted = "names no clients under Flower: nodes validate, by privacy_mod(..., validation=Validation())"
-            raise FieldError("stopping.clients", len(stopping.clients), accepted)
-        self._stopping, self.best = stopping, Best()
         self.rounds = require_rounds("rounds", rounds)
         self.server = served(method, layout, self.rounds, source_of(seed), budget, folder, "flower")
         self.method, self.layout = self.server.method, self.server.layout
         wanted = (self.method.server.hypotheses, self.layout.size)
         if initial is not None and initial.shape != wanted:
             raise FieldError("initial", tuple(initial.shape), f"must be [k, d] = {wanted}")
-        self._initial, self._size = initial, clients_per_round and require_count("clients_per_round", clients_per_round)
+        self._size = clients_per_round and require_count("clients_per_round", clients_per_round)
         self._seed = secrets.randbits(62) if seed is None else seed
-        self.done, self.evaluate, self._on_round = done, evaluate, on_round
+        self._evaluating = Evaluating(self.server, stopping, self._seed, evaluate)
+        self.done, self._on_round = done, on_round
         self._folder, delta, least = folder, require_delta("delta", delta), require_count("min_clients", min_clients)
         self._serving = Serving(self.server, self.rounds, delta, folder, least, _LOG)
         self.stopped, self.history = "", self._serving.history
@@ -171,6 +166,11 @@ class FedVeilStrategy(Strategy):
         """
         return self._serving.guarantee
 
+    @property
+    def best(self) -> Best:
+        """The models with the least validation loss."""
+        return self._evaluating.best
+
     def warn_by(self, by: Warnings) -> None:
         """Have warnings told elsewhere than in Flower's log."""
         self._serving.warnings = by
@@ -201,7 +201,7 @@ class FedVeilStrategy(Strategy):
             raise FieldError("num_rounds", num_rounds, f"the clients are told of {self.rounds} rounds; leave it out")
         if self.history:
             raise FieldError("start", len(self.history), "this strategy has run: build another one")
-        for name, shape in self.layout.shapes.items() if self._initial is None else ():
+        for name, shape in self.layout.shapes.items() if not len(self.models) else ():
             given = tuple(initial_arrays[name].shape) if name in initial_arrays else None
             if given != shape:
                 accepted = f"the layout has the shape {shape} there: make both of one model"
@@ -234,9 +234,9 @@ class FedVeilStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Greet new nodes, draw the cohort, broadcast."""
-        if self._stopping is not None and (why := self._stopping.ends(self.best)):
-            raise BudgetError(why)
-        if self.broadcast is None and self._initial is None:
+        if self._evaluating.stopped:
+            raise BudgetError(self._evaluating.stopped)
+        if not len(self.models):
             start, k = records.from_arrays(self.layout, arrays), self.method.server.hypotheses
             self.models = several(start, self.layout, k, self._seed)
         self._grid, self._config = grid, config
@@ -297,13 +297,8 @@ class FedVeilStrategy(Strategy):
     ) -> Iterable[Message]:
         """Ask everybody who is connected, nobody under local trust; with early stopping those who validate."""
         assert self.broadcast is not None  # a round was combined
-        public, rule, nodes = self.broadcast.public, self._stopping, dict[int, int]()
-        if rule is not None:
-            held = self._roster.validating
-            nodes = {p: held[p] for p in drawn(rule, self._seed, public.round, sorted(held))}
-        elif self.evaluate and self.method.client.trust == "central":
-            nodes = dict(sorted(self._roster.nodes.items()))
-        broadcast = Broadcast(models=self.models, public=public)
+        broadcast = Broadcast(models=self.models, public=self.broadcast.public)
+        nodes = self._evaluating.nodes(self._roster, broadcast.public.round)
         return self._asking.messages(broadcast, nodes, config, MessageType.EVALUATE)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -311,36 +306,10 @@ class FedVeilStrategy(Strategy):
         if not self._asking.asked:
             return None
         released, failed, refused = self._asking.sorted(replies)
-        for partition, found in list(released.items()):
-            try:
-                check_figures(found)
-            except ReplyError as error:
-                failed[partition] = cleaned(error)
-                del released[partition]
-        if self._stopping is not None:
-            return self._validated(self._stopping, released, failed | refused, server_round)
-        if not released:
-            few = cleaned("; ".join(dict.fromkeys(failed.values())))
-            _LOG.warning("FedVeil: no client evaluates, and none is asked again (%s)", few)
-            self.evaluate = False
+        figures = self._evaluating.figures(released, failed | refused, self.done + server_round, self.models)
+        if not figures:
             return None
-        for partition, reason in failed.items():
-            _LOG.info("client %s did not evaluate: %s", partition, reason)
-        self._result.evaluate_metrics_clientapp[server_round] = MetricRecord(dict(mean_metrics(released)))
-        return self._result.evaluate_metrics_clientapp[server_round]
-
-    def _validated(
-        self, rule: EarlyStopping, released: dict[int, Releases], failed: dict[int, str], server_round: int
-    ) -> MetricRecord | None:
-        """Note the validation loss of a round."""
-        for partition, reason in failed.items():
-            _LOG.info("validation client %s sends no loss: %s", partition, reason)
-        number = self.done + server_round
-        value = validation_loss(self.server, rule.validation, number, released.values())
-        if value is None:
-            return None
-        self.best = rule.following(self.best, value, number, self.models)
-        self._result.evaluate_metrics_clientapp[server_round] = MetricRecord({LOSS: value})
+        self._result.evaluate_metrics_clientapp[server_round] = MetricRecord(dict(figures))
         return self._result.evaluate_metrics_clientapp[server_round]
 
     def summary(self) -> None:

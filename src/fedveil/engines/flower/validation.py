@@ -1,4 +1,4 @@
-"""A node that only validates: the loss of a broadcast model on its data leaves as a release, or nothing does."""
+"""Evaluation. Of a node that only validates the loss of a broadcast model leaves as a release, or nothing does."""
 
 from collections.abc import Callable, Iterable
 from logging import getLogger
@@ -6,17 +6,21 @@ from math import inf, isfinite
 
 import torch
 from flwr.app import Context, Error, Message, MessageType, RecordDict
+from torch import Tensor
 
 from fedveil.accounting import Release
 from fedveil.engines.flower import records
 from fedveil.engines.flower.records import Memory
+from fedveil.engines.flower.roster import Roster
+from fedveil.engines.history import Best
 from fedveil.engines.messages import REPLY
 from fedveil.engines.node import Settings, disagreement, opened_ledger
 from fedveil.engines.party import VALIDATE, ServerParty
-from fedveil.engines.stopping import Validator
-from fedveil.errors import BudgetError
+from fedveil.engines.serving import mean_metrics
+from fedveil.engines.stopping import EarlyStopping, Validator, drawn
+from fedveil.errors import BudgetError, FieldError, ReplyError, cleaned
 from fedveil.layout import Layout
-from fedveil.methods import Releases
+from fedveil.methods import Releases, check_figures
 from fedveil.methods.publishing import Validation
 
 _LOG = getLogger("flwr")
@@ -72,13 +76,75 @@ def validated(
     return Message(content, reply_to=message)
 
 
-def validation_loss(
-    server: ServerParty, validation: Validation, round_: int, released: Iterable[Releases]
-) -> float | None:
-    """The validation loss of a round as released: the mean of what left the nodes, or the server's own release."""
-    losses = [r.value.double() for found in released for r in found if r.kind == "metric" and r.name == LOSS]
-    if not losses:
-        return None
-    if server.method.client.trust != "central" or validation.losses == "public":
-        return float(torch.stack(losses).mean())
-    return server.validate(round_, torch.stack(losses), validation)
+class Evaluating:
+    """The server's half: whom it asks to evaluate the new models, and what follows from the answers.
+
+    Parameters
+    ----------
+    server : ServerParty
+        Of the run.
+    rule : EarlyStopping, optional
+        With one, nodes that only validate are asked; else everybody who is connected, nobody under local trust.
+    seed : int
+        Draws validating nodes.
+    wanted : bool
+        Whether everybody is asked, until nobody answers.
+
+    Attributes
+    ----------
+    best : Best
+        The models with the least validation loss.
+    """
+
+    def __init__(self, server: ServerParty, rule: EarlyStopping | None, seed: int, wanted: bool) -> None:
+        if rule is not None and rule.clients:
+            accepted = "names no clients under Flower: nodes validate, by privacy_mod(..., validation=Validation())"
+            raise FieldError("stopping.clients", len(rule.clients), accepted)
+        self._server, self._rule, self._seed, self.best = server, rule, seed, Best()
+        self._central = server.method.client.trust == "central"
+        self._wanted = wanted and self._central
+
+    @property
+    def stopped(self) -> str:
+        """Why the run is over, or ""."""
+        return "" if self._rule is None else self._rule.ends(self.best)
+
+    def nodes(self, roster: Roster, round_: int) -> dict[int, int]:
+        """Nodes that are asked after a round, by partition."""
+        if self._rule is None:
+            return dict(sorted(roster.nodes.items())) if self._wanted else {}
+        held = roster.validating
+        return {p: held[p] for p in drawn(self._rule, self._seed, round_, sorted(held))}
+
+    def figures(
+        self, released: dict[int, Releases], failed: dict[int, str], round_: int, models: Tensor
+    ) -> dict[str, float]:
+        """Mean of the clients' metrics, weighted by their counts, or the validation loss; empty where there is none."""
+        for partition, found in list(released.items()):
+            try:
+                check_figures(found)
+            except ReplyError as error:
+                failed[partition] = cleaned(error)
+                del released[partition]
+        for partition, reason in failed.items():
+            _LOG.info("client %s sends no figures: %s", partition, reason)
+        if self._rule is not None:
+            value = self._loss(self._rule.validation, released.values(), round_)
+            if value is None:
+                return {}
+            self.best = self._rule.following(self.best, value, round_, models)
+            return {LOSS: value}
+        if not released:
+            few = cleaned("; ".join(dict.fromkeys(failed.values())))
+            _LOG.warning("FedVeil: no client evaluates, and none is asked again (%s)", few)
+            self._wanted = False
+        return mean_metrics(released)
+
+    def _loss(self, validation: Validation, released: Iterable[Releases], round_: int) -> float | None:
+        """The loss as released: the mean of what left the nodes, or the server's own release."""
+        losses = [r.value.double() for found in released for r in found if r.kind == "metric" and r.name == LOSS]
+        if not losses:
+            return None
+        if not self._central or validation.losses == "public":
+            return float(torch.stack(losses).mean())
+        return self._server.validate(round_, torch.stack(losses), validation)
