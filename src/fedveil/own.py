@@ -11,7 +11,7 @@ import torch
 from fedveil.attacks.bounds import EpsilonBound
 from fedveil.config import Config, load
 from fedveil.engines import Federation
-from fedveil.engines.assembly import AnyMethod, as_client
+from fedveil.engines.assembly import AnyMethod
 from fedveil.errors import FieldError, NoReplyError, require_count, require_delta, require_rounds
 from fedveil.games.game import Judgement, game_of, play
 from fedveil.games.own import Clients, Make, OwnGame, make_one
@@ -22,6 +22,7 @@ from fedveil.grid.cell import stated
 from fedveil.grid.comparison import compare as compare_settings
 from fedveil.grid.comparison import named
 from fedveil.learning import ClientData, LocalTraining
+from fedveil.learning.clients import as_client
 from fedveil.runs.runner import Progress, Silent
 from fedveil.runs.summary import Summary
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, cast
+from typing import cast
 from warnings import warn
 
 import torch
@@ -15,7 +15,7 @@ from fedveil.aggregation import Aggregator, FedProx
 from fedveil.errors import FieldError, NoReplyError
 from fedveil.layout import Buffers, Layout
 from fedveil.learning import ClientData, LocalTraining
-from fedveil.learning.clients import is_data_set, read_client
+from fedveil.learning.clients import as_client as as_client
 from fedveil.learning.learner import Learned
 from fedveil.learning.losses import LossFunction, as_input, evaluating, loss_of, outputs_of
 from fedveil.mechanisms import keyed_seed
@@ -172,47 +172,6 @@ def client_facts(broadcast: methods.Broadcast, layout: Layout, learned: Learned)
         layer_scores=learned.layer_scores,
         noised=learned.trained.noised,
     )
-
-
-def as_client(value: ClientData | Sequence[Any], name: str) -> ClientData:
-    """Accept ClientData, a tuple of tensors or arrays, a data set or loader of PyTorch, or two of them."""
-    if isinstance(value, ClientData):
-        return value
-    if is_data_set(value):
-        return read_client(value, name, as_client)
-    if isinstance(value, Sequence) and len(value) == 2 and is_data_set(value[0]):
-        train, test = (as_client(v, f"{name}[{i}]") for i, v in enumerate(value))
-        return ClientData(train.x, train.y, test.x, test.y)
-    if not isinstance(value, Sequence) or len(value) not in (2, 4):
-        others = "a Dataset, a DataLoader, or two of them, the second held out"
-        accepted = f"must be (x, y), (x, y, test_x, test_y) or ClientData, in a list of clients; or {others}"
-        raise FieldError(name, type(value).__name__, accepted)
-    names = ("x", "y", "test_x", "test_y")
-    tensors = [_tensor(v, f"{name}.{part}") for v, part in zip(value, names, strict=False)]
-    for i in (1, 3):
-        if i < len(tensors) and not tensors[i].is_floating_point():
-            tensors[i] = tensors[i].to(torch.int64)
-    for i in (0, 2):
-        if i < len(tensors) and tensors[i].dtype == torch.float64:
-            tensors[i] = tensors[i].to(torch.float32)
-    try:
-        return ClientData(*tensors)  # type: ignore[arg-type]
-    except FieldError as error:
-        raise FieldError(f"{name}.{error.field}", error.value, error.accepted) from error
-
-
-def _tensor(value: Any, name: str) -> Tensor:
-    """A tensor of numbers, from what holds them."""
-    if isinstance(value, Tensor):
-        return value
-    array = value.to_numpy(copy=True) if hasattr(value, "to_numpy") else value  # of a data frame
-    try:
-        return torch.as_tensor(array)
-    except (TypeError, ValueError, RuntimeError) as error:
-        accepted = "must be numbers, one row an example"
-        if name.endswith("y"):
-            accepted += "; number the classes from 0 on, in the same order for every client"
-        raise FieldError(name, str(getattr(array, "dtype", type(array).__name__)), accepted) from error
 
 
 def require_alike(clients: Sequence[ClientData]) -> None:

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from fedveil import accounting
 from fedveil.checks import Count, NonNegative, Parameters
-from fedveil.engines.assembly import as_client, draw_cohort
+from fedveil.engines.assembly import draw_cohort
 from fedveil.engines.history import Best
 from fedveil.engines.party import VALIDATE, LineStore, Party, ServerParty
 from fedveil.errors import BudgetError, FieldError
 from fedveil.learning import ClientData, client_losses
+from fedveil.learning.clients import as_client
 from fedveil.learning.learner import Learner
 from fedveil.mechanisms import Source
 from fedveil.methods import Method, Releases

@@ -167,12 +167,48 @@ def _check(x_name: str, x: Tensor, y_name: str, y: Tensor) -> None:
         raise FieldError(y_name, int(y.min()), "classes are numbered from 0 on")
 
 
-def is_data_set(value: Any) -> bool:
-    """Whether it is a data set or loader of PyTorch."""
-    return isinstance(value, Dataset | DataLoader)
+def as_client(value: ClientData | Sequence[Any], name: str) -> ClientData:
+    """Accept ClientData, a tuple of tensors or arrays, a data set or loader of PyTorch, or two of them."""
+    if isinstance(value, ClientData):
+        return value
+    if isinstance(value, Dataset | DataLoader):
+        return _read(value, name)
+    if isinstance(value, Sequence) and len(value) == 2 and isinstance(value[0], Dataset | DataLoader):
+        train, test = (as_client(v, f"{name}[{i}]") for i, v in enumerate(value))
+        return ClientData(train.x, train.y, test.x, test.y)
+    if not isinstance(value, Sequence) or len(value) not in (2, 4):
+        others = "a Dataset, a DataLoader, or two of them, the second held out"
+        accepted = f"must be (x, y), (x, y, test_x, test_y) or ClientData, in a list of clients; or {others}"
+        raise FieldError(name, type(value).__name__, accepted)
+    names = ("x", "y", "test_x", "test_y")
+    tensors = [_tensor(v, f"{name}.{part}") for v, part in zip(value, names, strict=False)]
+    for i in (1, 3):
+        if i < len(tensors) and not tensors[i].is_floating_point():
+            tensors[i] = tensors[i].to(torch.int64)
+    for i in (0, 2):
+        if i < len(tensors) and tensors[i].dtype == torch.float64:
+            tensors[i] = tensors[i].to(torch.float32)
+    try:
+        return ClientData(*tensors)  # type: ignore[arg-type]
+    except FieldError as error:
+        raise FieldError(f"{name}.{error.field}", error.value, error.accepted) from error
 
 
-def read_client(value: Any, name: str, convert: Callable[[Sequence[Any], str], ClientData]) -> ClientData:
+def _tensor(value: Any, name: str) -> Tensor:
+    """A tensor of numbers, from what holds them."""
+    if isinstance(value, Tensor):
+        return value
+    array = value.to_numpy(copy=True) if hasattr(value, "to_numpy") else value  # of a data frame
+    try:
+        return torch.as_tensor(array)
+    except (TypeError, ValueError, RuntimeError) as error:
+        accepted = "must be numbers, one row an example"
+        if name.endswith("y"):
+            accepted += "; number the classes from 0 on, in the same order for every client"
+        raise FieldError(name, str(getattr(array, "dtype", type(array).__name__)), accepted) from error
+
+
+def _read(value: Any, name: str) -> ClientData:
     """Read a map-style data set once, to check every example and to learn the labels.
 
     Of a loader its data set and its ``collate_fn`` are used; how large batches are and in which order they come is
@@ -185,8 +221,6 @@ def read_client(value: Any, name: str, convert: Callable[[Sequence[Any], str], C
         ``len`` and ``[i] -> (x, y)``, of tensors, arrays or numbers.
     name : str
         For refusals.
-    convert : callable
-        ``((x, y), name) -> ClientData`` checks a batch.
 
     Raises
     ------
@@ -202,7 +236,7 @@ def read_client(value: Any, name: str, convert: Callable[[Sequence[Any], str], C
     def read(rows: Sequence[int]) -> ClientData:
         try:
             x, y = collate([data[i] for i in rows])
-            return convert((x, y), name)
+            return as_client((x, y), name)
         except FieldError:
             raise
         except Exception as error:  # the data set is the user's
