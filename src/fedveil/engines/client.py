@@ -164,13 +164,12 @@ class ClientParty(Party):
         """Randomness of noise inside training; of the attempt whose release is due."""
         if self._question is not None and self._site is not None:
             return self._site.key.source(self._question.digest).child("train")
-        known = self.ledger.find((round_, PROTECT))
-        return self._source.child(self.ledger.party, round_, "train", 0 if known is None else known.attempt)
+        return self.stream(round_, "train")
 
-    def stream(self, round_: int) -> Source:
+    def stream(self, round_: int, purpose: str = PROTECT) -> Source:
         """The randomness of a round's release; asked twice, a reproducible source gives the same stream."""
         known = self.ledger.find((round_, PROTECT))
-        return self._source.child(self.ledger.party, round_, PROTECT, 0 if known is None else known.attempt)
+        return self._source.child(self.ledger.party, round_, purpose, 0 if known is None else known.attempt)
 
     def release(self, releases: Releases, facts: ClientFacts, protected: Protected | None = None) -> Releases:
         """Protect what training gave, commit it, hand it over; under local trust a failure is a zero update.
@@ -226,7 +225,6 @@ class ClientParty(Party):
     def _asked(self, site: Site, broadcast: Broadcast) -> Refusal | None:
         """Take the question of a secure sum, or refuse it: the server is told that, and nothing of why."""
         self._question, public = None, broadcast.public
-        round_ = public.round
         try:
             question = self._question_of(broadcast)
             if question is None:
@@ -235,16 +233,15 @@ class ClientParty(Party):
             if public.terms != question.terms.text:
                 accepted = f"must be this site's own, {question.terms.text}: the contract says whose are right"
                 raise FieldError("terms", public.terms, accepted)
+            self._question, round_ = question, public.round
+            if any(e.key == self._key(round_) for e in self.ledger.earlier):
+                accepted = "put this question before: a site answers it in one run alone"
+                raise FieldError("run", public.run, accepted)
+            answered = {e.key for e in self.ledger.entries if e.key[0] == round_}
+            if self._key(round_) not in answered and len(answered) >= site.attempts:
+                raise FieldError("attempts", len(answered), f"of round {round_} were answered: the site's limit")
         except FieldError as error:
-            self.failure = error
-            return Refusal(NO_PART)
-        self._question = question
-        if any(e.key == self._key(round_) for e in self.ledger.earlier):
-            self.failure = FieldError("run", public.run, "put this question before: a site answers it in one run alone")
-            return Refusal(NO_PART)
-        answered = {e.key for e in self.ledger.entries if e.key[0] == round_}
-        if self._key(round_) not in answered and len(answered) >= site.attempts:
-            self.failure = FieldError("attempts", len(answered), f"of round {round_} were answered: the site's limit")
+            self.failure, self._question = error, None
             return Refusal(NO_PART)
         return None
 

@@ -159,7 +159,7 @@ class Asking:
     ) -> list[Message]:
         """A broadcast to the node of each partition."""
         self.asked = {node: partition for partition, node in nodes.items()}
-        content = records.write_broadcast(broadcast, self._layout, config)
+        content = records.write_broadcast(broadcast, self._layout, config) if nodes else RecordDict()
         self._sent = [Message(content, node, kind) for node in self.asked]
         return self._sent
 
