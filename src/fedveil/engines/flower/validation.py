@@ -126,19 +126,20 @@ class Evaluating:
             except ReplyError as error:
                 failed[partition] = cleaned(error)
                 del released[partition]
-        for partition, reason in failed.items():
-            _LOG.info("client %s sends no figures: %s", partition, reason)
-        if self._rule is not None:
-            value = self._loss(self._rule.validation, released.values(), round_)
-            if value is None:
-                return {}
-            self.best = self._rule.following(self.best, value, round_, models)
-            return {LOSS: value}
-        if not released:
+        if not released and self._rule is None:
             few = cleaned("; ".join(dict.fromkeys(failed.values())))
             _LOG.warning("FedVeil: no client evaluates, and none is asked again (%s)", few)
             self._wanted = False
-        return mean_metrics(released)
+            return {}
+        for partition, reason in failed.items():
+            _LOG.info("client %s sends no figures: %s", partition, reason)
+        if self._rule is None:
+            return mean_metrics(released)
+        value = self._loss(self._rule.validation, released.values(), round_)
+        if value is None:
+            return {}
+        self.best = self._rule.following(self.best, value, round_, models)
+        return {LOSS: value}
 
     def _loss(self, validation: Validation, released: Iterable[Releases], round_: int) -> float | None:
         """The loss as released: the mean of what left the nodes, or the server's own release."""
