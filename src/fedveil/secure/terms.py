@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from fedveil.accounting.events import Relation
-from fedveil.checks import Count, NoiseMultiplier, Parameters, Positive, Share
+from fedveil.checks import Count, Natural, NoiseMultiplier, Parameters, Positive, Share
 from fedveil.clipping import require_bound
 from fedveil.errors import FieldError, require_count
 from fedveil.mechanisms import WideGaussianNoise
@@ -119,7 +119,7 @@ class SumTerms(Parameters):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SumContext:
+class SumContext(Parameters):
     """One question to the sites: whoever is asked another one draws other masks.
 
     Parameters
@@ -139,8 +139,8 @@ class SumContext:
     """
 
     run: str
-    round: int
-    attempt: int
+    round: Count
+    attempt: Natural
     roster: tuple[PublicKey, ...]
     broadcast: str
     layout: str
@@ -148,14 +148,11 @@ class SumContext:
 
     def __post_init__(self) -> None:
         """Check all that needs no key."""
-        for name, least in (("round", 1), ("attempt", 0)):
-            if require_count(name, getattr(self, name), least=least) >= _HALF:
-                raise FieldError(name, getattr(self, name), "is no number of a round")
+        super().__post_init__()
         object.__setattr__(self, "roster", roster(self.roster))
-        if len(self.roster) < self.terms.least_sites:
-            raise FieldError("roster", len(self.roster), f"must have at least {self.terms.least_sites} sites")
-        if len(self.roster) > MOST:
-            raise FieldError("roster", len(self.roster), f"must have at most {MOST} sites")
+        least = self.terms.least_sites
+        if not least <= len(self.roster) <= MOST:
+            raise FieldError("roster", len(self.roster), f"must have {least} to {MOST} sites")
 
     @property
     def digest(self) -> bytes:
