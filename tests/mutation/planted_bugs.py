@@ -1936,9 +1936,9 @@ BUGS = (
     ),
     _bug(
         "validation: no policy is asked",
-        "engines/stopping.py",
-        "Validator._refusal",
-        "self._policy is None",
+        "engines/party.py",
+        "Party._forbidden",
+        "self.policy is None",
         "True",
         f"{CORE}stopping.py",
     ),
@@ -1946,8 +1946,8 @@ BUGS = (
         "validation: no budget is asked",
         "engines/stopping.py",
         "Validator._charge",
-        "not used_up and (not self._refusal(spend)) and super()._charge(spend)",
-        "not used_up and (not self._refusal(spend))",
+        "not used_up and (not self._forbidden(self._method, spend)) and super()._charge(spend)",
+        "not used_up and (not self._forbidden(self._method, spend))",
         f"{CORE}stopping.py",
     ),
     _bug(

@@ -282,12 +282,8 @@ class ClientParty(Party):
             shares = math.fsum([1 / public.rounds, *(1 / e.rounds for e in earlier if e.rounds)])
             if shares > 1 + 1e-9:
                 return Refusal("the releases that the total promise holds are made: a policy with a total allows more")
-        if self.policy is not None:
-            past = [e.spend for e in self.ledger.all_entries]
-            trust, deployable = self.method.client.trust, self._source.deployable
-            reason = self.policy.refusal(self.method.name, trust, deployable, quoted, past)
-            if reason is not None:
-                return Refusal(reason)
+        if reason := self._forbidden(self.method, quoted):
+            return Refusal(reason)
         return None if self._charge(quoted) else Refusal("the client's privacy budget is used up")
 
     def _renews(self, known: Entry) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedveil.accounting import OPEN, Entry, Ledger, Release, Spend, SpendFilter, digest
+from fedveil.accounting import OPEN, Entry, Ledger, Policy, Release, Spend, SpendFilter, digest
 from fedveil.engines.assembly import AnyMethod, resolve_method
 from fedveil.errors import BudgetError, FieldError, LedgerError, NoReplyError, ReplyError, cleaned
 from fedveil.layout import Layout
@@ -20,6 +20,7 @@ from fedveil.methods import (
     Broadcast,
     CohortReplies,
     Combined,
+    Method,
     PublicFacts,
     Releases,
     ServerFacts,
@@ -45,7 +46,9 @@ def forget(line: str) -> None:
 
 
 class Party:
-    """What clients and the server share: a ledger, a filter, a source."""
+    """What clients and the server share: a ledger, a filter, a source; and what a client's owner allows."""
+
+    policy: Policy | None = None
 
     def __init__(
         self, ledger: Ledger, source: Source, budget: SpendFilter | None = None, store: LineStore = forget
@@ -62,14 +65,21 @@ class Party:
         """Charge the filter, if there is one; False if the budget does not allow it."""
         return self.budget is None or (not self._overspent and self.budget.admit_spend(spend))
 
+    def _forbidden(self, method: Method, spend: Spend) -> str:
+        """Why the owner's policy allows no such release, or ""."""
+        if self.policy is None:
+            return ""
+        past = [e.spend for e in self.ledger.all_entries]
+        return self.policy.refusal(method.name, method.client.trust, self._source.deployable, spend, past) or ""
+
     def _require_written(self) -> None:
         if self._unwritten:  # the same bits would find their entry in memory, and go out without one on the disk
             raise LedgerError(f"the ledger of {self.ledger.party!r} could not be written: go on from what is stored")
 
     def _draw(
         self, round_: int, purpose: str, make: Callable[[Source], tuple[Releases, Spend]], once: bool = False
-    ) -> None:
-        """Draw a release, commit it, and return only then.
+    ) -> Releases:
+        """Draw a release, commit it, and return it only then.
 
         A release already committed under this key is handed over again if the draw gives the same bits; otherwise it
         is drawn under the next attempt, charged again and committed again, or refused if there may be one `once`.
@@ -83,7 +93,7 @@ class Party:
             mark = digest(releases)
             if known is not None and known.attempt == attempt:
                 if known.digest == mark:
-                    return
+                    return releases
                 if once:
                     raise BudgetError(self._recorded(round_))
                 attempt += 1
@@ -94,7 +104,7 @@ class Party:
                     stands = "a release of it is recorded, whose bits a crash took: the last checkpointed model stands"
                 raise BudgetError(f"round {round_}: the {self.ledger.party}'s budget is used up; {stands}")
             self._commit(Entry((round_, purpose), attempt, mark, spend, self._source.kind))
-            return
+            return releases
 
     def _recorded(self, round_: int) -> str:
         return (
@@ -374,15 +384,9 @@ class ServerParty(Party):
         self, round_: int, purpose: str, publishing: Publishing, names: Sequence[str], figures: Tensor, counts: Tensor
     ) -> Releases:
         relation = self.method.server.relation
-        result: list[Releases] = []
-
-        def make(source: Source) -> tuple[Releases, Spend]:
-            releases, spend = publishing.release(names, figures, counts, relation, source)
-            result[:] = [releases]
-            return releases, spend
-
         try:
-            self._draw(round_, purpose, make)
+            return self._draw(
+                round_, purpose, lambda source: publishing.release(names, figures, counts, relation, source)
+            )
         except BudgetError:  # it depends on public costs alone, so that silence tells nothing
             return ()
-        return result[0]

@@ -21,7 +21,7 @@ from fedveil.learning import ClientData, client_losses
 from fedveil.learning.clients import as_client
 from fedveil.learning.learner import Learner
 from fedveil.mechanisms import Source
-from fedveil.methods import Method, Releases
+from fedveil.methods import Method
 from fedveil.methods.publishing import Validation
 
 VALIDATORS = "validation-"  # begins the names of their ledgers
@@ -111,7 +111,7 @@ class Validator(Party):
         store: LineStore,
     ) -> None:
         super().__init__(ledger, source, budget, store)
-        self._method, self._policy, self._validation = method, policy, validation
+        self._method, self.policy, self._validation = method, policy, validation
         self._trust = method.client.trust
         self.cap = cap_of(validation, self._trust)
 
@@ -123,14 +123,14 @@ class Validator(Party):
         spend, public = self._validation.quote(self._trust), self._validation.losses == "public"
         if self.ledger.find((round_, VALIDATE)) is not None:
             return ""
-        if self._policy is not None and public:
+        if self.policy is not None and public:
             return 'a policy allows no loss in the clear: set losses to "noised"'
         if self._trust != "central" or public:
-            return self._refusal(spend)  # what leaves is charged when it does
-        if self._policy is None and self.budget is None:
+            return self._forbidden(self._method, spend)  # what leaves is charged when it does
+        if self.policy is None and self.budget is None:
             return ""
         if not self._charge(spend):
-            return self._refusal(spend) or "its budget is used up"
+            return self._forbidden(self._method, spend) or "its budget is used up"
         self._commit(accounting.Entry((round_, VALIDATE), 0, accounting.digest(()), spend, "none"))
         return ""
 
@@ -142,15 +142,8 @@ class Validator(Party):
         BudgetError
             If policy or budget do not hold another release.
         """
-        result: list[Releases] = []
-
-        def make(source: Source) -> tuple[Releases, accounting.Spend]:
-            releases, spend = self._validation.release(loss, self._trust, source)
-            result[:] = [releases]
-            return releases, spend
-
-        self._draw(round_, VALIDATE, make)
-        return float(result[0][0].value)
+        drawn = self._draw(round_, VALIDATE, lambda source: self._validation.release(loss, self._trust, source))
+        return float(drawn[0].value)
 
     def spent(self, before: int) -> int:
         """Releases made before a round."""
@@ -158,13 +151,7 @@ class Validator(Party):
 
     def _charge(self, spend: accounting.Spend) -> bool:
         used_up = self.cap is not None and len(self.ledger.entries) >= self.cap
-        return not used_up and not self._refusal(spend) and super()._charge(spend)
-
-    def _refusal(self, spend: accounting.Spend) -> str:
-        if self._policy is None:
-            return ""
-        past = [e.spend for e in self.ledger.all_entries]
-        return self._policy.refusal(self._method.name, self._trust, self._source.deployable, spend, past) or ""
+        return not used_up and not self._forbidden(self._method, spend) and super()._charge(spend)
 
 
 def cap_of(validation: Validation, trust: accounting.Trust) -> int | None:
