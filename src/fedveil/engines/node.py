@@ -87,7 +87,7 @@ def settle(given: Settings, caps: Mapping[str, Any], where: str, trains: bool = 
     return replace(given, budget=budget)
 
 
-class Memory(ABC):
+class ClientMemory(ABC):
     """What a client remembers from one message of a run to the next.
 
     Attributes
@@ -120,7 +120,7 @@ class Memory(ABC):
 
 
 @contextmanager
-def opened_ledger(memory: Memory, settings: Settings, run: str) -> Iterator[tuple[Ledger, LineStore]]:
+def opened_ledger(memory: ClientMemory, settings: Settings, run: str) -> Iterator[tuple[Ledger, LineStore]]:
     """The client's ledger and what makes a line of it durable; no other process can use it meanwhile."""
     if settings.ledgers is not None:
         yield settings.ledgers(str(settings.partition))
@@ -139,7 +139,7 @@ def opened_ledger(memory: Memory, settings: Settings, run: str) -> Iterator[tupl
 
 @contextmanager
 def opened(
-    memory: Memory,
+    memory: ClientMemory,
     settings: Settings,
     layout: Layout,
     run: str,

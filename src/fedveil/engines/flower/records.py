@@ -20,7 +20,8 @@ from torch import Tensor
 
 from fedveil.accounting import Release, count_of, model_of
 from fedveil.accounting.release import Kind
-from fedveil.engines import messages, node
+from fedveil.engines import messages
+from fedveil.engines.node import ClientMemory
 from fedveil.engines.states import pack, unpack
 from fedveil.errors import FieldError, require_choice
 from fedveil.layout import Layout
@@ -235,7 +236,7 @@ STATE, VALUES, LEDGER, KEPT = "fedveil.state", "fedveil.values", "fedveil.ledger
 OWN = (STATE, VALUES, LEDGER, KEPT)  # the mod's, not the app's
 
 
-class Memory(node.Memory):
+class Memory(ClientMemory):
     """One client's memory.
 
     Parameters

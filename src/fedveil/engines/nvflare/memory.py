@@ -6,12 +6,12 @@ from typing import Any
 from nvflare.apis.fl_context import FLContext
 
 from fedveil.accounting import Ledger
-from fedveil.engines.node import Memory
+from fedveil.engines.node import ClientMemory
 from fedveil.errors import FieldError
 from fedveil.methods import Releases
 
 
-class RunMemory(Memory):
+class RunMemory(ClientMemory):
     """One site's memory of one job; FLARE keeps one process a job, and its filters, to the job's end.
 
     Parameters
