@@ -19,12 +19,12 @@ def test_every_claim_is_played_and_a_beaten_one_ends_the_command(tmp_path, monke
     result = CliRunner().invoke(app, ["verify", "--runs", "60", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
     record = json.loads((tmp_path / "game.json").read_text())
-    assert [row["method"] for row in record["rows"]] == [case.name for case in cases(1)]
-    assert {row["held"] for row in record["rows"]} == {True, None}
-    assert (record["runs"], record["provenance"]["seeds"]) == (60, [1, 11, 1000])
-    told = json.loads((tmp_path / "noise.json").read_text())["rows"]
-    assert [row["method"] for row in told] == [one.name for one in methods(1)]
-    assert all(row["as_declared"] for row in told)
+    assert [verdict["setting"] for verdict in record["verdicts"]] == [case.name for case in cases(1)]
+    assert {verdict["details"].get("broken") for verdict in record["verdicts"]} == {0.0, None}
+    assert (record["runs"], record["provenance"]["seeds"]) == (60, [1])
+    told = json.loads((tmp_path / "noise.json").read_text())["verdicts"]
+    assert [verdict["setting"] for verdict in told] == [one.name for one in methods(1)]
+    assert not any(verdict["details"]["broken"] for verdict in told)
     monkeypatch.setattr(game, "held", lambda case, result: False)
     beaten = CliRunner().invoke(app, ["verify", "--runs", "8", "--out", str(tmp_path)])
     assert beaten.exit_code == 1

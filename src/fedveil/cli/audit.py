@@ -7,6 +7,14 @@ import typer
 
 from fedveil.cli.shared import Assign, DeviceOption, Executor, Out, Seed, console_for, executor_of, refusals, say
 
+REPLICATES = """Runs with the target, and as many without (default: 30; from 6 on they can prove anything). \
+Membership: runs of each setting (3). Inversion: clients that are attacked (30)."""
+COLLUDERS = "Clients that pool what they sent, the one that asks included; default: 2, where there are three."
+SHADOW = "What is known of the target's data: clean (default), noisy, partial or public."
+OUT_WORLD = """In the target's place: replace (by anybody), twin (by one like it), remove, empty, itself (a check). \
+Default: what the guarantee's relation stands for."""
+IMAGES = "For inversion: images that each client trains on; default: 1."
+
 
 def audit(
     where: Annotated[
@@ -17,36 +25,16 @@ def audit(
     game: Annotated[
         str | None,
         typer.Option(
-            "--game",
-            metavar="NAME",
-            help="participation, inversion, membership, or one of yours; default: the attacks'.",
+            metavar="NAME", help="participation, inversion, membership, or one of yours; default: the attacks'."
         ),
     ] = None,
-    replicates: Annotated[
-        int | None,
-        typer.Option(
-            "--replicates",
-            metavar="N",
-            help="Runs with the target, and as many without (default: 30; from 6 on they can prove anything). "
-            "Membership: runs of each setting (3). Inversion: clients that are attacked (30).",
-        ),
-    ] = None,
+    replicates: Annotated[int | None, typer.Option(metavar="N", help=REPLICATES)] = None,
     target: Annotated[int | None, typer.Option(metavar="I", help="Client asked about; default: the last.")] = None,
     attacker: Annotated[int | None, typer.Option(metavar="I", help="Client that asks; default: the first.")] = None,
-    colluders: Annotated[int | None, typer.Option(metavar="K", help="Clients that pool what they sent.")] = None,
-    shadow: Annotated[
-        str | None, typer.Option(metavar="KIND", help="clean (default), noisy, partial or public.")
-    ] = None,
-    out_world: Annotated[
-        str | None,
-        typer.Option(
-            "--out-world",
-            metavar="KIND",
-            help="In the target's place: replace (by anybody), twin (by one like it), remove, empty, itself (a check). "
-            "Default: what the guarantee's relation stands for.",
-        ),
-    ] = None,
-    images: Annotated[int | None, typer.Option(metavar="N", help="For inversion: each client's; default: 1.")] = None,
+    colluders: Annotated[int | None, typer.Option(metavar="K", help=COLLUDERS)] = None,
+    shadow: Annotated[str | None, typer.Option(metavar="KIND", help=SHADOW)] = None,
+    out_world: Annotated[str | None, typer.Option(metavar="KIND", help=OUT_WORLD)] = None,
+    images: Annotated[int | None, typer.Option(metavar="N", help=IMAGES)] = None,
     double: Annotated[bool, typer.Option("--double", help="For inversion: clients train and send float64.")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Every setting of [compare], not [privacy]'s.")] = False,
     out: Out = None,

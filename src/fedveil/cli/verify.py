@@ -30,41 +30,27 @@ def verify(
     """
     with refusals():
         from fedveil.games import guarantees
+        from fedveil.report.table import Table
 
         folder = out or Path("runs/guarantees")
         if canaries:
             _canaries(guarantees.canary_game(canaries), folder)
             return
-        noise = guarantees.noise_game()
+        game, noise = guarantees.guarantees_game(runs), guarantees.noise_game()
+        played = _played(game, _claim)
         head = ("method", "d", "claim", "mu, lower bound", "claim held")
-        played = _part(guarantees.guarantees_game(runs), folder, "game", head, "none: worst-case vectors", _claim)
+        _keep(folder, "game", game, played, Table(head, list(map(_claim, played))), "none: worst-case vectors")
         if not any(verdict.point > 0 for verdict in played):
             few = f"{runs} runs show nothing: no lower bound is above 0, so no claim was tested; raise --runs"
             say(console_for(), few)
+        drawn = _played(noise, _noise)
         head = ("method", "d", "noise as declared", "p", "fits least")
-        drawn = _part(noise, folder, "noise", head, "none: known vectors", _noise)
+        _keep(folder, "noise", noise, drawn, Table(head, list(map(_noise, drawn))), "none: known vectors")
         if beaten := _broken(played):
             fail(f"{len(beaten)} of {len(played)} claims are beaten, first that of {beaten[0].setting}", 1)
         if faults := _broken(drawn):
             first = f"{faults[0].setting}: {faults[0].notes[0]}"
             fail(f"the noise of {len(faults)} methods is not what their ledgers declare; first {first}", 1)
-
-
-Line = tuple[list[str], dict[str, Any]]  # of a table, and of its JSON
-
-
-def _part(
-    game: "PartyGame", folder: Path, name: str, head: tuple[str, ...], data: str, line: "Callable[[Verdict], Line]"
-) -> "Sequence[Verdict]":
-    """Play a game with one verdict a cell, and keep its table and rows."""
-    from fedveil.games.guarantees import DIMENSIONS
-    from fedveil.report.table import Table
-
-    verdicts = _played(game, lambda verdict: line(verdict)[0])
-    lines = [line(verdict) for verdict in verdicts]
-    rows = [{"method": one.setting, **row} for one, (_, row) in zip(verdicts, lines, strict=True)]
-    _keep(folder, name, Table(head, [shown for shown, _ in lines]), data, DIMENSIONS, {**game.question(), "rows": rows})
-    return verdicts
 
 
 def _played(game: "PartyGame", line: Callable[..., list[str]]) -> "Sequence[Verdict]":
@@ -83,39 +69,36 @@ def _broken(verdicts: "Sequence[Verdict]") -> "list[Verdict]":
     return [verdict for verdict in verdicts if verdict.details.get("broken")]
 
 
-def _keep(folder: Path, name: str, table: "Table", data: str, seeds: Sequence[int], values: dict[str, Any]) -> None:
-    """Write a part's table and figures, and show the table."""
+def _keep(folder: Path, name: str, game: "PartyGame", verdicts: "Sequence[Verdict]", table: "Table", data: str) -> None:
+    """Write a part's table and verdicts, and show the table."""
     import json
 
     from fedveil.runs.provenance import provenance
 
-    console = console_for()
     folder.mkdir(parents=True, exist_ok=True)
-    record = {"provenance": provenance(data, seeds), **values}
+    seeds = {int(v.details["dimension"]) for v in verdicts if "dimension" in v.details}
+    record = {"provenance": provenance(data, sorted(seeds)), **game.question()}
+    record["verdicts"] = [verdict.to_dict() for verdict in verdicts]
     (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
     (folder / f"{name}.md").write_text("\n".join(table.markdown()).strip() + "\n")
-    console.print(table)
-    say(console, f"written to {folder}: {name}.json, {name}.md", whole=True)
+    console_for().print(table)
+    say(console_for(), f"written to {folder}: {name}.json, {name}.md", whole=True)
 
 
-def _claim(verdict: "Verdict") -> Line:
+def _claim(verdict: "Verdict") -> list[str]:
     from fedveil.gdp import rounded_down
 
-    broken, d, claim = verdict.details.get("broken"), int(verdict.details["dimension"]), verdict.notes[0]
-    pure, found = verdict.details["epsilon at delta 0"], rounded_down(verdict.point)
+    claim, found = verdict.notes[0], rounded_down(verdict.point)
     if claim.startswith("epsilon"):
-        found += f" (epsilon {rounded_down(pure)})"
-    mark = {0.0: "yes", 1.0: "**NO**", None: "no claim to hold"}[broken]
-    lower, epsilon = (float(rounded_down(value, 3)) for value in (verdict.point, pure))
-    row = {"dimension": d, "claim": claim, "mu_lower": lower, "epsilon_lower_at_delta_0": epsilon}
-    row |= {"ceiling_mu": round(verdict.details["ceiling"], 2), "held": None if broken is None else not broken}
-    return [verdict.setting, str(d), claim, found, mark], row
+        found += f" (epsilon {rounded_down(verdict.details['epsilon at delta 0'])})"
+    mark = {0.0: "yes", 1.0: "**NO**", None: "no claim to hold"}[verdict.details.get("broken")]
+    return [verdict.setting, f"{verdict.details['dimension']:.0f}", claim, found, mark]
 
 
-def _noise(verdict: "Verdict") -> Line:
-    fault, d, p = bool(verdict.details["broken"]), int(verdict.details["dimension"]), f"{verdict.point:.2g}"
-    row = {"dimension": d, "least": verdict.notes[0], "kind": verdict.attack, "p": float(p), "as_declared": not fault}
-    return [verdict.setting, str(d), "**NO**" if fault else "yes", p, verdict.notes[0]], row
+def _noise(verdict: "Verdict") -> list[str]:
+    mark = {0.0: "yes", 1.0: "**NO**"}[verdict.details["broken"]]
+    dimension = f"{verdict.details['dimension']:.0f}"
+    return [verdict.setting, dimension, mark, f"{verdict.point:.2g}", verdict.notes[0]]
 
 
 NOTE = """measured: lower bound at 95% from one run, whatever the mechanism does to the canaries together; at most: \
@@ -140,8 +123,7 @@ def _canaries(game: "PartyGame", folder: Path) -> None:
     methods = [one for one in verdicts if not one.setting.endswith(EVERY)]
     rows = [line(*(one for one in verdicts if one.setting.split(": ")[0] == m.setting)) for m in methods]
     head = ("method", "figure", "declared", "measured", "at most", "independent", *EVERY)
-    values = {**game.question(), "verdicts": [verdict.to_dict() for verdict in verdicts]}
-    _keep(folder, "canaries", Table(head, rows, notes=[NOTE]), "none: crafted", (), values)
+    _keep(folder, "canaries", game, verdicts, Table(head, rows, notes=[NOTE]), "none: crafted")
     if beaten := _broken(methods):
         fail(f"{len(beaten)} of {len(rows)} promises are broken, first that of {beaten[0].setting}", 1)
 

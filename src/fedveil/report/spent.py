@@ -22,17 +22,12 @@ def spent_of(ledger: Ledger, policy: Policy) -> Table:
             left = rounded_down(rest, 0 if kind == "participations" else 4)
         allowed = NOTHING if limit is None else f"{limit:g}"
         shown = "of unlike promises: no sum" if math.isinf(spent) else rounded_up(spent, 6)
-        rows.append((f"{kind}{at.get(kind, '')}", count, shown, allowed, left))
+        rows.append([f"{kind}{at.get(kind, '')}", str(count), shown, allowed, left])
     numbers = ("releases", "spent", "allowed", "left")
     notes = ["A release begun and not closed counts like any other. Left of a mu: what one more release may cost."]
     for doubt, count in Counter(entry.doubt for entry in ledger.all_entries if entry.doubt).items():
         notes.append(f"{count} of its releases cost what stands here if {doubt}; else far more.")
     return Table(("cost", *numbers), rows, "spent in all runs", numbers, notes=notes)
-
-
-def texts_of(ledger: Ledger, policy: Policy) -> list[list[str]]:
-    """The rows of `spent_of` as texts."""
-    return [list(map(str, row)) for row in spent_of(ledger, policy).rows]
 
 
 def used_of(ledgers: Sequence[Ledger], policy: Policy) -> Table:

@@ -18,7 +18,7 @@ from fedveil.accounting import Policy
 from fedveil.accounting.conditions import DOUBTS
 from fedveil.errors import FieldError, LedgerError, damaged
 from fedveil.reading import json_of
-from fedveil.report.spent import texts_of
+from fedveil.report.spent import spent_of
 from fedveil.report.statement.books import FoundLedgers, promise_of_sites, promises, read_books
 from fedveil.report.statement.document import FORMAT, encoded
 from fedveil.report.statement.gather import agree
@@ -82,26 +82,25 @@ def _beside(folder: Path, files: Mapping[str, str]) -> Iterator[Checked]:
 def _run(run: Mapping[str, Any], books: FoundLedgers) -> Iterator[Checked]:
     name = run["setting"] if run["seed"] is None else f"{run['setting']}, seed {run['seed']}"
     own, sites = books.runs.get(run["run"], {}), run["sites"]
-    parties = [book["party"] for book in run["ledgers"]]
-    absent = [party for party in parties if party not in own]
-    absent += [party for party in sites["names"] if party not in books.sets]
-    if absent:
-        yield Checked(f"{name}: ledgers", False, f"not among --ledgers: {', '.join(absent[:5])}")
+    known = {book["party"]: book for book in run["ledgers"]}
+    found = {
+        "not among --ledgers": [*(known.keys() - own.keys()), *(set(sites["names"]) - books.sets.keys())],
+        "not the bytes that the report knew": [p for p in known.keys() & own.keys() if own[p].values() != known[p]],
+        "not known to the report": own.keys() - known.keys() if known else (),
+    }
+    wrong = [f"{what}: {', '.join(sorted(parties)[:5])}" for what, parties in found.items() if parties]
+    if known or wrong:
+        yield Checked(f"{name}: ledgers", not wrong, "; ".join(wrong))
+    if found["not among --ledgers"]:
         return
-    given = promises(run["trust"], own, run["delta"], run.get("beside", ())) if parties else {}
-    if parties:
-        wrong = [book["party"] for book in run["ledgers"] if own[book["party"]].values() != book]
-        more = sorted(own.keys() - set(parties))
-        edited = f"not the bytes that the report knew: the ledger of {', '.join(wrong[:5])}" if wrong else ""
-        unknown = f"not known to the report: the ledger of {', '.join(more[:5])}" if more else ""
-        yield Checked(f"{name}: ledgers", not wrong + more, "; ".join(filter(None, (edited, unknown))))
+    given = promises(run["trust"], own, run["delta"], run.get("beside", ())) if known else {}
     held = {party: books.sets[party].of(sites["run"]) for party in sites["names"]}
     given |= promise_of_sites(run["trust"], held, sites["clients"], run["delta"])
     if both := given.keys() & run["promises"].keys():
-        unsaid = [_without_doubts(given[party], run["promises"][party]) for party in both]
+        unsaid = [doubt for party in both for doubt in _without_doubts(given[party], run["promises"][party])]
         same = all(agree(given[party], run["promises"][party]) for party in both)
         yield Checked(f"{name}: promise", same, "the ledgers give another promise")
-        for doubt in dict.fromkeys(doubt for doubts in unsaid for doubt in doubts):
+        for doubt in dict.fromkeys(unsaid):
             yield Checked(f"{name}: lines of an earlier version", None, f"it holds if, too, {doubt}")
     else:
         yield Checked(f"{name}: promise", None, "no ledger that the report knows gives it")
@@ -124,7 +123,7 @@ def _sets(evidence: Mapping[str, Any], books: FoundLedgers) -> Iterator[Checked]
         elif book.values() != one["ledger"]:
             yield Checked(f"data set {name}", False, "its ledger is another, or was shortened")
         else:
-            same = texts_of(book.ledger, policy) == one["spent"]
+            same = spent_of(book.ledger, policy).rows == one["spent"]
             yield Checked(f"data set {name}", same, "what was spent is not what the report says")
 
 

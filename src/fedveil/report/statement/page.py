@@ -19,7 +19,7 @@ import fedveil
 from fedveil.errors import FieldError, require_choice
 from fedveil.gdp import rounded_up
 from fedveil.report.canvas import COLOURS
-from fedveil.report.spent import texts_of
+from fedveil.report.spent import spent_of
 from fedveil.report.statement.document import ABSENT, WORDS, Chart, Report, beside, protected, source
 from fedveil.report.statement.figures import largest_epsilon, svg_of
 from fedveil.report.statement.gather import Gathered, Run
@@ -98,7 +98,7 @@ def report_of(found: Gathered) -> Report:
     promises = {label: largest_epsilon(own).promises for label, own in by_setting(found.runs).items()}
     shown = {name: made[name] for name in ("command", "commit", "date")}
     shown |= {"version": fedveil.__version__, "form": form_of()}
-    sets = [{"ledger": one.values(), "spent": texts_of(one.ledger, found.rule)} for one in found.sets.values()]
+    sets = [{"ledger": one.values(), "spent": spent_of(one.ledger, found.rule).rows} for one in found.sets.values()]
     evidence = {"runs": [_run(run) for run in found.runs], "sets": sets, "policy": found.policy}
     return Report(found.name, shown, headline_of(promises), sections_of(found), evidence)
 

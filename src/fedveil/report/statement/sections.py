@@ -201,7 +201,7 @@ def _budget(found: Gathered) -> ReportSection:
     for name, book in found.sets.items():
         table = spent_of(book.ledger, found.rule)
         rows = [["" if cell == NOTHING else str(cell) for cell in row] for row in table.rows]
-        grids.append(Grid(f"data set {name}", list(table.header), rows))
+        grids.append(Grid(f"data set {name}", table.header, rows))
     declared = [b.ledger.budget for run in found.runs for b in run.books.values() if b.ledger.budget]
     texts = dict.fromkeys(", ".join(f"{k} {v:g}" for k, v in budget.items()) for budget in declared)
     lines = [Fact.of("budget of a run, declared before its first release", *texts)]
