@@ -17,7 +17,7 @@ from fedveil.games import ParticipationGame, participation, play
 from fedveil.games.scoring import HONEST as BEHAVED
 from fedveil.games.scoring import Case, Replicate
 from fedveil.grid import Store
-from fedveil.report.audit_headline import compared
+from fedveil.report.audit_tables import compared
 from fedveil.runs.runner import Silent
 
 SMALL = (

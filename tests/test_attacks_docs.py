@@ -20,7 +20,7 @@ from fedveil.gdp import epsilon_of_mu, rounded_up
 from fedveil.grid import Store
 from fedveil.methods import Publishing
 from fedveil.methods.publishing import MODES
-from fedveil.report.audit_headline import fewest_runs
+from fedveil.report.audit_tables import fewest_runs
 from fedveil_studies.metric_privacy.game import PrintedGame
 from fedveil_studies.metric_privacy.printed import NOT_INDEPENDENT
 

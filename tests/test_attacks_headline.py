@@ -14,7 +14,7 @@ from fedveil.games import ParticipationGame
 from fedveil.games.scoring import Audit, Case, Replicate, Scored, attack_of, judge_all, row_of
 from fedveil.grid import Store
 from fedveil.methods import Publishing
-from fedveil.report.audit_headline import compared, fewest_runs, headline
+from fedveil.report.audit_tables import compared, fewest_runs, headline
 from fedveil.runs import Summary
 
 DELTA, RELATION = 1e-5, "replace-one"

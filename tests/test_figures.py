@@ -13,9 +13,8 @@ from matplotlib.figure import Figure
 from fedveil.attacks import ATTACKS, judge
 from fedveil.games import Audit
 from fedveil.games.scoring import Scored
-from fedveil.report.audit_figures import DEFENDED, PLAIN, audit_figure, evidence_figure
+from fedveil.report.audit_figures import DEFENDED, PLAIN, audit_figure, evidence_figure, in_turn
 from fedveil.report.canvas import legend_below, wrapped
-from fedveil.report.roc import in_turn
 from fedveil_studies.frame.plots import Curve, Line, Plot, draw_plot
 
 LONG = "metric privacy, distance=layer_frobenius, noise_multiplier={0}, clip={0}"

@@ -15,7 +15,7 @@ from fedveil.cli import app
 from fedveil.config import load, presets
 from fedveil.config.first import first_config
 from fedveil.errors import FieldError
-from fedveil.report.audit_headline import answered, folded
+from fedveil.report.audit_tables import answered, folded
 from fedveil.report.table import Table, write
 from fedveil.runs.runner import Silent, run
 

@@ -279,7 +279,7 @@ class OwnAudit(Audit):
 
     def __str__(self) -> str:
         """The answer, a line an attack, then what was promised beside what was measured."""
-        from fedveil.report.audit_headline import answered
+        from fedveil.report.audit_tables import answered
 
         own = [v for v in self.verdicts if v.setting == self.verdicts[-1].setting]
         answer = answered(own[0].setting, own, max(own, key=lambda v: v.point))

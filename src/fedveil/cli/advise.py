@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedveil.cli.shared import console_for, refusals, say
+from fedveil.cli.shared import console_for, refusals, say, show
 from fedveil.errors import FieldError, nearest
 from fedveil.reading import toml_of
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedveil.accounting import Choice
+
+
+WHOSE = 'the data say whose each example is, and this promises single examples: unit = "person" promises people'
 
 
 def advise(
@@ -103,11 +106,9 @@ def _experiment(name: str, target: Mapping[str, Any], console: "Console") -> Non
     if setup.dealt.public is not None:
         say(console, beside_public(ranked, config.model.start == "public"))
     if found.unit == "record" and any(client.person is not None for client in setup.arguments["clients"]):
-        said = 'the data say whose each example is, and this promises single examples: unit = "person" promises people'
-        say(console, said)
+        say(console, WHOSE)
     if setup.config.publish.metrics != "off" or setup.config.stopping is not None:
-        said = "these totals are of the models alone: what [publish] and [stopping] release comes on top"
-        say(console, said)
+        say(console, "these totals are of the models alone: what [publish] and [stopping] release comes on top")
 
 
 def beside_public(ranked: "Sequence[Choice]", begun: bool) -> str:
@@ -121,10 +122,8 @@ def beside_public(ranked: "Sequence[Choice]", begun: bool) -> str:
 def _show(found: "tuple[Choice, ...]", delta: float, console: "Console") -> None:
     from fedveil.report.planning import advice_tables
 
-    for table in advice_tables(found, delta, console.width):
-        console.print(table)
-    for note in table.notes:
-        say(console, note)
+    tables = advice_tables(found, delta, console.width)
+    show(tables, tables[-1].notes)
 
 
 def _called(function: Callable[..., Any], options: dict[str, Any], table: dict[str, Any]) -> Any:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from fedveil.cli.shared import Assign, DeviceOption, Executor, Out, Seed, console_for, executor_of, refusals, say
+from fedveil.cli.shared import show as show_tables
 
 REPLICATES = """Runs with the target, and as many without (default: 30; from 6 on they can prove anything). \
 Membership: runs of each setting (3). Inversion: clients that are attacked (30)."""
@@ -82,13 +83,10 @@ def audit(
         again.folder, again.command = folder, "the same command"
         found = play(built, folder, progress_for(console), executor=executor_of(executor))
         shown = show(found, folder)
-        if shown.answer:
-            say(console, shown.answer, "")
+        say(console, *([shown.answer, ""] if shown.answer else []))
         for table in shown.tables:
-            console.print(table)
-            console.print()
-        for note in shown.notes:
-            say(console, note)
+            show_tables([table], [""])
+        say(console, *shown.notes)
         line = f"written to {folder}: {', '.join(shown.write(folder))} ({found.values['seconds']:.0f} s)"
         say(console, line, whole=True)
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedveil.cli.shared import Assign, Out, Seed, console_for, folder, refusals, say
+from fedveil.cli.shared import Assign, Out, Seed, console_for, folder, refusals, say, show
 
 if TYPE_CHECKING:
     from fedveil.config import Config
@@ -23,12 +23,10 @@ def data_list(
         from fedveil.report.table import Table
 
         rows = [(name, info.description, info.size, info.licence, info.here) for name, info in SOURCES.items()]
-        console = console_for()
         header = ("name", "what it is", "size", "licence", "here")
-        console.print(Table(header, rows, wraps=header[1:]))
-        for name, info in SOURCES.items() if where else ():
-            if info.official:
-                say(console, f"{name}: {info.official}", whole=True)
+        show([Table(header, rows, wraps=header[1:])])
+        official = [f"{name}: {info.official}" for name, info in SOURCES.items() if info.official]
+        say(console_for(), *(official if where else ()), whole=True)
 
 
 @app.command("prepare")
@@ -45,8 +43,7 @@ def data_prepare(
         for assignment in assign or []:
             put(options, assignment)
         path = prepare(name, **options)
-        text = f"prepared: {path}" if path else f"{name} needs no preparation"
-        say(console_for(), text, whole=True)
+        say(console_for(), f"prepared: {path}" if path else f"{name} needs no preparation", whole=True)
 
 
 @app.command("show")
@@ -63,17 +60,12 @@ def data_show(
 
         spec = _configuration(what, assign or [], seed)
         dealt = deal_out(spec.data, spec.seed)
-        found = dealt.holdings()
-        console = console_for()
+        found, console = dealt.holdings(), console_for()
         say(console, headline(found, dealt.dataset), whole=True)
-        for table in tables(found, dealt.dataset):
-            console.print(table)
-        for line in (*dealt.warnings(), dealt.dataset.note, VIEW):
-            if line:
-                say(console, line, whole=True)
+        show(tables(found, dealt.dataset))
+        say(console, *filter(None, (*dealt.warnings(), dealt.dataset.note, VIEW)), whole=True)
         where = out or Path("runs") / f"{spec.name}-data"
-        files = write(found, dealt.dataset, where)
-        names = ", ".join(file.name for file in files)
+        names = ", ".join(file.name for file in write(found, dealt.dataset, where))
         say(console, f"written to {where}: {names}", whole=True)
 
 
@@ -121,10 +113,7 @@ def _configuration(what: str, assignments: list[str], seed: int | None) -> "Conf
 def apply(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run on documents.")],
     pages: Annotated[Path, typer.Argument(metavar="PAGES", help="A scan, or a folder of scans.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", callback=folder, help="A new folder; default: RUN/applied."),
-    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", callback=folder, help="New; default: RUN/applied.")] = None,
     threshold: Annotated[float, typer.Option(metavar="P", help="Probability from which a pixel counts.")] = 0.5,
 ) -> None:
     """Draw what the model of a run finds on scans: tampered pixels in red, masks, and boxes in found.json.
@@ -141,5 +130,5 @@ def apply(
             share = f"{float((found.score >= threshold).mean()):.2%}"
             best = f"{found.boxes[0][-1]:.3f}" if found.boxes else "-"
             rows.append((found.name, share, str(len(found.boxes)), best))
-        console_for().print(Table(("page", "of its pixels", "places", "surest"), rows))
+        show([Table(("page", "of its pixels", "places", "surest"), rows)])
         say(console_for(), f"written to {where}: a drawing and a mask a page, found.json", whole=True)

@@ -5,24 +5,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedveil.cli.shared import console_for, refusals, say
+from fedveil.cli.shared import refusals
+from fedveil.cli.shared import show as show_tables
 
 if TYPE_CHECKING:
     from fedveil.accounting.ledger import Ledger
     from fedveil.engines.heads import Head
     from fedveil.report.table import Table
 
+By = Annotated[str, typer.Option(metavar="WHO", help="Who begins or makes it, and why; recorded in it.")]
 app = typer.Typer(help="The lifetime ledger of a data set: what was ever released from it.", no_args_is_help=True)
 File = Annotated[Path, typer.Argument(metavar="PATH", help="FOLDER/DATASET.jsonl; the file's name is the data set's.")]
 HeadFolder = Annotated[Path, typer.Option(metavar="FOLDER", help="On another disk: for the head and its key.")]
 
 
 @app.command()
-def begin(
-    path: File,
-    by: Annotated[str, typer.Option(metavar="WHO", help="Who begins it, and why; recorded in its first line.")],
-    head: HeadFolder,
-) -> None:
+def begin(path: File, by: By, head: HeadFolder) -> None:
     """Begin a ledger, once. A file that exists is refused: what was spent stays spent."""
     with refusals():
         from fedveil.engines.lifetime import begin_ledger
@@ -31,11 +29,7 @@ def begin(
 
 
 @app.command()
-def head(
-    path: File,
-    by: Annotated[str, typer.Option(metavar="WHO", help="Who makes it, and why; recorded in it.")],
-    head: HeadFolder,
-) -> None:
+def head(path: File, by: By, head: HeadFolder) -> None:
     """Make the head of a ledger that has none: one of an earlier version, or one whose second place was lost.
 
     What lies in the ledger is taken as whole: look first, with `fedveil ledger show`.
@@ -65,13 +59,9 @@ def show(
             held = ", ".join(str(p) for p in sorted(path.rglob("*.jsonl")) if p.parent.name.startswith("ledger"))
             raise FieldError("PATH", str(path), f"is a folder; name a ledger in it: {held or 'it has none'}")
         ledger, lines, _ = read_ledger(path)
-        console = console_for()
-        for table in (runs_of(ledger, lines), spent_of(ledger, rule)):
-            console.print(table)
-            for note in table.notes:
-                say(console, note)
         unlooked = "head: not looked at (--head FOLDER): whether lines are missing at the end is not known"
-        say(console, unlooked if head is None else _of_head(read_head(path, head)))
+        spent, of_head = spent_of(ledger, rule), unlooked if head is None else _of_head(read_head(path, head))
+        show_tables([runs_of(ledger, lines), spent], [*spent.notes, of_head])
 
 
 def _named(path: Path) -> Path:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedveil.cli.shared import REFUSED, console_for, refusals
+from fedveil.cli.shared import REFUSED, refusals, show
 
 app = typer.Typer(help="A node that runs what its operator allows, and protects what leaves.", no_args_is_help=True)
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The node's own: policy.toml, ledgers/, bin/.")]
@@ -42,7 +42,7 @@ def check(folder: Folder) -> None:
         from fedveil.report.table import Table
 
         found = check_site(folder)
-        console_for().print(Table(("what", "binds", "why"), [(f.what, f.binds, f.why) for f in found], str(folder)))
+        show([Table(("what", "binds", "why"), [(f.what, f.binds, f.why) for f in found], str(folder))])
         if any(f.binds == "no" and f.needed for f in found):
             raise typer.Exit(REFUSED)
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fedveil.cli.shared import console_for, fail, folder, refusals
+from fedveil.cli.shared import console_for, fail, folder, refusals, say, show
 
 WRONG = 1
 
@@ -15,19 +15,10 @@ def report(
         list[Path] | None,
         typer.Argument(metavar="[RUN]...", help="Folders of runs, comparisons and audits; Flower's and FLARE's too."),
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", callback=folder, help="Where to write; default: RUN/report."),
-    ] = None,
-    ledgers: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="PATH", help="A ledger, or a folder that holds some; repeatable."),
-    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", callback=folder, help="Default: RUN/report.")] = None,
+    ledgers: Annotated[list[Path] | None, typer.Option(metavar="PATH", help="A ledger or folder; repeatable.")] = None,
     policy: Annotated[Path | None, typer.Option(metavar="FILE", help="The policy in force.")] = None,
-    people: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="What only people know, as TOML: approved_by, region, ..."),
-    ] = None,
+    people: Annotated[Path | None, typer.Option(metavar="FILE", help="What only people know: approved_by, ...")] = None,
     setting: Annotated[str | None, typer.Option(metavar="LABEL", help="Whose release the card is about.")] = None,
     pictures: Annotated[bool, typer.Option("--pictures", help="Put in reconstructions: clients' images.")] = False,
     verify: Annotated[Path | None, typer.Option(metavar="REPORT.json", help="Check it against --ledgers.")] = None,
@@ -55,7 +46,7 @@ def report(
             where = out or runs[0] / "report"
             written = write_report(gather(runs, ledgers or [], policy, people, pictures=pictures), where, setting)
             names = ", ".join(path.name for path in written)
-            console_for().print(f"written to {where}: {names}", markup=False, highlight=False, soft_wrap=True)
+            say(console_for(), f"written to {where}: {names}", whole=True)
 
 
 def _verify(path: Path, ledgers: list[Path]) -> None:
@@ -65,9 +56,8 @@ def _verify(path: Path, ledgers: list[Path]) -> None:
     found = check(path, ledgers)
     said = {True: "agrees", False: "DIFFERS", None: "not looked at"}
     rows = [(one.what, said[one.holds], one.why) for one in found]
-    console_for().print(Table(("what", "verdict", "why"), rows, wraps=("why",)))
-    wrong = [one.what for one in found if one.holds is False]
-    if wrong:
+    show([Table(("what", "verdict", "why"), rows, wraps=("why",))])
+    if wrong := [one.what for one in found if one.holds is False]:
         fail(f"{path}: does not agree: {'; '.join(wrong)}", WRONG)
 
 
@@ -84,6 +74,4 @@ def _budget(paths: list[Path], policy: Path | None) -> None:
     if not sets:
         raise FieldError("--ledgers", [str(path) for path in paths], "hold no data set's ledger")
     table = used_of([book.ledger for book in sets.values()], rule)
-    console_for().print(table)
-    for note in table.notes:
-        console_for().print(note, markup=False, highlight=False)
+    show([table], table.notes)

@@ -80,7 +80,6 @@ def run(
         folder = out or shared.folder_of(config, spec.name)
         again.folder, again.command = folder, f"fedveil run {shlex.quote(str(folder))} --resume"
         console = shared.console_for()
-        shared.quiet(spec.engine)
         summary = Store(None).run_in(folder, Cell("", spec), progress_for(console), resume=resume).summary
         table = run_table(summary)
         write(folder, "table", [table])
@@ -99,10 +98,7 @@ def compare(
     engine: shared.EngineOption = None,
     device: shared.DeviceOption = None,
     seed: shared.Seed = None,
-    audit: Annotated[
-        int,
-        typer.Option(metavar="N", help="Attack every setting: N runs with a client and N without; 0: no."),
-    ] = 0,
+    audit: Annotated[int, typer.Option(metavar="N", help="Attack each setting: N runs with a client, N without.")] = 0,
     jobs: shared.Jobs = 1,
     executor: shared.Executor = "",
     resume: shared.Resume = False,
@@ -121,13 +117,11 @@ def compare(
         from fedveil.report.table import write
         from fedveil.report.tables import WIDE, comparison_notes, comparison_tables
 
-        folder = out or (
-            shared.folder_of(config, spec.name) if resume else shared.fresh(shared.folder_of(config, spec.name))
-        )
+        usual = shared.folder_of(config, spec.name)
+        folder = out or (usual if resume else shared.fresh(usual))
         asked = f" --seeds {seeds}" * (seeds > 1) + f" --audit {audit}" * (audit > 0)
         again.folder, again.command = folder, f"fedveil compare {shlex.quote(str(folder))} --resume{asked}"
         console = shared.console_for()
-        shared.quiet(spec.engine)
         check_audit(spec, audit)
         require_count("--jobs", jobs)
         try:
@@ -141,10 +135,7 @@ def compare(
             attack_settings(spec, folder, audit, progress_for(console))
         found = with_attacks(found, folder)
         files = draw(found, folder)
-        for table in comparison_tables(found, console.width):
-            console.print(table)
-        for note in comparison_notes(found):
-            shared.say(console, note)
+        shared.show(comparison_tables(found, console.width), comparison_notes(found))
         written = write(folder, "table", comparison_tables(found, WIDE), comparison_notes(found))
         names = ", ".join(["comparison.json", *written, *(f.stem + kind for f in files for kind in (".png", ".pdf"))])
         shared.say(console, f"written to {folder}: {names}", whole=True)
@@ -155,10 +146,7 @@ def plan(
     config: Annotated[str | None, typer.Argument(metavar="[CONFIG]", help="A file, run folder or preset.")] = None,
     delta: Annotated[float | None, typer.Option(help="Failure probability of the total.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Without, of --epsilon and --noise-multiplier: the most.")] = None,
-    clients: Annotated[
-        int | None,
-        typer.Option(help="Clients n of each round (default: 1); 0: as many as it takes."),
-    ] = None,
+    clients: Annotated[int | None, typer.Option(help="n, of each round (default: 1); 0: as many as it takes.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Target for the total: gives the noise.")] = None,
     noise_multiplier: Annotated[float | None, typer.Option(help="z: gives epsilon.")] = None,
     clip: Annotated[float | None, typer.Option(help="C, the longest update; default: --update-norm, or 1.")] = None,
@@ -183,12 +171,11 @@ def plan(
             values.pop("noise_multiplier", None)
         given: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "rounds": rounds, "clients": clients, "clip": clip}
         given |= {"update_norm": update_norm, "dimension": dimension, "noise_multiplier": noise_multiplier}
-        given["relation"] = relation
-        values |= {name: value for name, value in given.items() if value is not None}
+        values |= {name: value for name, value in (given | {"relation": relation}).items() if value is not None}
         if "delta" not in values:
             raise FieldError("--delta", "missing", "the failure probability of the total, e.g. 1e-5")
         found = make(**{**values, "clients": values.get("clients", 1) or None})
-        shared.console_for().print(plan_table(found, conditions))
+        shared.show([plan_table(found, conditions)])
 
 
 def _planned(config: str) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -234,4 +221,4 @@ def presets(
             typer.echo(config.loading.text_of(name)[0], nl=False)
             return
         found = list(config.presets().items())
-        shared.console_for().print(Table(("preset", "what it is"), found, wraps=("what it is",)))
+        shared.show([Table(("preset", "what it is"), found, wraps=("what it is",))])

@@ -1,10 +1,12 @@
 """What the commands share: options, refusals as one line and an exit code, folders."""
 
 import json
+import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedveil.grid.jobs import Factory
+    from fedveil.report.table import Table
 
 REFUSED, STOPPED, NO_REPLY, INTERRUPTED = 2, 3, 4, 130
 
@@ -60,9 +63,10 @@ class Resumption:
 
 @contextmanager
 def refusals() -> Iterator[Resumption]:
-    """Turn refusals into one clear line each on stderr, and an exit code."""
+    """Turn refusals into one clear line each on stderr, and an exit code; Flower's own log says its warnings alone."""
     from fedveil.errors import FedVeilError, NoReplyError
 
+    logging.getLogger("flwr").setLevel(logging.WARNING)
     again = Resumption()
     try:
         yield again
@@ -85,9 +89,8 @@ def fail(text: str, code: int) -> None:
 
 def stop_early(reasons: list[str]) -> None:
     """Exit with the code of a spent budget if a run was ended by one."""
-    found = [reason for reason in reasons if reason]
-    if found:
-        fail(f"stopped early: {found[0]}", STOPPED)
+    for reason in filter(None, reasons):
+        fail(f"stopped early: {reason}", STOPPED)
 
 
 @dataclass
@@ -142,6 +145,14 @@ def say(console: "Console", *lines: str, whole: bool = False) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=whole)
 
 
+def show(tables: "Iterable[Table]", notes: Iterable[str] = ()) -> None:
+    """Print tables, and below them what has to be said."""
+    console = console_for()
+    for table in tables:
+        console.print(table)
+    say(console, *notes)
+
+
 def folder_of(config: str, name: str) -> Path:
     """The folder that was named as the configuration, or runs/<name>."""
     from fedveil.config.folders import CONFIG
@@ -152,16 +163,5 @@ def folder_of(config: str, name: str) -> Path:
 
 def fresh(path: Path) -> Path:
     """The first of path, path-2, path-3, ... that holds nothing."""
-    candidate, number = path, 1
-    while candidate.exists() and (not candidate.is_dir() or any(candidate.iterdir())):
-        number += 1
-        candidate = path.with_name(f"{path.name}-{number}")
-    return candidate
-
-
-def quiet(engine: str) -> None:
-    """Keep Flower's own log out of the way of ours."""
-    if engine == "flower":
-        import logging
-
-        logging.getLogger("flwr").setLevel(logging.WARNING)
+    candidates = chain([path], (path.with_name(f"{path.name}-{number}") for number in count(2)))
+    return next(one for one in candidates if not one.exists() or (one.is_dir() and not any(one.iterdir())))

@@ -1,11 +1,12 @@
 """Who holds what: partitions of a data set over clients, and what each client keeps apart."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
+from torch import Tensor
 
 from fedveil.data.schemes import Indices, by_counts, dirichlet, natural, quantity, shards_of
 from fedveil.data.sets import DataSet, own_scale
@@ -88,23 +89,17 @@ def partition(
         if (value is None) == (name in SCHEMES[scheme]):
             text = "is needed by" if value is None else "is no option of"
             raise FieldError(name, value, f"{text} the scheme {scheme!r}")
-    least = require_count("min_size", min_size, 0)
+    least, n = require_count("min_size", min_size, 0), clients or 0
     rng = np.random.default_rng(keyed_seed("partition", seed, scheme))
-    if owner is not None:
-        parts = natural(np.asarray(owner, dtype=np.int64), clients, least, rng)
-        return [np.sort(part) for part in parts]
-    assert clients is not None
-    if counts is not None:
-        parts = by_counts(labels, clients, counts, rng)
-    elif shards is not None:
-        parts = shards_of(labels, clients, require_count("shards", shards), rng)
-    elif scheme == "iid":
-        parts = list(np.array_split(rng.permutation(len(labels)), clients))
-    elif scheme == "quantity":
-        parts = quantity(len(labels), clients, require_positive("alpha", alpha), least, rng)
-    else:
-        parts = dirichlet(labels, clients, require_positive("alpha", alpha), least, rng)
-    return [np.sort(part).astype(np.int64) for part in parts]
+    draws: dict[str, Callable[[], list[Indices]]] = {
+        "iid": lambda: np.array_split(rng.permutation(len(labels)), n),
+        "dirichlet": lambda: dirichlet(labels, n, require_positive("alpha", alpha), least, rng),
+        "counts": lambda: by_counts(labels, n, counts or [], rng),
+        "quantity": lambda: quantity(len(labels), n, require_positive("alpha", alpha), least, rng),
+        "shards": lambda: shards_of(labels, n, require_count("shards", shards), rng),
+        "natural": lambda: natural(np.asarray(owner, dtype=np.int64), clients, least, rng),
+    }
+    return [np.sort(part).astype(np.int64) for part in draws[scheme]()]
 
 
 def holdout(y: ArrayLike, indices: Indices, fraction: float, *, seed: int) -> tuple[Indices, Indices]:
@@ -192,22 +187,20 @@ def federate(
     by_nature = clients == NATURAL or scheme == NATURAL
     if by_nature and scheme not in (NATURAL, "iid"):
         raise FieldError("scheme", scheme, "natural clients are not dealt out: give a number of clients")
-    if by_nature:
-        if dataset.owner is None:
-            accepted = f"{dataset.name!r} does not say whose its examples are; give a number of clients and a scheme"
-            raise FieldError("clients", clients, accepted)
-        scheme, options = NATURAL, {**options, "owner": dataset.owner.numpy()}
-    y = dataset.y.numpy()
+    if by_nature and dataset.owner is None:
+        accepted = f"{dataset.name!r} does not say whose its examples are; give a number of clients and a scheme"
+        raise FieldError("clients", clients, accepted)
     if dataset.task != "classification" and scheme in ("dirichlet", "counts", "shards"):
         accepted = f"needs a class for each example, and {dataset.name!r} is a {dataset.task}: use iid or quantity"
         raise FieldError("scheme", scheme, accepted)
     if dataset.group is not None and scheme == "counts":
         raise FieldError("scheme", scheme, f"counts examples, and those of {dataset.name!r} are dealt out in groups")
-    members = _groups(dataset, by_nature)
+    owner = dataset.owner.numpy() if by_nature and dataset.owner is not None else None
+    members = _groups(dataset, owner)
     first = np.array([rows[0] for rows in members], dtype=np.int64)
-    strata = y[first] if dataset.task == "classification" else np.zeros(len(first), dtype=np.int64)
-    if by_nature:
-        options["owner"] = options["owner"][first]
+    strata = dataset.y.numpy()[first] if dataset.task == "classification" else np.zeros(len(first), dtype=np.int64)
+    if owner is not None:
+        scheme, options = NATURAL, {**options, "owner": owner[first]}
     count = None if clients == NATURAL else int(clients)
     if dataset.group is not None and not by_nature and count is not None and count > len(first):
         raise FieldError("clients", clients, f"must be at most {len(first)}: people and documents are dealt out whole")
@@ -217,7 +210,7 @@ def federate(
         if by_nature and dataset.group is not None:
             halves = _as_elsewhere(dataset.group.numpy()[first], halves, kept)
         train, test = (np.sort(np.concatenate([first[:0], *(members[g] for g in half)])) for half in halves)
-        name = dataset.owners[int(options["owner"][part[0]])] if by_nature else f"client-{i}"
+        name = f"client-{i}" if owner is None else dataset.owners[int(owner[first[part[0]]])]
         kinds = sensitive[i % len(sensitive)] if sensitive else dataset.region_names
         result.append(_client(dataset, train, test if holdout else None, name, kinds))
     return result
@@ -231,28 +224,26 @@ def _as_elsewhere(who: Indices, halves: tuple[Indices, Indices], kept: dict[int,
     return places[~out], places[out]
 
 
-def _groups(dataset: DataSet, by_nature: bool) -> list[Indices]:
+def _groups(dataset: DataSet, owner: Indices | None) -> list[Indices]:
     """Examples that are dealt out together, group by group; a group of two natural clients is one at each."""
     if dataset.group is None:
         return list(np.arange(len(dataset.y), dtype=np.int64)[:, None])
     group = dataset.group.numpy()
-    if by_nature and dataset.owner is not None:
-        both = np.stack([group, dataset.owner.numpy()])
-        group = np.unique(both, axis=1, return_inverse=True)[1].reshape(-1)
+    if owner is not None:
+        group = np.unique(np.stack([group, owner]), axis=1, return_inverse=True)[1].reshape(-1)
     order = np.argsort(group, kind="stable").astype(np.int64)
     return np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
 
 
 def _client(dataset: DataSet, train: Indices, test: Indices | None, name: str, kinds: Sequence[str]) -> ClientData:
-    rows = torch.from_numpy(train)
-    own, columns = dataset.x[rows], dataset.local_columns
-    x, masks = own_scale(own, columns, own), None
-    if dataset.regions is not None or kinds:
-        masks = dataset.sensitive(kinds)[rows]
-    person = None if dataset.group is None else dataset.group[rows]
-    if test is None:
-        return ClientData(x, dataset.y[rows], name=name, masks=masks, person=person)
-    kept = torch.from_numpy(test)
-    held_out = (own_scale(dataset.x[kept], columns, own), dataset.y[kept])
-    others = None if dataset.group is None else dataset.group[kept]
-    return ClientData(x, dataset.y[rows], *held_out, name=name, masks=masks, person=person, test_person=others)
+    own = dataset.x[torch.from_numpy(train)]
+    masks = dataset.sensitive(kinds)[torch.from_numpy(train)] if dataset.regions is not None or kinds else None
+
+    def part(indices: Indices) -> tuple[Tensor, Tensor, Tensor | None]:
+        rows = torch.from_numpy(indices)
+        people = None if dataset.group is None else dataset.group[rows]
+        return own_scale(dataset.x[rows], dataset.local_columns, own), dataset.y[rows], people
+
+    x, y, person = part(train)
+    test_x, test_y, others = (None, None, None) if test is None else part(test)
+    return ClientData(x, y, test_x, test_y, name=name, masks=masks, person=person, test_person=others)

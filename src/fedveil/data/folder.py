@@ -1,6 +1,5 @@
 """Folders of images: one sub-folder a class, where wanted below one a client."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,41 +117,43 @@ def _halves(root: Path) -> list[Path]:
 def _items(half: Path, with_clients: bool, max_images: int, absent: Sequence[str], people: bool) -> list[_Item]:
     clients = _folders(half) if with_clients else [half]
     how = f"{half}/<client>/<class>/<image>" if with_clients else f"{half}/<class>/<image>"
+    levels = "" if with_clients else '; where the upper folders are clients, write layout = "clients"'
+    levels += "" if people else '; where the lower ones are patients, person = "folder"'
     if not clients:
         raise FieldError("data.path", str(half), f"holds no folder: images lie in {how}")
     found: list[_Item] = []
     for client in clients:
-        groups = _folders(client)
-        loose = next((p for p in sorted(client.iterdir()) if p.suffix.lower() in SUFFIXES), None)
-        if loose is not None or not groups:
-            held = f"holds {loose.name}" if loose else "holds no folder"
+        groups, loose = _folders(client), _image_in(client)
+        if loose or not groups:
+            held = f"holds {loose}" if loose else "holds no folder"
             other = '; where they lie in <class>/<image>, leave layout = "clients" out' if with_clients else ""
             raise FieldError("data.path", str(client), f"{held}: images lie in {how}{other}")
         for group in groups:
-            owners = _folders(group) if people else [group]
-            inside = [(owner, p) for owner in owners for p in sorted(owner.iterdir()) if not _clutter(p)]
-            counts = Counter[Path]()
-            if people and (stray := next((p for p in sorted(group.iterdir()) if p.suffix.lower() in SUFFIXES), None)):
-                raise FieldError(str(group), stray.name, "images must lie in one folder a person, below their class")
-            if not inside and not with_clients and group.name not in absent:
+            if people and (stray := _image_in(group)):
+                raise FieldError(str(group), stray, "images must lie in one folder a person, below their class")
+            before = len(found)
+            for number, owner in enumerate(_folders(group) if people else [group], 1):
+                for i, file in enumerate((p for p in sorted(owner.iterdir()) if not _clutter(p)), 1):
+                    shown = f"{group}/person {number}/image {i}{file.suffix}" if people else str(file)
+                    if file.is_dir():
+                        accepted = f"is a folder: images lie in {how}. Give data.path at the right level{levels}"
+                        raise FieldError("data.path", shown, accepted)
+                    if file.suffix.lower() not in SUFFIXES or not file.is_file():
+                        raise FieldError(shown, file.suffix, f"is no image: {', '.join(SUFFIXES)} may stand here")
+                    site = client.name if with_clients else ""
+                    found.append(_Item(file, group.name, site, f"{site}/{owner.name}", shown))
+            if len(found) == before and not with_clients and group.name not in absent:
                 raise FieldError(str(group), "no image", "is empty: remove the folder, or list it in data.absent")
-            for owner, file in inside:
-                counts[owner] += 1
-                shown = f"{group}/person {len(counts)}/image {counts[owner]}{file.suffix}" if people else str(file)
-                if file.is_dir():
-                    other = "" if with_clients else '; where the upper folders are clients, write layout = "clients"'
-                    other += "" if people else '; where the lower ones are patients, person = "folder"'
-                    accepted = f"is a folder: images lie in {how}. Give data.path at the right level{other}"
-                    raise FieldError("data.path", shown, accepted)
-                if file.suffix.lower() not in SUFFIXES or not file.is_file():
-                    raise FieldError(shown, file.suffix, f"is no image: {', '.join(SUFFIXES)} may stand here")
-                site = client.name if with_clients else ""
-                found.append(_Item(file, group.name, site, f"{site}/{owner.name}" if people else "", shown))
             if len(found) > max_images:
                 raise FieldError(str(half), f"over {max_images} images", "raise data.max_images if it is meant")
     if not found:
         raise FieldError(str(half), "no image", "must hold at least one")
     return found
+
+
+def _image_in(folder: Path) -> str:
+    """The first image that lies in a folder itself."""
+    return next((p.name for p in sorted(folder.iterdir()) if p.suffix.lower() in SUFFIXES), "")
 
 
 def _classes(root: Path, items: Sequence[_Item], declared: Sequence[str], absent: Sequence[str]) -> list[str]:

@@ -1,21 +1,22 @@
 """The figures of an audit: what each attack reached in each setting; scores and evidence against one defence."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from fedveil.attacks import ATTACKS, Weighing
 from fedveil.attacks.participation.weighing import boundaries
 from fedveil.attacks.statistics import roc
 from fedveil.games import Audit
+from fedveil.games.membership import MembershipAudit
 from fedveil.games.scoring import Scored, attack_of
 from fedveil.report.audit_tables import SUPPOSED, by_attack
-from fedveil.report.canvas import MARKERS, labelled, legend_below, plain, whole_numbers, wrapped
-from fedveil.report.roc import in_turn
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from fedveil.report.canvas import COLOURS, MARKERS, labelled, legend_below, new_figure, plain, whole_numbers, wrapped
 
 # Of Okabe and Ito's palette.
 IN, OUT = "#D55E00", "#0072B2"
@@ -30,15 +31,14 @@ ASPECT = 0.72  # of a ROC panel
 STEP = 0.105  # inches between two settings of an attack
 AREAS = 5  # in a column of a curve's legend
 SMALL: dict[Any, Any] = {"font.size": 7, "axes.titlesize": 8, "axes.labelsize": 8, "lines.linewidth": 1.4}
+TURN = 0.05  # of a curve's way, which is 2 long: what one of several that coincide is seen for
+Points = npt.NDArray[np.float64]
 Rows = dict[str, dict[str, Scored]]
 Looks = dict[str, dict[str, Any]]  # how each setting is drawn, in every panel
 
 
-def audit_figure(found: Audit) -> "Figure | None":
+def audit_figure(found: Audit) -> Figure | None:
     """Areas under the ROC curve with their intervals, and the curves; None where no attack was judged."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     rows = by_attack(found)
     if not rows:
         return None
@@ -66,11 +66,8 @@ def audit_figure(found: Audit) -> "Figure | None":
     return figure
 
 
-def evidence_figure(found: Audit) -> "Figure | None":
+def evidence_figure(found: Audit) -> Figure | None:
     """Verdicts of both worlds and evidence over the rounds, against the last defence; None where none was judged."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     defended = found.settings[-1]
     judged = {name: by for name, by in by_attack(found).items() if defended in by}
     shown = strongest(judged, defended, PAIRS)
@@ -84,6 +81,29 @@ def evidence_figure(found: Audit) -> "Figure | None":
             _evidence(evidence, by[defended], name)
         legend_below(figure, labelled(list(panels.flat)))
         figure.suptitle(wrapped(f"{_about(found)}: {defended}", 8.0, 10), fontsize=10)
+    return figure
+
+
+def roc_figure(found: MembershipAudit) -> Figure | None:
+    """One panel a setting, one line an attack, of the first run; None if nothing was scored.
+
+    Lines begin where ten false positives are expected: to the left of that fewer non-members decide.
+    """
+    if not found.roc:
+        return None
+    figure, panels = new_figure(4.4 * len(found.roc), 4.6, [list(found.roc)], [1.0] * len(found.roc))
+    names = list(dict.fromkeys(name for lines in found.roc.values() for name in lines))
+    for setting, lines in found.roc.items():
+        axes = panels[setting]
+        for name, (false, true) in lines.items():
+            place = names.index(name)
+            colour, dash = COLOURS[place % len(COLOURS)], ("-", "--", ":", "-.")[place // len(COLOURS) % 4]
+            axes.plot(false, true, label=name, linewidth=1.4, color=colour, linestyle=dash)
+        least = min(false[0] for false, _ in lines.values())
+        axes.plot([least, 1], [least, 1], color="#999999", linewidth=0.8, label="_chance")
+        axes.set(xscale="log", yscale="log", title=setting, xlabel="false positive rate", ylabel="true positive rate")
+        axes.set(xlim=(least, 1), ylim=(least / 2, 1.05))
+    legend_below(figure, labelled(list(panels.values())), size=8)
     return figure
 
 
@@ -114,7 +134,7 @@ def _looks(found: Audit, rows: Rows) -> Looks:
     return {label: look for label, look in looks.items() if any(label in by for by in rows.values())}
 
 
-def _forest(axes: "Axes", rows: Rows, looks: Looks) -> None:
+def _forest(axes: Axes, rows: Rows, looks: Looks) -> None:
     """One line an attack, one mark a setting."""
     plain(axes)
     count = len(looks) + 0.5
@@ -134,7 +154,7 @@ def _forest(axes: "Axes", rows: Rows, looks: Looks) -> None:
     axes.set_xlabel("area under the ROC curve, 95% over runs")
 
 
-def _curves(axes: "Axes", name: str, by: dict[str, Scored], looks: Looks) -> None:
+def _curves(axes: Axes, name: str, by: dict[str, Scored], looks: Looks) -> None:
     plain(axes)
     axes.plot([0, 1], [0, 1], color="#bbbbbb", linewidth=0.8)
     curves = in_turn([roc(v.inside[:, -1].numpy(), v.outside[:, -1].numpy()) for v in by.values()])
@@ -150,7 +170,7 @@ def _named(name: str, by: dict[str, Scored]) -> str:
     return name + SUPPOSED if any(v.supposed for v in by.values()) else name
 
 
-def _scores(axes: "Axes", verdict: Scored, name: str) -> None:
+def _scores(axes: Axes, verdict: Scored, name: str) -> None:
     """What an attack says of every run of both worlds."""
     plain(axes)
     worlds = [verdict.outside[:, -1].numpy(), verdict.inside[:, -1].numpy()]
@@ -164,7 +184,7 @@ def _scores(axes: "Axes", verdict: Scored, name: str) -> None:
     axes.set(title=title, xlabel=what, ylabel="number of runs")
 
 
-def _evidence(axes: "Axes", verdict: Scored, name: str) -> None:
+def _evidence(axes: Axes, verdict: Scored, name: str) -> None:
     """What an attack would say after each round."""
     plain(axes)
     rounds = np.arange(1, verdict.inside.shape[1] + 1)
@@ -186,3 +206,27 @@ def _evidence(axes: "Axes", verdict: Scored, name: str) -> None:
 def _weighs(row: str) -> bool:
     """Whether the attack of a row reports log-likelihood ratios."""
     return issubclass(ATTACKS[attack_of(row)], Weighing)
+
+
+def in_turn(curves: Sequence[tuple[Points, Points]]) -> list[tuple[Points, Points]]:
+    """Curves that hide none of each other: where several coincide, each has gaps (NaN) in which another is seen.
+
+    Parameters
+    ----------
+    curves : sequence of two arrays
+        False and true positive rates. Neither ever falls, so that curves through one point have come equally far there.
+
+    Returns
+    -------
+    list of two arrays
+        The same curves in many small steps.
+    """
+    far = np.linspace(0, 2, 1601)
+    rates = np.array([[np.interp(far, false + true, rate) for rate in (false, true)] for false, true in curves])
+    turn = (far / TURN).astype(int)
+    found = []
+    for i, (false, true) in enumerate(rates):
+        same = np.isclose(rates[:, 0], false, rtol=0, atol=1e-9)  # and so is the other rate, their sum being `far`
+        seen = turn % same.sum(0) == same[:i].sum(0)
+        found.append((np.where(seen, false, np.nan), np.where(seen, true, np.nan)))
+    return found

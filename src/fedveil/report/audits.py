@@ -9,12 +9,10 @@ from fedveil.games import Audit, Judgement
 from fedveil.games.game import RESULT
 from fedveil.games.inversion import InversionAudit
 from fedveil.games.membership import MembershipAudit
-from fedveil.report.audit_figures import audit_figure, evidence_figure
-from fedveil.report.audit_headline import answer, compared, folded, headline
-from fedveil.report.audit_tables import audit_notes, audit_tables
+from fedveil.report.audit_figures import audit_figure, evidence_figure, roc_figure
+from fedveil.report.audit_tables import answer, audit_notes, audit_tables, compared, folded, headline
 from fedveil.report.canvas import keep
 from fedveil.report.inversion import draw_inversion, inversion_table
-from fedveil.report.roc import roc_figure
 from fedveil.report.table import NOTHING, Table, write
 
 PAGE = "audit"

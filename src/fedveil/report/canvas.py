@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from fedveil.runs.disk import write_atomic
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, which people with colour-blindness can tell apart; each setting has a marker of its own too.
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D00")
@@ -25,7 +25,7 @@ def look(number: int) -> dict[str, Any]:
     return {"color": COLOURS[number % 8], "linestyle": DASHES[number % 8]}
 
 
-def keep(figure: "Figure", file: Path, dpi: int) -> Path:
+def keep(figure: Figure, file: Path, dpi: int) -> Path:
     """Write a figure as PNG, and as PDF beside it, for its owner alone: it shows private data, or no noise."""
     for kind in ("png", "pdf"):
         drawn = BytesIO()
@@ -36,10 +36,8 @@ def keep(figure: "Figure", file: Path, dpi: int) -> Path:
 
 def new_figure(
     width: float, height: float, cells: list[list[str]], widths: list[float]
-) -> "tuple[Figure, dict[str, Axes]]":
-    """An empty figure in the house's style, with axes by name."""
-    from matplotlib.figure import Figure  # never pyplot: no global state, no window
-
+) -> tuple[Figure, dict[str, Axes]]:
+    """An empty figure in the house's style, with axes by name; never of pyplot, which has global state and windows."""
     figure = Figure(figsize=(width, height), layout="constrained")
     mosaic: dict[str, Axes] = figure.subplot_mosaic(cells, width_ratios=widths)  # type: ignore[arg-type]
     for axes in mosaic.values():
@@ -47,7 +45,7 @@ def new_figure(
     return figure, mosaic
 
 
-def plain(axes: "Axes") -> None:
+def plain(axes: Axes) -> None:
     """The house's style for one panel."""
     axes.grid(color="#e5e5e5", linewidth=0.6)
     axes.set_axisbelow(True)
@@ -65,8 +63,6 @@ def over_seeds(counts: Sequence[int], x: str) -> str:
 
 def whole_numbers() -> Any:
     """Ticks for an axis of rounds or counts, be there one or many."""
-    from matplotlib.ticker import MaxNLocator
-
     return MaxNLocator(integer=True, min_n_ticks=1)
 
 
@@ -75,7 +71,7 @@ def dot(rounds: Sequence[Any]) -> str:
     return "o" if len(rounds) == 1 else ""
 
 
-def say(axes: "Axes", text: str, *, keep_y: bool = False) -> None:
+def say(axes: Axes, text: str, *, keep_y: bool = False) -> None:
     """Say why there is nothing to draw; an axis that is shared keeps its ticks."""
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color="#555555")
     axes.set_xticks([])
@@ -89,12 +85,12 @@ def wrapped(text: str, width: float, size: float) -> str:
     return "\n".join(fill(line, letters, break_on_hyphens=False) for line in text.split("\n"))
 
 
-def labelled(axes: "Sequence[Axes]") -> dict[str, Any]:
+def labelled(axes: Sequence[Axes]) -> dict[str, Any]:
     """Handles for a legend by label; panels that share one count once."""
     return {str(h.get_label()): h for one in axes for h in one.get_legend_handles_labels()[0]}
 
 
-def legend_below(figure: "Figure", handles: Mapping[str, Any], *, size: float = 9, beside: float = 0) -> None:
+def legend_below(figure: Figure, handles: Mapping[str, Any], *, size: float = 9, beside: float = 0) -> None:
     """A legend below all panels, in as many columns as fit; the figure grows by what it takes beyond one line.
 
     Parameters

@@ -3,18 +3,17 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from fedveil.report import canvas
 from fedveil.report.pareto import pareto
 from fedveil.report.tables import based, grouped, headline, quality, swept
 from fedveil.runs.summary import Summary
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 PALEST = 0.3
 
@@ -33,7 +32,7 @@ def draw(summaries: Sequence[Summary], folder: Path) -> list[Path]:
     return files
 
 
-def curves(summaries: Sequence[Summary]) -> "Figure":
+def curves(summaries: Sequence[Summary]) -> Figure:
     """Accuracy per round; sigma and d per round. Several seeds: their mean, and the range between them."""
     strengths = _strengths(summaries)
     width = 11.0 if len(strengths) > 1 else 10.0
@@ -74,17 +73,15 @@ def _strengths(summaries: Sequence[Summary]) -> dict[str, float]:
     return found
 
 
-def _key(figure: "Figure", strengths: Mapping[str, float]) -> None:
+def _key(figure: Figure, strengths: Mapping[str, float]) -> None:
     """Which strength is which value."""
-    from matplotlib.lines import Line2D
-
     style: dict[str, Any] = {"color": "#000000"}
     handles = {canvas.wrapped(v, 1.8, 9): Line2D([], [], alpha=s, **style) for v, s in strengths.items() if v}
     place: Any = "outside right upper"
     figure.legend(list(handles.values()), list(handles), loc=place, frameon=False, fontsize=9)
 
 
-def _series(axes: "Axes", runs: Sequence[Summary], group: str, name: str, style: dict[str, Any]) -> None:
+def _series(axes: Axes, runs: Sequence[Summary], group: str, name: str, style: dict[str, Any]) -> None:
     series = [{row["round"]: row[group][name] for row in run.rows if name in row[group]} for run in runs]
     rounds = sorted(set.intersection(*(set(s) for s in series)))
     if not rounds:

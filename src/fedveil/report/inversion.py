@@ -1,16 +1,14 @@
 """An inversion audit for people: its table, and originals beside what an attack made of them under each setting."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from matplotlib.figure import Figure
+from torch import Tensor
 
 from fedveil.attacks.inversion import Inverted
 from fedveil.errors import FieldError
 from fedveil.report.canvas import keep
 from fedveil.report.table import NOTHING, Table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from torch import Tensor
 
 HEADER = ("attack", "setting", "MSE (95%)", "PSNR", "SSIM", "success", "identified", "labels", "mean image", "valid")
 MOST = 8  # images in a row
@@ -47,7 +45,7 @@ def inversion_table(found: Inverted) -> Table:
     return Table(header, rows, numbers=header[2:-1], notes=notes)
 
 
-def inversion_figure(found: Inverted, attack: str, pixels: tuple[float, float] = (0.0, 1.0)) -> "Figure":
+def inversion_figure(found: Inverted, attack: str, pixels: tuple[float, float] = (0.0, 1.0)) -> Figure:
     """One row of originals, and one of reconstructions for each setting, with the mean error of all images.
 
     Raises
@@ -55,8 +53,6 @@ def inversion_figure(found: Inverted, attack: str, pixels: tuple[float, float] =
     FieldError
         For an attack that was not run, or inputs that are no images.
     """
-    from matplotlib.figure import Figure
-
     verdicts = [v for v in found.verdicts if v.attack == attack]
     if not verdicts:
         raise FieldError("attack", attack, f"has no reconstructions: {found.refused.get(attack, 'it was not run')}")
@@ -86,7 +82,7 @@ def draw_inversion(found: Inverted, attack: str, file: Path, pixels: tuple[float
     return keep(inversion_figure(found, attack, pixels), file, 110)
 
 
-def _shown(image: "Tensor", pixels: tuple[float, float]) -> "Tensor":
+def _shown(image: Tensor, pixels: tuple[float, float]) -> Tensor:
     """[H, W] or [H, W, 3] between 0 and 1."""
     scaled = ((image.float() - pixels[0]) / (pixels[1] - pixels[0])).clamp(0, 1)
     return scaled[0] if len(scaled) == 1 else scaled.permute(1, 2, 0)

@@ -3,17 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from fedveil.accounting import VACUOUS
 from fedveil.report import tables
 from fedveil.report.canvas import COLOURS, MARKERS, labelled, legend_below, new_figure, say, wrapped
 from fedveil.runs.summary import Summary
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 
 PANEL = 4.9  # inches, with its axis
 NAMED = 12  # points of a line that are named at most
@@ -51,7 +50,7 @@ class Point:
 Points = dict[str, list[Point]]  # of each setting as it was written: those of a swept one belong together
 
 
-def pareto(summaries: Sequence[Summary]) -> "Figure":
+def pareto(summaries: Sequence[Summary]) -> Figure:
     """A panel for attacks (if there was an audit), one for the noise, one for the epsilons of each unit and trust."""
     name, title = tables.quality(summaries)
     points = {base: _points(runs, name) for base, runs in tables.based(summaries).items()}
@@ -116,7 +115,7 @@ def _points(runs: Sequence[Summary], name: str) -> list[Point]:
     return found
 
 
-def _draw(axes: "Axes", panel: str, points: Points) -> list[tuple[float, float]]:
+def _draw(axes: Axes, panel: str, points: Points) -> list[tuple[float, float]]:
     """The points of all settings that lie in a panel, with their bars."""
     every: list[tuple[float, float]] = []
     for number, (base, some) in enumerate(points.items()):
@@ -131,10 +130,8 @@ def _draw(axes: "Axes", panel: str, points: Points) -> list[tuple[float, float]]
     return every
 
 
-def _name(figure: "Figure", mosaic: "dict[str, Axes]", points: Points) -> None:
+def _name(figure: Figure, mosaic: dict[str, Axes], points: Points) -> None:
     """Number the swept values, at the points of all panels and in a key beside them; of many on a line, some."""
-    from matplotlib.lines import Line2D
-
     values = dict.fromkeys(p.swept for some in points.values() for p in some if p.swept)
     if not values:
         return
@@ -152,7 +149,7 @@ def _name(figure: "Figure", mosaic: "dict[str, Axes]", points: Points) -> None:
     figure.legend(handles, key, loc=place, frameon=False, fontsize=9, handlelength=0)
 
 
-def _noise(axes: "Axes", points: Points) -> None:
+def _noise(axes: Axes, points: Points) -> None:
     for number, (base, some) in enumerate(points.items()):
         style: dict[str, Any] = {"color": COLOURS[number % 8], "linestyle": "--", "zorder": 1}
         for p in some:
@@ -164,7 +161,7 @@ def _noise(axes: "Axes", points: Points) -> None:
     axes.set_xlim(0, axes.get_xlim()[1] * 1.05)
 
 
-def _epsilon(axes: "Axes", promise: str, summaries: Sequence[Summary]) -> None:
+def _epsilon(axes: Axes, promise: str, summaries: Sequence[Summary]) -> None:
     here = [s for s in summaries if tables.proven_epsilon(s) is not None and tables.promise_of(s) == promise]
     unit = tables.worst_guarantee(here[0])
     axes.set_xscale("log")
@@ -183,7 +180,7 @@ def _epsilon(axes: "Axes", promise: str, summaries: Sequence[Summary]) -> None:
     axes.set_title(wrapped(title, 0.75 * PANEL, 8), fontsize=8)
 
 
-def _front(axes: "Axes", points: Sequence[tuple[float, float]], better: int) -> None:
+def _front(axes: Axes, points: Sequence[tuple[float, float]], better: int) -> None:
     """The points that no other one beats in both: lower on x, better on y."""
     kept: list[tuple[float, float]] = []
     for x, y in sorted(points, key=lambda p: (p[0], -better * p[1])):

@@ -3,18 +3,16 @@
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from fedveil.data import DataSet, Holding
 from fedveil.report.canvas import keep
 from fedveil.report.table import NOTHING, Table
 from fedveil.runs.disk import make_folder, write_atomic
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MANY = 60  # clients: beyond, table and picture show the whole instead of each
 
@@ -28,10 +26,10 @@ VIEW = "The experimenter's view: in a deployment these figures are the clients' 
 def tables(found: Sequence[Holding], dataset: DataSet) -> list[Table]:
     """One row a client; with many clients, the whole and the largest and smallest ones."""
     if len(found) <= MANY:
-        return [_rows(found, dataset)]
+        return [_rows(found, dataset, _COLUMNS)]
     ranked = sorted(found, key=lambda h: -(h.examples + h.held_out))
     ends = [*ranked[:_ENDS], *ranked[-_ENDS:]]
-    return [_whole(found, dataset), _rows(ends, dataset, f"the {_ENDS} largest and the {_ENDS} smallest")]
+    return [_whole(found, dataset), _rows(ends, dataset, _COLUMNS, f"the {_ENDS} largest and the {_ENDS} smallest")]
 
 
 def write(found: Sequence[Holding], dataset: DataSet, folder: Path) -> list[Path]:
@@ -45,20 +43,12 @@ def write(found: Sequence[Holding], dataset: DataSet, folder: Path) -> list[Path
     make_folder(folder)
     picture, table = folder / "partition.png", folder / "partition.csv"
     keep(draw(found, dataset), picture, 150)
-    values = list(dataset.names()) if dataset.classes else ["mean", "deviation"]
-    rows = []
-    for h in found:
-        own = h.counts if dataset.classes else (h.mean, h.deviation)
-        rows.append([h.name, h.examples, h.held_out, h.present, *own, "; ".join(h.notes)])
-    written = Table(["client", "examples", "held out", "classes", *values, "notes"], rows).csv()
-    write_atomic(table, written.encode())
+    write_atomic(table, _rows(found, dataset, dataset.classes).csv().encode())
     return [picture, table]
 
 
-def draw(found: Sequence[Holding], dataset: DataSet) -> "Figure":
+def draw(found: Sequence[Holding], dataset: DataSet) -> Figure:
     """Examples of each client, and below the shares of its classes or its targets; many clients by size, unnamed."""
-    from matplotlib.figure import Figure
-
     many, classes = len(found) > MANY, dataset.classes
     shown = sorted(found, key=lambda h: -(h.examples + h.held_out)) if many else found
     # a wide picture where every client has a place of its own
@@ -66,8 +56,6 @@ def draw(found: Sequence[Holding], dataset: DataSet) -> "Figure":
     lower = min(9.0, max(1.8, 0.32 * classes + 0.9)) if classes else 3.0
     figure = Figure(figsize=(width, 2.4 + lower), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[1.9, lower])
-    for axes in (top, bottom):
-        axes.spines[["top", "right"]].set_visible(False)
     _sizes(top, shown)
     (_shares if classes else _targets)(bottom, shown, dataset)
     bottom.set_xlim(-0.5, len(found) - 0.5)
@@ -90,58 +78,50 @@ def headline(found: Sequence[Holding], dataset: DataSet) -> str:
     return f"{dataset.name}: {len(found):,} clients, {train:,} examples to train on, {kept:,} held out{rest}{test}"
 
 
-def _rows(found: Sequence[Holding], dataset: DataSet, title: str = "") -> Table:
-    named = dataset.classes if dataset.classes <= _COLUMNS else 0
-    numbers = ["examples", "held out", *(["classes"] if dataset.classes else ["mean", "deviation"])]
-    numbers += dataset.names()[:named]
+def _rows(found: Sequence[Holding], dataset: DataSet, most: int, title: str = "") -> Table:
+    """A row a client, with a column for each of at most so many classes."""
+    named = dataset.names() if dataset.classes <= most else ()
+    numbers = ["examples", "held out", *(["classes", *named] if dataset.classes else ["mean", "deviation"])]
     rows = []
     for h in found:
-        if not dataset.classes:
-            own = [_number(h.mean), _number(h.deviation)]
-        else:
-            total = sum(h.counts)
-            pixels = dataset.task == "segmentation" and total
-            counts = [f"{count / total:.1%}" if pixels else str(count) for count in h.counts[:named]]
-            own = [f"{h.present}/{dataset.classes}", *counts]
-        rows.append([h.name, str(h.examples), str(h.held_out), *own, ", ".join(h.notes)])
+        own = [h.present, *h.counts[: len(named)]] if dataset.classes else [_number(h.mean), _number(h.deviation)]
+        rows.append([h.name, h.examples, h.held_out, *own, "; ".join(h.notes)])
     return Table(["client", *numbers, "notes"], rows, title, numbers, [*numbers, "notes"])
 
 
 def _whole(found: Sequence[Holding], dataset: DataSet) -> Table:
-    spans: list[tuple[str, list[float]]] = [
-        ("examples to train on", [h.examples for h in found]),
-        ("held out", [h.held_out for h in found]),
-    ]
+    spans: dict[str, list[float]] = {
+        "examples to train on": [h.examples for h in found],
+        "held out": [h.held_out for h in found],
+    }
     if dataset.classes:
-        spans.append(("classes present", [h.present for h in found]))
-        for c, name in enumerate(dataset.names()[:_COLUMNS]):
-            spans.append((f"class {name}", [h.counts[c] for h in found]))
+        spans["classes present"] = [h.present for h in found]
+        spans |= {f"class {name}": [h.counts[c] for h in found] for c, name in enumerate(dataset.names()[:_COLUMNS])}
     else:
-        spans.append(("mean of the target", [h.mean for h in found if h.mean is not None]))
-    rows = [[name, *map(_number, (min(values), median(values), max(values)))] for name, values in spans]
+        spans["mean of the target"] = [h.mean for h in found if h.mean is not None]
+    rows = [[name, *map(_number, (min(values), median(values), max(values)))] for name, values in spans.items()]
     numbers = ("least", "median", "most")
     return Table(("per client", *numbers), rows, numbers=numbers)
 
 
 def _number(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.4g}"
+    return NOTHING if value is None else f"{value:.7g}"
 
 
-def _sizes(axes: "Axes", shown: Sequence[Holding]) -> None:
+def _sizes(axes: Axes, shown: Sequence[Holding]) -> None:
     places = np.arange(len(shown) + 1) - 0.5
     both = [h.examples + h.held_out for h in shown]
     axes.stairs(both, places, fill=True, color=_KEPT, label="held out")
     axes.stairs([h.examples for h in shown], places, fill=True, color=_TRAIN, label="to train on")
-    few = [i for i, h in enumerate(shown) if h.examples < 2]
-    if few:
-        none = "at most one to train on"
-        axes.scatter(few, [both[i] for i in few], s=14, marker="x", color=_WARN, linewidths=0.8, label=none, zorder=3)
+    if few := [i for i, h in enumerate(shown) if h.examples < 2]:
+        style: dict[str, Any] = {"s": 14, "marker": "x", "color": _WARN, "linewidths": 0.8, "zorder": 3}
+        axes.scatter(few, [both[i] for i in few], label="at most one to train on", **style)
     axes.set_ylim(0, max(1, max(both)) * 1.3)
     axes.set_ylabel("examples")
     axes.legend(loc="upper right", ncols=3, frameon=False, fontsize=8)
 
 
-def _shares(axes: "Axes", shown: Sequence[Holding], dataset: DataSet) -> None:
+def _shares(axes: Axes, shown: Sequence[Holding], dataset: DataSet) -> None:
     counts = np.array([h.counts for h in shown], dtype=np.float64).T
     shares = counts / np.maximum(counts.sum(0), 1e-12)
     image = axes.imshow(shares, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0)
@@ -153,8 +133,7 @@ def _shares(axes: "Axes", shown: Sequence[Holding], dataset: DataSet) -> None:
     figure.colorbar(image, ax=axes, label=f"share of the client's {unit}", pad=0.01)
 
 
-def _targets(axes: "Axes", shown: Sequence[Holding], _dataset: DataSet) -> None:
-    there = [(i, h.mean, h.deviation or 0.0) for i, h in enumerate(shown) if h.mean is not None]
-    places, means, spread = (np.array(column) for column in zip(*there, strict=True))
-    axes.errorbar(places, means, yerr=spread, fmt=".", color=_TRAIN, ecolor=_KEPT, elinewidth=1)
+def _targets(axes: Axes, shown: Sequence[Holding], _dataset: DataSet) -> None:
+    means, spread = np.array([[h.mean, h.deviation] for h in shown], dtype=np.float64).T  # None is NaN: not drawn
+    axes.errorbar(range(len(shown)), means, yerr=spread, fmt=".", color=_TRAIN, ecolor=_KEPT, elinewidth=1)
     axes.set_ylabel("target: mean and\nstandard deviation")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fedveil.accounting import VACUOUS, Choice, Plan, Reading, advise, guarantee_values
 from fedveil.accounting.meaning import meaning_of_mu
 from fedveil.gdp import rounded_up
+from fedveil.report.statement.document import WORDS
 from fedveil.report.table import NOTHING, Table
 
 if TYPE_CHECKING:
@@ -18,36 +19,22 @@ USEFUL = 8.0  # a total epsilon that still excludes something
 
 def advice_tables(choices: Sequence[Choice], delta: float, width: int) -> list[Table]:
     """What to turn on, the least noise first, with the lines for ``[privacy]``; two tables on a narrow page."""
-    whole = _advice_table(choices, delta)
-    if width >= WIDE:
-        return [whole]
-    return [
-        whole.only("verdict", "method", "noise/signal", "promise"),
-        whole.only("method", "in [privacy]", "measured"),
-    ]
-
-
-def _advice_table(choices: Sequence[Choice], delta: float) -> Table:
-    rows = []
+    rows, data = [], []
     for c in choices:
-        ratio = NOTHING if c.noise_to_signal is None else f"{c.noise_to_signal:.3g}"
+        ratio, text = NOTHING if c.noise_to_signal is None else f"{c.noise_to_signal:.3g}", "\n".join(c.lines)
         promise = "heuristic: none" if c.guarantee is None else c.guarantee.describe(delta)
-        rows.append((c.verdict, c.method, ratio, promise, "\n".join(c.lines), c.evidence))
+        rows.append((c.verdict, c.method, ratio, promise, text, c.evidence))
+        guarantee = None if c.guarantee is None else guarantee_values(c.guarantee, delta)
+        own = {name: value for name, value in vars(c).items() if name != "lines"}
+        data.append({**own, "privacy": tomllib.loads(text), "guarantee": guarantee})
     header = ("verdict", "method", "noise/signal", "promise", "in [privacy]", "measured")
     proven = [c.guarantee for c in choices if c.guarantee is not None]
     notes = [f"at that total, {g.meaning().describe()}" for g in proven[:1]]
     for g in [g for g in proven if g.unit == "record" and g.group == 1][:1]:
         many = rounded_up(g.of_group(10).epsilon(delta), 3)
         notes.append(f"a record is not a person: for 10 records of one person together epsilon is {many}")
-    data = [_choice_values(c, delta) for c in choices]
-    return Table(header, rows, numbers=("noise/signal",), wraps=("promise", "measured"), notes=notes, data=data)
-
-
-def _choice_values(choice: Choice, delta: float) -> dict[str, Any]:
-    """One choice for JSON."""
-    own = ("method", "unit", "trust", "verdict", "noise_to_signal", "noise_multiplier", "evidence")
-    values = {name: getattr(choice, name) for name in own} | {"privacy": tomllib.loads("\n".join(choice.lines))}
-    return {**values, "guarantee": None if choice.guarantee is None else guarantee_values(choice.guarantee, delta)}
+    whole = Table(header, rows, numbers=("noise/signal",), wraps=("promise", "measured"), notes=notes, data=data)
+    return [whole] if width >= WIDE else [whole.only(*header[:4]), whole.only("method", *header[4:])]
 
 
 def reading_table(found: Reading) -> Table:
@@ -73,15 +60,9 @@ def promise_table(method: str, promise: "Promise", delta: float) -> Table:
         rows.append(("why", found.reason))
     rows += [("holds if", condition) for condition in found.conditions]
     rows += [("not known before the run", what) for what in promise.unknown]
-    data = {
-        "method": method,
-        "guarantee": guarantee_values(found, delta),
-        "validation": None if promise.validation is None else guarantee_values(promise.validation, delta),
-        "rounds": promise.rounds,
-        "rounds_planned": promise.planned,
-        "first_hypotheses_apart": promise.first_apart,
-        "unknown": promise.unknown,
-    }
+    data = {"method": method, "rounds": promise.rounds, "rounds_planned": promise.planned, "unknown": promise.unknown}
+    data |= {"first_hypotheses_apart": promise.first_apart, "guarantee": guarantee_values(found, delta)}
+    data["validation"] = None if promise.validation is None else guarantee_values(promise.validation, delta)
     return Table.facts(rows, data)
 
 
@@ -101,12 +82,9 @@ def useful(values: Mapping[str, Any]) -> str:
         delta=worst["delta"],
         relation=worst["relation"],
     )
-    parts = [
-        f"{c.method} ({c.unit}, {c.trust}) {c.verdict}, noise/signal {c.noise_to_signal:.2g}"
-        for c in found
-        if c.noise_to_signal is not None
-    ]
-    return f"epsilon {USEFUL:g} in total: {'; '.join(parts)}; fedveil advise CONFIG --epsilon {USEFUL:g} says how"
+    ratios = [(f"{c.method} ({c.unit}, {c.trust}) {c.verdict}", c.noise_to_signal) for c in found]
+    parts = "; ".join(f"{what}, noise/signal {ratio:.2g}" for what, ratio in ratios if ratio is not None)
+    return f"epsilon {USEFUL:g} in total: {parts}; fedveil advise CONFIG --epsilon {USEFUL:g} says how"
 
 
 def plan_table(plan: Plan, conditions: Sequence[str] = ()) -> Table:
@@ -116,7 +94,7 @@ def plan_table(plan: Plan, conditions: Sequence[str] = ()) -> Table:
     rows = [
         ("epsilon", f"{epsilon}: the total over all {plan.rounds} rounds"),
         ("unit", "client: all data of one client"),
-        ("relation", f"{plan.relation}: {_RELATIONS[plan.relation]}"),
+        ("relation", f"{plan.relation}: {WORDS['neighbours'][plan.relation]}"),
         ("trust", "central: the server sees the clients' updates and adds the noise"),
         ("assumes", assumed),
         *(("holds if", condition) for condition in conditions),
@@ -132,10 +110,3 @@ def plan_table(plan: Plan, conditions: Sequence[str] = ()) -> Table:
     own = ("vacuous", "signal_to_noise", "warnings")
     values = {**vars(plan), **{name: getattr(plan, name) for name in own}, "advice": plan.advice()}
     return Table.facts(rows, {**values, "unit": "client", "trust": "central", "conditions": conditions})
-
-
-_RELATIONS: dict[str, str] = {
-    "zero-out": "a client's update, or zero in its place",
-    "add/remove": "with the client, or without it",
-    "replace-one": "a client's data, or any other data in their place",
-}

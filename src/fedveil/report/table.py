@@ -5,10 +5,11 @@ import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    from rich.table import Table as RichTable
+from rich import box
+from rich.table import Table as RichTable
+from rich.text import Text
 
 NOTHING = "-"
 T = TypeVar("T")
@@ -63,12 +64,8 @@ class Table:
         title = self.title if set(names) & set(self.numbers[:1]) else ""
         return replace(self, header=names, rows=[[row[i] for i in at] for row in self.rows], title=title)
 
-    def __rich__(self) -> "RichTable":
+    def __rich__(self) -> RichTable:
         """For a terminal; notes are printed apart."""
-        from rich import box
-        from rich.table import Table as RichTable
-        from rich.text import Text
-
         listed = not any(self.header)
         style = None if listed else box.SIMPLE_HEAD
         title = Text(self.title) if self.title else None

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedveil.gdp import rounded_up
 from fedveil.report.planning import useful
+from fedveil.report.statement.document import beside
 from fedveil.report.table import NOTHING, Table, grouped_by
 from fedveil.runs.summary import Summary
 
@@ -17,10 +18,6 @@ SHORT = {
     "balanced_accuracy": "balanced",
     "sensitivity": "sens.",
     "specificity": "spec.",
-}
-OF_RECORDS = {
-    "epsilon_of_10_records": "10 records of one person together",
-    "epsilon_of_one_record": "one of her records alone",
 }
 WIDE = 130  # columns of a terminal that holds the whole table
 
@@ -211,10 +208,7 @@ def meaning_of(guarantee: Mapping[str, Any]) -> str:
     power = ", ".join(f"{rounded_up(v, 3)} at {100 * float(rate):g}% false positives" for rate, v in rates)
     line = f"the best attacker tells whether one {guarantee['unit']} was there with an accuracy of "
     line += f"{rounded_up(meaning['accuracy'], 3)}; its true positives are at most {power}."
-    for key, whom in OF_RECORDS.items():
-        if key in guarantee:
-            line += f" For {whom} epsilon is {rounded_up(guarantee[key], 3)}."
-    return line
+    return " ".join([line, *(f"For {text}." for text in beside(guarantee))])
 
 
 def fell_back(summary: Summary) -> str:

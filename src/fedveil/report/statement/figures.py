@@ -12,6 +12,8 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
 from scipy.stats import binomtest
 
 from fedveil.attacks.statistics import roc, student_interval
@@ -125,10 +127,7 @@ STYLE: dict[Any, Any] = {
 
 def svg_of(chart: Chart) -> str:
     """One drawing, without a legend: the page has one that switches lines on and off by their ids, chart-0, chart-1."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context({**STYLE, **dict.fromkeys(INKED, INK)}):
+    with rc_context({**STYLE, **dict.fromkeys(INKED, INK)}):
         figure = Figure(figsize=(6.4, 3.2), layout="constrained")
         axes = figure.subplots()
         plain(axes)
