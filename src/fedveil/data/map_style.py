@@ -90,25 +90,21 @@ def _collect(name: str, dataset: Any, channels: str, max_examples: int, limit: i
     count = len(dataset)
     if not 1 <= count <= max_examples:
         raise FieldError(name, f"{count} examples", f"must hold 1 to {max_examples}; raise max_examples if it is meant")
-    x: Array | None = None
-    y: Array | None = None
+    example = dataset[0]
+    first, truth = _pair(f"{name}[0]", example)
+    if channels == "auto" and (isinstance(example[0], Tensor) or hasattr(example[0], "getbands")):
+        channels = "first" if isinstance(example[0], Tensor) else "last"
+    if first.size * count * 4 > limit:
+        raise FieldError(name, first.shape, f"{count} of them take more than max_gib: raise it if it is meant")
+    x, y = np.empty((count, *first.shape), first.dtype), np.empty((count, *truth.shape), truth.dtype)
     for i in range(count):
-        example = dataset[i]
-        one, label = _pair(f"{name}[{i}]", example)
-        if channels == "auto" and (isinstance(example[0], Tensor) or hasattr(example[0], "getbands")):
-            channels = "first" if isinstance(example[0], Tensor) else "last"
-        if x is None or y is None:
-            if one.size * count * 4 > limit:
-                raise FieldError(name, one.shape, f"{count} of them take more than max_gib: raise it if it is meant")
-            x, y = np.empty((count, *one.shape), one.dtype), np.empty((count, *label.shape), label.dtype)
+        one, label = _pair(f"{name}[{i}]", dataset[i] if i else example)
         if one.shape != x.shape[1:] or one.dtype != x.dtype:
             accepted = f"must be {x.shape[1:]} {x.dtype}, as {name}[0]"
             raise FieldError(f"{name}[{i}]", (one.shape, str(one.dtype)), accepted)
         if label.shape != y.shape[1:] or label.dtype != y.dtype:
             raise FieldError(f"{name}[{i}]", label.tolist(), f"its label must be like that of {name}[0], {y.dtype}")
         x[i], y[i] = one, label
-    assert x is not None
-    assert y is not None
     return images(x, channels, name), torch.from_numpy(y)
 
 

@@ -49,18 +49,8 @@ def holdings(clients: Sequence[ClientData], dataset: DataSet) -> list[Holding]:
     These are facts about private data: a table of them is for whoever runs the experiment, and no release of a
     federation covers it.
     """
-    found = []
-    for client in clients:
-        y = client.y if client.test_y is None else torch.cat([client.y, client.test_y])
-        if dataset.classes:
-            counts = tuple(torch.bincount(y.reshape(-1), minlength=dataset.classes).tolist())
-            own = Holding(client.name, client.examples, client.held_out, counts)
-        else:
-            first = y.reshape(len(y), -1)[:, 0].to(torch.float64) if len(y) else None
-            mean, deviation = (None, None) if first is None else (float(first.mean()), float(first.std(correction=0)))
-            own = Holding(client.name, client.examples, client.held_out, mean=mean, deviation=deviation)
-        found.append(replace(own, notes=_notes(own, dataset)))
-    return found
+    found = (_holding(client, dataset.classes, whole=True) for client in clients)
+    return [replace(own, notes=_notes(own, dataset)) for own in found]
 
 
 def warnings_of(found: Sequence[Holding], dataset: DataSet) -> list[str]:
@@ -74,13 +64,10 @@ def warnings_of(found: Sequence[Holding], dataset: DataSet) -> list[str]:
 
 def oddities(clients: Sequence[ClientData]) -> list[str]:
     """What is unusual about clients whatever their data set is: a line each kind."""
-    found, classes = [], set[int]()
-    for i, client in enumerate(clients):
-        y = client.y[:0].long() if client.y.is_floating_point() else client.y
-        counts = tuple(torch.bincount(y.reshape(-1)).tolist())
-        classes |= {c for c, count in enumerate(counts) if count}
-        found.append(Holding(client.name or f"client {i}", client.examples, client.held_out, counts))
-    return [line for line in _odd(found, len(classes) > 1) if line]
+    classes = 1 + max((int(c.y.max()) for c in clients if c.examples and not c.y.is_floating_point()), default=-1)
+    found = [_holding(client, classes, name=client.name or f"client {i}") for i, client in enumerate(clients)]
+    several = sum(any(column) for column in zip(*(h.counts for h in found), strict=False)) > 1
+    return [line for line in _odd(found, several) if line]
 
 
 def _odd(found: Sequence[Holding], several: bool = True) -> list[str]:
@@ -91,6 +78,18 @@ def _odd(found: Sequence[Holding], several: bool = True) -> list[str]:
         _line(found, lambda h: h.examples == 1, "a single example to train on"),
         _line(found, lambda h: several and h.examples > 1 and h.present == 1 < len(found), single),
     ]
+
+
+def _holding(client: ClientData, classes: int, whole: bool = False, name: str = "") -> Holding:
+    """What one client has to train on, or the whole."""
+    y = torch.cat([client.y, client.test_y]) if whole and client.test_y is not None else client.y
+    own = Holding(name or client.name, client.examples, client.held_out)
+    if classes and not y.is_floating_point():
+        return replace(own, counts=tuple(torch.bincount(y.reshape(-1), minlength=classes).tolist()))
+    if not len(y):
+        return own
+    first = y.reshape(len(y), -1)[:, 0].to(torch.float64)
+    return replace(own, mean=float(first.mean()), deviation=float(first.std(correction=0)))
 
 
 def _notes(own: Holding, dataset: DataSet) -> tuple[str, ...]:

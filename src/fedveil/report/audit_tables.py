@@ -14,7 +14,7 @@ from fedveil.games import Audit
 from fedveil.games.game import Refused
 from fedveil.games.scoring import Scored, row_of
 from fedveil.gdp import rounded_down
-from fedveil.report.table import NOTHING, Table, grouped_by
+from fedveil.report.table import NOTHING, Table, grouped_by, shown
 
 CEILINGS = (20, 50, 100, 300, 1000)
 SUPPOSED = " *"  # behind the name of an attack on metrics that are not published so
@@ -176,8 +176,8 @@ def audit_notes(found: Audit) -> list[str]:
 
 def _figures(verdict: Scored) -> list[str]:
     gain, bound = verdict.advantage, verdict.epsilon
-    shown = proven(None if bound is None else vars(bound))
-    return [in_words(verdict.auc), NOTHING if gain is None else f"{gain.point:.2f}", shown]
+    bounded = None if bound is None else vars(bound)
+    return [in_words(verdict.auc), shown(None if gain is None else gain.point, ".2f"), proven(bounded)]
 
 
 def _about(about: dict[str, Any]) -> str:

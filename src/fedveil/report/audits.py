@@ -1,7 +1,7 @@
 """What a game found, for people: tables, notes and pictures, and the same as Markdown."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import singledispatch
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from fedveil.report.audit_figures import audit_figure, evidence_figure, roc_figu
 from fedveil.report.audit_tables import answer, audit_notes, audit_tables, compared, folded, headline
 from fedveil.report.canvas import keep
 from fedveil.report.inversion import draw_inversion, inversion_table
-from fedveil.report.table import NOTHING, Table, write
+from fedveil.report.table import NOTHING, Table, shown, write
 
 PAGE = "audit"
 
@@ -37,33 +37,23 @@ class Shown:
 def show(found: Judgement, folder: Path) -> Shown:
     """Draw what a game found into a folder; a game of yours has its verdicts in one table."""
     del folder
-    details = list(dict.fromkeys(name for v in found.verdicts for name in v.details))
-    valid = {True: "yes", False: "no", None: NOTHING}
-    rows = [
-        [
-            v.attack,
-            v.setting,
-            f"{v.figure}, over {v.replication}",
-            f"{v.point:.3f}",
-            f"{v.low:.3f} to {v.high:.3f}" if v.low < v.high else NOTHING,  # one unit has no interval
-            str(v.n),
-            NOTHING if v.without_defence is None else f"{v.without_defence:.3f}",
-            valid[v.valid],
-            *(f"{v.details[name]:.3f}" if name in v.details else NOTHING for name in details),
-        ]
-        for v in found.verdicts
-    ]
-    header = ("attack", "setting", "figure", "point", "95%", "n", "without defence", "valid", *details)
+    rows = []
+    for v in found.verdicts:
+        row = {"attack": v.attack, "setting": v.setting, "figure": f"{v.figure}, over {v.replication}"}
+        row["point"] = f"{v.point:.3f}"
+        row["95%"] = f"{v.low:.3f} to {v.high:.3f}" if v.low < v.high else NOTHING  # one unit has no interval
+        row |= {"n": str(v.n), "without defence": shown(v.without_defence, ".3f")}
+        row["valid"] = {True: "yes", False: "no", None: NOTHING}[v.valid]
+        rows.append(row | {name: f"{value:.3f}" for name, value in v.details.items()})
     said = folded(found.refused)
     said += dict.fromkeys(note for v in found.verdicts for note in v.notes)
-    return Shown([Table(header, rows, wraps=("figure",))], said)
+    return Shown([Table.of(rows, wraps=("figure",))] if rows else [], said)
 
 
 @show.register
 def _membership(found: MembershipAudit, folder: Path) -> Shown:
-    shown = show.dispatch(Judgement)(found, folder)
-    figure = roc_figure(found)
-    return Shown(shown.tables, shown.notes, [] if figure is None else [keep(figure, folder / "membership.png", 120)])
+    plain, figure = show.dispatch(Judgement)(found, folder), roc_figure(found)
+    return replace(plain, pictures=[] if figure is None else [keep(figure, folder / "membership.png", 120)])
 
 
 @show.register

@@ -8,32 +8,23 @@ from torch import Tensor
 from fedveil.attacks.inversion import Inverted
 from fedveil.errors import FieldError
 from fedveil.report.canvas import keep
-from fedveil.report.table import NOTHING, Table
+from fedveil.report.table import Table, shown
 
-HEADER = ("attack", "setting", "MSE (95%)", "PSNR", "SSIM", "success", "identified", "labels", "mean image", "valid")
 MOST = 8  # images in a row
 INCH = 0.9  # of one image
 
 
 def inversion_table(found: Inverted) -> Table:
     """One row an attack and setting; every setting's mean image and the undefended attack stand beside it."""
-    rows = []
     masked = [n for n in ("region_mse", "rest_mse") if any(n in v.details for v in found.verdicts)]
+    forms = {"PSNR": ".1f", "SSIM": ".2f", "success": ".2f", "identified": ".2f", "labels": ".2f", "mean_image": ".1e"}
+    forms |= dict.fromkeys(masked, ".1e")
+    rows = []
     for v in found.verdicts:
-        d = v.details
-        rows.append(
-            (
-                v.attack,
-                v.setting,
-                f"{v.point:.1e} ({v.low:.1e}-{v.high:.1e})",
-                f"{d['psnr']:.1f}",
-                f"{d['ssim']:.2f}" if "ssim" in d else NOTHING,
-                *(f"{d[name]:.2f}" for name in ("success", "identified", "labels")),
-                f"{d['mean_image']:.1e}",
-                *(f"{d[name]:.1e}" if name in d else NOTHING for name in masked),
-                "yes" if v.valid else "no",
-            )
-        )
+        row = {"attack": v.attack, "setting": v.setting, "MSE (95%)": f"{v.point:.1e} ({v.low:.1e}-{v.high:.1e})"}
+        for name, form in forms.items():
+            row[name.replace("_mse", " MSE").replace("_", " ")] = shown(v.details.get(name.lower()), form)
+        rows.append(row | {"valid": "yes" if v.valid else "no"})
     first = found.verdicts[0]
     notes = [
         f"Mean over {first.n} releases, each {first.replication} a unit of its own; the attacker: {first.threat}.",
@@ -41,8 +32,7 @@ def inversion_table(found: Inverted) -> Table:
         "mean image: MSE of a guess that saw no release; valid: the attack works where there is no defence.",
         *dict.fromkeys(note for v in found.verdicts for note in v.notes),
     ]
-    header = (*HEADER[:-1], *(name.replace("_mse", " MSE") for name in masked), HEADER[-1])
-    return Table(header, rows, numbers=header[2:-1], notes=notes)
+    return Table.of(rows, numbers=list(rows[0])[2:-1], notes=notes)
 
 
 def inversion_figure(found: Inverted, attack: str, pixels: tuple[float, float] = (0.0, 1.0)) -> Figure:
@@ -70,7 +60,7 @@ def inversion_figure(found: Inverted, attack: str, pixels: tuple[float, float] =
     axes = figure.subplots(len(rows), columns, squeeze=False)
     for line, (label, images) in zip(axes, rows, strict=True):
         for axis, image in zip(line, images, strict=False):
-            axis.imshow(_shown(image, pixels).numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            axis.imshow(_scaled(image, pixels).numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             axis.set_xticks([])
             axis.set_yticks([])
         line[0].set_ylabel(label, rotation=0, ha="right", va="center", fontsize=8)
@@ -82,7 +72,7 @@ def draw_inversion(found: Inverted, attack: str, file: Path, pixels: tuple[float
     return keep(inversion_figure(found, attack, pixels), file, 110)
 
 
-def _shown(image: Tensor, pixels: tuple[float, float]) -> Tensor:
+def _scaled(image: Tensor, pixels: tuple[float, float]) -> Tensor:
     """[H, W] or [H, W, 3] between 0 and 1."""
     scaled = ((image.float() - pixels[0]) / (pixels[1] - pixels[0])).clamp(0, 1)
     return scaled[0] if len(scaled) == 1 else scaled.permute(1, 2, 0)

@@ -78,22 +78,13 @@ def pareto(summaries: Sequence[Summary]) -> Figure:
             _epsilon(axes, panel, summaries)
         else:
             say(axes, "no setting has a proven epsilon", keep_y=True)
-    mosaic[panels[0]].set_ylabel(_averaged(summaries, name, title))
+    over, spread = tables.covered(summaries, name)
+    bars = f"\n(bars: standard deviation over {spread})" * bool(spread)
+    mosaic[panels[0]].set_ylabel(f"{title}, {over}{bars}")
     legend_below(figure, labelled(list(mosaic.values())))
     figure.suptitle(wrapped(tables.headline(summaries), PANEL * len(panels), 10), fontsize=10)
     _name(figure, mosaic, points)
     return figure
-
-
-def _averaged(summaries: Sequence[Summary], name: str, title: str) -> str:
-    """What is measured, over how many rounds and seeds."""
-    counts = [s.values["last_rounds"].get(name, {}).get("rounds", 0) for s in summaries]
-    least, most = min(filter(None, counts), default=0), max(counts)
-    seeds = max(len(runs) for runs in tables.grouped(summaries).values())
-    over = f"mean of the last {most if least == most else f'{least} to {most}'} rounds"
-    text = f"{title}, {'last round' if most == 1 else over}"
-    bars = f"{seeds} seeds" if seeds > 1 else "these rounds"
-    return text if seeds == most == 1 else f"{text}\n(bars: standard deviation over {bars})"
 
 
 def _points(runs: Sequence[Summary], name: str) -> list[Point]:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from fedveil.data import DataSet, Holding
 from fedveil.report.canvas import keep
-from fedveil.report.table import NOTHING, Table
+from fedveil.report.table import Table, shown
 from fedveil.runs.disk import make_folder, write_atomic
 
 MANY = 60  # clients: beyond, table and picture show the whole instead of each
@@ -50,19 +50,19 @@ def write(found: Sequence[Holding], dataset: DataSet, folder: Path) -> list[Path
 def draw(found: Sequence[Holding], dataset: DataSet) -> Figure:
     """Examples of each client, and below the shares of its classes or its targets; many clients by size, unnamed."""
     many, classes = len(found) > MANY, dataset.classes
-    shown = sorted(found, key=lambda h: -(h.examples + h.held_out)) if many else found
+    placed = sorted(found, key=lambda h: -(h.examples + h.held_out)) if many else found
     # a wide picture where every client has a place of its own
     width = 10.0 if many else min(16.0, max(6.5, 0.26 * len(found) + 2.5))
     lower = min(9.0, max(1.8, 0.32 * classes + 0.9)) if classes else 3.0
     figure = Figure(figsize=(width, 2.4 + lower), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[1.9, lower])
-    _sizes(top, shown)
-    (_shares if classes else _targets)(bottom, shown, dataset)
+    _sizes(top, placed)
+    (_shares if classes else _targets)(bottom, placed, dataset)
     bottom.set_xlim(-0.5, len(found) - 0.5)
     bottom.set_xlabel("clients, the largest first" if many else "client")
     if not many:
-        names = [h.name if len(h.name) <= _LONGEST else f"{h.name[: _LONGEST - 1]}…" for h in shown]
-        bottom.set_xticks(range(len(shown)), names, rotation=90 if len("".join(names)) > 90 else 0)
+        names = [h.name if len(h.name) <= _LONGEST else f"{h.name[: _LONGEST - 1]}…" for h in placed]
+        bottom.set_xticks(range(len(placed)), names, rotation=90 if len("".join(names)) > 90 else 0)
         bottom.tick_params(axis="x", labelsize=8)
     figure.suptitle(headline(found, dataset), fontsize=10)
     return figure
@@ -81,12 +81,16 @@ def headline(found: Sequence[Holding], dataset: DataSet) -> str:
 def _rows(found: Sequence[Holding], dataset: DataSet, most: int, title: str = "") -> Table:
     """A row a client, with a column for each of at most so many classes."""
     named = dataset.names() if dataset.classes <= most else ()
-    numbers = ["examples", "held out", *(["classes", *named] if dataset.classes else ["mean", "deviation"])]
     rows = []
     for h in found:
-        own = [h.present, *h.counts[: len(named)]] if dataset.classes else [_number(h.mean), _number(h.deviation)]
-        rows.append([h.name, h.examples, h.held_out, *own, "; ".join(h.notes)])
-    return Table(["client", *numbers, "notes"], rows, title, numbers, [*numbers, "notes"])
+        row: dict[str, object] = {"client": h.name, "examples": h.examples, "held out": h.held_out}
+        if dataset.classes:
+            row |= {"classes": h.present, **dict(zip(named, h.counts, strict=False))}
+        else:
+            row |= {"mean": shown(h.mean, ".7g"), "deviation": shown(h.deviation, ".7g")}
+        rows.append(row | {"notes": "; ".join(h.notes)})
+    header = list(rows[0])
+    return Table.of(rows, title=title, numbers=header[1:-1], wraps=header[1:])
 
 
 def _whole(found: Sequence[Holding], dataset: DataSet) -> Table:
@@ -99,21 +103,17 @@ def _whole(found: Sequence[Holding], dataset: DataSet) -> Table:
         spans |= {f"class {name}": [h.counts[c] for h in found] for c, name in enumerate(dataset.names()[:_COLUMNS])}
     else:
         spans["mean of the target"] = [h.mean for h in found if h.mean is not None]
-    rows = [[name, *map(_number, (min(values), median(values), max(values)))] for name, values in spans.items()]
+    rows = [[name, *(f"{of(values):.4g}" for of in (min, median, max))] for name, values in spans.items()]
     numbers = ("least", "median", "most")
     return Table(("per client", *numbers), rows, numbers=numbers)
 
 
-def _number(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.7g}"
-
-
-def _sizes(axes: Axes, shown: Sequence[Holding]) -> None:
-    places = np.arange(len(shown) + 1) - 0.5
-    both = [h.examples + h.held_out for h in shown]
+def _sizes(axes: Axes, placed: Sequence[Holding]) -> None:
+    places = np.arange(len(placed) + 1) - 0.5
+    both = [h.examples + h.held_out for h in placed]
     axes.stairs(both, places, fill=True, color=_KEPT, label="held out")
-    axes.stairs([h.examples for h in shown], places, fill=True, color=_TRAIN, label="to train on")
-    if few := [i for i, h in enumerate(shown) if h.examples < 2]:
+    axes.stairs([h.examples for h in placed], places, fill=True, color=_TRAIN, label="to train on")
+    if few := [i for i, h in enumerate(placed) if h.examples < 2]:
         style: dict[str, Any] = {"s": 14, "marker": "x", "color": _WARN, "linewidths": 0.8, "zorder": 3}
         axes.scatter(few, [both[i] for i in few], label="at most one to train on", **style)
     axes.set_ylim(0, max(1, max(both)) * 1.3)
@@ -121,8 +121,8 @@ def _sizes(axes: Axes, shown: Sequence[Holding]) -> None:
     axes.legend(loc="upper right", ncols=3, frameon=False, fontsize=8)
 
 
-def _shares(axes: Axes, shown: Sequence[Holding], dataset: DataSet) -> None:
-    counts = np.array([h.counts for h in shown], dtype=np.float64).T
+def _shares(axes: Axes, placed: Sequence[Holding], dataset: DataSet) -> None:
+    counts = np.array([h.counts for h in placed], dtype=np.float64).T
     shares = counts / np.maximum(counts.sum(0), 1e-12)
     image = axes.imshow(shares, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0)
     if len(shares) <= 30:
@@ -133,7 +133,7 @@ def _shares(axes: Axes, shown: Sequence[Holding], dataset: DataSet) -> None:
     figure.colorbar(image, ax=axes, label=f"share of the client's {unit}", pad=0.01)
 
 
-def _targets(axes: Axes, shown: Sequence[Holding], _dataset: DataSet) -> None:
-    means, spread = np.array([[h.mean, h.deviation] for h in shown], dtype=np.float64).T  # None is NaN: not drawn
-    axes.errorbar(range(len(shown)), means, yerr=spread, fmt=".", color=_TRAIN, ecolor=_KEPT, elinewidth=1)
+def _targets(axes: Axes, placed: Sequence[Holding], _dataset: DataSet) -> None:
+    means, spread = np.array([[h.mean, h.deviation] for h in placed], dtype=np.float64).T  # None is NaN: not drawn
+    axes.errorbar(range(len(placed)), means, yerr=spread, fmt=".", color=_TRAIN, ecolor=_KEPT, elinewidth=1)
     axes.set_ylabel("target: mean and\nstandard deviation")

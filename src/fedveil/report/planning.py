@@ -8,7 +8,7 @@ from fedveil.accounting import VACUOUS, Choice, Plan, Reading, advise, guarantee
 from fedveil.accounting.meaning import meaning_of_mu
 from fedveil.gdp import rounded_up
 from fedveil.report.statement.document import WORDS
-from fedveil.report.table import NOTHING, Table
+from fedveil.report.table import Table, shown
 
 if TYPE_CHECKING:
     from fedveil.runs.promised import Promise
@@ -21,7 +21,7 @@ def advice_tables(choices: Sequence[Choice], delta: float, width: int) -> list[T
     """What to turn on, the least noise first, with the lines for ``[privacy]``; two tables on a narrow page."""
     rows, data = [], []
     for c in choices:
-        ratio, text = NOTHING if c.noise_to_signal is None else f"{c.noise_to_signal:.3g}", "\n".join(c.lines)
+        ratio, text = shown(c.noise_to_signal, ".3g"), "\n".join(c.lines)
         promise = "heuristic: none" if c.guarantee is None else c.guarantee.describe(delta)
         rows.append((c.verdict, c.method, ratio, promise, text, c.evidence))
         guarantee = None if c.guarantee is None else guarantee_values(c.guarantee, delta)

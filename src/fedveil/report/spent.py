@@ -8,7 +8,7 @@ from statistics import median
 from fedveil.accounting import Policy
 from fedveil.accounting.ledger import Ledger
 from fedveil.gdp import rounded_down, rounded_up
-from fedveil.report.table import NOTHING, Table
+from fedveil.report.table import NOTHING, Table, shown
 
 
 def spent_of(ledger: Ledger, policy: Policy) -> Table:
@@ -20,9 +20,8 @@ def spent_of(ledger: Ledger, policy: Policy) -> Table:
         if limit is not None and kind != "record_epsilon":
             rest = math.sqrt(max(0.0, limit**2 - spent**2)) if kind.endswith("mu") else max(0.0, limit - spent)
             left = rounded_down(rest, 0 if kind == "participations" else 4)
-        allowed = NOTHING if limit is None else f"{limit:g}"
-        shown = "of unlike promises: no sum" if math.isinf(spent) else rounded_up(spent, 6)
-        rows.append([f"{kind}{at.get(kind, '')}", str(count), shown, allowed, left])
+        costs = "of unlike promises: no sum" if math.isinf(spent) else rounded_up(spent, 6)
+        rows.append([f"{kind}{at.get(kind, '')}", str(count), costs, shown(limit, "g"), left])
     numbers = ("releases", "spent", "allowed", "left")
     notes = ["A release begun and not closed counts like any other. Left of a mu: what one more release may cost."]
     for doubt, count in Counter(entry.doubt for entry in ledger.all_entries if entry.doubt).items():

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +21,11 @@ def grouped_by(items: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]
     for item in items:
         found.setdefault(key(item), []).append(item)
     return found
+
+
+def shown(value: float | None, form: str) -> str:
+    """A number in a format of Python's, or `NOTHING` where there is none."""
+    return NOTHING if value is None else format(value, form)
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,12 @@ class Table:
     def facts(cls, rows: Sequence[tuple[str, str]], data: Any = None) -> "Table":
         """A name and what there is to say of it, line by line."""
         return cls(("", ""), rows, data=data)
+
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, object]], **rest: Any) -> "Table":
+        """Rows by column, in the order in which columns first occur; `NOTHING` where a row lacks one."""
+        header = list(dict.fromkeys(name for row in rows for name in row))
+        return cls(header, [[row.get(name, NOTHING) for name in header] for row in rows], **rest)
 
     def only(self, *names: str) -> "Table":
         """Some of the columns; the title stands above the first of several such tables, with the first number."""

@@ -8,7 +8,7 @@ from typing import Any
 from fedveil.gdp import rounded_up
 from fedveil.report.planning import useful
 from fedveil.report.statement.document import beside
-from fedveil.report.table import NOTHING, Table, grouped_by
+from fedveil.report.table import NOTHING, Table, grouped_by, shown
 from fedveil.runs.summary import Summary
 
 OF_TWO = ("accuracy", "macro_auc", "balanced_accuracy", "sensitivity", "specificity")
@@ -80,9 +80,10 @@ def comparison_tables(summaries: Sequence[Summary], width: int) -> list[Table]:
     figures = figures_of(summaries)
     tested = next((f for f in ("macro_auc", *figures) if all(f in s.values["test_metrics"] for s in summaries)), "")
     on_test = f"test {SHORT.get(tested, tested)}"
-    rows: dict[str, dict[str, str]] = {}
+    rows: list[dict[str, str]] = []
     for label, runs in grouped(summaries).items():
-        row = {f: _averaged(runs, f, spread=f == figures[0] or figures != OF_TWO) for f in figures}
+        row = {"setting": label}
+        row |= {f: _averaged(runs, f, spread=f == figures[0] or figures != OF_TWO) for f in figures}
         if tested:
             row[on_test] = _mean([r.values["test_metrics"][tested] for r in runs], ".3f")
         for figure, name in (("sigma", "sigma"), ("distance", "d"), ("noise_to_clip", "noise/clip")):
@@ -90,31 +91,32 @@ def comparison_tables(summaries: Sequence[Summary], width: int) -> list[Table]:
         if any(s.values.get("audited") for s in summaries):
             row["attack AUC"] = _attacked(runs[0])
         row["seconds"] = _mean([float(r.values["seconds"]["rounds"]) for r in runs], ".1f")
-        rows[label] = {**row, "guarantee": "; ".join(dict.fromkeys(str(r.values["guarantee"]) for r in runs))}
-    columns = list(rows[summaries[0].setting])
+        rows.append({**row, "guarantee": "; ".join(dict.fromkeys(str(r.values["guarantee"]) for r in runs))})
     if majority := [s.values["majority"] for s in summaries if "majority" in s.values]:
         guessed = {"accuracy": fmean(majority), "macro_auc": 0.5, "balanced_accuracy": 0.5}
-        rows["majority class"] = {name: f"{value:.3f}" for name, value in guessed.items()}
+        rows.append({"setting": "majority class", **{f: shown(guessed.get(f), ".3f") for f in figures}})
     if public := [s.values["public_model"] for s in summaries if "public_model" in s.values]:
         row = {f: _mean([p["metrics"].get(f) for p in public], ".3f") for f in figures}
         row |= {on_test: _mean([p["test_metrics"][tested] for p in public], ".3f")} if tested else {}
-        rows["public examples alone"] = {**row, "guarantee": "public data"}
-    header = ["setting", *(SHORT.get(name, name) for name in columns)]
-    lines = [[label, *(row.get(name, NOTHING) for name in columns)] for label, row in rows.items()]
-    data = [dict(s.values) for s in summaries]
-    whole = Table(header, lines, _covered(summaries, figures[0]), header[1:-1], ["guarantee"], data=data)
+        rows.append({"setting": "public examples alone", **row, "guarantee": "public data"})
+    named = [{SHORT.get(name, name): text for name, text in row.items()} for row in rows]
+    header, data = list(named[0]), [dict(s.values) for s in summaries]
+    over, spread = covered(summaries, figures[0])
+    title = f"{figures[0]}: {over}" + f", ± standard deviation over {spread}" * bool(spread)
+    whole = Table.of(named, title=title, numbers=header[1:-1], wraps=["guarantee"], data=data)
     first = header.index("sigma" if figures == OF_TWO else "seconds")
     return [whole] if width >= WIDE else [whole.only(*header[:first]), whole.only("setting", *header[first:])]
 
 
-def _covered(summaries: Sequence[Summary], figure: str) -> str:
-    """Over how many rounds and seeds a comparison's first figure is."""
+def covered(summaries: Sequence[Summary], figure: str) -> tuple[str, str]:
+    """Which rounds and seeds a figure is the mean of, and over what its deviation is, if there is one."""
+    counts = [s.values["last_rounds"].get(figure, {}).get("rounds", 0) for s in summaries]
+    least, most = min(filter(None, counts), default=0), max(counts)
+    rounds = f"mean of the last {most if least == most else f'{least} to {most}'} rounds" if most > 1 else "last round"
     seeds = max(len(runs) for runs in grouped(summaries).values())
-    rounds = max(s.values["last_rounds"].get(figure, {}).get("rounds", 1) for s in summaries)
-    when = f"mean of the last {rounds} rounds" if rounds > 1 else "after the last round"
-    title = f"{figure}: {when}, {f'mean over {seeds} seeds' if seeds > 1 else 'one seed'}"
-    spread = "seeds" if seeds > 1 else "these rounds"
-    return f"{title}, ± standard deviation over {spread}" if seeds > 1 or rounds > 1 else title
+    if seeds > 1:
+        return f"{rounds}, mean over {seeds} seeds", f"{seeds} seeds"
+    return rounds, "these rounds" if most > 1 else ""
 
 
 def figures_of(summaries: Sequence[Summary]) -> tuple[str, ...]:
@@ -284,7 +286,7 @@ def _averaged(runs: Sequence[Summary], figure: str, spread: bool = True) -> str:
 
 def _mean(values: Iterable[float | None], form: str) -> str:
     there = [value for value in values if value is not None]
-    return format(fmean(there), form) if there else NOTHING
+    return shown(fmean(there) if there else None, form)
 
 
 def _attacked(run: Summary) -> str:

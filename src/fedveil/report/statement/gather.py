@@ -110,7 +110,7 @@ def gather(
     sets = read_books(ledgers).sets
     for folder in folders:
         if (folder / CONFIG).is_file():
-            names.append(str(_toml(folder / CONFIG).get("name", folder.resolve().name)))  # of any version
+            names.append(str(_read(folder / CONFIG).get("name", folder.resolve().name)))  # of any version
         kind = kind_of(folder)
         inner = folder / "audit" if kind == COMPARISON else folder
         if (inner / AUDITED).is_file() or kind == AUDIT:
@@ -134,7 +134,7 @@ def gather(
 
 def _audit(folder: Path, drawn: dict[str, bytes] | None) -> dict[str, Any]:
     """A finished audit; its pictures of reconstructions are added to `drawn`, by digest."""
-    values, found = _json(folder / AUDITED), {}
+    values, found = _read(folder / AUDITED), {}
     for file in sorted(folder.glob("inversion-*.png")):
         content = file.read_bytes()
         found[file.stem.removeprefix("inversion-")] = digest = hashlib.sha256(content).hexdigest()
@@ -145,7 +145,7 @@ def _audit(folder: Path, drawn: dict[str, bytes] | None) -> dict[str, Any]:
 
 def _canaries(file: Path) -> dict[str, Any]:
     """What `fedveil verify --canaries` measured of methods as they are; settings with a planted bug name it."""
-    values = _json(file)
+    values = _read(file)
     honest = [one for one in values["verdicts"] if ": " not in one["setting"]]
     for one in honest:
         one["details"] = {k: v for k, v in one["details"].items() if k in ("declared", "ceiling")}
@@ -160,7 +160,7 @@ def read_people(file: Path | None) -> dict[str, Any]:
     FieldError
         For a file that cannot be read, or a key that is not there.
     """
-    values = {} if file is None else _toml(file, "--people", "write it as TOML")
+    values = {} if file is None else _read(file, "--people", "write it as TOML")
     for name, value in values.items():
         if name not in WORDS["people"]:
             raise FieldError("--people", name, nearest(name, WORDS["people"]))
@@ -173,9 +173,9 @@ def read_people(file: Path | None) -> dict[str, Any]:
 
 def _compared(folder: Path, sets: Mapping[str, Book]) -> list[Run]:
     """The runs of a comparison under their settings' labels; its cells hold the rest."""
-    cells = {_same(_json(path)): path.parent for path in sorted((folder / CELLS).glob("*/summary.json"))}
+    cells = {_same(_read(path)): path.parent for path in sorted((folder / CELLS).glob("*/summary.json"))}
     found = []
-    for values in _json(folder / COMPARED):
+    for values in _read(folder / COMPARED):
         cell = cells.get(_same(values))
         if cell is None:
             raise FieldError("RUN", str(folder), f"has no finished run of {values['setting']!r}: compare --resume")
@@ -194,7 +194,7 @@ def _run(folder: Path, summary: Summary, sets: Mapping[str, Book]) -> Run:
     run, books = next(iter(found.runs.items()), ("", {}))
     files = {name: folder / name for name in (CONFIG, "metrics.jsonl", "summary.json")}
     digests = {name: hashlib.sha256(p.read_bytes()).hexdigest() for name, p in files.items() if p.is_file()}
-    config = _toml(files[CONFIG]) if CONFIG in digests else {}
+    config = _read(files[CONFIG]) if CONFIG in digests else {}
     beside = read_off(config.get("read_off", ()))
     stated = {party: _plain(promise) for party, promise in values["guarantees"].items()}
     delta = next((g["delta"] for g in stated.values() if "delta" in g), 1e-5)
@@ -226,15 +226,9 @@ def agree(first: Any, second: Any) -> bool:
     return bool(first == second)
 
 
-def _json(path: Path) -> Any:
+def _read(path: Path, field: str = "RUN", fix: str = "finish it first, or restore the file") -> Any:
+    """What a file of JSON or TOML holds."""
     try:
-        return json_of(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise damaged("RUN", path, error, "finish it first, or restore the file") from error
-
-
-def _toml(path: Path, field: str = "RUN", fix: str = "restore the file") -> dict[str, Any]:
-    try:
-        return toml_of(path.read_text(encoding="utf-8"))
+        return (json_of if path.suffix == ".json" else toml_of)(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise damaged(field, path, error, fix) from error
