@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedveil.data.labels import count_classes, natural_clients, people_of
+from fedveil.data.labels import count_classes, data_set
 from fedveil.data.sets import DataSet
 from fedveil.errors import FieldError, nearest, require_choice
 from fedveil.registry import optional
@@ -191,46 +191,43 @@ def from_rows(name: str, train: Rows, test: Rows | None, spec: TableSpec, note: 
     if test is not None and spec.scale == "client":
         accepted = "cannot scale the server's test rows, which belong to no client: use 'declared' or leave them out"
         raise FieldError("data.scale", spec.scale, accepted)
-    known = labelled(train, test, spec)
-    inputs = spec.inputs(train)
-    x, numeric = _inputs(train, inputs, spec)
-    if test is not None:
-        spec.inputs(test)
-    return DataSet(
+    rows, inputs = [train] if test is None else [train, test], spec.inputs(train)
+    for part in rows:
+        spec.inputs(part)
+    made = [_inputs(part, inputs, spec) for part in rows]
+    return labelled(
+        rows,
+        [x for x, _ in made],
+        spec,
         name=name,
-        x=x,
-        test_x=None if test is None else _inputs(test, inputs, spec)[0],
-        local_columns=numeric if spec.scale == "client" else (),
+        local_columns=made[0][1] if spec.scale == "client" else (),
         note=" ".join(part for part in (note, _note(spec)) if part),
         licence="that of the file",
-        **known,
     )
 
 
-def labelled(train: Rows, test: Rows | None, spec: TableSpec) -> dict[str, Any]:
-    """The fields of a DataSet that follow from the target and the client column: y, test_y, classes, owner, ..."""
-    parts = [part for part in (train, test) if part is not None]
-    for part in parts:
+def labelled(rows: Sequence[Rows], x: Sequence[Tensor], spec: TableSpec, **known: Any) -> DataSet:
+    """A set from rows, those of its test half too if it has one, and their inputs, however these were made."""
+    for part in rows:
         part.require("data.target", spec.target)
-    targets = [_targets(part, spec) for part in parts]
-    found: dict[str, Any] = {"y": targets[0], "test_y": targets[1] if test is not None else None}
+    targets, train = [_targets(part, spec) for part in rows], rows[0]
     if spec.classes:
         names = () if isinstance(spec.classes, int) else tuple(spec.classes)
-        labels = {f"{p.file}:{spec.target}": y.numpy() for p, y in zip(parts, targets, strict=True)}
+        labels = {f"{part.file}:{spec.target}": y.numpy() for part, y in zip(rows, targets, strict=True)}
         declared = spec.classes if isinstance(spec.classes, int) else len(names)
-        found |= {"classes": count_classes(labels, declared, spec.absent), "class_names": names}
+        known |= {"classes": count_classes(labels, declared, spec.absent), "class_names": names}
+    clients, people = None, None
     if spec.client_column:
         train.require("data.client_column", spec.client_column)
         ids = train.present(spec.client_column).astype(str).to_numpy(dtype=np.str_)
-        found["owner"], found["owners"] = natural_clients(f"{train.file}:{spec.client_column}", ids, len(ids))
+        clients = f"{train.file}:{spec.client_column}", ids
     if spec.person:
         if spec.person == spec.target:
             raise FieldError("data.person", spec.person, "is the target: name the column that says whose a row is")
         train.require("data.person", spec.person)
-        ids = train.present(spec.person)
         place = partial(train.where, spec.person)
-        found["group"] = people_of(f"{train.file}:{spec.person}", ids, len(ids), place)
-    return found
+        people = f"{train.file}:{spec.person}", train.present(spec.person), place
+    return data_set(list(zip(x, targets, strict=True)), clients, people, **known)
 
 
 def _note(spec: TableSpec) -> str:

@@ -81,23 +81,15 @@ class SavedDataset(TableSpec):
         spec = TableSpec(**meant)
         note = f"From the Hugging Face data set in {root.name}."
         rows = [_frame(name, one, spec, pictures) for name, one in splits.items()]
-        test = rows[1] if len(rows) > 1 else None
         if not pictures:
-            return from_rows("huggingface", rows[0], test, spec, note)
+            return from_rows("huggingface", rows[0], rows[1] if len(rows) > 1 else None, spec, note)
         each = limit / sum(len(one) for one in splits.values())
         stacking = Stacking(self.mode, size_of(self.size), self.max_pixels, each)
         x = [_stacked(name, one, self.image_column or pictures[0], stacking) for name, one in splits.items()]
         if x[-1].shape[1:] != x[0].shape[1:]:
             accepted = f"must be like those of {self.split}, {tuple(x[0].shape[1:])}: set data.size or data.mode"
             raise FieldError(self.test_split, tuple(x[-1].shape[1:]), accepted)
-        return DataSet(
-            name="huggingface",
-            x=x[0],
-            test_x=x[1] if len(x) > 1 else None,
-            **labelled(rows[0], test, spec),
-            note=note,
-            licence="that of the set",
-        )
+        return labelled(rows, x, spec, name="huggingface", note=note, licence="that of the set")
 
 
 def _pictures(features: Mapping[str, Any], image_column: str) -> list[str]:

@@ -15,7 +15,7 @@ from fedveil.data.sets import DataSet
 from fedveil.errors import FieldError, require_count
 
 Array = NDArray[Any]
-Ids = tuple[str, Sequence[Any] | Array] | None
+Ids = Sequence[Any] | Array
 _MISSING = ("", "nan", "none", "null", "na", "n/a", "<na>", "nat")  # texts that readers make of an empty cell
 
 
@@ -82,7 +82,12 @@ def classes_in(field: str, declared: int, absent: Sequence[int], parts: Mapping[
     return 0
 
 
-def data_set(halves: Sequence[tuple[Tensor, Tensor]], clients: Ids = None, people: Ids = None, **known: Any) -> DataSet:
+def data_set(
+    halves: Sequence[tuple[Tensor, Tensor]],
+    clients: tuple[str, Ids] | None = None,
+    people: tuple[str, Ids] | tuple[str, Ids, Callable[[int], str]] | None = None,
+    **known: Any,
+) -> DataSet:
     """A set from examples and labels, and those of its test half if it has one.
 
     Parameters
@@ -90,17 +95,18 @@ def data_set(halves: Sequence[tuple[Tensor, Tensor]], clients: Ids = None, peopl
     halves : sequence of two Tensors
         x and y to deal out, and of the test half.
     clients, people : tuple of str and sequence, optional
-        The natural client, and the person, of each example to deal out; before it what a refusal calls them.
+        The natural client, and the person, of each example to deal out; before it what a refusal calls them, and
+        behind it, of people, what it calls an example.
     **known
         Further fields of the set.
     """
     (x, y), (test_x, test_y) = halves if len(halves) > 1 else (halves[0], (None, None))
     owner, owners = natural_clients(*clients, len(x)) if clients else (None, ())
-    group = people_of(*people, len(x)) if people else None
+    group = people_of(people[0], people[1], len(x), *people[2:]) if people else None
     return DataSet(x=x, y=y, test_x=test_x, test_y=test_y, owner=owner, owners=owners, group=group, **known)
 
 
-def natural_clients(name: str, values: Sequence[Any] | Array, examples: int) -> tuple[Tensor, tuple[str, ...]]:
+def natural_clients(name: str, values: Ids, examples: int) -> tuple[Tensor, tuple[str, ...]]:
     """Natural clients from one value an example.
 
     Parameters
@@ -129,9 +135,7 @@ def natural_clients(name: str, values: Sequence[Any] | Array, examples: int) -> 
     return torch.from_numpy(inverse.astype(np.int64)), tuple(str(v) for v in found)
 
 
-def people_of(
-    name: str, values: Sequence[Any] | Array, examples: int, place: Callable[[int], str] | None = None
-) -> Tensor:
+def people_of(name: str, values: Ids, examples: int, place: Callable[[int], str] | None = None) -> Tensor:
     """Who owns each example, as numbers that say nothing else: people count in the order in which they first occur.
 
     Parameters

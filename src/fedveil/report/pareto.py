@@ -99,11 +99,19 @@ def _points(runs: Sequence[Summary], name: str) -> list[Point]:
             reach = abs(attack["low"] - attack["auc"]), abs(attack["high"] - attack["auc"])
         if ratios := [v for v in (r.noise("noise_to_clip") for r in own) if v is not None]:
             at[NOISE] = fmean(ratios)
-        if epsilons := [e for e in (tables.proven_epsilon(r) for r in own) if e is not None]:
-            at[tables.promise_of(own[0])] = max(epsilons)
+        if proven := list(filter(None, map(_proven, own))):
+            at[proven[0][0]] = max(epsilon for _, epsilon in proven)
         spread = stdev(values) if len(values) > 1 else first["last_rounds"][name]["deviation"]
         found.append(Point(tables.swept(own[0]), fmean(values), spread, bool(first["noise"]), at, reach))
     return found
+
+
+def _proven(summary: Summary) -> tuple[str, float] | None:
+    """Unit, trust and neighbours of a run that has an epsilon, and that epsilon; a heuristic has none."""
+    found = tables.worst_guarantee(summary)
+    if found["status"] not in ("formal", "conditional") or "epsilon" not in found:
+        return None
+    return f"{found['unit']} {found['trust']} {found['relation']}", float(found["epsilon"])
 
 
 def _draw(axes: Axes, panel: str, points: Points) -> list[tuple[float, float]]:
@@ -153,7 +161,7 @@ def _noise(axes: Axes, points: Points) -> None:
 
 
 def _epsilon(axes: Axes, promise: str, summaries: Sequence[Summary]) -> None:
-    here = [s for s in summaries if tables.proven_epsilon(s) is not None and tables.promise_of(s) == promise]
+    here = [s for s in summaries if (found := _proven(s)) and found[0] == promise]
     unit = tables.worst_guarantee(here[0])
     axes.set_xscale("log")
     low, high = axes.get_xlim()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fedveil.accounting import VACUOUS, Choice, Plan, Reading, advise, guarantee_values
 from fedveil.accounting.meaning import meaning_of_mu
 from fedveil.gdp import rounded_up
-from fedveil.report.statement.document import WORDS
+from fedveil.report.statement.document import WORDS, beside
 from fedveil.report.table import Table, shown
 
 if TYPE_CHECKING:
@@ -64,6 +64,17 @@ def promise_table(method: str, promise: "Promise", delta: float) -> Table:
     data |= {"first_hypotheses_apart": promise.first_apart, "guarantee": guarantee_values(found, delta)}
     data["validation"] = None if promise.validation is None else guarantee_values(promise.validation, delta)
     return Table.facts(rows, data)
+
+
+def meaning_of(guarantee: Mapping[str, Any]) -> str:
+    """What a proven guarantee means for an attacker; an empty text for others."""
+    if not (meaning := guarantee.get("meaning")):
+        return ""
+    rates = [(k.removeprefix("tpr_at_"), v) for k, v in meaning.items() if k.startswith("tpr_at_")]
+    power = ", ".join(f"{rounded_up(v, 3)} at {100 * float(rate):g}% false positives" for rate, v in rates)
+    line = f"the best attacker tells whether one {guarantee['unit']} was there with an accuracy of "
+    line += f"{rounded_up(meaning['accuracy'], 3)}; its true positives are at most {power}."
+    return " ".join([line, *(f"For {text}." for text in beside(guarantee))])
 
 
 def useful(values: Mapping[str, Any]) -> str:

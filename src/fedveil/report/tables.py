@@ -6,8 +6,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from fedveil.gdp import rounded_up
-from fedveil.report.planning import useful
-from fedveil.report.statement.document import beside
+from fedveil.report.planning import meaning_of, useful
 from fedveil.report.table import NOTHING, Table, grouped_by, shown
 from fedveil.runs.summary import Summary
 
@@ -34,12 +33,11 @@ def based(summaries: Sequence[Summary]) -> dict[str, list[Summary]]:
 
 def swept(summary: Summary) -> str:
     """The values of what is swept, in a few letters; nothing where nothing is."""
-    return ", ".join(_short(name, value) for name, value in summary.values.get("swept", {}).items())
-
-
-def _short(name: str, value: Any) -> str:
-    shown = f"{value:g}" if isinstance(value, float) else str(value)
-    return f"{'z' if name == 'noise_multiplier' else name} {shown}"
+    parts = []
+    for name, value in summary.values.get("swept", {}).items():
+        text = f"{value:g}" if isinstance(value, float) else str(value)
+        parts.append(f"{'z' if name == 'noise_multiplier' else name} {text}")
+    return ", ".join(parts)
 
 
 def quality(summaries: Sequence[Summary]) -> tuple[str, str]:
@@ -56,20 +54,7 @@ def headline(summaries: Sequence[Summary]) -> str:
 
 def worst_guarantee(summary: Summary) -> dict[str, Any]:
     """Of the party that counts."""
-    found: dict[str, Any] = next(iter(summary.values["guarantees"].values()))
-    return found
-
-
-def promise_of(summary: Summary) -> str:
-    """Whose promise it is, who is trusted, and between which neighbours."""
-    found = worst_guarantee(summary)
-    return f"{found['unit']} {found['trust']} {found['relation']}"
-
-
-def proven_epsilon(summary: Summary) -> float | None:
-    """The epsilon of a run that has one; a heuristic has none."""
-    found = worst_guarantee(summary)
-    return float(found["epsilon"]) if found["status"] in ("formal", "conditional") and "epsilon" in found else None
+    return dict(next(iter(summary.values["guarantees"].values())))
 
 
 def comparison_tables(summaries: Sequence[Summary], width: int) -> list[Table]:
@@ -79,31 +64,32 @@ def comparison_tables(summaries: Sequence[Summary], width: int) -> list[Table]:
     """
     figures = figures_of(summaries)
     tested = next((f for f in ("macro_auc", *figures) if all(f in s.values["test_metrics"] for s in summaries)), "")
-    on_test = f"test {SHORT.get(tested, tested)}"
+    names, on_test = {f: SHORT.get(f, f) for f in figures}, f"test {SHORT.get(tested, tested)}"
     rows: list[dict[str, str]] = []
     for label, runs in grouped(summaries).items():
         row = {"setting": label}
-        row |= {f: _averaged(runs, f, spread=f == figures[0] or figures != OF_TWO) for f in figures}
+        for f, name in names.items():
+            row[name] = _averaged(runs, f, spread=f == figures[0] or figures != OF_TWO)
         if tested:
             row[on_test] = _mean([r.values["test_metrics"][tested] for r in runs], ".3f")
         for figure, name in (("sigma", "sigma"), ("distance", "d"), ("noise_to_clip", "noise/clip")):
             row[name] = _mean([r.noise(figure) for r in runs], ".3g")
         if any(s.values.get("audited") for s in summaries):
-            row["attack AUC"] = _attacked(runs[0])
+            strongest = [f"{a['auc']:.3f} ({a['low']:.2f}-{a['high']:.2f})" for a in runs[0].values.get("audits", ())]
+            row["attack AUC"] = strongest[0] if strongest else NOTHING
         row["seconds"] = _mean([float(r.values["seconds"]["rounds"]) for r in runs], ".1f")
         rows.append({**row, "guarantee": "; ".join(dict.fromkeys(str(r.values["guarantee"]) for r in runs))})
     if majority := [s.values["majority"] for s in summaries if "majority" in s.values]:
         guessed = {"accuracy": fmean(majority), "macro_auc": 0.5, "balanced_accuracy": 0.5}
-        rows.append({"setting": "majority class", **{f: shown(guessed.get(f), ".3f") for f in figures}})
+        rows.append({"setting": "majority class", **{names[f]: shown(guessed.get(f), ".3f") for f in figures}})
     if public := [s.values["public_model"] for s in summaries if "public_model" in s.values]:
-        row = {f: _mean([p["metrics"].get(f) for p in public], ".3f") for f in figures}
+        row = {name: _mean([p["metrics"].get(f) for p in public], ".3f") for f, name in names.items()}
         row |= {on_test: _mean([p["test_metrics"][tested] for p in public], ".3f")} if tested else {}
         rows.append({"setting": "public examples alone", **row, "guarantee": "public data"})
-    named = [{SHORT.get(name, name): text for name, text in row.items()} for row in rows]
-    header, data = list(named[0]), [dict(s.values) for s in summaries]
+    header, data = list(rows[0]), [dict(s.values) for s in summaries]
     over, spread = covered(summaries, figures[0])
     title = f"{figures[0]}: {over}" + f", ± standard deviation over {spread}" * bool(spread)
-    whole = Table.of(named, title=title, numbers=header[1:-1], wraps=["guarantee"], data=data)
+    whole = Table.of(rows, title=title, numbers=header[1:-1], wraps=["guarantee"], data=data)
     first = header.index("sigma" if figures == OF_TWO else "seconds")
     return [whole] if width >= WIDE else [whole.only(*header[:first]), whole.only("setting", *header[first:])]
 
@@ -128,23 +114,14 @@ def figures_of(summaries: Sequence[Summary]) -> tuple[str, ...]:
     return ("accuracy", "f1")
 
 
-def one_class(summary: Summary) -> bool:
-    """Whether the last model of two classes names one of them alone."""
-    last = summary.values["metrics"]
-    return summary.values.get("classes") == 2 and 0.0 in (last.get("sensitivity"), last.get("specificity"))
-
-
 def below_public(summaries: Sequence[Summary]) -> list[str]:
     """Settings that add noise and end below the model of public examples with which they began, seed by seed."""
-    found = []
-    for label, runs in grouped(summaries).items():
-        begun = [r for r in runs if "public_model" in r.values and r.values["method"] != "vanilla"]
-        tested = all("accuracy" in r.values["public_model"]["test_metrics"] for r in begun)
-        where = "test_metrics" if tested else "metrics"
-        gains = [r.values[where]["accuracy"] - r.values["public_model"][where]["accuracy"] for r in begun]
-        if gains and fmean(gains) < 0:
-            found.append(label)
-    return found
+    gains: dict[str, list[float]] = {}
+    for run in summaries:
+        if (public := run.values.get("public_model")) and run.values["method"] != "vanilla":
+            where = "test_metrics" if "accuracy" in public["test_metrics"] else "metrics"
+            gains.setdefault(run.setting, []).append(run.values[where]["accuracy"] - public[where]["accuracy"])
+    return [setting for setting, own in gains.items() if fmean(own) < 0]
 
 
 def comparison_notes(summaries: Sequence[Summary]) -> list[str]:
@@ -194,23 +171,13 @@ def _said_of(runs: Sequence[Summary]) -> Iterator[str]:
     for run in runs:
         if found := run.values.get("malicious"):
             yield f"malicious: {malicious_text(found)}"
-        if one_class(run):
+        last = run.values["metrics"]
+        if run.values.get("classes") == 2 and 0.0 in (last.get("sensitivity"), last.get("specificity")):
             yield "the model names one class, whatever it is shown; its accuracy is that class's share."
         if fallen := fell_back(run):
             yield fallen
         if run.stopped:
             yield f"stopped early, {run.stopped}"
-
-
-def meaning_of(guarantee: Mapping[str, Any]) -> str:
-    """What a proven guarantee means for an attacker; an empty text for others."""
-    if not (meaning := guarantee.get("meaning")):
-        return ""
-    rates = [(k.removeprefix("tpr_at_"), v) for k, v in meaning.items() if k.startswith("tpr_at_")]
-    power = ", ".join(f"{rounded_up(v, 3)} at {100 * float(rate):g}% false positives" for rate, v in rates)
-    line = f"the best attacker tells whether one {guarantee['unit']} was there with an accuracy of "
-    line += f"{rounded_up(meaning['accuracy'], 3)}; its true positives are at most {power}."
-    return " ".join([line, *(f"For {text}." for text in beside(guarantee))])
 
 
 def fell_back(summary: Summary) -> str:
@@ -287,9 +254,3 @@ def _averaged(runs: Sequence[Summary], figure: str, spread: bool = True) -> str:
 def _mean(values: Iterable[float | None], form: str) -> str:
     there = [value for value in values if value is not None]
     return shown(fmean(there) if there else None, form)
-
-
-def _attacked(run: Summary) -> str:
-    for found in run.values.get("audits", ()):
-        return f"{found['auc']:.3f} ({found['low']:.2f}-{found['high']:.2f})"
-    return NOTHING
