@@ -67,7 +67,7 @@ def advise(
             return
         if "existing" in tables or clip is not None:
             found = _called(reading, existing, tables.get("existing", {}))
-            console.print(reading_table(found))
+            show([reading_table(found)])
         if "advise" in tables or clip is None or clients is not None:
             asked = tables.get("advise", {})
             _show(_called(choices, target, asked), asked.get("delta", delta), console)
@@ -94,7 +94,7 @@ def _experiment(name: str, target: Mapping[str, Any], console: "Console") -> Non
     setup, delta = prepared(config), config.privacy.budget.delta
     promise = promised(setup)
     found = promise.guarantee
-    console.print(promise_table(config.privacy.method, promise, delta))
+    show([promise_table(config.privacy.method, promise, delta)])
     proven = found.proven and not found.by_distance
     own = float(f"{found.epsilon(delta):.6g}") if proven else None
     epsilon = target["epsilon"] or (own if own is not None and own <= VACUOUS else None)

@@ -83,8 +83,7 @@ def run(
         summary = Store(None).run_in(folder, Cell("", spec), progress_for(console), resume=resume).summary
         table = run_table(summary)
         write(folder, "table", [table])
-        console.print(table)
-        shared.say(console, f"written to {folder}", whole=True)
+        shared.show([table], [f"written to {folder}"], whole=True)
         shared.stop_early([summary.stopped])
 
 
@@ -129,7 +128,7 @@ def compare(
             found = grid.compare(spec, folder, seeds=seeds, resume=resume, progress=progress_for(console), **how)
         except KeyboardInterrupt:
             if finished := grid.finished_of(spec, folder, seeds):
-                console.print(*comparison_tables(finished, console.width))
+                shared.show(comparison_tables(finished, console.width))
             raise
         if audit:
             attack_settings(spec, folder, audit, progress_for(console))

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -106,30 +106,11 @@ PIPE = 1000  # columns where nobody reads line by line: words and rows stay whol
 
 
 def console_for() -> "Console":
-    """The terminal, or a page as wide as it takes when output goes elsewhere; silent, or one for JSON, if asked for."""
+    """The terminal, or a page as wide as it takes when output goes elsewhere; silent, or stderr, if asked for."""
     from rich.console import Console
 
-    if OUTPUT.json:
-        return _json_console()
-    found = Console(quiet=OUTPUT.quiet)
-    return found if found.is_terminal else Console(width=max(found.width, PIPE), quiet=OUTPUT.quiet)
-
-
-def _json_console() -> "Console":
-    """Prints tables as one line of JSON each on standard output, and everything else on standard error."""
-    from rich.console import Console
-
-    from fedveil.report.table import Table
-
-    class JsonConsole(Console):
-        def print(self, *things: Any, **options: Any) -> None:
-            for thing in things:
-                if isinstance(thing, Table):
-                    sys.stdout.write(json.dumps(thing.values()) + "\n")
-                else:
-                    super().print(thing, **options)
-
-    return JsonConsole(stderr=True, width=PIPE, quiet=OUTPUT.quiet)
+    found = Console(quiet=OUTPUT.quiet, stderr=OUTPUT.json)
+    return found if found.is_terminal else Console(width=max(found.width, PIPE), quiet=found.quiet, stderr=found.stderr)
 
 
 def executor_of(name: str) -> "Factory | None":
@@ -145,12 +126,14 @@ def say(console: "Console", *lines: str, whole: bool = False) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=whole)
 
 
-def show(tables: "Iterable[Table]", notes: Iterable[str] = ()) -> None:
-    """Print tables, and below them what has to be said."""
-    console = console_for()
+def show(tables: "Iterable[Table]", notes: Iterable[str] = (), whole: bool = False) -> None:
+    """Print tables, each as a line of JSON on standard output if asked for, and below them what has to be said."""
     for table in tables:
-        console.print(table)
-    say(console, *notes)
+        if OUTPUT.json:
+            sys.stdout.write(json.dumps(table.values()) + "\n")
+        else:
+            console_for().print(table)
+    say(console_for(), *notes, whole=whole)
 
 
 def folder_of(config: str, name: str) -> Path:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedveil.cli.shared import Out, console_for, fail, refusals, say
+from fedveil.cli.shared import Out, console_for, fail, refusals, say, show
 
 if TYPE_CHECKING:
     from fedveil.attacks.verdict import Verdict
@@ -81,8 +81,7 @@ def _keep(folder: Path, name: str, game: "PartyGame", verdicts: "Sequence[Verdic
     record["verdicts"] = [verdict.to_dict() for verdict in verdicts]
     (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
     (folder / f"{name}.md").write_text("\n".join(table.markdown()).strip() + "\n")
-    console_for().print(table)
-    say(console_for(), f"written to {folder}: {name}.json, {name}.md", whole=True)
+    show([table], [f"written to {folder}: {name}.json, {name}.md"], whole=True)
 
 
 def _claim(verdict: "Verdict") -> list[str]:

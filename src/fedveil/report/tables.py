@@ -88,21 +88,19 @@ def comparison_tables(summaries: Sequence[Summary], width: int) -> list[Table]:
         rows.append({"setting": "public examples alone", **row, "guarantee": "public data"})
     header, data = list(rows[0]), [dict(s.values) for s in summaries]
     over, spread = covered(summaries, figures[0])
-    title = f"{figures[0]}: {over}" + f", ± standard deviation over {spread}" * bool(spread)
+    title = f"{figures[0]}: {over}" + f", mean ± standard deviation over {spread}" * bool(spread)
     whole = Table.of(rows, title=title, numbers=header[1:-1], wraps=["guarantee"], data=data)
     first = header.index("sigma" if figures == OF_TWO else "seconds")
     return [whole] if width >= WIDE else [whole.only(*header[:first]), whole.only("setting", *header[first:])]
 
 
 def covered(summaries: Sequence[Summary], figure: str) -> tuple[str, str]:
-    """Which rounds and seeds a figure is the mean of, and over what its deviation is, if there is one."""
+    """Which rounds a figure is the mean of, and over what a mean and a deviation are, if there are several."""
     counts = [s.values["last_rounds"].get(figure, {}).get("rounds", 0) for s in summaries]
     least, most = min(filter(None, counts), default=0), max(counts)
     rounds = f"mean of the last {most if least == most else f'{least} to {most}'} rounds" if most > 1 else "last round"
     seeds = max(len(runs) for runs in grouped(summaries).values())
-    if seeds > 1:
-        return f"{rounds}, mean over {seeds} seeds", f"{seeds} seeds"
-    return rounds, "these rounds" if most > 1 else ""
+    return rounds, f"{seeds} seeds" if seeds > 1 else "these rounds" if most > 1 else ""
 
 
 def figures_of(summaries: Sequence[Summary]) -> tuple[str, ...]:

@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedveil.cli.shared import NO_REPLY, Device, Executor, Jobs, console_for, executor_of, fail, folder, refusals, say
+from fedveil.cli.shared import (
+    NO_REPLY,
+    Device,
+    Executor,
+    Jobs,
+    console_for,
+    executor_of,
+    fail,
+    folder,
+    refusals,
+    say,
+    show,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,7 +75,7 @@ def reproduce(
     """Reproduce a paper's tables and figures. Finished runs are kept: the same command goes on where it stopped."""
     with refusals() as again:
         if list_ and study is None:
-            console_for().print(_listed())
+            show([_listed()])
             return
         from fedveil.errors import require_count
         from fedveil.grid import Store
@@ -74,11 +86,10 @@ def reproduce(
 
         console = console_for()
         if study is None or (list_ and study not in names()):
-            console.print(studies_table({name: find(name) for name in names()}))
+            show([studies_table({name: find(name) for name in names()})])
             return
         if list_:
-            for shown in contents_tables(find(study)):
-                console.print(shown)
+            show(contents_tables(find(study)))
             return
         require_count("--jobs", jobs)
         asked = Reproduction(
@@ -99,8 +110,7 @@ def reproduce(
         if dry_run:
             store.refuse_others()
             needed = cells_table(cells, store)
-            console.print(needed)
-            say(console, *needed.notes, whole=True)
+            show([needed], needed.notes, whole=True)
             return
         with store.opened(shared=no_run):
             say(console, *asked.notes(selection.names), whole=True)
@@ -168,9 +178,8 @@ def _show(console: "Console", asked: "Reproduction", selection: "Selection", pag
     for table in selection.tables:
         results = [measured(one, done.outcomes) for one in asked.measurements(table)]
         shown = result_table(f"{table}: {asked.tables[table]}", results, asked.study)
-        console.print()
-        console.print(shown)
-        say(console, *shown.notes, whole=True)
+        say(console, "")
+        show([shown], shown.notes, whole=True)
         keep(partial(pages.table, table))
     for figure in selection.figures:
         keep(partial(pages.figure, figure))
