@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import Any, ClassVar
 
 import torch
@@ -32,6 +32,9 @@ CAPABILITIES: dict[str, str] = {
     "labels": "knows the labels of the examples that a client trained on",
     "statistics": "knows the normalisation statistics of a client's batch",
 }
+
+
+WorkedOut = Callable[["Knowledge", Tensor, ClientData], Tensor]
 
 
 class ThreatError(FedVeilError, ValueError):
@@ -170,6 +173,20 @@ class ServerView:
         return {}
 
 
+def _once(work_out: WorkedOut) -> WorkedOut:
+    """Keep what an adversary works out at models on data."""
+
+    @wraps(work_out)
+    def kept(knowledge: "Knowledge", at: Tensor, data: ClientData) -> Tensor:
+        # An entry holds on to its models and data, so that nothing else comes to lie at their addresses.
+        key = (work_out, at.data_ptr(), at.shape, at.stride(), at.dtype, id(data))
+        if key not in knowledge._known:
+            knowledge._known[key] = (at, data, work_out(knowledge, at, data))
+        return knowledge._known[key][2]
+
+    return kept
+
+
 @dataclass(frozen=True, eq=False)
 class Knowledge:
     """What an adversary has before a run begins; none of it crosses the boundary during the run.
@@ -203,23 +220,6 @@ class Knowledge:
     clip: float | None = None
     _known: dict[Any, tuple[Tensor, ClientData, Tensor]] = field(default_factory=dict, init=False, repr=False)
 
-    def loss_of(self, models: Tensor, data: ClientData) -> Tensor:
-        """Mean loss of each of [R] broadcasts [R, k, d] on data: that of the hypothesis that fits best. Float64 [R]."""
-        return self._once("loss", models, data, self._loss_of)
-
-    def gradient(self, vector: Tensor, data: ClientData) -> Tensor:
-        """Gradient [d] of the mean loss on data, at one model [d], in evaluation mode."""
-        return self._once("gradient", vector, data, self._gradient)
-
-    def _once(
-        self, what: str, at: Tensor, data: ClientData, work_out: Callable[[Tensor, ClientData], Tensor]
-    ) -> Tensor:
-        # An entry holds on to its models and data, so that nothing else comes to lie at their addresses.
-        key = (what, at.data_ptr(), at.shape, at.stride(), at.dtype, id(data))
-        if key not in self._known:
-            self._known[key] = (at, data, work_out(at, data))
-        return self._known[key][2]
-
     @cached_property
     def _writable(self) -> nn.Module:
         """A copy of the model in evaluation mode, whose parameters are written over: no model is built for each.
@@ -231,7 +231,9 @@ class Knowledge:
             parameter.data = fast_format(parameter.data)
         return copy
 
-    def _gradient(self, vector: Tensor, data: ClientData) -> Tensor:
+    @_once
+    def gradient(self, vector: Tensor, data: ClientData) -> Tensor:
+        """Gradient [d] of the mean loss on data, at one model [d], in evaluation mode."""
         model = self._writable
         some = next(model.parameters())
         self.layout.load(model, vector)
@@ -242,7 +244,9 @@ class Knowledge:
         parts = torch.autograd.grad(loss, blocks, allow_unused=True, materialize_grads=True)
         return torch.cat([part.reshape(-1) for part in parts]).to(self.layout.dtype).cpu()
 
-    def _loss_of(self, models: Tensor, data: ClientData) -> Tensor:
+    @_once
+    def loss_of(self, models: Tensor, data: ClientData) -> Tensor:
+        """Mean loss of each of [R] broadcasts [R, k, d] on data: that of the hypothesis that fits best. Float64 [R]."""
         function, model, rows = loss_of(self.loss), self._writable, []
         batches = [as_input(part, next(model.parameters())) for part in torch.split(data.x, 1024)]
         with torch.no_grad():

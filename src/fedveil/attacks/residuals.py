@@ -107,21 +107,16 @@ def _single(z: Array, resolution: float) -> list[_Tests]:
     return found
 
 
-def _blocks(d: int) -> Iterator[tuple[int, NDArray[np.int64], Array]]:
-    """Width, starts and true widths of blocks of 1, 2, 4, ... coordinates; the last one has them all."""
+def _blocks(d: int, name: str) -> Iterator[tuple[NDArray[np.int64], Array, list[str]]]:
+    """Starts, widths and names of blocks of 1, 2, 4, ... coordinates; the last one has them all."""
     width = 1
-    while True:
+    while width < d:
         starts = np.arange(0, d, width)
-        yield width, starts, np.minimum(width, d - starts).astype(np.float64)
-        if width >= d:
-            return
+        first = starts.tolist()
+        where = [f"coordinate {s}" if width == 1 else f"coordinates {s} to {min(s + width, d) - 1}" for s in first]
+        yield starts, np.minimum(width, d - starts).astype(np.float64), [f"{name}, {place}" for place in where]
         width *= 2
-
-
-def _place(starts: NDArray[np.int64], width: int, d: int) -> list[str]:
-    if width >= d:
-        return [""] * len(starts)
-    return [f", coordinate {s}" if width == 1 else f", coordinates {s} to {min(s + width, d) - 1}" for s in starts]
+    yield np.zeros(1, dtype=np.int64), np.array([float(d)]), [name]
 
 
 def _size(z: Array) -> list[_Tests]:
@@ -133,9 +128,8 @@ def _size(z: Array) -> list[_Tests]:
     sets["all rounds"] = list(range(rounds))
     for name, chosen in sets.items():
         summed = squares[chosen].sum(0)
-        for width, starts, widths in _blocks(d):
+        for starts, widths, places in _blocks(d, name):
             total, freedom = np.add.reduceat(summed, starts), parties * len(chosen) * widths
-            places = [f"{name}{place}" for place in _place(starts, width, d)]
             found.append(_Tests.of(*_chi(total, freedom), say, places))
     own = _chi((z**2).sum((1, 2)), np.full(parties, float(rounds * d)))
     return [*found, _Tests.of(*own, say, [f"party {k}" for k in range(parties)])]
@@ -168,9 +162,8 @@ def _rounds(z: Array) -> list[_Tests]:
     for name, chosen in pairs.items():
         products = sum((z[:, a] * z[:, b]).sum(0) for a, b in chosen)
         first, second = (squares[list(side)].sum(0) for side in zip(*chosen, strict=True))
-        for width, starts, widths in _blocks(d):
+        for starts, widths, places in _blocks(d, name):
             xy, xx, yy = (np.add.reduceat(part, starts) for part in (products, first, second))
-            places = [f"{name}{place}" for place in _place(starts, width, d)]
             tested = _correlated(xy, xx, yy, parties * len(chosen) * widths)
             found.append(_Tests.of(*tested, "{place}: correlation {value:.2f}", places))
     return found
