@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,7 @@ CAPABILITIES: dict[str, str] = {
 }
 
 
+Kind = TypeVar("Kind", bound=Any)
 WorkedOut = Callable[["Knowledge", Tensor, ClientData], Tensor]
 
 
@@ -274,7 +275,7 @@ class Attack(ABC):
     Attributes
     ----------
     name, summary : str
-        For tables; the summary is one line.
+        For tables; under the name it is registered, the summary is one line.
     needs : frozenset of str
         Capabilities.
     cumulative : bool
@@ -306,4 +307,17 @@ class Attack(ABC):
         return scores.cumsum(-1) / rounds
 
 
-ATTACKS: Registry[type[Attack]] = Registry("--attack", {}, group="fedveil.attacks")
+class Attacks(Registry[Kind]):
+    """Attacks by name; a class that joins bears it."""
+
+    def register(self, name: str) -> Callable[[Kind], Kind]:
+        """A decorator that adds the class it is put on; see `Registry`."""
+
+        def add(kind: Kind) -> Kind:
+            kind.name = name
+            return super(Attacks, self).register(name)(kind)
+
+        return add
+
+
+ATTACKS: Attacks[type[Attack]] = Attacks("--attack", {}, group="fedveil.attacks")

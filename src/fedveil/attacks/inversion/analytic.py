@@ -125,7 +125,6 @@ class Analytic(Inversion):
 
     seed: int = 0
 
-    name: ClassVar[str] = "analytic"
     summary: ClassVar[str] = "first singular vectors of a dense first layer's update"
 
     def run(self, received: Received, known: ServerKnowledge) -> Reconstruction:

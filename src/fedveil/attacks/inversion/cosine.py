@@ -53,7 +53,6 @@ class Cosine(Inversion):
     restarts: int = 0
     seed: int = 0
 
-    name: ClassVar[str] = "cosine"
     summary: ClassVar[str] = "match the update's direction under total variation, by signed Adam"
 
     def run(self, received: Received, known: ServerKnowledge) -> Reconstruction:
@@ -104,7 +103,6 @@ class RunningStatistics(Cosine):
 
     statistics: float = 0.1
 
-    name: ClassVar[str] = "running-statistics"
     summary: ClassVar[str] = "as cosine, with the running statistics of the client's normalisation layers"
     needs: ClassVar[frozenset[str]] = Cosine.needs | {"statistics"}
 
@@ -135,7 +133,6 @@ class RunningStatistics(Cosine):
 class EstimatedStatistics(RunningStatistics):
     """Match statistics estimated on reference images; see `RunningStatistics` for the parameters."""
 
-    name: ClassVar[str] = "estimated-statistics"
     summary: ClassVar[str] = "as cosine, with normalisation statistics estimated on reference images"
     needs: ClassVar[frozenset[str]] = Cosine.needs | {"reference"}
 
@@ -209,7 +206,6 @@ class SeeThrough(Cosine):
     consistency: float = 0.05
     register_every: int = 100
 
-    name: ClassVar[str] = "see-through"
     summary: ClassVar[str] = "as cosine, from several seeds drawn to their mean"
 
     def run(self, received: Received, known: ServerKnowledge) -> Reconstruction:

@@ -53,7 +53,6 @@ class DLG(Inversion):
     clipping: bool = True
     seed: int = 0
 
-    name: ClassVar[str] = "dlg"
     summary: ClassVar[str] = "match the update, example and label together, by L-BFGS"
 
     def run(self, received: Received, known: ServerKnowledge) -> Reconstruction:
@@ -98,7 +97,6 @@ class IDLG(DLG):
     Source: Zhao, Mopuri and Bilen 2020 (iDLG, arXiv 2001.02610); for several examples see `labels`.
     """
 
-    name: ClassVar[str] = "idlg"
     summary: ClassVar[str] = "labels from the last layer, then match the update by L-BFGS"
 
     def _labels(self, received: Received, known: ServerKnowledge, generator: torch.Generator) -> Tensor:
@@ -143,7 +141,6 @@ class LocalSteps(Inversion):
     enough: float = 1e-9
     seed: int = 0
 
-    name: ClassVar[str] = "local-steps"
     summary: ClassVar[str] = "match the update of several epochs, each with dummy examples of its own"
 
     def run(self, received: Received, known: ServerKnowledge) -> Reconstruction:

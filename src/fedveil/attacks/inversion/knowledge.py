@@ -10,13 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.accounting import Spend, model_of
-from fedveil.attacks.observation import Received, ThreatModel
+from fedveil.attacks.observation import Attacks, Received, ThreatModel
 from fedveil.checks import Count, Parameters, Positive
 from fedveil.engines.seams import Seen
 from fedveil.errors import FieldError, NoReplyError, require_non_negative, require_positive
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining
-from fedveil.registry import Registry
 
 if TYPE_CHECKING:
     from fedveil.engines import Federation
@@ -143,7 +142,7 @@ class Inversion(ABC):
     Attributes
     ----------
     name, summary : str
-        For tables; the summary is one line.
+        For tables; under the name it is registered, the summary is one line.
     needs : frozenset of str
         Capabilities.
     """
@@ -157,7 +156,7 @@ class Inversion(ABC):
         """Reconstruct the client's examples."""
 
 
-INVERSIONS: Registry[type[Inversion]] = Registry("--attack", {}, group="fedveil.inversions")
+INVERSIONS: Attacks[type[Inversion]] = Attacks("--attack", {}, group="fedveil.inversions")
 
 
 def invert(

@@ -56,7 +56,6 @@ class SPEAR(Inversion):
     polish: int = 30
     seed: int = 0
 
-    name: ClassVar[str] = "spear"
     summary: ClassVar[str] = "low rank and ReLU sparsity of a dense first layer's update: whole batches"
 
     def run(self, received: Received, known: ServerKnowledge) -> Reconstruction:

@@ -27,7 +27,6 @@ class Loss(Attack):
         s_r = -loss(W_r, shadow)
     """
 
-    name: ClassVar[str] = "loss"
     summary: ClassVar[str] = "minus the loss on shadow data (the paper's score), mean over rounds"
     needs: ClassVar[frozenset[str]] = frozenset({"models", "shadow"})
 
@@ -51,7 +50,6 @@ class CalibratedLoss(Attack):
         s_r = [loss(W_r, reference) - loss(W_r, shadow)] - [loss(outsider, reference) - loss(outsider, shadow)]
     """
 
-    name: ClassVar[str] = "calibrated-loss"
     summary: ClassVar[str] = "how far the loss on shadow data is below that of a model that never saw the target"
     needs: ClassVar[frozenset[str]] = frozenset({"models", "shadow", "reference"})
 
@@ -79,7 +77,6 @@ class SideChannel(Attack):
         s_r = published loss_r - loss(W_r, shadow)
     """
 
-    name: ClassVar[str] = "side-channel"
     summary: ClassVar[str] = "published aggregate loss minus the loss on shadow data"
     needs: ClassVar[frozenset[str]] = frozenset({"models", "metrics", "shadow"})
 
@@ -112,7 +109,6 @@ class OwnUpdate(Attack):
     of the projection still carries information.
     """
 
-    name: ClassVar[str] = "own-update"
     summary: ClassVar[str] = "the others' summed update (own one subtracted) along the target's trace"
     needs: ClassVar[frozenset[str]] = frozenset({"models", "shadow", "own updates"})
 
@@ -155,7 +151,6 @@ class Colluding(OwnUpdate):
         rest_r = n (W_{r+1} - W_r) - sum over the k of clip(own update_r)
     """
 
-    name: ClassVar[str] = "colluding"
     summary: ClassVar[str] = "as own-update, by several clients together"
     needs: ClassVar[frozenset[str]] = OwnUpdate.needs | {"colluders"}
 

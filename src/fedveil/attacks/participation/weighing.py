@@ -65,7 +65,6 @@ class LikelihoodRatio(Weighing):
     weights of the rounds and the threshold (0); no evaluated run has a say in them.
     """
 
-    name: ClassVar[str] = "likelihood-ratio"
     summary: ClassVar[str] = "likelihood ratio of the calibrated losses, learnt from rehearsals"
     weighs: ClassVar[tuple[type[Attack], ...]] = (CalibratedLoss,)
 
@@ -90,7 +89,6 @@ class Adaptive(Weighing):
     The wanted error rates hold as far as the rehearsed model does; those that were measured stand beside them.
     """
 
-    name: ClassVar[str] = "adaptive"
     summary: ClassVar[str] = "sequential test on calibrated losses and own-update scores, learnt from rehearsals"
     weighs: ClassVar[tuple[type[Attack], ...]] = (CalibratedLoss, OwnUpdate)
 
@@ -157,7 +155,6 @@ class Informed(Adaptive):
         scores of `CalibratedLoss`, `OwnUpdate` and `SideChannel`, weighed together by `SequentialEvidence`
     """
 
-    name: ClassVar[str] = "informed"
     summary: ClassVar[str] = "as adaptive, weighing the side channel too"
     weighs: ClassVar[tuple[type[Attack], ...]] = (*Adaptive.weighs, SideChannel)
 
@@ -190,7 +187,6 @@ class NoiseSize(Weighing):
         s_r = log |W_{r+1} - W_r|, weighed by `SequentialEvidence`
     """
 
-    name: ClassVar[str] = "noise-size"
     summary: ClassVar[str] = "likelihood ratio of the length of the model's steps, learnt from rehearsals"
     weighs: ClassVar[tuple[type[Attack], ...]] = (StepLength,)
     steady: ClassVar[bool] = False  # a target may lengthen the first steps and shorten the last
@@ -227,7 +223,6 @@ class Active(Weighing):
                  weighed together by `SequentialEvidence`
     """
 
-    name: ClassVar[str] = "active"
     summary: ClassVar[str] = "as adaptive, after pulling the model back to its start in every round"
     weighs: ClassVar[tuple[type[Attack], ...]] = (CalibratedLoss, PullBack)
 
