@@ -50,7 +50,7 @@ def data(*pairs):
 
 def watching(adversaries=(0,)):
     """What the clients of a federation of three see."""
-    view, config = ParticipationView(), SimpleNamespace(clients_per_round=3)
+    view, config = ParticipationView(), SimpleNamespace(clients_per_round=3, world=SimpleNamespace(crafted=False))
     method = build("vanilla")
     view.begin(SimpleNamespace(shares=SimpleNamespace(adversaries=adversaries), config=config, method=method))
     return view
