@@ -15,7 +15,6 @@ from fedveil.aggregation import Aggregator, FedProx
 from fedveil.errors import FieldError, NoReplyError
 from fedveil.layout import Buffers, Layout
 from fedveil.learning import ClientData, LocalTraining
-from fedveil.learning.clients import as_client as as_client
 from fedveil.learning.learner import Learned
 from fedveil.learning.losses import LossFunction, as_input, evaluating, loss_of, outputs_of
 from fedveil.mechanisms import keyed_seed

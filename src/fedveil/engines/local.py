@@ -15,7 +15,6 @@ from fedveil.checks import suggesting
 from fedveil.data.overview import oddities
 from fedveil.engines.assembly import (
     AnyMethod,
-    as_client,
     client_sides_of,
     draw_cohort,
     initial_broadcast,
@@ -30,7 +29,7 @@ from fedveil.engines.disjoint import require_disjoint
 from fedveil.engines.history import Asked, Best, Collected, History, RoundRecord, publishable, total_of
 from fedveil.engines.lifetime import read_policy
 from fedveil.engines.options import Budgets, Evaluation, Execution, PerClient, Shared, require_group
-from fedveil.engines.party import COMBINE, SERVER, ServerParty
+from fedveil.engines.party import COMBINE, SERVER, Round, ServerParty
 from fedveil.engines.replying import Replying
 from fedveil.engines.seams import Behaviour, Seen, probed
 from fedveil.engines.sites import Sites
@@ -39,10 +38,11 @@ from fedveil.engines.warning import Warnings
 from fedveil.errors import BudgetError, FieldError, LedgerError, NoReplyError, require_count, require_rounds
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, Figures, LocalTraining, choose_each, evaluate_clients, make_trainer
+from fedveil.learning.clients import as_client
 from fedveil.learning.learner import Learned, Learner, Passing, Task
 from fedveil.learning.metrics import metric_names, task_of
 from fedveil.mechanisms import ReproducibleSource, Source
-from fedveil.methods import Method, Refusal, Releases, SecureSum, TrustedServer, in_order
+from fedveil.methods import Broadcast, Method, Refusal, Releases, SecureSum, TrustedServer, in_order
 from fedveil.secure import FEWEST
 
 
@@ -107,12 +107,8 @@ class Federation:
         execution: Execution | None = None,
     ) -> None:
         shared, budgets, evaluation = shared or Shared(), budgets or Budgets(), evaluation or Evaluation()
-        for name, given, kind in (
-            ("shared", shared, Shared),
-            ("budgets", budgets, Budgets),
-            ("evaluation", evaluation, Evaluation),
-        ):
-            require_group(name, given, kind)
+        for given, kind in ((shared, Shared), (budgets, Budgets), (evaluation, Evaluation)):
+            require_group(given, kind)
         self.execution = execution = execution or Execution()
         self.clients = [as_client(c, f"clients[{i}]") for i, c in enumerate(clients)]
         if not self.clients:
@@ -120,7 +116,7 @@ class Federation:
         if not any(client.examples for client in self.clients):
             raise FieldError("clients", "no examples", "at least one client needs some: len(x) is 0 everywhere")
         require_alike(self.clients)
-        self._measured = any(client.held_out for client in self.clients)
+        self._held_out = any(client.held_out for client in self.clients)
         self.probes = list(evaluation.probes)
         self.metrics = metric_names(evaluation.metrics, task_of(self.clients[0].y))
         self.behaviours, self.policy = dict(behaviours or {}), read_policy(budgets.policy)
@@ -206,7 +202,8 @@ class Federation:
         require_disjoint(self.clients, held, rule.twins, people=persons)
         own, first = budgets.clients, len(self.clients)
         return Validators(
-            replace(rule, clients=held),
+            rule,
+            held,
             self.learner,
             self.server,
             self.source,
@@ -367,15 +364,21 @@ class Federation:
             raise self._used_up(asked, error) from error
         finally:
             self.warnings.combined(start, arrived, report, collected.loss, str(self.learner.local.loss))
-        self.models, self.round = opened.models, asked.broadcast.public.round
+        return self._measured(asked.broadcast, collected, opened.models, log, asked.began)
+
+    def _measured(
+        self, broadcast: Broadcast, collected: Collected, models: Tensor, log: Round, began: float
+    ) -> RoundRecord:
+        """Take over a round's models, measure them, publish, and show the round to the probes."""
+        self.models, self.round = models, log.number
         single, pooled = self.evaluate()
         published = self._publish(single)
         loss = None if self.validators is None else self.validators.validate(self.models, self.round)
-        seconds = perf_counter() - asked.began
+        seconds = perf_counter() - began
         record = RoundRecord(
             log, pooled, single, collected.scales, seconds, published, zeroed=collected.zeroed, validation=loss
         )
-        return probed(self.probes, Seen(self, asked.broadcast, collected.replies, self.models, record))
+        return probed(self.probes, Seen(self, broadcast, collected.replies, self.models, record))
 
     def _used_up(self, asked: Asked, error: NoReplyError) -> NoReplyError | BudgetError:
         """The same error, unless a client that released something before declines: then the run is over, not broken."""
@@ -428,7 +431,7 @@ class Federation:
 
     def evaluate(self) -> tuple[list[Figures], Figures | None]:
         """Measure the current models on what the clients held out; each client uses the hypothesis that fits it."""
-        if not self._measured:
+        if not self._held_out:
             return [], None
         model, loss = self.learner.model, self.learner.local.loss
         holders = [c for c in self.clients if c.held_out]
@@ -505,5 +508,4 @@ class Federation:
         self.models, self.round = models, round_
         self.server.state = server_state
         self._client_states = dict(client_states)
-        for partition in list(self._parties):
-            del self._parties[partition]
+        self._parties.clear()

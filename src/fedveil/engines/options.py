@@ -179,7 +179,7 @@ class Execution(Parameters):
         require_choice("trainer", self.trainer, TRAINERS)
 
 
-def require_group(name: str, given: object, kind: type) -> None:
+def require_group(given: object, kind: type) -> None:
     """Refuse what is not a group of arguments, as a bare filter in the place of budgets.
 
     Raises
@@ -188,4 +188,4 @@ def require_group(name: str, given: object, kind: type) -> None:
         Saying how to write it.
     """
     if not isinstance(given, kind):
-        raise FieldError(name, type(given).__name__, f"must be {kind.__name__}(...)")
+        raise FieldError(kind.__name__.lower(), type(given).__name__, f"must be {kind.__name__}(...)")

@@ -18,7 +18,6 @@ from fedveil.engines.history import Best
 from fedveil.engines.party import VALIDATE, LineStore, Party, ServerParty
 from fedveil.errors import BudgetError, FieldError
 from fedveil.learning import ClientData, client_losses
-from fedveil.learning.clients import as_client
 from fedveil.learning.learner import Learner
 from fedveil.mechanisms import Source
 from fedveil.methods import Method
@@ -183,7 +182,9 @@ class Validators:
     Parameters
     ----------
     rule : EarlyStopping
-        When to validate and to stop; its clients hold examples x, y.
+        When to validate and to stop.
+    clients : sequence of ClientData
+        Those of the rule; they hold examples x, y.
     learner : Learner
         The model and the loss.
     server : ServerParty
@@ -204,6 +205,7 @@ class Validators:
     def __init__(
         self,
         rule: EarlyStopping,
+        clients: Sequence[ClientData],
         learner: Learner,
         server: ServerParty,
         source: Source,
@@ -214,7 +216,6 @@ class Validators:
         budgets: Callable[[int], accounting.SpendFilter | None] = lambda partition: None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        clients = [as_client(c, f"stopping.clients[{i}]") for i, c in enumerate(rule.clients)]
         empty = [i for i, c in enumerate(clients) if not c.examples]
         if empty or not clients:
             raise FieldError("stopping.clients", empty, "must be clients with examples, at least one")

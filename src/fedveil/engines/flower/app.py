@@ -16,10 +16,10 @@ from fedveil.engines.flower.grid import InProcessGrid, _identity
 from fedveil.engines.flower.mod import privacy_mod, training_source
 from fedveil.engines.flower.settings import own_method, partition_of
 from fedveil.engines.flower.strategy import FedVeilStrategy
-from fedveil.engines.history import RoundRecord
+from fedveil.engines.history import Collected, RoundRecord
 from fedveil.engines.local import Federation
 from fedveil.engines.messages import COUNT, METRICS
-from fedveil.engines.seams import Behaviour, Seen, crafted, probed
+from fedveil.engines.seams import Behaviour, crafted
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData, Figures, choose, evaluate
 from fedveil.learning.learner import Learner
@@ -196,14 +196,11 @@ class FlowerFederation(Federation):
             self._collect()
         log, zeroed = strategy.history[-1], dict(sorted(self._zeroed.items()))
         require_success(log.number, [*log.used, *log.invalid], zeroed)
-        self.models, self.round = strategy.models, log.number
         noisy = (*log.used, *log.invalid) if self.method.client.trust != "central" else ()
         scales = {p: self._ledgers(str(p))[0].entries[-1].spend.scale for p in noisy}
-        single, pooled = self.evaluate()
-        record = RoundRecord(log, pooled, single, scales, perf_counter() - began, zeroed=zeroed)
-        opened = strategy.broadcast
-        assert opened is not None  # a round is over
-        return probed(self.probes, Seen(self, opened, strategy.received, self.models, record))
+        collected = Collected(strategy.received, scales=scales, zeroed=zeroed)
+        assert strategy.broadcast is not None  # a round is over
+        return self._measured(strategy.broadcast, collected, strategy.models, log, began)
 
     def _collect(self) -> None:
         """Take over what the nodes remember."""
