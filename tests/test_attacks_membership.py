@@ -88,10 +88,9 @@ def test_every_record_is_in_half_of_the_shadow_models():
     inside = balanced(8, 100, 0)
     assert inside.sum(0).tolist() == [4] * 100
     assert len({tuple(row.tolist()) for row in inside}) == 8
-    assert balanced(10, 7, 0, share=0.2).sum(0).tolist() == [2] * 7
-    for share in (0.0, 1.0):
-        with pytest.raises(FieldError, match="share"):
-            balanced(4, 3, 0, share)
+    assert balanced(3, 7, 0).sum(0).tolist() == [2] * 7
+    with pytest.raises(FieldError, match="models"):
+        balanced(1, 3, 0)
 
 
 def test_scores_by_hand():

@@ -201,7 +201,6 @@ def orthogonal_records(
     m: int,
     *,
     rounds: int = 1,
-    lr: float = 1.0,
     delta: float = 0.0,
     seed: int = 0,
     source: Source | None = None,
@@ -218,8 +217,6 @@ def orthogonal_records(
         Of a record-level method, for two classes.
     m : int
         Canaries.
-    lr : float
-        Of the silo's steps, which scales signal and noise alike.
     rounds, delta, seed, source
         See `server_canaries`.
     """
@@ -233,7 +230,7 @@ def orthogonal_records(
         model=model,
         clients=[records],
         method=side,
-        local=LocalTraining(lr=lr),
+        local=LocalTraining(lr=1.0),  # it scales signal and noise alike
         shared=Shared(initial=torch.zeros(1, 2 * m)),
         seed=seed,
         source=source or ReproducibleSource(seed),

@@ -51,20 +51,11 @@ def by_round_and_client(received: Sequence[Received]) -> tuple[list[int], list[l
     return partitions, [[found[r, p] for p in partitions] for r in rounds]
 
 
-def balanced(models: int, records: int, seed: int, share: float = 0.5) -> Tensor:
-    """Which record goes into which shadow model, [m, N] bool: each into exactly round(share m) of them, at random.
-
-    Raises
-    ------
-    FieldError
-        If a record would be in all models or in none.
-    """
+def balanced(models: int, records: int, seed: int) -> Tensor:
+    """Which record goes into which of m shadow models, [m, N] bool: each into half of them, at random."""
     require_count("models", models, 2)
-    inside = round(share * models)
-    if not 0 < inside < models:
-        raise FieldError("share", share, f"must put a record into some of {models} models and not into others")
     draw = torch.rand(models, records, generator=torch.Generator().manual_seed(keyed_seed("shadows", seed)))
-    return draw.argsort(0).argsort(0) < inside
+    return draw.argsort(0).argsort(0) < round(models / 2)
 
 
 def train_shadows(

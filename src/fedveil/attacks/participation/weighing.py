@@ -11,7 +11,6 @@ from torch import Tensor
 from fedveil.attacks.observation import ATTACKS, Attack, Observation
 from fedveil.attacks.participation.evidence import SequentialEvidence
 from fedveil.attacks.participation.rounds import CalibratedLoss, OwnUpdate, SideChannel
-from fedveil.errors import FieldError
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,25 +108,12 @@ class Decisions:
     rounds: tuple[int, ...]
 
 
-def decide(evidence: Tensor, miss: float = ERROR, alarm: float = ERROR) -> Decisions:
-    """Wald's test on log-likelihood ratios [n, R].
+def decide(evidence: Tensor) -> Decisions:
+    """Wald's test on log-likelihood ratios [n, R] after each round of each run, at `ERROR`.
 
-    Parameters
-    ----------
-    evidence : Tensor
-        After each round of each run.
-    miss, alarm : float
-        Wanted rates: OUT is said although the target takes part, IN although it does not.
-
-    Raises
-    ------
-    FieldError
-        For rates outside of (0, .5).
+    That is the wanted rate of both: OUT is said although the target takes part, IN although it does not.
     """
-    for name, value in (("miss", miss), ("alarm", alarm)):
-        if not 0 < value < 0.5:
-            raise FieldError(name, value, "must be a number strictly between 0 and 0.5")
-    lower, upper = boundaries(miss, alarm)
+    lower, upper = boundaries()
     crossed = (evidence >= upper) | (evidence <= lower)
     ended, first = crossed.any(1), crossed.to(torch.int8).argmax(1)
     above = evidence.gather(1, first[:, None])[:, 0] >= upper
@@ -136,9 +122,9 @@ def decide(evidence: Tensor, miss: float = ERROR, alarm: float = ERROR) -> Decis
     return Decisions(tuple(said.tolist()), tuple(rounds.tolist()))
 
 
-def boundaries(miss: float = ERROR, alarm: float = ERROR) -> tuple[float, float]:
+def boundaries() -> tuple[float, float]:
     """The lower and the upper boundary, for figures."""
-    return math.log(miss / (1 - alarm)), math.log((1 - miss) / alarm)
+    return math.log(ERROR / (1 - ERROR)), math.log((1 - ERROR) / ERROR)
 
 
 @ATTACKS.register("informed")
