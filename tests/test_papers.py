@@ -207,9 +207,7 @@ def test_what_was_remembered_is_what_training_gives(patterns, tmp_path):
         assert torch.equal(other.arguments["initial"], plain.arguments["initial"])
     keys = [(0, 1, i) for i in range(4)]
     starts = plain.arguments["initial"].expand(4, -1)
-    trained = [
-        s.arguments["learner"].trainer.train(starts, s.arguments["clients"], keys) for s in (plain, first, again)
-    ]
+    trained = [s.learner.trainer.train(starts, s.arguments["clients"], keys) for s in (plain, first, again)]
     for ours, theirs, found in zip(*trained, strict=True):
         assert torch.equal(ours.model, theirs.model)
         assert torch.equal(ours.model, found.model)

@@ -29,6 +29,7 @@ from fedveil.accounting.events import (
 from fedveil.accounting.meaning import Curve
 from fedveil.errors import FieldError, require_choice, require_delta
 from fedveil.gdp import compose_mu, delta_of_mu, epsilon_of_mu
+from fedveil.registry import optional
 
 # The grid on which losses lie. Losses are rounded up to it, so that a coarse one is a looser bound; without a limit a
 # small noise multiplier, whose losses are large, would take all memory.
@@ -94,12 +95,7 @@ def _charged(delta: float, counts: Mapping[Event, int], relation: Relation) -> f
 
 
 def _library() -> Any:
-    try:
-        import dp_accounting
-    except ImportError as error:
-        message = 'needs dp-accounting: pip install "fedveil[accounting]"'
-        raise FieldError("events", "subsampling or Laplace", message) from error
-    return dp_accounting
+    return optional("dp_accounting", "composing sampled steps needs dp-accounting", '"fedveil[accounting]"')
 
 
 def curve(events: Iterable[tuple[Event, int]], relation: Relation = "zero-out") -> tuple[Curve, Curve]:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import Filter, Relation, Spend, SpendFilter, Trust
-from fedveil.aggregation import Aggregator
+from fedveil.aggregation import Aggregator, NoState
+from fedveil.checks import Parameters
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.mechanisms import Source
@@ -80,6 +81,22 @@ class ClientSide(Protocol):
 
     def budgets(self, epsilon: float | None, delta: float) -> list[SpendFilter]:
         """Fresh filters that hold a client to a total, or to what is planned."""
+
+
+class ClientDefaults(Parameters):
+    """What most client sides have in common: they noise one model, remember nothing, and may be held to a total."""
+
+    trust: ClassVar[Trust] = "local"
+    most_models: ClassVar[int | None] = 1
+    composed: ClassVar[bool] = False
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def init(self) -> Any:
+        return NoState()
+
+    def budgets(self, epsilon: float | None, delta: float) -> list[SpendFilter]:
+        """A filter on the total epsilon, if there is one."""
+        return [] if epsilon is None else [Filter(epsilon, delta)]
 
 
 class NoisyClientSide(ClientSide, Protocol):
@@ -218,8 +235,3 @@ def noise_figures(scales: Sequence[tuple[float, ...]], layout: Layout, bound: fl
     squares = [sum(v * v * n for v, n in zip(s, sizes if len(s) > 1 else [d], strict=True)) for s in scales]
     length = median(math.sqrt(square) for square in squares)
     return {"sigma": length / math.sqrt(d), "noise_to_clip": length / bound, "signal_to_noise": bound / length}
-
-
-def held_to(epsilon: float | None, delta: float) -> list[SpendFilter]:
-    """A filter on the total epsilon, if there is one."""
-    return [] if epsilon is None else [Filter(epsilon, delta)]

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedveil.accounting import Relation, Release, Spend, SpendFilter, Trust, model_of, nothing, of_round
+from fedveil.accounting import Relation, Release, Spend, model_of, nothing, of_round
 from fedveil.accounting.bounds import GDP, Heuristic
 from fedveil.accounting.conditions import LIVENESS
 from fedveil.aggregation import NoState, perturbation_weights
@@ -25,7 +25,7 @@ from fedveil.errors import FieldError
 from fedveil.gdp import mu_of_epsilon
 from fedveil.layout import Layout
 from fedveil.mechanisms import GaussianNoise, Source, noised
-from fedveil.methods.contract import held_to, noise_figures
+from fedveil.methods.contract import ClientDefaults, noise_figures
 from fedveil.methods.facts import Broadcast, ClientFacts, Combined, Protected, Releases, ServerFacts
 from fedveil.methods.replies import stack_models
 
@@ -38,7 +38,7 @@ class LastScores:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedRE(Parameters):
+class FedRE(ClientDefaults):
     """Client side of FedRE.
 
     Parameters
@@ -75,12 +75,10 @@ class FedRE(Parameters):
     split: Literal["scores", "uniform", "size"] = "scores"
     noise_to_clip: Positive | None = None
 
-    trust: ClassVar[Trust] = "local"
-    most_models: ClassVar[int | None] = 1
     composed: ClassVar[bool] = True
 
     @property
-    def needs(self) -> frozenset[str]:
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
         """Private or public layer scores, or none."""
         if self.split != "scores":
             return frozenset()
@@ -104,9 +102,6 @@ class FedRE(Parameters):
         clip = self.clip
         bounds = clip.values() if isinstance(clip, Mapping) else [clip] * len(layout.groups("module"))
         return noise_figures(scales, layout, math.sqrt(sum(b * b for b in bounds)))
-
-    def budgets(self, epsilon: float | None, delta: float) -> list[SpendFilter]:
-        return held_to(epsilon, delta)
 
     def quote(self, broadcast: Broadcast, state: LastScores) -> Spend:
         """A heuristic participation; with public scores the exact cost."""

@@ -23,8 +23,6 @@ from fedveil.accounting import (
     Relation,
     Release,
     Spend,
-    SpendFilter,
-    Trust,
     model_of,
     nothing,
 )
@@ -38,7 +36,7 @@ from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.mechanisms import EuclideanLaplaceNoise, GaussianNoise, Source, noised
 from fedveil.mechanisms.noise import euclidean_laplace_rows
-from fedveil.methods.contract import SMALL, held_to
+from fedveil.methods.contract import SMALL, ClientDefaults
 from fedveil.methods.facts import Broadcast, ClientFacts, Combined, Protected, Releases, ServerFacts
 from fedveil.methods.replies import stack_models
 
@@ -46,7 +44,7 @@ PRIVATE_SCALE = "epsilon depends on the length of the client's private step"
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupPrivacy(Parameters):
+class GroupPrivacy(ClientDefaults):
     """Client side of group privacy.
 
     Parameters
@@ -73,19 +71,13 @@ class GroupPrivacy(Parameters):
     fallback_radius: Positive = 1.0
     distribution: Literal["laplace", "gaussian"] = "laplace"
 
-    trust: ClassVar[Trust] = "local"
     most_models: ClassVar[int | None] = None
-    composed: ClassVar[bool] = False
-    needs: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
         """Check nu and the radii."""
         super().__post_init__()
         if self.radius is None and self.distribution == "gaussian":
             raise FieldError("radius", None, "Gaussian noise takes a public radius")
-
-    def init(self) -> NoState:
-        return NoState()
 
     def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:
         """Sigma of the median client; without a public radius the ratio to the step is fixed, nu."""
@@ -95,9 +87,6 @@ class GroupPrivacy(Parameters):
         if self.radius:
             return figures
         return {**figures, "noise_to_step": self.noise_multiplier, "signal_to_noise": 1 / self.noise_multiplier}
-
-    def budgets(self, epsilon: float | None, delta: float) -> list[SpendFilter]:
-        return held_to(epsilon, delta)
 
     def quote(self, broadcast: Broadcast, state: NoState) -> Spend:
         """A heuristic participation; its leakage n / nu is public and the same every time."""

@@ -19,23 +19,18 @@ from fedveil.aggregation import Aggregator, FedAvg, NoState, require_rule
 from fedveil.checks import Parameters
 from fedveil.layout import Layout
 from fedveil.mechanisms import Source
+from fedveil.methods.contract import ClientDefaults
 from fedveil.methods.facts import Broadcast, ClientFacts, Combined, Protected, Releases, ServerFacts
 from fedveil.methods.group_privacy import Clusters, Idle, mean
 from fedveil.methods.replies import stack_counts, stack_models, updates_of
 
 
 @dataclass(frozen=True)
-class TrustedServer:
+class TrustedServer(ClientDefaults):
     """Client side of every central method: the server sees everything, `protect` is a declared identity."""
 
     trust: ClassVar[Trust] = "central"
     most_models: ClassVar[int | None] = None
-    composed: ClassVar[bool] = False
-    needs: ClassVar[frozenset[str]] = frozenset()
-
-    def init(self) -> NoState:
-        """Nothing to remember."""
-        return NoState()
 
     def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:
         """None on the client."""

@@ -34,6 +34,7 @@ from fedveil.aggregation import NoState
 from fedveil.errors import ReplyError
 from fedveil.layout import Layout
 from fedveil.mechanisms import Source
+from fedveil.methods.contract import ClientDefaults
 from fedveil.methods.facts import Broadcast, ClientFacts, NoisySteps, Protected, Refusal, Releases
 from fedveil.methods.plain import Plain
 from fedveil.methods.record_terms import RecordTerms
@@ -46,7 +47,7 @@ SUMS: dict[str, type[NoSum]] = {"none": NoSum, "trusted": TrustedShares, "secure
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordDP(RecordTerms):
+class RecordDP(RecordTerms, ClientDefaults):
     """Client side of record- and person-level privacy; `RecordTerms` has its parameters.
 
     Examples
@@ -58,8 +59,6 @@ class RecordDP(RecordTerms):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"noisy_steps"})
-    most_models: ClassVar[int | None] = 1
-    composed: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,7 +69,7 @@ class RecordDP(RecordTerms):
         return SUMS[self.sum](self)
 
     @property
-    def trust(self) -> Trust:
+    def trust(self) -> Trust:  # type: ignore[override]
         """Who is trusted follows the sum."""
         return self._sum.trust
 
@@ -111,9 +110,6 @@ class RecordDP(RecordTerms):
     def within(self, epsilon: float, delta: float) -> StepFilter:
         """A filter that holds a silo to a total."""
         return StepFilter.within(step_event(self.multiplier, self.rate), epsilon, delta, self.relation)
-
-    def init(self) -> NoState:
-        return NoState()
 
     def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:
         """Of a step's mean gradient over the silos, whose length is at most the clip."""

@@ -9,23 +9,23 @@ section B, where the server works out the budget, is `fedveil.methods.sga_centra
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedveil.accounting import Guarantee, Release, Spend, SpendFilter, Trust, compose_mu, model_of, nothing, of_round
+from fedveil.accounting import Guarantee, Release, Spend, compose_mu, model_of, nothing, of_round
 from fedveil.accounting.bounds import GDP, Heuristic
 from fedveil.accounting.conditions import LIVENESS
 from fedveil.calibration import AlignmentLDP, cosine
 from fedveil.calibration.local import cosines
-from fedveil.checks import Delta, Fraction, Parameters, Positive
+from fedveil.checks import Delta, Fraction, Positive
 from fedveil.clipping import clip
 from fedveil.errors import FieldError
 from fedveil.gdp import mu_of_epsilon
 from fedveil.layout import Layout
 from fedveil.mechanisms import GaussianNoise, Source, noised
-from fedveil.methods.contract import SMALL, held_to, noise_figures
+from fedveil.methods.contract import SMALL, ClientDefaults, noise_figures
 from fedveil.methods.facts import Broadcast, ClientFacts, Protected, Releases
 
 _mu = lru_cache(maxsize=1024)(mu_of_epsilon)
@@ -55,7 +55,7 @@ class LastBroadcast:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SGALDP(Parameters):
+class SGALDP(ClientDefaults):
     """Client side of SGA-LDP.
 
     The reference is the difference of the two latest broadcasts, so only a client that received both has one; in its
@@ -93,11 +93,6 @@ class SGALDP(Parameters):
     similarity_noise: Positive = 1.0
     memory: Fraction = 0.0
 
-    trust: ClassVar[Trust] = "local"
-    most_models: ClassVar[int | None] = 1
-    composed: ClassVar[bool] = False
-    needs: ClassVar[frozenset[str]] = frozenset()
-
     def __post_init__(self) -> None:
         super().__post_init__()
         self._calibrator()
@@ -113,9 +108,6 @@ class SGALDP(Parameters):
     def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:
         """Of the median client."""
         return noise_figures(scales, layout, self.clip)
-
-    def budgets(self, epsilon: float | None, delta: float) -> list[SpendFilter]:
-        return held_to(epsilon, delta)
 
     def quote(self, broadcast: Broadcast, state: LastBroadcast) -> Spend:
         """A heuristic participation; in the sound variants and under the static rule the exact cost."""

@@ -1,6 +1,6 @@
 """From a configuration to a federation: data, who does what, model, budgets, engine."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -8,18 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedveil.accounting import Filter, LeakageFilter, ParticipationFilter, Spend, SpendFilter, Trust, delta_warning
+from fedveil.accounting import Filter, LeakageFilter, ParticipationFilter, Spend, SpendFilter, delta_warning
 from fedveil.attacks import craft
 from fedveil.config.experiment import Config
-from fedveil.config.privacy import Budget
 from fedveil.data import DataSet
 from fedveil.engines import Budgets, Evaluation, Execution, Federation, PerClient, Shared
 from fedveil.engines.seams import Behaviour, Probe, Turn
-from fedveil.errors import FedVeilError, FieldError
+from fedveil.errors import FieldError
 from fedveil.learning import ClientData
 from fedveil.learning.learner import Learner
 from fedveil.learning.metrics import DEFAULT
-from fedveil.methods import ClientSide, Method
+from fedveil.methods import Method
+from fedveil.methods.contract import ClientDefaults
+from fedveil.registry import optional
 from fedveil.runs.deal import Dealt, deal_out, split_clients
 from fedveil.runs.ledgers import Ledgers
 from fedveil.runs.models import first_models, learner_of
@@ -42,8 +43,10 @@ class Setup:
         The examples, and who holds which.
     method : Method
         Both sides.
+    learner : Learner
+        Trains the clients.
     arguments : dict
-        For `Federation` or the Flower engine, and the learner of its `Execution`.
+        For `Federation` or the Flower engine.
     warnings : tuple of str
         What is unusual about the clients' data, a line each.
     shares : Shares or None
@@ -55,6 +58,7 @@ class Setup:
     config: Config
     dealt: Dealt
     method: Method
+    learner: Learner
     arguments: dict[str, Any]
     warnings: tuple[str, ...] = ()
     shares: Shares | None = None
@@ -70,37 +74,42 @@ class Setup:
         """Those that train."""
         return self.arguments["clients"]  # type: ignore[no-any-return]
 
-    @property
-    def learner(self) -> Learner:
-        """Trains the clients."""
-        return self.arguments["learner"]  # type: ignore[no-any-return]
-
     def federation(
         self, ledgers: Ledgers, probes: Sequence[Probe] = (), tell: Callable[[str], None] = lambda text: None
     ) -> Federation:
         """The federation, on the configured engine; `tell` takes what its rounds show to be odd."""
         config = self.config
         engine = Federation if config.engine == "local" else flower_engine()
-        budget, central = config.privacy.budget, self.method.client.trust == "central"
-        sides: Mapping[int, ClientSide] = self.arguments["client_sides"]
         return engine(
             **self.grouped(publishing=config.publish, probes=probes),
             execution=Execution(learner=self.learner, run_id=ledgers.run_id, ledgers=ledgers.open, tell=tell),
             source=config.source.build(config.seed),
-            budgets=Budgets(
-                server=epsilon_filter(budget) if central else None,
-                clients=lambda partition: (
-                    client_budget(budget, sides.get(partition, self.method.client))
-                    if partition < len(self.clients)
-                    else validation_budget(budget, self.method.client.trust)
-                ),
-            ),
+            budgets=Budgets(server=self._server_filter(), clients=self._client_filter),
         )
+
+    def _server_filter(self) -> SpendFilter | None:
+        """A fresh filter for the total, where the server adds the noise."""
+        budget = self.config.privacy.budget
+        if budget.epsilon is None or self.method.client.trust != "central":
+            return None
+        return Filter(budget.epsilon, budget.delta)
+
+    def _client_filter(self, partition: int) -> SpendFilter | None:
+        """A fresh filter for one client; validation clients, behind those that train, are held to the total alone."""
+        budget, side = self.config.privacy.budget, self.method.client
+        if partition < len(self.clients):
+            own = self.arguments["client_sides"].get(partition, side).budgets(budget.epsilon, budget.delta)
+        else:
+            own = [] if side.trust == "central" else ClientDefaults().budgets(budget.epsilon, budget.delta)
+        if budget.leakage_cap is not None:
+            own.append(LeakageFilter(budget.leakage_cap))
+        if budget.participations is not None:
+            own.append(ParticipationFilter(budget.participations))
+        return _All(own) if len(own) > 1 else next(iter(own), None)
 
     def grouped(self, **changes: Any) -> dict[str, Any]:
         """The arguments as `Federation` takes them, some of them changed, without the learner and what is spent."""
         given = {**self.arguments, **changes}
-        given.pop("learner")
         for group, kind in {"shared": Shared, "evaluation": Evaluation}.items():
             names = [f.name for f in fields(kind) if f.name in given]
             given[group] = kind(**{name: given.pop(name) for name in names})
@@ -141,13 +150,12 @@ def prepare(config: Config, memo: Path | None = None, like: Setup | None = None)
         "initial": starts,
         "method": method,
         "client_sides": config.privacy.client_sides(method.client),
-        "learner": learner,
         "seed": config.seed,
         "public_data": dealt.public,
         "metrics": config.metrics or (TWO_CLASSES if dealt.dataset.classes == 2 else None),
         **parties,
     }
-    setup = Setup(config, dealt, method, arguments, (), shares, poisoning)
+    setup = Setup(config, dealt, method, learner, arguments, (), shares, poisoning)
     return setup if like else replace(setup, warnings=tuple(text for warn in WARNINGS for text in warn(setup)))
 
 
@@ -255,30 +263,6 @@ class _All:
         return all(f.admit_spend(spend) for f in self._filters)
 
 
-def epsilon_filter(budget: Budget) -> SpendFilter | None:
-    """A fresh filter for whoever adds the noise."""
-    return None if budget.epsilon is None else Filter(budget.epsilon, budget.delta)
-
-
-def client_budget(budget: Budget, side: ClientSide) -> SpendFilter | None:
-    """A fresh filter for one client."""
-    return _capped(side.budgets(budget.epsilon, budget.delta), budget)
-
-
-def validation_budget(budget: Budget, trust: Trust) -> SpendFilter | None:
-    """A fresh filter for one validation client, whose own noise (none under central trust) is held to the total."""
-    total = None if trust == "central" else epsilon_filter(budget)
-    return _capped([] if total is None else [total], budget)
-
-
-def _capped(filters: list[SpendFilter], budget: Budget) -> SpendFilter | None:
-    if budget.leakage_cap is not None:
-        filters.append(LeakageFilter(budget.leakage_cap))
-    if budget.participations is not None:
-        filters.append(ParticipationFilter(budget.participations))
-    return _All(filters) if len(filters) > 1 else next(iter(filters), None)
-
-
 def flower_engine() -> type[Federation]:
     """The same federation behind Flower's messages.
 
@@ -287,11 +271,8 @@ def flower_engine() -> type[Federation]:
     FedVeilError
         If Flower is not installed.
     """
-    try:
-        from fedveil.engines.flower.app import FlowerFederation
-    except ImportError as error:
-        raise FedVeilError(f'the Flower engine needs Flower ({error}): pip install "fedveil[flower]"') from error
-    return FlowerFederation
+    app = optional("fedveil.engines.flower.app", "the Flower engine needs Flower", '"fedveil[flower]"')
+    return app.FlowerFederation  # type: ignore[no-any-return]
 
 
 def resolve_device(device: str) -> str:
