@@ -27,7 +27,7 @@ from fedveil.flower import privacy_mod, read_broadcast, training_source, write_t
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, PrivateTrainer
 from fedveil.mechanisms import SecureSource
-from fedveil.methods import build, secure_sum
+from fedveil.methods import build, sums
 from fedveil.secure import shares
 
 POLICY = """trust = ["secure sum"]
@@ -105,7 +105,7 @@ def note(place, never=(), sent=None):
 
 def note_shares(place):
     """Have this process note every share of data: the sum, the sum with its noise, that under some masks, and all."""
-    drawn, draw, make = [], shares._mask, secure_sum.share
+    drawn, draw, make = [], shares._mask, sums.share
 
     def mask(values, key, *, add):
         drawn.append(torch.from_numpy(values.view("int64").copy()))
@@ -118,7 +118,7 @@ def note_shares(place):
             note(place, [total, *drawn, total.double(), drawn[0].double()], sent)
         return sent
 
-    shares._mask, secure_sum.share = mask, share
+    shares._mask, sums.share = mask, share
 
 
 class Nodes:

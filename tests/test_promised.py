@@ -19,7 +19,7 @@ from fedveil.config.sections import Stopping
 from fedveil.methods import METHODS, Broadcast, PublicFacts, Publishing, build, parameters
 from fedveil.report.planning import advice_tables
 from fedveil.runs.runner import run
-from fedveil.runs.summary import guarantees_of
+from fedveil.runs.totals import guarantees_of
 
 BASE = {
     "name": "tiny",

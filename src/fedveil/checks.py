@@ -174,14 +174,10 @@ def rules_of(hints: Iterable[tuple[str, Any]]) -> list[FieldRule]:
             marks = getattr(member, "__metadata__", ())
             found += [(name, others, mark.require) for mark in marks if isinstance(mark, Check)]
             if get_origin(member) is Literal:
-                found.append((name, others, partial(_one_of, get_args(member))))
+                found.append((name, others, partial(require_choice, choices=get_args(member))))
         if len(others) == len(members) and (others[0] is bool or issubclass(others[0], Parameters)):
             found.append((name, others, partial(_of_kind, others)))
     return found
-
-
-def _one_of(choices: tuple[str, ...], name: str, value: str) -> str:
-    return require_choice(name, value, choices)
 
 
 def _of_kind(kinds: tuple[type, ...], name: str, value: Any) -> None:

@@ -29,7 +29,7 @@ from fedveil.methods import (
     build,
 )
 from fedveil.methods.sga_ldp import LastBroadcast
-from fedveil.runs.summary import guarantees_of
+from fedveil.runs.totals import guarantees_of
 
 LAYOUT = Layout.from_shapes({"a.weight": (4,), "b.weight": (2,)}, torch.float64)
 SOURCE = ReproducibleSource(0)

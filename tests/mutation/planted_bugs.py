@@ -808,7 +808,7 @@ BUGS = (
         "a ledger can be emptied with its checkpoint",
         "runs/folder.py",
         "RunFolder._verify",
-        "row.get('round', 0) > max(released, default=0)",
+        "row['round'] > max(released, default=0)",
         "False",
         LOCKS,
     ),
@@ -1484,7 +1484,7 @@ BUGS = (
     ),
     _bug(
         "secure sum: the broadcast not bound",
-        "methods/secure_sum.py",
+        "methods/sums.py",
         "SecureShares.question",
         "hashlib.sha256(planned.encode()).hexdigest()",
         "''",
@@ -1501,7 +1501,7 @@ BUGS = (
     ),
     _bug(
         "secure sum: what leaves is not masked",
-        "methods/secure_sum.py",
+        "methods/sums.py",
         "SecureShares.leaving",
         "share(sums[0], facts.site.key, context, facts.site.peers)",
         "sums[0]",
@@ -1812,7 +1812,7 @@ BUGS = (
     ),
     _bug(
         "a heuristic client is ranked below proven ones",
-        "runs/summary.py",
+        "runs/totals.py",
         "guarantees_of",
         "(not g.proven, g.cost, len(books[p].entries))",
         "(g.cost, len(books[p].entries))",

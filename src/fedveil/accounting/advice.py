@@ -6,13 +6,13 @@ which is the longest the mean can be. The federation trains at all below about `
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from fedveil.accounting.bounds import GDP
 from fedveil.accounting.conditions import AS_READ, at_most, conditions_of, few_colluding, few_silos, whole_noise
 from fedveil.accounting.events import FACTOR, Relation
-from fedveil.accounting.guarantee import VACUOUS, Guarantee, Scope, Trust, Unit
+from fedveil.accounting.guarantee import VACUOUS, Guarantee, Scope, Trust, Unit, of_round
 from fedveil.accounting.planning import ENOUGH
 from fedveil.accounting.steps import least_noise
 from fedveil.errors import FieldError, require_choice, require_count, require_delta, require_positive
@@ -216,15 +216,9 @@ def _promise(
     more: tuple[str, ...] = (),
 ) -> Guarantee:
     """Mu-GDP under what has to hold for every such promise, with conditions before and behind."""
-    return Guarantee(
-        unit=unit,
-        relation=relation,
-        trust=trust,
-        scope=scope,
-        bound=GDP(mu),
-        public_size=relation != "add/remove" if unit in ("record", "person") else None,
-        conditions=(*first, *conditions_of(unit, trust, relation), *more),
-    )
+    promise = of_round(GDP(mu), trust, relation, *first, *conditions_of(unit, trust, relation), *more)
+    public_size = relation != "add/remove" if unit in ("record", "person") else None
+    return replace(promise, unit=unit, scope=scope, public_size=public_size)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,11 +8,11 @@ from fedveil.aggregation.base import WeightedMean as WeightedMean
 from fedveil.aggregation.base import require_rule as require_rule
 from fedveil.aggregation.centres import Centre as Centre
 from fedveil.aggregation.centres import CentredClipping as CentredClipping
+from fedveil.aggregation.centres import FLTrust as FLTrust
 from fedveil.aggregation.centres import GeometricMedian as GeometricMedian
 from fedveil.aggregation.centres import NormBounding as NormBounding
 from fedveil.aggregation.clusters import cluster_means as cluster_means
 from fedveil.aggregation.clusters import halves as halves
-from fedveil.aggregation.fltrust import FLTrust as FLTrust
 from fedveil.aggregation.mixing import NNM as NNM
 from fedveil.aggregation.mixing import Bucketing as Bucketing
 from fedveil.aggregation.optimisers import AdaptiveState as AdaptiveState

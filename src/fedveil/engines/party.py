@@ -29,7 +29,7 @@ from fedveil.methods import (
     stack_models,
 )
 from fedveil.methods.publishing import Publishing, Validation
-from fedveil.methods.secure_sum import SecureSum
+from fedveil.methods.sums import SecureSum
 from fedveil.secure import PublicKey
 
 Scorer = Callable[[Tensor], Tensor]  # models [n, d] -> public layer scores [n, L]

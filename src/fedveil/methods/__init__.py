@@ -48,10 +48,10 @@ from fedveil.methods.replies import in_order as in_order
 from fedveil.methods.replies import models_of as models_of
 from fedveil.methods.replies import stack_counts as stack_counts
 from fedveil.methods.replies import stack_models as stack_models
-from fedveil.methods.secure_sum import SecureSum as SecureSum
 from fedveil.methods.sga_central import SGACentral as SGACentral
 from fedveil.methods.sga_ldp import SGALDP as SGALDP
 from fedveil.methods.sga_ldp import LastBroadcast as LastBroadcast
+from fedveil.methods.sums import SecureSum as SecureSum
 from fedveil.methods.sums import TrustedSum as TrustedSum
 from fedveil.registry import Registry
 

@@ -215,12 +215,11 @@ class CentralNoise(AroundRule, ABC):
             raise FieldError("aggregator", name, "has no sensitivity, so formal noise is impossible")
         return value
 
-    def _proven(
-        self, sigma: float, bound: float, weights: Tensor, cohort: int, conditions: tuple[str, ...] = ()
-    ) -> Spend:
+    def _proven(self, sigma: float, bound: float, weights: Tensor, cohort: int) -> Spend:
         """The cost of noise whose scale is public: what the sensitivity of what ran proves, or a heuristic."""
         if self.noise not in PROVEN:
             return self._heuristic(f"nothing is proven of {self.noise!r} noise", sigma)
+        conditions: tuple[str, ...] = ()
         if self.order == "formal":
             sensitivity: float | None = self._sensitivity(bound, cohort, self.relation)
             weights = torch.full((cohort,), 1 / cohort, dtype=torch.float64)  # the bound; a count's share is private

@@ -91,7 +91,7 @@ class ClientDefaults(Parameters):
     composed: ClassVar[bool] = False
     needs: ClassVar[frozenset[str]] = frozenset()
 
-    def init(self) -> Any:
+    def init(self) -> NoState:
         return NoState()
 
     def budgets(self, epsilon: float | None, delta: float) -> list[SpendFilter]:

@@ -94,14 +94,12 @@ class FedRE(ClientDefaults):
         for bound in self.clip.values() if isinstance(self.clip, Mapping) else (self.clip,):
             require_bound("clip", bound)
 
-    def init(self) -> LastScores:
+    def init(self) -> LastScores:  # type: ignore[override]
         return LastScores()
 
     def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:
         """Of the median client, against the length of all layers' clips."""
-        clip = self.clip
-        bounds = clip.values() if isinstance(clip, Mapping) else [clip] * len(layout.groups("module"))
-        return noise_figures(scales, layout, math.sqrt(sum(b * b for b in bounds)))
+        return noise_figures(scales, layout, math.sqrt(sum(b * b for b in self._bounds(layout).values())))
 
     def quote(self, broadcast: Broadcast, state: LastScores) -> Spend:
         """A heuristic participation; with public scores the exact cost."""

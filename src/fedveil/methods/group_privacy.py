@@ -19,12 +19,12 @@ from torch import Tensor
 
 from fedveil.accounting import (
     EuclideanLaplace,
-    Guarantee,
     Relation,
     Release,
     Spend,
     model_of,
     nothing,
+    of_round,
 )
 from fedveil.accounting.bounds import Bound, Heuristic, MetricDP, MetricGDP
 from fedveil.accounting.conditions import LIVENESS
@@ -167,15 +167,8 @@ def _spend_of(side: GroupPrivacy, dimension: int, apart: float | None) -> Spend:
         if side.distribution == "gaussian":
             sigma = side.noise_multiplier * side.radius / mean_length(dimension)
             bound, scale, leakage, mechanism = MetricGDP(1 / sigma), (sigma,), None, "gaussian"
-    guarantee = Guarantee(
-        unit="parameter vector",
-        relation="replace-one",
-        trust="local",
-        scope="round",
-        bound=bound,
-        hypotheses_apart=apart,
-        conditions=() if side.radius is None else (LIVENESS,),
-    )
+    guarantee = of_round(bound, "local", "replace-one", *[LIVENESS] * (side.radius is not None))
+    guarantee = replace(guarantee, unit="parameter vector", hypotheses_apart=apart)
     return Spend(guarantee=guarantee, mechanism=mechanism, scale=scale, leakage=leakage)
 
 

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from fedveil.accounting import Guarantee, Spend, SpendFilter, StepFilter, Trust, nothing, step_event
+from fedveil.accounting import Spend, SpendFilter, StepFilter, Trust, nothing, of_round, step_event
 from fedveil.accounting.bounds import GDP, PLD, Bound
 from fedveil.accounting.conditions import LIVENESS, NO_FAILURE, at_most, few_silos
 from fedveil.accounting.events import FACTOR, Gaussian
@@ -39,8 +39,7 @@ from fedveil.methods.facts import Broadcast, ClientFacts, NoisySteps, Protected,
 from fedveil.methods.plain import Plain
 from fedveil.methods.record_terms import RecordTerms
 from fedveil.methods.replies import figures_of
-from fedveil.methods.secure_sum import SecureShares
-from fedveil.methods.sums import NoSum, TrustedShares
+from fedveil.methods.sums import NoSum, SecureShares, TrustedShares
 from fedveil.secure import SumContext
 
 SUMS: dict[str, type[NoSum]] = {"none": NoSum, "trusted": TrustedShares, "secure": SecureShares}
@@ -170,15 +169,8 @@ class RecordDP(RecordTerms, ClientDefaults):
         bound: Bound = PLD(((event, self.counts),))
         if isinstance(event, Gaussian):
             bound = GDP(FACTOR[self.relation] * math.sqrt(self.counts) / self.multiplier)
-        guarantee = Guarantee(
-            unit=self.unit,
-            relation=self.relation,
-            trust=self.trust,
-            scope="round",
-            bound=bound,
-            public_size=self.relation != "add/remove",
-            conditions=(*self._sum.conditions, *self._sizes(), LIVENESS, NO_FAILURE),
-        )
-        return Spend(
-            guarantee=guarantee, mechanism="gaussian", scale=(added,), sensitivity=FACTOR[self.relation] * self.clip
-        )
+        conditions = (*self._sum.conditions, *self._sizes(), LIVENESS, NO_FAILURE)
+        promise = of_round(bound, self.trust, self.relation, *conditions)
+        promise = replace(promise, unit=self.unit, public_size=self.relation != "add/remove")
+        moved = FACTOR[self.relation] * self.clip
+        return Spend(guarantee=promise, mechanism="gaussian", scale=(added,), sensitivity=moved)

@@ -102,7 +102,7 @@ class SGALDP(ClientDefaults):
         """Whether the budget is the same whatever the cosine (the paper's static rule): its noise tells nothing."""
         return self.epsilon_min == self.epsilon_max
 
-    def init(self) -> LastBroadcast:
+    def init(self) -> LastBroadcast:  # type: ignore[override]
         return LastBroadcast()
 
     def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:

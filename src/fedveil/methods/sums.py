@@ -1,17 +1,24 @@
 """What becomes of the silos' noisy steps at record and person level: nothing more, a trusted sum, or a secure one.
 
 `RecordDP` clips, counts and quotes; these say whose noise counts, what leaves a silo, and who adds it up.
+
+In the secure sum shares are random alone, and nobody is trusted with their sum. A site's step is an integer sum of
+clipped contributions on a grid; what leaves it is that sum with its share of the noise, under masks that cancel only
+where all sites of one question are added up (`fedveil.secure`, docs/secure-sum.md). Learning rate, momentum and the
+model belong to the server.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 
-from fedveil.accounting import Release, Trust, model_of
-from fedveil.accounting.conditions import SUM_IS_TRUSTED, whole_noise
+from fedveil.accounting import Release, Trust, digest, model_of, nothing
+from fedveil.accounting.conditions import KEYS_ARE_SECRET, SUM_IS_TRUSTED, few_colluding, whole_noise
 from fedveil.aggregation import WeightedMean
+from fedveil.checks import Positive
 from fedveil.errors import FieldError, NoReplyError, ReplyError
 from fedveil.layout import Layout
 from fedveil.mechanisms import Source
@@ -19,7 +26,7 @@ from fedveil.methods.facts import Broadcast, ClientFacts, Combined, NoisySteps, 
 from fedveil.methods.plain import Plain
 from fedveil.methods.record_terms import RecordTerms
 from fedveil.methods.replies import figures_of
-from fedveil.secure import SumContext
+from fedveil.secure import FEWEST, SumContext, SumTerms, share, unmasked
 
 TERMS = ("clip", "deviation", "denominator", "rate", "images", "silos_per_person", "silos", "tolerated", "lr")
 
@@ -155,3 +162,147 @@ class TrustedShares(NoSum):
     def terms(self, noised: NoisySteps) -> Releases:
         known = {**vars(noised), **vars(self.side)}
         return tuple(Release("metric", torch.tensor(float(known[k]), dtype=torch.float64), k) for k in TERMS)
+
+
+@dataclass(frozen=True)
+class SecureSum(TrustedSum):
+    """Server side of ``sum = "secure"``: the sum of all shares of a roster, one step against it, then any optimiser.
+
+    Parameters
+    ----------
+    lr : float, optional
+        With ``sum = "secure"``, learning rate of the server's step; by default that of local training, where the engine
+        knows it.
+    """
+
+    lr: Positive | None = None
+
+    def check_reply(self, releases: Releases, dimension: int) -> None:
+        """Admit a share.
+
+        Raises
+        ------
+        ReplyError
+            If it is not one share, int64 [d].
+        """
+        kinds = [r.kind for r in releases]
+        if kinds != ["share"]:
+            raise ReplyError(f"a reply to a secure sum is one share, not {kinds}")
+        value = releases[0].value
+        if value.dtype != torch.int64 or tuple(value.shape) != (dimension,):
+            raise ReplyError(f"a share is int64 [{dimension}], not {value.dtype} {tuple(value.shape)}")
+
+    def mean(self, replies: Sequence[Releases], context: SumContext) -> torch.Tensor:
+        """The noised mean gradient [d] of a roster, float64."""
+        total = unmasked([r.value for releases in replies for r in releases], context)
+        return total / (context.terms.denominator * len(context.roster))
+
+    def step(self, facts: ServerFacts, gradient: torch.Tensor, state: Any, source: Source) -> Combined:
+        """One step of the rule against a gradient."""
+        if self.lr is None:
+            raise FieldError("lr", None, "is needed: the step is the server's")
+        theta, rule = facts.broadcast.models[0], self.aggregator.for_round(state, source, facts.public_update)
+        model, state = rule.step(theta, (-self.lr * gradient).to(theta.dtype), state)
+        return Combined(model[None], nothing(), state, {"clients": float(len(facts.broadcast.public.roster))})
+
+    def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: Any, source: Source) -> Combined:
+        """Add up all shares of the roster.
+
+        Raises
+        ------
+        NoReplyError
+            If a site of the roster is missing: the others' shares are random numbers.
+        """
+        context = facts.question
+        if context is None:
+            raise FieldError("question", None, "is needed: the shares answer one")
+        if len(replies) != len(context.roster):
+            missing = len(context.roster) - len(replies)
+            raise NoReplyError(f"{missing} of {len(context.roster)} sites are missing: ask again, without them")
+        return self.step(facts, self.mean(replies, context), state, source)
+
+
+class SecureShares(NoSum):
+    """Sites add masked shares of z C / sqrt(m - c): m - c honest ones make up the noise, and a roster has m or more."""
+
+    trust: ClassVar[Trust] = "secure sum"
+    server: ClassVar[type[Plain]] = SecureSum
+
+    def check(self) -> None:
+        super().check()
+        self._terms(1)
+        if self.side.most_units > self.side.units:
+            raise FieldError("units", self.side.units, f"must be at least the {self.side.most_units} that are promised")
+
+    @property
+    def adding(self) -> int:
+        return self.side.least_sites - self.side.colluding
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        return KEYS_ARE_SECRET, few_colluding(self.side.colluding, self.side.least_sites)
+
+    def agreed(self, dimension: int) -> str:
+        return self._terms(dimension).text
+
+    def _terms(self, dimension: int) -> SumTerms:
+        side = self.side
+        return SumTerms(
+            unit=side.unit,
+            relation=side.relation,
+            clip=side.clip,
+            noise_multiplier=side.multiplier * side.together,
+            denominator=side.denominator,
+            rate=side.rate,
+            units=side.units,
+            dimension=dimension,
+            least_sites=side.least_sites,
+            colluding=side.colluding,
+            silos_per_person=side.silos_per_person,
+        )
+
+    def steps(self, noisy: NoisySteps) -> NoisySteps:
+        """Sum on the grid, and add nothing."""
+        return replace(noisy, grid=self._terms(1).grid, units=self.side.units)
+
+    def require_sites(self, sites: int, field: str) -> None:
+        if sites < FEWEST:
+            accepted = f'must be at least {FEWEST} for a secure sum: raise it, or set sum = "trusted" or "none"'
+            raise FieldError(field, sites, accepted)
+        if sites < (least := self.side.least_sites):
+            accepted = f"must be at least least_sites = {least}: raise it, or set least_sites to {sites} at the most"
+            raise FieldError(field, sites, accepted)
+
+    def refusal(self, public: PublicFacts) -> str:
+        sites, least = len(public.roster), self.side.least_sites
+        return f"a sum of {sites} sites; this one answers {least} or more" if sites < least else ""
+
+    def question(self, broadcast: Broadcast, layout: Layout) -> SumContext:
+        """The question that a broadcast puts, in this side's own terms."""
+        public = broadcast.public
+        planned = f"{digest((Release('model', broadcast.models),))} {public.rounds} {public.cohort}"
+        shapes = repr([(b.name, tuple(b.shape), str(b.dtype)) for b in layout.blocks])
+        return SumContext(
+            run=public.run,
+            round=public.round,
+            attempt=public.attempt,
+            roster=public.roster,
+            broadcast=hashlib.sha256(planned.encode()).hexdigest(),
+            layout=hashlib.sha256(shapes.encode()).hexdigest(),
+            terms=self._terms(layout.size),
+        )
+
+    def leaving(self, releases: Releases, facts: ClientFacts, noisy: NoisySteps) -> Releases:
+        """Add the noise and the masks; everything but the share stays on the site."""
+        sums = [r.value for r in releases if r.kind == "sum"]
+        if facts.site is None:
+            raise FieldError("site", None, "is needed: a site has a key of its own, and pins those of the others")
+        if facts.failed:
+            sums = [torch.zeros(facts.layout.size, dtype=torch.int64)]
+        if len(sums) != 1:
+            return ()
+        if not facts.failed and facts.noised != noisy:
+            accepted = "the sum was not made on this method's grid: train with fedveil.learning.PrivateTrainer"
+            raise FieldError("noised", facts.noised, accepted)
+        context = self.question(facts.broadcast, facts.layout)
+        return (Release("share", share(sums[0], facts.site.key, context, facts.site.peers)),)

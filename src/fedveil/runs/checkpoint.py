@@ -46,16 +46,17 @@ class Checkpoint:
     def of(cls, federation: Federation, run_id: str, fingerprint: str, lines: Mapping[str, int]) -> "Checkpoint":
         """The present state of a federation."""
         tensors = {"models": federation.models}
-        inner, server = pack(federation.server.state)
-        tensors |= {f"server/{key}": value for key, value in inner.items()}
-        clients = {}
-        for partition, state in sorted(federation.client_states().items()):
-            inner, clients[str(partition)] = pack(state)
-            tensors |= {f"client/{partition}/{key}": value for key, value in inner.items()}
-        values: dict[str, Any] = {"server": server, "clients": clients}
+
+        def packed(name: str, state: Any) -> Any:
+            inner, plain = pack(state)
+            tensors.update({f"{name}/{key}": value for key, value in inner.items()})
+            return plain
+
+        states = sorted(federation.client_states().items())
+        values: dict[str, Any] = {"server": packed("server", federation.server.state)}
+        values["clients"] = {str(partition): packed(f"client/{partition}", state) for partition, state in states}
         if federation.validators is not None:
-            inner, values["validation"] = pack(federation.validators.best)
-            tensors |= {f"validation/{key}": value for key, value in inner.items()}
+            values["validation"] = packed("validation", federation.validators.best)
         return cls(federation.round, run_id, fingerprint, lines, tensors, values)
 
     def restore(self, federation: Federation) -> None:
@@ -76,13 +77,7 @@ class Checkpoint:
 
     def write(self, folder: Path) -> None:
         """Replace the folder's checkpoint."""
-        plain = {
-            "round": self.round,
-            "run_id": self.run_id,
-            "fingerprint": self.fingerprint,
-            "lines": dict(self.lines),
-            "values": self.values,
-        }
+        plain = {name: value for name, value in vars(self).items() if name != "tensors"}
         write_atomic(folder / FILE, sealed(self.tensors, plain))
 
     @classmethod

@@ -65,18 +65,6 @@ class Dealt:
         return warnings_of(self.holdings(), self.dataset)
 
 
-def load_data(spec: Data) -> DataSet:
-    """The set that ``[data]`` names; the last one stays in memory for the next run of it.
-
-    Raises
-    ------
-    FieldError
-        Naming the key that does not fit, or the file and row that cannot be used.
-    """
-    with fields_of("data"):
-        return _loaded(spec.name, json.dumps(spec.options, sort_keys=True))
-
-
 def data_digest(spec: Data) -> str:
     """SHA-256 of the set's examples, so that other data under the same name are not taken for these."""
     with fields_of("data"):
@@ -85,6 +73,7 @@ def data_digest(spec: Data) -> str:
 
 @lru_cache(maxsize=1)
 def _loaded(name: str, options: str) -> DataSet:
+    """The set that ``[data]`` names; the last one stays in memory for the next run of it."""
     return load(name, **json.loads(options))
 
 
@@ -122,7 +111,7 @@ def deal_out(spec: Data, seed: int) -> Dealt:
 
 def _shared_out(spec: Data, seed: int) -> tuple[DataSet, ClientData | None, ClientData | None]:
     """What is dealt out, what is public, and what the server keeps."""
-    dataset = load_data(spec)
+    dataset = _loaded(spec.name, json.dumps(spec.options, sort_keys=True))
     if spec.made_up_people:
         dataset = with_people(dataset, spec.made_up_people, seed)
     dataset, validation = keep_validation(dataset, spec.validation, seed)

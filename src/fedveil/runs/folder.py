@@ -170,11 +170,14 @@ class RunFolder:
         released = {e.key[0] for e in books["server"].entries} if "server" in books else set()
         path = self.path / METRICS
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
-            row = _row_of(line)
-            if row.get("round", 0) > max(released, default=0):
+            try:
+                row = parse_row(line)
+            except (ValueError, KeyError):  # the last may be half-written: its round is done again
+                continue
+            if row["round"] > max(released, default=0):
                 lacks = f"the ledger of 'server' lacks round {row['round']}, of which metrics.jsonl has the figures"
                 raise LedgerError(f"{lacks}; restore the file or start a new run")
-            if row.get("round", 0) == len(self.rows) + 1 <= done:
+            if row["round"] == len(self.rows) + 1 <= done:
                 self.rows.append(row)
         if len(self.rows) < done:
             lost = ValueError(f"this line is missing or damaged, and round {done} was finished")
@@ -191,14 +194,6 @@ def _longer(stored: Config, config: Config) -> Config:
         accepted = f"{made}: start anew with another --out, planned for all of them"
         raise FieldError("rounds", config.rounds, accepted)
     return stored.model_copy(update={"rounds": config.rounds})
-
-
-def _row_of(line: str) -> Row:
-    """A line of the metrics; the last may be half-written, its round is done again."""
-    try:
-        return parse_row(line)
-    except (ValueError, KeyError):
-        return {}
 
 
 def _differences(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> list[str]:

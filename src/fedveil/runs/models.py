@@ -109,7 +109,7 @@ def first_models(
         return public_model(learner.model, learner.layout, starts[0], dealt.public, seed).expand(k, -1).clone()
     if config.pretraining is None or dealt.validation is None:
         return starts
-    alone = pretraining_of(config.local, config.pretraining.epochs)
+    alone = replace(config.local, epochs=config.pretraining.epochs, prox=0.0)
     central: Trainer = learning.SequentialTrainer(learner.model, learner.layout, alone, device=config.device)
     if memo is not None:
         central = _remembered(central, config, alone, memo)
@@ -229,8 +229,3 @@ def _logistic(layout: Layout, start: Tensor, public: learning.ClientData) -> Ten
     for values in parts.values():
         values[rows] = bias[:, 0] if values.dim() == 1 else weight
     return layout.flatten(parts)
-
-
-def pretraining_of(local: learning.LocalTraining, epochs: int) -> learning.LocalTraining:
-    """Local training for the server alone: its own number of epochs, and no proximal term."""
-    return replace(local, epochs=epochs, prox=0.0)

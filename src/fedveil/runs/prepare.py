@@ -25,10 +25,8 @@ from fedveil.runs.deal import Dealt, deal_out, split_clients
 from fedveil.runs.ledgers import Ledgers
 from fedveil.runs.models import first_models, learner_of
 from fedveil.runs.poisoning import Poisoning, poisoning_of
+from fedveil.runs.summary import OF_TWO
 from fedveil.runs.world import Shares, share_out
-
-# What accuracy hides where one of two classes is rare is measured unless metrics are named.
-TWO_CLASSES = (*DEFAULT["classes"], "macro_auc", "balanced_accuracy", "sensitivity", "specificity")
 
 
 @dataclass(frozen=True)
@@ -152,7 +150,7 @@ def prepare(config: Config, memo: Path | None = None, like: Setup | None = None)
         "client_sides": config.privacy.client_sides(method.client),
         "seed": config.seed,
         "public_data": dealt.public,
-        "metrics": config.metrics or (TWO_CLASSES if dealt.dataset.classes == 2 else None),
+        "metrics": config.metrics or ((*DEFAULT["classes"], *OF_TWO) if dealt.dataset.classes == 2 else None),
         **parties,
     }
     setup = Setup(config, dealt, method, learner, arguments, (), shares, poisoning)

@@ -23,7 +23,7 @@ from fedveil.mechanisms import NoSource, ReproducibleSource
 from fedveil.methods import Broadcast, ClientFacts, ServerFacts
 from fedveil.runs.ledgers import Ledgers
 from fedveil.runs.prepare import Setup, prepare
-from fedveil.runs.summary import totals_of
+from fedveil.runs.totals import totals_of
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import fedveil
 from fedveil.runs.summary import versions
 
 
-def provenance(data: str, seeds: Sequence[int], command: str = "") -> dict[str, Any]:
+def provenance(data: str, seeds: Sequence[int]) -> dict[str, Any]:
     """Command, commit, date, seeds, data, versions and kind of machine of this process.
 
     Parameters
@@ -21,12 +21,11 @@ def provenance(data: str, seeds: Sequence[int], command: str = "") -> dict[str, 
         What it ran on.
     seeds : sequence of int
         Of its runs.
-    command : str
-        Default: the one that runs, without the folders of this machine.
     """
-    said = " ".join(["fedveil", *(Path(a).name if Path(a).is_absolute() else a for a in sys.argv[1:])])
+    # without the folders of this machine
+    command = " ".join(["fedveil", *(Path(a).name if Path(a).is_absolute() else a for a in sys.argv[1:])])
     return {
-        "command": command or said,
+        "command": command,
         "commit": commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "seeds": list(seeds),

@@ -1,5 +1,6 @@
 """Run one experiment from its configuration."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
@@ -23,6 +24,7 @@ from fedveil.runs.deal import data_digest
 from fedveil.runs.folder import UNNOISED, RunFolder, new_run_id
 from fedveil.runs.ledgers import Ledgers
 from fedveil.runs.prepare import Setup, prepare, resolve_device
+from fedveil.runs.totals import guarantees_of
 
 _TURN = RLock()  # torch's number of threads and its tracer of models are the process's
 
@@ -201,7 +203,7 @@ def summary_of(
     config = setup.config
     dataset = setup.dataset
     method, delta = federation.method, config.privacy.budget.delta
-    guarantee, parties = summary.guarantees_of(method, ledgers.books, delta, read_off(config.read_off))
+    guarantee, parties = guarantees_of(method, ledgers.books, delta, read_off(config.read_off))
     core = summary.core_of(label, method, federation.layout, rows, guarantee, delta, config.trainer)
     return {
         **core,
@@ -213,7 +215,7 @@ def summary_of(
         **_of_public_model(setup, federation),
         **summary.majority_of(federation.clients, dataset.classes),
         "guarantees": parties,
-        "participations": summary.participations_of(federation, ledgers.books),
+        "participations": _participations(federation, ledgers),
         "private": dict(UNNOISED),
         "published_metrics": {"mode": config.publish.metrics, "text": config.publish.describe()},
         "rounds_planned": config.rounds,
@@ -239,6 +241,15 @@ def summary_of(
         **({"concluded": concluded} if concluded else {}),
         "seconds": {**core["seconds"], "this_call": round(seconds, 3)},
     }
+
+
+def _participations(federation: Federation, ledgers: Ledgers) -> dict[str, int]:
+    """How many clients released so often, by the number of releases; of clients that protect themselves."""
+    if federation.method.client.trust == "central":
+        return {}
+    lines = {party: len(book.entries) for party, book in ledgers.books.items()}
+    made = Counter(lines.get(str(p), 0) for p in range(len(federation.clients)))
+    return {str(count): made[count] for count in sorted(made)}
 
 
 def best_of(federation: Federation) -> dict[str, Any]:

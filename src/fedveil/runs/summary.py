@@ -4,9 +4,8 @@ import csv
 import io
 import math
 import platform
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
@@ -15,13 +14,9 @@ import numpy as np
 import torch
 
 import fedveil
-from fedveil.accounting import Guarantee, Ledger, guarantee_values, unprotected
-from fedveil.accounting.bounds import Bound
+from fedveil.accounting import Guarantee
 from fedveil.config.folders import remedy
-from fedveil.engines import Federation, RoundRecord
-from fedveil.engines.history import total_of
-from fedveil.engines.party import SERVER
-from fedveil.engines.stopping import VALIDATORS, worst_of
+from fedveil.engines import RoundRecord
 from fedveil.errors import damaged
 from fedveil.layout import Layout
 from fedveil.learning import ClientData
@@ -35,19 +30,9 @@ NUMERICS = {"sequential": 5, "stacked": 3, "record": 7, "person": 8, "noise": 3}
 _COMMON = 3  # a run whose paths all have this number says it alone
 # averaged figures cover at most so many rounds, and of a short run no more than so much of it: 1 / 5
 LAST, SHARE = 5, 5
-REACH = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)  # mu of the worst client at the distances of its curve, or about
-FIGURES = (
-    "accuracy",
-    "f1",
-    "precision",
-    "auc",
-    "loss",
-    "rmse",
-    "macro_auc",
-    "balanced_accuracy",
-    "sensitivity",
-    "specificity",
-)
+# of two classes: what accuracy hides where one is rare
+OF_TWO = ("macro_auc", "balanced_accuracy", "sensitivity", "specificity")
+FIGURES = ("accuracy", "f1", "precision", "auc", "loss", "rmse", *OF_TWO)
 REPRODUCIBLE = "reproducible, not for deployment"
 Row = dict[str, Any]
 
@@ -228,79 +213,6 @@ def noise_over_rounds(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     names = dict.fromkeys(name for row in rows for name in row["noise"])
     series = {name: [row["noise"][name] for row in rows if name in row["noise"]] for name in names}
     return {name: {"first": v[0], "last": v[-1], "mean": fmean(v)} for name, v in series.items()}
-
-
-def curve_values(guarantee: Guarantee, distances: Sequence[float], delta: float) -> dict[str, Any]:
-    """Epsilon of a promise over a distance, at several distances that bound every round; for JSON."""
-    return {"distance": list(distances), "epsilon": [guarantee.epsilon_at(d, delta) for d in distances], "delta": delta}
-
-
-def over_clients(guarantees: Iterable[Guarantee], distance: float, delta: float) -> dict[str, Any]:
-    """How many clients have which epsilon at one distance, ascending; for JSON."""
-    counts: dict[Bound, list[Guarantee]] = {}
-    for g in guarantees:
-        counts.setdefault(g.bound, []).append(g)
-    found = sorted((same[0].epsilon_at(distance, delta), len(same)) for same in counts.values())
-    return {"distance": distance, "epsilon": [e for e, _ in found], "clients": [n for _, n in found], "delta": delta}
-
-
-def guarantees_of(
-    method: Method, books: Mapping[str, Ledger], delta: float, on: Sequence[str] = ()
-) -> tuple[Guarantee, dict[str, Any]]:
-    """The guarantee that counts, and the parties': the trusted server's, or the worst and the median client's."""
-    clients, worst, validation = totals_of(method.client.trust, books, on)
-    beside = {} if validation is None else {"validation clients": guarantee_values(validation, delta)}
-    if method.client.trust == "central":
-        told = [[e.spend.leakage for e in book.entries if e.spend.leakage is not None] for book in books.values()]
-        if most := max(told, key=math.fsum, default=[]):  # the indices that a client reported, beside its models
-            index = {"participations": len(most), "leakage": math.fsum(most)}
-            beside = {"worst client": guarantee_values(replace(unprotected(), scope="total"), delta) | index, **beside}
-        return worst, {SERVER: guarantee_values(worst, delta), **beside}
-    if not clients:
-        return worst, {"worst client": guarantee_values(worst, delta), **beside}
-    cost = {p: (not g.proven, g.cost, len(books[p].entries)) for p, g in clients.items()}
-    order = sorted(clients, key=lambda p: (cost[p], p))
-    values: dict[str, Any] = {}
-    composed = all(g.by_distance for g in clients.values()) and find_spec("dp_accounting") is not None
-    apart = [length / worst.bound.slope for length in REACH] if composed else []
-    middle = order[(len(order) - 1) // 2]
-    for name, party, found in (("worst client", order[-1], worst), ("median client", middle, clients[middle])):
-        spends = [e.spend for e in books[party].entries]
-        leakage = [s.leakage for s in spends if s.leakage is not None]
-        extra: dict[str, Any] = {"leakage": math.fsum(leakage)} if leakage else {}
-        if composed:
-            extra["curve"] = curve_values(found, apart, delta)
-        values[name] = {**guarantee_values(found, delta), "participations": len(spends), **extra}
-    if composed:
-        values["worst client"]["over clients"] = over_clients(clients.values(), 1 / worst.bound.slope, delta)
-    return worst, {**values, **beside}
-
-
-def totals_of(
-    trust: str, books: Mapping[str, Ledger], on: Sequence[str] = ()
-) -> tuple[dict[str, Guarantee], Guarantee, Guarantee | None]:
-    """Totals of clients that protect themselves, the guarantee that counts, and that of the validation clients.
-
-    What counts is the trusted server's total, or what holds for every client. `on` are conditions of a run's
-    configuration, which no ledger knows.
-    """
-    # a participation that is only counted, under central trust, promises nothing and takes nothing away
-    totals = {p: total_of(b) for p, b in books.items() if any(e.source != "none" for e in b.entries)}
-    if on:
-        totals |= {p: replace(g, conditions=(*g.conditions, *on)) for p, g in totals.items() if g.proven}
-    validation = worst_of(totals.pop(p) for p in list(totals) if p.startswith(VALIDATORS))
-    if trust == "central":
-        return {}, totals.get(SERVER, unprotected()), validation
-    clients = {p: g for p, g in totals.items() if p != SERVER}
-    return clients, worst_of(clients.values()) or unprotected("local"), validation
-
-
-def participations_of(federation: Federation, books: Mapping[str, Ledger]) -> dict[str, int]:
-    """How many clients released so often, by the number of releases; of clients that protect themselves."""
-    if federation.method.client.trust == "central":
-        return {}
-    made = [len(books[str(p)].entries) if str(p) in books else 0 for p in range(len(federation.clients))]
-    return {str(count): made.count(count) for count in sorted(set(made))}
 
 
 def core_of(

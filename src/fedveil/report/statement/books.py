@@ -11,7 +11,7 @@ from fedveil.engines.lifetime import read_ledger
 from fedveil.engines.party import SERVER
 from fedveil.errors import FieldError, LedgerError
 from fedveil.reading import json_of
-from fedveil.runs.summary import totals_of
+from fedveil.runs.totals import totals_of
 
 WHO_ADDS = {"central": SERVER}  # whose total counts; anywhere else it is the worst client's
 
