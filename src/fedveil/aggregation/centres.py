@@ -19,12 +19,6 @@ from fedveil.errors import FieldError
 from fedveil.mechanisms import Source
 
 
-def _from(squared: Tensor, weights: Tensor) -> Tensor:
-    """Distances [n] of all rows from their weighted sum."""
-    mixed = squared @ weights
-    return (mixed - weights @ mixed / 2).clamp_(min=0.0).sqrt()
-
-
 @dataclass(frozen=True)
 class GeometricMedian(Aggregator):
     """The point with the least sum of distances to the updates, by the smoothed Weiszfeld iteration.
@@ -56,7 +50,9 @@ class GeometricMedian(Aggregator):
         squared, n = squared_distances(updates), len(updates)
         shares = torch.full((n,), 1 / n, dtype=torch.float64)
         for _ in range(self.iterations):
-            near = 1 / _from(squared, shares).clamp_(min=self.smoothing)
+            mixed = squared @ shares
+            distances = (mixed - shares @ mixed / 2).clamp_(min=0.0).sqrt()
+            near = 1 / distances.clamp_(min=self.smoothing)
             before, shares = shares, near / near.sum()
             if float((shares - before).abs().max()) < 1e-9:
                 break

@@ -1,7 +1,5 @@
 """k-means over received models, started at the hypotheses (group-privacy paper, Algorithm 1, lines 9 and 10)."""
 
-from typing import Protocol
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -42,7 +40,7 @@ def cluster_means(models: Tensor, hypotheses: Tensor, iterations: int = 300) -> 
     if models.dim() != 2 or hypotheses.dim() != 2 or models.shape[1] != hypotheses.shape[1]:
         raise FieldError("models", tuple(models.shape), f"must be [n, d] with hypotheses {tuple(hypotheses.shape)}")
     n, k = len(models), len(hypotheses)
-    lloyd: _Lloyd = (_Pairs if n + k <= _PAIRED else _Blocks)(models, hypotheses)
+    lloyd = (_Pairs if n + k <= _PAIRED else _Blocks)(models, hypotheses)
     labels = torch.full((n,), -1, dtype=torch.int64)
     twins = [next(i for i in range(k) if torch.equal(hypotheses[i], h)) for h in hypotheses]
     for number in range(iterations):
@@ -81,22 +79,18 @@ def halves(models: Tensor, start: Tensor) -> Tensor:
     return torch.gt(direction, direction.median())
 
 
-class _Lloyd(Protocol):
-    """Centres that move; a centre without members stays where it is."""
-
-    def distances(self, shares: Tensor) -> Tensor:
-        """Move each centre to the mean of its members; squared distances to the centres [n, k], up to one a model."""
-
-
 class _Pairs:
-    """Centres as weights of the n models and k hypotheses: |x - Sum w y|^2 = w.D(x, y) - w.D(y, y).w / 2."""
+    """Centres that move, as weights of the n models and k hypotheses: |x - Sum w y|^2 = w.D(x, y) - w.D(y, y).w / 2."""
 
     def __init__(self, models: Tensor, hypotheses: Tensor) -> None:
         self._squared = squared_distances(models, hypotheses, close=1e-3)
         self._weights = torch.eye(len(self._squared), dtype=torch.float64)[len(models) :]
 
     def distances(self, shares: Tensor) -> Tensor:
-        """One product with the matrix of distances."""
+        """Move each centre to the mean of its members; squared distances to the centres [n, k], up to one a model.
+
+        A centre without members stays where it is. One product with the matrix of distances.
+        """
         moved, n = shares.any(1), shares.shape[1]
         self._weights[moved] = torch.nn.functional.pad(shares[moved], (0, len(shares)))
         mixed = self._weights @ self._squared
@@ -104,13 +98,13 @@ class _Pairs:
 
 
 class _Blocks:
-    """Centres as vectors: each iteration passes over the models once."""
+    """Centres that move, as vectors: each iteration passes over the models once."""
 
     def __init__(self, models: Tensor, hypotheses: Tensor) -> None:
         self._models, self._centres = models, hypotheses.to(torch.float64, copy=True)
 
     def distances(self, shares: Tensor) -> Tensor:
-        """A float32 product a block, around the middle of the centres: a raw one would cancel for close models.
+        """As above: a float32 product a block, around the middle of the centres; a raw one would cancel for close models.
 
         The middle is a median, so that one far centre does not blur the others.
         """

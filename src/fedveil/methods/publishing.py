@@ -32,7 +32,6 @@ from fedveil.errors import FieldError
 from fedveil.mechanisms import GaussianNoise, Source, noised
 
 Mode = Literal["off", "noised", "clear"]
-MODES: tuple[Mode, ...] = ("off", "noised", "clear")
 
 IN_THE_CLEAR = "clients see aggregated metrics without noise after each round"
 
@@ -91,7 +90,8 @@ class Publishing(Parameters):
             raise FieldError("metrics", self.metrics, "nothing is published")
         if self.metrics == "clear":
             kept = torch.where(figures.isnan(), 0.0, figures * counts[:, None]).sum(0)
-            return _named(names, kept / counts[~figures.isnan().any(1)].sum()), _unprotected(relation)
+            spend = Spend(guarantee=of_round(Heuristic(IN_THE_CLEAR), "central", relation))
+            return _named(names, kept / counts[~figures.isnan().any(1)].sum()), spend
         ranges = torch.tensor([self.loss_range if name == "loss" else 1.0 for name in names], dtype=torch.float64)
         n, m = figures.shape
         cut = torch.where(figures.isnan(), ranges / 2, figures.clamp(min=torch.zeros_like(ranges), max=ranges))
@@ -117,10 +117,6 @@ class Publishing(Parameters):
 
 def _named(names: Sequence[str], values: Tensor) -> tuple[Release, ...]:
     return tuple(Release("metric", value, name) for name, value in zip(names, values, strict=True))
-
-
-def _unprotected(relation: Relation) -> Spend:
-    return Spend(guarantee=of_round(Heuristic(IN_THE_CLEAR), "central", relation))
 
 
 ANSWERS = "whether and when a validation client answers does not depend on its data"

@@ -31,22 +31,15 @@ class Remembering:
         Made when needed. It may be deleted at any time.
     description : str
         Everything else that decides a result: model, local training, device.
-
-    Attributes
-    ----------
-    last : list of Trained or Exception
-        Results of the last call, in the order of the clients.
     """
 
     def __init__(self, trainer: Trainer, folder: Path, description: str) -> None:
         self._trainer, self._folder, self._description = trainer, folder, description
-        self.last: list[Trained | Exception] = []
 
     def train(self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]) -> list[Trained | Exception]:
         """Train each client from its own start; see `SequentialTrainer.train`."""
         late = any(key[1] > LAST for key in keys)
-        self.last = (self._trainer.train if late else self._remembered)(starts, clients, keys)
-        return self.last
+        return (self._trainer.train if late else self._remembered)(starts, clients, keys)
 
     def _remembered(
         self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]

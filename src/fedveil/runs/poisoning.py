@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedveil.attacks.poisoning import Goal, goal_of, measure
 from fedveil.config.experiment import Config
+from fedveil.config.malicious import Malicious
 from fedveil.config.options import fields_of
 from fedveil.engines import Federation
 from fedveil.engines.seams import Behaviour
@@ -21,43 +22,36 @@ class Poisoning:
 
     Attributes
     ----------
-    name : str
-        Of the behaviour.
+    spec : Malicious
+        The behaviour's name, and whether they act; if not, success is the clean rate.
     behaviour : Behaviour
         That all of them share.
     clients : tuple of int
         Partitions.
-    acting : bool
-        Whether they do it; if not, success is the clean rate.
     held, relabelled : int
         Training examples of theirs, and how many of them they give another class.
-    x, y : Tensor or None
-        What a model is measured on, where it has classes.
-    measured_on : str
-        "test half", or "held-out examples" of the clients where the set has none.
+    measured_on : tuple or None
+        Examples, their classes, and "test half", or "held-out examples" of the clients where the set has none.
     goal : Goal or None
         What the attack wants to be wrong.
     """
 
-    name: str
+    spec: Malicious
     behaviour: Behaviour
     clients: tuple[int, ...]
-    acting: bool
     held: int
     relabelled: int
-    x: Tensor | None
-    y: Tensor | None
-    measured_on: str
+    measured_on: tuple[Tensor, Tensor, str] | None
     goal: Goal | None
 
     @property
     def behaviours(self) -> dict[int, Behaviour]:
         """For `Federation`."""
-        return dict.fromkeys(self.clients, self.behaviour) if self.acting else {}
+        return dict.fromkeys(self.clients, self.behaviour) if self.spec.acting else {}
 
     def outnumbering(self, config: Config, n: int) -> list[str]:
         """A line where more of n clients are malicious than a robust rule bears, or is told of."""
-        rule = config.aggregator.build() if config.aggregator and self.acting else None
+        rule = config.aggregator.build() if config.aggregator and self.spec.acting else None
         most = 0 if rule is None else rule.bears(n)
         borne = min(most, getattr(rule, "malicious", most))
         if not most or len(self.clients) <= borne:
@@ -70,20 +64,20 @@ class Poisoning:
         ``unprotected`` says that they go around the method by which clients protect themselves: no promise is theirs.
         """
         found: dict[str, Any] = {
-            "behaviour": self.name,
-            "acting": self.acting,
+            "behaviour": self.spec.behaviour,
+            "acting": self.spec.acting,
             "number": len(self.clients),
             "clients": list(self.clients),
             "examples": self.held,
             "relabelled": self.relabelled,
-            "unprotected": self.acting and self.behaviour.bypass and federation.method.client.trust != "central",
+            "unprotected": self.spec.acting and self.behaviour.bypass and federation.method.client.trust != "central",
         }
-        if self.x is None or self.y is None or len(federation.models) != 1:
+        if self.measured_on is None or len(federation.models) != 1:
             return found
-        tools = federation.learner.model, federation.layout
-        outcome = asdict(measure(*tools, federation.models[0], self.x, self.y, self.goal))
+        x, y, where = self.measured_on
+        outcome = asdict(measure(federation.learner.model, federation.layout, federation.models[0], x, y, self.goal))
         figures = {name: outcome[name] for name in ("success", "recall", "accuracy")}
-        return {**found, "measured_on": self.measured_on, "goal_examples": outcome["examples"], **figures}
+        return {**found, "measured_on": where, "goal_examples": outcome["examples"], **figures}
 
 
 def poisoning_of(config: Config, dealt: Dealt, clients: list[ClientData]) -> Poisoning | None:
@@ -105,18 +99,18 @@ def poisoning_of(config: Config, dealt: Dealt, clients: list[ClientData]) -> Poi
     own = [clients[p] for p in partitions]
     with fields_of("malicious"):
         changed = [behaviour.data(c, p, 1) for p, c in zip(partitions, own, strict=True)]
-        x, y, where = _measured_on(dealt, clients) if classes else (None, None, "")
-        goal = goal_of(behaviour, x, y) if x is not None and y is not None else None
+        measured_on = _measured_on(dealt, clients) if classes else None
+        goal = goal_of(behaviour, *measured_on[:2]) if measured_on else None
     relabelled = sum(int((a.y != b.y).sum()) for a, b in zip(changed, own, strict=True)) if classes else 0
     held = sum(c.examples for c in own)
-    return Poisoning(spec.behaviour, behaviour, partitions, spec.acting, held, relabelled, x, y, where, goal)
+    return Poisoning(spec, behaviour, partitions, held, relabelled, measured_on, goal)
 
 
-def _measured_on(dealt: Dealt, clients: list[ClientData]) -> tuple[Tensor | None, Tensor | None, str]:
+def _measured_on(dealt: Dealt, clients: list[ClientData]) -> tuple[Tensor, Tensor, str] | None:
     dataset = dealt.dataset
     if dataset.test_x is not None and dataset.test_y is not None:
         return dataset.test_x, dataset.test_y, "test half"
     held = [(c.test_x, c.test_y) for c in clients if c.test_x is not None and c.test_y is not None]
     if not held:
-        return None, None, ""
+        return None
     return torch.cat([x for x, _ in held]), torch.cat([y for _, y in held]), "held-out examples"

@@ -180,7 +180,7 @@ def _parties(
     if shares is not None and world is not None and world.crafted and len(starts) == 1:
         own["behaviours"] = {shares.adversaries[0]: PullBackTo(starts[0])}
     poisoning = poisoning_of(config, dealt, own["clients"])
-    if poisoning is not None and poisoning.acting:
+    if poisoning is not None:
         own["behaviours"] = poisoning.behaviours
     return own, shares, poisoning
 

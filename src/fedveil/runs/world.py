@@ -97,7 +97,8 @@ def share_out(spec: Data, dealt: Dealt, world: World, seed: int) -> Shares:
         shadow = _public(pool, size, proportions_of(target.y, dataset), rng)
     stand_in = None
     if world.stand_in in DRAWN:
-        alike = share if world.stand_in == "replace" else proportions_of(_labels(target), dataset)
+        labels = target.y if target.test_y is None else torch.cat([target.y, target.test_y])
+        alike = share if world.stand_in == "replace" else proportions_of(labels, dataset)
         stand_in = _stand_in(target, pool, alike, rng, world)
     reference = _reference(pool, share, rng)
     if not world.inside:
@@ -133,10 +134,6 @@ def shadow_of(target: ClientData, kind: str, dataset: DataSet, rng: np.random.Ge
         noise = torch.from_numpy(rng.standard_normal(tuple(x.shape))).to(x.dtype)
         x = x + SHADOW_NOISE * span * noise
     return ClientData(x, y, name="shadow")
-
-
-def _labels(client: ClientData) -> Tensor:
-    return client.y if client.test_y is None else torch.cat([client.y, client.test_y])
 
 
 def _set_apart(spec: Data, dealt: Dealt, world: World, rng: np.random.Generator) -> "tuple[DataSet | None, Pool]":

@@ -56,7 +56,7 @@ class RuleWatch(WholeRun):
         clients: Sequence[Any] = setup.arguments["clients"]
         honest = [p for p in range(len(clients)) if p not in poisoning.clients]
         rare = rare_clients(clients, honest, setup.dataset.classes)
-        self._selection = SelectionProbe(rule, poisoning.clients if poisoning.acting else (), rare)
+        self._selection = SelectionProbe(rule, tuple(poisoning.behaviours), rare)
         self._setup, self._poisoning = setup, poisoning
         self._model: Tensor | None = None
 
@@ -68,11 +68,11 @@ class RuleWatch(WholeRun):
     def concluded(self) -> dict[str, Any]:
         """``validation`` and ``test``: success, recall and accuracy of the last model."""
         held, learner, model = self._poisoning, self._setup.learner, self._model
-        if model is None or held.x is None or held.y is None:
+        if model is None or held.measured_on is None:
             return {}
-        found = {}
+        found, (every_x, every_y, _) = {}, held.measured_on
         for name, first in (("validation", 0), ("test", 1)):
-            x, y = held.x[first::2], held.y[first::2]
+            x, y = every_x[first::2], every_y[first::2]
             outcome = measure(learner.model, learner.layout, model, x, y, goal_of(held.behaviour, x, y))
             found[name] = {"success": outcome.success, "recall": outcome.recall, "accuracy": outcome.accuracy}
         return found

@@ -86,7 +86,7 @@ class SomeMembers(MembershipView):
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
         """Keep their releases."""
-        if self._setup.poisoning is None or not self._setup.poisoning.acting:
+        if self._setup.poisoning is None or not self._setup.poisoning.behaviours:
             super().__call__(seen)
             found = self._view.received  # FedMIA asks for two records of each client
             self._view.received = [r for r in found if r.partition < ATTACKED and len(self._clients[r.partition].x) > 1]
