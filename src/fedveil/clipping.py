@@ -42,7 +42,8 @@ def norms(updates: Tensor) -> Tensor:
     _check(updates)
     rows = updates.reshape(1) if updates.dim() == 0 else updates
     # the conversion makes a copy: of a block at a time, which stays in the cache
-    parts = [torch.linalg.vector_norm(rows[..., c], dim=-1, dtype=torch.float64) for c in blocks_of(*_shape(rows))]
+    blocks = blocks_of(len(rows) if rows.dim() == 2 else 1, rows.shape[-1])
+    parts = [torch.linalg.vector_norm(rows[..., c], dim=-1, dtype=torch.float64) for c in blocks]
     return require_finite(parts[0] if len(parts) == 1 else torch.stack(parts).square_().sum(0).sqrt_())
 
 
@@ -194,10 +195,6 @@ def require_bound(field: str, value: float) -> float:
     if require_positive(field, value) < LEAST:
         raise FieldError(field, value, f"must be at least {LEAST:g}: smaller numbers are rounded too coarsely")
     return float(value)
-
-
-def _shape(rows: Tensor) -> tuple[int, int]:
-    return (1, len(rows)) if rows.dim() == 1 else (rows.shape[0], rows.shape[1])
 
 
 def _check(updates: Tensor) -> None:

@@ -68,7 +68,10 @@ def epsilon(events: Iterable[tuple[Event, int]], delta: float, relation: Relatio
     factor, mu, others = _apart(counts, relation)
     if not counts:
         return 0.0
-    delta = _charged(delta, counts, relation)
+    lost = spilled(counts, relation)
+    if require_delta("delta", delta) <= lost:
+        raise FieldError("delta", delta, f"must be above {lost:.2g}, the chance that a lot of these steps is too large")
+    delta -= lost
     if _needs_renyi(counts):
         return _renyi(others, mu, factor, delta, relation)
     composed, mu, added = _total_loss(tuple(others.items()), mu, factor, relation)
@@ -84,14 +87,6 @@ def _apart(counts: Mapping[Event, int], relation: Relation) -> tuple[float, floa
 
 def _needs_renyi(counts: Iterable[Event]) -> bool:
     return any(isinstance(e, FixedSize | DiscreteGaussian) for e in counts)
-
-
-def _charged(delta: float, counts: Mapping[Event, int], relation: Relation) -> float:
-    """What is left of delta without the chance that a lot finds no place."""
-    lost = spilled(counts, relation)
-    if require_delta("delta", delta) <= lost:
-        raise FieldError("delta", delta, f"must be above {lost:.2g}, the chance that a lot of these steps is too large")
-    return delta - lost
 
 
 def _library() -> Any:

@@ -104,7 +104,7 @@ class _Blocks:
         self._models, self._centres = models, hypotheses.to(torch.float64, copy=True)
 
     def distances(self, shares: Tensor) -> Tensor:
-        """As above: a float32 product a block, around the middle of the centres; a raw one would cancel for close models.
+        """As above: a float32 product a block, around the middle of the centres; a raw one cancels for close models.
 
         The middle is a median, so that one far centre does not blur the others.
         """

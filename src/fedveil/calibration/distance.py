@@ -75,7 +75,8 @@ def max_pairwise_distance(
     layout.check(models, "models")
     if models.dim() != 2:
         raise FieldError("models", tuple(models.shape), "must be [n, d]")
-    if not _finite(models):
+    # without a mask as large as the models
+    if not all(bool(torch.isfinite(torch.stack(torch.aminmax(row))).all()) for row in models):
         raise FieldError("models", "NaN or infinity", "must be finite: drop damaged replies first")
     groups = METRICS[require_choice("metric", metric, METRICS)](layout, grouping)
     if metric == COSINE:
@@ -106,11 +107,6 @@ def _strip(models: Tensor, groups: Groups, members: Tensor, height: int, dtype: 
     for columns in groups:
         total += strip((models,), columns, members, height, dtype)[0].sqrt_()
     return total.div_(len(groups))
-
-
-def _finite(models: Tensor) -> bool:
-    """Whether every coordinate is a number, without a mask as large as the models."""
-    return all(bool(torch.isfinite(torch.stack(torch.aminmax(row))).all()) for row in models)
 
 
 @dataclass(frozen=True)

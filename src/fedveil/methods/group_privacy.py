@@ -40,8 +40,6 @@ from fedveil.methods.contract import SMALL, ClientDefaults
 from fedveil.methods.facts import Broadcast, ClientFacts, Combined, Protected, Releases, ServerFacts
 from fedveil.methods.replies import stack_models
 
-PRIVATE_SCALE = "epsilon depends on the length of the client's private step"
-
 
 @dataclass(frozen=True, kw_only=True)
 class GroupPrivacy(ClientDefaults):
@@ -156,7 +154,7 @@ class GroupPrivacy(ClientDefaults):
 def _spend_of(side: GroupPrivacy, dimension: int, apart: float | None) -> Spend:
     """What a participation costs, without the private scale; the same for every client of a round."""
     leakage: float | None = NeighbourhoodLaplace(side.noise_multiplier).leakage(dimension)
-    bound: Bound = Heuristic(PRIVATE_SCALE)
+    bound: Bound = Heuristic("epsilon depends on the length of the client's private step")
     scale: tuple[float, ...] = ()
     mechanism = "euclidean-laplace"
     if side.radius is not None:

@@ -77,7 +77,10 @@ class Setup:
     ) -> Federation:
         """The federation, on the configured engine; `tell` takes what its rounds show to be odd."""
         config = self.config
-        engine = Federation if config.engine == "local" else flower_engine()
+        engine = Federation
+        if config.engine != "local":
+            app = optional("fedveil.engines.flower.app", "the Flower engine needs Flower", '"fedveil[flower]"')
+            engine = app.FlowerFederation
         return engine(
             **self.grouped(publishing=config.publish, probes=probes),
             execution=Execution(learner=self.learner, run_id=ledgers.run_id, ledgers=ledgers.open, tell=tell),
@@ -259,18 +262,6 @@ class _All:
     def admit_spend(self, spend: Spend) -> bool:
         """Charge all."""
         return all(f.admit_spend(spend) for f in self._filters)
-
-
-def flower_engine() -> type[Federation]:
-    """The same federation behind Flower's messages.
-
-    Raises
-    ------
-    FedVeilError
-        If Flower is not installed.
-    """
-    app = optional("fedveil.engines.flower.app", "the Flower engine needs Flower", '"fedveil[flower]"')
-    return app.FlowerFederation  # type: ignore[no-any-return]
 
 
 def resolve_device(device: str) -> str:

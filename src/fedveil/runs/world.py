@@ -22,7 +22,6 @@ from fedveil.learning import ClientData
 from fedveil.mechanisms import keyed_seed
 from fedveil.runs.deal import Dealt, clients_of
 
-Indices = NDArray[np.int64]
 Proportions = NDArray[np.float64]
 
 SHADOW_SHARE, SHADOW_NOISE = 0.1, 0.2  # of the target's training examples; of the largest pixel value
@@ -252,7 +251,7 @@ class Pool:
         return ClientData(x, self._y[train], own_scale(self._x[test], self._columns, own), self._y[test], name=name)
 
 
-def strata_of(y: Tensor, dataset: DataSet) -> Indices:
+def strata_of(y: Tensor, dataset: DataSet) -> NDArray[np.int64]:
     """Classes [N], or one stratum for all where there are none."""
     return y.numpy().astype(np.int64) if dataset.task == "classification" else np.zeros(len(y), dtype=np.int64)
 
