@@ -9,19 +9,7 @@ from dataclasses import dataclass
 from functools import cache, partial, wraps
 from inspect import Parameter, signature
 from types import UnionType
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,
-    ParamSpec,
-    Self,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fedveil.errors import (
     FieldError,
@@ -38,8 +26,7 @@ from fedveil.errors import (
     require_workers,
 )
 
-P = ParamSpec("P")
-R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 Require = Callable[[str, Any], object]
 FieldRule = tuple[str, tuple[type, ...], Require]  # of a field: what passes unseen, and what refuses the rest
 
@@ -120,15 +107,15 @@ class Parameters:
         check_values(self, _of_dataclass(kind), self.section)
 
 
-def suggesting(function: Callable[P, R]) -> Callable[P, R]:
+def suggesting(function: F) -> F:
     """Refuse a keyword that a function does not have with the one that was probably meant."""
 
     @wraps(function)
-    def call(*arguments: P.args, **named: P.kwargs) -> R:
+    def call(*arguments: Any, **named: Any) -> Any:
         refuse_unknown(function, named)
         return function(*arguments, **named)
 
-    return call
+    return call  # type: ignore[return-value]
 
 
 def refuse_unknown(function: Callable[..., Any], named: Mapping[str, Any], section: str = "") -> None:

@@ -17,15 +17,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedveil.accounting import (
-    EuclideanLaplace,
-    Relation,
-    Release,
-    Spend,
-    model_of,
-    nothing,
-    of_round,
-)
+from fedveil.accounting import EuclideanLaplace, Relation, Release, Spend, model_of, nothing, of_round
 from fedveil.accounting.bounds import Bound, Heuristic, MetricDP, MetricGDP
 from fedveil.accounting.conditions import LIVENESS
 from fedveil.aggregation import NoState, cluster_means, halves
