@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedveil.accounting.steps import StepFilter, step_event
+from fedveil.accounting import StepFilter, step_event
 from fedveil_studies.frame import Choices, Reproduction
 from fedveil_studies.record_level import study
 

@@ -18,7 +18,7 @@ from fedveil.aggregation import ranks as rank_kernel
 from fedveil.aggregation.ranks import middle_mean, network
 from fedveil.calibration import distance as distance_kernel
 from fedveil.calibration import max_pairwise_distance
-from fedveil.calibration.pairs import squared_distances
+from fedveil.calibration.distance import squared_distances
 from fedveil.layout import Layout
 from fedveil.mechanisms import NoSource
 

@@ -422,14 +422,14 @@ BUGS = (
     # calibration
     _bug(
         "distances of models that are not centred",
-        "calibration/pairs.py",
+        "calibration/distance.py",
         "centred",
         "block - block.mean(0)",
         "block",
         f"{CORE}kernels.py",
         SCALES,
     ),
-    _bug("like numbers drift", "calibration/pairs.py", "", "1 << 7", "1 << 30", f"{CORE}kernels.py"),
+    _bug("like numbers drift", "calibration/distance.py", "", "1 << 7", "1 << 30", f"{CORE}kernels.py"),
     _bug(
         "one clip for all layers",
         _METHODS["fedre"],

@@ -21,6 +21,7 @@ from fedveil.accounting.filters import Filter as Filter
 from fedveil.accounting.filters import LeakageFilter as LeakageFilter
 from fedveil.accounting.filters import ParticipationFilter as ParticipationFilter
 from fedveil.accounting.filters import SpendFilter as SpendFilter
+from fedveil.accounting.filters import StepFilter as StepFilter
 from fedveil.accounting.guarantee import VACUOUS as VACUOUS
 from fedveil.accounting.guarantee import Guarantee as Guarantee
 from fedveil.accounting.guarantee import Trust as Trust
@@ -34,7 +35,10 @@ from fedveil.accounting.ledger import Ledger as Ledger
 from fedveil.accounting.meaning import Meaning as Meaning
 from fedveil.accounting.planning import Plan as Plan
 from fedveil.accounting.planning import delta_warning as delta_warning
+from fedveil.accounting.planning import least_noise as least_noise
+from fedveil.accounting.planning import least_places as least_places
 from fedveil.accounting.planning import plan as plan
+from fedveil.accounting.planning import step_event as step_event
 from fedveil.accounting.policy import Limits as Limits
 from fedveil.accounting.policy import Policy as Policy
 from fedveil.accounting.release import Release as Release
@@ -43,10 +47,6 @@ from fedveil.accounting.release import count_of as count_of
 from fedveil.accounting.release import digest as digest
 from fedveil.accounting.release import model_of as model_of
 from fedveil.accounting.release import nothing as nothing
-from fedveil.accounting.steps import StepFilter as StepFilter
-from fedveil.accounting.steps import least_noise as least_noise
-from fedveil.accounting.steps import least_places as least_places
-from fedveil.accounting.steps import step_event as step_event
 from fedveil.gdp import compose_mu as compose_mu
 from fedveil.gdp import delta_of_mu as delta_of_mu
 from fedveil.gdp import epsilon_of_mu as epsilon_of_mu

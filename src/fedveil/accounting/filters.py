@@ -5,8 +5,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Protocol
 
-from fedveil.accounting.bounds import GDP, ZCDP
-from fedveil.accounting.events import Relation
+from fedveil.accounting.bounds import GDP, PLD, ZCDP
+from fedveil.accounting.composition import epsilon as epsilon_of
+from fedveil.accounting.events import FACTOR, Event, Gaussian, Relation
 from fedveil.accounting.guarantee import Guarantee, Unit
 from fedveil.accounting.release import Spend
 from fedveil.errors import FieldError, require_count, require_non_negative, require_positive
@@ -195,4 +196,65 @@ class ParticipationFilter:
         if self.spent >= self.cap:
             return False
         self.spent += 1
+        return True
+
+
+class StepFilter:
+    """Admits a planned number of steps of one planned event, and nothing else.
+
+    What is planned does not depend on data or on what was released, so the promise is that of the plan, as long as no
+    step beyond it is admitted: no composition theorem for adaptive budgets is needed.
+
+    Parameters
+    ----------
+    event : Event
+        Of each step.
+    steps : int
+        How many.
+    """
+
+    def __init__(self, event: Event, steps: int) -> None:
+        self.event, self.steps = event, require_count("steps", steps, least=0)
+        self.terms: dict[str, float] | None = None
+        self.spent = 0
+        self._kind: Kind | None = None
+
+    @classmethod
+    def within(cls, event: Event, epsilon: float, delta: float, relation: Relation = "zero-out") -> "StepFilter":
+        """As many steps as (epsilon, delta) allows; possibly none."""
+        epsilon, low, high = require_positive("epsilon", epsilon), 0, 1
+
+        def fits(steps: int) -> bool:
+            return epsilon_of([(event, steps)], delta, relation) <= epsilon
+
+        while fits(high):
+            low, high = high, 2 * high
+            if high > 1e9:
+                raise FieldError("epsilon", epsilon, "allows over a billion steps: state the number you plan")
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return cls(event, low)
+
+    def admit_spend(self, spend: Spend) -> bool:
+        """Count the steps of a spend if the plan has room for all of them; otherwise change nothing.
+
+        Raises
+        ------
+        FieldError
+            If the spend is no number of steps of the planned event, or under another unit or relation.
+        """
+        self._kind = same_kind(self._kind, spend)
+        guarantee = spend.guarantee
+        events = guarantee.bound.events if isinstance(guarantee.bound, PLD) else ()
+        if guarantee.mu and isinstance(self.event, Gaussian):
+            ratio = guarantee.mu * self.event.noise_multiplier / FACTOR[guarantee.relation]
+            events = ((self.event, round(ratio**2)),)
+            if not math.isclose(ratio**2, round(ratio**2), rel_tol=1e-9):
+                events = ()
+        if len(events) != 1 or events[0][0] != self.event:
+            raise FieldError("filter", guarantee.describe(), f"counts steps of {self.event} only")
+        if self.spent + events[0][1] > self.steps:
+            return False
+        self.spent += events[0][1]
         return True

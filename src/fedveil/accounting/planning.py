@@ -1,15 +1,91 @@
-"""Plan unsubsampled Gaussian rounds: noise, budget, rounds, cohort or clipping norm, whichever is left open."""
+"""Plan noise: of one noisy step, many times; and of rounds, whichever of their figures is left open."""
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
-from fedveil.accounting.events import FACTOR, Gaussian, Relation
+import scipy
+
+from fedveil.accounting.composition import epsilon as epsilon_of
+from fedveil.accounting.events import FACTOR, Event, Gaussian, Poisson, Relation
+from fedveil.accounting.filters import StepFilter
 from fedveil.accounting.guarantee import VACUOUS
-from fedveil.accounting.steps import StepFilter
 from fedveil.errors import FieldError, require_choice, require_count, require_delta, require_noise, require_positive
 from fedveil.gdp import epsilon_of_mu, mu_of_epsilon, noise_of_epsilon, rounded_up
 
 ENOUGH = 0.3  # signal-to-noise from which training can be expected to work
+_WIDEST = 1e6  # a noise multiplier that drowns everything
+
+
+def step_event(noise_multiplier: float, rate: float = 1.0) -> Event:
+    """One noisy step: a Gaussian sum over everybody, or over a Poisson sample."""
+    noise = Gaussian(noise_multiplier)
+    return noise if rate == 1 else Poisson(rate, noise)
+
+
+@lru_cache(maxsize=256)
+def least_places(examples: int, rate: float, chance: float) -> int:
+    """The least size of a batch that a Poisson lot exceeds with at most this chance; never more than the examples."""
+    low, high = -1, examples
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if scipy.special.bdtrc(middle, examples, rate) <= chance else (middle, high)
+    return max(high, 1)
+
+
+@lru_cache(maxsize=64)
+def least_noise(
+    epsilon: float, delta: float, steps: int, *, rate: float = 1.0, relation: Relation = "zero-out"
+) -> float:
+    """The least noise multiplier z = sigma / C for which all steps together stay within (epsilon, delta).
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        Of the total.
+    steps : int
+        Noisy steps, each with noise of deviation z * C on a sum of contributions clipped to C.
+    rate : float
+        Poisson sampling rate of each step, in (0, 1].
+    relation : {"zero-out", "add/remove", "replace-one"}
+        Neighbouring inputs.
+
+    Returns
+    -------
+    float
+        To 4 digits above the least one with sampling, to 12 without; never below it.
+
+    Raises
+    ------
+    FieldError
+        If no noise reaches epsilon, or it is not above delta.
+    """
+    epsilon, delta = require_positive("epsilon", epsilon), require_delta("delta", delta)
+    if epsilon <= delta:
+        accepted = f"says no more than its delta of {delta:g}, and leaves nothing to learn: raise it, or lower delta"
+        raise FieldError("epsilon", epsilon, accepted)
+    steps, sampled = require_count("steps", steps), step_event(1.0, rate) != Gaussian(1.0)
+    change = FACTOR[require_choice("relation", relation, FACTOR)] * math.sqrt(steps)  # type: ignore[index]
+    most = noise_of_epsilon(epsilon, delta, change)
+    if not most < _WIDEST:
+        accepted = f"no noise reaches it in {steps} steps: raise epsilon or delta, or take fewer steps"
+        raise FieldError("epsilon", epsilon, accepted)
+    if not sampled:
+        return most
+
+    def excess(log_noise: float) -> float:
+        return epsilon_of([(step_event(math.exp(log_noise), rate), steps)], delta, relation) - epsilon
+
+    if excess(math.log(most)) > 0:  # the grid of the loss distribution is too coarse for so small an epsilon
+        accepted = "is below what the accountant resolves under sampling: raise it, or set the rate to 1"
+        raise FieldError("epsilon", epsilon, accepted)
+    least = most
+    while excess(math.log(least)) <= 0:  # sampling only lowers what a noise costs
+        least /= 2
+    found = scipy.optimize.brentq(excess, math.log(least), math.log(2 * least), xtol=2e-5)
+    while excess(found) > 0:
+        found += 2e-5
+    return math.exp(found)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedveil.accounting import Relation
 from fedveil.aggregation.base import Aggregator, WeightedMean, rounding, weighted_sum
-from fedveil.calibration.pairs import squared_distances
+from fedveil.calibration.distance import squared_distances
 from fedveil.checks import Count, Positive
 from fedveil.clipping import SHRINK, blocks_of, norms
 from fedveil.errors import FieldError

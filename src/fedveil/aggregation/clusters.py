@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from fedveil.aggregation.ranks import middle_mean
-from fedveil.calibration.pairs import squared_distances
+from fedveil.calibration.distance import squared_distances
 from fedveil.errors import FieldError
 
 _PAIRED = 64  # up to this many vectors their distances are taken once; above, every iteration reads the models again

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedveil.accounting import Relation
 from fedveil.aggregation.base import Aggregator
 from fedveil.aggregation.robust import FedMedian
-from fedveil.calibration.pairs import squared_distances
+from fedveil.calibration.distance import squared_distances
 from fedveil.checks import Count, Natural
 from fedveil.clipping import blocks_of
 from fedveil.errors import FieldError

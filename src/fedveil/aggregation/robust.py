@@ -9,7 +9,7 @@ from torch import Tensor
 from fedveil.accounting import Relation
 from fedveil.aggregation.base import Aggregator, WeightedMean, rounding
 from fedveil.aggregation.ranks import middle_mean
-from fedveil.calibration.pairs import squared_distances
+from fedveil.calibration.distance import squared_distances
 from fedveil.checks import Count, Natural
 from fedveil.clipping import blocks_of
 from fedveil.errors import FieldError, require_non_negative
