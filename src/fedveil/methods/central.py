@@ -195,11 +195,11 @@ class CentralNoise(AroundRule, ABC):
         model, inner = self.aggregator.step(start, reduced + (theta - start), state.rule)
         return model, model.clone() if self.step_from == "own" else None, inner
 
-    @abstractmethod
     def _scale(
         self, base: float, updates: Updates, clipped: Updates, facts: ServerFacts, state: CentralState
     ) -> tuple[float, dict[str, float]]:
-        """Deviation of the noise from the uncalibrated one `base`, and figures for the log."""
+        """Deviation of the noise from the uncalibrated one `base`, which it is by default, and figures for the log."""
+        return base, {}
 
     @abstractmethod
     def _spend(self, sigma: float, bound: float, weights: Tensor, cohort: int) -> Spend:

@@ -10,12 +10,11 @@ from typing import Any
 from torch import Tensor
 
 from fedveil.accounting import Spend, plan
-from fedveil.aggregation import RunningSum, Updates
+from fedveil.aggregation import RunningSum
 from fedveil.checks import Delta, NoiseMultiplier, Positive, Rounds
 from fedveil.clipping import QuantileClip
 from fedveil.errors import FieldError
-from fedveil.methods.central import CentralNoise, CentralState
-from fedveil.methods.facts import ServerFacts
+from fedveil.methods.central import CentralNoise
 
 
 @dataclass(frozen=True)
@@ -71,11 +70,6 @@ class GlobalDP(CentralNoise):
     def may_be_proven(self) -> bool:
         """Not of a multiplier that was derived from private runs."""
         return not self.derived_from and super().may_be_proven
-
-    def _scale(
-        self, base: float, updates: Updates, clipped: Updates, facts: ServerFacts, state: CentralState
-    ) -> tuple[float, dict[str, float]]:
-        return base, {}
 
     def _spend(self, sigma: float, bound: float, weights: Tensor, cohort: int) -> Spend:
         if self.derived_from:

@@ -160,17 +160,15 @@ class RecordDP(RecordTerms, ClientDefaults):
                 accepted = f"must be the same in every silo of a sum: {float(term.value):g}"
                 raise ReplyError(f"{term.name} = {given.get(term.name)} {accepted}")
 
-    def _sizes(self) -> tuple[str, ...]:
-        sizes = (at_most(self.most_units, self.counted),) if self.most_units else ()
-        return (few_silos(self.silos_per_person), *sizes) if self.unit == "person" else sizes
-
     def _spend(self) -> Spend:
         event, added = step_event(self.multiplier, self.rate), self._added * self.clip
         bound: Bound = PLD(((event, self.counts),))
         if isinstance(event, Gaussian):
             bound = GDP(FACTOR[self.relation] * math.sqrt(self.counts) / self.multiplier)
-        conditions = (*self._sum.conditions, *self._sizes(), LIVENESS, NO_FAILURE)
-        promise = of_round(bound, self.trust, self.relation, *conditions)
+        sizes = (at_most(self.most_units, self.counted),) if self.most_units else ()
+        if self.unit == "person":
+            sizes = (few_silos(self.silos_per_person), *sizes)
+        promise = of_round(bound, self.trust, self.relation, *self._sum.conditions, *sizes, LIVENESS, NO_FAILURE)
         promise = replace(promise, unit=self.unit, public_size=self.relation != "add/remove")
         moved = FACTOR[self.relation] * self.clip
         return Spend(guarantee=promise, mechanism="gaussian", scale=(added,), sensitivity=moved)

@@ -246,10 +246,9 @@ def set_aside(dataset: DataSet, count: int, seed: int) -> tuple[DataSet, ClientD
     """
     if not count:
         return dataset, None
-    from_test = dataset.test_x is not None and dataset.test_y is not None and dataset.regions is None
-    x, y = (dataset.test_x, dataset.test_y) if from_test else (dataset.x, dataset.y)
-    assert x is not None
-    assert y is not None
+    x, y, from_test = dataset.test_x, dataset.test_y, True
+    if x is None or y is None or dataset.regions is not None:
+        x, y, from_test = dataset.x, dataset.y, False
     if count >= len(x):
         raise FieldError("data.public_examples", count, f"must be less than {len(x)}, all there are")
     generator = torch.Generator().manual_seed(keyed_seed("public", seed))

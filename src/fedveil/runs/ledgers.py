@@ -156,7 +156,6 @@ class LedgerFiles(Ledgers):
             try:
                 text = tail.decode() + closing
                 owner = party or _party(text, 0)
-                json_of(text)
                 Ledger.parse(self.run_id, owner, [*lines.get(owner, []), text])
             except ValueError:  # not whole, or (LedgerError) not what the checksum says
                 continue

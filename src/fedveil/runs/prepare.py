@@ -19,7 +19,6 @@ from fedveil.learning import ClientData
 from fedveil.learning.learner import Learner
 from fedveil.learning.metrics import DEFAULT
 from fedveil.methods import Method
-from fedveil.methods.contract import ClientDefaults
 from fedveil.registry import optional
 from fedveil.runs.deal import Dealt, deal_out, split_clients
 from fedveil.runs.ledgers import Ledgers
@@ -76,7 +75,7 @@ class Setup:
         self, ledgers: Ledgers, probes: Sequence[Probe] = (), tell: Callable[[str], None] = lambda text: None
     ) -> Federation:
         """The federation, on the configured engine; `tell` takes what its rounds show to be odd."""
-        config = self.config
+        config, central = self.config, self.method.client.trust == "central"
         engine = Federation
         if config.engine != "local":
             app = optional("fedveil.engines.flower.app", "the Flower engine needs Flower", '"fedveil[flower]"')
@@ -85,23 +84,21 @@ class Setup:
             **self.grouped(publishing=config.publish, probes=probes),
             execution=Execution(learner=self.learner, run_id=ledgers.run_id, ledgers=ledgers.open, tell=tell),
             source=config.source.build(config.seed),
-            budgets=Budgets(server=self._server_filter(), clients=self._client_filter),
+            budgets=Budgets(server=self._total() if central else None, clients=self._client_filter),
         )
 
-    def _server_filter(self) -> SpendFilter | None:
-        """A fresh filter for the total, where the server adds the noise."""
+    def _total(self) -> SpendFilter | None:
+        """A fresh filter on the total of whoever adds the noise."""
         budget = self.config.privacy.budget
-        if budget.epsilon is None or self.method.client.trust != "central":
-            return None
-        return Filter(budget.epsilon, budget.delta)
+        return None if budget.epsilon is None else Filter(budget.epsilon, budget.delta)
 
     def _client_filter(self, partition: int) -> SpendFilter | None:
         """A fresh filter for one client; validation clients, behind those that train, are held to the total alone."""
-        budget, side = self.config.privacy.budget, self.method.client
+        budget, side, own = self.config.privacy.budget, self.method.client, list[SpendFilter]()
         if partition < len(self.clients):
             own = self.arguments["client_sides"].get(partition, side).budgets(budget.epsilon, budget.delta)
-        else:
-            own = [] if side.trust == "central" else ClientDefaults().budgets(budget.epsilon, budget.delta)
+        elif side.trust != "central" and (total := self._total()) is not None:
+            own.append(total)
         if budget.leakage_cap is not None:
             own.append(LeakageFilter(budget.leakage_cap))
         if budget.participations is not None:
