@@ -133,6 +133,8 @@ def with_proximal_term(local: LocalTraining, method: methods.Method) -> LocalTra
 
 def draw_cohort(seed: int, round_: int, partitions: Sequence[int], size: int) -> list[int]:
     """Draw a round's cohort without replacement, the same under every engine; ascending like `partitions`."""
+    if size > len(partitions):
+        raise FieldError("clients_per_round", size, f"there are only {len(partitions)} clients")
     if size == len(partitions):
         return list(partitions)
     generator = torch.Generator().manual_seed(keyed_seed("cohort", seed, round_))

@@ -3,7 +3,6 @@
 import secrets
 from collections.abc import Callable, Iterable
 from logging import getLogger
-from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -243,8 +242,6 @@ class FedVeilStrategy(Strategy):
         self._roster.meet(grid, self._timeout, self.method.least_sites)
         number, everybody = self.done + server_round, self._roster.partitions
         size = self._size or len(everybody)
-        if size > len(everybody):
-            raise FieldError("clients_per_round", size, f"there are only {len(everybody)} clients")
         cohort = draw_cohort(self._seed, number, everybody, size)
         self._absent = {p: "is not connected" for p in cohort if p not in self._roster.nodes}
         return self._ask([p for p in cohort if p not in self._declined], number, size)
@@ -285,11 +282,10 @@ class FedVeilStrategy(Strategy):
             refused = self._declined
         self.received, broadcast = released, self.broadcast
         self.models, log, metrics = self._serving.close(broadcast, released, {**self._absent, **failed}, refused)
-        counts = {"used": len(log.used), "failed": len(log.failed), "invalid": len(log.invalid)}
-        report: dict[str, Any] = {**metrics, **log.report, **counts, "refused": len(log.refused)}
+        counts = {name: len(getattr(log, name)) for name in ("used", "failed", "invalid", "refused")}
         if self._on_round is not None:
             self._on_round(log)
-        self._result.train_metrics_clientapp[server_round] = MetricRecord(report)
+        self._result.train_metrics_clientapp[server_round] = MetricRecord({**metrics, **log.report, **counts})
         return records.to_arrays(self.layout, self.models[0]), self._result.train_metrics_clientapp[server_round]
 
     def configure_evaluate(
