@@ -176,12 +176,9 @@ def locate(name: str, file: str, official: str) -> Path:
     """
     path = find(file)
     if path is None:
-        raise MissingDataError(
-            "data.name",
-            name,
-            f"needs the file {file}, which was not found. Put it into a folder and set the variable FEDVEIL_DATA to "
-            f"that folder. The official set: {official}",
-        )
+        to_do = "Put it into a folder and set the variable FEDVEIL_DATA to that folder"
+        needed = f"needs the file {file}, which was not found. {to_do}. The official set: {official}"
+        raise MissingDataError("data.name", name, needed)
     return path
 
 

@@ -89,39 +89,30 @@ class SourceInfo:
         return f"as prepared ({', '.join(kept)}); else {needs}" if kept else f"no: {needs}"
 
 
-def _yours(what: str, place: str, natural: bool = False) -> SourceInfo:
-    """A source of somebody's own files, with the function that reads them."""
-    return SourceInfo(what, "any", "yours", Later(f"fedveil.data.{place}"), natural=natural)
+def _source(what: str, place: str, size: str = "any", licence: str = "yours", **rest: Any) -> SourceInfo:
+    """A source with the function that reads it; of somebody's own files, if nothing else is said."""
+    return SourceInfo(what, size, licence, Later(f"fedveil.data.{place}"), **rest)
 
 
+CC = "CC BY 4.0"
 SOURCES: Registry[SourceInfo] = Registry(
     "data.name",
     {
-        "digits": SourceInfo(
-            "handwritten digits, 8x8 grey, 10 classes",
-            "1,797 images",
-            "CC BY 4.0",
-            Later("fedveil.data.bundled:load_digits"),
-        ),
-        "breast-cancer": SourceInfo(
-            "30 measurements of cells, 2 classes",
-            "569 rows",
-            "CC BY 4.0",
-            Later("fedveil.data.bundled:load_breast_cancer"),
-        ),
-        "npz": _yours("your own arrays: x_train and y_train in one npz file", "arrays:load_npz"),
-        "folder": _yours("your own images: a folder a class", "folder:load_folder"),
-        "table": _yours("your own table: CSV or parquet", "table:TableFile"),
-        "huggingface": _yours("a Hugging Face data set saved on disk", "huggingface:SavedDataset"),
-        "documents": _yours("your own pages with masks of what was tampered with", "documents:load_documents"),
-        "leaf": _yours("your own files of LEAF's form, such as FEMNIST", "leaf:load_leaf", natural=True),
-        "alzheimer": SourceInfo(
+        "digits": _source("handwritten digits, 8x8 grey, 10 classes", "bundled:load_digits", "1,797 images", CC),
+        "breast-cancer": _source("30 measurements of cells, 2 classes", "bundled:load_breast_cancer", "569 rows", CC),
+        "npz": _source("your own arrays: x_train and y_train in one npz file", "arrays:load_npz"),
+        "folder": _source("your own images: a folder a class", "folder:load_folder"),
+        "table": _source("your own table: CSV or parquet", "table:TableFile"),
+        "huggingface": _source("a Hugging Face data set saved on disk", "huggingface:SavedDataset"),
+        "documents": _source("your own pages with masks of what was tampered with", "documents:load_documents"),
+        "leaf": _source("your own files of LEAF's form, such as FEMNIST", "leaf:load_leaf", natural=True),
+        "alzheimer": _source(
             "Alzheimer MRI slices, 128x128 grey, 4 classes",
+            "bundled:load_alzheimer",
             "6,400 images",
             "ODbL",
-            Later("fedveil.data.bundled:load_alzheimer"),
-            Later("fedveil.data.bundled:prepare_alzheimer"),
-            prepared_alzheimer,
+            prepare=Later("fedveil.data.bundled:prepare_alzheimer"),
+            prepared=prepared_alzheimer,
             files=((ALZHEIMER_FILE,),),
             official=ALZHEIMER_OFFICIAL,
         ),

@@ -10,7 +10,6 @@ import re
 from base64 import b64decode
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,8 @@ from fedveil.report.statement.books import FoundLedgers, promise_of_sites, promi
 from fedveil.report.statement.document import FORMAT, encoded
 from fedveil.report.statement.gather import agree
 from fedveil.report.statement.page import form_of, page_of
-from fedveil.report.statement.sections import headline_of, unit_of
+from fedveil.report.statement.sections import headline_of, largest_epsilon, unit_of
+from fedveil.report.table import grouped_by
 
 
 @dataclass(frozen=True)
@@ -129,10 +129,8 @@ def _sets(evidence: Mapping[str, Any], books: FoundLedgers) -> Iterator[Checked]
 
 def _words(folder: Path, values: Mapping[str, Any]) -> Iterator[Checked]:
     """Sentences, the table of promises and the page follow from promises that were checked."""
-    runs, owed = values["evidence"]["runs"], dict[str, Mapping[str, Any]]()
-    for run in sorted(runs, key=lambda run: -next(iter(run["promises"].values())).get("epsilon", inf)):
-        owed.setdefault(run["setting"], run["promises"])  # the weakest promise of each setting
-    owed = {run["setting"]: owed[run["setting"]] for run in runs}
+    promises = grouped_by(values["evidence"]["runs"], lambda run: str(run["setting"]))
+    owed = {label: largest_epsilon([run["promises"] for run in own]) for label, own in promises.items()}
     yield Checked("sentences", values["headline"] == headline_of(owed), "they do not follow from the promises")
     table = json_of(json.dumps(asdict(unit_of(owed))))
     yield Checked("table of promises", values["sections"][0] == table, "it does not follow from the promises")

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from io import StringIO
-from math import inf
 from statistics import fmean
 from typing import Any
 
@@ -34,11 +33,6 @@ CURVES: Mapping[str, tuple[str, str, Callable[[Row], float | None]]] = {
     "sigma": ("sigma of the noise, per coordinate", "sigma", lambda row: row["noise"].get("sigma")),
     "clipped": ("updates that were clipped", "share", lambda row: row["server"].get("clipped_fraction")),
 }
-
-
-def largest_epsilon(runs: Sequence[Run]) -> Run:
-    """Of the repetitions of a setting, the run whose promise is the weakest."""
-    return max(runs, key=lambda run: run.worst.get("epsilon", inf))
 
 
 def accuracy_rows(runs: Mapping[str, Sequence[Run]]) -> Grid:

@@ -21,9 +21,9 @@ from fedveil.gdp import rounded_up
 from fedveil.report.canvas import COLOURS
 from fedveil.report.spent import spent_of
 from fedveil.report.statement.document import ABSENT, WORDS, Chart, Report, beside, protected, source
-from fedveil.report.statement.figures import largest_epsilon, svg_of
+from fedveil.report.statement.figures import svg_of
 from fedveil.report.statement.gather import Gathered, Run
-from fedveil.report.statement.sections import by_setting, headline_of, sections_of, unprotected_quantities
+from fedveil.report.statement.sections import by_setting, headline_of, promises_of, sections_of, unprotected_quantities
 from fedveil.runs.disk import make_folder, write_atomic
 from fedveil.runs.provenance import provenance
 
@@ -95,12 +95,11 @@ REPORT, PAGE, CARD = "report.json", "report.html", "card.yaml"
 def report_of(found: Gathered) -> Report:
     """What folders show, put into the form of a report."""
     made = provenance("", [])
-    promises = {label: largest_epsilon(own).promises for label, own in by_setting(found.runs).items()}
     shown = {name: made[name] for name in ("command", "commit", "date")}
     shown |= {"version": fedveil.__version__, "form": form_of()}
     sets = [{"ledger": one.values(), "spent": spent_of(one.ledger, found.rule).rows} for one in found.sets.values()]
     evidence = {"runs": [_run(run) for run in found.runs], "sets": sets, "policy": found.policy}
-    return Report(found.name, shown, headline_of(promises), sections_of(found), evidence)
+    return Report(found.name, shown, headline_of(promises_of(found.runs)), sections_of(found), evidence)
 
 
 def write_report(found: Gathered, folder: Path, setting: str | None = None) -> list[Path]:

@@ -1,6 +1,7 @@
 """What a report says, in the order of a reader's questions: the promise first, then what it does not cover."""
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 
 from fedveil.engines.party import SERVER
@@ -16,7 +17,7 @@ from fedveil.report.statement.document import (
     percent,
     protected,
 )
-from fedveil.report.statement.figures import accuracy_rows, curves, largest_epsilon, roc_charts
+from fedveil.report.statement.figures import accuracy_rows, curves, roc_charts
 from fedveil.report.statement.gather import Gathered, Run
 from fedveil.report.table import NOTHING, grouped_by
 
@@ -29,9 +30,9 @@ def sections_of(found: Gathered) -> list[ReportSection]:
     """All of them; those without anything to say, too."""
     runs = by_setting(found.runs)
     return [
-        unit_of({label: largest_epsilon(own).promises for label, own in runs.items()}),
+        unit_of(promises_of(found.runs)),
         _trust(runs, found.people),
-        _leaves(found.runs, found.people),
+        ReportSection("leaves", [*unprotected_quantities(found.runs), *_only_people("leaves", found.people)]),
         ReportSection("accuracy", _accuracy_lines(found.runs), [accuracy_rows(runs)] * bool(runs), curves(runs)),
         _attacked(found, list(runs)),
         _tuned(found.runs, found.people),
@@ -51,6 +52,16 @@ def _only_people(section: str, people: Mapping[str, Any]) -> list[Fact]:
 def by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Runs by their setting's label; several are repetitions under other seeds."""
     return grouped_by(runs, lambda run: run.summary.setting)
+
+
+def largest_epsilon(promises: Sequence[Promises]) -> Promises:
+    """Of the repetitions of a setting, the weakest promise."""
+    return max(promises, key=lambda own: next(iter(own.values())).get("epsilon", inf))
+
+
+def promises_of(runs: Sequence[Run]) -> dict[str, Promises]:
+    """The weakest promise of each setting."""
+    return {label: largest_epsilon([run.promises for run in own]) for label, own in by_setting(runs).items()}
 
 
 def headline_of(promises: Mapping[str, Promises]) -> list[dict[str, str]]:
@@ -90,7 +101,9 @@ def _trust(runs: Mapping[str, Sequence[Run]], people: Mapping[str, Any]) -> Repo
 
 
 def unprotected_quantities(runs: Sequence[Run]) -> list[Fact]:
-    """What leaves without the noise that the promise is about."""
+    """What leaves without the noise that the promise is about; nothing where nothing ran."""
+    if not runs:
+        return []
     values = [run.summary.values for run in runs]
     published = dict.fromkeys(v["published_metrics"]["text"] for v in values if "published_metrics" in v)
     sizes = any(run.worst.get("public_size") for run in runs)
@@ -114,11 +127,6 @@ def unprotected_quantities(runs: Sequence[Run]) -> list[Fact]:
         *[Fact("clients beyond the promise", f"malicious clients {m['clients']}: they went around it") for m in bad],
         Fact("this report", "its accuracies, curves and audits carry no noise: handing it on releases them"),
     ]
-
-
-def _leaves(runs: Sequence[Run], people: Mapping[str, Any]) -> ReportSection:
-    lines = unprotected_quantities(runs) if runs else []
-    return ReportSection("leaves", [*lines, *_only_people("leaves", people)])
 
 
 def _accuracy_lines(runs: Sequence[Run]) -> list[Fact]:
