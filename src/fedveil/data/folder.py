@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from fedveil.data.arrays import images
 from fedveil.data.labels import data_set
-from fedveil.data.pictures import MAX_PIXELS, MODES, SUFFIXES, Stacking, size_of
+from fedveil.data.pictures import MAX_PIXELS, MODES, SUFFIXES, size_of, stack
 from fedveil.data.sets import DataSet, MissingDataError
 from fedveil.errors import FieldError, nearest, require_choice, require_count, require_positive
 
@@ -79,9 +80,10 @@ def load_folder(
         raise MissingDataError("data.path", str(root), "is no folder: give one that holds a folder a class")
     halves = [_items(half, layout == "clients", max_images, absent, bool(person)) for half in _halves(root)]
     names = _classes(root, [item for half in halves for item in half], classes, absent)
-    stacking, first = Stacking(mode, wanted, max_pixels, limit / sum(map(len, halves))), halves[0][0]
+    first, each = halves[0][0], limit / sum(map(len, halves))
+    how: dict[str, Any] = {"mode": mode, "size": wanted, "max_pixels": max_pixels}
     like = (first.shown if person else str(first.file.relative_to(root)), first.file)
-    decoded = [stacking.stack(((item.shown, item.file) for item in half), len(half), like) for half in halves]
+    decoded = [stack(((item.shown, item.file) for item in half), len(half), like, each, **how) for half in halves]
     labels = [torch.tensor([names.index(item.label) for item in half], dtype=torch.int64) for half in halves]
     note, clients = f"From the folder {root.name}.", [item.client for item in halves[0]]
     if layout == "clients":

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedveil.data.arrays import images
 from fedveil.data.frames import Rows, TableSpec, from_rows, labelled
-from fedveil.data.pictures import MAX_PIXELS, MODES, Stacking, size_of
+from fedveil.data.pictures import MAX_PIXELS, MODES, size_of, stack
 from fedveil.data.sets import DataSet, MissingDataError
 from fedveil.errors import FieldError, nearest, require_choice, require_count, require_positive
 from fedveil.registry import optional
@@ -84,8 +84,8 @@ class SavedDataset(TableSpec):
         if not pictures:
             return from_rows("huggingface", rows[0], rows[1] if len(rows) > 1 else None, spec, note)
         each = limit / sum(len(one) for one in splits.values())
-        stacking = Stacking(self.mode, size_of(self.size), self.max_pixels, each)
-        x = [_stacked(name, one, self.image_column or pictures[0], stacking) for name, one in splits.items()]
+        how = {"mode": self.mode, "size": size_of(self.size), "max_pixels": self.max_pixels, "max_bytes": each}
+        x = [_stacked(name, one, self.image_column or pictures[0], how) for name, one in splits.items()]
         if x[-1].shape[1:] != x[0].shape[1:]:
             accepted = f"must be like those of {self.split}, {tuple(x[0].shape[1:])}: set data.size or data.mode"
             raise FieldError(self.test_split, tuple(x[-1].shape[1:]), accepted)
@@ -136,7 +136,7 @@ def _frame(name: str, split: Any, spec: TableSpec, pictures: Sequence[str]) -> R
     return Rows(name, frame)
 
 
-def _stacked(name: str, split: Any, column: str, stacking: Stacking) -> Tensor:
+def _stacked(name: str, split: Any, column: str, how: Mapping[str, Any]) -> Tensor:
     raw = split.cast_column(column, _library().Image(decode=False)).with_format(None).select_columns([column])
 
     def content(i: int, row: Mapping[str, Any]) -> tuple[str, bytes]:
@@ -146,7 +146,7 @@ def _stacked(name: str, split: Any, column: str, stacking: Stacking) -> Tensor:
         return where, stored["bytes"]
 
     like = ("row 1", content(0, raw[0])[1])
-    return images(stacking.stack((content(i, row) for i, row in enumerate(raw)), len(split), like), "last")
+    return images(stack((content(i, row) for i, row in enumerate(raw)), len(split), like, **how), "last")
 
 
 def _library() -> Any:

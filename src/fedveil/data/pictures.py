@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,43 +86,46 @@ def decode(
         )
 
 
-@dataclass(frozen=True)
-class Stacking:
-    """How the images of a set become one array: `mode`, `size` and `max_pixels` as for `decode`, and how many bytes.
+def stack(
+    sources: Iterable[tuple[str, Path | bytes]],
+    count: int,
+    like: tuple[str, Path | bytes],
+    max_bytes: float,
+    **options: Any,
+) -> Array:
+    """Decode `count` images by name, [N, H, W] or [N, H, W, 3], all like the one that `like` names.
 
-    Attributes
+    Parameters
     ----------
+    sources : iterable of str and (Path or bytes)
+        The images.
+    count : int
+        N.
+    like : str and (Path or bytes)
+        The image that all others must be like.
     max_bytes : float
         Of one decoded image, at 4 a number.
+    **options
+        ``mode``, ``size`` and ``max_pixels`` of `decode`.
+
+    Raises
+    ------
+    FieldError
+        Naming the image that is another, or the option where all take more memory than is allowed.
     """
-
-    mode: str
-    size: tuple[int, int] | None
-    max_pixels: int
-    max_bytes: float
-
-    def stack(self, sources: Iterable[tuple[str, Path | bytes]], count: int, like: tuple[str, Path | bytes]) -> Array:
-        """Decode `count` images by name, [N, H, W] or [N, H, W, 3], all like the one named last.
-
-        Raises
-        ------
-        FieldError
-            Naming the image that is another, or the option where all take more memory than is allowed.
-        """
-        name, source = like
-        first = decode(name, source, mode=self.mode, size=self.size, max_pixels=self.max_pixels)
-        if first.size * 4 > self.max_bytes:
-            accepted = "all images together take more memory: raise it, or shrink them by data.size"
-            raise FieldError("data.max_gib", _shape(first), accepted)
-        found = np.empty((count, *first.shape), dtype=first.dtype)
-        for i, (own, content) in enumerate(sources):
-            one = decode(own, content, mode=self.mode, size=self.size, max_pixels=self.max_pixels)
-            if one.shape != first.shape or one.dtype != first.dtype:
-                apart = one.shape[:2] != first.shape[:2]
-                fix = "data.size = [height, width]" if apart else "data.mode = 'grey' or 'rgb'"
-                raise FieldError(own, _shape(one), f"must be like {name}, {_shape(first)}; {fix} makes them equal")
-            found[i] = one
-        return found
+    first = decode(*like, **options)
+    if first.size * 4 > max_bytes:
+        accepted = "all images together take more memory: raise it, or shrink them by data.size"
+        raise FieldError("data.max_gib", _shape(first), accepted)
+    found = np.empty((count, *first.shape), dtype=first.dtype)
+    for i, (name, content) in enumerate(sources):
+        one = decode(name, content, **options)
+        if one.shape != first.shape or one.dtype != first.dtype:
+            apart = one.shape[:2] != first.shape[:2]
+            fix = "data.size = [height, width]" if apart else "data.mode = 'grey' or 'rgb'"
+            raise FieldError(name, _shape(one), f"must be like {like[0]}, {_shape(first)}; {fix} makes them equal")
+        found[i] = one
+    return found
 
 
 def size_of(size: Sequence[int]) -> tuple[int, int] | None:

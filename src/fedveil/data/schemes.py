@@ -1,6 +1,7 @@
 """The draws behind the partitions: who gets which examples."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,26 +33,20 @@ def by_counts(labels: Labels, clients: int, counts: Sequence[Sequence[int]], rng
 
 def dirichlet(labels: Labels, clients: int, alpha: float, min_size: int, rng: np.random.Generator) -> list[Indices]:
     """Each class in proportions drawn from Dirichlet(alpha)."""
-    least = min(min_size, len(labels) // clients)
-    for _ in range(_DRAWS):
-        parts: list[list[int]] = [[] for _ in range(clients)]
-        for c in np.unique(labels):
-            members = rng.permutation(np.flatnonzero(labels == c))
-            for part, some in zip(parts, np.split(members, _cuts(len(members), clients, alpha, rng)), strict=True):
-                part.extend(some.tolist())
-        if min(len(part) for part in parts) >= least:
-            break
-    return _filled(parts, least, rng)
+
+    def draw() -> list[list[int]]:
+        decks = (rng.permutation(np.flatnonzero(labels == c)) for c in np.unique(labels))
+        split = [np.split(deck, _cuts(len(deck), clients, alpha, rng)) for deck in decks]
+        return [np.concatenate(parts).tolist() for parts in zip(*split, strict=True)]
+
+    return _filled(draw, min(min_size, len(labels) // clients), rng)
 
 
 def quantity(examples: int, clients: int, alpha: float, min_size: int, rng: np.random.Generator) -> list[Indices]:
     """A shuffled deck in parts whose sizes are drawn from Dirichlet(alpha)."""
-    deck, least = rng.permutation(examples), min(min_size, examples // clients)
-    for _ in range(_DRAWS):
-        parts = [part.tolist() for part in np.split(deck, _cuts(examples, clients, alpha, rng))]
-        if min(len(part) for part in parts) >= least:
-            break
-    return _filled(parts, least, rng)
+    deck = rng.permutation(examples)
+    cut = partial(_cuts, examples, clients, alpha, rng)
+    return _filled(lambda: [part.tolist() for part in np.split(deck, cut())], min(min_size, examples // clients), rng)
 
 
 def shards_of(labels: Labels, clients: int, shards: int, rng: np.random.Generator) -> list[Indices]:
@@ -81,9 +76,13 @@ def _cuts(examples: int, clients: int, alpha: float, rng: np.random.Generator) -
     return np.floor(np.cumsum(rng.dirichlet([alpha] * clients))[:-1] * examples).astype(np.int64)
 
 
-def _filled(parts: list[list[int]], least: int, rng: np.random.Generator) -> list[Indices]:
-    """The smallest take single examples from the largest until everybody has `least`."""
-    while min(len(part) for part in parts) < least:
+def _filled(draw: Callable[[], list[list[int]]], least: int, rng: np.random.Generator) -> list[Indices]:
+    """A draw in which everybody has `least`; after too many the smallest take single examples from the largest."""
+    for _ in range(_DRAWS):
+        parts = draw()
+        if min(map(len, parts)) >= least:
+            break
+    while min(map(len, parts)) < least:
         donor, taker = max(parts, key=len), min(parts, key=len)
         taker.append(donor.pop(int(rng.integers(len(donor)))))
     return [np.array(part, dtype=np.int64) for part in parts]

@@ -53,10 +53,11 @@ def model_of(run: Path) -> tuple[nn.Module, int]:
         module = build_model(config.model.name, seed=config.seed, **options)
     if not file.is_file():
         raise FieldError("RUN", str(run), f"holds no {MODEL}: finish it with `fedveil run --resume`")
-    state, wanted = load_file(file), module.state_dict()
-    if {k: v.shape for k, v in state.items()} != {k: v.shape for k, v in wanted.items()}:
-        raise FieldError("RUN", str(run), "holds no single model of pages with a class a pixel (documents, sroie)")
-    module.load_state_dict(state)
+    try:
+        module.load_state_dict(load_file(file))
+    except RuntimeError as error:
+        accepted = "holds no single model of pages with a class a pixel (documents, sroie)"
+        raise FieldError("RUN", str(run), accepted) from error
     with evaluating(module), torch.no_grad():
         given = tuple(module(torch.zeros(1, 1, tile, tile)).shape)
     if given != (1, CLASSES, tile, tile):

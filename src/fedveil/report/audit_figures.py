@@ -91,7 +91,7 @@ def roc_figure(found: MembershipAudit) -> Figure | None:
     """
     if not found.roc:
         return None
-    figure, panels = new_figure(4.4 * len(found.roc), 4.6, [list(found.roc)], [1.0] * len(found.roc))
+    figure, panels = new_figure(4.4 * len(found.roc), 4.6, [list(found.roc)])
     names = list(dict.fromkeys(name for lines in found.roc.values() for name in lines))
     for setting, lines in found.roc.items():
         axes = panels[setting]

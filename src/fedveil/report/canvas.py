@@ -35,7 +35,7 @@ def keep(figure: Figure, file: Path, dpi: int) -> Path:
 
 
 def new_figure(
-    width: float, height: float, cells: list[list[str]], widths: list[float]
+    width: float, height: float, cells: list[list[str]], widths: list[float] | None = None
 ) -> tuple[Figure, dict[str, Axes]]:
     """An empty figure in the house's style, with axes by name; never of pyplot, which has global state and windows."""
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -71,12 +71,10 @@ def dot(rounds: Sequence[Any]) -> str:
     return "o" if len(rounds) == 1 else ""
 
 
-def say(axes: Axes, text: str, *, keep_y: bool = False) -> None:
-    """Say why there is nothing to draw; an axis that is shared keeps its ticks."""
+def say(axes: Axes, text: str) -> None:
+    """Say why there is nothing to draw; the vertical axis, which may be shared, keeps its ticks."""
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color="#555555")
     axes.set_xticks([])
-    if not keep_y:
-        axes.set_yticks([])
 
 
 def wrapped(text: str, width: float, size: float) -> str:

@@ -77,7 +77,7 @@ def pareto(summaries: Sequence[Summary]) -> Figure:
         elif every:
             _epsilon(axes, panel, summaries)
         else:
-            say(axes, "no setting has a proven epsilon", keep_y=True)
+            say(axes, "no setting has a proven epsilon")
     over, spread = tables.covered(summaries, name)
     bars = f"\n(bars: standard deviation over {spread})" * bool(spread)
     mosaic[panels[0]].set_ylabel(f"{title}, {over}{bars}")

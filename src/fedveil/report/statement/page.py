@@ -136,8 +136,7 @@ def write_report(found: Gathered, folder: Path, setting: str | None = None) -> l
 def _chosen(found: Gathered, setting: str | None) -> Run:
     runs = by_setting(found.runs)
     if setting is not None:
-        require_choice("--setting", setting, runs)
-        return runs[setting][0]
+        return runs[require_choice("--setting", setting, runs)][0]
     return next((own[0] for own in runs.values() if "epsilon" in own[0].worst), found.runs[0])
 
 

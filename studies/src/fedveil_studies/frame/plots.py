@@ -79,7 +79,7 @@ def draw_plot(plot: Plot) -> "Figure | None":
     width = PANEL * columns
     shown = {line.label for line, found in zip(plot.lines, curves, strict=True) if found}
     below = 1.7 * SMALL / 72 * len(shown) if plot.diagonal else 0.0
-    figure, mosaic = canvas.new_figure(width, (3.9 + below) * len(grid) + 0.9, grid, [1.0] * columns)
+    figure, mosaic = canvas.new_figure(width, (3.9 + below) * len(grid) + 0.9, grid)
     for panel, axes in mosaic.items():
         own = [(line, found) for line, found in zip(plot.lines, curves, strict=True) if line.panel == panel]
         _panel(axes, plot, own, labels)
@@ -110,7 +110,7 @@ def draw_heat(plot: Plot) -> "Figure":
     means = {place: fmean(found) for place, found in values.items()}
     columns, grid = _grid(panels, 2 if len(panels) == 4 else COLUMNS)
     width = (1.0 + 0.62 * max(len(places), 4)) * columns
-    figure, mosaic = canvas.new_figure(width, (0.9 + 0.42 * len(labels)) * len(grid) + 0.6, grid, [1.0] * columns)
+    figure, mosaic = canvas.new_figure(width, (0.9 + 0.42 * len(labels)) * len(grid) + 0.6, grid)
     low, high = min(means.values()), max(means.values())
     for panel, axes in mosaic.items():
         shown = [[means.get((panel, label, x), float("nan")) for x in places] for label in labels]
@@ -151,7 +151,7 @@ def _panel(axes: "Axes", plot: Plot, lines: Sequence[tuple[Line, Sequence[Curve]
         axes.xaxis.set_major_locator(canvas.whole_numbers())
     absent = [line.label for line, curves in lines if not curves]
     if len(absent) == len(lines):
-        canvas.say(axes, "nothing finished", keep_y=True)
+        canvas.say(axes, "nothing finished")
     elif plot.diagonal:
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), frameon=False, fontsize=SMALL)
     title = canvas.wrapped(lines[0][0].panel, 0.9 * PANEL, 10) + _unfinished(absent, len(lines))
