@@ -186,10 +186,12 @@ class Products:
     def sum(self, scale: Tensor) -> Named:
         """One product a block of rows, whose inputs are converted while they are in the cache."""
         scaled = (self._b if self._wide is None else self._wide) * scale
-        step = max(1, _BLOCK // self._a.shape[1])
-        weight = scaled[:, :step] @ self._a[:step].to(torch.float64)
+        step = max(1, _BLOCK // self.width)
+        wide = self._a[:step].to(torch.float64, copy=True)
+        weight = scaled[:, :step] @ wide
         for i in range(step, len(self._a), step):
-            weight.addmm_(scaled[:, i : i + step], self._a[i : i + step].to(torch.float64))
+            block = self._a[i : i + step]
+            weight.addmm_(scaled[:, i : i + step], wide[: len(block)].copy_(block))  # in memory that is in the cache
         return self._named(weight, scaled.sum(1))
 
     def means(self, weights: Tensor, each: int, rows: slice) -> Named:

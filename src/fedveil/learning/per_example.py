@@ -151,11 +151,11 @@ class PerExample:
             parts = [self._part(way, a, b, c, (None, None), within, each, grid) for a, b, c in chunks]
             total = torch.stack([part[0] for part in parts]).sum(0)
             losses, counted = (torch.cat([part[i] for part in parts]) for i in (1, 2))
-        if counted.all():
-            return total, losses
-        if here.any() and not counted.any():
+        if not counted.all():
+            losses = losses[counted]
+        if not len(losses) and here.any():
             raise self._alone.failure or FieldError("y", f"from {y.min()} to {y.max()}", "must be classes of the model")
-        return total, losses[counted]
+        return total, losses
 
     def _part(
         self, way: Way, x: Tensor, y: Tensor, here: Tensor, before: Known, within: float, each: int, grid: float
