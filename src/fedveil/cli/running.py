@@ -68,14 +68,15 @@ def run(
 ) -> None:
     """Run one experiment. Exit code 2: refused; 3: the server's budget ended it; 4: no client replied."""
     with shared.refusals() as again:
-        from fedveil.config import load
+        with shared.loading():
+            from fedveil.config import load
 
-        spec = load(config, assign or [], engine=engine, device=device, seed=seed)
+            spec = load(config, assign or [], engine=engine, device=device, seed=seed)
 
-        from fedveil.grid import Cell, Store
-        from fedveil.report.progress import progress_for
-        from fedveil.report.table import write
-        from fedveil.report.tables import run_table
+            from fedveil.grid import Cell, Store
+            from fedveil.report.progress import progress_for
+            from fedveil.report.table import write
+            from fedveil.report.tables import run_table
 
         folder = out or shared.folder_of(config, spec.name)
         again.folder, again.command = folder, f"fedveil run {shlex.quote(str(folder))} --resume"
@@ -104,17 +105,18 @@ def compare(
 ) -> None:
     """Compare privacy settings side by side: table, curves, accuracy against attacks, noise and epsilon."""
     with shared.refusals() as again:
-        from fedveil.config import load
+        with shared.loading():
+            from fedveil.config import load
 
-        spec = load(config, assign or [], engine=engine, device=device, seed=seed)
+            spec = load(config, assign or [], engine=engine, device=device, seed=seed)
 
-        from fedveil import grid
-        from fedveil.errors import require_count
-        from fedveil.games.front import attack_settings, check_audit, with_attacks
-        from fedveil.report.figures import draw
-        from fedveil.report.progress import progress_for
-        from fedveil.report.table import write
-        from fedveil.report.tables import WIDE, comparison_notes, comparison_tables
+            from fedveil import grid
+            from fedveil.errors import require_count
+            from fedveil.games.front import attack_settings, check_audit, with_attacks
+            from fedveil.report.figures import draw
+            from fedveil.report.progress import progress_for
+            from fedveil.report.table import write
+            from fedveil.report.tables import WIDE, comparison_notes, comparison_tables
 
         usual = shared.folder_of(config, spec.name)
         folder = out or (usual if resume else shared.fresh(usual))

@@ -244,15 +244,14 @@ class Bases:
         Each person is factorised alone, in memory of her own: kernels round by a matrix's place among others. Whose
         basis is not orthonormal (squares of her inputs are beyond float64) counts as zero: her rows are NaN.
         """
-        n, each, width = inputs.shape
-        rows, basis = (inputs.new_empty(n, each, size, dtype=torch.float64) for size in (each, width + bias))
-        one = torch.eye(each, dtype=torch.float64)
-        for i, (own, here) in enumerate(zip(inputs.cpu(), present, strict=True)):
-            columns = nn.functional.pad(own.to(torch.float64), (0, int(bias)), value=1.0)
-            q, r = torch.linalg.qr(without(columns, ~(here & own.isfinite().all(1))).T)
-            sound = bool((q.T @ q - one).abs().max() < _SOUND)
-            rows[i], basis[i] = (r.T, q.T) if sound else (math.nan, 0.0)
-        return cls(rows, basis, torch.arange(n, device=rows.device))
+        wide = nn.functional.pad(inputs.to(torch.float64), (0, int(bias)), value=1.0).cpu()
+        wide = wide.masked_fill(~(present & inputs.cpu().isfinite().all(2))[:, :, None], 0)
+        factors = [torch.linalg.qr(own.T) for own in wide]
+        one = torch.eye(inputs.shape[1], dtype=torch.float64)
+        sound = torch.tensor([bool(torch.dist(q.T @ q, one) < _SOUND) for q, _ in factors])[:, None, None]
+        rows = torch.stack([r.T for _, r in factors]).where(sound, math.nan)
+        basis = torch.stack([q.T for q, _ in factors]).where(sound, 0.0)
+        return cls(rows.to(inputs.device), basis.to(inputs.device), torch.arange(len(rows), device=inputs.device))
 
     def at(self, chosen: Tensor, places: Tensor | None, count: int) -> "Bases":
         """Those of some persons, in their order, at places among `count`; see `Units.at`."""
