@@ -222,7 +222,7 @@ def called(*arguments):
 @pytest.fixture
 def written(tmp_path, monkeypatch):
     """Write a case's configuration, and the file that its natural clients are in; leave curves to their own tests."""
-    monkeypatch.setattr("fedveil.runs.summary.find_spec", lambda name: None)
+    monkeypatch.setattr("fedveil.runs.totals.find_spec", lambda name: None)
     rows = np.random.default_rng(0)
     site, npz, file = np.repeat(np.arange(3), [20, 30, 40]), tmp_path / "own.npz", tmp_path / "tiny.toml"
     np.savez(npz, x=rows.normal(size=(90, 5)).astype("float32"), y=np.arange(90) % 2, site=site)
