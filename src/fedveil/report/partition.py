@@ -25,11 +25,12 @@ VIEW = "The experimenter's view: in a deployment these figures are the clients' 
 
 def tables(found: Sequence[Holding], dataset: DataSet) -> list[Table]:
     """One row a client; with many clients, the whole and the largest and smallest ones."""
+    form = ".1%" if dataset.task == "segmentation" else ""
     if len(found) <= MANY:
-        return [_rows(found, dataset, _COLUMNS)]
+        return [_rows(found, dataset, _COLUMNS, form=form)]
     ranked = sorted(found, key=lambda h: -(h.examples + h.held_out))
-    ends = [*ranked[:_ENDS], *ranked[-_ENDS:]]
-    return [_whole(found, dataset), _rows(ends, dataset, _COLUMNS, f"the {_ENDS} largest and the {_ENDS} smallest")]
+    title = f"the {_ENDS} largest and the {_ENDS} smallest"
+    return [_whole(found, dataset), _rows([*ranked[:_ENDS], *ranked[-_ENDS:]], dataset, _COLUMNS, title, form)]
 
 
 def write(found: Sequence[Holding], dataset: DataSet, folder: Path) -> list[Path]:
@@ -78,14 +79,15 @@ def headline(found: Sequence[Holding], dataset: DataSet) -> str:
     return f"{dataset.name}: {len(found):,} clients, {train:,} examples to train on, {kept:,} held out{rest}{test}"
 
 
-def _rows(found: Sequence[Holding], dataset: DataSet, most: int, title: str = "") -> Table:
-    """A row a client, with a column for each of at most so many classes."""
+def _rows(found: Sequence[Holding], dataset: DataSet, most: int, title: str = "", form: str = "") -> Table:
+    """A row a client, with a column for each of at most so many classes; in a format, the class's share."""
     named = dataset.names() if dataset.classes <= most else ()
     rows = []
     for h in found:
         row: dict[str, object] = {"client": h.name, "examples": h.examples, "held out": h.held_out}
         if dataset.classes:
-            row |= {"classes": h.present, **dict(zip(named, h.counts, strict=False))}
+            counts = [format(count / max(1, sum(h.counts)), form) for count in h.counts] if form else h.counts
+            row |= {"classes": h.present, **dict(zip(named, counts, strict=False))}
         else:
             row |= {"mean": shown(h.mean, ".7g"), "deviation": shown(h.deviation, ".7g")}
         rows.append(row | {"notes": "; ".join(h.notes)})
