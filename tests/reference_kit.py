@@ -182,7 +182,11 @@ def _parameters(text: str) -> Iterator[tuple[str, str]]:
             yield name.strip(), " ".join(words.split()) or kind
 
 
-_PACKAGES: Mapping[str, Callable[[str], str]] = {"data set": SOURCES.package, "model": MODELS.package}
+_PACKAGES: Mapping[str, Callable[[str], str]] = {
+    "data set": SOURCES.package,
+    "model": MODELS.package,
+    "method": METHODS.package,
+}
 Named = dict[str, tuple[Any, Mapping[str, Option]]]
 _REGISTRIES: dict[str, list[tuple[str, Callable[[], Named]]]] = {
     "data": [

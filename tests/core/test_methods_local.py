@@ -31,15 +31,14 @@ from fedveil.methods import (
     Method,
     PerturbationAware,
     Plain,
-    SGACentral,
     TrustedServer,
     build,
     check_reply,
     stack_counts,
     stack_models,
 )
-from fedveil.methods.sga_central import References
 from fedveil.methods.sga_ldp import LastBroadcast
+from fedveil_studies.sga_central import References, SGACentral
 
 DELTA = 1e-5
 D = 20_000

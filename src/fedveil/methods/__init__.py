@@ -48,7 +48,6 @@ from fedveil.methods.replies import in_order as in_order
 from fedveil.methods.replies import models_of as models_of
 from fedveil.methods.replies import stack_counts as stack_counts
 from fedveil.methods.replies import stack_models as stack_models
-from fedveil.methods.sga_central import SGACentral as SGACentral
 from fedveil.methods.sga_ldp import SGALDP as SGALDP
 from fedveil.methods.sga_ldp import LastBroadcast as LastBroadcast
 from fedveil.methods.sums import SecureSum as SecureSum
@@ -81,8 +80,8 @@ METHODS: Registry[Sides] = Registry(
         "fedre": Sides(FedRE, PerturbationAware, "FedRE: layer-wise client noise from sensitive regions"),
         "record": Sides(RecordDP, SecureSum, "record- or person-level DP: noise inside training; sum: who is trusted"),
         "sga-ldp": Sides(SGALDP, Plain, "SGA-LDP: client noise from the cosine of the update"),
-        "sga-central": Sides(TrustedServer, SGACentral, "SGA-LDP, section B: the server sees updates and adds noise"),
     },
+    group="fedveil.methods",
 )
 
 

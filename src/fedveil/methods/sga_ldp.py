@@ -3,7 +3,7 @@
 Source: the SGA-LDP paper, Algorithms 1 and 2, equations 2 to 4 (with Delta / max(1, ||Delta|| / C) for the garbled
 equation 1). Trust model: untrusted server, some malicious clients. The server takes the plain mean. Heuristic: the
 noise's size reveals the private cosine; and a malicious client that computes its own budget can lie. The reading of
-section B, where the server works out the budget, is `fedveil.methods.sga_central`.
+section B, where the server works out the budget, is `sga-central` of the studies.
 """
 
 from collections.abc import Sequence

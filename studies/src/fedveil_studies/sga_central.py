@@ -27,9 +27,8 @@ from fedveil.checks import Count, Delta, Positive
 from fedveil.clipping import clip, norms
 from fedveil.errors import FieldError
 from fedveil.mechanisms import GaussianNoise, Source, noised
-from fedveil.methods.facts import Combined, Releases, ServerFacts
-from fedveil.methods.plain import AroundRule, Plain
-from fedveil.methods.replies import models_of
+from fedveil.methods import Combined, Plain, Releases, ServerFacts, Sides, TrustedServer, models_of
+from fedveil.methods.plain import AroundRule
 
 
 @dataclass(frozen=True)
@@ -125,3 +124,6 @@ class SGACentral(AroundRule):
         if self.thresholds == "fixed" or low == high:
             return [max(0.0, s) for s in found]
         return [(s - low) / (high - low) for s in found]
+
+
+SIDES = Sides(TrustedServer, SGACentral, "SGA-LDP, section B: the server sees updates and adds noise")
