@@ -11,7 +11,7 @@ A game of yours joins by ``@GAMES.register("name")``; then ``fedveil audit CONFI
 
 import json
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from inspect import signature
 from pathlib import Path
@@ -66,7 +66,7 @@ class Judgement:
     refused : list of Refused
         Attacks that could not be run.
     values : dict
-        What audit.json holds beside them.
+        What audit.json holds beside both.
     notes : list of str
         What only the finished runs show.
     """
@@ -276,6 +276,7 @@ def play(
             for note in found.notes:
                 progress.say(note)
             found.values.setdefault("results", [verdict.to_dict() for verdict in found.verdicts])
+            found.values.setdefault("refused", [asdict(one) for one in found.refused])
             found.values.update({"game": game.name, "notes": notes + found.notes, "source": REPRODUCIBLE})
             found.values.update(_played(game.config), seconds=round(perf_counter() - began, 1))
             if path is not None:

@@ -7,7 +7,7 @@ scale. The last client is not attacked: its images are the server's reference.
 
 from collections.abc import Collection, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, cast
 
@@ -129,8 +129,6 @@ class InversionGame(Attacking):
             **self.question(),
             "seed": self.config.seed,
             "undefended": undefended,
-            "results": [v.to_dict() for v in found.verdicts],
-            "refused": [asdict(r) for r in refused],
         }
         notes = [f"{r.attack} was not run: {r.reason}" for r in refused]
         if invalid := sorted({v.attack for v in found.verdicts if not v.valid}):

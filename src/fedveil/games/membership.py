@@ -6,7 +6,7 @@ judged by itself; runs differ in the seed.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, ClassVar, Self
 
@@ -93,19 +93,6 @@ class MembershipView:
         return ServerRecords(losses, odds, y, owner, len(out_x[::2]), persons)
 
 
-@dataclass(frozen=True, eq=False)
-class MembershipAudit(Judgement):
-    """What the game found.
-
-    Attributes
-    ----------
-    roc : dict of str to dict
-        By setting and attack, false and true positive rates of the first run, for logarithmic axes.
-    """
-
-    roc: dict[str, dict[str, list[list[float]]]] = field(default_factory=dict)
-
-
 @GAMES.register("membership")
 @dataclass(frozen=True, eq=False)
 class MembershipGame(Attacking):
@@ -184,8 +171,8 @@ class MembershipGame(Attacking):
     def cells(self) -> list[Cell]:
         return list(self.of_run.values())
 
-    def judge(self, finished: Finished) -> MembershipAudit:
-        """One verdict an attack and setting, over runs."""
+    def judge(self, finished: Finished) -> Judgement:
+        """One verdict an attack and setting, over runs; ``roc`` has rates of the first run, for logarithmic axes."""
         found: dict[tuple[str, str], list[dict[str, Any]]] = {}
         refused: dict[tuple[str, str], list[str]] = {}
         roc: dict[str, dict[str, list[list[float]]]] = {}
@@ -215,8 +202,7 @@ class MembershipGame(Attacking):
             f"{label}: the server is trusted and sees clear updates; only attacks on the global model are an outsider's"
             for label in trusted
         ]
-        values = {"results": [v.to_dict() for v in verdicts], "replicates": self.replicates, "roc": roc}
-        return MembershipAudit(verdicts, lines, values, notes, roc)
+        return Judgement(verdicts, lines, {"replicates": self.replicates, "roc": roc}, notes)
 
 
 def shadowed(name: str) -> bool:

@@ -179,8 +179,6 @@ class ParticipationGame(Attacking):
             "epsilon_ceiling": epsilon_ceiling(len(runs), delta),
             "published_metrics": {"mode": self.config.publish.metrics, "text": self.config.publish.describe()},
             "settings": {p.label: _about(p, done.values()) for p in self.settings},
-            "results": [v.to_dict() for v in judged.verdicts],
-            "refused": [asdict(r) for r in judged.refused],
             "together": {label: asdict(bound) for label, bound in judged.together.items()},
             "seed": self.config.seed,
         }

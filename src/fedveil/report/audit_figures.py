@@ -13,7 +13,6 @@ from fedveil.attacks import ATTACKS, Weighing
 from fedveil.attacks.participation.weighing import boundaries
 from fedveil.attacks.statistics import roc
 from fedveil.games import Audit
-from fedveil.games.membership import MembershipAudit
 from fedveil.games.scoring import Scored, attack_of
 from fedveil.report.audit_tables import SUPPOSED, by_attack
 from fedveil.report.canvas import COLOURS, MARKERS, labelled, legend_below, new_figure, plain, whole_numbers, wrapped
@@ -84,16 +83,14 @@ def evidence_figure(found: Audit) -> Figure | None:
     return figure
 
 
-def roc_figure(found: MembershipAudit) -> Figure | None:
-    """One panel a setting, one line an attack, of the first run; None if nothing was scored.
+def roc_figure(rates: Mapping[str, Mapping[str, Sequence[Sequence[float]]]]) -> Figure:
+    """One panel a setting, one line an attack, of the first run.
 
     Lines begin where ten false positives are expected: to the left of that fewer non-members decide.
     """
-    if not found.roc:
-        return None
-    figure, panels = new_figure(4.4 * len(found.roc), 4.6, [list(found.roc)])
-    names = list(dict.fromkeys(name for lines in found.roc.values() for name in lines))
-    for setting, lines in found.roc.items():
+    figure, panels = new_figure(4.4 * len(rates), 4.6, [list(rates)])
+    names = list(dict.fromkeys(name for lines in rates.values() for name in lines))
+    for setting, lines in rates.items():
         axes = panels[setting]
         for name, (false, true) in lines.items():
             place = names.index(name)

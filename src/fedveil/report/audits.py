@@ -1,14 +1,13 @@
 """What a game found, for people: tables, notes and pictures, and the same as Markdown."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import singledispatch
 from pathlib import Path
 
 from fedveil.games import Audit, Judgement
 from fedveil.games.game import RESULT
 from fedveil.games.inversion import InversionAudit
-from fedveil.games.membership import MembershipAudit
 from fedveil.report.audit_figures import audit_figure, evidence_figure, roc_figure
 from fedveil.report.audit_tables import answer, audit_notes, audit_tables, compared, folded, headline
 from fedveil.report.canvas import keep
@@ -36,7 +35,6 @@ class Shown:
 @singledispatch
 def show(found: Judgement, folder: Path) -> Shown:
     """Draw what a game found into a folder; a game of yours has its verdicts in one table."""
-    del folder
     rows = []
     for v in found.verdicts:
         row = {"attack": v.attack, "setting": v.setting, "figure": f"{v.figure}, over {v.replication}"}
@@ -47,13 +45,9 @@ def show(found: Judgement, folder: Path) -> Shown:
         rows.append(row | {name: f"{value:.3f}" for name, value in v.details.items()})
     said = folded(found.refused)
     said += dict.fromkeys(note for v in found.verdicts for note in v.notes)
-    return Shown([Table.of(rows, wraps=("figure",))] if rows else [], said)
-
-
-@show.register
-def _membership(found: MembershipAudit, folder: Path) -> Shown:
-    plain, figure = show.dispatch(Judgement)(found, folder), roc_figure(found)
-    return replace(plain, pictures=[] if figure is None else [keep(figure, folder / "membership.png", 120)])
+    roc = found.values.get("roc")  # of records
+    drawn = [keep(roc_figure(roc), folder / "membership.png", 120)] if roc else []
+    return Shown([Table.of(rows, wraps=("figure",))] if rows else [], said, drawn)
 
 
 @show.register

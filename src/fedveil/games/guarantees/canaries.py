@@ -7,6 +7,7 @@ noise that is used again in a second round, in which the canaries do nothing.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -103,27 +104,19 @@ def audits(m: int, seed: int = 0) -> dict[str, CanaryAudit]:
     def central(
         side: GlobalDP | MetricPrivacy, rounds: int = 1, bugs: tuple[str, ...] = EVERY, by_source: bool = True
     ) -> CanaryAudit:
-        def play(one: Any, **options: Any) -> CanaryRun:
-            options = {"rounds": rounds, **options}
-            return server_canaries(one, m, LENGTH, relation=side.relation, delta=DELTA, seed=seed, **options)
-
-        return CanaryAudit(play, side, by_source, bugs=bugs)
+        how: dict[str, Any] = {"relation": side.relation, "delta": DELTA, "seed": seed, "rounds": rounds}
+        return CanaryAudit(partial(server_canaries, m=m, length=LENGTH, **how), side, by_source, bugs=bugs)
 
     def local(
         side: SGALDP | FedRE | GroupPrivacy, dimension: int = 10, length: float = LENGTH, follow: int = 0, **rest: Any
     ) -> CanaryAudit:
         scores = (1.0, 3.0) if "public_layer_scores" in side.needs else None
 
-        def play(one: Any, **options: Any) -> CanaryRun:
-            options = {"follow": follow, "layer_scores": scores, **options}
-            return client_canaries(one, m, dimension, length, delta=DELTA, seed=seed, **options)
-
-        return CanaryAudit(play, side, **rest)
+        how: dict[str, Any] = {"delta": DELTA, "seed": seed, "follow": follow, "layer_scores": scores}
+        return CanaryAudit(partial(client_canaries, m=m, dimension=dimension, length=length, **how), side, **rest)
 
     def records(side: RecordDP, bugs: tuple[str, ...] = (HALF, UNCLIPPED)) -> CanaryAudit:
-        return CanaryAudit(
-            lambda one, **options: orthogonal_records(one, m, delta=DELTA, seed=seed, **options), side, bugs=bugs
-        )
+        return CanaryAudit(partial(orthogonal_records, m=m, delta=DELTA, seed=seed), side, bugs=bugs)
 
     one, discrete = (GlobalDP(noise_multiplier=1.0, clip=1.0, noise=noise) for noise in ("gaussian", "discrete"))
     return {

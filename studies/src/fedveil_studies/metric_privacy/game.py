@@ -6,7 +6,7 @@ What is made of the losses is in `fedveil_studies.metric_privacy.printed`.
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -158,8 +158,7 @@ class PrintedGame(ParticipationGame):
                 refused.append(found)
             else:
                 verdicts.append(replace(found, notes=(f"{name}: {PLAYED[name]}", *found.notes)))
-        values = {"name": self.config.name, **self.question(), "refused": [asdict(one) for one in refused]}
-        return Judgement(verdicts, refused, values)
+        return Judgement(verdicts, refused, {"name": self.config.name, **self.question()})
 
 
 def _judged(name: str, label: str, cells: Sequence[Cell], finished: Finished) -> Verdict | Refused:
