@@ -77,6 +77,7 @@ def test_blocks_grow_when_it_is_known_how_long_a_run_takes(monkeypatch, few):
         return played(configs, *rest)
 
     monkeypatch.setattr("fedveil.grid.store.run_together", counted)
+    monkeypatch.setattr("fedveil.grid.together.SECONDS", 1e6)  # however busy this machine is
     audit(load("digits-cia", SMALL), attacks=("loss",), replicates=4)
     assert sizes == [1, 15, 16]  # of each setting 2 worlds with 4 rehearsals and 4 runs
 
