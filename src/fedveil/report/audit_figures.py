@@ -1,6 +1,6 @@
 """The figures of an audit: what each attack reached in each setting; scores and evidence against one defence."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
