@@ -17,7 +17,6 @@ from fedveil_studies.data import BLOODMNIST, CIFAR10_SUBSET, MNIST_BY_WRITER, wr
 # The names of the official set, in the order of its labels.
 BLOOD_CLASSES = ("basophil", "eosinophil", "erythroblast", "ig", "lymphocyte", "monocyte", "neutrophil", "platelet")
 PARTS = ("train_images", "train_labels", "test_images", "test_labels")
-_SCALES = ("unit", "standard")
 
 
 def require_arrays(name: str, arrays: Mapping[str, Array], needed: Sequence[str]) -> None:
@@ -137,7 +136,7 @@ def load_cifar10_subset(*, scale: str = "unit") -> DataSet:
 
 
 def _set(name: str, arrays: dict[str, Array], parts: Sequence[str], names: tuple[str, ...], scale: str) -> DataSet:
-    require_choice("data.scale", scale, _SCALES)
+    require_choice("data.scale", scale, ("unit", "standard"))
     require_arrays(name, arrays, parts)
     x, y, test_x, test_y = (arrays[part] for part in parts)
     pixels = [images(part, "last") for part in (x, test_x)]

@@ -69,7 +69,6 @@ class AttackedRun(WholeRun):
 
     name = "four-methods"
     figures: Collection[str] = ("noise power",)
-    kept = 1  # scores of records, no longer than a model
 
     def begin(self, setup: Setup) -> None:
         """Deal out the candidates that take no part; see `fedveil.runs.runner.Judge`."""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from fedveil.config import Config
 from fedveil.grid import Cell, Outcome
@@ -116,22 +116,14 @@ def _summed_up(
 
 
 class WholeRun:
-    """Base of a `fedveil.runs.runner.Judge` that concludes of one run after another.
-
-    Attributes
-    ----------
-    kept : int
-        Parameter vectors that it keeps of a run.
-    """
-
-    kept: ClassVar[int] = 0
+    """Base of a `fedveil.runs.runner.Judge` that concludes of one run after another, and keeps no more than a model."""
 
     def __init__(self, _config: Config | None = None) -> None:
         """Everything is taken from the run."""
 
     def load(self, setup: Setup) -> int:
-        """What it keeps."""
-        return self.kept
+        """As much as a model."""
+        return 1
 
     @classmethod
     def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:

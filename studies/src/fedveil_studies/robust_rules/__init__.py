@@ -40,7 +40,6 @@ class RuleWatch(WholeRun):
     """Whom the rule leaves out in every round; after the run, success, recall and accuracy on two parts of examples."""
 
     name = "robust rules"
-    kept = 1
     _selection: SelectionProbe | None = None
 
     @property

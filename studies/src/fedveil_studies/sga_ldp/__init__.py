@@ -45,7 +45,6 @@ class Watch(WholeRun):
 
     name = "sga-ldp, losses"
     figures: Collection[str] = ("noise power",)
-    kept = 1
     _model: Tensor | None = None
 
     def begin(self, setup: Setup) -> None:
