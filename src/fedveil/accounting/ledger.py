@@ -99,11 +99,8 @@ class Ledger:
         self.earlier: list[Entry] = []
         self.lines = 0
         self._latest: dict[tuple[str, Key], int] = {}
-        self._chain = self._begin()
-
-    def _begin(self) -> str:
-        kind, of = ("ledger", self.run) if self.head is None else ("lifetime ledger", self.head)
-        return hashlib.sha256(f"fedveil {kind}\x1f{of}\x1f{self.party}".encode()).hexdigest()
+        kind, of = ("ledger", run) if head is None else ("lifetime ledger", head)
+        self._chain = hashlib.sha256(f"fedveil {kind}\x1f{of}\x1f{party}".encode()).hexdigest()
 
     @property
     def checksum(self) -> str:

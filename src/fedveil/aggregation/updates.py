@@ -1,6 +1,6 @@
 """The updates of a round, computed block of columns by block of columns while the received models stay as they are."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cached_property
 from threading import Lock
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedveil.aggregation.base import Aggregator, add_weighted, weighted_sum, zeros
-from fedveil.clipping import WIDTH, blocks_of, clip, factors, norms, parts_of, require_finite
+from fedveil.clipping import WIDTH, Rows, blocks_of, clip, factors, norms, parts_of, require_finite
 from fedveil.errors import FieldError
 
 
@@ -19,13 +19,13 @@ class Updates:
 
     Parameters
     ----------
-    models : sequence of Tensor
-        n received models [d].
+    models : sequence of Tensor or Tensor
+        n received models [d], or all of them [n, d].
     start : Tensor
         [d], the broadcast model.
     """
 
-    def __init__(self, models: Sequence[Tensor], start: Tensor) -> None:
+    def __init__(self, models: Rows, start: Tensor) -> None:
         self._models, self._start = models, start
         self._bound: float | None = None
         self._before: Updates | None = None  # clipping; never itself: a cycle would keep models alive
@@ -104,6 +104,8 @@ class Updates:
     def _columns(self, columns: slice) -> Tensor:
         if "stack" in self._unclipped.__dict__:
             block = self._unclipped.stack[:, columns]
+        elif isinstance(self._models, Tensor):
+            block = self._models[:, columns] - self._start[columns]
         else:
             whole = columns == slice(None)  # then nothing is cut: cutting twenty models takes as long as adding them
             models = list(self._models) if whole else [model[columns] for model in self._models]

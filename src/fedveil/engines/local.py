@@ -42,7 +42,7 @@ from fedveil.learning.clients import as_client
 from fedveil.learning.learner import Learned, Learner, Passing, Task
 from fedveil.learning.metrics import metric_names, task_of
 from fedveil.mechanisms import ReproducibleSource, Source
-from fedveil.methods import Broadcast, Method, Refusal, Releases, SecureSum, TrustedServer, in_order
+from fedveil.methods import Broadcast, Method, Refusal, SecureSum, TrustedServer, in_order
 from fedveil.secure import FEWEST
 
 
@@ -305,22 +305,14 @@ class Federation:
         roster = self.sites.roster(cohort)
         broadcast = self.server.open(self.models, self.round + 1, rounds, self.cohort_size, roster, attempt)
         public = broadcast.public
-        refused: dict[int, str] = {}
-        answered: dict[int, Releases] = {}
-        admitted = []
         asked = [p for p in cohort if not self.replying.bypasses(p)]
         # of clients that trust the server and count nothing, one answers for all
         alike = type(self.method.client) is TrustedServer and not any(self.party(p).counts for p in asked)
         verdicts = {p: self.party(p).admit(broadcast) for p in asked[: 1 if alike else None]}
         verdicts = dict.fromkeys(asked, verdicts[asked[0]]) if alike and asked else verdicts
-        for partition in cohort:
-            verdict = verdicts.get(partition)
-            if verdict is None:
-                admitted.append(partition)
-            elif isinstance(verdict, Refusal):
-                refused[partition] = verdict.reason
-            else:
-                answered[partition] = verdict
+        admitted = [p for p in cohort if verdicts.get(p) is None]
+        refused = {p: verdict.reason for p, verdict in verdicts.items() if isinstance(verdict, Refusal)}
+        answered = {p: v for p, v in verdicts.items() if v is not None and not isinstance(v, Refusal)}
         keys = [(self.seed, public.round, partition) for partition in admitted]
         data = [self.replying.training_data(self.clients[p], p, public.round) for p in admitted]
         sources = [self.party(p).training_source(public.round) for p in admitted] if self.method.noisy else []

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedveil.accounting import count_of
 from fedveil.accounting.planning import ENOUGH
+from fedveil.clipping import Rows
 from fedveil.layout import Layout
 from fedveil.methods import ClientFacts, Method, Releases, Stacked, Summed, models_of
 
@@ -84,7 +85,7 @@ class Warnings:
     def trained(
         self,
         start: Tensor,
-        models: Sequence[Tensor],
+        models: Rows,
         loss: float = 0.0,
         kind: str = "",
         known: float | None = None,

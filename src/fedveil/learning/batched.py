@@ -12,11 +12,12 @@ from fedveil.errors import require_count, require_workers
 from fedveil.layout import Layout
 from fedveil.learning.clients import ClientData
 from fedveil.learning.local import LocalTraining, Trained
-from fedveil.learning.stacked import BATCHED, Stack, compile_stack
+from fedveil.learning.stacked import BATCHED, compile_stack
 from fedveil.learning.stacked.block import ClientBlock, dropout_masks
 from fedveil.learning.stacked.compile import NotStackable
 from fedveil.learning.stacked.schedule import schedule
-from fedveil.learning.streams import Key, stream
+from fedveil.learning.stacked.stack import Parameters
+from fedveil.learning.streams import Key
 from fedveil.learning.threads import Threads
 from fedveil.learning.training import SequentialTrainer, check_request, device_of
 
@@ -65,7 +66,7 @@ class BatchedTrainer:
         self._block = None if block is None else require_count("block", block)
         workers = require_workers("workers", workers)
         self._threads = Threads()
-        self._stacks = [compile_stack(model, layout) for _ in range(workers)]
+        self._places = [ClientBlock(compile_stack(model, layout), local) for _ in range(workers)]
         self._alone = partial(
             SequentialTrainer, model, layout, local, device, shared_random=False, before_step=self._threads.stay
         )
@@ -76,51 +77,47 @@ class BatchedTrainer:
         size = self.local.batch_size
         # the most steps first: then the clients still busy are always the first of their block
         busy = sorted((i for i, c in enumerate(clients) if c.examples), key=lambda i: -clients[i].examples // size)
-        width = self._width(clients)
-        room = _room(len(busy), starts)
-        results: dict[int, Trained | Exception] = {}
-        blocks = [range(i, min(i + width, len(busy))) for i in range(0, len(busy), width)]
+        width, shared = self._width(clients), starts.stride(0) == 0
+        room = np.empty(starts.shape, _NUMPY[starts.dtype])  # in huge pages, which do not fault at every 4 KB
+        models, results = torch.from_numpy(room).unbind(), dict[int, Trained | Exception]()
+        blocks = [busy[i : i + width] for i in range(0, len(busy), width)]
 
-        def work(stack: Stack, rows: range) -> None:
-            block = busy[rows.start : rows.stop]
-            some, own = [clients[i] for i in block], [keys[i] for i in block]
-            values = room[rows.start : rows.stop]
-            torch.index_select(starts, 0, torch.tensor(block), out=values)
+        def work(place: ClientBlock, block: list[int]) -> None:
+            own = starts[: len(block)] if shared else starts[block]
+            some, named = [clients[i] for i in block], [keys[i] for i in block]
             try:
-                found: Sequence[Trained | Exception] = self._train(stack, values, some, own)
+                values, losses = self._train(place, own, some, named)
             except Exception as error:  # someone's data: alone, each client meets its own failure
                 _LOG.debug("training %d clients one by one: %r", len(block), error)
-                found = self._alone().train(torch.stack([starts[i] for i in block]), some, own)
-            for i, trained in zip(block, found, strict=True):
-                results[i] = trained
+                results.update(zip(block, self._alone().train(own, some, named), strict=True))
+                return
+            for part in self.layout.blocks:
+                room[block, part.start : part.stop] = values[part.name].flatten(1).cpu().numpy()
+            pairs = zip(block, losses, strict=True)
+            results.update((i, Trained(models[i], clients[i].examples, loss)) for i, loss in pairs)
 
-        self._threads.share(self._stacks, blocks, work)
-        return [results[i] if i in results else Trained(start.clone(), 0, 0.0) for i, start in enumerate(starts)]
+        self._threads.share(self._places, blocks, work)
+        return [results[i] if i in results else Trained(row.copy_(starts[i]), 0, 0.0) for i, row in enumerate(models)]
 
-    def _train(self, stack: Stack, models: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]) -> list[Trained]:
-        """Train the models [n, d] of a block in place."""
+    def _train(
+        self, place: ClientBlock, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]
+    ) -> tuple[Parameters, list[float]]:
+        """The trained parameters of a block of clients, by name, and their losses."""
         local, device = self.local, self._device
         counts = [c.examples for c in clients]
         plan = schedule(counts, keys, local.epochs, local.batch_size, self.layout.dtype).to(device)
         x = _joined([c.x for c in clients]).to(device)
         y = _joined([c.y for c in clients]).to(device)
         with torch.no_grad():
-            values = models.to(device)
-            block = ClientBlock(stack, values, local)
-            masks = None
-            if stack.dropouts:
-                streams = [stream(key, "dropout") for key in keys]
-                masks = dropout_masks(stack, streams, plan.sizes(), plan.rows.shape[2])
+            masks = dropout_masks(place.stack, keys, plan)
 
             def before(step: int, active: int) -> None:
                 self._threads.stay()
-                if masks is not None:
-                    masks(step, active)
+                masks(step, active)
 
-            losses = block.run(x.to(values.dtype) if x.is_floating_point() else x, y, plan, before)
-        if values is not models:
-            models.copy_(values)
-        return [Trained(*found) for found in zip(models, counts, losses.tolist(), strict=True)]
+            x = x.to(starts.dtype) if x.is_floating_point() else x
+            values, losses = place.run(starts.to(device), x, y, plan, before)
+        return values, losses.tolist()
 
     def _width(self, clients: Sequence[ClientData]) -> int:
         """Clients of a block."""
@@ -131,13 +128,6 @@ class BatchedTrainer:
         copies = 1 if self.local.optimizer == "sgd" and not self.local.momentum else 4
         each = self.layout.size * self.layout.dtype.itemsize * copies
         return max(1, CACHE // each)
-
-
-def _room(n: int, like: Tensor) -> Tensor:
-    """Room for n models: NumPy asks for huge pages, so that filling it does not fault at every 4 KB."""
-    if like.dtype not in _NUMPY:
-        return like.new_empty(n, like.shape[1])
-    return torch.from_numpy(np.empty((n, like.shape[1]), _NUMPY[like.dtype]))
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

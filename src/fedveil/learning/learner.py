@@ -208,10 +208,10 @@ class Learner:
         prepared = [self._prepare(task) for task in tasks]
         starts, clients, keys, sources = [], [], [], []
         for task, found in zip(tasks, prepared, strict=True):
-            own = task.sources or (None,) * len(task.clients)
+            own, models = task.sources or (None,) * len(task.clients), task.models.unbind()
             for p, client, key, source in zip(found, task.clients, task.keys, own, strict=True):
                 if not isinstance(p, Exception):
-                    starts.append(task.models[p[0]])
+                    starts.append(models[p[0]])
                     clients.append(client)
                     keys.append(key)
                     sources.append(source)

@@ -74,11 +74,10 @@ def epoch_orders(keys: Sequence[Key], examples: Sequence[int] | Ints, epochs: in
 def order_table(keys: Sequence[Key], counts: Ints, epochs: int) -> Ints:
     """The same as a table [n, E, largest N]; what stands behind a client's N numbers means nothing."""
     index: Words = np.arange(counts.max(initial=0), dtype=np.uint64)
-    with np.errstate(over="ignore"):
-        words: Words = np.add(_seeds(keys)[:, None], _GOLDEN * np.arange(1, epochs + 1, dtype=np.uint64))
-        hashed = _mixed(_mixed(words)[:, :, None] + _GOLDEN * index)
+    words: Words = _mixed(_seeds(keys)[:, None] + _GOLDEN * np.arange(1, epochs + 1, dtype=np.uint64))
+    hashed = _mixed(words[:, :, None] + _GOLDEN * index)
     if counts.min(initial=len(index)) < len(index):
-        np.copyto(hashed, np.uint64(_MASK), where=(np.arange(len(index)) >= counts[:, None])[:, None])
+        np.copyto(hashed, np.uint64(_MASK), where=(index >= counts[:, None])[:, None])
     return hashed.argsort(axis=2, kind="stable")  # so that no hash stands behind the places that nobody fills
 
 

@@ -52,11 +52,10 @@ def make_trainer(
         If ``"batched"`` is asked of a model that cannot be batched.
     """
     require_choice("trainer", kind, TRAINERS)
+    if noisy is not None or kind == "batched":
+        require_choice("precision", precision, ("full",))
     if noisy is not None:
-        require_choice("precision", precision, ("full",))
         return PrivateTrainer(model, layout, local, noisy, device)
-    if kind == "batched":
-        require_choice("precision", precision, ("full",))
     if kind != "sequential" and precision == "full":
         try:
             return BatchedTrainer(model, layout, local, device, workers=workers)

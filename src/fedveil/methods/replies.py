@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedveil.accounting import Release, count_of, model_of
 from fedveil.aggregation import RunningSum, Updates
-from fedveil.clipping import norms
+from fedveil.clipping import Rows, norms
 from fedveil.errors import FieldError, ReplyError
 from fedveil.methods.facts import Releases
 
@@ -30,8 +30,8 @@ class Stacked(Sequence[Releases]):
         [n], float64, the clients' training losses.
     """
 
-    def __init__(self, models: Sequence[Tensor], start: Tensor, counts: Tensor, losses: Tensor) -> None:
-        self.models, self.start, self.counts, self.losses = models, start, counts, losses
+    def __init__(self, models: Rows, start: Tensor, counts: Tensor, losses: Tensor) -> None:
+        self.models, self.start, self.counts, self.losses = in_one(models), start, counts, losses
 
     @cached_property
     def updates(self) -> Updates:
@@ -57,6 +57,16 @@ class Stacked(Sequence[Releases]):
             return False
         least, most = self.counts.aminmax()
         return 0 <= float(least) <= float(most) <= LARGEST_COUNT
+
+
+def in_one(rows: Rows) -> Rows:
+    """The tensor [n, d] of which n tensors [d] are the rows, in order; the rows themselves where there is none."""
+    whole = None if isinstance(rows, Tensor) or not rows else rows[0]._base
+    if whole is None or whole.shape != (len(rows), *rows[0].shape) or whole.dtype != rows[0].dtype:
+        return rows
+    own = zip(rows, whole, strict=True)
+    alike = all(a._base is whole and a.data_ptr() == b.data_ptr() and a.stride() == b.stride() for a, b in own)
+    return whole if alike else rows
 
 
 class Summed(Stacked):
@@ -187,8 +197,8 @@ def _check_count(count: float | None) -> None:
         raise ReplyError(f"the example count is {count:g}; it must be from 0 to 2^53")
 
 
-def models_of(replies: Sequence[Releases]) -> Sequence[Tensor]:
-    """The received models [d], one a reply."""
+def models_of(replies: Sequence[Releases]) -> Rows:
+    """The received models [d], one a reply, or all of them [n, d]."""
     if isinstance(replies, Stacked):
         return replies.models if not isinstance(replies, Summed) else [replies[0]]  # which refuses
     models = [m for m in map(model_of, replies) if m is not None]

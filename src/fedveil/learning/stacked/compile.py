@@ -109,27 +109,21 @@ def _stage(node: fx.Node, modules: dict[str, nn.Module], layout: Layout) -> Stag
         raise NotStackable(f"{node.name}: {error}") from error
 
 
-def _parameters(name: str, module: nn.Module, layout: Layout) -> tuple[str, str | None]:
-    weight, bias = f"{name}.weight", f"{name}.bias"
-    for own, _ in module.named_parameters():
-        if f"{name}.{own}" not in layout.shapes:
-            raise NotStackable(f"{name}.{own} is frozen or tied")
-    return weight, bias if getattr(module, "bias", None) is not None else None
+def _parameters(name: str, module: nn.Module, layout: Layout) -> tuple[str, ...]:
+    """The names of its weight and bias, as far as it has them."""
+    own = {part: f"{name}.{part}" for part, _ in module.named_parameters()}
+    for full in own.values():
+        if full not in layout.shapes:
+            raise NotStackable(f"{full} is frozen or tied")
+    return tuple(own[part] for part in ("weight", "bias") if part in own)
 
 
 def _linear(name: str, m: Any, layout: Layout) -> Stage:
-    return Dense(*_parameters(name, m, layout))
+    return Dense(_parameters(name, m, layout))
 
 
 def _layer_norm(name: str, m: Any, layout: Layout) -> Stage:
-    return Norm(_affine(name, m, layout), m.eps, tuple(m.normalized_shape))
-
-
-def _affine(name: str, m: Any, layout: Layout) -> tuple[str, ...]:
-    if m.weight is None:
-        return ()
-    weight, bias = _parameters(name, m, layout)
-    return (weight,) if bias is None else (weight, bias)
+    return Norm(_parameters(name, m, layout), m.eps, tuple(m.normalized_shape))
 
 
 def _embedding(name: str, m: Any, layout: Layout) -> Stage:

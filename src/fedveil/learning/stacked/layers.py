@@ -2,8 +2,11 @@
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fedveil.learning.stacked.stage import Saved, Stage, Weights, aten
+
+_SMALL = 400  # multiplications of a client, below which torch's batched product has a kernel of its own
 
 
 class Dense(Stage):
@@ -11,30 +14,39 @@ class Dense(Stage):
 
     free_output = True
 
-    def __init__(self, weight: str, bias: str | None) -> None:
-        self.names = (weight,) if bias is None else (weight, bias)
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
 
     def forward(self, x: Tensor, weights: Weights) -> tuple[Tensor, Saved]:
-        """One batched matrix product."""
-        weight = weights.values[0]
+        """One batched matrix product; where all clients have the same weight, one product."""
         rows = x.reshape(len(x), -1, x.shape[-1]) if x.dim() != 3 else x
-        turned = weight.transpose(1, 2)
-        y = (
-            torch.bmm(rows, turned)
-            if len(weights.values) == 1
-            else torch.baddbmm(weights.values[1].unsqueeze(1), rows, turned)
-        )
-        return (y if x.dim() == 3 else y.view(*x.shape[:-1], y.shape[-1])), (rows, x.shape)
+        weight, *bias = weights.values
+        if shared := self._shared(rows, weights):
+            y = F.linear(rows.flatten(0, 1), *shared)
+        elif bias:
+            y = torch.baddbmm(bias[0].unsqueeze(1), rows, weight.transpose(1, 2))
+        else:
+            y = torch.bmm(rows, weight.transpose(1, 2))
+        return y.view(*x.shape[:-1], -1), (rows, x.shape)
 
     def backward(self, grad: Tensor, saved: Saved, weights: Weights) -> Tensor | None:
         """Two batched matrix products; the weight is read before it may be overwritten."""
-        rows, shape = saved
+        (rows, shape), back, weight = saved, None, weights.values[0]
         grad = grad.reshape(len(grad), -1, grad.shape[-1])
-        back = None if weights.first else torch.bmm(grad, weights.values[0]).view(shape)
-        weights.targets[0].baddbmm_(grad.transpose(1, 2), rows, beta=weights.beta, alpha=weights.alpha)
+        if not weights.first:
+            shared = self._shared(rows, weights)
+            back = (grad.flatten(0, 1) @ shared[0] if shared else torch.bmm(grad, weight)).view(shape)
+        torch.baddbmm(
+            weight, grad.transpose(1, 2), rows, beta=weights.beta, alpha=weights.alpha, out=weights.targets[0]
+        )
         if len(weights.targets) > 1:
             weights.put(1, grad.sum(1))
         return back
+
+    def _shared(self, rows: Tensor, weights: Weights) -> list[Tensor] | None:
+        """The one model's parameters, if a single product takes its sums in the order of the batched one."""
+        places, (_, outputs, inputs) = rows.shape[1], weights.values[0].shape
+        return weights.shared if places > 1 and places * outputs * inputs >= _SMALL else None
 
 
 class Norm(Stage):
@@ -98,8 +110,10 @@ class Embedding(Stage):
         if self.padding is not None:
             grad = grad.masked_fill((saved == self.padding).unsqueeze(-1), 0)
         target = weights.targets[0]
-        if weights.beta != 1:
-            target.mul_(weights.beta) if weights.beta else target.zero_()
+        if weights.beta == 0:
+            target.zero_()
+        elif weights.beta != 1 or weights.shared:
+            torch.mul(weights.values[0], weights.beta, out=target)
         target.index_put_((_clients(saved), saved), grad * weights.alpha, accumulate=True)
         return None
 

@@ -10,6 +10,8 @@ from fedveil.layout import Layout
 from fedveil.learning.losses import RMSE_FLOOR, of_classes
 from fedveil.learning.stacked.stage import Dropout, Stage, Weights
 
+Parameters = dict[str, Tensor]
+
 
 class Stack:
     """A straight chain of layers for n clients, each with its own parameters.
@@ -25,28 +27,25 @@ class Stack:
     def __init__(self, stages: Sequence[Stage], layout: Layout) -> None:
         self.stages, self.layout = list(stages), layout
         self.dropouts = [s for s in self.stages if isinstance(s, Dropout) and s.p > 0]
-        self._blocks = {b.name: b for b in layout.blocks}
         self._first = next((i for i, s in enumerate(self.stages) if s.names), len(self.stages))
 
-    def weights(self, values: Tensor, targets: Tensor, alpha: float = 1.0, beta: float = 0.0) -> list[Weights]:
-        """Cut stacked parameters into those of each stage.
+    def cut(self, rows: Tensor) -> Parameters:
+        """Stacked parameters [n, d] by name, each [n, *shape]: views."""
+        return {b.name: rows[:, b.start : b.stop].view(len(rows), *b.shape) for b in self.layout.blocks}
+
+    def weights(self, values: Parameters, targets: Parameters, n: int, alpha: float, beta: float) -> list[Weights]:
+        """The parameters of the first n clients, stage by stage.
 
         Parameters
         ----------
-        values, targets : Tensor
-            [n, d], the parameters, and where gradients go: ``beta * target + alpha * gradient``.
+        values, targets : dict of str to Tensor
+            The parameters, and where gradients go: ``beta * value + alpha * gradient``.
         """
         result = []
         for i, stage in enumerate(self.stages):
-            cut = self._cut(values, stage)
-            into = cut if targets is values else self._cut(targets, stage)
-            result.append(Weights(cut, into, alpha, beta, first=i <= self._first))
+            own, into = ([given[name][:n] for name in stage.names] for given in (values, targets))
+            result.append(Weights(own, into, alpha, beta, first=i <= self._first))
         return result
-
-    def _cut(self, stacked: Tensor, stage: Stage) -> list[Tensor]:
-        n = len(stacked)
-        found = [self._blocks[name] for name in stage.names]
-        return [stacked[:, b.start : b.stop].view(n, *b.shape) for b in found]
 
     def descend(self, x: Tensor, y: Tensor, scale: Tensor, weights: Sequence[Weights], loss: str) -> Tensor:
         """One pass forwards and one backwards.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,17 +12,17 @@ aten = torch.ops.aten
 Saved = Any
 
 
-@dataclass(slots=True)
+@dataclass
 class Weights:
     """One stage's parameters for the clients of a step, and where their gradients go.
 
-    ``target <- beta * target + alpha * gradient``: with the parameters themselves as targets, alpha = -lr and
+    ``target <- beta * value + alpha * gradient``: with the parameters themselves as targets, alpha = -lr and
     beta = 1 a backward pass *is* a step of SGD, and no gradient is ever stored.
 
     Attributes
     ----------
     values, targets : list of Tensor
-        [n, *shape] each, in the order of the stage's names.
+        [n, *shape] each, in the order of the stage's names; targets are the values or overlap none of them.
     alpha, beta : float
         See above.
     first : bool
@@ -34,17 +35,18 @@ class Weights:
     beta: float
     first: bool
 
+    @cached_property
+    def shared(self) -> list[Tensor] | None:
+        """The values themselves where all clients have the same: those of one model, expanded."""
+        return [value[0] for value in self.values] if self.values[0].stride(0) == 0 else None
+
     def put(self, index: int, gradient: Tensor) -> None:
         """Write one gradient of the target's shape."""
-        target = self.targets[index]
+        value, target = self.values[index], self.targets[index]
         if self.beta == 0:
-            target.copy_(gradient)
-            if self.alpha != 1:
-                target.mul_(self.alpha)
+            torch.mul(gradient, self.alpha, out=target)
             return
-        if self.beta != 1:
-            target.mul_(self.beta)
-        target.add_(gradient, alpha=self.alpha)
+        torch.add(value if self.beta == 1 else value * self.beta, gradient, alpha=self.alpha, out=target)
 
 
 class Stage:
