@@ -31,20 +31,6 @@ def cosine(update: Tensor, reference: Tensor) -> float:
     return max(-1.0, min(1.0, float(a @ b)))
 
 
-def cosines(updates: Tensor, reference: Tensor) -> list[float]:
-    """`cosine` of each row [n, d] with a vector [d], to the bit for rows of at most 1,024 numbers."""
-    lengths, length = norms(updates), float(norms(reference))
-    if not length:
-        return [0.0] * len(updates)
-    size = updates.shape[1]
-    # rows begin at multiples of 64 bytes, as vectors of their own do: a dot product's order of sums depends on it
-    rows = torch.zeros(len(updates), -(-size // 8) * 8, dtype=torch.float64)
-    rows[:, :size] = updates.to(torch.float64) / lengths[:, None]
-    b = reference.to(torch.float64) / length
-    found = [float(row[:size] @ b) if own else 0.0 for row, own in zip(rows, lengths.tolist(), strict=True)]
-    return [max(-1.0, min(1.0, each)) for each in found]
-
-
 _sigma = lru_cache(maxsize=1024)(gaussian_sigma)
 
 

@@ -18,7 +18,6 @@ from fedveil.accounting import Guarantee, Release, Spend, compose_mu, model_of, 
 from fedveil.accounting.bounds import GDP, Heuristic
 from fedveil.accounting.conditions import LIVENESS
 from fedveil.calibration import AlignmentLDP, cosine
-from fedveil.calibration.local import cosines
 from fedveil.checks import Delta, Fraction, Positive
 from fedveil.clipping import clip
 from fedveil.errors import FieldError
@@ -150,7 +149,7 @@ class SGALDP(ClientDefaults):
             return protected
         updates = clip((models - start)[rows], self.clip, lengths=lengths[rows])
         try:
-            epsilons = self._epsilons(updates, broadcast, [states[i] for i in rows])
+            epsilons = [self._epsilon(u, broadcast, states[i]) for u, i in zip(updates, rows, strict=True)]
         except FieldError:  # of one client, which is found out where each is protected alone
             return protected
         times, calibrator = 2 if self.similarity == "released" else 1, self._calibrator()
@@ -162,20 +161,11 @@ class SGALDP(ClientDefaults):
             protected[i] = Protected((Release("model", model),), self._spend((sigma,), epsilon), state)
         return protected
 
-    def _epsilons(self, updates: Tensor, broadcast: Broadcast, states: Sequence[LastBroadcast]) -> list[float]:
-        """Budgets of clients with these clipped updates [n, d]; those that share a reference are taken together."""
-        found, calibrator = [self.epsilon_min] * len(states), self._calibrator()
-        alike: dict[int, tuple[Tensor, list[int]]] = {}
-        for i, state in enumerate([] if self.static else states):
-            if state.model is not None and state.round == broadcast.public.round - 1:
-                alike.setdefault(id(state.model), (state.model, []))[1].append(i)
-        for model, members in alike.values():
-            vectors = updates[members]
-            if self.similarity == "released":
-                vectors = torch.stack([s.released for i in members if (s := states[i]).released is not None]) - model
-            for i, similarity in zip(members, cosines(vectors, broadcast.models[0] - model), strict=True):
-                found[i] = calibrator.epsilon_at(similarity)
-        return found
+    def _epsilon(self, update: Tensor, broadcast: Broadcast, state: LastBroadcast) -> float:
+        """The budget of a clipped update."""
+        if self.similarity != "update" or self.static:
+            return self._known_epsilon(broadcast, state)
+        return self._calibrator().epsilon(update, self._reference(broadcast, state))
 
     def _calibrator(self) -> AlignmentLDP:
         return AlignmentLDP(self.epsilon_min, self.epsilon_max, self.delta, self.clip)
