@@ -212,14 +212,12 @@ def _budget(found: Gathered) -> ReportSection:
         grids.append(Grid(f"data set {name}", table.header, rows))
     declared = [b.ledger.budget for run in found.runs for b in run.books.values() if b.ledger.budget]
     texts = dict.fromkeys(", ".join(f"{k} {v:g}" for k, v in budget.items()) for budget in declared)
-    lines = [Fact.of("budget of a run, declared before its first release", *texts)]
-    lines += [] if grids else [Fact("ledger of a data set")]
-    return ReportSection("budget", lines, grids)
+    of_runs = Fact.of("budget of a run, declared before its first release", *texts)
+    return ReportSection("budget", [of_runs] if grids else [of_runs, Fact("ledger of a data set")], grids)
 
 
 def _policy(policy: Mapping[str, Any]) -> list[Fact]:
-    lines = [Fact.of(key, _plain(value), WORDS["binds"].get(key)) for key, value in policy.items()]
-    return lines or [Fact("policy")]
+    return [Fact.of(key, _plain(value), WORDS["binds"].get(key)) for key, value in policy.items()] or [Fact("policy")]
 
 
 def _plain(value: object) -> str:
