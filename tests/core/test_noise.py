@@ -20,7 +20,14 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedveil.errors import FieldError
-from fedveil.mechanisms import EuclideanLaplaceNoise, GaussianNoise, ReproducibleSource, SecureSource, keyed_seed
+from fedveil.mechanisms import (
+    EuclideanLaplaceNoise,
+    GaussianNoise,
+    ReproducibleSource,
+    SecureSource,
+    begin_normals,
+    keyed_seed,
+)
 from fedveil.mechanisms import noise as noise_module
 from fedveil.mechanisms import secure as secure_module
 
@@ -370,3 +377,19 @@ def test_a_forked_process_draws_from_a_key_of_its_own(monkeypatch, by):
     os.close(send)
     assert len(theirs) == 4
     assert theirs != source.bits(4).tolist()
+
+
+# ---- begun before it is asked for
+
+
+@pytest.mark.parametrize("asked", [[100], [30, 70], [30, 50], [60, 60], []])
+def test_what_was_begun_has_the_bits_of_what_is_drawn_when_asked_for(asked):
+    def draws(source):
+        child = source.child("server", 3)
+        return torch.cat([*(child.normal(size) for size in asked), child.uniform(5), child.normal(4, torch.float32)])
+
+    begun = ReproducibleSource(1)
+    begin_normals(begun, 100, "server", 3)
+    assert torch.equal(draws(begun), draws(ReproducibleSource(1)))
+    assert torch.equal(draws(begun), draws(ReproducibleSource(1)))  # a second child begins anew
+    begin_normals(SecureSource(), 100, "server", 3)  # draws when it is asked

@@ -1,8 +1,6 @@
 """The two halves of every aggregation rule, reduce the updates, then step the model; and the plain means."""
 
-import mmap
 from abc import ABC, abstractmethod
-from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
@@ -14,7 +12,7 @@ from fedveil.accounting import Relation
 from fedveil.checks import Count, NonNegative, Parameters
 from fedveil.clipping import Rows, blocks_of, parts_of
 from fedveil.errors import FieldError
-from fedveil.mechanisms import Source
+from fedveil.mechanisms import Source, zeros
 
 Weighting = Literal["uniform", "examples"]
 
@@ -240,16 +238,6 @@ def weighted_sum(rows: Rows, weights: Tensor, start: Tensor | None = None) -> Te
     if isinstance(rows, Tensor) and len(blocks_of(*rows.shape)) == 1:
         return weights @ rows.to(torch.float64)
     return add_weighted(zeros(rows[0].shape[0]), rows, weights, start)
-
-
-def zeros(d: int) -> Tensor:
-    """Float64 [d], a long one in huge pages of its own, which the system gets back, whatever keeps freed memory."""
-    if d < 1 << 19 or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.zeros(d, dtype=torch.float64)
-    room = mmap.mmap(-1, 8 * d)
-    with suppress(OSError):
-        room.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(room, dtype=torch.float64)
 
 
 def add_weighted(total: Tensor, rows: Rows, weights: Tensor, start: Tensor | None = None) -> Tensor:

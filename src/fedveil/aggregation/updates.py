@@ -7,9 +7,10 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from fedveil.aggregation.base import Aggregator, add_weighted, weighted_sum, zeros
+from fedveil.aggregation.base import Aggregator, add_weighted, weighted_sum
 from fedveil.clipping import WIDTH, Rows, blocks_of, clip, factors, norms, parts_of, require_finite
 from fedveil.errors import FieldError
+from fedveil.mechanisms import zeros
 
 
 class Updates:

@@ -41,7 +41,7 @@ from fedveil.learning import ClientData, Figures, LocalTraining, choose_each, ev
 from fedveil.learning.clients import as_client
 from fedveil.learning.learner import Learned, Learner, Passing, Task
 from fedveil.learning.metrics import metric_names, task_of
-from fedveil.mechanisms import ReproducibleSource, Source
+from fedveil.mechanisms import ReproducibleSource, Source, begin_normals
 from fedveil.methods import Broadcast, Method, Refusal, SecureSum, TrustedServer, in_order
 from fedveil.secure import FEWEST
 
@@ -283,6 +283,8 @@ class Federation:
         if not self.probes:
             asked = self.replying.adding(asked, self.learner, self.server.state)
         if isinstance(asked.task, Passing):
+            if self.execution.workers > 1:  # beside the clients' training
+                begin_normals(self.source, self.layout.size, SERVER, asked.broadcast.public.round, COMBINE, 0)
             return self.collect(asked, self.learner.learn_together([asked.task])[0])
         return self.collect(asked, self.learner.learn(task.models, task.clients, task.keys, task.needs, task.sources))
 

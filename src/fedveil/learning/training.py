@@ -72,6 +72,8 @@ class SequentialTrainer:
         self._shared_random, self._before_step = shared_random, before_step
         self.layout, self.local = layout, local
         self._device = device_of(device)
+        if self._device.type == "cpu":
+            keep_freed_memory()  # before threads begin, each of which would have a heap of its own
         self._model = deepcopy(model).to(self._device).train()
         self._generator = torch.Generator()
         with_keyed_dropout(self._model, self._generator)
@@ -117,8 +119,6 @@ class SequentialTrainer:
             If the three do not fit together.
         """
         check_request(self.layout, starts, clients, keys)
-        if self._device.type == "cpu":
-            keep_freed_memory()
         results: list[Trained | Exception] = []
         for start, client, key in zip(starts, clients, keys, strict=True):
             try:

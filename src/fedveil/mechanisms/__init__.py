@@ -15,4 +15,6 @@ from fedveil.mechanisms.secure import source_of as source_of
 from fedveil.mechanisms.source import NoSource as NoSource
 from fedveil.mechanisms.source import ReproducibleSource as ReproducibleSource
 from fedveil.mechanisms.source import Source as Source
+from fedveil.mechanisms.source import begin_normals as begin_normals
 from fedveil.mechanisms.source import keyed_seed as keyed_seed
+from fedveil.mechanisms.source import zeros as zeros

@@ -2,7 +2,10 @@
 
 import hashlib
 import math
+import mmap
 from abc import ABC, abstractmethod
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, ClassVar, NoReturn, cast
 
 import numpy as np
@@ -121,40 +124,80 @@ class ReproducibleSource(Source):
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise FieldError("seed", seed, "must be an integer")
         self._seed, self._key = seed, _key
+        self._children: dict[tuple[Key, ...], ReproducibleSource] = {}  # that have begun to draw
+        self._begun: Future[NDArray[Any]] | None = None
+        self._used = 0  # of what was begun
+        self._generator = self._fresh()
+
+    def _fresh(self) -> np.random.Generator:
         # Philox takes all 128 bits of its key; torch's generator would keep 32, and large cohorts would share streams
-        self._generator = np.random.Generator(_philox(_digest("noise", seed, *_key)))
+        return np.random.Generator(_philox(_digest("noise", self._seed, *self._key)))
 
     def child(self, *key: Key) -> "ReproducibleSource":
         """A fresh stream; the same key always gives the same one."""
-        return ReproducibleSource(self._seed, _key=(*self._key, *key))
+        return self._children.pop(key, None) or ReproducibleSource(self._seed, _key=(*self._key, *key))
+
+    def _stream(self) -> np.random.Generator:
+        """The generator, where the draws that were handed out have left it."""
+        if self._begun is not None:
+            if self._used < len(self._begun.result()):  # too many were begun
+                self._generator = self._fresh()
+                self._generator.standard_normal(self._used)
+            self._begun = None
+        return self._generator
 
     def uniform(self, size: int) -> Tensor:
         """Float64 [size], uniform on (0, 1)."""
         self._check(size)
-        bits = self._generator.integers(0, 1 << 53, size=size, dtype=np.int64)
+        bits = self._stream().integers(0, 1 << 53, size=size, dtype=np.int64)
         return (torch.from_numpy(bits).to(torch.float64) + 0.5) / (1 << 53)
 
     def bits(self, size: int) -> Tensor:
         """Int64 [size], uniform on [0, 2^63)."""
         self._check(size)
-        return torch.from_numpy(self._generator.integers(0, (1 << 63) - 1, size=size, dtype=np.int64, endpoint=True))
+        return torch.from_numpy(self._stream().integers(0, (1 << 63) - 1, size=size, dtype=np.int64, endpoint=True))
 
     def normal(self, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
         """Standard normal draws [size]."""
         self._check(size)
         kind = np.float32 if dtype == torch.float32 else np.float64
-        drawn = torch.from_numpy(self._generator.standard_normal(size, dtype=kind))
+        if self._begun is not None and kind is np.float64 and self._used + size <= len(self._begun.result()):
+            self._used += size
+            return torch.from_numpy(self._begun.result()[self._used - size : self._used]).to(dtype)
+        drawn = torch.from_numpy(self._stream().standard_normal(size, dtype=kind))
         return drawn if drawn.dtype == dtype else drawn.to(dtype)
 
     def _one_normal(self) -> float:
-        return float(self._generator.standard_normal())
+        return float(self._stream().standard_normal())
 
     def _one_uniform(self) -> float:
-        return (float(self._generator.integers(0, 1 << 53)) + 0.5) / (1 << 53)
+        return (float(self._stream().integers(0, 1 << 53)) + 0.5) / (1 << 53)
 
     def __repr__(self) -> str:
         """Name the class only: the seed is the noise."""
         return "ReproducibleSource(not for deployment)"
+
+
+def zeros(d: int) -> Tensor:
+    """Float64 [d], a long one in huge pages of its own, which the system gets back, whatever keeps freed memory."""
+    if d < 1 << 19 or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(d, dtype=torch.float64)
+    room = mmap.mmap(-1, 8 * d, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):
+        room.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(room, dtype=torch.float64)
+
+
+def begin_normals(source: Source, size: int, *key: Key) -> None:
+    """Draw, in a thread, the float64 `normal` that a reproducible source's next child of a key will be asked for first.
+
+    The bits are the same; what is not asked for in the end is forgotten. Other sources draw when they are asked.
+    """
+    if isinstance(source, ReproducibleSource):
+        child, thread = source.child(*key), ThreadPoolExecutor(1)
+        child._begun = thread.submit(child._generator.standard_normal, out=zeros(size).numpy())
+        thread.shutdown(wait=False)
+        source._children[key] = child
 
 
 class NoSource(Source):

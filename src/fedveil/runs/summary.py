@@ -26,7 +26,7 @@ from fedveil.reading import json_of
 METRICS = "metrics.jsonl"
 METRICS_CSV = "metrics.csv"
 # Raised by any change of a default or of arithmetic on that path: runs of two versions are not the same run.
-NUMERICS = {"sequential": 5, "stacked": 3, "record": 7, "person": 8, "noise": 3}
+NUMERICS = {"sequential": 6, "stacked": 3, "record": 7, "person": 8, "noise": 3}
 _COMMON = 3  # a run whose paths all have this number says it alone
 # averaged figures cover at most so many rounds, and of a short run no more than so much of it: 1 / 5
 LAST, SHARE = 5, 5
