@@ -481,6 +481,31 @@ def test_a_person_whose_basis_is_not_orthonormal_counts_as_zero():
     assert bases.rows[1].isnan().all()
 
 
+def test_factors_that_are_found_again_are_the_same(monkeypatch):
+    method = RecordDP(unit="person", people=5, records_per_person=3, noise_multiplier=1.0)
+    model = nn.Sequential(nn.Linear(12, 3))
+    layout, generator, found = Layout.from_module(model), torch.Generator().manual_seed(0), []
+    silos = [
+        ClientData(
+            torch.randn(15, 12, generator=generator), torch.randint(0, 3, (15,), generator=generator),
+            person=torch.arange(15) % 5,
+        )
+        for _ in range(3)
+    ]  # fmt: skip
+    calls, plain = [], Bases.of
+    monkeypatch.setattr(Bases, "of", lambda *given: calls.append(1) or plain(*given))
+    for kept in (1 << 26, 0):
+        monkeypatch.setattr("fedveil.learning.private.KEPT", kept)
+        trainer, models = PrivateTrainer(model, layout, LocalTraining(lr=1.0), method.noisy_steps), []
+        for round_ in range(3):
+            sources, keys = [ReproducibleSource(round_)] * 3, [(round_, i) for i in range(3)]
+            starts = layout.read(model).expand(3, -1)
+            models += [one.model for one in trainer.train_noisily(starts, silos, keys, sources)]
+        found.append(torch.stack(models))
+    assert len(calls) == 3 + 9
+    assert torch.equal(*found)
+
+
 @pytest.mark.parametrize("fits", [True, False])
 def test_whether_factors_fit_into_memory_follows_the_number_that_is_promised(monkeypatch, fits):
     """Asked of the persons that there are, one more turned everybody to other arithmetic: 5,462 C."""

@@ -238,7 +238,7 @@ class PrivateTrainer(SequentialTrainer):
             values.index_fill_(0, gone, 0)
         most = len(units) if self.noisy.public_size else self.noisy.most  # one person more must change nobody's path
         if "lengths" in found and not self.noisy.grid and self._sums.takes_bases(most, units.each):
-            found["bases"] = self._bases_of(client, units).at(chosen, places, count)
+            found["bases"] = self._bases_of(client, units, most).at(chosen, places, count)
         return found
 
     def _read_anew(self, client: ClientData, rows: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
@@ -264,10 +264,10 @@ class PrivateTrainer(SequentialTrainer):
             self._lengths[client] = torch.cat([squared_norms(x).cpu() for x in parts])
         return self._lengths[client]
 
-    def _bases_of(self, client: ClientData, units: Units) -> Bases:
-        """The factors of its persons' inputs, which stay the same for a run."""
+    def _bases_of(self, client: ClientData, units: Units, most: int) -> Bases:
+        """The factors of its persons' inputs, kept for a run; of how many clients follows public numbers."""
         if client not in self._bases:
-            if sum(other.basis.numel() for other in self._bases.values()) > KEPT:
+            if len(self._bases) * most * units.each * client.x.shape[1:].numel() > KEPT:
                 self._bases.clear()
             rows, present = units.at(torch.arange(len(units)), None, len(units))
             self._bases[client] = self._sums.bases(self._batch(client, rows)[0], present.view(-1, units.each))
