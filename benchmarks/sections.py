@@ -61,7 +61,7 @@ def limits(record: Record) -> list[str]:
         "What is not arithmetic is, in W1, the cost of calling hundreds of operations on a few thousand numbers each: "
         "in training, and for the replies of twenty clients, the noise and the ledger. A compiled kernel for the whole "
         "step would be the next thing to try. In W2 it is the dense layer, whose 4.7 MB of weights are read three "
-        "times and written once at every step, and the cohort's models (48 MB), which wait until they are combined."
+        "times and written once at every step."
     )
     return [*parts, table(("", "what, one worker", "ms, minimum", "median", "of the round"), rows), why]
 
