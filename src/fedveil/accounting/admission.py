@@ -81,9 +81,9 @@ class Admission(Parameters):
         if not any_bundle and not signed and run["app"] not in (self.apps or ()):
             return f"the policy lists no app {run['app']}, and no key that it lists approved it"
         for field in fields(self):
-            listed, found = getattr(self, field.name), run.get(field.name.removesuffix("s"))
-            if field.name != "apps" and isinstance(listed, tuple) and found is not None and found not in listed:
-                return f"the policy lists no {field.name.removesuffix('s')} {found!r} in policy.node.{field.name}"
+            listed, given = getattr(self, field.name), run.get(field.name.removesuffix("s"))
+            if field.name != "apps" and isinstance(listed, tuple) and given is not None and given not in listed:
+                return f"the policy lists no {field.name.removesuffix('s')} {given!r} in policy.node.{field.name}"
         return None
 
 
@@ -121,8 +121,8 @@ class SumPolicy(Parameters):
 
 def require_keys(field: str, keys: Iterable[str], fix: str = "") -> tuple[str, ...]:
     """Public keys or hashes, in small letters and without what names the hash."""
-    found = tuple(key.removeprefix("sha256:").lower() for key in keys)
-    for key in found:
+    hashes = tuple(key.removeprefix("sha256:").lower() for key in keys)
+    for key in hashes:
         if len(key) != 64 or not set(key) <= set(hexdigits):
             raise FieldError(field, key, f"must be 64 hexadecimal digits{fix}")
-    return found
+    return hashes

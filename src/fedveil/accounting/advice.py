@@ -144,7 +144,7 @@ def advise(
         return _promise(unit, trust, relation, "total", mu, *conditions)
 
     twofold = _promise("client", "local", "replace-one", "total", 2 * math.sqrt(rounds) / twice)
-    found = [
+    options = [
         _choice("global", total("client", "central", z), z, z * root / n, noise),
         _choice("fedre", twofold, twice, twice * root / math.sqrt(n), ('scores = "public"', *target)),
     ]
@@ -170,8 +170,8 @@ def advise(
         first = (few_silos(1),) if whose == "person" else ()
         for where, spread, shares, more in ways:
             guarantee = total(whose, where, loud, first, more).of_group(group)
-            found.append(_choice("record", guarantee, loud, loud * root * math.sqrt(spread) / (n * count), shares))
-    fit = [c for c in found if trust in (None, c.trust) and _covers(c, unit)]
+            options.append(_choice("record", guarantee, loud, loud * root * math.sqrt(spread) / (n * count), shares))
+    fit = [c for c in options if trust in (None, c.trust) and _covers(c, unit)]
     fit.sort(key=lambda c: c.noise_to_signal or 0.0)
     heuristics = [
         Choice(method=name, unit="client", trust=where, verdict="no promise", evidence=seen)  # type: ignore[arg-type]

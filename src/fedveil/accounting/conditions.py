@@ -51,11 +51,11 @@ def read_off(keys: Sequence[str]) -> tuple[str, ...]:
 
 def conditions_of(unit: Unit, trust: Trust, relation: Relation) -> tuple[str, ...]:
     """What has to hold wherever a unit is promised something under a trust model, whoever builds it."""
-    found: tuple[str, ...] = (SUM_IS_TRUSTED,) if trust == "trusted sum" else ()
+    conditions: tuple[str, ...] = (SUM_IS_TRUSTED,) if trust == "trusted sum" else ()
     if trust == "secure sum":
-        found = (KEYS_ARE_SECRET,)
+        conditions = (KEYS_ARE_SECRET,)
     if trust != "central":
-        found += (LIVENESS,)
+        conditions += (LIVENESS,)
     elif relation == "add/remove" and unit == "client":
-        found += (FIXED_COHORT,)
-    return (*found, NO_FAILURE) if unit in ("record", "person") else found
+        conditions += (FIXED_COHORT,)
+    return (*conditions, NO_FAILURE) if unit in ("record", "person") else conditions

@@ -38,7 +38,7 @@ class Meaning:
     def describe(self) -> str:
         """One line."""
         pairs = zip(self.power, RATES, strict=True)
-        shares = ", ".join(f"{rounded_up(found, 3)} at {100 * rate:g}% false positives" for found, rate in pairs)
+        shares = ", ".join(f"{rounded_up(most, 3)} at {100 * rate:g}% false positives" for most, rate in pairs)
         return f"best attacker: accuracy {rounded_up(self.accuracy, 3)}, true positives {shares}"
 
     def to_dict(self) -> dict[str, Any]:

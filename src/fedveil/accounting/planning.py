@@ -82,10 +82,10 @@ def least_noise(
     least = most
     while excess(math.log(least)) <= 0:  # sampling only lowers what a noise costs
         least /= 2
-    found = scipy.optimize.brentq(excess, math.log(least), math.log(2 * least), xtol=2e-5)
-    while excess(found) > 0:
-        found += 2e-5
-    return math.exp(found)
+    logarithm = scipy.optimize.brentq(excess, math.log(least), math.log(2 * least), xtol=2e-5)
+    while excess(logarithm) > 0:
+        logarithm += 2e-5
+    return math.exp(logarithm)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,10 +140,10 @@ class Plan:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a reader should not overlook."""
-        found = delta_warning(self.delta, self.clients)
+        doubts = delta_warning(self.delta, self.clients)
         if self.relation == "add/remove":
-            found += ("add/remove holds only if the planned cohort stays the same, and unsampled, whoever belongs",)
-        return found
+            doubts += ("add/remove holds only if the planned cohort stays the same, and unsampled, whoever belongs",)
+        return doubts
 
     def advice(self) -> str:
         """What to expect, and what would help."""
@@ -167,15 +167,15 @@ class Plan:
 
     def _ways_out(self, snr: float) -> list[str]:
         """Single changes, all else equal, that bring the signal-to-noise ratio up to what is enough."""
-        found = [f"{max(self.clients + 1, math.ceil(self.clients * ENOUGH / snr)):,} clients in every round"]
+        ways = [f"{max(self.clients + 1, math.ceil(self.clients * ENOUGH / snr)):,} clients in every round"]
         if smaller := self._largest_dimension():
-            found.append(_counted(smaller, "trainable parameter"))
+            ways.append(_counted(smaller, "trainable parameter"))
         if fewer := int(self.rounds * (snr / ENOUGH) ** 2):
-            found.append(_counted(fewer, "round"))
+            ways.append(_counted(fewer, "round"))
         weaker = epsilon_of_mu(self.mu * ENOUGH / snr, self.delta)
         if weaker <= VACUOUS:
-            found.append(f"an epsilon of {rounded_up(weaker, 3)}")
-        return found
+            ways.append(f"an epsilon of {rounded_up(weaker, 3)}")
+        return ways
 
 
 def _counted(number: int, thing: str) -> str:

@@ -56,18 +56,18 @@ def digest(releases: tuple[Release, ...]) -> str:
 
 def model_of(releases: tuple[Release, ...]) -> "Tensor | None":
     """The model among releases, or None."""
-    found = [r.value for r in releases if r.kind == "model"]
-    if len(found) > 1:
-        raise FieldError("releases", len(found), "a party releases at most one model a round")
-    return found[0] if found else None
+    models = [r.value for r in releases if r.kind == "model"]
+    if len(models) > 1:
+        raise FieldError("releases", len(models), "a party releases at most one model a round")
+    return models[0] if models else None
 
 
 def count_of(releases: tuple[Release, ...]) -> float | None:
     """The example count among releases, or None."""
-    found = [r.value for r in releases if r.kind == "count"]
-    if len(found) > 1 or any(v.numel() != 1 or v.is_complex() for v in found):
-        raise FieldError("releases", [tuple(v.shape) for v in found], "a party releases at most one count, one number")
-    return float(found[0]) if found else None
+    counts = [r.value for r in releases if r.kind == "count"]
+    if len(counts) > 1 or any(v.numel() != 1 or v.is_complex() for v in counts):
+        raise FieldError("releases", [tuple(v.shape) for v in counts], "a party releases at most one count, one number")
+    return float(counts[0]) if counts else None
 
 
 @dataclass(frozen=True, kw_only=True)

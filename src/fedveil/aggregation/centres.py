@@ -219,9 +219,9 @@ class FLTrust(Aggregator):
     def shares(self, updates: Tensor, weights: Tensor) -> Tensor:
         """Trust scores, scaled to sum to 1; all 0 where nobody is trusted."""
         if self.reference is None or self.reference.shape != updates.shape[1:]:
-            found = None if self.reference is None else tuple(self.reference.shape)
+            given = None if self.reference is None else tuple(self.reference.shape)
             accepted = f"FLTrust needs the server's own update [{updates.shape[1]}]: give the federation public data"
-            raise FieldError("public_update", found, accepted)
+            raise FieldError("public_update", given, accepted)
         dots = torch.zeros(len(updates), dtype=torch.float64)
         for columns in blocks_of(*updates.shape):
             dots += updates[:, columns].to(torch.float64) @ self.reference[columns].to(torch.float64)

@@ -90,11 +90,11 @@ def epsilon_ceiling(runs: int, delta: float = 0.0, confidence: float = CONFIDENC
 
 
 def _epsilon(true: float, false: float, delta: float) -> float:
-    found = [0.0]
+    bounds = [0.0]
     for above, below in ((true, false), (1 - false, 1 - true)):
         if above > delta and below > 0:
-            found.append(math.log((above - delta) / below))
-    return max(found)
+            bounds.append(math.log((above - delta) / below))
+    return max(bounds)
 
 
 @dataclass(frozen=True)
@@ -164,11 +164,11 @@ def bound(inside: ArrayLike, outside: ArrayLike, confidence: float = 0.999) -> G
     # the best separation that is not an accident of one or two runs at the edge
     smoothed = scipy.special.ndtri(true * 0.98 + 0.01) - scipy.special.ndtri(false * 0.98 + 0.01)
     hit, alarm = rates(first[half:runs], second[half:runs], candidates[int(np.argmax(smoothed))], confidence)
-    found = float(scipy.special.ndtri(hit.low) - scipy.special.ndtri(alarm.high))  # -inf where nothing is sure
+    gap = float(scipy.special.ndtri(hit.low) - scipy.special.ndtri(alarm.high))  # -inf where nothing is sure
     pure = math.log(hit.low / alarm.high) if hit.low > alarm.high > 0 else 0.0
     best = rate(runs - half, runs - half, confidence).low
     ceiling = max(0.0, float(2 * scipy.special.ndtri(best)))
-    return GameResult(max(0.0, found), pure, ceiling, runs, confidence, (hit.low, alarm.high))
+    return GameResult(max(0.0, gap), pure, ceiling, runs, confidence, (hit.low, alarm.high))
 
 
 @dataclass(frozen=True)
@@ -234,11 +234,11 @@ def one_run(
         For fewer than ten canaries.
     """
     first, second = np.asarray(inside, dtype=np.float64).reshape(-1), np.asarray(outside, dtype=np.float64).reshape(-1)
-    found = np.concatenate([first, second])
-    coins, m = np.arange(len(found)) < len(first), len(found)
+    guessed = np.concatenate([first, second])
+    coins, m = np.arange(len(guessed)) < len(first), len(guessed)
     if m < 10:
         raise FieldError("canaries", m, "must be at least 10, in and out together")
-    order, sure = np.argsort(found, kind="stable"), 1 - (1 - confidence) / len(shares)
+    order, sure = np.argsort(guessed, kind="stable"), 1 - (1 - confidence) / len(shares)
     tried = []  # right guesses, and guesses
     for share in shares:
         half = max(1, round(share * m / 2))

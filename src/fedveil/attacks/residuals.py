@@ -86,16 +86,16 @@ def departures(noise: Tensor, resolution: float = 1e-12) -> list[Departure]:
     z = noise.double().numpy()
     every = {"single": _single(z, resolution), "size": _size(z), "rounds": _rounds(z)}
     every |= {"streams": _streams(z), "coordinates": _coordinates(z), "shape": _shape(z)}
-    found = []
+    rejected = []
     for kind, tests in every.items():
         least = min(tests, key=lambda one: one.p, default=_Tests())
         p = min(1.0, least.p * max(1, sum(one.count for one in tests)) * KINDS)  # both corrections
-        found.append(Departure(kind, p, least.what))
-    return sorted(found, key=lambda one: one.p)
+        rejected.append(Departure(kind, p, least.what))
+    return sorted(rejected, key=lambda one: one.p)
 
 
 def _single(z: Array, resolution: float) -> list[_Tests]:
-    found, absolute = [], np.abs(z)
+    tests, absolute = [], np.abs(z)
     for at, p, say in (
         (absolute.argmin(), scipy.special.erf(max(absolute.min(), resolution) / np.sqrt(2)), "smallest"),
         (absolute.argmax(), scipy.special.erfc(absolute.max() / np.sqrt(2)), "largest"),
@@ -103,8 +103,8 @@ def _single(z: Array, resolution: float) -> list[_Tests]:
         party, round_, coordinate = np.unravel_index(at, z.shape)
         place = f"party {party}, round {round_ + 1}, coordinate {coordinate}"
         what = f"the {say} number, {absolute.flat[at]:.2g} deviations ({place})"
-        found.append(_Tests(float(p), what, z.size))
-    return found
+        tests.append(_Tests(float(p), what, z.size))
+    return tests
 
 
 def _blocks(d: int, name: str) -> Iterator[tuple[NDArray[np.int64], Array, list[str]]]:
@@ -121,7 +121,7 @@ def _blocks(d: int, name: str) -> Iterator[tuple[NDArray[np.int64], Array, list[
 
 def _size(z: Array) -> list[_Tests]:
     parties, rounds, d = z.shape
-    found, say = [], "{place}: {value:.2f} of the declared deviation"
+    tests, say = [], "{place}: {value:.2f} of the declared deviation"
     squares = (z**2).sum(0)
     sets = {f"round {t + 1}": [t] for t in range(rounds)}
     sets |= {"odd rounds": list(range(0, rounds, 2)), "even rounds": list(range(1, rounds, 2))}
@@ -130,9 +130,9 @@ def _size(z: Array) -> list[_Tests]:
         summed = squares[chosen].sum(0)
         for starts, widths, places in _blocks(d, name):
             total, freedom = np.add.reduceat(summed, starts), parties * len(chosen) * widths
-            found.append(_Tests.of(*_chi(total, freedom), say, places))
+            tests.append(_Tests.of(*_chi(total, freedom), say, places))
     own = _chi((z**2).sum((1, 2)), np.full(parties, float(rounds * d)))
-    return [*found, _Tests.of(*own, say, [f"party {k}" for k in range(parties)])]
+    return [*tests, _Tests.of(*own, say, [f"party {k}" for k in range(parties)])]
 
 
 def _chi(total: Array, freedom: Array) -> tuple[Array, Array]:
@@ -151,7 +151,7 @@ def _correlated(products: Array, first: Array, second: Array, n: Array) -> tuple
 
 def _rounds(z: Array) -> list[_Tests]:
     """Of pairs of rounds that share none, so that pairs are independent: single pairs, and two halves of each lag."""
-    found, (parties, rounds, d) = [], z.shape
+    tests, (parties, rounds, d) = [], z.shape
     squares = (z**2).sum(0)
     pairs = {f"rounds {a + 1} and {b + 1}": [(a, b)] for a in range(rounds) for b in range(a + 1, rounds)}
     for lag in range(1, rounds):
@@ -165,8 +165,8 @@ def _rounds(z: Array) -> list[_Tests]:
         for starts, widths, places in _blocks(d, name):
             xy, xx, yy = (np.add.reduceat(part, starts) for part in (products, first, second))
             tested = _correlated(xy, xx, yy, parties * len(chosen) * widths)
-            found.append(_Tests.of(*tested, "{place}: correlation {value:.2f}", places))
-    return found
+            tests.append(_Tests.of(*tested, "{place}: correlation {value:.2f}", places))
+    return tests
 
 
 def _strongest(rows: Array, say: Callable[[int, int], str]) -> _Tests:
@@ -182,10 +182,10 @@ def _strongest(rows: Array, say: Callable[[int, int], str]) -> _Tests:
 def _streams(z: Array) -> list[_Tests]:
     parties, rounds, d = z.shape
     names = [f"party {k} in round {t + 1}" for k in range(parties) for t in range(rounds)]
-    found = [_strongest(z.reshape(parties * rounds, d), lambda i, j: f"{names[i]} and {names[j]}")]
+    tests = [_strongest(z.reshape(parties * rounds, d), lambda i, j: f"{names[i]} and {names[j]}")]
     if parties > 1:
-        found.append(_strongest(z.reshape(parties, rounds * d), lambda i, j: f"parties {i} and {j}"))
-    return found
+        tests.append(_strongest(z.reshape(parties, rounds * d), lambda i, j: f"parties {i} and {j}"))
+    return tests
 
 
 def _coordinates(z: Array) -> list[_Tests]:
@@ -194,5 +194,5 @@ def _coordinates(z: Array) -> list[_Tests]:
 
 
 def _shape(z: Array) -> list[_Tests]:
-    found = scipy.stats.kstest(z.ravel(), "norm", method="asymp")
-    return [_Tests(float(found.pvalue), f"distance {found.statistic:.4f} from the normal law", 1)]
+    test = scipy.stats.kstest(z.ravel(), "norm", method="asymp")
+    return [_Tests(float(test.pvalue), f"distance {test.statistic:.4f} from the normal law", 1)]

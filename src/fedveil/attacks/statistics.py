@@ -78,8 +78,8 @@ def auc_interval(
     rng = np.random.default_rng(seed)
     rows = rng.multinomial(len(first), np.full(len(first), 1 / len(first)), size=resamples) / len(first)
     columns = rng.multinomial(len(second), np.full(len(second), 1 / len(second)), size=resamples) / len(second)
-    found = np.einsum("bi,ij,bj->b", rows, won, columns, optimize=True)
-    low, high = np.quantile(found, [share, 1 - share])
+    areas = np.einsum("bi,ij,bj->b", rows, won, columns, optimize=True)
+    low, high = np.quantile(areas, [share, 1 - share])
     if not widened:
         return Estimate(point, float(low), float(high))
     wide = _newcombe(point, len(first), len(second), -float(scipy.special.ndtri(share)))
@@ -168,21 +168,21 @@ def mean_interval(values: ArrayLike, *, shares: bool = False) -> Estimate:
     shares : bool
         Whether they are rates.
     """
-    found = np.asarray(values, dtype=np.float64)
-    if shares and bool(np.isin(found, (0.0, 1.0)).all()):
-        return rate(round(float(found.sum())), len(found))
-    draws, point = np.random.default_rng(0).choice(found, (2000, len(found))).mean(1), float(found.mean())
+    numbers = np.asarray(values, dtype=np.float64)
+    if shares and bool(np.isin(numbers, (0.0, 1.0)).all()):
+        return rate(round(float(numbers.sum())), len(numbers))
+    draws, point = np.random.default_rng(0).choice(numbers, (2000, len(numbers))).mean(1), float(numbers.mean())
     low, high = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Estimate(point, min(float(low), point), max(float(high), point))
 
 
 def student_interval(values: ArrayLike) -> Estimate | None:
     """The mean of figures [n] of independent runs with Student's interval; None for fewer than three."""
-    found = np.asarray(values, dtype=np.float64)
-    n, point = len(found), float(np.mean(found))
+    numbers = np.asarray(values, dtype=np.float64)
+    n, point = len(numbers), float(np.mean(numbers))
     if n < 3:
         return None
-    half = float(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * np.std(found, ddof=1) / n**0.5)
+    half = float(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * np.std(numbers, ddof=1) / n**0.5)
     return Estimate(point, point - half, point + half)
 
 
@@ -206,13 +206,13 @@ def _newcombe(point: float, n: int, m: int, z: float) -> tuple[float, float]:
 
 def wins(inside: Floats, outside: Floats) -> Floats:
     """Whether each score of the first [n] lies above each of the second [m]; ties count half. Their mean is the AUC."""
-    found: Floats = (inside[:, None] > outside[None]) + 0.5 * (inside[:, None] == outside[None])
-    return found
+    won: Floats = (inside[:, None] > outside[None]) + 0.5 * (inside[:, None] == outside[None])
+    return won
 
 
 def _scores(name: str, values: ArrayLike) -> Floats:
     """Scores as an array [n]; one that is not a number cannot say IN."""
-    found = np.asarray(values, dtype=np.float64)
-    if found.ndim != 1 or len(found) < 2:
-        raise FieldError(name, found.shape, "must be one score a run, of at least 2 runs")
-    return np.where(np.isnan(found), -np.inf, found)
+    scores = np.asarray(values, dtype=np.float64)
+    if scores.ndim != 1 or len(scores) < 2:
+        raise FieldError(name, scores.shape, "must be one score a run, of at least 2 runs")
+    return np.where(np.isnan(scores), -np.inf, scores)

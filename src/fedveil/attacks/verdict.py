@@ -80,9 +80,9 @@ class Verdict:
             raise FieldError("n", self.n, "must be at least 1")
 
     @classmethod
-    def of(cls, found: Estimate | float, **rest: Any) -> Self:
+    def of(cls, estimate: Estimate | float, **rest: Any) -> Self:
         """The verdict of an estimate, or of a figure without an interval."""
-        one = found if isinstance(found, Estimate) else Estimate(found, found, found)
+        one = estimate if isinstance(estimate, Estimate) else Estimate(estimate, estimate, estimate)
         return cls(point=one.point, low=one.low, high=one.high, **rest)
 
     def to_dict(self) -> dict[str, Any]:
@@ -165,11 +165,11 @@ def judge(
     """
     inside, outside = np.asarray(inside, dtype=np.float64), np.asarray(outside, dtype=np.float64)
     resamples = int(min(RESAMPLES, max(200, _WORK // max(1, inside.size * outside.size))))
-    found = auc_interval(inside, outside, resamples=resamples)
+    area = auc_interval(inside, outside, resamples=resamples)
     said = list(notes)
-    if found.point < 0.5:
+    if area.point < 0.5:
         said.append(
-            f"below chance: whoever flipped the answer would have {1 - found.point:.3f}; the direction was fixed "
+            f"below chance: whoever flipped the answer would have {1 - area.point:.3f}; the direction was fixed "
             "before the runs, and is not fitted to them"
         )
     gain, bound = None, None
@@ -183,7 +183,7 @@ def judge(
     if unknown:
         said.append(f"no true positive rate at false positive rates that need more runs: {', '.join(unknown)}")
     return Participation.of(
-        found,
+        area,
         attack=attack,
         setting=setting,
         n=inside.size + outside.size,

@@ -94,21 +94,21 @@ def max_pairwise_distance(
         models = models / torch.where(lengths > 0, lengths, 1.0)[:, None]
     pairs = _farthest(models, groups)
     again = (_strip(models, groups, torch.tensor(pair), 1, torch.float64)[0, 1] for pair in pairs)
-    found = max(map(float, again), default=0.0)
-    return found**2 / 2 if metric == COSINE else found
+    largest = max(map(float, again), default=0.0)
+    return largest**2 / 2 if metric == COSINE else largest
 
 
 def _farthest(models: Tensor, groups: Groups) -> list[tuple[int, int]]:
     """Pairs of models that are the farthest, as far as float32 can tell."""
-    n, found = len(models), list[tuple[float, int, int]]()
+    n, pairs = len(models), list[tuple[float, int, int]]()
     for first in range(0, n - 1, _HEIGHT):
         distances = _strip(models, groups, torch.arange(first, n), min(_HEIGHT, n - first)).triu_(1)
         longest, places = distances.flatten().topk(min(_AGAIN[1], distances.numel()))
         for distance, place in zip(longest.tolist(), places.tolist(), strict=True):
             i, j = divmod(place, n - first)
-            found += [(distance, first + i, first + j)] if i < j else []
-    found.sort(reverse=True)
-    return [(i, j) for distance, i, j in found[: _AGAIN[1]] if distance >= _AGAIN[0] * found[0][0]]
+            pairs += [(distance, first + i, first + j)] if i < j else []
+    pairs.sort(reverse=True)
+    return [(i, j) for distance, i, j in pairs[: _AGAIN[1]] if distance >= _AGAIN[0] * pairs[0][0]]
 
 
 def _strip(models: Tensor, groups: Groups, members: Tensor, height: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -237,8 +237,8 @@ def strip(
             wide = block.to(torch.promote_types(block.dtype, dtype))
             for i in range(min(height, m - 1)):
                 squared[i, i + 1 :] += (wide[i + 1 :] - wide[i]).square_().sum(1)
-        found = squared[torch.ones_like(squared, dtype=torch.bool).triu_(1)]
-        if dtype == torch.float32 and not ((found > _PLAIN[0]) & (found < _PLAIN[1])).all():
+        above = squared[torch.ones_like(squared, dtype=torch.bool).triu_(1)]
+        if dtype == torch.float32 and not ((above > _PLAIN[0]) & (above < _PLAIN[1])).all():
             return strip(stacks, columns, members, height, torch.float64)
         return squared, lengths
     for block in column_blocks(stacks, columns, members):

@@ -66,8 +66,8 @@ def advise(
             _experiment(config, target, console)
             return
         if "existing" in tables or clip is not None:
-            found = _called(reading, existing, tables.get("existing", {}))
-            show([reading_table(found)])
+            options = _called(reading, existing, tables.get("existing", {}))
+            show([reading_table(options)])
         if "advise" in tables or clip is None or clients is not None:
             asked = tables.get("advise", {})
             _show(_called(choices, target, asked), asked.get("delta", delta), console)
@@ -119,10 +119,10 @@ def beside_public(ranked: "Sequence[Choice]", begun: bool) -> str:
     return f"{start}fedveil compare names settings that end below it: in their place take the public model"
 
 
-def _show(found: "tuple[Choice, ...]", delta: float, console: "Console") -> None:
+def _show(choices: "tuple[Choice, ...]", delta: float, console: "Console") -> None:
     from fedveil.report.planning import advice_tables
 
-    tables = advice_tables(found, delta, console.width)
+    tables = advice_tables(choices, delta, console.width)
     show(tables, tables[-1].notes)
 
 

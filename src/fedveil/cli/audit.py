@@ -81,13 +81,13 @@ def audit(
         built = game_of(spec, game, attack or (), **asked)
         folder, console = out or _folder(where, spec.name), console_for()
         again.folder, again.command = folder, "the same command"
-        found = play(built, folder, progress_for(console), executor=executor_of(executor))
-        shown = show(found, folder)
+        judgement = play(built, folder, progress_for(console), executor=executor_of(executor))
+        shown = show(judgement, folder)
         say(console, *([shown.answer, ""] if shown.answer else []))
         for table in shown.tables:
             show_tables([table], [""])
         say(console, *shown.notes)
-        line = f"written to {folder}: {', '.join(shown.write(folder))} ({found.values['seconds']:.0f} s)"
+        line = f"written to {folder}: {', '.join(shown.write(folder))} ({judgement.values['seconds']:.0f} s)"
         say(console, line, whole=True)
 
 

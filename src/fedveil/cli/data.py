@@ -60,12 +60,12 @@ def data_show(
 
         spec = _configuration(what, assign or [], seed)
         dealt = deal_out(spec.data, spec.seed)
-        found, console = dealt.holdings(), console_for()
-        say(console, headline(found, dealt.dataset), whole=True)
-        show(tables(found, dealt.dataset))
+        held, console = dealt.holdings(), console_for()
+        say(console, headline(held, dealt.dataset), whole=True)
+        show(tables(held, dealt.dataset))
         say(console, *filter(None, (*dealt.warnings(), dealt.dataset.note, VIEW)), whole=True)
         where = out or Path("runs") / f"{spec.name}-data"
-        names = ", ".join(file.name for file in write(found, dealt.dataset, where))
+        names = ", ".join(file.name for file in write(held, dealt.dataset, where))
         say(console, f"written to {where}: {names}", whole=True)
 
 
@@ -126,9 +126,9 @@ def apply(
 
         where = out or run / "applied"
         rows = []
-        for found in apply_model(run, pages, where, threshold):
-            share = f"{float((found.score >= threshold).mean()):.2%}"
-            best = f"{found.boxes[0][-1]:.3f}" if found.boxes else "-"
-            rows.append((found.name, share, str(len(found.boxes)), best))
+        for page in apply_model(run, pages, where, threshold):
+            share = f"{float((page.score >= threshold).mean()):.2%}"
+            best = f"{page.boxes[0][-1]:.3f}" if page.boxes else "-"
+            rows.append((page.name, share, str(len(page.boxes)), best))
         show([Table(("page", "of its pixels", "places", "surest"), rows)])
         say(console_for(), f"written to {where}: a drawing and a mask a page, found.json", whole=True)

@@ -72,9 +72,9 @@ def _named(path: Path) -> Path:
     return path
 
 
-def _of_head(found: "Head") -> str:
-    lines = f"{found.count} line{'' if found.count == 1 else 's'}"
-    return f"head: agrees, {lines} of {found.checksum[:16]}...; begun {found.begun} by: {found.by}"
+def _of_head(head: "Head") -> str:
+    lines = f"{head.count} line{'' if head.count == 1 else 's'}"
+    return f"head: agrees, {lines} of {head.checksum[:16]}...; begun {head.begun} by: {head.by}"
 
 
 def runs_of(ledger: "Ledger", lines: list[str]) -> "Table":

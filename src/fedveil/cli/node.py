@@ -41,9 +41,9 @@ def check(folder: Folder) -> None:
         from fedveil.node.site import check_site
         from fedveil.report.table import Table
 
-        found = check_site(folder)
-        show([Table(("what", "binds", "why"), [(f.what, f.binds, f.why) for f in found], str(folder))])
-        if any(f.binds == "no" and f.needed for f in found):
+        findings = check_site(folder)
+        show([Table(("what", "binds", "why"), [(f.what, f.binds, f.why) for f in findings], str(folder))])
+        if any(f.binds == "no" and f.needed for f in findings):
             raise typer.Exit(REFUSED)
 
 

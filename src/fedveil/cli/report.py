@@ -53,11 +53,11 @@ def _verify(path: Path, ledgers: list[Path]) -> None:
     from fedveil.report.statement.check import check
     from fedveil.report.table import Table
 
-    found = check(path, ledgers)
+    checks = check(path, ledgers)
     said = {True: "agrees", False: "DIFFERS", None: "not looked at"}
-    rows = [(one.what, said[one.holds], one.why) for one in found]
+    rows = [(one.what, said[one.holds], one.why) for one in checks]
     show([Table(("what", "verdict", "why"), rows, wraps=("why",))])
-    if wrong := [one.what for one in found if one.holds is False]:
+    if wrong := [one.what for one in checks if one.holds is False]:
         fail(f"{path}: does not agree: {'; '.join(wrong)}", WRONG)
 
 

@@ -127,20 +127,20 @@ def compare(
         require_count("--jobs", jobs)
         try:
             how: dict[str, Any] = {"jobs": jobs, "executor": shared.executor_of(executor)}
-            found = grid.compare(spec, folder, seeds=seeds, resume=resume, progress=progress_for(console), **how)
+            summaries = grid.compare(spec, folder, seeds=seeds, resume=resume, progress=progress_for(console), **how)
         except KeyboardInterrupt:
             if finished := grid.finished_of(spec, folder, seeds):
                 shared.show(comparison_tables(finished, console.width))
             raise
         if audit:
             attack_settings(spec, folder, audit, progress_for(console))
-        found = with_attacks(found, folder)
-        files = draw(found, folder)
-        shared.show(comparison_tables(found, console.width), comparison_notes(found))
-        written = write(folder, "table", comparison_tables(found, WIDE), comparison_notes(found))
+        summaries = with_attacks(summaries, folder)
+        files = draw(summaries, folder)
+        shared.show(comparison_tables(summaries, console.width), comparison_notes(summaries))
+        written = write(folder, "table", comparison_tables(summaries, WIDE), comparison_notes(summaries))
         names = ", ".join(["comparison.json", *written, *(f.stem + kind for f in files for kind in (".png", ".pdf"))])
         shared.say(console, f"written to {folder}: {names}", whole=True)
-        shared.stop_early([s.stopped for s in found])
+        shared.stop_early([s.stopped for s in summaries])
 
 
 def plan(
@@ -175,8 +175,8 @@ def plan(
         values |= {name: value for name, value in (given | {"relation": relation}).items() if value is not None}
         if "delta" not in values:
             raise FieldError("--delta", "missing", "the failure probability of the total, e.g. 1e-5")
-        found = make(**{**values, "clients": values.get("clients", 1) or None})
-        shared.show([plan_table(found, conditions)])
+        planned = make(**{**values, "clients": values.get("clients", 1) or None})
+        shared.show([plan_table(planned, conditions)])
 
 
 def _planned(config: str) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -221,5 +221,5 @@ def presets(
         if name is not None:
             typer.echo(config.loading.text_of(name)[0], nl=False)
             return
-        found = list(config.presets().items())
-        shared.show([Table(("preset", "what it is"), found, wraps=("what it is",))])
+        known = list(config.presets().items())
+        shared.show([Table(("preset", "what it is"), known, wraps=("what it is",))])

@@ -132,8 +132,12 @@ def console_for() -> "Console":
     """The terminal, or a page as wide as it takes when output goes elsewhere; silent, or stderr, if asked for."""
     from rich.console import Console
 
-    found = Console(quiet=OUTPUT.quiet, stderr=OUTPUT.json)
-    return found if found.is_terminal else Console(width=max(found.width, PIPE), quiet=found.quiet, stderr=found.stderr)
+    chosen = Console(quiet=OUTPUT.quiet, stderr=OUTPUT.json)
+    return (
+        chosen
+        if chosen.is_terminal
+        else Console(width=max(chosen.width, PIPE), quiet=chosen.quiet, stderr=chosen.stderr)
+    )
 
 
 def executor_of(name: str) -> "Factory | None":

@@ -87,11 +87,11 @@ def _keep(folder: Path, name: str, game: "PartyGame", verdicts: "Sequence[Verdic
 def _claim(verdict: "Verdict") -> list[str]:
     from fedveil.gdp import rounded_down
 
-    claim, found = verdict.notes[0], rounded_down(verdict.point)
+    claim, bound = verdict.notes[0], rounded_down(verdict.point)
     if claim.startswith("epsilon"):
-        found += f" (epsilon {rounded_down(verdict.details['epsilon at delta 0'])})"
+        bound += f" (epsilon {rounded_down(verdict.details['epsilon at delta 0'])})"
     mark = {0.0: "yes", 1.0: "**NO**", None: "no claim to hold"}[verdict.details.get("broken")]
-    return [verdict.setting, f"{verdict.details['dimension']:.0f}", claim, found, mark]
+    return [verdict.setting, f"{verdict.details['dimension']:.0f}", claim, bound, mark]
 
 
 def _noise(verdict: "Verdict") -> list[str]:
@@ -111,11 +111,15 @@ def _canaries(game: "PartyGame", folder: Path) -> None:
     from fedveil.games.guarantees.canaries import EVERY
     from fedveil.report.table import NOTHING, Table
 
-    def line(found: "Verdict", *bugs: "Verdict") -> list[str]:
-        figures = [found.details.get("declared"), found.point, found.details["ceiling"]]
-        figures.append(found.details["independent mu"] if found.figure.startswith("mu") else None)
-        shown = [found.setting, found.figure.split(",")[0], *(NOTHING if v is None else f"{v:.2f}" for v in figures)]
-        by_bug = {bug.setting.removeprefix(f"{found.setting}: "): _found(bug) for bug in bugs}
+    def line(measured: "Verdict", *bugs: "Verdict") -> list[str]:
+        figures = [measured.details.get("declared"), measured.point, measured.details["ceiling"]]
+        figures.append(measured.details["independent mu"] if measured.figure.startswith("mu") else None)
+        shown = [
+            measured.setting,
+            measured.figure.split(",")[0],
+            *(NOTHING if v is None else f"{v:.2f}" for v in figures),
+        ]
+        by_bug = {bug.setting.removeprefix(f"{measured.setting}: "): _found(bug) for bug in bugs}
         return [*shown, *(by_bug.get(bug, NOTHING) for bug in EVERY)]
 
     verdicts = _played(game, line)

@@ -70,8 +70,8 @@ def _numbers(values: Any, decimal: str) -> Any:
     """The values that there are as numbers; None where one is no number, or there is none."""
     present = values.dropna()
     plain = present.str.replace(decimal, ".", regex=False) if present.dtype.kind not in "iufb" else present
-    found = pandas_module().to_numeric(plain, errors="coerce")
-    return found if len(found) and not found.isna().any() else None
+    numbers = pandas_module().to_numeric(plain, errors="coerce")
+    return numbers if len(numbers) and not numbers.isna().any() else None
 
 
 def _kind(name: str, values: Any, decimal: str) -> str:

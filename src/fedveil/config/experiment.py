@@ -234,11 +234,11 @@ class Config(Section):
 
     def differing(self) -> dict[str, Any]:
         """Plain values of the keys that are not at their defaults, nor `workers`, which changes no bit of a run."""
-        found = super().differing()
+        changed = super().differing()
         for key, standard in (("local", LocalTraining()), ("publish", Publishing()), ("scoring", Scoring())):
             values, defaults = asdict(getattr(self, key)), asdict(standard)
-            found[key] = {name: value for name, value in values.items() if value != defaults[name]}
-        return {key: value for key, value in found.items() if key != "workers" and value not in ({}, ())}
+            changed[key] = {name: value for name, value in values.items() if value != defaults[name]}
+        return {key: value for key, value in changed.items() if key != "workers" and value not in ({}, ())}
 
     def fingerprint(self) -> str:
         """SHA-256 of what is not at its default: an option that FedVeil learns later changes no fingerprint."""

@@ -144,11 +144,11 @@ def _most(dataset: DataSet) -> dict[str, int]:
     """The most records of one person, and the most sites where that is more than one; counted."""
     if dataset.group is None:
         return {}
-    found = {"records_per_person": int(dataset.group.bincount().max())}
+    most = {"records_per_person": int(dataset.group.bincount().max())}
     if dataset.owner is not None:
         both = dataset.group * len(dataset.owners) + dataset.owner
-        found["silos_per_person"] = int((torch.unique(both) // len(dataset.owners)).bincount().max())
-    return {name: count for name, count in found.items() if name == "records_per_person" or count > 1}
+        most["silos_per_person"] = int((torch.unique(both) // len(dataset.owners)).bincount().max())
+    return {name: count for name, count in most.items() if name == "records_per_person" or count > 1}
 
 
 def _chosen(about: dict[str, Any], epsilon: float | None, read: list[str]) -> list[str]:

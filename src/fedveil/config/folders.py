@@ -33,7 +33,7 @@ def kind_of(path: Path) -> str:
 
 def unused(path: Path) -> bool:
     """Whether there is no folder, or one that holds nothing, or no more than a run leaves that was killed early."""
-    inner = (found.relative_to(path) for found in path.rglob("*"))
+    inner = (file.relative_to(path) for file in path.rglob("*"))
     return all(one.parts[0].startswith(".") or one.as_posix() in _BEFORE_A_RUN for one in inner)
 
 

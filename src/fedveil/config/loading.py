@@ -20,12 +20,12 @@ if TYPE_CHECKING:  # a mistyped path is refused before PyTorch is there
 
 def presets() -> dict[str, str]:
     """The packaged presets: name and the first sentence of their comment."""
-    found = {}
+    files = {}
     for name, file in _packaged().items():
         lines = takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
         text = " ".join(line.lstrip("# ") for line in lines)
-        found[name] = re.split(r"(?<=\.) ", text)[0]
-    return dict(sorted(found.items()))
+        files[name] = re.split(r"(?<=\.) ", text)[0]
+    return dict(sorted(files.items()))
 
 
 def _packaged() -> dict[str, Traversable]:
@@ -183,8 +183,8 @@ def _known(section: str) -> Sequence[str]:
     model: Any = Config
     for part in section.split(".") if section else ():
         field = model.model_fields.get(part.split("[")[0])
-        found = getattr(field, "annotation", None)
-        model = next((a for a in (found, *get_args(found)) if hasattr(a, "model_fields")), None)
+        annotation = getattr(field, "annotation", None)
+        model = next((a for a in (annotation, *get_args(annotation)) if hasattr(a, "model_fields")), None)
         if model is None:
             return ()
     return [name for name in model.model_fields if name != "options"]

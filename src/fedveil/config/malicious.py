@@ -35,8 +35,8 @@ class Behaving(OpenSection):
     @classmethod
     def accepted(cls, name: str) -> Mapping[str, Option]:
         require_choice(f"{cls.section}.behaviour", name, BEHAVIOURS)
-        found = options_of(BEHAVIOURS[name], without=KNOWN)
-        return {k: Option(int | str, o.default) if k in CLASSES else o for k, o in found.items()}
+        options = options_of(BEHAVIOURS[name], without=KNOWN)
+        return {k: Option(int | str, o.default) if k in CLASSES else o for k, o in options.items()}
 
     @property
     def takes(self) -> Mapping[str, Option]:
@@ -139,21 +139,21 @@ class Malicious(Behaving):
             If one does not exist, a share is nobody, or half or more would be malicious.
         """
         if self.clients is not None:
-            key, value, found = "clients", list(self.clients), self.clients
-            wrong = [p for p in found if not 0 <= p < n]
+            key, value, chosen = "clients", list(self.clients), self.clients
+            wrong = [p for p in chosen if not 0 <= p < n]
             if wrong:
                 raise FieldError("malicious.clients", wrong[0], f"there are clients 0 to {n - 1}")
         else:
             assert self.share is not None
             key, value = "share", self.share  # type: ignore[assignment]
             generator = torch.Generator().manual_seed(keyed_seed("malicious clients", seed))
-            found = tuple(torch.randperm(n, generator=generator)[: round(self.share * n)].tolist())
-            if not found:
+            chosen = tuple(torch.randperm(n, generator=generator)[: round(self.share * n)].tolist())
+            if not chosen:
                 raise FieldError("malicious.share", value, f"is nobody among {n} clients")
-        if 2 * len(found) >= n:
-            accepted = f"makes {len(found)} of {n} clients malicious; at most {(n - 1) // 2} can be"
+        if 2 * len(chosen) >= n:
+            accepted = f"makes {len(chosen)} of {n} clients malicious; at most {(n - 1) // 2} can be"
             raise FieldError(f"malicious.{key}", value, accepted)
-        return tuple(sorted(found))
+        return tuple(sorted(chosen))
 
     def build(
         self, classes: int, names: Sequence[str], seed: int, rule: Aggregator | None, clip: float | None

@@ -91,12 +91,12 @@ def options_of(owner: Callable[..., Any], without: Sequence[str] = ()) -> dict[s
 def _options(owner: Callable[..., Any]) -> Mapping[str, Option]:
     owner = inspect.unwrap(owner)
     hints = get_type_hints(owner)
-    found = {}
+    options = {}
     for name, parameter in inspect.signature(owner).parameters.items():
         if parameter.kind is not parameter.VAR_KEYWORD:
             default = None if parameter.default is parameter.empty else parameter.default
-            found[name] = Option(hints.get(name, Any), plain(default))
-    return found
+            options[name] = Option(hints.get(name, Any), plain(default))
+    return options
 
 
 def check_options(

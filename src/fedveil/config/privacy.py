@@ -131,9 +131,9 @@ class Privacy(OpenSection):
         return is_central(self.method)
 
     def differing(self) -> dict[str, Any]:
-        found = super().differing()
-        named = formerly({"method": found["method"], **found["options"]})
-        return {**found, "method": named.pop("method"), "options": named}
+        values = super().differing()
+        named = formerly({"method": values["method"], **values["options"]})
+        return {**values, "method": named.pop("method"), "options": named}
 
     def build(self, rule: Rule | None) -> Method:
         """Both sides of the method, around a rule for those that take one."""
@@ -163,7 +163,7 @@ class Privacy(OpenSection):
         """
         owners, every = parameters(self.method), self.accepted(self.method)
         accepted = {key: option for key, option in every.items() if owners[key] is METHODS[self.method].client}
-        found: dict[int, ClientSide] = {}
+        sides: dict[int, ClientSide] = {}
         for i, own in enumerate(self.clients):
             where = f"privacy.clients[{i}]"
             if own.unmarked is not None and "layer_scores" not in common.needs:
@@ -174,7 +174,7 @@ class Privacy(OpenSection):
             with fields_of(where, **{key: f"{where}.{key}" for key in accepted}):
                 side = replace(common, **values)  # type: ignore[type-var]
             for partition in own.partitions:
-                if partition in found:
+                if partition in sides:
                     raise FieldError(f"{where}.partitions", partition, "stands there twice")
-                found[partition] = side
-        return found
+                sides[partition] = side
+        return sides

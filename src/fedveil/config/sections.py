@@ -315,5 +315,8 @@ class Comparison(Section):
     sweep: dict[str, Annotated[tuple[Any, ...], Field(strict=False)]] = Field(default_factory=dict)
 
     def differing(self) -> dict[str, Any]:
-        found = super().differing()
-        return {**found, **({"settings": [formerly(one) for one in found["settings"]]} if "settings" in found else {})}
+        values = super().differing()
+        return {
+            **values,
+            **({"settings": [formerly(one) for one in values["settings"]]} if "settings" in values else {}),
+        }

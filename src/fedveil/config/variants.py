@@ -52,18 +52,18 @@ def variants_of(config: Config) -> list[Variant]:
             raise FieldError("compare.equal_sigma", True, "needs a setting with the method 'metric'")
         extra = {"label": EQUAL_SIGMA, "match_sigma_of": metric[0], "method": "global"}
         listed.append((EQUAL_SIGMA, Setting.model_validate(extra)))
-    found: list[Variant] = []
+    variants: list[Variant] = []
     for label, setting in listed:
         if setting.match_sigma_of:
-            matched = [v for v in found if v.base == setting.match_sigma_of and v.swept]
-            found += [_point(label, setting, v.swept, {"match_sigma_of": v.label}) for v in matched]
-            found += [] if matched else [Variant(label, setting, label, {})]
+            matched = [v for v in variants if v.base == setting.match_sigma_of and v.swept]
+            variants += [_point(label, setting, v.swept, {"match_sigma_of": v.label}) for v in matched]
+            variants += [] if matched else [Variant(label, setting, label, {})]
             continue
         names = [k for k in config.compare.sweep if k not in setting.overrides and k in _parameters(config, setting)]
         for values in product(*(config.compare.sweep[name] for name in names)):
             swept = dict(zip(names, values, strict=True))
-            found.append(_point(label, setting, swept, swept))
-    return found
+            variants.append(_point(label, setting, swept, swept))
+    return variants
 
 
 def configure(config: Config, label: str, setting: Setting, where: str = "compare", **forced: Any) -> Config:

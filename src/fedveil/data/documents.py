@@ -80,11 +80,13 @@ def load_documents(
 
 
 def _documents(folder: Path, number: int, seed: int) -> list[Document]:
-    found = documents_of(folder)
-    if len(found) < max(number, 1):
-        raise FieldError("data.documents", number, f"{folder} holds {len(found)}")
-    chosen = np.random.default_rng(keyed_seed("documents", seed)).permutation(len(found))[: number or len(found)]
-    return [found[i] for i in sorted(chosen.tolist())]
+    documents = documents_of(folder)
+    if len(documents) < max(number, 1):
+        raise FieldError("data.documents", number, f"{folder} holds {len(documents)}")
+    chosen = np.random.default_rng(keyed_seed("documents", seed)).permutation(len(documents))[
+        : number or len(documents)
+    ]
+    return [documents[i] for i in sorted(chosen.tolist())]
 
 
 def _tiles(

@@ -104,16 +104,16 @@ def load_folder(
 
 def _halves(root: Path) -> list[Path]:
     """The folder itself, or its training and test half."""
-    found = {folder.name: folder for folder in _folders(root)}
-    if "train" not in found:
-        if "test" in found:
+    halves = {folder.name: folder for folder in _folders(root)}
+    if "train" not in halves:
+        if "test" in halves:
             raise FieldError("data.path", str(root), "holds test but no train: name the other folder train")
         return [root]
-    others = [name for name in found if name not in ("train", "test")]
+    others = [name for name in halves if name not in ("train", "test")]
     if others:
         accepted = f"holds {', '.join(others)} beside train, where only test may stand: rename it test, or take it out"
         raise FieldError("data.path", str(root), accepted)
-    return [found[name] for name in ("train", "test") if name in found]
+    return [halves[name] for name in ("train", "test") if name in halves]
 
 
 def _items(half: Path, with_clients: bool, max_images: int, absent: Sequence[str], people: bool) -> list[_Item]:
@@ -123,7 +123,7 @@ def _items(half: Path, with_clients: bool, max_images: int, absent: Sequence[str
     levels += "" if people else '; where the lower ones are patients, person = "folder"'
     if not clients:
         raise FieldError("data.path", str(half), f"holds no folder: images lie in {how}")
-    found: list[_Item] = []
+    items: list[_Item] = []
     for client in clients:
         groups, loose = _folders(client), _image_in(client)
         if loose or not groups:
@@ -133,7 +133,7 @@ def _items(half: Path, with_clients: bool, max_images: int, absent: Sequence[str
         for group in groups:
             if people and (stray := _image_in(group)):
                 raise FieldError(str(group), stray, "images must lie in one folder a person, below their class")
-            before = len(found)
+            before = len(items)
             for number, owner in enumerate(_folders(group) if people else [group], 1):
                 for i, file in enumerate((p for p in sorted(owner.iterdir()) if not _clutter(p)), 1):
                     shown = f"{group}/person {number}/image {i}{file.suffix}" if people else str(file)
@@ -143,14 +143,14 @@ def _items(half: Path, with_clients: bool, max_images: int, absent: Sequence[str
                     if file.suffix.lower() not in SUFFIXES or not file.is_file():
                         raise FieldError(shown, file.suffix, f"is no image: {', '.join(SUFFIXES)} may stand here")
                     site = client.name if with_clients else ""
-                    found.append(_Item(file, group.name, site, f"{site}/{owner.name}", shown))
-            if len(found) == before and not with_clients and group.name not in absent:
+                    items.append(_Item(file, group.name, site, f"{site}/{owner.name}", shown))
+            if len(items) == before and not with_clients and group.name not in absent:
                 raise FieldError(str(group), "no image", "is empty: remove the folder, or list it in data.absent")
-            if len(found) > max_images:
+            if len(items) > max_images:
                 raise FieldError(str(half), f"over {max_images} images", "raise data.max_images if it is meant")
-    if not found:
+    if not items:
         raise FieldError(str(half), "no image", "must hold at least one")
-    return found
+    return items
 
 
 def _image_in(folder: Path) -> str:
@@ -159,12 +159,12 @@ def _image_in(folder: Path) -> str:
 
 
 def _classes(root: Path, items: Sequence[_Item], declared: Sequence[str], absent: Sequence[str]) -> list[str]:
-    found = sorted({item.label for item in items})
+    classes = sorted({item.label for item in items})
     if not declared:
         if absent:
             raise FieldError("data.absent", list(absent), "is for declared classes: list all of them in data.classes")
-        return found
-    for name in found:
+        return classes
+    for name in classes:
         if name not in declared:
             raise FieldError(f"{root.name}: class folder", name, f"is not in data.classes; {nearest(name, declared)}")
     if len(set(declared)) != len(declared):
@@ -172,8 +172,8 @@ def _classes(root: Path, items: Sequence[_Item], declared: Sequence[str], absent
     for name in absent:
         require_choice("data.absent", name, declared)
     for name in declared:
-        if name not in found and name not in absent:
-            accepted = f"has no image in {root}: {nearest(name, found)}; or list it in data.absent if it is meant"
+        if name not in classes and name not in absent:
+            accepted = f"has no image in {root}: {nearest(name, classes)}; or list it in data.absent if it is meant"
             raise FieldError("data.classes", name, accepted)
     return list(declared)
 

@@ -31,8 +31,8 @@ def text_boxes(page: Page) -> list[Box]:
     ink &= (heights <= 3 * usual)[parts] & (heights >= 2)[parts]  # neither frames, barcodes and logos nor grain
     gap = max(2, usual // 2)
     words, _ = ndimage.label(ndimage.binary_dilation(ink, np.ones((1, 2 * gap + 1))), np.ones((3, 3)))
-    found = ((r.start, c.start + gap, r.stop, c.stop - gap) for r, c in ndimage.find_objects(words))
-    boxes = (Box(max(0, t - 1), max(0, x), min(b + 1, len(page)), y) for t, x, b, y in found)
+    gaps = ((r.start, c.start + gap, r.stop, c.stop - gap) for r, c in ndimage.find_objects(words))
+    boxes = (Box(max(0, t - 1), max(0, x), min(b + 1, len(page)), y) for t, x, b, y in gaps)
     return [box for box in boxes if box.usable and box.height <= 3 * usual]
 
 
@@ -75,7 +75,7 @@ def forge_pages(
     if unknown := sorted(set(known) - set(pages)):
         raise FieldError(str(folder / BOXES), unknown[0], "is none of the images")
     boxes = {name: [b for b in known.get(name) or text_boxes(page) if b.usable] for name, page in pages.items()}
-    if bare := [name for name, found in boxes.items() if not found]:
+    if bare := [name for name, marked in boxes.items() if not marked]:
         raise FieldError(str(folder), bare[0], f"shows no text that could be forged: say where it stands in {BOXES}")
     if out.exists() and any(out.iterdir()):
         raise FieldError("out", str(out), "holds something already: name a new folder")

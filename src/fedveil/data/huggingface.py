@@ -111,19 +111,19 @@ def _splits(root: Path, split: str, test_split: str, max_rows: int, limit: float
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FieldError("data.path", str(root), f"is not what save_to_disk writes ({error})") from error
     if not isinstance(stored, library.DatasetDict):
-        found = {root.name: stored}
+        splits = {root.name: stored}
     elif split not in stored:
         raise FieldError("data.split", split, nearest(split, list(stored)))
     else:
-        found = {name: stored[name] for name in dict.fromkeys((split, test_split)) if name in stored}
-    for name, one in found.items():
+        splits = {name: stored[name] for name in dict.fromkeys((split, test_split)) if name in stored}
+    for name, one in splits.items():
         if not len(one):
             raise FieldError(name, 0, "this split holds no row")
         if len(one) > max_rows:
             raise FieldError(name, f"{len(one)} rows", f"raise data.max_rows ({max_rows}) if it is meant")
         if one.data.nbytes > limit:
             raise FieldError(name, f"{one.data.nbytes / 2**30:.1f} GiB", "raise data.max_gib if it is meant")
-    return found
+    return splits
 
 
 def _frame(name: str, split: Any, spec: TableSpec, pictures: Sequence[str]) -> Rows:

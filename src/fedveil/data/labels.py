@@ -43,26 +43,26 @@ def count_classes(labels: Mapping[str, Array], declared: int = 0, absent: Sequen
         if declared:
             accepted = f"must be one of the {declared} declared classes, 0 to {declared - 1}"
             _refuse(name, values, values >= declared, accepted)
-    found = np.unique(np.concatenate([np.unique(values) for values in labels.values()]))
-    if not len(found):
+    classes = np.unique(np.concatenate([np.unique(values) for values in labels.values()]))
+    if not len(classes):
         raise FieldError(" and ".join(labels), 0, "must hold at least one label")
-    number = declared or 1 + int(max(found.max(), max(absent, default=0)))
+    number = declared or 1 + int(max(classes.max(), max(absent, default=0)))
     outside = [c for c in absent if not 0 <= c < number]
     if outside:
         raise FieldError("data.absent", outside, f"must be classes, 0 to {number - 1}")
-    lowest = int(found.min())
+    lowest = int(classes.min())
     if lowest and not set(range(lowest)) <= set(absent):
         accepted = f"the lowest label is {lowest}, but classes are numbered from 0 on: subtract {lowest} from all"
         for name, values in labels.items():
             _refuse(name, values, values == lowest, accepted)
-    if number - len(found) > len(set(absent) - set(found.tolist())):
-        present = set(found.tolist()) | set(absent)
+    if number - len(classes) > len(set(absent) - set(classes.tolist())):
+        present = set(classes.tolist()) | set(absent)
         missing = [c for c in range(min(number, len(present) + 6)) if c not in present][:5]
         accepted = (
             f"no example of class {', '.join(map(str, missing))} among {number} classes: number them 0, 1, 2, ... "
             "without gaps, or say that it is meant, e.g. data.absent = [" + ", ".join(map(str, missing)) + "]"
         )
-        raise FieldError(" and ".join(labels), found[:20].tolist(), accepted)
+        raise FieldError(" and ".join(labels), classes[:20].tolist(), accepted)
     return number
 
 
@@ -131,8 +131,8 @@ def natural_clients(name: str, values: Ids, examples: int) -> tuple[Tensor, tupl
     if given.ndim != 1 or given.dtype.kind not in "iuU" or len(given) != examples:
         accepted = f"must be one whole number or text for each of the {examples} examples"
         raise FieldError(name, (str(given.dtype), given.shape), accepted)
-    found, inverse = np.unique(given, return_inverse=True)
-    return torch.from_numpy(inverse.astype(np.int64)), tuple(str(v) for v in found)
+    names, inverse = np.unique(given, return_inverse=True)
+    return torch.from_numpy(inverse.astype(np.int64)), tuple(str(v) for v in names)
 
 
 def people_of(name: str, values: Ids, examples: int, place: Callable[[int], str] | None = None) -> Tensor:

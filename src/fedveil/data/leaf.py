@@ -75,18 +75,18 @@ def _read(folder: Path) -> dict[str, tuple[Array, Array]]:
     files = sorted(folder.glob("*.json"))
     if not files:
         raise MissingDataError("data.path", str(folder), "holds no .json file; make them with LEAF's preprocess.sh")
-    found: dict[str, tuple[Array, Array]] = {}
+    examples: dict[str, tuple[Array, Array]] = {}
     for file in files:
         try:
             content = json.loads(file.read_bytes())
             users, held = content["users"], content["user_data"]
             for user in users:
-                if user in found:
+                if user in examples:
                     raise ValueError(f"user {user!r} stands in two files")
-                found[str(user)] = _examples(held[user])
+                examples[str(user)] = _examples(held[user])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise FieldError(str(file), type(error).__name__, f"is no file of LEAF's form: {error}") from error
-    return found
+    return examples
 
 
 def _examples(held: Mapping[str, Any]) -> tuple[Array, Array]:

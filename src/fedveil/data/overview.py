@@ -49,34 +49,36 @@ def holdings(clients: Sequence[ClientData], dataset: DataSet) -> list[Holding]:
     These are facts about private data: a table of them is for whoever runs the experiment, and no release of a
     federation covers it.
     """
-    found = (_holding(client, dataset.classes, whole=True) for client in clients)
-    return [replace(own, notes=_notes(own, dataset)) for own in found]
+    every = (_holding(client, dataset.classes, whole=True) for client in clients)
+    return [replace(own, notes=_notes(own, dataset)) for own in every]
 
 
-def warnings_of(found: Sequence[Holding], dataset: DataSet) -> list[str]:
+def warnings_of(holdings: Sequence[Holding], dataset: DataSet) -> list[str]:
     """A line for each kind of unusual client; none where there is nothing to say."""
     owners = dataset.owners
-    mixed = bool(owners) and not {h.name for h in found} <= set(owners)
-    lacking = _line(found, lambda h: bool(h.examples) and 1 < h.present < dataset.classes, "no example of some class")
+    mixed = bool(owners) and not {h.name for h in holdings} <= set(owners)
+    lacking = _line(
+        holdings, lambda h: bool(h.examples) and 1 < h.present < dataset.classes, "no example of some class"
+    )
     natural = f"the set's {len(owners)} natural clients are mixed: partition = 'natural' keeps them" if mixed else ""
-    return [line for line in (natural, *_odd(found), lacking) if line]
+    return [line for line in (natural, *_odd(holdings), lacking) if line]
 
 
 def oddities(clients: Sequence[ClientData]) -> list[str]:
     """What is unusual about clients whatever their data set is: a line each kind."""
     classes = 1 + max((int(c.y.max()) for c in clients if c.examples and not c.y.is_floating_point()), default=-1)
-    found = [_holding(client, classes, name=client.name or f"client {i}") for i, client in enumerate(clients)]
-    several = sum(any(column) for column in zip(*(h.counts for h in found), strict=False)) > 1
-    return [line for line in _odd(found, several) if line]
+    holdings = [_holding(client, classes, name=client.name or f"client {i}") for i, client in enumerate(clients)]
+    several = sum(any(column) for column in zip(*(h.counts for h in holdings), strict=False)) > 1
+    return [line for line in _odd(holdings, several) if line]
 
 
-def _odd(found: Sequence[Holding], several: bool = True) -> list[str]:
+def _odd(holdings: Sequence[Holding], several: bool = True) -> list[str]:
     single = "examples of a single class, and their models learn to name it alone: deal out more classes a client"
     return [
-        "one client: its model is the aggregate, and no other client hides it" if len(found) == 1 else "",
-        _line(found, lambda h: not h.examples, "no example to train on: they return the model they receive"),
-        _line(found, lambda h: h.examples == 1, "a single example to train on"),
-        _line(found, lambda h: several and h.examples > 1 and h.present == 1 < len(found), single),
+        "one client: its model is the aggregate, and no other client hides it" if len(holdings) == 1 else "",
+        _line(holdings, lambda h: not h.examples, "no example to train on: they return the model they receive"),
+        _line(holdings, lambda h: h.examples == 1, "a single example to train on"),
+        _line(holdings, lambda h: several and h.examples > 1 and h.present == 1 < len(holdings), single),
     ]
 
 
@@ -104,9 +106,9 @@ def _notes(own: Holding, dataset: DataSet) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _line(found: Sequence[Holding], chosen: Callable[[Holding], bool], text: str) -> str:
-    names = [holding.name for holding in found if chosen(holding)]
+def _line(holdings: Sequence[Holding], chosen: Callable[[Holding], bool], text: str) -> str:
+    names = [holding.name for holding in holdings if chosen(holding)]
     if not names:
         return ""
     more = ", ..." if len(names) > _NAMED else ""
-    return f"{len(names)} of {len(found)} clients hold {text} ({', '.join(names[:_NAMED])}{more})"
+    return f"{len(names)} of {len(holdings)} clients hold {text} ({', '.join(names[:_NAMED])}{more})"

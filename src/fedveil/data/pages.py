@@ -78,11 +78,11 @@ def _outlined(folder: Path, file: Path) -> Iterator[Document]:
     """Those that the JSON file names."""
     outlines = forged(file)
     sensitive = _sensitive(folder, {Path(name).stem for name in outlines})
-    for name, found in sorted(outlines.items()):
+    for name, own in sorted(outlines.items()):
         image = folder / name
         if not image.is_file():
             raise FieldError(str(image), None, f"is missing, and {file.name} names it")
-        yield Document(name, partial(_read, str(image), image, found), sensitive(Path(name).stem))
+        yield Document(name, partial(_read, str(image), image, own), sensitive(Path(name).stem))
 
 
 def _sensitive(folder: Path, names: Collection[str]) -> Callable[[str], tuple[Mark | None, ...]]:
@@ -111,15 +111,15 @@ def kinds_of(folder: Path) -> dict[str, Mapping[str, Mark]]:
 
 
 def _outlines_by_name(file: Path) -> dict[str, list[Outline]]:
-    found: dict[str, list[Outline]] = {}
+    outlines: dict[str, list[Outline]] = {}
     for name, boxes in read_boxes(file).items():
         if any(box.top < 0 or box.left < 0 or box.height < 1 or box.width < 1 for box in boxes):
             raise FieldError(str(file), name, "has a box that is empty or begins outside the image")
-        found[Path(name).stem] = [
+        outlines[Path(name).stem] = [
             np.array([(b.left, b.top), (b.right - 1, b.top), (b.right - 1, b.bottom - 1), (b.left, b.bottom - 1)])
             for b in boxes
         ]
-    return found
+    return outlines
 
 
 def read_boxes(file: Path) -> dict[str, list[Box]]:
@@ -176,10 +176,10 @@ def _marked(name: str, mark: Mark, shape: tuple[int, int], most: int) -> Grey:
     """[H, W]: 1 where something is marked."""
     if isinstance(mark, list):
         return filled(name, mark, shape)
-    found = decode(name, mark, mode="grey", max_pixels=most)
-    if found.shape != shape:
-        raise FieldError(name, found.shape, f"must be as large as the image, {shape}")
-    return (found > 0).astype(np.uint8)
+    pixels = decode(name, mark, mode="grey", max_pixels=most)
+    if pixels.shape != shape:
+        raise FieldError(name, pixels.shape, f"must be as large as the image, {shape}")
+    return (pixels > 0).astype(np.uint8)
 
 
 def grey_pages(path: Path, most: int) -> Iterator[tuple[str, Grey]]:
@@ -223,18 +223,18 @@ def forged(file: Path) -> dict[str, list[Outline]]:
     try:
         content = json.loads(file.read_bytes())
         names = {image["id"]: str(image["file_name"]) for image in content["images"]}
-        found: dict[str, list[Outline]] = {name: [] for name in names.values()}
-        if len(found) < len(content["images"]):
+        outlines: dict[str, list[Outline]] = {name: [] for name in names.values()}
+        if len(outlines) < len(content["images"]):
             raise ValueError("an id or a file_name stands there twice")
         marks: Sequence[Mapping[str, Any]] = content["annotations"]
         for mark in marks:
             if mark["category_id"] == FORGED:
-                found[names[mark["image_id"]]] += _outlines(mark["segmentation"])
+                outlines[names[mark["image_id"]]] += _outlines(mark["segmentation"])
     except (OSError, ValueError, LookupError, TypeError, OverflowError) as error:
         raise damaged("data.path", file, error, "it must be of COCO's form, as T-SROIE's own are") from error
-    if not any(found.values()):
+    if not any(outlines.values()):
         raise FieldError("data.path", str(file), f"outlines nothing of category_id {FORGED}, which means forged")
-    return found
+    return outlines
 
 
 def filled(name: str, outlines: Sequence[Outline], shape: tuple[int, int]) -> NDArray[np.uint8]:
@@ -260,7 +260,7 @@ def _outlines(segmentation: Any) -> list[Outline]:
     """From x, y, x, y and so on; pairs; or a list of either."""
     several = isinstance(segmentation[0], list) and len(segmentation[0]) != 2
     parts = segmentation if several else [segmentation]
-    found = [np.asarray(part, dtype=np.float64).reshape(-1, 2).astype(np.int64) for part in parts]
-    if any(len(outline) < 3 for outline in found):
+    polygons = [np.asarray(part, dtype=np.float64).reshape(-1, 2).astype(np.int64) for part in parts]
+    if any(len(outline) < 3 for outline in polygons):
         raise ValueError(f"a segmentation has fewer than 3 corners: {segmentation}")
-    return found
+    return polygons

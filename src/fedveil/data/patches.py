@@ -76,13 +76,13 @@ class Patches:
         return replace(self, directions=basis)
 
     def _pooled(self, images: Tensor) -> Tensor:
-        found, rows = [], images.shape[2] - SIZE + 1
+        pooled, rows = [], images.shape[2] - SIZE + 1
         for part in torch.split(images, AT_ONCE):
             windows = _normal(F.unfold(part, SIZE).transpose(1, 2))
             near = nearer((windows - self.mean) @ self.whiten, self.centres).transpose(1, 2)
             maps = near.reshape(len(part), len(self.centres), rows, -1)
-            found.append(F.adaptive_avg_pool2d(maps, 2).flatten(1))
-        return torch.cat(found)
+            pooled.append(F.adaptive_avg_pool2d(maps, 2).flatten(1))
+        return torch.cat(pooled)
 
 
 def learn_patches(images: Tensor, count: int, seed: int) -> Patches:
@@ -151,8 +151,8 @@ class RingFeatures:
 
     def features(self, images: Tensor) -> Tensor:
         """Features [N, components] of images [N, channels, height, width], each of length `LENGTH`."""
-        found = [self._of(part) for part in torch.split(images, AT_ONCE)]
-        return torch.cat(found) if found else images.new_zeros(0, self.directions.shape[1])
+        parts = [self._of(part) for part in torch.split(images, AT_ONCE)]
+        return torch.cat(parts) if parts else images.new_zeros(0, self.directions.shape[1])
 
     def _of(self, images: Tensor) -> Tensor:
         scaled = (_pooled(images, self.sizes, self.learned) - self.shift) / self.scale
@@ -210,12 +210,12 @@ def _drawn(images: Tensor, size: int, generator: torch.Generator) -> Tensor:
 
 def _pooled(images: Tensor, sizes: Sequence[int], learned: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
     """Square roots of the means over each ring, [N, rings x centres of all sizes]."""
-    found = []
+    pooled = []
     for size, (mean, whiten, centres) in zip(sizes, learned, strict=True):
         near = nearer((F.unfold(images, size).transpose(1, 2) - mean) @ whiten, centres)
         rings = _rings(images.shape[2] - size + 1, images.shape[3] - size + 1).to(images)
-        found.append((rings @ near).flatten(1))
-    return torch.cat(found, 1).sqrt()
+        pooled.append((rings @ near).flatten(1))
+    return torch.cat(pooled, 1).sqrt()
 
 
 def _rings(height: int, width: int) -> Tensor:

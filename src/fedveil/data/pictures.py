@@ -117,15 +117,15 @@ def stack(
     if first.size * 4 > max_bytes:
         accepted = "all images together take more memory: raise it, or shrink them by data.size"
         raise FieldError("data.max_gib", _shape(first), accepted)
-    found = np.empty((count, *first.shape), dtype=first.dtype)
+    stacked = np.empty((count, *first.shape), dtype=first.dtype)
     for i, (name, content) in enumerate(sources):
         one = decode(name, content, **options)
         if one.shape != first.shape or one.dtype != first.dtype:
             apart = one.shape[:2] != first.shape[:2]
             fix = "data.size = [height, width]" if apart else "data.mode = 'grey' or 'rgb'"
             raise FieldError(name, _shape(one), f"must be like {like[0]}, {_shape(first)}; {fix} makes them equal")
-        found[i] = one
-    return found
+        stacked[i] = one
+    return stacked
 
 
 def size_of(size: Sequence[int]) -> tuple[int, int] | None:
@@ -183,22 +183,22 @@ def _pixels(name: str, image: "Image", mode: str, size: tuple[int, int] | None) 
     if image.mode in ("I", "F"):
         raise FieldError(name, image.mode, "32-bit pixels have no known range: store them as 8 or 16 bits, or as npz")
     if deep:
-        found: Image = image
+        converted: Image = image
     elif mode != "auto":
-        found = image.convert("L" if mode == "grey" else "RGB")
+        converted = image.convert("L" if mode == "grey" else "RGB")
     elif image.mode == "P":
         colours = np.asarray(image.convert("RGB"))
-        found = image.convert("L" if (colours == colours[..., :1]).all() else "RGB")
+        converted = image.convert("L" if (colours == colours[..., :1]).all() else "RGB")
     elif image.mode in ("1", "L", "RGB"):
-        found = image.convert("L") if image.mode == "1" else image
+        converted = image.convert("L") if image.mode == "1" else image
     else:
         accepted = "must be grey or RGB; data.mode = 'grey' or 'rgb' converts it and drops what does not fit"
         raise FieldError(name, f"{image.mode} ({len(image.getbands())} channels)", accepted)
-    values = np.asarray(found).astype(np.float32) / np.float32(65535) if deep else np.asarray(found)
+    values = np.asarray(converted).astype(np.float32) / np.float32(65535) if deep else np.asarray(converted)
     if size is None or values.shape[:2] == size:
         return values
     module = pillow()
     shrinks = size[0] <= values.shape[0] and size[1] <= values.shape[1]
     resample = module.Resampling.BOX if shrinks else module.Resampling.BILINEAR
-    plane = module.fromarray(values) if deep else found
+    plane = module.fromarray(values) if deep else converted
     return np.asarray(plane.resize((size[1], size[0]), resample))

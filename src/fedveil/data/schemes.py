@@ -60,8 +60,8 @@ def shards_of(labels: Labels, clients: int, shards: int, rng: np.random.Generato
 
 def natural(owner: Indices, clients: int | None, min_size: int, rng: np.random.Generator) -> list[Indices]:
     """The examples of each natural client that has enough; of these, `clients` drawn without replacement, or all."""
-    found, sizes = np.unique(owner, return_counts=True)
-    enough = found[sizes >= max(min_size, 1)]
+    owners, sizes = np.unique(owner, return_counts=True)
+    enough = owners[sizes >= max(min_size, 1)]
     if clients is not None and clients > len(enough):
         accepted = f"only {len(enough)} natural clients hold at least {max(min_size, 1)} examples"
         raise FieldError("clients", clients, accepted)
@@ -69,7 +69,7 @@ def natural(owner: Indices, clients: int | None, min_size: int, rng: np.random.G
         raise FieldError("min_size", min_size, f"the largest natural client holds {sizes.max()} examples")
     chosen = enough if clients is None else np.sort(rng.choice(enough, size=clients, replace=False))
     groups = np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])
-    return [groups[place] for place in np.searchsorted(found, chosen)]
+    return [groups[place] for place in np.searchsorted(owners, chosen)]
 
 
 def _cuts(examples: int, clients: int, alpha: float, rng: np.random.Generator) -> Indices:

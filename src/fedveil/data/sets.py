@@ -194,5 +194,5 @@ def cache_folder() -> Path:
 def prepared_alzheimer() -> list[str]:
     """The options of which there are decoded copies, which need the file no longer."""
     copies = filter(zipfile.is_zipfile, cache_folder().glob("alzheimer-*.npz"))
-    found = {path.name.split("-")[1].removesuffix(".npz") for path in copies}
-    return [f"resolution={name}" for name in sorted((n for n in found if n.isdigit()), key=int)]
+    kinds = {path.name.split("-")[1].removesuffix(".npz") for path in copies}
+    return [f"resolution={name}" for name in sorted((n for n in kinds if n.isdigit()), key=int)]

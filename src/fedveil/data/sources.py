@@ -145,8 +145,8 @@ def load(name: str, **options: Any) -> "DataSet":
     """
     make = SOURCES.choose(name).load
     _check(name, make, options)
-    found = make(**options)
-    examples: DataSet = found.read() if hasattr(found, "read") else found
+    dataset = make(**options)
+    examples: DataSet = dataset.read() if hasattr(dataset, "read") else dataset
     return examples
 
 

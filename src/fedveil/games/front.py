@@ -43,13 +43,13 @@ def with_attacks(summaries: Sequence[Summary], folder: Path) -> list[Summary]:
     without the defence, or evidently against that setting.
     """
     attacks = _attacks(folder / AUDIT / RESULT)
-    found = []
+    attacked = []
     for summary in summaries:
         own = attacks.get(summary.setting)
         place = {"audits": own or [], "audited": own is not None}
-        found.append(Summary({**summary.values, **place}, summary.rows))
-    write(folder, [summary.values for summary in found])
-    return found
+        attacked.append(Summary({**summary.values, **place}, summary.rows))
+    write(folder, [summary.values for summary in attacked])
+    return attacked
 
 
 def _attacks(path: Path) -> dict[str, list[dict[str, Any]]]:
@@ -64,12 +64,12 @@ def _attacks(path: Path) -> dict[str, list[dict[str, Any]]]:
         return {}
     try:
         values = json_of(path.read_bytes())
-        found: dict[str, list[dict[str, Any]]] = {str(label): [] for label in values["settings"]}
+        attacks: dict[str, list[dict[str, Any]]] = {str(label): [] for label in values["settings"]}
         for r in values["results"]:
             auc = r["auc"]
             if not r["supposed"] and (r["valid_without_defence"] is not False or auc["low"] > 0.5):
                 entry = {"attack": r["attack"], "auc": auc["point"], "low": auc["low"], "high": auc["high"]}
-                found[r["setting"]].append({**entry, "runs": values["replicates"]})
+                attacks[r["setting"]].append({**entry, "runs": values["replicates"]})
     except (ValueError, KeyError, TypeError) as error:
         raise damaged("audit", path, error, "delete it, and ask the audit again; finished runs stay") from error
-    return {label: sorted(entries, key=lambda e: -float(e["auc"])) for label, entries in found.items()}
+    return {label: sorted(entries, key=lambda e: -float(e["auc"])) for label, entries in attacks.items()}

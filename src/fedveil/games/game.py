@@ -223,10 +223,10 @@ def game_of(config: Config, name: str | None = None, attacks: Sequence[str] = ()
 def _games_of(attack: str | None = None) -> list[str]:
     """The games that play an attack, or all; participation first."""
     names = sorted(GAMES, key=lambda game: game != USUAL)
-    found = [game for game in names if attack is None or attack in (game, *GAMES[game].known)]
-    if not found:
+    chosen = [game for game in names if attack is None or attack in (game, *GAMES[game].known)]
+    if not chosen:
         raise FieldError("--attack", attack, nearest(str(attack), {a for kind in GAMES.values() for a in kind.known}))
-    return found
+    return chosen
 
 
 def play(
@@ -272,16 +272,16 @@ def play(
                 mark_private(path, UNNOISED)
             for note in notes:
                 progress.say(note)
-            found = game.judge(store.run(game.cells(), progress, jobs, together=game.together, executor=executor))
-            for note in found.notes:
+            judgement = game.judge(store.run(game.cells(), progress, jobs, together=game.together, executor=executor))
+            for note in judgement.notes:
                 progress.say(note)
-            found.values.setdefault("results", [verdict.to_dict() for verdict in found.verdicts])
-            found.values.setdefault("refused", [asdict(one) for one in found.refused])
-            found.values.update({"game": game.name, "notes": notes + found.notes, "source": REPRODUCIBLE})
-            found.values.update(_played(game.config), seconds=round(perf_counter() - began, 1))
+            judgement.values.setdefault("results", [verdict.to_dict() for verdict in judgement.verdicts])
+            judgement.values.setdefault("refused", [asdict(one) for one in judgement.refused])
+            judgement.values.update({"game": game.name, "notes": notes + judgement.notes, "source": REPRODUCIBLE})
+            judgement.values.update(_played(game.config), seconds=round(perf_counter() - began, 1))
             if path is not None:
-                write_atomic(path / RESULT, (json.dumps(found.values, indent=1) + "\n").encode())
-    return found
+                write_atomic(path / RESULT, (json.dumps(judgement.values, indent=1) + "\n").encode())
+    return judgement
 
 
 def _played(config: Config) -> dict[str, Any]:
@@ -309,13 +309,13 @@ def settings_of(config: Config, compare: bool) -> list[Planned]:
     fixed = {"compare": Comparison(), "engine": "local", "device": resolve_device(config.device)}
     fixed["source"] = Randomness()
     single = config.model_copy(update=fixed)
-    found = [Planned(config.privacy.method, single)]
+    planned = [Planned(config.privacy.method, single)]
     if compare:
-        found = []
+        planned = []
         for variant in variants_of(config):
             one = configure(config, variant.label, variant.setting).model_copy(update=fixed)
-            found.append(Planned(variant.label, one, variant.setting.match_sigma_of))
-    plain = [p for p in found if p.config.privacy.method == VANILLA]
+            planned.append(Planned(variant.label, one, variant.setting.match_sigma_of))
+    plain = [p for p in planned if p.config.privacy.method == VANILLA]
     if not plain:
         plain = [Planned(VANILLA, configure(single, VANILLA, Setting.model_validate({"method": VANILLA})))]
-    return [*plain, *(p for p in found if p not in plain)]
+    return [*plain, *(p for p in planned if p not in plain)]

@@ -122,8 +122,8 @@ class InversionGame(Attacking):
         releases = {label: view.released[:-1][: self.replicates] for label, view in views.items()}
         attacks: list[Inversion] = [INVERSIONS[name]() for name in self.chosen]
         undefended = self.settings[0].label
-        found = compare_inversion(releases, attacks, undefended=undefended)
-        refused = [Refused(attack, "all", reason) for attack, reason in found.refused.items()]
+        inverted = compare_inversion(releases, attacks, undefended=undefended)
+        refused = [Refused(attack, "all", reason) for attack, reason in inverted.refused.items()]
         values = {
             "name": self.config.name,
             **self.question(),
@@ -131,9 +131,9 @@ class InversionGame(Attacking):
             "undefended": undefended,
         }
         notes = [f"{r.attack} was not run: {r.reason}" for r in refused]
-        if invalid := sorted({v.attack for v in found.verdicts if not v.valid}):
+        if invalid := sorted({v.attack for v in inverted.verdicts if not v.valid}):
             notes.append(f"fails without a defence, and says nothing about one: {', '.join(invalid)}")
-        return InversionAudit(found.verdicts, refused, values, notes, found, self._pixels)
+        return InversionAudit(inverted.verdicts, refused, values, notes, inverted, self._pixels)
 
     def _federation(self, setup: Setup, method: Method | None) -> Federation:
         """Clients that train on a few images; another method where a noise is named."""

@@ -147,12 +147,12 @@ class MembershipGame(Attacking):
     @cached_property
     def of_run(self) -> dict[tuple[str, int], Cell]:
         """The cell of every run."""
-        found = {}
+        verdicts = {}
         for planned in self.settings:
             for i in range(self.replicates):
                 config = planned.config.model_copy(update={"seed": self.config.seed + i})
-                found[planned.label, i] = Cell(planned.label, config, self._probes)
-        return found
+                verdicts[planned.label, i] = Cell(planned.label, config, self._probes)
+        return verdicts
 
     def check(self) -> list[str]:
         """Refuse data without classes, or without records held out."""
@@ -173,7 +173,7 @@ class MembershipGame(Attacking):
 
     def judge(self, finished: Finished) -> Judgement:
         """One verdict an attack and setting, over runs; ``roc`` has rates of the first run, for logarithmic axes."""
-        found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        scores: dict[tuple[str, str], list[dict[str, Any]]] = {}
         refused: dict[tuple[str, str], list[str]] = {}
         roc: dict[str, dict[str, list[list[float]]]] = {}
         trusted: list[str] = []
@@ -185,19 +185,19 @@ class MembershipGame(Attacking):
                 seen = values["concluded"][(ShadowView if shadowed(name) else MembershipView)().name]
                 if name in seen["figures"]:
                     one = {key: seen[key][name] for key in ("figures", "rates", "others") if name in seen[key]}
-                    found.setdefault((label, name), []).append(one)
+                    scores.setdefault((label, name), []).append(one)
                     if name in seen["roc"]:
                         roc.setdefault(label, {}).setdefault(name, seen["roc"][name])
                 else:
                     why = seen["refused"].get(name, "was not played")
                     refused.setdefault((label, name), []).append(f"under seed {self.config.seed + run}: {why}")
         undefended = self.settings[0].label
-        bare = {n: float(np.mean([o["figures"] for o in v])) for (label, n), v in found.items() if label == undefended}
+        bare = {n: float(np.mean([o["figures"] for o in v])) for (label, n), v in scores.items() if label == undefended}
         verdicts = [
             _over_runs(label, name, values, bare.get(name), refused.get((label, name), ()))
-            for (label, name), values in found.items()
+            for (label, name), values in scores.items()
         ]
-        lines = [Refused(name, label, why[0]) for (label, name), why in refused.items() if (label, name) not in found]
+        lines = [Refused(name, label, why[0]) for (label, name), why in refused.items() if (label, name) not in scores]
         notes = [
             f"{label}: the server is trusted and sees clear updates; only attacks on the global model are an outsider's"
             for label in trusted

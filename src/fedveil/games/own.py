@@ -32,12 +32,12 @@ def make_one(make: Make, clients: Clients, method: AnyMethod | None, seed: int, 
         signature(make).bind(clients, method, seed, **more)
     except TypeError as error:
         raise FieldError("make", getattr(make, "__name__", "a function"), f"{error}; write {written}") from error
-    found = make(clients, method, seed, **more)
-    if not isinstance(found, Federation):
-        raise FieldError("make", type(found).__name__, f"must return a Federation: {written}")
-    if method is not None and found.method == resolve_method(None) != resolve_method(method):
+    federation = make(clients, method, seed, **more)
+    if not isinstance(federation, Federation):
+        raise FieldError("make", type(federation).__name__, f"must return a Federation: {written}")
+    if method is not None and federation.method == resolve_method(None) != resolve_method(method):
         raise FieldError("make", type(method).__name__, f"does not hand its method on: write {written}")
-    return found
+    return federation
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,13 +76,13 @@ class OwnGame(Unconfigured):
     @cached_property
     def of_case(self) -> dict[Case, Cell]:
         """The cell of every run; rehearsals and runs have seeds of their own, alike in all settings."""
-        found = {}
+        cells = {}
         for case in cases_of(self.settings, [HONEST], max(REHEARSALS, self.runs // 2), self.runs):
             seed = 2 * (case.index + (10**6 if case.phase == "run" else 0)) + case.inside
             made = partial(_audited, self.make, self.worlds[case.inside], self.settings[case.setting], seed)
             config = stated(self.rounds, seed, self.delta)
-            found[case] = Cell(case.setting, config, (LossView(*self.held),), make=made)
-        return found
+            cells[case] = Cell(case.setting, config, (LossView(*self.held),), make=made)
+        return cells
 
     def cells(self) -> list[Cell]:
         """The runs."""
@@ -96,10 +96,10 @@ class OwnGame(Unconfigured):
             done[case] = Replicate(case, outcome.summary, {name: outcome.series(name) for name in names})
         attacks = [*names, *([LikelihoodRatio.name] if CalibratedLoss.name in names else [])]
         labels = [*self.settings]
-        found = judge_all(done, labels, attacks, world_of(self.relation), self.delta)
+        audit = judge_all(done, labels, attacks, world_of(self.relation), self.delta)
         promised = next(one.summary.values["guarantee"] for case, one in done.items() if case.setting == labels[-1])
-        order = sorted(found.verdicts, key=lambda one: labels.index(one.setting))
-        return replace(found, verdicts=order, values={"promised": promised})
+        order = sorted(audit.verdicts, key=lambda one: labels.index(one.setting))
+        return replace(audit, verdicts=order, values={"promised": promised})
 
 
 class LossView:
@@ -139,8 +139,8 @@ class LossView:
 
 def _audited(make: Make, clients: Clients, method: AnyMethod | None, seed: int) -> Federation:
     """A federation to audit."""
-    found = make_one(make, clients, method, seed)
-    if found.own_buffers:
+    federation = make_one(make, clients, method, seed)
+    if federation.own_buffers:
         accepted = "these attacks model no client's own statistics: mend the model (fedveil.learning.mend)"
         raise FieldError("buffers", "keep", accepted)
-    return found
+    return federation

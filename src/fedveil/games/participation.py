@@ -84,8 +84,8 @@ class ParticipationGame(Attacking):
     def _relation(self, planned: Planned) -> str:
         """Of what a setting's models promise a client, or ""; metrics that are shown beside them have no world."""
         with suppress(FieldError):
-            found = promised(prepared(planned.config.model_copy(update={"publish": Publishing()}))).guarantee
-            return found.relation if found.proven and found.unit != "record" else ""
+            promise = promised(prepared(planned.config.model_copy(update={"publish": Publishing()}))).guarantee
+            return promise.relation if promise.proven and promise.unit != "record" else ""
         return ""
 
     @property
@@ -108,14 +108,14 @@ class ParticipationGame(Attacking):
         A setting that matches the sigma of another takes the average of that one's rehearsals with the target: metric
         privacy's sigma depends on who takes part.
         """
-        planned, found = {p.label: p for p in self.settings}, dict[Case, Cell]()
+        planned, cells = {p.label: p for p in self.settings}, dict[Case, Cell]()
         for case in self.cases:
             setting = planned[case.setting]
-            sources = self.rehearsed(setting.matches, found) if setting.matches else None
+            sources = self.rehearsed(setting.matches, cells) if setting.matches else None
             world = self.roles.model_copy(update={"inside": case.inside, "crafted": case.kind == MALICIOUS})
             config = setting.config.model_copy(update={"seed": case.seed(self.config.seed), "world": world})
-            found[case] = Cell(case.setting, config, (ParticipationView(self._others),), sources)
-        return found
+            cells[case] = Cell(case.setting, config, (ParticipationView(self._others),), sources)
+        return cells
 
     @cached_property
     def _others(self) -> tuple[type[Attack], ...]:
@@ -185,19 +185,19 @@ class ParticipationGame(Attacking):
         return replace(judged, values=values, notes=_afterthoughts(list(done.values())))
 
 
-def _afterthoughts(found: Sequence[Replicate]) -> list[str]:
+def _afterthoughts(replicates: Sequence[Replicate]) -> list[str]:
     """What only the finished runs show."""
     notes = []
-    lacking = [r for r in found if r.missing]
+    lacking = [r for r in replicates if r.missing]
     if lacking:
         classes = sorted({c for r in lacking for c in r.missing})
         notes.append(
-            f"in {len(lacking)} of {len(found)} runs the shadow data lack classes that the target has "
+            f"in {len(lacking)} of {len(replicates)} runs the shadow data lack classes that the target has "
             f"({', '.join(map(str, classes))}): the attacks on them are weaker than with a fuller shadow"
         )
-    stopped = [r for r in found if r.stopped]
+    stopped = [r for r in replicates if r.stopped]
     if stopped:
-        notes.append(f"{len(stopped)} of {len(found)} runs ended early: {stopped[0].stopped}")
+        notes.append(f"{len(stopped)} of {len(replicates)} runs ended early: {stopped[0].stopped}")
     return notes
 
 

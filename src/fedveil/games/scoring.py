@@ -108,8 +108,8 @@ class Replicate:
     def relation(self) -> str:
         """That the guarantee's epsilon is for; "" where it has none, or one for a record."""
         parties = self.summary.values["guarantees"]
-        found = parties.get("server") or parties["worst client"]
-        return str(found["relation"]) if "epsilon" in found and found["unit"] != "record" else ""
+        party = parties.get("server") or parties["worst client"]
+        return str(party["relation"]) if "epsilon" in party and party["unit"] != "record" else ""
 
 
 def never_drawn(config: Config, n: int, world: World, cases: Sequence[Case]) -> list[Case]:
@@ -235,7 +235,7 @@ def judge_all(
     published : {"off", "noised", "clear"}
         How clients are shown metrics; attacks on others are supposed.
     """
-    found = Audit(settings=tuple(settings))
+    audit = Audit(settings=tuple(settings))
     for attack in attacks:
         for mode in modes_of(attack):
             valid: bool | None = None
@@ -243,14 +243,14 @@ def judge_all(
             for setting in settings:
                 verdict = _judged(replicates, setting, ATTACKS[attack], mode, world, delta)
                 if isinstance(verdict, Refused):
-                    found.refused.append(verdict)
+                    audit.refused.append(verdict)
                     continue
                 if setting == settings[0]:
                     valid, plain = verdict.succeeds, verdict.point
                 supposed = bool(mode) and mode != published
-                found.verdicts.append(replace(verdict, valid=valid, without_defence=plain, supposed=supposed))
-    found.together.update(_together(found.verdicts, delta))
-    return found
+                audit.verdicts.append(replace(verdict, valid=valid, without_defence=plain, supposed=supposed))
+    audit.together.update(_together(audit.verdicts, delta))
+    return audit
 
 
 def _together(verdicts: Sequence[Scored], delta: float) -> dict[str, EpsilonBound]:
@@ -261,7 +261,7 @@ def _together(verdicts: Sequence[Scored], delta: float) -> dict[str, EpsilonBoun
         if threshold is not None and not verdict.supposed:
             scores = verdict.inside[:, -1].numpy(), verdict.outside[:, -1].numpy()
             judged.setdefault(verdict.setting, []).append((*scores, threshold))
-    return {setting: joint_bound(found, delta=delta) for setting, found in judged.items()}
+    return {setting: joint_bound(judged_alone, delta=delta) for setting, judged_alone in judged.items()}
 
 
 def _judged(
@@ -283,8 +283,8 @@ def _judged(
 
     def group(phase: str, inside: bool) -> Tensor:
         some = [r.scores for r in chosen if (r.case.phase, r.case.inside) == (phase, inside)]
-        found = {n: torch.tensor([s[t][:rounds] for s in some], dtype=torch.float64) for n, t in names.items()}
-        return found[attack.name] if weighing is None else weighing.stacked(found)
+        tensors = {n: torch.tensor([s[t][:rounds] for s in some], dtype=torch.float64) for n, t in names.items()}
+        return tensors[attack.name] if weighing is None else weighing.stacked(tensors)
 
     rehearsed = group("rehearsal", True), group("rehearsal", False)
     inside, outside = group("run", True), group("run", False)

@@ -76,8 +76,8 @@ class ShadowView:
     def _attacked(self, attack: ShadowScore) -> Pairs:
         if attack.target not in self._signals_of:
             last = {"-update": 1, "-trajectory": LAST}.get(attack.target)
-            found = self._whole(attack.target == PEOPLE) if last is None else self._sent(last)
-            self._signals_of[attack.target] = found
+            signals = self._whole(attack.target == PEOPLE) if last is None else self._sent(last)
+            self._signals_of[attack.target] = signals
         pairs = attack(self._signals_of[attack.target])
         if attack.target != PEOPLE:
             return pairs
@@ -102,8 +102,8 @@ class ShadowView:
         first, config = self._setup.arguments["initial"], self._setup.config
         start, rounds = first if first.dim() == 1 else first[0], range(1, config.rounds + 1)
         given = (self._last, start, known, population, rounds, sqrt(self._power), None)
-        found = self._signals(*given, torch.cat([place, away[asked]]), people)
-        return [([found], inside.examples)]
+        signals = self._signals(*given, torch.cat([place, away[asked]]), people)
+        return [([signals], inside.examples)]
 
     def _sent(self, last: int) -> list[tuple[list[Signals], int]]:
         """Of what the clients with most records sent in their last rounds."""
@@ -111,7 +111,7 @@ class ShadowView:
         if method.noisy is not None:
             raise FieldError("privacy.method", method.name, "noises every step: shadow updates would have to, too")
         partitions, table = by_round_and_client(self._view.received)
-        found = []
+        rounds_signals = []
         for partition in sorted(partitions, key=lambda p: -self._clients[p].examples)[:CLIENTS]:
             client = self._clients[partition]
             out_x, out_y = held_out([client])
@@ -124,8 +124,8 @@ class ShadowView:
                 bound = method.client_clip if method.client.trust == "local" else None
                 given = (asked, ClientData(out_x[n:], out_y[n:]), [sent.round], noise, bound)
                 rounds.append(self._signals(sent.model, sent.start, *given))
-            found.append((rounds, n))
-        return found
+            rounds_signals.append((rounds, n))
+        return rounds_signals
 
     def _signals(
         self,

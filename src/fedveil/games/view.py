@@ -104,8 +104,8 @@ class ParticipationView:
             try:
                 if observation is None:
                     raise ThreatError(NOTHING)
-                found = kind(known, threat).run(replace(observation, published=published))
-                scores[name] = torch.nan_to_num(found, nan=-1e6, posinf=1e6, neginf=-1e6).tolist()
+                conclusion = kind(known, threat).run(replace(observation, published=published))
+                scores[name] = torch.nan_to_num(conclusion, nan=-1e6, posinf=1e6, neginf=-1e6).tolist()
             except ThreatError as error:
                 refused[name] = str(error)
         return {"scores": scores, "refused": refused, "missing": list(shares.missing)}

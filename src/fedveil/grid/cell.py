@@ -105,11 +105,11 @@ class Cell:
 
 def distinct(cells: Iterable[Cell]) -> list[Cell]:
     """Every cell once, in order, behind those whose sigma it takes."""
-    found: dict[str, Cell] = {}
+    cells_by_key: dict[str, Cell] = {}
     for cell in cells:
         for one in (*cell.sources, cell):
-            found.setdefault(one.key, one)
-    return list(found.values())
+            cells_by_key.setdefault(one.key, one)
+    return list(cells_by_key.values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,9 +138,9 @@ class Outcome:
     def series(self, name: str) -> list[float]:
         """A figure round by round: a probe's, else of the noise, else of the pooled metrics; [] if there is none."""
         for kind in ("figures", "noise", "metrics"):
-            found = [float(row[kind][name]) for row in self.rows if name in row.get(kind, {})]
-            if found:
-                return found
+            values = [float(row[kind][name]) for row in self.rows if name in row.get(kind, {})]
+            if values:
+                return values
         return []
 
 

@@ -39,15 +39,15 @@ def named(label: str) -> Iterator[None]:
 
 def cells_of(config: Config, seeds: int) -> list[tuple[Variant, Cell]]:
     """The runs of ``[compare]``: setting by setting, seed by seed."""
-    found: dict[tuple[str, int], tuple[Variant, Cell]] = {}
+    cells: dict[tuple[str, int], tuple[Variant, Cell]] = {}
     for variant in variants_of(config):
         matches = variant.setting.match_sigma_of
         single = configure(config, variant.label, variant.setting)
         for seed in range(config.seed, config.seed + seeds):
-            source = found[matches, seed][1] if matches else None
+            source = cells[matches, seed][1] if matches else None
             cell = Cell(variant.label, single.model_copy(update={"seed": seed}), sigma_of=source)
-            found[variant.label, seed] = (variant, cell)
-    return list(found.values())
+            cells[variant.label, seed] = (variant, cell)
+    return list(cells.values())
 
 
 def compare(
@@ -120,13 +120,13 @@ def finished_of(config: Config, folder: Path, seeds: int = 1) -> list[Summary]:
 
 def _placed(planned: list[tuple[Variant, Cell]], finished: Finished) -> list[Summary]:
     """Summaries under the settings' labels."""
-    found = []
+    placed = []
     for variant, cell in planned:
         if cell.key in finished.outcomes:
             summary = finished.outcomes[cell.key].summary
             place = {"setting": variant.label, "base": variant.base, "swept": dict(variant.swept)}
-            found.append(Summary({**summary.values, **place}, summary.rows))
-    return found
+            placed.append(Summary({**summary.values, **place}, summary.rows))
+    return placed
 
 
 def write(folder: Path, values: list[Mapping[str, Any]]) -> None:

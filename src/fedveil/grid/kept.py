@@ -28,12 +28,12 @@ class Kept:
         """
         if self.folder is None or cell.make is not None:
             return None
-        found = sorted((self.folder / CELLS).glob(f"*-{cell.key}"))
-        if len(found) > 1 and cell.key.endswith(ABSENT):
+        folders = sorted((self.folder / CELLS).glob(f"*-{cell.key}"))
+        if len(folders) > 1 and cell.key.endswith(ABSENT):
             raise FieldError(
-                "data.name", cell.config.data.name, f"is not here, and {len(found)} versions of it were run"
+                "data.name", cell.config.data.name, f"is not here, and {len(folders)} versions of it were run"
             )
-        return found[0] if found else self.folder / CELLS / cell.folder
+        return folders[0] if folders else self.folder / CELLS / cell.folder
 
     def state(self, cell: Cell) -> str:
         """``"done"``, ``"begun"`` or ``"to run"``."""
@@ -69,8 +69,8 @@ class Kept:
 
     def collect(self, cells: Sequence[Cell]) -> Finished:
         """What is finished of some cells; nothing is run."""
-        found = ((cell.key, self.find(cell)) for cell in cells)
-        return Finished({key: outcome for key, outcome in found if outcome is not None})
+        outcomes = ((cell.key, self.find(cell)) for cell in cells)
+        return Finished({key: outcome for key, outcome in outcomes if outcome is not None})
 
     @contextmanager
     def claim(self, cells: Sequence[Cell]) -> Iterator[list[Cell]]:

@@ -62,9 +62,11 @@ def run_together(
             for first in list(played)[:1]:
                 advance(rows[first][-1])
         seconds = (perf_counter() - began) / len(configs)
-        found = conclude(own)
+        conclusions = conclude(own)
         return [
-            Summary(summary_of(s, f, lockstep.stopped.get(i, ""), book, rows[i], label, seconds, found[i]), rows[i])
+            Summary(
+                summary_of(s, f, lockstep.stopped.get(i, ""), book, rows[i], label, seconds, conclusions[i]), rows[i]
+            )
             for i, (s, f, book) in enumerate(zip(setups, federations, ledgers, strict=True))
         ]
 

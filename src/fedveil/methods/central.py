@@ -263,8 +263,8 @@ def _noised(reduced: Tensor, noise: Mechanism, source: Source, dtype: torch.dtyp
 def _check_weights(weights: Tensor, kept: bool, rule: str) -> None:
     """Refuse weights that are not what the stated sensitivity rests on."""
     if not kept or not bool((weights >= 0).all()):
-        found = f"from {float(weights.min()):g} to {float(weights.max()):g}, sum {float(weights.sum()):g}"
-        raise FieldError("weights", found, f"a rule's weights must not be negative and must {rule}")
+        given = f"from {float(weights.min()):g} to {float(weights.max()):g}, sum {float(weights.sum()):g}"
+        raise FieldError("weights", given, f"a rule's weights must not be negative and must {rule}")
 
 
 def _with_bit(spend: Spend, adaptive: QuantileClip) -> Spend:

@@ -160,8 +160,8 @@ class FedRE(ClientDefaults):
         if facts.layer_scores is None and state.scores is not None and len(state.scores) == len(layers):
             return [float(score) for score in state.scores]
         if facts.layer_scores is None or list(facts.layer_scores) != layers:
-            found = None if facts.layer_scores is None else list(facts.layer_scores)
-            raise FieldError("layer_scores", found, f"FedRE needs one score a layer, in this order: {layers}")
+            given = None if facts.layer_scores is None else list(facts.layer_scores)
+            raise FieldError("layer_scores", given, f"FedRE needs one score a layer, in this order: {layers}")
         return list(facts.layer_scores.values())
 
     def _multipliers(self, scores: list[float], rounds: int) -> list[float]:
@@ -191,11 +191,11 @@ class FedRE(ClientDefaults):
 def _require_usable(field: str, value: float, deviations: Sequence[float], dtype: torch.dtype, rises: bool) -> None:
     """Refuse noise whose square the model's type rounds to nothing or cannot hold; `rises` with the value or falls."""
     least, most = math.sqrt(torch.finfo(dtype).tiny), math.sqrt(torch.finfo(dtype).max)
-    found = [d for d in deviations if not least <= d <= most]
-    if found:
-        short = found[0] < least
+    unusable = [d for d in deviations if not least <= d <= most]
+    if unusable:
+        short = unusable[0] < least
         fix = f"{'raise' if short == rises else 'lower'} it, or {'raise' if short else 'lower'} privacy.clip"
-        accepted = f"gives a layer noise of deviation {found[0]:.3g}, outside {least:.1e} to {most:.1e}: {fix}"
+        accepted = f"gives a layer noise of deviation {unusable[0]:.3g}, outside {least:.1e} to {most:.1e}: {fix}"
         raise FieldError(field, value, accepted)
 
 
@@ -236,8 +236,8 @@ class PerturbationAware(Parameters):
         equal = torch.zeros(len(updates), len(groups), dtype=torch.float64)
         scores = facts.public_scores if self.weighting == "scores" else equal
         if scores is None or tuple(scores.shape) != (len(updates), len(groups)):
-            found = None if scores is None else tuple(scores.shape)
-            raise FieldError("public_scores", found, f"must be [n, L] = [{len(updates)}, {len(groups)}]")
+            given = None if scores is None else tuple(scores.shape)
+            raise FieldError("public_scores", given, f"must be [n, L] = [{len(updates)}, {len(groups)}]")
         weights = perturbation_weights(scores, self.normalised or self.weighting == "equal")
         step = torch.zeros_like(theta)
         for column, slices in enumerate(groups.values()):

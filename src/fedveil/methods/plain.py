@@ -139,5 +139,5 @@ class ReportedClusters(Clusters):
 
 def _index(reply: Releases, k: int) -> int:
     """What a reply reports, or -1 if that is none of the k hypotheses."""
-    found = [float(r.value) for r in reply if r.kind == "index" and r.value.numel() == 1]
-    return int(found[0]) if len(found) == 1 and found[0] in range(k) else -1
+    indices = [float(r.value) for r in reply if r.kind == "index" and r.value.numel() == 1]
+    return int(indices[0]) if len(indices) == 1 and indices[0] in range(k) else -1

@@ -43,12 +43,12 @@ def load_app(reference: str) -> Any:
     from flwr.clientapp import ClientApp
 
     module, _, attribute = reference.partition(":")
-    found: Any = import_module(module)
+    loaded: Any = import_module(module)
     for part in attribute.split("."):
-        found = getattr(found, part, None)
-    if not isinstance(found, ClientApp):
+        loaded = getattr(loaded, part, None)
+    if not isinstance(loaded, ClientApp):
         raise FieldError("client", reference, "is no ClientApp")
-    return found
+    return loaded
 
 
 class Worker:
@@ -189,7 +189,7 @@ def _answer(frames: list[bytes], folder: str) -> tuple[bytes, bytes]:
         reply = load_app(bundle.client)(message, context)
     if reply.has_error():
         raise FedVeilError(f"the app answered with error {reply.error.code}: {reply.error.reason}")
-    content, state = (recorddict_to_proto(found).SerializeToString() for found in (reply.content, context.state))
+    content, state = (recorddict_to_proto(part).SerializeToString() for part in (reply.content, context.state))
     return content, state
 
 

@@ -77,8 +77,8 @@ def probability(module: nn.Module, page: Grey, tile: int) -> NDArray[np.float32]
             some = places[first:last]
             tiles = np.stack([whole[r : r + tile, c : c + tile] for r, c in some])
             given = module(torch.from_numpy(tiles)[:, None].float() / 255).softmax(1)[:, 1].numpy()
-            for (r, c), found in zip(some, given, strict=True):
-                total[r : r + tile, c : c + tile] += found
+            for (r, c), scored in zip(some, given, strict=True):
+                total[r : r + tile, c : c + tile] += scored
                 count[r : r + tile, c : c + tile] += 1
     return (total / count)[: page.shape[0], : page.shape[1]].astype(np.float32)
 
@@ -115,16 +115,16 @@ def findings(run: Path, pages: Path, threshold: float = 0.5) -> Iterator[MarkedP
         yield MarkedPage(name, page, score, sorted(boxes, key=lambda box: -box[-1]))
 
 
-def write_finding(found: MarkedPage, folder: Path, threshold: float = 0.5) -> None:
+def write_finding(finding: MarkedPage, folder: Path, threshold: float = 0.5) -> None:
     """Write ``NAME.png``, the page with what was found in red, and ``NAME-mask.png``."""
-    marked = (found.score >= threshold)[..., None]
-    colours = np.repeat(found.page[..., None].astype(np.float64), 3, axis=2)
+    marked = (finding.score >= threshold)[..., None]
+    colours = np.repeat(finding.page[..., None].astype(np.float64), 3, axis=2)
     drawn = np.where(marked, 0.5 * colours + 0.5 * RED, colours)
-    for left, top, right, bottom, _ in found.boxes:
+    for left, top, right, bottom, _ in finding.boxes:
         drawn[top:bottom, [left, right - 1]] = RED
         drawn[[top, bottom - 1], left:right] = RED
     folder.mkdir(parents=True, exist_ok=True)
-    stem = Path(found.name).stem
+    stem = Path(finding.name).stem
     pillow().fromarray(drawn.astype(np.uint8)).save(folder / f"{stem}.png")
     pillow().fromarray(marked[..., 0].astype(np.uint8) * 255).save(folder / f"{stem}-mask.png")
 
@@ -133,8 +133,8 @@ def apply_model(run: Path, pages: Path, out: Path, threshold: float = 0.5) -> It
     """Write drawings, masks and ``found.json`` (boxes by page) into a new folder, page by page; see `findings`."""
     refuse_used(out)
     boxes = {}
-    for found in findings(run, pages, threshold):
-        write_finding(found, out, threshold)
-        boxes[found.name] = found.boxes
-        yield found
+    for page in findings(run, pages, threshold):
+        write_finding(page, out, threshold)
+        boxes[page.name] = page.boxes
+        yield page
     (out / "found.json").write_text(json.dumps(boxes, indent=1) + "\n")

@@ -36,12 +36,12 @@ Rows = dict[str, dict[str, Scored]]
 Looks = dict[str, dict[str, Any]]  # how each setting is drawn, in every panel
 
 
-def audit_figure(found: Audit) -> Figure | None:
+def audit_figure(audit: Audit) -> Figure | None:
     """Areas under the ROC curve with their intervals, and the curves; None where no attack was judged."""
-    rows = by_attack(found)
+    rows = by_attack(audit)
     if not rows:
         return None
-    looks, curved = _looks(found, rows), strongest(rows, found.settings[-1], CURVES)
+    looks, curved = _looks(audit, rows), strongest(rows, audit.settings[-1], CURVES)
     columns = min(COLUMNS, len(curved))
     lines = -(-len(curved) // columns)
     width = max(NARROWEST, PANEL * columns)
@@ -60,15 +60,15 @@ def audit_figure(found: Audit) -> Figure | None:
             _curves(axes, name, by, looks)
         below.supxlabel("false positive rate", fontsize=8)
         below.supylabel("true positive rate", fontsize=8)
-        figure.suptitle(wrapped(_about(found), width, 10), fontsize=10)
+        figure.suptitle(wrapped(_about(audit), width, 10), fontsize=10)
         legend_below(figure, labelled([forest]), size=8)
     return figure
 
 
-def evidence_figure(found: Audit) -> Figure | None:
+def evidence_figure(audit: Audit) -> Figure | None:
     """Verdicts of both worlds and evidence over the rounds, against the last defence; None where none was judged."""
-    defended = found.settings[-1]
-    judged = {name: by for name, by in by_attack(found).items() if defended in by}
+    defended = audit.settings[-1]
+    judged = {name: by for name, by in by_attack(audit).items() if defended in by}
     shown = strongest(judged, defended, PAIRS)
     if not shown:
         return None
@@ -79,7 +79,7 @@ def evidence_figure(found: Audit) -> Figure | None:
             _scores(scores, by[defended], name)
             _evidence(evidence, by[defended], name)
         legend_below(figure, labelled(list(panels.flat)))
-        figure.suptitle(wrapped(f"{_about(found)}: {defended}", 8.0, 10), fontsize=10)
+        figure.suptitle(wrapped(f"{_about(audit)}: {defended}", 8.0, 10), fontsize=10)
     return figure
 
 
@@ -104,9 +104,9 @@ def roc_figure(rates: Mapping[str, Mapping[str, Sequence[Sequence[float]]]]) -> 
     return figure
 
 
-def _about(found: Audit) -> str:
-    runs, target = found.values["replicates"], found.values["target"]
-    return f"{found.values['name']}: {runs} independent runs with and {runs} without client {target}"
+def _about(audit: Audit) -> str:
+    runs, target = audit.values["replicates"], audit.values["target"]
+    return f"{audit.values['name']}: {runs} independent runs with and {runs} without client {target}"
 
 
 def strongest(rows: Rows, label: str, most: int) -> Rows:
@@ -120,9 +120,9 @@ def strongest(rows: Rows, label: str, most: int) -> Rows:
     return {name: by for name, by in rows.items() if name in best}
 
 
-def _looks(found: Audit, rows: Rows) -> Looks:
+def _looks(audit: Audit, rows: Rows) -> Looks:
     """Of the settings in which an attack was judged."""
-    first, *defended = found.settings
+    first, *defended = audit.settings
     looks: Looks = {first: {"color": PLAIN, "marker": MARKERS[0], "linestyle": "-", "label": f"{first} (no defence)"}}
     for i, label in enumerate(defended):
         again, colour = divmod(i, len(DEFENDED))
@@ -221,9 +221,9 @@ def in_turn(curves: Sequence[tuple[Points, Points]]) -> list[tuple[Points, Point
     far = np.linspace(0, 2, 1601)
     rates = np.array([[np.interp(far, false + true, rate) for rate in (false, true)] for false, true in curves])
     turn = (far / TURN).astype(int)
-    found = []
+    ordered = []
     for i, (false, true) in enumerate(rates):
         same = np.isclose(rates[:, 0], false, rtol=0, atol=1e-9)  # and so is the other rate, their sum being `far`
         seen = turn % same.sum(0) == same[:i].sum(0)
-        found.append((np.where(seen, false, np.nan), np.where(seen, true, np.nan)))
-    return found
+        ordered.append((np.where(seen, false, np.nan), np.where(seen, true, np.nan)))
+    return ordered

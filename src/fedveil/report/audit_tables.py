@@ -40,41 +40,41 @@ def answered(label: str, own: Sequence[Participation], best: Participation | Non
     return f"{label}: {answer}, the strongest attack ({best.attack}) has an AUC of {in_words(best.auc)}."
 
 
-def headline(found: Audit) -> Table | None:
+def headline(audit: Audit) -> Table | None:
     """The strongest attack against each defence (against the federation itself, if it has none), and what is proven.
 
     An attack counts if it works without the defence, or evidently against it. None where nothing was judged.
     """
-    judged, plain = _strongest(found), by_attack(found)
-    if not any(v.setting in judged for v in found.verdicts):
+    judged, plain = _strongest(audit), by_attack(audit)
+    if not any(v.setting in judged for v in audit.verdicts):
         return None
-    areas = ["AUC (95%)", "without the defence"][: len(found.settings)]
+    areas = ["AUC (95%)", "without the defence"][: len(audit.settings)]
     rows = []
     for label, (own, counted, best) in judged.items():
-        undefended = None if best is None else plain[best.attack].get(found.settings[0])
+        undefended = None if best is None else plain[best.attack].get(audit.settings[0])
         cells = [in_words(None if v is None else v.auc) for v in (best, undefended)][: len(areas)]
         strongest = NOTHING if best is None else best.attack
         works = f"{len(counted)} of {len(own)}"
-        rows.append([label, strongest, works, *cells, proven(found.values["together"].get(label))])
-    title = f"Does client {found.values['target']} take part? The strongest attack; .5 is guessing, 1 is certainty"
+        rows.append([label, strongest, works, *cells, proven(audit.values["together"].get(label))])
+    title = f"Does client {audit.values['target']} take part? The strongest attack; .5 is guessing, 1 is certainty"
     numbers = ["attacks that work", *areas, "epsilon >="]
-    return Table(["against", "strongest", *numbers], rows, title, numbers, notes=too_few(found.values))
+    return Table(["against", "strongest", *numbers], rows, title, numbers, notes=too_few(audit.values))
 
 
-def _strongest(found: Audit) -> dict[str, tuple[list[Scored], list[Scored], Scored | None]]:
+def _strongest(audit: Audit) -> dict[str, tuple[list[Scored], list[Scored], Scored | None]]:
     """What was judged against each defence, what counts of it, and the strongest of these."""
     judged = {}
-    for label in found.settings[1:] or found.settings:
-        own = [v for v in found.verdicts if v.setting == label and not v.supposed]
+    for label in audit.settings[1:] or audit.settings:
+        own = [v for v in audit.verdicts if v.setting == label and not v.supposed]
         counted = [v for v in own if v.valid or v.succeeds]
         judged[label] = own, counted, max(counted, key=lambda v: (v.point, v.auc.low), default=None)
     return judged
 
 
-def answer(found: Audit) -> str:
+def answer(audit: Audit) -> str:
     """The question and its answer for each setting, a sentence each; empty where nothing was judged."""
-    lines = [answered(label, own, best) for label, (own, _, best) in _strongest(found).items() if own]
-    asked = f"Can client {found.values['attacker']} tell whether client {found.values['target']} takes part?"
+    lines = [answered(label, own, best) for label, (own, _, best) in _strongest(audit).items() if own]
+    asked = f"Can client {audit.values['attacker']} tell whether client {audit.values['target']} takes part?"
     return " ".join([asked, *lines]) if lines else ""
 
 
@@ -85,9 +85,9 @@ def folded(refused: Sequence[Refused]) -> list[str]:
     return [f"not run: {'; '.join(said)}"] if said else []
 
 
-def compared(found: Audit) -> list[str]:
+def compared(audit: Audit) -> list[str]:
     """What was promised beside what was proven; one line where an epsilon is promised for another relation."""
-    values, played = found.values, found.values["relation"]
+    values, played = audit.values, audit.values["relation"]
     others, lines = dict[str, list[str]](), []
     for label, about in values["settings"].items():
         bound = values["together"].get(label)
@@ -120,36 +120,36 @@ def too_few(values: dict[str, Any]) -> list[str]:
     ]
 
 
-def audit_tables(found: Audit) -> list[Table]:
+def audit_tables(audit: Audit) -> list[Table]:
     """One table a setting, the undefended federation first; defended ones beside it."""
-    return [_table(found, label) for label in found.settings]
+    return [_table(audit, label) for label in audit.settings]
 
 
-def _table(found: Audit, label: str) -> Table:
+def _table(audit: Audit, label: str) -> Table:
     columns = ["AUC (95%)", "advantage", "measured epsilon >=", "AUC without defence", "valid"]
-    numbers = columns[:3] if label == found.settings[0] else columns
+    numbers = columns[:3] if label == audit.settings[0] else columns
     lines = []
-    for name, by in by_attack(found).items():
-        verdict, undefended = by.get(label), by.get(found.settings[0])
+    for name, by in by_attack(audit).items():
+        verdict, undefended = by.get(label), by.get(audit.settings[0])
         cells = ["refused", NOTHING, NOTHING] if verdict is None else _figures(verdict)
         cells.append("refused" if undefended is None else in_words(undefended.auc))
         cells.append({None: NOTHING, True: "yes", False: "no"}[None if verdict is None else verdict.valid])
         mark = SUPPOSED if verdict is not None and verdict.supposed else ""
         lines.append([name + mark, *cells[: len(numbers)]])
-    title = f"{label}: {_about(found.values['settings'][label])}"
+    title = f"{label}: {_about(audit.values['settings'][label])}"
     return Table(["attack", *numbers], lines, title, numbers, ["advantage", *columns[3:]])
 
 
-def by_attack(found: Audit) -> dict[str, dict[str, Scored]]:
+def by_attack(audit: Audit) -> dict[str, dict[str, Scored]]:
     """Verdicts by attack and setting, in the order in which they were judged."""
-    rows = grouped_by(found.verdicts, lambda verdict: verdict.attack)
+    rows = grouped_by(audit.verdicts, lambda verdict: verdict.attack)
     return {attack: {verdict.setting: verdict for verdict in own} for attack, own in rows.items()}
 
 
-def audit_notes(found: Audit) -> list[str]:
+def audit_notes(audit: Audit) -> list[str]:
     """What has to be said beside the tables."""
-    values = found.values
-    pooled = f"; colluding: clients {', '.join(map(str, values['colluders']))}" * (Colluding.name in by_attack(found))
+    values = audit.values
+    pooled = f"; colluding: clients {', '.join(map(str, values['colluders']))}" * (Colluding.name in by_attack(audit))
     together = ", ".join(f"{label} {proven(bound)}" for label, bound in values["together"].items())
     runs, rehearsals = values["replicates"], values["rehearsals"]
     ceilings = ", ".join(f"{n}: {epsilon_ceiling(n):.1f}" for n in CEILINGS)
@@ -163,13 +163,13 @@ def audit_notes(found: Audit) -> list[str]:
         f"prove {values['epsilon_ceiling']:.2f} at most (by number of runs: {ceilings}). It is no guarantee: a "
         f"stronger attack may prove more. All together prove, at 95%: {together or 'nothing'}.",
         "valid: the attack works without the defence; else its figure says nothing about the defence.",
-        f"Metrics that clients see after each round: {values['published_metrics']['text']}.{_gain(found)}",
+        f"Metrics that clients see after each round: {values['published_metrics']['text']}.{_gain(audit)}",
     ]
-    if any(v.supposed for v in found.verdicts):
+    if any(v.supposed for v in audit.verdicts):
         notes.append("* supposes that metrics are published so, which they are not here.")
-    notes += [_sequential(v) for v in found.verdicts if v.sequential is not None and not v.supposed]
-    notes += folded(found.refused)
-    said = [(f"{v.attack}, {v.setting}: {n}", n) for v in found.verdicts for n in v.notes]
+    notes += [_sequential(v) for v in audit.verdicts if v.sequential is not None and not v.supposed]
+    notes += folded(audit.refused)
+    said = [(f"{v.attack}, {v.setting}: {n}", n) for v in audit.verdicts for n in v.notes]
     rates = [n for _, n in said if n.startswith("no true positive rate")]
     return [*notes, *(text for text, n in said if n not in rates), *rates[:1]]
 
@@ -191,16 +191,16 @@ def _about(about: dict[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def _gain(found: Audit) -> str:
+def _gain(audit: Audit) -> str:
     """What each way of publishing gives an adversary with shadow data alone, and one with all the means, by setting."""
-    rows = by_attack(found)
+    rows = by_attack(audit)
     means = (
         ("shadow data alone", "loss", "side-channel"),
         ("reference data and rehearsals too", "adaptive", "informed"),
     )
     lines = []
     for who, without, attack in means:
-        for label in found.settings:
+        for label in audit.settings:
             by_mode = {"off": rows.get(without, {}).get(label)}
             by_mode |= {mode: rows.get(row_of(attack, mode), {}).get(label) for mode in ("noised", "clear")}
             parts = [f"{mode} {v.point:.3f}" for mode, v in by_mode.items() if v is not None]
@@ -210,10 +210,10 @@ def _gain(found: Audit) -> str:
 
 
 def _sequential(verdict: Scored) -> str:
-    found = verdict.sequential
-    assert found is not None
-    median = f"decides after {found.rounds_in:g} rounds (median, with the target) and {found.rounds_out:g} (without)"
-    errors = f"said OUT of {in_words(found.miss)} of the runs with it, IN of {in_words(found.alarm)} of those without"
-    undecided = f"undecided {found.undecided} of {sum(verdict.runs)}"
-    said = undecided if found.undecided == sum(verdict.runs) else f"{median}; {errors}; {undecided}"
-    return f"{verdict.attack}, {verdict.setting}: sequential test for errors of {found.wanted:.0%}: {said}"
+    test = verdict.sequential
+    assert test is not None
+    median = f"decides after {test.rounds_in:g} rounds (median, with the target) and {test.rounds_out:g} (without)"
+    errors = f"said OUT of {in_words(test.miss)} of the runs with it, IN of {in_words(test.alarm)} of those without"
+    undecided = f"undecided {test.undecided} of {sum(verdict.runs)}"
+    said = undecided if test.undecided == sum(verdict.runs) else f"{median}; {errors}; {undecided}"
+    return f"{verdict.attack}, {verdict.setting}: sequential test for errors of {test.wanted:.0%}: {said}"

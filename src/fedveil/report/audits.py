@@ -33,37 +33,37 @@ class Shown:
 
 
 @singledispatch
-def show(found: Judgement, folder: Path) -> Shown:
+def show(judgement: Judgement, folder: Path) -> Shown:
     """Draw what a game found into a folder; a game of yours has its verdicts in one table."""
     rows = []
-    for v in found.verdicts:
+    for v in judgement.verdicts:
         row = {"attack": v.attack, "setting": v.setting, "figure": f"{v.figure}, over {v.replication}"}
         row["point"] = f"{v.point:.3f}"
         row["95%"] = f"{v.low:.3f} to {v.high:.3f}" if v.low < v.high else NOTHING  # one unit has no interval
         row |= {"n": str(v.n), "without defence": shown(v.without_defence, ".3f")}
         row["valid"] = {True: "yes", False: "no", None: NOTHING}[v.valid]
         rows.append(row | {name: f"{value:.3f}" for name, value in v.details.items()})
-    said = folded(found.refused)
-    said += dict.fromkeys(note for v in found.verdicts for note in v.notes)
-    roc = found.values.get("roc")  # of records
+    said = folded(judgement.refused)
+    said += dict.fromkeys(note for v in judgement.verdicts for note in v.notes)
+    roc = judgement.values.get("roc")  # of records
     drawn = [keep(roc_figure(roc), folder / "membership.png", 120)] if roc else []
     return Shown([Table.of(rows, wraps=("figure",))] if rows else [], said, drawn)
 
 
 @show.register
-def _participation(found: Audit, folder: Path) -> Shown:
-    first = headline(found)
-    tables = [t for t in (first, *audit_tables(found)) if t is not None]
-    notes = [*(first.notes if first else []), *audit_notes(found)]
-    figures = {"audit.png": audit_figure(found), "evidence.png": evidence_figure(found)}
+def _participation(audit: Audit, folder: Path) -> Shown:
+    first = headline(audit)
+    tables = [t for t in (first, *audit_tables(audit)) if t is not None]
+    notes = [*(first.notes if first else []), *audit_notes(audit)]
+    figures = {"audit.png": audit_figure(audit), "evidence.png": evidence_figure(audit)}
     drawn = [keep(figure, folder / name, 110) for name, figure in figures.items() if figure is not None]
-    return Shown(tables, [*notes, *compared(found)], drawn, answer(found))
+    return Shown(tables, [*notes, *compared(audit)], drawn, answer(audit))
 
 
 @show.register
-def _inversion(found: InversionAudit, folder: Path) -> Shown:
-    if found.inverted is None or not found.verdicts:
+def _inversion(audit: InversionAudit, folder: Path) -> Shown:
+    if audit.inverted is None or not audit.verdicts:
         return Shown([], [])
-    table, names = inversion_table(found.inverted), dict.fromkeys(v.attack for v in found.verdicts)
-    files = [draw_inversion(found.inverted, name, folder / f"inversion-{name}.png", found.pixels) for name in names]
+    table, names = inversion_table(audit.inverted), dict.fromkeys(v.attack for v in audit.verdicts)
+    files = [draw_inversion(audit.inverted, name, folder / f"inversion-{name}.png", audit.pixels) for name in names]
     return Shown([table], table.notes, files)

@@ -65,12 +65,12 @@ def curves(summaries: Sequence[Summary]) -> Figure:
 
 def _strengths(summaries: Sequence[Summary]) -> dict[str, float]:
     """How strongly the lines of each swept value are drawn; full where nothing is swept."""
-    found: dict[str, float] = {}
+    by_setting: dict[str, float] = {}
     for own in based(summaries).values():
         values = list(dict.fromkeys(swept(s) for s in own))
         strengths = np.linspace(PALEST, 1, len(values)).tolist() if len(values) > 1 else [1.0]
-        found = dict(zip(values, strengths, strict=True)) | found
-    return found
+        by_setting = dict(zip(values, strengths, strict=True)) | by_setting
+    return by_setting
 
 
 def _key(figure: Figure, strengths: Mapping[str, float]) -> None:

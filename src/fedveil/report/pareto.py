@@ -54,9 +54,9 @@ def pareto(summaries: Sequence[Summary]) -> Figure:
     """A panel for attacks (if there was an audit), one for the noise, one for the epsilons of each unit and trust."""
     name, title = tables.quality(summaries)
     points = {base: _points(runs, name) for base, runs in tables.based(summaries).items()}
-    found = dict.fromkeys(panel for some in points.values() for p in some for panel in p.at)
-    proven = [panel for panel in found if panel not in (ATTACKED, NOISE)] or ["epsilon"]
-    panels = [*([ATTACKED] if ATTACKED in found else []), NOISE, *proven]
+    kinds = dict.fromkeys(panel for some in points.values() for p in some for panel in p.at)
+    proven = [panel for panel in kinds if panel not in (ATTACKED, NOISE)] or ["epsilon"]
+    panels = [*([ATTACKED] if ATTACKED in kinds else []), NOISE, *proven]
     widths = [1.0 if panel in proven else 1.2 for panel in panels]
     figure, mosaic = new_figure(PANEL * len(panels), 4.8, [panels], widths)
     better = -1 if name == "rmse" else 1
@@ -88,7 +88,7 @@ def pareto(summaries: Sequence[Summary]) -> Figure:
 
 
 def _points(runs: Sequence[Summary], name: str) -> list[Point]:
-    found = []
+    points = []
     for own in tables.grouped(runs).values():
         values = [v for v in (r.averaged(name) for r in own) if v is not None]
         if not values:
@@ -102,16 +102,16 @@ def _points(runs: Sequence[Summary], name: str) -> list[Point]:
         if proven := list(filter(None, map(_proven, own))):
             at[proven[0][0]] = max(epsilon for _, epsilon in proven)
         spread = stdev(values) if len(values) > 1 else first["last_rounds"][name]["deviation"]
-        found.append(Point(tables.swept(own[0]), fmean(values), spread, bool(first["noise"]), at, reach))
-    return found
+        points.append(Point(tables.swept(own[0]), fmean(values), spread, bool(first["noise"]), at, reach))
+    return points
 
 
 def _proven(summary: Summary) -> tuple[str, float] | None:
     """Unit, trust and neighbours of a run that has an epsilon, and that epsilon; a heuristic has none."""
-    found = tables.worst_guarantee(summary)
-    if found["status"] not in ("formal", "conditional") or "epsilon" not in found:
+    guarantee = tables.worst_guarantee(summary)
+    if guarantee["status"] not in ("formal", "conditional") or "epsilon" not in guarantee:
         return None
-    return f"{found['unit']} {found['trust']} {found['relation']}", float(found["epsilon"])
+    return f"{guarantee['unit']} {guarantee['trust']} {guarantee['relation']}", float(guarantee["epsilon"])
 
 
 def _draw(axes: Axes, panel: str, points: Points) -> list[tuple[float, float]]:
@@ -161,7 +161,7 @@ def _noise(axes: Axes, points: Points) -> None:
 
 
 def _epsilon(axes: Axes, promise: str, summaries: Sequence[Summary]) -> None:
-    here = [s for s in summaries if (found := _proven(s)) and found[0] == promise]
+    here = [s for s in summaries if (proven := _proven(s)) and proven[0] == promise]
     unit = tables.worst_guarantee(here[0])
     axes.set_xscale("log")
     low, high = axes.get_xlim()

@@ -23,17 +23,17 @@ _TRAIN, _KEPT, _WARN = "#0072B2", "#9ecae1", "#D55E00"
 VIEW = "The experimenter's view: in a deployment these figures are the clients' own, and no release covers them."
 
 
-def tables(found: Sequence[Holding], dataset: DataSet) -> list[Table]:
+def tables(holdings: Sequence[Holding], dataset: DataSet) -> list[Table]:
     """One row a client; with many clients, the whole and the largest and smallest ones."""
     form = ".1%" if dataset.task == "segmentation" else ""
-    if len(found) <= MANY:
-        return [_rows(found, dataset, _COLUMNS, form=form)]
-    ranked = sorted(found, key=lambda h: -(h.examples + h.held_out))
+    if len(holdings) <= MANY:
+        return [_rows(holdings, dataset, _COLUMNS, form=form)]
+    ranked = sorted(holdings, key=lambda h: -(h.examples + h.held_out))
     title = f"the {_ENDS} largest and the {_ENDS} smallest"
-    return [_whole(found, dataset), _rows([*ranked[:_ENDS], *ranked[-_ENDS:]], dataset, _COLUMNS, title, form)]
+    return [_whole(holdings, dataset), _rows([*ranked[:_ENDS], *ranked[-_ENDS:]], dataset, _COLUMNS, title, form)]
 
 
-def write(found: Sequence[Holding], dataset: DataSet, folder: Path) -> list[Path]:
+def write(holdings: Sequence[Holding], dataset: DataSet, folder: Path) -> list[Path]:
     """Write ``partition.png`` and ``partition.csv``, which has a row for every client.
 
     Returns
@@ -43,47 +43,47 @@ def write(found: Sequence[Holding], dataset: DataSet, folder: Path) -> list[Path
     """
     make_folder(folder)
     picture, table = folder / "partition.png", folder / "partition.csv"
-    keep(draw(found, dataset), picture, 150)
-    write_atomic(table, _rows(found, dataset, dataset.classes).csv().encode())
+    keep(draw(holdings, dataset), picture, 150)
+    write_atomic(table, _rows(holdings, dataset, dataset.classes).csv().encode())
     return [picture, table]
 
 
-def draw(found: Sequence[Holding], dataset: DataSet) -> Figure:
+def draw(holdings: Sequence[Holding], dataset: DataSet) -> Figure:
     """Examples of each client, and below the shares of its classes or its targets; many clients by size, unnamed."""
-    many, classes = len(found) > MANY, dataset.classes
-    placed = sorted(found, key=lambda h: -(h.examples + h.held_out)) if many else found
+    many, classes = len(holdings) > MANY, dataset.classes
+    placed = sorted(holdings, key=lambda h: -(h.examples + h.held_out)) if many else holdings
     # a wide picture where every client has a place of its own
-    width = 10.0 if many else min(16.0, max(6.5, 0.26 * len(found) + 2.5))
+    width = 10.0 if many else min(16.0, max(6.5, 0.26 * len(holdings) + 2.5))
     lower = min(9.0, max(1.8, 0.32 * classes + 0.9)) if classes else 3.0
     figure = Figure(figsize=(width, 2.4 + lower), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[1.9, lower])
     _sizes(top, placed)
     (_shares if classes else _targets)(bottom, placed, dataset)
-    bottom.set_xlim(-0.5, len(found) - 0.5)
+    bottom.set_xlim(-0.5, len(holdings) - 0.5)
     bottom.set_xlabel("clients, the largest first" if many else "client")
     if not many:
         names = [h.name if len(h.name) <= _LONGEST else f"{h.name[: _LONGEST - 1]}…" for h in placed]
         bottom.set_xticks(range(len(placed)), names, rotation=90 if len("".join(names)) > 90 else 0)
         bottom.tick_params(axis="x", labelsize=8)
-    figure.suptitle(headline(found, dataset), fontsize=10)
+    figure.suptitle(headline(holdings, dataset), fontsize=10)
     return figure
 
 
-def headline(found: Sequence[Holding], dataset: DataSet) -> str:
+def headline(holdings: Sequence[Holding], dataset: DataSet) -> str:
     """How much there is, and where it went."""
-    train, kept = sum(h.examples for h in found), sum(h.held_out for h in found)
+    train, kept = sum(h.examples for h in holdings), sum(h.held_out for h in holdings)
     dealt = train + kept
     left = len(dataset.x) - dealt
     rest = f", {left:,} dealt to nobody" if left else ""
     test = f", {len(dataset.test_x):,} with the server" if dataset.test_x is not None else ""
-    return f"{dataset.name}: {len(found):,} clients, {train:,} examples to train on, {kept:,} held out{rest}{test}"
+    return f"{dataset.name}: {len(holdings):,} clients, {train:,} examples to train on, {kept:,} held out{rest}{test}"
 
 
-def _rows(found: Sequence[Holding], dataset: DataSet, most: int, title: str = "", form: str = "") -> Table:
+def _rows(holdings: Sequence[Holding], dataset: DataSet, most: int, title: str = "", form: str = "") -> Table:
     """A row a client, with a column for each of at most so many classes; in a format, the class's share."""
     named = dataset.names() if dataset.classes <= most else ()
     rows = []
-    for h in found:
+    for h in holdings:
         row: dict[str, object] = {"client": h.name, "examples": h.examples, "held out": h.held_out}
         if dataset.classes:
             counts = [format(count / max(1, sum(h.counts)), form) for count in h.counts] if form else h.counts
@@ -95,16 +95,16 @@ def _rows(found: Sequence[Holding], dataset: DataSet, most: int, title: str = ""
     return Table.of(rows, title=title, numbers=header[1:-1], wraps=header[1:])
 
 
-def _whole(found: Sequence[Holding], dataset: DataSet) -> Table:
+def _whole(holdings: Sequence[Holding], dataset: DataSet) -> Table:
     spans: dict[str, list[float]] = {
-        "examples to train on": [h.examples for h in found],
-        "held out": [h.held_out for h in found],
+        "examples to train on": [h.examples for h in holdings],
+        "held out": [h.held_out for h in holdings],
     }
     if dataset.classes:
-        spans["classes present"] = [h.present for h in found]
-        spans |= {f"class {name}": [h.counts[c] for h in found] for c, name in enumerate(dataset.names()[:_COLUMNS])}
+        spans["classes present"] = [h.present for h in holdings]
+        spans |= {f"class {name}": [h.counts[c] for h in holdings] for c, name in enumerate(dataset.names()[:_COLUMNS])}
     else:
-        spans["mean of the target"] = [h.mean for h in found if h.mean is not None]
+        spans["mean of the target"] = [h.mean for h in holdings if h.mean is not None]
     rows = [[name, *(f"{of(values):.4g}" for of in (min, median, max))] for name, values in spans.items()]
     numbers = ("least", "median", "most")
     return Table(("per client", *numbers), rows, numbers=numbers)

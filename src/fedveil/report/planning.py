@@ -37,31 +37,31 @@ def advice_tables(choices: Sequence[Choice], delta: float, width: int) -> list[T
     return [whole] if width >= WIDE else [whole.only(*header[:4]), whole.only("method", *header[4:])]
 
 
-def reading_table(found: Reading) -> Table:
+def reading_table(reading: Reading) -> Table:
     """What somebody's noise really promises."""
-    promises = {name: guarantee_values(getattr(found, name), found.delta) for name in ("round", "total")}
-    own = {name: getattr(found, name) for name in ("sigma", "claimed", "least_sigma")}
-    return Table.facts([("", line) for line in found.describe()], {**own, **promises})
+    promises = {name: guarantee_values(getattr(reading, name), reading.delta) for name in ("round", "total")}
+    own = {name: getattr(reading, name) for name in ("sigma", "claimed", "least_sigma")}
+    return Table.facts([("", line) for line in reading.describe()], {**own, **promises})
 
 
 def promise_table(method: str, promise: "Promise", delta: float) -> Table:
     """What a configuration promises before it is run, everything that it rests on, and what is not known yet."""
-    found, rows = promise.guarantee, list[tuple[str, str]]()
-    rows.append((f"{method}, {promise.planned} rounds", found.describe(delta)))
+    promised, rows = promise.guarantee, list[tuple[str, str]]()
+    rows.append((f"{method}, {promise.planned} rounds", promised.describe(delta)))
     if promise.rounds < promise.planned:
         rows.append(("budget", f"ends the run after {promise.rounds} of {promise.planned} rounds"))
     if promise.validation is not None:
         rows.append(("validation clients", promise.validation.describe(delta)))
-    if found.proven and not found.by_distance:
-        rows.append(("for an attacker", found.meaning().describe()))
-        if found.epsilon(delta) > VACUOUS:
+    if promised.proven and not promised.by_distance:
+        rows.append(("for an attacker", promised.meaning().describe()))
+        if promised.epsilon(delta) > VACUOUS:
             rows.append(("vacuous", "it excludes nothing in practice"))
-    elif found.reason:
-        rows.append(("why", found.reason))
-    rows += [("holds if", condition) for condition in found.conditions]
+    elif promised.reason:
+        rows.append(("why", promised.reason))
+    rows += [("holds if", condition) for condition in promised.conditions]
     rows += [("not known before the run", what) for what in promise.unknown]
     data = {"method": method, "rounds": promise.rounds, "rounds_planned": promise.planned, "unknown": promise.unknown}
-    data |= {"first_hypotheses_apart": promise.first_apart, "guarantee": guarantee_values(found, delta)}
+    data |= {"first_hypotheses_apart": promise.first_apart, "guarantee": guarantee_values(promised, delta)}
     data["validation"] = None if promise.validation is None else guarantee_values(promise.validation, delta)
     return Table.facts(rows, data)
 
@@ -84,7 +84,7 @@ def useful(values: Mapping[str, Any]) -> str:
         return ""
     if "examples" not in values:
         return f"fedveil advise --epsilon {USEFUL:g} --clients ... ranks what would promise something"
-    found = advise(
+    advised = advise(
         clients=max(1, round(sum(values["replies"].values()) / values["rounds"])),
         examples=max(1, values["examples"]),
         dimension=values["dimension"],
@@ -93,7 +93,7 @@ def useful(values: Mapping[str, Any]) -> str:
         delta=worst["delta"],
         relation=worst["relation"],
     )
-    ratios = [(f"{c.method} ({c.unit}, {c.trust}) {c.verdict}", c.noise_to_signal) for c in found]
+    ratios = [(f"{c.method} ({c.unit}, {c.trust}) {c.verdict}", c.noise_to_signal) for c in advised]
     parts = "; ".join(f"{what}, noise/signal {ratio:.2g}" for what, ratio in ratios if ratio is not None)
     return f"epsilon {USEFUL:g} in total: {parts}; fedveil advise CONFIG --epsilon {USEFUL:g} says how"
 

@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 def grouped_by(items: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]]:
     """Items under their keys, in the order in which each key first occurs."""
-    found: dict[str, list[T]] = {}
+    groups: dict[str, list[T]] = {}
     for item in items:
-        found.setdefault(key(item), []).append(item)
-    return found
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def shown(value: float | None, form: str) -> str:
@@ -80,16 +80,16 @@ class Table:
         listed = not any(self.header)
         style = None if listed else box.SIMPLE_HEAD
         title = Text(self.title) if self.title else None
-        found = RichTable(
+        table = RichTable(
             title=title, title_justify="left", title_style="", box=style, show_edge=False, padding=(0, 1, 0, 0)
         )
-        found.show_header = not listed
+        table.show_header = not listed
         for i, name in enumerate(self.header):
             keeps = i == 0 if listed else name not in self.wraps
-            found.add_column(Text(name), no_wrap=keeps, justify="right" if name in self.numbers else "left")
+            table.add_column(Text(name), no_wrap=keeps, justify="right" if name in self.numbers else "left")
         for row in self.rows:
-            found.add_row(*(Text(str(text)) for text in row))
-        return found
+            table.add_row(*(Text(str(text)) for text in row))
+        return table
 
     def markdown(self) -> list[str]:
         """Lines, with the title as a heading and the notes as a list."""

@@ -134,8 +134,8 @@ def comparison_notes(summaries: Sequence[Summary]) -> list[str]:
         f"Noise source: {first['source']}.",
         f"Metrics that clients see after each round: {first['published_metrics']['text']}.",
     ]
-    found = (c for s in summaries for g in s.values["guarantees"].values() for c in g.get("conditions", []))
-    if conditions := " and if ".join(dict.fromkeys(found)):
+    stated = (c for s in summaries for g in s.values["guarantees"].values() for c in g.get("conditions", []))
+    if conditions := " and if ".join(dict.fromkeys(stated)):
         notes.append(f"conditional: it holds if {conditions}.")
     if audits := [runs[0].values["audits"][0] for runs in everybody.values() if runs[0].values.get("audits")]:
         runs = max(a["runs"] for a in audits)
@@ -167,8 +167,8 @@ def _said_of(runs: Sequence[Summary]) -> Iterator[str]:
         yield f"heuristic, there is no epsilon: {why}."
     yield from first["data"].get("warnings", [])
     for run in runs:
-        if found := run.values.get("malicious"):
-            yield f"malicious: {malicious_text(found)}"
+        if malicious := run.values.get("malicious"):
+            yield f"malicious: {malicious_text(malicious)}"
         last = run.values["metrics"]
         if run.values.get("classes") == 2 and 0.0 in (last.get("sensitivity"), last.get("specificity")):
             yield "the model names one class, whatever it is shown; its accuracy is that class's share."
@@ -186,15 +186,17 @@ def fell_back(summary: Summary) -> str:
     return f"global DP's noise in {count} of {len(summary.rows)} rounds: there were no two different models to compare"
 
 
-def malicious_text(found: Mapping[str, Any]) -> str:
+def malicious_text(malicious: Mapping[str, Any]) -> str:
     """How many clients were malicious, and how far they got."""
-    acting = "" if found["acting"] else ", not acting: the clean rate"
-    text = f"{found['number']} ({found['behaviour']}{acting})"
-    if found["relabelled"]:
-        text += f", {found['relabelled']} of their {found['examples']} examples relabelled"
-    if "success" in found:
-        text += f"; success {found['success']:.3g} on {found['goal_examples']} of the {found['measured_on']}, "
-        text += f"recall there {found['recall']:.3g}; accuracy {found['accuracy']:.3g}"
+    acting = "" if malicious["acting"] else ", not acting: the clean rate"
+    text = f"{malicious['number']} ({malicious['behaviour']}{acting})"
+    if malicious["relabelled"]:
+        text += f", {malicious['relabelled']} of their {malicious['examples']} examples relabelled"
+    if "success" in malicious:
+        text += (
+            f"; success {malicious['success']:.3g} on {malicious['goal_examples']} of the {malicious['measured_on']}, "
+        )
+        text += f"recall there {malicious['recall']:.3g}; accuracy {malicious['accuracy']:.3g}"
     return text
 
 
@@ -203,15 +205,17 @@ def run_table(summary: Summary) -> Table:
     values, worst, instead = summary.values, worst_guarantee(summary), useful(summary.values)
     malicious = values.get("malicious", {})
     rows: list[tuple[str, str]] = []
-    for name, found in values["last_rounds"].items():
-        mean = f"; {found['mean']:.4g} ± {found['deviation']:.2g} over the last {found['rounds']} rounds"
-        rows.append((name, f"{values['metrics'][name]:.4g} after the last round{mean if found['rounds'] > 1 else ''}"))
+    for name, figures in values["last_rounds"].items():
+        mean = f"; {figures['mean']:.4g} ± {figures['deviation']:.2g} over the last {figures['rounds']} rounds"
+        rows.append(
+            (name, f"{values['metrics'][name]:.4g} after the last round{mean if figures['rounds'] > 1 else ''}")
+        )
     if "accuracy" in values["test_metrics"]:
         rows.append(("test accuracy", f"{values['test_metrics']['accuracy']:.4g} on the set's own test half"))
     if malicious:
         rows.append(("malicious clients", malicious_text(malicious)))
-    for name, found in values["noise"].items():
-        parts = [f"{when} {found[when]:.4g}" for when in ("first", "last", "mean")]
+    for name, figures in values["noise"].items():
+        parts = [f"{when} {figures[when]:.4g}" for when in ("first", "last", "mean")]
         rows.append((name.replace("_", " "), ", ".join(parts)))
     rows.append(("distance", fell_back(summary)))
     if malicious.get("unprotected"):

@@ -57,8 +57,8 @@ class Dealt:
         if self.public is None or not needed or self.dataset.task == "regression":
             return []
         y = self.public.y if scoring is None else self.public.y[scored_rows(self.public, scoring)]
-        found = torch.bincount(y.flatten(), minlength=self.dataset.classes)
-        return [int(c) for c in found.eq(0).nonzero()]
+        counts = torch.bincount(y.flatten(), minlength=self.dataset.classes)
+        return [int(c) for c in counts.eq(0).nonzero()]
 
     def warnings(self) -> list[str]:
         """Clients that are empty, hold one example, or lack a class: a line each kind."""
@@ -79,13 +79,13 @@ def _loaded(name: str, options: str) -> DataSet:
 
 @cache
 def _digest(name: str, options: str) -> str:
-    found, dataset = hashlib.sha256(), _loaded(name, options)
+    digest, dataset = hashlib.sha256(), _loaded(name, options)
     people = dataset.group if "person" in json.loads(options) else None
     for part in (dataset.x, dataset.y, dataset.test_x, dataset.test_y, dataset.owner, dataset.regions, people):
         if part is not None:
-            found.update(f"{tuple(part.shape)} {part.dtype}".encode())
-            found.update(part.contiguous().numpy().tobytes())
-    return found.hexdigest()
+            digest.update(f"{tuple(part.shape)} {part.dtype}".encode())
+            digest.update(part.contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def deal_out(spec: Data, seed: int) -> Dealt:

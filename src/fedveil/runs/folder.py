@@ -197,11 +197,11 @@ def _longer(stored: Config, config: Config) -> Config:
 
 
 def _differences(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> list[str]:
-    found: list[str] = []
+    differences: list[str] = []
     for key in sorted({*a, *b}):
         left, right = a.get(key), b.get(key)
         if isinstance(left, Mapping) and isinstance(right, Mapping):
-            found += _differences(left, right, f"{prefix}{key}.")
+            differences += _differences(left, right, f"{prefix}{key}.")
         elif left != right:
-            found.append(f"{prefix}{key}")
-    return found
+            differences.append(f"{prefix}{key}")
+    return differences

@@ -140,12 +140,12 @@ class LedgerFiles(Ledgers):
             lines.setdefault(name, [])
         if not tail:
             return
-        found = self._completed(None if name == SHARED else name, lines, tail)
-        if found is None:
+        ledger = self._completed(None if name == SHARED else name, lines, tail)
+        if ledger is None:
             self._message(f"ledger of {name!r}: a half-written last line was removed; its release never left")
         else:
             self._message(f"ledger of {name!r}: a half-written last line was completed and counts as spent")
-            party, text = found
+            party, text = ledger
             whole.append(text)
             lines.setdefault(party, []).append(text)
         write_atomic(path, "".join(f"{line}\n" for line in whole).encode())

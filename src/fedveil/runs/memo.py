@@ -45,16 +45,16 @@ class Remembering:
         self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]
     ) -> list[Trained | Exception]:
         digests = [self._digest(s, c, k) for s, c, k in zip(starts, clients, keys, strict=True)]
-        found: list[Trained | Exception | None] = [self._read(digest) for digest in digests]
-        missing = [i for i, outcome in enumerate(found) if outcome is None]
+        known: list[Trained | Exception | None] = [self._read(digest) for digest in digests]
+        missing = [i for i, outcome in enumerate(known) if outcome is None]
         if missing:
             some = [clients[i] for i in missing]
             trained = self._trainer.train(starts[missing], some, [keys[i] for i in missing])
             for i, outcome in zip(missing, trained, strict=True):
-                found[i] = outcome
+                known[i] = outcome
                 if isinstance(outcome, Trained):
                     self._write(digests[i], outcome)
-        return [outcome for outcome in found if outcome is not None]
+        return [outcome for outcome in known if outcome is not None]
 
     def _digest(self, start: Tensor, client: ClientData, key: Key) -> str:
         digest = hashlib.sha256(f"{self._description}|{key}|{torch.__version__}".encode())

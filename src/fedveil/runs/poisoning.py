@@ -63,7 +63,7 @@ class Poisoning:
 
         ``unprotected`` says that they go around the method by which clients protect themselves: no promise is theirs.
         """
-        found: dict[str, Any] = {
+        measured: dict[str, Any] = {
             "behaviour": self.spec.behaviour,
             "acting": self.spec.acting,
             "number": len(self.clients),
@@ -73,11 +73,11 @@ class Poisoning:
             "unprotected": self.spec.acting and self.behaviour.bypass and federation.method.client.trust != "central",
         }
         if self.measured_on is None or len(federation.models) != 1:
-            return found
+            return measured
         x, y, where = self.measured_on
         outcome = asdict(measure(federation.learner.model, federation.layout, federation.models[0], x, y, self.goal))
         figures = {name: outcome[name] for name in ("success", "recall", "accuracy")}
-        return {**found, "measured_on": where, "goal_examples": outcome["examples"], **figures}
+        return {**measured, "measured_on": where, "goal_examples": outcome["examples"], **figures}
 
 
 def poisoning_of(config: Config, dealt: Dealt, clients: list[ClientData]) -> Poisoning | None:

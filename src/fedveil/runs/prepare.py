@@ -269,9 +269,9 @@ def resolve_device(device: str) -> str:
     FieldError
         If a GPU is asked for and there is none.
     """
-    found = torch.cuda.is_available()
+    available = torch.cuda.is_available()
     if device == "auto":
-        return "cuda" if found else "cpu"
-    if device == "cuda" and not found:
+        return "cuda" if available else "cpu"
+    if device == "cuda" and not available:
         raise FieldError("device", device, "there is no GPU that PyTorch can use; accepted here: auto, cpu")
     return device

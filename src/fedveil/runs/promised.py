@@ -97,7 +97,7 @@ def choices(
     setup: Setup, promise: Promise, epsilon: float, examples: int | None = None, dimension: int | None = None
 ) -> tuple[Choice, ...]:
     """What else reaches a total epsilon for this federation."""
-    clients, config, found = setup.arguments["clients"], setup.config, promise.guarantee
+    clients, config, promised = setup.arguments["clients"], setup.config, promise.guarantee
     own = setup.config.privacy.options  # what is planned there stays planned
     people = own.get("people")
     return advise(
@@ -107,9 +107,9 @@ def choices(
         rounds=config.rounds,
         epsilon=epsilon,
         delta=config.privacy.budget.delta,
-        relation=found.relation if found.proven and not found.by_distance else "zero-out",
+        relation=promised.relation if promised.proven and not promised.by_distance else "zero-out",
         people=None if people is None else max(1, round(people)),
-        unit="person" if found.unit == "person" else None,
+        unit="person" if promised.unit == "person" else None,
         records_per_person=None if setup.method.noisy is None else setup.method.noisy.noisy_steps.images or None,
     )
 

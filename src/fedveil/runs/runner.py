@@ -176,12 +176,12 @@ def begin(probes: Sequence[Probe], setup: Setup) -> list[Probe]:
 
 def conclude(runs: Sequence[Sequence[Probe]]) -> list[dict[str, Any]]:
     """What the probes of several runs of like cells conclude: for each run, by the probe's name."""
-    found: list[dict[str, Any]] = [{} for _ in runs]
+    conclusions: list[dict[str, Any]] = [{} for _ in runs]
     for alike in zip(*runs, strict=True):
         if isinstance(alike[0], Judge):
-            for values, concluded in zip(found, type(alike[0]).conclude(alike), strict=True):
+            for values, concluded in zip(conclusions, type(alike[0]).conclude(alike), strict=True):
                 values[alike[0].name] = concluded
-    return found
+    return conclusions
 
 
 def judged(probes: Sequence[Probe]) -> bool:

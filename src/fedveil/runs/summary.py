@@ -89,13 +89,13 @@ class Summary:
 
     def averaged(self, figure: str) -> float | None:
         """Mean of a figure over the last rounds; None if it does not exist for the task."""
-        found = self.values["last_rounds"].get(figure)
-        return None if found is None else float(found["mean"])
+        averages = self.values["last_rounds"].get(figure)
+        return None if averages is None else float(averages["mean"])
 
     def noise(self, figure: str, when: str = "mean") -> float | None:
         """Sigma, distance, noise_to_clip, ... (first, last or mean); None without noise."""
-        found = self.values["noise"].get(figure)
-        return None if found is None else float(found[when])
+        recorded = self.values["noise"].get(figure)
+        return None if recorded is None else float(recorded[when])
 
 
 def parse_row(line: str) -> Row:
@@ -198,14 +198,14 @@ def last_rounds(rows: Sequence[Row], covered: int | None = None) -> dict[str, di
         How many are averaged. Default: the last fifth of the run, at least one round and at most five, so that a short
         run is not judged by rounds in which it still climbs.
     """
-    found, covered = {}, covered or max(1, min(LAST, len(rows) // SHARE))
+    averages, covered = {}, covered or max(1, min(LAST, len(rows) // SHARE))
     for figure in FIGURES:
         values = [row["metrics"][figure] for row in rows[-covered:] if figure in row["metrics"]]
         if values:
             finite = all(map(math.isfinite, values))  # of others Python has no deviation, and raises
             deviation = (stdev(values) if finite else math.nan) if len(values) > 1 else 0.0
-            found[figure] = {"mean": fmean(values), "deviation": deviation, "rounds": len(values)}
-    return found
+            averages[figure] = {"mean": fmean(values), "deviation": deviation, "rounds": len(values)}
+    return averages
 
 
 def noise_over_rounds(rows: Sequence[Row]) -> dict[str, dict[str, float]]:

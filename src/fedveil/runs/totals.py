@@ -23,8 +23,8 @@ def guarantees_of(
     clients, worst, validation = totals_of(method.client.trust, books, on)
     beside = {} if validation is None else {"validation clients": guarantee_values(validation, delta)}
     if method.client.trust == "central":
-        told = [[e.spend.leakage for e in book.entries if e.spend.leakage is not None] for book in books.values()]
-        if most := max(told, key=math.fsum, default=[]):  # the indices that a client reported, beside its models
+        leakages = [[e.spend.leakage for e in book.entries if e.spend.leakage is not None] for book in books.values()]
+        if most := max(leakages, key=math.fsum, default=[]):  # the indices that a client reported, beside its models
             index = {"participations": len(most), "leakage": math.fsum(most)}
             beside = {"worst client": guarantee_values(replace(unprotected(), scope="total"), delta) | index, **beside}
         return worst, {SERVER: guarantee_values(worst, delta), **beside}
@@ -36,14 +36,14 @@ def guarantees_of(
     composed = all(g.by_distance for g in clients.values()) and find_spec("dp_accounting") is not None
     apart = [length / worst.bound.slope for length in REACH] if composed else []
     middle = order[(len(order) - 1) // 2]
-    for name, party, found in (("worst client", order[-1], worst), ("median client", middle, clients[middle])):
+    for name, party, guarantee in (("worst client", order[-1], worst), ("median client", middle, clients[middle])):
         spends = [e.spend for e in books[party].entries]
         leakage = [s.leakage for s in spends if s.leakage is not None]
         extra: dict[str, Any] = {"leakage": math.fsum(leakage)} if leakage else {}
         if composed:
-            epsilons = [found.epsilon_at(distance, delta) for distance in apart]
+            epsilons = [guarantee.epsilon_at(distance, delta) for distance in apart]
             extra["curve"] = {"distance": apart, "epsilon": epsilons, "delta": delta}
-        values[name] = {**guarantee_values(found, delta), "participations": len(spends), **extra}
+        values[name] = {**guarantee_values(guarantee, delta), "participations": len(spends), **extra}
     if composed:
         alike, one = Counter(g.bound for g in clients.values()), 1 / worst.bound.slope
         each = sorted((bound.epsilon_at(one, delta), n) for bound, n in alike.items())

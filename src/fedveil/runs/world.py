@@ -260,8 +260,8 @@ def proportions_of(y: Tensor, dataset: DataSet) -> Proportions:
     """Share of each class among these examples."""
     strata = strata_of(y, dataset)
     counts = np.bincount(strata, minlength=dataset.classes if dataset.task == "classification" else 1)
-    found: Proportions = counts / max(1, len(strata))
-    return found
+    proportions: Proportions = counts / max(1, len(strata))
+    return proportions
 
 
 def apportion(size: int, share: Proportions) -> Sequence[int]:

@@ -143,8 +143,8 @@ def roster(keys: Iterable[Any], field: str = "roster") -> tuple[PublicKey, ...]:
     FieldError
         If one is no key, or is there twice.
     """
-    found = sorted(public_key(key, field) for key in keys)
-    for one, other in pairwise(found):
+    ordered = sorted(public_key(key, field) for key in keys)
+    for one, other in pairwise(ordered):
         if one == other:
             raise FieldError(field, one.hex(), "is there twice: every site has a key of its own")
-    return tuple(found)
+    return tuple(ordered)

@@ -106,13 +106,13 @@ def _run(
     """Scores of each release, and all reconstructions in the order of the originals."""
     units, images = [], []
     for release in releases:
-        found, data = invert(release.received, release.known, attack, threat), release.data
-        images.append(found.images[matched(data.x, found.images)])
+        inverted, data = invert(release.received, release.known, attack, threat), release.data
+        images.append(inverted.images[matched(data.x, inverted.images)])
         units.append(
             scores(
                 data.x,
                 data.y,
-                found,
+                inverted,
                 data_range=release.known.data_range,
                 others=release.others,
                 mask=release.mask,

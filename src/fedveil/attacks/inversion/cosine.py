@@ -120,13 +120,13 @@ class RunningStatistics(Cosine):
 
     def _wanted(self, matching: Matching) -> Statistics:
         """Mean and variance of each layer, as the server's copy of the buffers has them."""
-        found = []
+        wanted = []
         for part in layers(matching):
             if part.running_mean is None or part.running_var is None:
                 kind = type(matching.known.model).__name__
                 raise FieldError("model", kind, "its normalisation keeps no running statistics")
-            found.append((part.running_mean.detach().clone(), part.running_var.detach().clone()))
-        return found
+            wanted.append((part.running_mean.detach().clone(), part.running_var.detach().clone()))
+        return wanted
 
 
 @INVERSIONS.register("estimated-statistics")
@@ -152,20 +152,20 @@ def layers(matching: Matching) -> list[_Normalisation]:
     FieldError
         If there is none.
     """
-    found = [part for part in matching.module.modules() if isinstance(part, _Normalisation)]
-    if not found:
+    normalisations = [part for part in matching.module.modules() if isinstance(part, _Normalisation)]
+    if not normalisations:
         kind = type(matching.known.model).__name__
         raise FieldError("model", kind, "has no batch normalisation, hence no statistics to match: use cosine")
-    return found
+    return normalisations
 
 
 def observed(matching: Matching, x: Tensor) -> Statistics:
     """Mean and variance of what enters each normalisation layer on examples [N, ...], under the start."""
-    found: Statistics = []
+    statistics: Statistics = []
 
     def note(part: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         rows = inputs[0].transpose(0, 1).flatten(1)
-        found.append((rows.mean(1), rows.var(1, correction=0)))
+        statistics.append((rows.mean(1), rows.var(1, correction=0)))
 
     handles = [part.register_forward_pre_hook(note) for part in layers(matching)]
     try:
@@ -173,7 +173,7 @@ def observed(matching: Matching, x: Tensor) -> Statistics:
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return statistics
 
 
 @INVERSIONS.register("see-through")

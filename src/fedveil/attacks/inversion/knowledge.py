@@ -190,8 +190,8 @@ def invert(
         raise FieldError("model", "NaN or infinity", "the release is damaged: there is nothing to invert")
     if not bool(received.update.any()):
         raise FieldError("update", 0.0, "the client sent its start: there is nothing to invert")
-    found = attack.run(received, known)
-    return replace(found, images=found.images.clamp(*known.pixels))
+    reconstruction = attack.run(received, known)
+    return replace(reconstruction, images=reconstruction.images.clamp(*known.pixels))
 
 
 def two_sided(mask: Tensor) -> bool:

@@ -135,11 +135,11 @@ class Matching:
         """Examples [count, *shape] to begin with: uniform, or under noise about the mean of reference images."""
         (low, high), known, dtype = self.known.pixels, self.known, self.start.dtype
         size = (known.examples if count is None else count, *known.shape)
-        found = low + (high - low) * torch.rand(size, generator=self.generator, dtype=dtype)
+        values = low + (high - low) * torch.rand(size, generator=self.generator, dtype=dtype)
         if known.reference is None or not self.weight:
-            return found
+            return values
         mean = known.reference.to(dtype).mean(0)
-        return mean + 0.1 * (found - mean)
+        return mean + 0.1 * (values - mean)
 
     def euclidean(self, x: Tensor, y: Tensor) -> Tensor:
         """Squared distance over the squared norm, of the update of examples and labels as `update` takes them."""

@@ -81,10 +81,10 @@ def identified(originals: Tensor, reconstructions: Tensor, others: Tensor) -> Te
     return torch.le(own, nearest)
 
 
-def labels_recovered(truth: Tensor, found: Tensor) -> float:
+def labels_recovered(truth: Tensor, recovered: Tensor) -> float:
     """Share of the labels [n] that were found, as multisets."""
-    classes = int(torch.cat([truth, found]).max()) + 1
-    counts = [torch.bincount(x, minlength=classes) for x in (truth, found)]
+    classes = int(torch.cat([truth, recovered]).max()) + 1
+    counts = [torch.bincount(x, minlength=classes) for x in (truth, recovered)]
     return float(torch.minimum(*counts).sum()) / len(truth)
 
 
@@ -125,19 +125,19 @@ def region_and_rest(original: Tensor, reconstruction: Tensor, mask: Tensor, *, d
     inner = mask[:, edge : mask.shape[1] - edge, edge : mask.shape[2] - edge]
     if _windowed(original) and two_sided(inner):
         maps["ssim"], sides["ssim"] = _similarity(original, reconstruction, data_range).mean(1), inner
-    found = {}
+    figures = {}
     for name, values in maps.items():
         for where, side in (("region", sides[name]), ("rest", ~sides[name])):
-            found[f"{where}_{name}"] = (values * side).flatten(1).sum(1) / side.flatten(1).sum(1)
+            figures[f"{where}_{name}"] = (values * side).flatten(1).sum(1) / side.flatten(1).sum(1)
     for where in ("region", "rest"):
-        found[f"{where}_psnr"] = 10 * torch.log10(data_range**2 / found[f"{where}_mse"].clamp_min(1e-30))
-    return found
+        figures[f"{where}_psnr"] = 10 * torch.log10(data_range**2 / figures[f"{where}_mse"].clamp_min(1e-30))
+    return figures
 
 
 def scores(
     originals: Tensor,
     labels: Tensor,
-    found: Reconstruction,
+    reconstruction: Reconstruction,
     *,
     data_range: float,
     others: Tensor,
@@ -151,7 +151,7 @@ def scores(
     ----------
     originals, labels : Tensor
         [n, ...] and [n], what the client trained on.
-    found : Reconstruction
+    reconstruction : Reconstruction
         Of that release.
     data_range : float
         Largest difference of two pixels.
@@ -171,7 +171,7 @@ def scores(
         ``labels``, ``mean_image``, ``random_image`` (errors); ``perceptual`` and those of `region_and_rest` where asked
         for.
     """
-    images = found.images[matched(originals, found.images)]
+    images = reconstruction.images[matched(originals, reconstruction.images)]
     error = mse(originals, images)
     generator = torch.Generator().manual_seed(seed)
     low = min(float(originals.min()), float(others.min())) if len(others) else float(originals.min())
@@ -192,7 +192,7 @@ def scores(
         result["perceptual"] = perceptual(originals, images)
     means = {name: float(value.mean()) for name, value in result.items()}
     means["psnr"] = 10 * log10(data_range**2 / max(means["mse"], 1e-30))
-    return means | {"labels": labels_recovered(labels, found.labels)}
+    return means | {"labels": labels_recovered(labels, reconstruction.labels)}
 
 
 def mean_scores(units: Sequence[Mapping[str, float]]) -> dict[str, float]:

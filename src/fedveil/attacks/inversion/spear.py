@@ -78,10 +78,10 @@ class SPEAR(Inversion):
             if len(pool) < count:
                 continue
             chosen = torch.stack([rows.agreed(q) for q in pool], 1)
-            found = _scaled(torch.linalg.lstsq(chosen, s[:count, None] * v[:count]).solution, known)
-            fits = float((~rows.zeros(chosen.T) == (found @ before.T > 0)).double().mean())
+            scaled = _scaled(torch.linalg.lstsq(chosen, s[:count, None] * v[:count]).solution, known)
+            fits = float((~rows.zeros(chosen.T) == (scaled @ before.T > 0)).double().mean())
             if fits > signs:
-                images, signs = found, fits
+                images, signs = scaled, fits
             if signs > 0.99:
                 break
         if signs < 0:

@@ -113,14 +113,14 @@ def same_classes(members: Tensor, others: Tensor, seed: int = 0) -> Tensor:
     """
     draw = torch.Generator().manual_seed(seed)
     counts = {c: int((members == c).sum()) for c in set(members.tolist())}
-    found = {c: (others == c).nonzero().flatten() for c in counts}
-    k = min(len(found[c]) // n for c, n in counts.items())
+    of_class = {c: (others == c).nonzero().flatten() for c in counts}
+    k = min(len(of_class[c]) // n for c, n in counts.items())
     if k < 1:
-        short = min(counts, key=lambda c: len(found[c]) / counts[c])
+        short = min(counts, key=lambda c: len(of_class[c]) / counts[c])
         raise FieldError(
-            "others", len(found[short]), f"are too few of class {short}: there are {counts[short]} members"
+            "others", len(of_class[short]), f"are too few of class {short}: there are {counts[short]} members"
         )
-    picked = [rows[torch.randperm(len(rows), generator=draw)[: k * counts[c]]] for c, rows in sorted(found.items())]
+    picked = [rows[torch.randperm(len(rows), generator=draw)[: k * counts[c]]] for c, rows in sorted(of_class.items())]
     return torch.cat(picked).sort().values
 
 
@@ -170,10 +170,10 @@ class ServerRecords:
         FieldError
             If a client has fewer than two: it cannot be attacked by itself.
         """
-        found = [(self.owner == client).nonzero().flatten() for client in range(self.odds.shape[1])]
-        if few := [client for client, mine in enumerate(found) if len(mine) < 2]:
+        records = [(self.owner == client).nonzero().flatten() for client in range(self.odds.shape[1])]
+        if few := [client for client, mine in enumerate(records) if len(mine) < 2]:
             raise FieldError("clients", few[:5], "have too few training records: two of each are asked for")
-        return found
+        return records
 
     @cached_property
     def fedmia(self) -> list[Tensor]:
@@ -213,14 +213,14 @@ def fedmia_by_class(seen: ServerRecords) -> Pairs:
 
 def fedmia_same_classes(seen: ServerRecords) -> Pairs:
     """Against others with the members' classes, at the clients for which there are enough."""
-    found, n = [], seen.members
+    by_class, n = [], seen.members
     for scores, mine in zip(seen.fedmia, seen.own, strict=True):
         with suppress(FieldError):
             alike = n + same_classes(seen.y[mine], seen.y[n : n + seen.others])
-            found.append((scores[mine], scores[alike]))
-    if not found:
+            by_class.append((scores[mine], scores[alike]))
+    if not by_class:
         raise FieldError("clients", len(seen.own), "no client has enough non-members of its members' classes")
-    return found
+    return by_class
 
 
 def source(seen: ServerRecords) -> float:
@@ -261,20 +261,20 @@ def concluded(attacks: Mapping[str, Callable[[], Pairs | float]]) -> dict[str, A
         ``rates``: true positive rates at those of `ALPHAS` at which ten false positives are expected. ``others``: how
         many non-members there are. ``roc``: points of `log_roc`. ``refused``: why an attack has none of them.
     """
-    found: dict[str, dict[str, Any]] = {"figures": {}, "rates": {}, "others": {}, "roc": {}, "refused": {}}
+    conclusion: dict[str, dict[str, Any]] = {"figures": {}, "rates": {}, "others": {}, "roc": {}, "refused": {}}
     for name, attack in attacks.items():
         try:
             pairs = attack()
         except FedVeilError as error:
-            found["refused"][name] = str(error)
+            conclusion["refused"][name] = str(error)
             continue
         if isinstance(pairs, float):
-            found["figures"][name] = pairs
+            conclusion["figures"][name] = pairs
             continue
         inside, outside = (torch.cat(side).numpy() for side in zip(*pairs, strict=True))
-        found["figures"][name] = float(np.mean([auc(*(one.numpy() for one in pair)) for pair in pairs]))
+        conclusion["figures"][name] = float(np.mean([auc(*(one.numpy() for one in pair)) for pair in pairs]))
         rates = {f"{alpha:g}": true_rate_at(inside, outside, alpha) for alpha in ALPHAS}
-        found["rates"][name] = {alpha: rate.point for alpha, rate in rates.items() if rate is not None}
-        found["others"][name] = len(outside)
-        found["roc"][name] = [axis.tolist() for axis in log_roc(inside, outside, 40)]
-    return found
+        conclusion["rates"][name] = {alpha: rate.point for alpha, rate in rates.items() if rate is not None}
+        conclusion["others"][name] = len(outside)
+        conclusion["roc"][name] = [axis.tolist() for axis in log_roc(inside, outside, 40)]
+    return conclusion

@@ -48,8 +48,8 @@ class ShadowScore:
 
     def __call__(self, attacked: Sequence[tuple[Sequence[Signals], int]]) -> Pairs:
         """Scores of members and others over all attacked models: each with signals of its rounds, members first."""
-        found = [(trajectory(rounds, self.score), members) for rounds, members in attacked]
-        return [(torch.cat([v[:n] for v, n in found]), torch.cat([v[n:] for v, n in found]))]
+        scored = [(trajectory(rounds, self.score), members) for rounds, members in attacked]
+        return [(torch.cat([v[:n] for v, n in scored]), torch.cat([v[n:] for v, n in scored]))]
 
 
 def register_score(name: str) -> Callable[[Score], Score]:

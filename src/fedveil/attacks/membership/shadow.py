@@ -44,11 +44,11 @@ def by_round_and_client(received: Sequence[Received]) -> tuple[list[int], list[l
         If nobody replied in every round.
     """
     rounds = sorted({r.round for r in received})
-    found = {(r.round, r.partition): r for r in received}
-    partitions = sorted({p for _, p in found if all((r, p) in found for r in rounds)})
+    replies = {(r.round, r.partition): r for r in received}
+    partitions = sorted({p for _, p in replies if all((r, p) in replies for r in rounds)})
     if not partitions:
         raise FieldError("received", len(received), "holds no client that replied in every round")
-    return partitions, [[found[r, p] for p in partitions] for r in rounds]
+    return partitions, [[replies[r, p] for p in partitions] for r in rounds]
 
 
 def balanced(models: int, records: int, seed: int) -> Tensor:
@@ -96,10 +96,10 @@ def train_shadows(
     vectors, key = starts.expand(m, -1) if starts.dim() == 1 else starts, keyed_seed("shadow training", seed)
     for number in rounds:
         rows = []
-        for found in trainer.train(vectors, parts, [(key, number, i) for i in range(m)]):
-            if isinstance(found, Exception):
-                raise found
-            rows.append(found.model)
+        for trained in trainer.train(vectors, parts, [(key, number, i) for i in range(m)]):
+            if isinstance(trained, Exception):
+                raise trained
+            rows.append(trained.model)
         vectors = torch.stack(rows)
     return vectors
 

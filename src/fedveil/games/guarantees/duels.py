@@ -236,13 +236,13 @@ def _fedre(d: int) -> list[Duel]:
     def wider(seen: Sight) -> float:
         return float(seen.moved[half:].norm() - seen.moved[:half].norm())
 
-    found = [claiming("FedRE, mu split by public scores", public, update, -update, weighted)]
+    duels = [claiming("FedRE, mu split by public scores", public, update, -update, weighted)]
     if len(names) == 1:  # one layer has nothing to split
-        return found
+        return duels
     printed = FedRE(epsilon=50.0, clip=1.0)
     # a higher score of b widens its noise, and narrows that of a
     world = lambda score: sent(printed, facts, unit(d), scores={names[0]: 1.0, names[1]: score})  # noqa: E731
-    return [claiming("FedRE, as printed", world, 2.0, 1.0, wider), *found]
+    return [claiming("FedRE, as printed", world, 2.0, 1.0, wider), *duels]
 
 
 def _sga(d: int) -> list[Duel]:

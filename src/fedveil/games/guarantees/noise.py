@@ -97,13 +97,13 @@ def served_noise(side: ServerSide, d: int, cohort: int = 4, apart: float = 0.01)
     updates = torch.stack([update + apart * (-1) ** p * unit(d, d - 1) for p in range(cohort)])
 
     def left(server: ServerParty) -> list[Tensor]:
-        broadcast, found = server.open(torch.zeros(1, d, dtype=torch.float64), 1, ROUNDS, cohort), []
+        broadcast, residuals = server.open(torch.zeros(1, d, dtype=torch.float64), 1, ROUNDS, cohort), []
         for _ in range(ROUNDS):
             before = broadcast.models[0]
             replies = {p: (Release("model", before + updates[p]),) for p in range(cohort)}
             broadcast, _ = server.combine(broadcast, replies)
-            found.append(standardised(broadcast.models[0] - before - update, server.ledger.entries[-1].spend))
-        return found
+            residuals.append(standardised(broadcast.models[0] - before - update, server.ledger.entries[-1].spend))
+        return residuals
 
     return by_servers(side, d, left)
 
@@ -171,12 +171,12 @@ def published_noise() -> Play:
     figures = torch.full((4, 2), 0.5, dtype=torch.float64)
 
     def left(server: ServerParty) -> list[Tensor]:
-        found = []
+        residuals = []
         for t in range(1, ROUNDS + 1):
             published = server.publish(t, ("loss", "accuracy"), figures, torch.ones(4))
             residual = torch.stack([one.value for one in published]) - figures[0]
-            found.append(standardised(residual, server.ledger.entries[-1].spend))
-        return found
+            residuals.append(standardised(residual, server.ledger.entries[-1].spend))
+        return residuals
 
     publishing = Publishing(metrics="noised", loss_range=1.0)
     return by_servers(GlobalDP(noise_multiplier=1.0), 1, left, publishing=publishing)
@@ -187,14 +187,14 @@ def clip_noise(clip: QuantileClip) -> Play:
 
     def left(server: ServerParty) -> list[Tensor]:
         broadcast, norm = server.open(torch.zeros(1, 1, dtype=torch.float64), 1, ROUNDS, 4), clip.initial
-        found = list[Tensor]()
+        residuals = list[Tensor]()
         for _ in range(ROUNDS):
             broadcast, _ = server.combine(broadcast, dict.fromkeys(range(4), (Release("model", broadcast.models[0]),)))
             assert isinstance(server.state, CentralState)
             share = clip.quantile - math.log(server.state.clip / norm) / clip.lr
-            found.append(torch.tensor([(4 * share - 4) / clip.bit_noise], dtype=torch.float64))
+            residuals.append(torch.tensor([(4 * share - 4) / clip.bit_noise], dtype=torch.float64))
             norm = server.state.clip
-        return found
+        return residuals
 
     return by_servers(GlobalDP(noise_multiplier=1.0, clip=clip), 1, left)
 
@@ -226,7 +226,7 @@ def methods(d: int) -> list[NoiseGame]:
     """Every method that adds noise, at dimension d."""
     z: dict[str, Any] = {"noise_multiplier": 1.0, "clip": 1.0}
     moving = QuantileClip(initial=1.0, quantile=0.5, lr=0.2, bit_noise=1.0)
-    found = [
+    played = [
         NoiseGame("global DP, FedAvg", served_noise(GlobalDP(**z), d)),
         NoiseGame("global DP, FedAvg, a client replaced", served_noise(GlobalDP(**z, relation="replace-one"), d)),
         NoiseGame("global DP, FedAvg, as printed", served_noise(GlobalDP(**z, order="printed"), d)),
@@ -252,8 +252,8 @@ def methods(d: int) -> list[NoiseGame]:
         NoiseGame("secure source", drawn_noise(d)),
     ]
     if d == 1:
-        found += [
+        played += [
             NoiseGame("published metrics", published_noise()),
             NoiseGame("adaptive clipping, the next norm", clip_noise(moving)),
         ]
-    return found
+    return played

@@ -107,9 +107,9 @@ def _of_data(file: Path) -> bool:
 def promises(trust: str, books: Mapping[str, Book], delta: float, beside: Sequence[str]) -> dict[str, dict[str, Any]]:
     """What a run's ledgers add up to, on conditions beside them: of the server that adds noise, or the worst client."""
     _, counted, validation = totals_of(trust, {party: book.ledger for party, book in books.items()}, beside)
-    found = {WHO_ADDS.get(trust, "worst client"): counted}
-    found |= {} if validation is None else {"validation clients": validation}
-    return {party: plain(guarantee, delta) for party, guarantee in found.items()}
+    by_party = {WHO_ADDS.get(trust, "worst client"): counted}
+    by_party |= {} if validation is None else {"validation clients": validation}
+    return {party: plain(guarantee, delta) for party, guarantee in by_party.items()}
 
 
 def promise_of_sites(trust: str, books: Mapping[str, Book], clients: int, delta: float) -> dict[str, dict[str, Any]]:

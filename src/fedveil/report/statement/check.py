@@ -48,19 +48,19 @@ def check(report: Path, ledgers: list[Path]) -> list[Checked]:
         values = json_of(raw)
         if values["format"] != FORMAT:
             raise ValueError(f"its format is {values['format']!r}, and this version reads {FORMAT!r}")
-        found = [Checked("report.json", raw == encoded(values), "its bytes are not those that were written")]
-        found += _beside(report.parent, values["files"])
+        checks = [Checked("report.json", raw == encoded(values), "its bytes are not those that were written")]
+        checks += _beside(report.parent, values["files"])
         books = _known(read_books(ledgers), evidence := values["evidence"])
         for run in evidence["runs"]:
-            found += _run(run, books)
-        found += [*_sets(evidence, books), *_words(report.parent, values)]
+            checks += _run(run, books)
+        checks += [*_sets(evidence, books), *_words(report.parent, values)]
     except LedgerError as error:
-        found.append(Checked("ledgers", False, str(error)))
+        checks.append(Checked("ledgers", False, str(error)))
     except FieldError:
         raise
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise damaged("REPORT", report, error, "restore the file") from error
-    return [one if one.holds is not True else Checked(one.what, True) for one in found]
+    return [one if one.holds is not True else Checked(one.what, True) for one in checks]
 
 
 def _known(books: FoundLedgers, evidence: Mapping[str, Any]) -> FoundLedgers:
@@ -83,15 +83,15 @@ def _run(run: Mapping[str, Any], books: FoundLedgers) -> Iterator[Checked]:
     name = run["setting"] if run["seed"] is None else f"{run['setting']}, seed {run['seed']}"
     own, sites = books.runs.get(run["run"], {}), run["sites"]
     known = {book["party"]: book for book in run["ledgers"]}
-    found = {
+    checks = {
         "not among --ledgers": [*(known.keys() - own.keys()), *(set(sites["names"]) - books.sets.keys())],
         "not the bytes that the report knew": [p for p in known.keys() & own.keys() if own[p].values() != known[p]],
         "not known to the report": own.keys() - known.keys() if known else (),
     }
-    wrong = [f"{what}: {', '.join(sorted(parties)[:5])}" for what, parties in found.items() if parties]
+    wrong = [f"{what}: {', '.join(sorted(parties)[:5])}" for what, parties in checks.items() if parties]
     if known or wrong:
         yield Checked(f"{name}: ledgers", not wrong, "; ".join(wrong))
-    if found["not among --ledgers"]:
+    if checks["not among --ledgers"]:
         return
     given = promises(run["trust"], own, run["delta"], run.get("beside", ())) if known else {}
     held = {party: books.sets[party].of(sites["run"]) for party in sites["names"]}
@@ -108,10 +108,10 @@ def _run(run: Mapping[str, Any], books: FoundLedgers) -> Iterator[Checked]:
 
 def _without_doubts(given: dict[str, Any], said: Mapping[str, Any]) -> list[str]:
     """Take out of a promise the conditions that were found after a report was written, and return them."""
-    found = [one for one in given.get("conditions", []) if one in DOUBTS and one not in said.get("conditions", [])]
-    if found:
-        given["conditions"] = [one for one in given["conditions"] if one not in found]
-    return found
+    doubts = [one for one in given.get("conditions", []) if one in DOUBTS and one not in said.get("conditions", [])]
+    if doubts:
+        given["conditions"] = [one for one in given["conditions"] if one not in doubts]
+    return doubts
 
 
 def _sets(evidence: Mapping[str, Any], books: FoundLedgers) -> Iterator[Checked]:

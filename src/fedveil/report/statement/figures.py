@@ -46,7 +46,7 @@ def accuracy_rows(runs: Mapping[str, Sequence[Run]]) -> Grid:
         tested = [run.summary.values["test_metrics"] for run in own]
         examples = first.values["metrics"].get("examples") if name == "accuracy" else None
         wanted = ((clients, "median"), (clients, "worst"), (tested, name))
-        rest = [[c[key] for c in found if key in c] for found, key in wanted]
+        rest = [[c[key] for c in curves if key in c] for curves, key in wanted]
         shown = [f"{name} {fmean(means):.3f}" if means else "", *_interval(means, examples)]
         rows.append([label, *shown, *(f"{fmean(each):.3f}" if each else "" for each in rest)])
     header = ("setting", "mean of the last rounds", "95%", "over", "median client", "worst client", "test set")
@@ -56,8 +56,8 @@ def accuracy_rows(runs: Mapping[str, Sequence[Run]]) -> Grid:
 def _interval(means: Sequence[float], examples: float | None) -> tuple[str, str]:
     """Student's interval over seeds; of one seed Wilson's over examples, which says nothing of other seeds."""
     if len(means) > 1:
-        found = student_interval(means)
-        return f"{found.low:.3f} to {found.high:.3f}" if found else "", f"{len(means)} seeds"
+        interval = student_interval(means)
+        return f"{interval.low:.3f} to {interval.high:.3f}" if interval else "", f"{len(means)} seeds"
     if not means or not examples:
         return "", ""
     low, high = binomtest(round(means[0] * examples), round(examples)).proportion_ci(method="wilson")

@@ -123,24 +123,26 @@ def gather(
             runs.append(_run(folder, Summary.read(folder), sets))
         elif not any((inner / name).is_file() for name in (AUDITED, CANARIES)):
             raise FieldError("RUN", str(folder), "holds no finished run, comparison or audit")
-    told = read_people(people)
-    name = told.get("name") or ", ".join(dict.fromkeys(names)) or ", ".join(folder.resolve().name for folder in folders)
+    known = read_people(people)
+    name = (
+        known.get("name") or ", ".join(dict.fromkeys(names)) or ", ".join(folder.resolve().name for folder in folders)
+    )
     read_policy(policy)  # refuses what no policy can say
     rule = {} if policy is None else toml_of(policy.read_text(encoding="utf-8"))
     for path in ("ledger", "head"):
         rule.get("node", {}).pop(path, None)  # folders of a site are nobody else's business
-    return Gathered(name, runs, audits, drawn, sets, rule, told)
+    return Gathered(name, runs, audits, drawn, sets, rule, known)
 
 
 def _audit(folder: Path, drawn: dict[str, bytes] | None) -> dict[str, Any]:
     """A finished audit; its pictures of reconstructions are added to `drawn`, by digest."""
-    values, found = _read(folder / AUDITED), {}
+    values, pictures = _read(folder / AUDITED), {}
     for file in sorted(folder.glob("inversion-*.png")):
         content = file.read_bytes()
-        found[file.stem.removeprefix("inversion-")] = digest = hashlib.sha256(content).hexdigest()
+        pictures[file.stem.removeprefix("inversion-")] = digest = hashlib.sha256(content).hexdigest()
         if drawn is not None:
             drawn[digest] = content
-    return {**values, "pictures": found}
+    return {**values, "pictures": pictures}
 
 
 def _canaries(file: Path) -> dict[str, Any]:
@@ -174,13 +176,13 @@ def read_people(file: Path | None) -> dict[str, Any]:
 def _compared(folder: Path, sets: Mapping[str, Book]) -> list[Run]:
     """The runs of a comparison under their settings' labels; its cells hold the rest."""
     cells = {_same(_read(path)): path.parent for path in sorted((folder / CELLS).glob("*/summary.json"))}
-    found = []
+    runs = []
     for values in _read(folder / COMPARED):
         cell = cells.get(_same(values))
         if cell is None:
             raise FieldError("RUN", str(folder), f"has no finished run of {values['setting']!r}: compare --resume")
-        found.append(_run(cell, Summary(values, Summary.read(cell).rows), sets))
-    return found
+        runs.append(_run(cell, Summary(values, Summary.read(cell).rows), sets))
+    return runs
 
 
 def _same(values: Mapping[str, Any]) -> tuple[str, int, str]:
@@ -190,8 +192,8 @@ def _same(values: Mapping[str, Any]) -> tuple[str, int, str]:
 def _run(folder: Path, summary: Summary, sets: Mapping[str, Book]) -> Run:
     """A run with its ledgers, which have to give what its summary says."""
     values = summary.values
-    found = read_books([folder / "ledger"]) if (folder / "ledger").is_dir() else FoundLedgers()
-    run, books = next(iter(found.runs.items()), ("", {}))
+    ledgers = read_books([folder / "ledger"]) if (folder / "ledger").is_dir() else FoundLedgers()
+    run, books = next(iter(ledgers.runs.items()), ("", {}))
     files = {name: folder / name for name in (CONFIG, "metrics.jsonl", "summary.json")}
     digests = {name: hashlib.sha256(p.read_bytes()).hexdigest() for name, p in files.items() if p.is_file()}
     config = _read(files[CONFIG]) if CONFIG in digests else {}

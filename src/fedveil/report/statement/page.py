@@ -50,16 +50,16 @@ def form_of() -> str:
     return hashlib.sha256((source(PAGE_TEMPLATE) + source("words.toml")).encode()).hexdigest()[:16]
 
 
-def card_of(found: Gathered, run: Run) -> str:
+def card_of(gathered: Gathered, run: Run) -> str:
     """The record of one run's release, in YAML."""
     promise, values = run.worst, run.summary.values
     books = [*run.books.values(), *run.sites.values()]
     drawn = {e.spend.mechanism for book in books for e in book.ledger.entries if e.source != "none"}
     return _rendered(
         CARD_TEMPLATE,
-        people=found.people,
-        name=found.name,
-        slug=re.sub(r"[^a-z0-9]+", "-", found.name.lower()).strip("-"),
+        people=gathered.people,
+        name=gathered.name,
+        slug=re.sub(r"[^a-z0-9]+", "-", gathered.name.lower()).strip("-"),
         promise=promise,
         epsilon=float(rounded_up(promise["epsilon"])) if "epsilon" in promise else None,
         sentence=" ".join([protected(promise), *(f"{text}." for text in beside(promise))]),
@@ -67,7 +67,7 @@ def card_of(found: Gathered, run: Run) -> str:
         unprotected=unprotected_quantities([run]),
         values=values,
         mechanisms=sorted(drawn),
-        settings=len({other.summary.setting for other in found.runs}),
+        settings=len({other.summary.setting for other in gathered.runs}),
     )
 
 
@@ -92,22 +92,24 @@ def _json(value: object) -> str:
 REPORT, PAGE, CARD = "report.json", "report.html", "card.yaml"
 
 
-def report_of(found: Gathered) -> Report:
+def report_of(gathered: Gathered) -> Report:
     """What folders show, put into the form of a report."""
     made = provenance("", [])
     shown = {name: made[name] for name in ("command", "commit", "date")}
     shown |= {"version": fedveil.__version__, "form": form_of()}
-    sets = [{"ledger": one.values(), "spent": spent_of(one.ledger, found.rule).rows} for one in found.sets.values()]
-    evidence = {"runs": [_run(run) for run in found.runs], "sets": sets, "policy": found.policy}
-    return Report(found.name, shown, headline_of(promises_of(found.runs)), sections_of(found), evidence)
+    sets = [
+        {"ledger": one.values(), "spent": spent_of(one.ledger, gathered.rule).rows} for one in gathered.sets.values()
+    ]
+    evidence = {"runs": [_run(run) for run in gathered.runs], "sets": sets, "policy": gathered.policy}
+    return Report(gathered.name, shown, headline_of(promises_of(gathered.runs)), sections_of(gathered), evidence)
 
 
-def write_report(found: Gathered, folder: Path, setting: str | None = None) -> list[Path]:
+def write_report(gathered: Gathered, folder: Path, setting: str | None = None) -> list[Path]:
     """Write report.json, report.html and card.yaml; the paths.
 
     Parameters
     ----------
-    found : Gathered
+    gathered : Gathered
         What it is about.
     folder : Path
         Made if it is not there; files of an earlier report are replaced.
@@ -119,10 +121,10 @@ def write_report(found: Gathered, folder: Path, setting: str | None = None) -> l
     FieldError
         If there is no such setting.
     """
-    report, contents = report_of(found), dict[str, bytes]()
-    contents[PAGE] = page_of(report, found.pictures).encode()
-    if found.runs:
-        contents[CARD] = card_of(found, _chosen(found, setting)).encode()
+    report, contents = report_of(gathered), dict[str, bytes]()
+    contents[PAGE] = page_of(report, gathered.pictures).encode()
+    if gathered.runs:
+        contents[CARD] = card_of(gathered, _chosen(gathered, setting)).encode()
     elif setting is not None:
         raise FieldError("--setting", setting, "needs a run: an audit alone releases nothing")
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
@@ -133,11 +135,11 @@ def write_report(found: Gathered, folder: Path, setting: str | None = None) -> l
     return [folder / name for name in (REPORT, PAGE, CARD) if name in contents]
 
 
-def _chosen(found: Gathered, setting: str | None) -> Run:
-    runs = by_setting(found.runs)
+def _chosen(gathered: Gathered, setting: str | None) -> Run:
+    runs = by_setting(gathered.runs)
     if setting is not None:
         return runs[require_choice("--setting", setting, runs)][0]
-    return next((own[0] for own in runs.values() if "epsilon" in own[0].worst), found.runs[0])
+    return next((own[0] for own in runs.values() if "epsilon" in own[0].worst), gathered.runs[0])
 
 
 def _run(run: Run) -> Mapping[str, Any]:

@@ -26,20 +26,20 @@ PROVEN = ("formal", "conditional")
 CHOSEN = ("privacy.clip", "privacy.epsilon", "privacy.noise_multiplier", "local.lr", "local.epochs")
 
 
-def sections_of(found: Gathered) -> list[ReportSection]:
+def sections_of(gathered: Gathered) -> list[ReportSection]:
     """All of them; those without anything to say, too."""
-    runs = by_setting(found.runs)
+    runs = by_setting(gathered.runs)
     return [
-        unit_of(promises_of(found.runs)),
-        _trust(runs, found.people),
-        ReportSection("leaves", [*unprotected_quantities(found.runs), *_only_people("leaves", found.people)]),
-        ReportSection("accuracy", _accuracy_lines(found.runs), [accuracy_rows(runs)] * bool(runs), curves(runs)),
-        _attacked(found, list(runs)),
-        _tuned(found.runs, found.people),
-        _budget(found),
-        ReportSection("policy", _policy(found.policy)),
-        _origin(found.runs),
-        ReportSection("approval", _only_people("approval", found.people)),
+        unit_of(promises_of(gathered.runs)),
+        _trust(runs, gathered.people),
+        ReportSection("leaves", [*unprotected_quantities(gathered.runs), *_only_people("leaves", gathered.people)]),
+        ReportSection("accuracy", _accuracy_lines(gathered.runs), [accuracy_rows(runs)] * bool(runs), curves(runs)),
+        _attacked(gathered, list(runs)),
+        _tuned(gathered.runs, gathered.people),
+        _budget(gathered),
+        ReportSection("policy", _policy(gathered.policy)),
+        _origin(gathered.runs),
+        ReportSection("approval", _only_people("approval", gathered.people)),
     ]
 
 
@@ -132,7 +132,7 @@ def unprotected_quantities(runs: Sequence[Run]) -> list[Fact]:
 def _accuracy_lines(runs: Sequence[Run]) -> list[Fact]:
     bare = dict.fromkeys(run.summary.setting for run in runs if run.worst["status"] == "none")
     public = [run.summary.values.get("public_model", {}).get("metrics", {}) for run in runs]
-    rivals = {f"{name} {found[name]:.3f}" for found in public for name in ("accuracy", "rmse") if name in found}
+    rivals = {f"{name} {metrics[name]:.3f}" for metrics in public for name in ("accuracy", "rmse") if name in metrics}
     majority = {f"{run.summary.values['majority']:.3f}" for run in runs if "majority" in run.summary.values}
     return [
         Fact.of("the same without noise", *(f"{label!r} below" for label in bare)),
@@ -141,9 +141,9 @@ def _accuracy_lines(runs: Sequence[Run]) -> list[Fact]:
     ]
 
 
-def _attacked(found: Gathered, settings: list[str]) -> ReportSection:
+def _attacked(gathered: Gathered, settings: list[str]) -> ReportSection:
     rows, lines, pictures = [], [], []
-    for audit in found.audits:
+    for audit in gathered.audits:
         game = audit["game"]
         lines.append(Fact.of(f"{game}: how strongly", _strength(audit), audit.get("unit")))
         for label, bound in audit.get("together", {}).items():
@@ -155,15 +155,15 @@ def _attacked(found: Gathered, settings: list[str]) -> ReportSection:
         shown = list(dict.fromkeys(result["setting"] for result in audit.get("results", ())))
         for attack, digest in audit.get("pictures", {}).items():
             text = f"clients' images, and what the attack {attack} made of the releases of {', '.join(shown)}"
-            pictures += [Picture(f"{game}: {attack}", text, digest)] if digest in found.pictures else []
-        if audit.get("pictures") and not found.pictures:
+            pictures += [Picture(f"{game}: {attack}", text, digest)] if digest in gathered.pictures else []
+        if audit.get("pictures") and not gathered.pictures:
             lines.append(Fact(f"{game}: pictures", "left out: they show clients' images; --pictures puts them in"))
-    played = {audit["game"] for audit in found.audits}
+    played = {audit["game"] for audit in gathered.audits}
     lines += [Fact(f"{name}: {what}") for name, what in WORDS["asked"].items() if name not in played]
     lines.append(Fact("attacks that nobody has thought of, and stronger ones"))
     header = ("game", "attack", "setting", "figure", "reached (95%)", "without the defence", "works there")
     tables = [Grid("", header, rows)] * bool(rows)
-    return ReportSection("attacked", lines, tables, roc_charts(found.audits, settings), pictures)
+    return ReportSection("attacked", lines, tables, roc_charts(gathered.audits, settings), pictures)
 
 
 def _strength(audit: Mapping[str, Any]) -> str | None:
@@ -204,13 +204,13 @@ def _tuned(runs: Sequence[Run], people: Mapping[str, Any]) -> ReportSection:
     return ReportSection("tuned", lines, [Grid("Chosen values", ("setting", *CHOSEN), rows)] * bool(rows))
 
 
-def _budget(found: Gathered) -> ReportSection:
+def _budget(gathered: Gathered) -> ReportSection:
     grids = []
-    for name, book in found.sets.items():
-        table = spent_of(book.ledger, found.rule)
+    for name, book in gathered.sets.items():
+        table = spent_of(book.ledger, gathered.rule)
         rows = [["" if cell == NOTHING else str(cell) for cell in row] for row in table.rows]
         grids.append(Grid(f"data set {name}", table.header, rows))
-    declared = [b.ledger.budget for run in found.runs for b in run.books.values() if b.ledger.budget]
+    declared = [b.ledger.budget for run in gathered.runs for b in run.books.values() if b.ledger.budget]
     texts = dict.fromkeys(", ".join(f"{k} {v:g}" for k, v in budget.items()) for budget in declared)
     of_runs = Fact.of("budget of a run, declared before its first release", *texts)
     return ReportSection("budget", [of_runs] if grids else [of_runs, Fact("ledger of a data set")], grids)
