@@ -106,13 +106,13 @@ def initial_broadcast(
 
 def several(start: Tensor, layout: Layout, k: int, seed: int) -> Tensor:
     """First hypotheses [k, d]: the start [d], then the same with the entries of each array shuffled."""
-    found = [start]
+    starts = [start]
     for j in range(1, k):
         generator = torch.Generator().manual_seed(keyed_seed("hypothesis", seed, j))
         views = layout.views(start)
         orders = {n: torch.randperm(v.numel(), generator=generator) for n, v in views.items()}
-        found.append(layout.flatten({n: v.reshape(-1)[orders[n]].reshape(v.shape) for n, v in views.items()}))
-    return torch.stack(found)
+        starts.append(layout.flatten({n: v.reshape(-1)[orders[n]].reshape(v.shape) for n, v in views.items()}))
+    return torch.stack(starts)
 
 
 def with_proximal_term(local: LocalTraining, method: methods.Method) -> LocalTraining:

@@ -189,9 +189,9 @@ class History:
     @property
     def metrics(self) -> Figures:
         """Pooled metrics after the last round; empty where nothing was measured, and a figure asked of it says why."""
-        found = self.rounds[-1].metrics if self.rounds else None
+        figures = self.rounds[-1].metrics if self.rounds else None
         unheld = "no client holds out examples: give (x, y, test_x, test_y)"
-        return Measured(found or {}, unheld if self.rounds else self.stopped or "no round ran")
+        return Measured(figures or {}, unheld if self.rounds else self.stopped or "no round ran")
 
     def __repr__(self) -> str:
         figures = ", ".join(f"{name} {value:.3g}" for name, value in self.metrics.items() if name != "examples")

@@ -227,9 +227,9 @@ def read_head(path: Path, head: str | Path) -> Head:
         If there is no head, or the ledger and it do not agree.
     """
     ledger, lines, _ = read_ledger(path)
-    found = _second_place(head, path, "--head FOLDER").look(_id(ledger.head or ""))
-    found.extended(lines, Ledger("", path.stem, ledger.head).checksum)
-    return found
+    line = _second_place(head, path, "--head FOLDER").look(_id(ledger.head or ""))
+    line.extended(lines, Ledger("", path.stem, ledger.head).checksum)
+    return line
 
 
 def read_policy(policy: Policy | str | Path | None) -> Policy | None:

@@ -75,16 +75,16 @@ def read_public(facts: Mapping[str, Any], layout: Layout) -> tuple[PublicFacts, 
 
 def read_metrics(metrics: Mapping[str, Any], counted: bool = True) -> Releases:
     """The known releases beside a model: the count (if `counted`), IFCA's index, scalar metrics."""
-    found: list[Release] = []
+    released: list[Release] = []
     if counted and isinstance(metrics.get(COUNT), int | float):
-        found.append(Release("count", _scalar(metrics[COUNT])))
+        released.append(Release("count", _scalar(metrics[COUNT])))
     if isinstance(metrics.get(INDEX), int | float):
-        found.append(Release("index", _scalar(metrics[INDEX])))
+        released.append(Release("index", _scalar(metrics[INDEX])))
     named = [(n, v) for n, v in metrics.items() if n not in (COUNT, INDEX) and isinstance(v, int | float)]
     if len(named) > MOST_METRICS or not all(name.isprintable() and len(name) <= 64 for name, _ in named):
         accepted = f"at most {MOST_METRICS}, each named by at most 64 printable characters"
         raise FieldError(METRICS, len(named), accepted)
-    return (*found, *(Release("metric", _scalar(value), name) for name, value in named))
+    return (*released, *(Release("metric", _scalar(value), name) for name, value in named))
 
 
 def metric_values(releases: Releases) -> dict[str, Any]:
@@ -110,9 +110,9 @@ def require_mark(mark: Mapping[str, Any], client: ClientSide) -> bool:
     """
     expected = (type(client).__name__, client.trust)
     if (mark.get("side"), mark.get("trust")) != expected:
-        found = f"{mark.get('side')!r} ({mark.get('trust')!r} trust)"
+        given = f"{mark.get('side')!r} ({mark.get('trust')!r} trust)"
         wanted = f"{expected[0]!r} ({expected[1]!r} trust)"
-        raise UnprotectedError(f"a client protects as {found}, the server expects {wanted}: give both the same method")
+        raise UnprotectedError(f"a client protects as {given}, the server expects {wanted}: give both the same method")
     return mark.get("counted") is True
 
 

@@ -148,12 +148,12 @@ def honest_updates(
     broadcast: Broadcast, learned: Mapping[int, Learned], sent: Mapping[int, Tensor]
 ) -> tuple[Tensor, Tensor]:
     """``(Turn.honest, Turn.released)`` of the honest clients that sent a model."""
-    found = [p for p in sorted(sent) if p in learned]
-    if not found:
+    honest = [p for p in sorted(sent) if p in learned]
+    if not honest:
         nobody = broadcast.models.new_zeros(0, broadcast.models.shape[1])
         return nobody, nobody
-    starts = torch.stack([broadcast.models[learned[p].chosen] for p in found])
-    trained, released = ([learned[p].trained.model for p in found], [sent[p] for p in found])
+    starts = torch.stack([broadcast.models[learned[p].chosen] for p in honest])
+    trained, released = ([learned[p].trained.model for p in honest], [sent[p] for p in honest])
     return torch.stack(trained) - starts, torch.stack(released) - starts
 
 
@@ -258,10 +258,10 @@ def probed(probes: Sequence[Probe], seen: Seen) -> RoundRecord:
     """
     figures: dict[str, float] = {}
     for probe in probes:
-        found = dict(probe(seen))
-        if set(found) != set(probe.figures):
-            raise FieldError(f"probe {probe.name!r}", sorted(found), f"must return {sorted(probe.figures)}")
-        for twice in sorted(found.keys() & figures.keys()):
+        given = dict(probe(seen))
+        if set(given) != set(probe.figures):
+            raise FieldError(f"probe {probe.name!r}", sorted(given), f"must return {sorted(probe.figures)}")
+        for twice in sorted(given.keys() & figures.keys()):
             raise FieldError(f"probe {probe.name!r}", twice, "another probe of this run returns a figure of that name")
-        figures |= {name: float(value) for name, value in found.items()}
+        figures |= {name: float(value) for name, value in given.items()}
     return replace(seen.record, figures=figures) if probes else seen.record

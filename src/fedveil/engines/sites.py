@@ -58,10 +58,10 @@ def bind_key(path: str | Path, ledger: str) -> None:
             with file.open("ab", buffering=0) as stream:  # of two processes that do so, the first line counts
                 stream.write(f"{line}\n".encode())
                 os.fsync(stream.fileno())
-        found = file.read_text("ascii").splitlines()[2]
+        bound = file.read_text("ascii").splitlines()[2]
     except OSError as error:
         raise FieldError("key", str(file), "cannot be written: chmod 600, since it names its ledger") from error
-    if found != line:
+    if bound != line:
         accepted = "answers from another ledger: a data set, and a ledger begun anew, has a key of its own"
         raise FieldError("key", str(file), f"{accepted} (fedveil keys new)")
 

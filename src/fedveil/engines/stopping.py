@@ -289,13 +289,13 @@ class Validators:
     def _losses(self, clients: Sequence[ClientData], models: Tensor) -> Tensor:
         """Loss of each client's best hypothesis [m]; infinite where there is none."""
         learner = self._learner
-        found = []
+        losses = []
         try:
-            found = [client_losses(learner.model, learner.layout, models, clients, learner.local.loss)]
+            losses = [client_losses(learner.model, learner.layout, models, clients, learner.local.loss)]
         except Exception:  # someone's data: then one by one, so that only that client's loss is infinite
             for client in clients:
                 try:
-                    found.append(client_losses(learner.model, learner.layout, models, [client], learner.local.loss))
+                    losses.append(client_losses(learner.model, learner.layout, models, [client], learner.local.loss))
                 except Exception:
-                    found.append(torch.full((1, len(models)), inf, dtype=torch.float64))
-        return torch.nan_to_num(torch.cat(found), nan=inf).min(dim=1).values
+                    losses.append(torch.full((1, len(models)), inf, dtype=torch.float64))
+        return torch.nan_to_num(torch.cat(losses), nan=inf).min(dim=1).values

@@ -60,8 +60,8 @@ class Answers:
     @cached_property
     def predicted(self) -> NDArray[np.int64]:
         """[M], the class with the largest logit."""
-        found: NDArray[np.int64] = np.argmax(self.outputs, axis=1)
-        return found
+        classes: NDArray[np.int64] = np.argmax(self.outputs, axis=1)
+        return classes
 
     @cached_property
     def table(self) -> tuple[Floats, Floats, Floats]:
@@ -97,8 +97,8 @@ class Answers:
 
     def of_images(self, share: "MetricFunction") -> Floats:
         """The mean of a share over the images of each group that have it."""
-        found, owner, n = share(self.images), self.group[:: self.each], len(self.counts)
-        return _over(np.bincount(owner, np.nan_to_num(found), n), np.bincount(owner, ~np.isnan(found), n))
+        answers, owner, n = share(self.images), self.group[:: self.each], len(self.counts)
+        return _over(np.bincount(owner, np.nan_to_num(answers), n), np.bincount(owner, ~np.isnan(answers), n))
 
     def macro(self, shares: Floats, counted: NDArray[np.bool_]) -> Floats:
         """Mean of shares [n, C] over the classes that are counted [n, C]; NaN without one."""

@@ -39,9 +39,9 @@ class OnDemand(Tensor):
 
     @staticmethod
     def __new__(cls, read: Callable[[Sequence[int]], Tensor], shape: Sequence[int], dtype: torch.dtype) -> "OnDemand":
-        found = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype)
-        found._read = read
-        return found
+        wrapper = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype)
+        wrapper._read = read
+        return wrapper
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

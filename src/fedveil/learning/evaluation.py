@@ -108,9 +108,9 @@ def client_losses(
         else:
             parts = zip(torch.split(outputs, sizes.tolist()), torch.split(y, sizes.tolist()), strict=True)
             columns.append(torch.stack([loss_of(loss)(*part) for part in parts]))
-    found = torch.stack(columns, 1)
+    losses = torch.stack(columns, 1)
     where = torch.tensor([bool(c.examples) for c in clients])
-    result[where] = (found + RMSE_FLOOR).sqrt() if loss == "rmse" else found
+    result[where] = (losses + RMSE_FLOOR).sqrt() if loss == "rmse" else losses
     return result
 
 

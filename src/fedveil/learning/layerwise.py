@@ -43,16 +43,16 @@ def known_layers(model: nn.Module, layout: Layout, names: dict[int, str]) -> Lay
     NotApart
         If a shared parameter belongs to something else.
     """
-    found: Layers = {}
+    layers: Layers = {}
     for layer in model.modules():
         own = {k: names[id(p)] for k, p in layer.named_parameters(recurse=False) if names[id(p)] in layout.names}
         if own and (rule_of(layer) is None or len(own) != len(list(layer.parameters(recurse=False)))):
             raise NotApart(f"{type(layer).__name__} is no known layer, or trained in part")
         if own:
-            found[layer] = own
-    if sum(map(len, found.values())) != len(layout.names):
+            layers[layer] = own
+    if sum(map(len, layers.values())) != len(layout.names):
         raise NotApart("a parameter is in no layer that is used, or in two")
-    return found
+    return layers
 
 
 class ByLayers:

@@ -207,9 +207,9 @@ class Learner:
         """Train the clients of several federations in one call of the trainer; each task as by `learn`."""
         prepared = [self._prepare(task) for task in tasks]
         starts, clients, keys, sources = [], [], [], []
-        for task, found in zip(tasks, prepared, strict=True):
+        for task, ready in zip(tasks, prepared, strict=True):
             own, models = task.sources or (None,) * len(task.clients), task.models.unbind()
-            for p, client, key, source in zip(found, task.clients, task.keys, own, strict=True):
+            for p, client, key, source in zip(ready, task.clients, task.keys, own, strict=True):
                 if not isinstance(p, Exception):
                     starts.append(models[p[0]])
                     clients.append(client)
@@ -222,19 +222,19 @@ class Learner:
             outcomes = iter(self.trainer.train(_stacked(starts), clients, keys, tasks[0].then))
         else:
             outcomes = iter(self.trainer.train(_stacked(starts), clients, keys) if starts else ())
-        return [[p if isinstance(p, Exception) else _learned(next(outcomes), *p) for p in found] for found in prepared]
+        return [[p if isinstance(p, Exception) else _learned(next(outcomes), *p) for p in ready] for ready in prepared]
 
     def _prepare(self, task: Task) -> list[tuple[int, dict[str, float] | None] | Exception]:
         """Each client's hypothesis, and its layers' scores where the method needs them."""
         chosen = choose_each(self.model, self.layout, task.models, task.clients, self.local.loss)
         needed, every = "layer_scores" in task.needs, self.scoring.every
         prepared: list[tuple[int, dict[str, float] | None] | Exception] = []
-        for client, key, found in zip(task.clients, task.keys, chosen, strict=True):
+        for client, key, choice in zip(task.clients, task.keys, chosen, strict=True):
             try:
-                if isinstance(found, Exception):
-                    raise found
+                if isinstance(choice, Exception):
+                    raise choice
                 scored = needed and (key[1] - 1) % every == 0
-                prepared.append((found, self._scores(task.models[found], client, key) if scored else None))
+                prepared.append((choice, self._scores(task.models[choice], client, key) if scored else None))
             except Exception as error:  # a client's failure is that client's alone
                 prepared.append(error)
         return prepared

@@ -115,8 +115,8 @@ class LocalTraining(Parameters):
     def unusual(self) -> str:
         """The first key set, a rate that is no number among them, which one client after another follows alone."""
         usual = {"slack": 0.0, "keep": 1.0, "decay": 1.0, "cosine_rounds": 0, "schedule": "constant"}
-        found = next((name for name, value in usual.items() if getattr(self, name) != value), "")
-        return found or "lr" * callable(self.lr)
+        key = next((name for name, value in usual.items() if getattr(self, name) != value), "")
+        return key or "lr" * callable(self.lr)
 
 
 @dataclass(frozen=True, eq=False)

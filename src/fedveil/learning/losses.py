@@ -127,15 +127,15 @@ def outputs_of(answer: Any) -> Tensor:
     """
     if isinstance(answer, Tensor):
         return answer
-    found = getattr(answer, "logits", None)
+    outputs = getattr(answer, "logits", None)
     if isinstance(answer, Mapping):
-        found = answer.get("logits", answer.get("out"))
-    elif found is None and isinstance(answer, Sequence) and answer:
-        found = answer[0]
-    if not isinstance(found, Tensor):
+        outputs = answer.get("logits", answer.get("out"))
+    elif outputs is None and isinstance(answer, Sequence) and answer:
+        outputs = answer[0]
+    if not isinstance(outputs, Tensor):
         accepted = "must be a tensor, have .logits, or be a tuple that begins with a tensor: wrap the model in one"
         raise FieldError("the model's output", type(answer).__name__, accepted)
-    return found
+    return outputs
 
 
 @contextmanager

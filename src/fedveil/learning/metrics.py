@@ -83,8 +83,8 @@ def iou(answers: Answers) -> Floats:
 def sensitivity(answers: Answers) -> Floats:
     """Fraction of positives that are found: of class 1 of two; of several, the mean of each against the rest."""
     right, wanted, _ = answers.table
-    found = _over(right, wanted)
-    return answers.positive(found) if found.shape[1] == 2 else answers.macro(found, wanted > 0)
+    rates = _over(right, wanted)
+    return answers.positive(rates) if rates.shape[1] == 2 else answers.macro(rates, wanted > 0)
 
 
 @metric()
@@ -92,8 +92,8 @@ def specificity(answers: Answers) -> Floats:
     """Fraction of negatives that are named so: of class 1 of two; of several, the mean of each against the rest."""
     right, wanted, given = answers.table
     negatives = answers.counts[:, None] - wanted
-    found = _over(negatives - (given - right), negatives)
-    return answers.positive(found) if found.shape[1] == 2 else answers.macro(found, negatives > 0)
+    rates = _over(negatives - (given - right), negatives)
+    return answers.positive(rates) if rates.shape[1] == 2 else answers.macro(rates, negatives > 0)
 
 
 @metric()
@@ -147,19 +147,19 @@ def auc(answers: Answers) -> Floats:
     scores, classes = answers.probabilities, answers.outputs.shape[1]
     truth = np.zeros(scores.shape, dtype=bool)
     truth[np.arange(len(truth)), answers.labels] = True
-    found = answers.ranked(scores.ravel(), truth.ravel(), np.repeat(answers.group, classes))
-    return np.where(_finite(answers), found, np.nan)
+    areas = answers.ranked(scores.ravel(), truth.ravel(), np.repeat(answers.group, classes))
+    return np.where(_finite(answers), areas, np.nan)
 
 
 @metric()
 def macro_auc(answers: Answers) -> Floats:
     """Area under the ROC curve, one class against the rest, mean over the classes (of two: class 1)."""
     classes = answers.outputs.shape[1]
-    found = [
+    by_class = [
         answers.ranked(answers.probabilities[:, c], answers.labels == c, answers.group)
         for c in (range(classes) if classes > 2 else range(1, classes))
     ]
-    areas = np.stack(found, 1) if found else np.full((len(answers.counts), 1), np.nan)
+    areas = np.stack(by_class, 1) if by_class else np.full((len(answers.counts), 1), np.nan)
     return np.where(_finite(answers), answers.macro(areas, ~np.isnan(areas)), np.nan)
 
 
@@ -224,18 +224,18 @@ def metrics_of_groups(
         return [{"examples": 0} for _ in sizes], {"examples": 0}
     chosen = metric_names(names, task_of(y))
     answers = _answers(outputs.detach().to(torch.float64), y, [size for size in sizes if size])
-    found = _figures(answers, sizes, chosen)
-    return found, found[0] if len(sizes) == 1 else _figures(answers.joined(), [len(y)], chosen)[0]
+    figures = _figures(answers, sizes, chosen)
+    return figures, figures[0] if len(sizes) == 1 else _figures(answers.joined(), [len(y)], chosen)[0]
 
 
 def _figures(answers: Answers, sizes: Sequence[int], chosen: Sequence[str]) -> list[Figures]:
     columns = [np.asarray(METRICS[name].function(answers), np.float64).tolist() for name in chosen]
     rows = zip(*columns, strict=True) if chosen else iter([()] * len(sizes))
-    found: list[Figures] = []
+    figures: list[Figures] = []
     for size in sizes:
         named = zip(chosen, next(rows), strict=True) if size else ()
-        found.append({"examples": size, **{name: value for name, value in named if value == value}})
-    return found
+        figures.append({"examples": size, **{name: value for name, value in named if value == value}})
+    return figures
 
 
 def _answers(outputs: Tensor, y: Tensor, sizes: Sequence[int]) -> Answers:

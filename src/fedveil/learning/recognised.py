@@ -59,8 +59,8 @@ def check(module: fx.GraphModule, x: Tensor) -> None:
     ran = fx.Interpreter(module, garbage_collect_values=False)
     ran.run(x)
     for node in module.graph.nodes:
-        found = ran.env.get(node)
-        if isinstance(found, Tensor) and (not found.dim() or len(found) != len(x)):
+        value = ran.env.get(node)
+        if isinstance(value, Tensor) and (not value.dim() or len(value) != len(x)):
             raise NotApart(f"{node} has no row an example")
         parts = {ran.env[one].shape for one in node.all_input_nodes if isinstance(ran.env[one], Tensor)}
         if node.target in _BINARY and len(parts) > 1:
@@ -75,8 +75,8 @@ def fresh(model: nn.Module, *, shared: bool = True) -> nn.Module:
 
 def generators_of(model: nn.Module) -> list[torch.Generator]:
     """What the modules of a model draw from, beside the global random state."""
-    found = [v for m in model.modules() for v in vars(m).values() if isinstance(v, torch.Generator)]
-    return list({id(g): g for g in found}.values())
+    generators = [v for m in model.modules() for v in vars(m).values() if isinstance(v, torch.Generator)]
+    return list({id(g): g for g in generators}.values())
 
 
 def _apart(node: fx.Node) -> bool:

@@ -111,8 +111,8 @@ def has_hooks(layer: nn.Module) -> bool:
 @layer_rule(nn.Linear)
 def _linear(layer: nn.Linear, a: Tensor, b: Tensor) -> dict[str, Tensor]:
     rows, grads = a.reshape(len(a), -1, a.shape[-1]), b.reshape(len(b), -1, b.shape[-1])
-    found = {"weight": torch.bmm(grads.transpose(1, 2), rows)}
-    return found if layer.bias is None else {**found, "bias": grads.sum(1)}
+    formed = {"weight": torch.bmm(grads.transpose(1, 2), rows)}
+    return formed if layer.bias is None else {**formed, "bias": grads.sum(1)}
 
 
 @layer_rule(nn.Conv2d, axes=4, fits=lambda layer: layer.padding_mode == "zeros" and not isinstance(layer.padding, str))
@@ -121,8 +121,8 @@ def _convolution(layer: nn.Conv2d, a: Tensor, b: Tensor) -> dict[str, Tensor]:
     x, grads = a.reshape(1, -1, *a.shape[2:]), b.reshape(1, -1, *b.shape[2:])
     options: Any = (layer.stride, layer.padding, layer.dilation, n * layer.groups)
     weight: Tensor = conv2d_weight(x, torch.Size((n * o, *rest)), grads, *options)  # type: ignore[no-untyped-call]
-    found = {"weight": weight.view(n, o, *rest)}
-    return found if layer.bias is None else {**found, "bias": b.flatten(2).sum(2)}
+    formed = {"weight": weight.view(n, o, *rest)}
+    return formed if layer.bias is None else {**formed, "bias": b.flatten(2).sum(2)}
 
 
 @layer_rule(nn.GroupNorm)
@@ -136,8 +136,8 @@ def _group_norm(layer: nn.GroupNorm, a: Tensor, b: Tensor) -> dict[str, Tensor]:
 def _layer_norm(layer: nn.LayerNorm, a: Tensor, b: Tensor) -> dict[str, Tensor]:
     normal = F.layer_norm(a, layer.normalized_shape, None, None, layer.eps)
     shape: Sequence[int] = (len(a), -1, *layer.normalized_shape)
-    found = {"weight": (b * normal).reshape(shape).sum(1)}
-    return found if layer.bias is None else {**found, "bias": b.reshape(shape).sum(1)}
+    formed = {"weight": (b * normal).reshape(shape).sum(1)}
+    return formed if layer.bias is None else {**formed, "bias": b.reshape(shape).sum(1)}
 
 
 # without parameters: what they give for a row follows from that row alone

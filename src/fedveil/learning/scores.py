@@ -239,10 +239,10 @@ class _Answers:
         """Those of a loss of the weights; they can be differentiated once more."""
         weights = {name: value.detach().requires_grad_() for name, value in parameters.items()}
         with torch.enable_grad():
-            found = torch.autograd.grad(
+            gradients = torch.autograd.grad(
                 loss(weights), list(weights.values()), create_graph=True, materialize_grads=True
             )
-        return dict(zip(weights, found, strict=True))
+        return dict(zip(weights, gradients, strict=True))
 
     def _exact(self, parameters: Parameters, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         channels, plane, pixels = x.shape[1], mask.numel(), mask.reshape(-1).nonzero().reshape(-1)

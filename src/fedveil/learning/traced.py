@@ -124,8 +124,8 @@ class OneByOne:
         every = dict(module.named_parameters())
         shared = [every[name] for name in self._layout.names]
         loss = self._loss(outputs_of(module(x)), y)
-        found = torch.autograd.grad(loss, shared, allow_unused=True)
-        blocks = [torch.zeros_like(p) if g is None else g for p, g in zip(shared, found, strict=True)]
+        gradients = torch.autograd.grad(loss, shared, allow_unused=True)
+        blocks = [torch.zeros_like(p) if g is None else g for p, g in zip(shared, gradients, strict=True)]
         return torch.cat([g.reshape(-1).to(self._layout.dtype) for g in blocks]), loss.detach()
 
 

@@ -144,8 +144,8 @@ def sharpness(input_shape: Sequence[int], outputs: int, *, window: int = 9) -> n
 def _residuals(x: Tensor) -> Tensor:
     """Images [B, C, H, W] of at least 3x3 to residuals [B, 4 C, H, W], each in (-3, 3)."""
     filters = (_FILTERS / _FILTERS.amin((1, 2), keepdim=True).abs())[:, None].to(x.device, x.dtype)
-    found = conv2d(pad(x, (2, 2, 2, 2), mode="replicate").flatten(0, 1)[:, None], filters)
-    return _MOST * torch.tanh(_GAIN / _MOST * found.reshape(len(x), -1, *x.shape[2:]))
+    residuals = conv2d(pad(x, (2, 2, 2, 2), mode="replicate").flatten(0, 1)[:, None], filters)
+    return _MOST * torch.tanh(_GAIN / _MOST * residuals.reshape(len(x), -1, *x.shape[2:]))
 
 
 class _LowRank(nn.Module):

@@ -45,18 +45,18 @@ def offences(model: nn.Module) -> tuple[Offence, ...]:
     model : torch.nn.Module
         Is left as it is.
     """
-    found = []
+    offending = []
     for name, module in model.named_modules():
         problem = _problem(module)
         if problem:
-            found.append(Offence(name, type(module).__name__, problem))
+            offending.append(Offence(name, type(module).__name__, problem))
     names: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         first = names.setdefault(id(parameter), name)
         if first != name and parameter.requires_grad:
             owner = model.get_submodule(name.rpartition(".")[0])
-            found.append(Offence(name, type(owner).__name__, f"shares its values with {first} (tied weights)"))
-    return tuple(found)
+            offending.append(Offence(name, type(owner).__name__, f"shares its values with {first} (tied weights)"))
+    return tuple(offending)
 
 
 def mend(model: nn.Module) -> nn.Module:
@@ -97,9 +97,9 @@ def require_apart(model: nn.Module) -> None:
     FieldError
         Naming every module in the way.
     """
-    found = offences(model)
-    if found:
-        reasons = "; ".join(map(str, found))
+    offending = offences(model)
+    if offending:
+        reasons = "; ".join(map(str, offending))
         accepted = (
             f"cannot be trained on the gradients of single examples: {reasons}. fedveil.learning.mend(model) repairs it"
         )
@@ -142,14 +142,14 @@ def require_unmixed(model: nn.Module, x: Tensor, layout: Layout) -> None:
             for name, parameter in copy.named_parameters():
                 if drawn and name in layout.names:  # what is frozen no server sends, and it may be a variance
                     parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
-            found = []
+            mixing = []
             for batch in (probe, other):
                 torch.default_generator.manual_seed(0)  # for dropout that is no module
                 with suppress(Exception):
-                    found.append(outputs_of(copy(batch))[0])
-        if len(found) < 2:  # a model that fails on the probe (integers that number nothing) fails, or not, in training
+                    mixing.append(outputs_of(copy(batch))[0])
+        if len(mixing) < 2:  # a model that fails on the probe (integers that number nothing) fails, or not, in training
             return
-        together, changed = found
+        together, changed = mixing
         if together.isnan().all():
             accepted = "its output is no number on small random weights: whether it mixes examples cannot be seen"
             raise FieldError("model", type(model).__name__, accepted)

@@ -80,8 +80,8 @@ class ExactAccountant:
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Go on from a `state_dict` of the same relation."""
         if state.get("version") != _VERSION or state.get("relation") != self._relation:
-            found = (state.get("version"), state.get("relation"))
-            raise FieldError("state", found, f"must be of version {_VERSION} and relation {self._relation!r}")
+            given = (state.get("version"), state.get("relation"))
+            raise FieldError("state", given, f"must be of version {_VERSION} and relation {self._relation!r}")
         events = state.get("events")
         if not isinstance(events, list):
             raise FieldError("state", type(events).__name__, "must hold a list of events")

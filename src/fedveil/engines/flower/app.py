@@ -98,8 +98,10 @@ def learner_client_app(
         models, figures = records.read_broadcast(message.content, layout).models, Figures()
         if client.test_x is not None and client.test_y is not None:
             chosen = choose(learner.model, layout, models, client, learner.local.loss)
-            found = evaluate(learner.model, layout, models[chosen], client.test_x, client.test_y, None, client.buffers)
-            figures = {name: found[name] for name in ("loss", "accuracy") if name in found}
+            measured = evaluate(
+                learner.model, layout, models[chosen], client.test_x, client.test_y, None, client.buffers
+            )
+            figures = {name: measured[name] for name in ("loss", "accuracy") if name in measured}
         metrics = MetricRecord({COUNT: client.held_out, **figures})
         return Message(RecordDict({METRICS: metrics}), reply_to=message)
 

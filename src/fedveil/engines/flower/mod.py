@@ -199,15 +199,15 @@ def privacy_mod(
                 try:
                     noise = party.training_source(broadcast.public.round) if settings.method.noisy else None
                     reply = _within(limit, _noisy(call_next, noise), message, context)
-                    found, facts = _read(reply, layout, broadcast)
+                    releases, facts = _read(reply, layout, broadcast)
                 except Exception as error:
                     released = party.fail(broadcast, error)
                 else:
-                    released = party.release(found, facts)
+                    released = party.release(releases, facts)
                     if side.trust != "central":
                         log = partial(_LOG.warning, f"client {settings.partition}: %s")
                         said = kept.setdefault(settings.partition, warnings or Warnings(settings.method, layout, log))
-                        said.on_node(facts, found, party.ledger.entries[-1].spend.scale)
+                        said.on_node(facts, releases, party.ledger.entries[-1].spend.scale)
             if party.failure is not None:
                 tell(settings.partition, broadcast.public.round, party.failure)
             memory.save(party.state, party.kept)
@@ -280,12 +280,12 @@ def _within(seconds: float | None, call_next: ClientAppCallable, message: Messag
 
 def _read(reply: Message, layout: Layout, broadcast: Broadcast) -> tuple[Releases, ClientFacts]:
     content = reply.content
-    found = records.read_releases(content, layout)
+    releases = records.read_releases(content, layout)
     if total := records.read_sum(content):
-        found = total
-    elif model_of(found) is None:
+        releases = total
+    elif model_of(releases) is None:
         raise FieldError(records.ARRAYS, list(content), "must hold the trained model: ArrayRecord(model.state_dict())")
-    return found, records.read_facts(content, layout, broadcast)
+    return releases, records.read_facts(content, layout, broadcast)
 
 
 def _report(reply: Message, layout: Layout, broadcast: Broadcast, party: ClientParty) -> RecordDict:

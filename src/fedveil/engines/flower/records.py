@@ -151,8 +151,8 @@ def read_share(content: RecordDict) -> Releases:
 
 
 def _read_integers(content: RecordDict, name: str, kind: Literal["sum", "share"]) -> Releases:
-    found = tensors_in(content, name)
-    return (Release(kind, found[name]),) if list(found) == [name] else ()
+    tensors = tensors_in(content, name)
+    return (Release(kind, tensors[name]),) if list(tensors) == [name] else ()
 
 
 def read_facts(content: RecordDict, layout: Layout, broadcast: Broadcast) -> ClientFacts:
@@ -182,13 +182,13 @@ def read_facts(content: RecordDict, layout: Layout, broadcast: Broadcast) -> Cli
 
 def read_releases(content: RecordDict, layout: Layout, counted: bool = True) -> Releases:
     """The known releases of a reply, by allow-list: the model, the count (if `counted`), scalar metrics."""
-    found: list[Release] = []
+    releases_read: list[Release] = []
     arrays, metrics = content.get(ARRAYS), content.get(messages.METRICS)
     if isinstance(arrays, ArrayRecord):
-        found.append(Release("model", from_arrays(layout, arrays)))
+        releases_read.append(Release("model", from_arrays(layout, arrays)))
     if isinstance(metrics, MetricRecord):
-        found += messages.read_metrics(metrics, counted)
-    return tuple(found)
+        releases_read += messages.read_metrics(metrics, counted)
+    return tuple(releases_read)
 
 
 def write_reply(releases: Releases, layout: Layout, partition: int, client: ClientSide) -> RecordDict:
@@ -262,11 +262,11 @@ class Memory(ClientMemory):
         return unpack(fresh, tensors_in(self._state, STATE), plain) if same else fresh
 
     def kept(self) -> tuple[int, Releases]:
-        found = []
+        records = []
         for name, value in tensors_in(self._state, KEPT).items():
             _, kind, label = name.split("|", 2)
-            found.append(Release(cast(Kind, kind), value, label))
-        return values_in(self._state, VALUES).get("kept", 0), tuple(found)
+            records.append(Release(cast(Kind, kind), value, label))
+        return values_in(self._state, VALUES).get("kept", 0), tuple(records)
 
     def save(self, state: Any, kept: tuple[int, Releases] = (0, ())) -> None:
         named = {f"{i}|{r.kind}|{r.name}": r.value for i, r in enumerate(kept[1])}

@@ -169,11 +169,13 @@ class Asking:
         failed: dict[int, str] = {}
         refused: dict[int, str] = {}
         silent, self.lost = set(self.asked.values()), set()
-        told = {m.metadata.message_id: self.asked[m.metadata.dst_node_id] for m in self._sent if m.metadata.message_id}
+        partitions = {
+            m.metadata.message_id: self.asked[m.metadata.dst_node_id] for m in self._sent if m.metadata.message_id
+        }
         for reply in replies:
             own = self.asked.get(reply.metadata.src_node_id)
             # Flower's server answers for nodes that it lost
-            partition = told.get(reply.metadata.reply_to_message_id) if own is None and reply.has_error() else own
+            partition = partitions.get(reply.metadata.reply_to_message_id) if own is None and reply.has_error() else own
             if partition is None:
                 _LOG.warning("a reply of node %d, which was not asked, is ignored", reply.metadata.src_node_id)
                 continue

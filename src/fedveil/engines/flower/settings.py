@@ -53,15 +53,15 @@ def privacy_keys(context: Context, method: Any = None) -> tuple[dict[str, Any], 
 
 def _of_method(keys: Mapping[str, Any], method: Any) -> dict[str, Any]:
     tables = {_plain(name): name for name in METHODS}
-    found = {key: value for key, value in keys.items() if key.partition(".")[0] not in tables}
+    own = {key: value for key, value in keys.items() if key.partition(".")[0] not in tables}
     for key, value in keys.items():
         table, _, inner = key.partition(".")
         if tables.get(table) == method and method is not None:
             name = _plain(inner)
-            if name in found:
+            if name in own:
                 raise FieldError(f"{PREFIX}{method}.{inner}", value, f"is also given as {PREFIX}{inner}: give it once")
-            found[name] = value
-    return found
+            own[name] = value
+    return own
 
 
 def method_from(context: Context, aggregator: Aggregator | None = None) -> Method:

@@ -58,8 +58,10 @@ def validated(
         if reason:
             return Message(Error(records.REFUSED, reason), reply_to=message)
         try:
-            found = {r.name: float(r.value) for r in records.read_releases(evaluate(message, context).content, layout)}
-            loss = found[LOSS]
+            by_name = {
+                r.name: float(r.value) for r in records.read_releases(evaluate(message, context).content, layout)
+            }
+            loss = by_name[LOSS]
         except Exception as error:  # from here on it would tell something of the data
             _LOG.error("round %d: the loss is the largest that is declared", number, exc_info=error)
             loss = inf
@@ -120,9 +122,9 @@ class Evaluating:
         self, released: dict[int, Releases], failed: dict[int, str], round_: int, models: Tensor
     ) -> dict[str, float]:
         """Mean of the clients' metrics, weighted by their counts, or the validation loss; empty where there is none."""
-        for partition, found in list(released.items()):
+        for partition, replies in list(released.items()):
             try:
-                check_figures(found)
+                check_figures(replies)
             except ReplyError as error:
                 failed[partition] = cleaned(error)
                 del released[partition]
@@ -143,7 +145,7 @@ class Evaluating:
 
     def _loss(self, validation: Validation, released: Iterable[Releases], round_: int) -> float | None:
         """The loss as released: the mean of what left the nodes, or the server's own release."""
-        losses = [r.value.double() for found in released for r in found if r.kind == "metric" and r.name == LOSS]
+        losses = [r.value.double() for replies in released for r in replies if r.kind == "metric" and r.name == LOSS]
         if not losses:
             return None
         if not self._central or validation.losses == "public":

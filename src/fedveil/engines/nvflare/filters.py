@@ -226,11 +226,11 @@ class Pending:
             try:
                 if code != ReturnCode.OK:
                     raise FedVeilError(f"the executor answered {code}")
-                found = read_trained(result, party.layout, self.broadcast)
+                releases = read_trained(result, party.layout, self.broadcast)
             except Exception as error:
                 released = party.fail(self.broadcast, error)
             else:
-                released = party.release(found, ClientFacts(broadcast=self.broadcast, layout=party.layout))
+                released = party.release(releases, ClientFacts(broadcast=self.broadcast, layout=party.layout))
         self.memory.save(party.state, party.kept)
         return write_reply(released, party.layout, client)
 
@@ -253,8 +253,8 @@ def _require_last(runner: Any, fl_ctx: FLContext, task: str) -> None:
     chain = list(scope.task_result_filters.get(FilterKey.OUT, [])) if scope else []
     chain += runner.task_result_filters.get(f"{task}{FilterKey.DELIMITER}{FilterKey.OUT}") or []
     if not chain or not isinstance(chain[-1], ReleaseFilter):
-        found = [type(f).__name__ for f in chain]
-        raise FieldError("task_result_filters", found, f"must end with ReleaseFilter, for the task {task!r} by name")
+        names = [type(f).__name__ for f in chain]
+        raise FieldError("task_result_filters", names, f"must end with ReleaseFilter, for the task {task!r} by name")
 
 
 def _shield(executor: Any) -> None:

@@ -96,8 +96,8 @@ def read_reply(result: Shareable, layout: Layout, client: ClientSide) -> Release
         )
     counted = messages.require_mark(mark, client)
     metrics = dxo.meta.get(MetaKey.INITIAL_METRICS)
-    found = messages.read_metrics(metrics if isinstance(metrics, dict) else {}, counted)
-    return (Release("model", _vector(layout, dxo.data)), *found)
+    releases = messages.read_metrics(metrics if isinstance(metrics, dict) else {}, counted)
+    return (Release("model", _vector(layout, dxo.data)), *releases)
 
 
 def _arrays(layout: Layout, vector: Tensor) -> dict[str, Any]:
@@ -105,9 +105,9 @@ def _arrays(layout: Layout, vector: Tensor) -> dict[str, Any]:
 
 
 def _vector(layout: Layout, arrays: Mapping[str, Any]) -> Tensor:
-    found = {name: torch.as_tensor(value) for name, value in arrays.items()}
-    messages.require_shared(layout, {name: value.shape for name, value in found.items()})
-    return layout.flatten({name: found[name] for name in layout.names if name in found})
+    tensors = {name: torch.as_tensor(value) for name, value in arrays.items()}
+    messages.require_shared(layout, {name: value.shape for name, value in tensors.items()})
+    return layout.flatten({name: tensors[name] for name in layout.names if name in tensors})
 
 
 def _dxo(shareable: Shareable, what: str) -> DXO:

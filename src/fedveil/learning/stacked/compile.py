@@ -54,9 +54,9 @@ def compile_stack(module: nn.Module, layout: Layout) -> Stack:
         raise NotStackable("the parameters are of several types")
     stages: list[Stage] = []
     for node in _chain(module):
-        found = _stage(node, modules, layout)
-        if found is not None:
-            stages.append(found)
+        stage = _stage(node, modules, layout)
+        if stage is not None:
+            stages.append(stage)
     used = [name for s in stages for name in s.names]
     if sorted(used) != sorted(layout.names):
         odd = sorted(set(layout.names) ^ set(used)) or sorted(n for n in used if used.count(n) > 1)
