@@ -24,7 +24,8 @@ import torch
 
 from fedveil.accounting import Ledger, Release, digest
 from fedveil.config import parse
-from fedveil.engines.client import PROTECT, ClientParty
+from fedveil.engines.admission import PROTECT
+from fedveil.engines.client import ClientParty
 from fedveil.engines.party import COMBINE, ServerParty
 from fedveil.errors import FieldError
 from fedveil.runs import run

@@ -11,12 +11,12 @@ own. Under a secure sum every question (who is asked, which try, which model) is
 same question gives the same bits, and no other answer.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from fedveil.accounting import OPEN, Entry, Ledger, Policy, Release, Spend, SpendFilter, digest
+from fedveil.engines.admission import PROTECT, all_made, dearer, release_key, require_broadcast, require_question
 from fedveil.engines.party import LineStore, Party, forget
 from fedveil.errors import BudgetError, FieldError, LedgerError
 from fedveil.layout import Layout
@@ -26,7 +26,6 @@ from fedveil.methods import Broadcast, ClientFacts, Method, Protected, PublicFac
 from fedveil.secure import Site, SumContext
 
 NO_PART = "the site takes no part in this sum"  # all that a server is told of why
-PROTECT = "protect"
 ZERO = "zero"  # keys the stream of zero updates: noise that a failed attempt has drawn is not used again
 
 
@@ -123,22 +122,28 @@ class ClientParty(Party):
         FieldError
             If the broadcast does not fit the client's configuration.
         """
-        self._check(broadcast)
+        require_broadcast(broadcast, self.method, self.layout, self._trainer)
         client, public = self.method.client, broadcast.public
         quoted = client.quote(broadcast, self.state)
         if isinstance(quoted, Refusal):
             return quoted
-        self._quoted, self.failure = quoted, None
-        if self._site is not None and (refusal := self._asked(self._site, broadcast)) is not None:
-            return refusal
+        self._quoted, self._question, self.failure = quoted, None, None
+        if self._site is not None:
+            try:
+                self._question = self._asked(self._site, broadcast)
+            except FieldError as error:  # the server is told that, and nothing of why
+                self.failure = error
+                return Refusal(NO_PART)
         known = self.ledger.find(self._key(public.round))
         if known is not None and not self._renews(known):
             return self._again(broadcast, known)
         attempt = 0 if known is None else known.attempt + 1
         self._rehearse(broadcast)
-        refusal = self._declines(public, quoted)
-        if refusal is not None or (not self._local and not self.counts and quoted.leakage is None):
-            return refusal
+        reason = self._declines(public, quoted)
+        if reason:
+            return Refusal(reason)
+        if not self._local and not self.counts and quoted.leakage is None:
+            return None
         if not self._local:
             self._commit(Entry(self._key(public.round), 0, digest(()), quoted, "none", public.rounds))
         elif self._source.deployable or attempt:
@@ -220,53 +225,17 @@ class ClientParty(Party):
 
     def _key(self, round_: int) -> tuple[int, str]:
         """Names a release in the ledger."""
-        return round_, PROTECT if self._question is None else f"share {self._question.digest.hex()}"
+        return release_key(round_, self._question)
 
-    def _asked(self, site: Site, broadcast: Broadcast) -> Refusal | None:
-        """Take the question of a secure sum, or refuse it: the server is told that, and nothing of why."""
-        self._question, public = None, broadcast.public
-        try:
-            question = self._question_of(broadcast)
-            if question is None:
-                return None
-            site.require(question)
-            if public.terms != question.terms.text:
-                accepted = f"must be this site's own, {question.terms.text}: the contract says whose are right"
-                raise FieldError("terms", public.terms, accepted)
-            self._question, round_ = question, public.round
-            if any(e.key == self._key(round_) for e in self.ledger.earlier):
-                accepted = "put this question before: a site answers it in one run alone"
-                raise FieldError("run", public.run, accepted)
-            answered = {e.key for e in self.ledger.entries if e.key[0] == round_}
-            if self._key(round_) not in answered and len(answered) >= site.attempts:
-                raise FieldError("attempts", len(answered), f"of round {round_} were answered: the site's limit")
-        except FieldError as error:
-            self.failure, self._question = error, None
-            return Refusal(NO_PART)
-        return None
+    def _asked(self, site: Site, broadcast: Broadcast) -> SumContext | None:
+        """The question of a secure sum, if it may be answered."""
+        question = self._question_of(broadcast)
+        if question is not None:
+            require_question(question, broadcast.public, site, self.ledger)
+        return question
 
     def _question_of(self, broadcast: Broadcast) -> SumContext | None:
         return None if self.method.noisy is None else self.method.noisy.question(broadcast, self.layout)
-
-    def _check(self, broadcast: Broadcast) -> None:
-        """What the server may have made up, as far as no data are needed to see it."""
-        models, public, most = broadcast.models, broadcast.public, self.method.client.most_models
-        self.layout.check(models, "models")
-        if public.dimension != self.layout.size:
-            raise FieldError("dimension", public.dimension, f"the client's layout has {self.layout.size} parameters")
-        if not self._local:
-            return
-        if most is not None and len(models) > most:
-            accepted = f"{self.method.name!r} protects no choice among models: it takes {most}"
-            raise FieldError("hypotheses", len(models), accepted)
-        if public.round > public.rounds:
-            raise FieldError("round", public.round, f"lies beyond the {public.rounds} rounds planned")
-        if models.dtype != self.layout.dtype:
-            raise FieldError("models", models.dtype, f"the client's layout is of {self.layout.dtype}")
-        if not broadcast.finite:
-            raise FieldError("models", "NaN or infinity", "must be finite")
-        if self._trainer is not None:
-            self._trainer.require_fine(models)
 
     def _rehearse(self, broadcast: Broadcast) -> None:
         """Protect a zero update once, for nobody: a configuration that cannot protect is refused before data."""
@@ -274,17 +243,16 @@ class ClientParty(Party):
             self._zero(broadcast, ReproducibleSource(0))
             self._rehearsed.add(id(self.method.client))
 
-    def _declines(self, public: PublicFacts, quoted: Spend) -> Refusal | None:
+    def _declines(self, public: PublicFacts, quoted: Spend) -> str:
+        """Why the client takes no part, or ""; its filter is charged last."""
         if self.method.client.composed:
-            bounded = self.policy is not None or self.budget is not None or not quoted.guarantee.proven
+            bounded = self.counts or not quoted.guarantee.proven
             made = self.ledger.entries if bounded else self.ledger.all_entries  # nothing else bounds runs together
-            earlier = [e for e in made if e.key[1] == PROTECT and e.attempt == 0]
-            shares = math.fsum([1 / public.rounds, *(1 / e.rounds for e in earlier if e.rounds)])
-            if shares > 1 + 1e-9:
-                return Refusal("the releases that the total promise holds are made: a policy with a total allows more")
+            if all_made(made, public.rounds):
+                return "the releases that the total promise holds are made: a policy with a total allows more"
         if reason := self._forbidden(self.method, quoted):
-            return Refusal(reason)
-        return None if self._charge(quoted) else Refusal("the client's privacy budget is used up")
+            return reason
+        return "" if self._charge(quoted) else "the client's privacy budget is used up"
 
     def _renews(self, known: Entry) -> bool:
         """Whether a round in the ledger has to be trained anew: its share was handed out."""
@@ -344,7 +312,7 @@ class ClientParty(Party):
         return self._affordable(self.method.client.protect(releases, facts, self.state, source))
 
     def _affordable(self, protected: Protected) -> Protected:
-        if self._quoted is not None and _dearer(protected.spend, self._quoted):
+        if self._quoted is not None and dearer(protected.spend, self._quoted):
             accepted = "must not cost more than was quoted before training: did the broadcast tell the truth?"
             raise FieldError("spend", protected.spend.guarantee.describe(), accepted)
         return protected
@@ -368,11 +336,3 @@ class ClientParty(Party):
 def _mark(protected: Protected) -> str:
     """Digest of a release; without noise a constant, since a digest confirms a guess of what it was taken of."""
     return digest(() if protected.spend.mechanism == "none" else protected.releases)
-
-
-def _dearer(spend: Spend, quoted: Spend) -> bool:
-    """Whether a spend is worse than a quote, which is what filters were charged."""
-    if (spend.charge or 0.0) > (quoted.charge or 0.0) or (spend.leakage or 0.0) > (quoted.leakage or 0.0):
-        return True
-    made, promised = spend.guarantee, quoted.guarantee
-    return made is not promised and (made.status != promised.status or made.cost > promised.cost)

@@ -1,0 +1,79 @@
+"""What a client checks before its data are touched: the broadcast, the question of a secure sum, a composed promise."""
+
+import math
+from collections.abc import Sequence
+
+from fedveil.accounting import Entry, Ledger, Spend
+from fedveil.errors import FieldError
+from fedveil.layout import Layout
+from fedveil.learning.private import PrivateTrainer
+from fedveil.methods import Broadcast, Method, PublicFacts
+from fedveil.secure import Site, SumContext
+
+PROTECT = "protect"
+
+
+def release_key(round_: int, question: SumContext | None) -> tuple[int, str]:
+    """Name a client's release in its ledger: by the round, and under a secure sum by the question."""
+    return round_, PROTECT if question is None else f"share {question.digest.hex()}"
+
+
+def require_broadcast(broadcast: Broadcast, method: Method, layout: Layout, trainer: PrivateTrainer | None) -> None:
+    """Refuse what the server may have made up, as far as no data are needed to see it.
+
+    Raises
+    ------
+    FieldError
+        If the broadcast does not fit the client's configuration.
+    """
+    models, public, client = broadcast.models, broadcast.public, method.client
+    layout.check(models, "models")
+    if public.dimension != layout.size:
+        raise FieldError("dimension", public.dimension, f"the client's layout has {layout.size} parameters")
+    if client.trust == "central":
+        return
+    if client.most_models is not None and len(models) > client.most_models:
+        accepted = f"{method.name!r} protects no choice among models: it takes {client.most_models}"
+        raise FieldError("hypotheses", len(models), accepted)
+    if public.round > public.rounds:
+        raise FieldError("round", public.round, f"lies beyond the {public.rounds} rounds planned")
+    if models.dtype != layout.dtype:
+        raise FieldError("models", models.dtype, f"the client's layout is of {layout.dtype}")
+    if not broadcast.finite:
+        raise FieldError("models", "NaN or infinity", "must be finite")
+    if trainer is not None:
+        trainer.require_fine(models)
+
+
+def require_question(question: SumContext, public: PublicFacts, site: Site, ledger: Ledger) -> None:
+    """Refuse the question of a secure sum that the site's contract or its ledger does not allow.
+
+    Raises
+    ------
+    FieldError
+        Of which the server must learn nothing.
+    """
+    site.require(question)
+    if public.terms != question.terms.text:
+        accepted = f"must be this site's own, {question.terms.text}: the contract says whose are right"
+        raise FieldError("terms", public.terms, accepted)
+    key = release_key(public.round, question)
+    if any(e.key == key for e in ledger.earlier):
+        raise FieldError("run", public.run, "put this question before: a site answers it in one run alone")
+    answered = {e.key for e in ledger.entries if e.key[0] == public.round}
+    if key not in answered and len(answered) >= site.attempts:
+        raise FieldError("attempts", len(answered), f"of round {public.round} were answered: the site's limit")
+
+
+def all_made(made: Sequence[Entry], rounds: int) -> bool:
+    """Whether the releases of a composed promise leave no room for one more, of a run of so many rounds."""
+    earlier = [e for e in made if e.key[1] == PROTECT and e.attempt == 0]
+    return math.fsum([1 / rounds, *(1 / e.rounds for e in earlier if e.rounds)]) > 1 + 1e-9
+
+
+def dearer(spend: Spend, quoted: Spend) -> bool:
+    """Whether a spend is worse than a quote, which is what filters were charged."""
+    if (spend.charge or 0.0) > (quoted.charge or 0.0) or (spend.leakage or 0.0) > (quoted.leakage or 0.0):
+        return True
+    made, promised = spend.guarantee, quoted.guarantee
+    return made is not promised and (made.status != promised.status or made.cost > promised.cost)
