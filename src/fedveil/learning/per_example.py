@@ -144,13 +144,14 @@ class PerExample:
         before = lengths, bases if spanned else None
         terms = len(x) if spanned else len(x) / each  # of a sum, each as long as the clip or less
         within = clip * (1 - max(SHRINK, 0 if alone else 2 * terms**2 * 2.0**-53))
-        if width == len(x):
-            total, losses, counted = self._part(way, x, y, here, before, within, each, grid)
-        else:
-            chunks = [[_chunk(t, start, width) for t in (x, y, here)] for start in range(0, len(x), width)]
-            parts = [self._part(way, a, b, c, (None, None), within, each, grid) for a, b, c in chunks]
-            total = torch.stack([part[0] for part in parts]).sum(0)
-            losses, counted = (torch.cat([part[i] for part in parts]) for i in (1, 2))
+        with _without_books(way):
+            if width == len(x):
+                total, losses, counted = self._part(way, x, y, here, before, within, each, grid)
+            else:
+                chunks = [[_chunk(t, start, width) for t in (x, y, here)] for start in range(0, len(x), width)]
+                parts = [self._part(way, a, b, c, (None, None), within, each, grid) for a, b, c in chunks]
+                total = torch.stack([part[0] for part in parts]).sum(0)
+                losses, counted = (torch.cat([part[i] for part in parts]) for i in (1, 2))
         if not counted.all():
             losses = losses[counted]
         if not len(losses) and here.any():
@@ -243,7 +244,7 @@ class PerExample:
         def bits(examples: Tensor) -> list[Tensor]:
             for g, state in states:
                 g.set_state(state)
-            with torch.random.fork_rng(devices=[]):
+            with torch.random.fork_rng(devices=[]), _without_books(way):
                 torch.default_generator.manual_seed(0)
                 examples = laid_out(examples)
                 known = squared_norms(examples) if self.reads_examples else None
@@ -285,6 +286,11 @@ def _settings() -> tuple[object, ...]:
     lowered = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
     exact = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
     return torch.get_num_threads(), lowered, *exact, torch.is_anomaly_enabled(), torch.backends.mkldnn.enabled
+
+
+def _without_books(way: Way) -> torch.inference_mode:
+    """Of tensors for autograd, which a chain does not use: a tenth of a small head's step."""
+    return torch.inference_mode(isinstance(way, ByChain))
 
 
 def laid_out(x: Tensor) -> Tensor:
