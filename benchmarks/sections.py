@@ -220,7 +220,7 @@ def persons(record: Record) -> list[str]:
     said = (
         "Processor time of one thread. The 25 steps of the study of persons, over its ten silos of 54 writers: "
         f"{record['study_s']} s. "
-        "A person's mean gradient is formed and clipped in float64: most of the time, where each has few images."
+        "A person's mean gradient is clipped in float64: formed or, where each has few images, as its factor."
     )
     return ["## Clipped means of persons: a step on a dense head", said, table(head, rows)]
 
