@@ -25,5 +25,5 @@ from fedveil.engines.flower.strategy import FedVeilStrategy as FedVeilStrategy
 from fedveil.engines.flower.wrapped import WrappedStrategy as WrappedStrategy
 from fedveil.engines.lifetime import begin_ledger as begin_ledger
 from fedveil.engines.messages import UnprotectedError as UnprotectedError
-from fedveil.engines.party import ServerParty as ServerParty
+from fedveil.engines.server import ServerParty as ServerParty
 from fedveil.runs.deployed import ServerFolder as ServerFolder

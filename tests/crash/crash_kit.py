@@ -26,7 +26,8 @@ from fedveil.accounting import Ledger, Release, digest
 from fedveil.config import parse
 from fedveil.engines.admission import PROTECT
 from fedveil.engines.client import ClientParty
-from fedveil.engines.party import COMBINE, ServerParty
+from fedveil.engines.party import COMBINE
+from fedveil.engines.server import ServerParty
 from fedveil.errors import FieldError
 from fedveil.runs import run
 

@@ -16,7 +16,7 @@ import fedveil as fv
 from fedveil.accounting import Filter
 from fedveil.aggregation import FLTrust
 from fedveil.engines.flower.records import write_mark
-from fedveil.engines.party import ServerParty
+from fedveil.engines.server import ServerParty
 from fedveil.errors import FedVeilError, FieldError, NoReplyError
 from fedveil.flower import (
     FACTS,

@@ -990,7 +990,7 @@ BUGS = (
     ),
     _bug(
         "replies in order of arrival",
-        "engines/party.py",
+        "engines/server.py",
         "ServerParty._admitted",
         "sorted(replies)",
         "replies",
@@ -1903,7 +1903,7 @@ BUGS = (
     ),
     _bug(
         "record: shares on other terms are added",
-        "engines/party.py",
+        "engines/server.py",
         "ServerParty._admitted",
         "noisy.require_terms(replies[partition])",
         "pass",

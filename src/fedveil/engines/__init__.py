@@ -13,11 +13,11 @@ from fedveil.engines.options import Evaluation as Evaluation
 from fedveil.engines.options import Execution as Execution
 from fedveil.engines.options import PerClient as PerClient
 from fedveil.engines.options import Shared as Shared
-from fedveil.engines.party import Round as Round
-from fedveil.engines.party import ServerParty as ServerParty
 from fedveil.engines.seams import Behaviour as Behaviour
 from fedveil.engines.seams import Probe as Probe
 from fedveil.engines.seams import Seen as Seen
 from fedveil.engines.seams import Turn as Turn
 from fedveil.engines.seams import Watched as Watched
+from fedveil.engines.server import Round as Round
+from fedveil.engines.server import ServerParty as ServerParty
 from fedveil.engines.stopping import EarlyStopping as EarlyStopping

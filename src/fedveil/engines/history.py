@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import Filter, Guarantee, Ledger, total
-from fedveil.engines.party import Round
+from fedveil.engines.server import Round
 from fedveil.errors import FieldError, nearest
 from fedveil.learning import Figures
 from fedveil.learning.learner import Task

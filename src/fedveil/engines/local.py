@@ -29,9 +29,10 @@ from fedveil.engines.disjoint import require_disjoint
 from fedveil.engines.history import Asked, Best, Collected, History, RoundRecord, publishable, total_of
 from fedveil.engines.lifetime import read_policy
 from fedveil.engines.options import Budgets, Evaluation, Execution, PerClient, Shared, require_group
-from fedveil.engines.party import COMBINE, SERVER, Round, ServerParty
+from fedveil.engines.party import COMBINE, SERVER
 from fedveil.engines.replying import Replying
 from fedveil.engines.seams import Behaviour, Seen, probed
+from fedveil.engines.server import Round, ServerParty
 from fedveil.engines.sites import Sites
 from fedveil.engines.stopping import EarlyStopping, Validators, worst_of
 from fedveil.engines.warning import Warnings

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedveil.checks import Parameters
 from fedveil.engines.history import RoundRecord
-from fedveil.engines.party import ServerParty
+from fedveil.engines.server import ServerParty
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning import ClientData

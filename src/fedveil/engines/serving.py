@@ -12,7 +12,8 @@ from torch import Tensor
 from fedveil.accounting import Filter, Guarantee, Ledger, Spend, SpendFilter, count_of, total, unprotected
 from fedveil.engines.assembly import AnyMethod, resolve_method
 from fedveil.engines.history import total_of
-from fedveil.engines.party import SERVER, LineStore, Round, ServerParty, forget
+from fedveil.engines.party import SERVER, LineStore, forget
+from fedveil.engines.server import Round, ServerParty
 from fedveil.engines.warning import Warnings
 from fedveil.errors import FieldError
 from fedveil.layout import Layout

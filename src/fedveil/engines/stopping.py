@@ -15,7 +15,8 @@ from fedveil import accounting
 from fedveil.checks import Count, NonNegative, Parameters
 from fedveil.engines.assembly import draw_cohort
 from fedveil.engines.history import Best
-from fedveil.engines.party import VALIDATE, LineStore, Party, ServerParty
+from fedveil.engines.party import VALIDATE, LineStore, Party
+from fedveil.engines.server import ServerParty
 from fedveil.errors import BudgetError, FieldError
 from fedveil.learning import ClientData, client_losses
 from fedveil.learning.learner import Learner

@@ -13,7 +13,8 @@ from torch import Tensor
 from fedveil.accounting import Ledger, guarantee_values
 from fedveil.config.folders import refuse_used
 from fedveil.engines import RoundRecord
-from fedveil.engines.party import SERVER, LineStore, Round
+from fedveil.engines.party import SERVER, LineStore
+from fedveil.engines.server import Round
 from fedveil.engines.serving import Serving
 from fedveil.layout import Layout
 from fedveil.mechanisms import Source

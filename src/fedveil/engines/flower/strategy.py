@@ -16,7 +16,7 @@ from fedveil.engines.flower import records
 from fedveil.engines.flower.roster import Asking, Roster
 from fedveil.engines.flower.validation import Evaluating
 from fedveil.engines.history import Best
-from fedveil.engines.party import Round, ServerParty
+from fedveil.engines.server import Round, ServerParty
 from fedveil.engines.serving import RunKeeper, Serving, served
 from fedveil.engines.stopping import EarlyStopping
 from fedveil.engines.warning import Warnings

@@ -15,7 +15,8 @@ from fedveil.engines.flower.roster import Roster
 from fedveil.engines.history import Best
 from fedveil.engines.messages import REPLY
 from fedveil.engines.node import Settings, disagreement, opened_ledger
-from fedveil.engines.party import VALIDATE, ServerParty
+from fedveil.engines.party import VALIDATE
+from fedveil.engines.server import ServerParty
 from fedveil.engines.serving import mean_metrics
 from fedveil.engines.stopping import EarlyStopping, Validator, drawn
 from fedveil.errors import BudgetError, FieldError, ReplyError, cleaned

@@ -1,0 +1,289 @@
+"""The server of a federation, the same under every engine."""
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedveil.accounting import Ledger, Release, Spend, SpendFilter
+from fedveil.engines.assembly import AnyMethod, resolve_method
+from fedveil.engines.party import COMBINE, PUBLISH, SERVER, VALIDATE, LineStore, Party, forget
+from fedveil.errors import BudgetError, FieldError, NoReplyError, ReplyError, cleaned
+from fedveil.layout import Layout
+from fedveil.mechanisms import SecureSource, Source
+from fedveil.methods import (
+    Broadcast,
+    CohortReplies,
+    Combined,
+    PublicFacts,
+    Releases,
+    ServerFacts,
+    check_reply,
+    in_order,
+    stack_models,
+)
+from fedveil.methods.publishing import Publishing, Validation
+from fedveil.methods.sums import SecureSum
+from fedveil.secure import PublicKey
+
+Scorer = Callable[[Tensor], Tensor]  # models [n, d] -> public layer scores [n, L]
+Tutor = Callable[[Tensor, int], Tensor]  # model [d], round -> model [d] trained on public data
+PUBLIC_SCORES = "public_layer_scores"
+
+
+@dataclass(frozen=True)
+class Round:
+    """How a round went, for the log.
+
+    Attributes
+    ----------
+    number : int
+        From 1.
+    used : tuple of int
+        Partitions whose replies were combined.
+    failed, invalid, refused : dict of int to str
+        Partitions that raised, whose reply could not be used, and that declined, each with the reason.
+    report : mapping of str to float
+        The server's figures (sigma, distance, ...).
+    spend : Spend
+        The server's cost.
+
+    Examples
+    --------
+    >>> history = fv.Federation(model=model, clients=clients).run(1)
+    >>> last = history.rounds[-1].round
+    >>> last.number, last.used, last.failed
+    (1, (0, 1, 2), {})
+    """
+
+    number: int
+    used: tuple[int, ...]
+    failed: Mapping[int, str]
+    invalid: Mapping[int, str]
+    refused: Mapping[int, str]
+    report: Mapping[str, float]
+    spend: Spend
+
+
+class ServerParty(Party):
+    """The server of a federation.
+
+    Parameters
+    ----------
+    method
+        What `Federation` takes as one.
+    layout, budget, state, store
+        As for `fedveil.engines.client.ClientParty`.
+    ledger : Ledger, optional
+        Default: in memory.
+    source : Source, optional
+        Randomness of the noise. Default: secure.
+    scorer : callable, optional
+        Computes public layer scores of received models, for methods that need them.
+    tutor : callable, optional
+        Trains the broadcast model [d] of a round on public data; returns the trained one, for rules that need it.
+    publishing : Publishing, optional
+        What clients see of the aggregated metrics. Default: nothing.
+
+    Examples
+    --------
+    >>> server = fv.ServerParty("vanilla", fv.Layout.from_module(model))
+    >>> broadcast = server.open(server.layout.read(model)[None], 1, 5, 3)
+    >>> broadcast.public.round, broadcast.public.rounds
+    (1, 5)
+    """
+
+    def __init__(
+        self,
+        method: AnyMethod,
+        layout: Layout,
+        ledger: Ledger | None = None,
+        source: Source | None = None,
+        *,
+        budget: SpendFilter | None = None,
+        state: Any = None,
+        store: LineStore = forget,
+        scorer: Scorer | None = None,
+        tutor: Tutor | None = None,
+        publishing: Publishing | None = None,
+    ) -> None:
+        super().__init__(ledger or Ledger("memory", SERVER), source or SecureSource(), budget, store)
+        method = resolve_method(method)
+        self.publishing = publishing or Publishing()
+        if self.publishing.metrics != "off" and method.client.trust != "central":
+            accepted = "under local trust no metric leaves a client: set it to 'off'"
+            raise FieldError("publish.metrics", self.publishing.metrics, accepted)
+        if scorer is None and ("public_scores" in method.server.needs or PUBLIC_SCORES in method.client.needs):
+            raise FieldError(
+                "public_data", None, f"the server of {method.name!r} scores received models on public data"
+            )
+        if tutor is None and "public_update" in method.server.needs:
+            raise FieldError("public_data", None, f"the server of {method.name!r} trains on public data of its own")
+        self.method, self.layout, self.scorer, self.tutor = method, layout, scorer, tutor
+        # a question is put once: a server that was started again asks others
+        self._run = f"{self.ledger.run} {secrets.token_hex(8)}" if self._source.deployable else self.ledger.run
+        self._summed = method.client.trust in ("trusted sum", "secure sum")
+        self.state = method.server.init(layout.size, layout.dtype) if state is None else state
+
+    def open(
+        self,
+        models: Tensor,
+        round_: int,
+        rounds: int,
+        cohort: int,
+        roster: Sequence[PublicKey] = (),
+        attempt: int = 0,
+    ) -> Broadcast:
+        """Open a round: the models and the public facts that the method needs beside them.
+
+        A secure sum has a roster of all sites that are asked, and an attempt that no question of the round had before.
+        """
+        scores = None
+        if self.scorer is not None and PUBLIC_SCORES in self.method.client.needs:
+            scores = tuple(self.scorer(models[:1])[0].tolist())
+        public = PublicFacts(
+            round=round_, rounds=rounds, cohort=cohort, dimension=self.layout.size, layer_scores=scores
+        )
+        if roster:
+            terms = "" if self.method.noisy is None else self.method.noisy.agreed(self.layout.size)
+            public = replace(public, run=self._run, roster=tuple(sorted(roster)), attempt=attempt, terms=terms)
+        return Broadcast(models=models, public=public)
+
+    def require_unsummed(self, round_: int) -> None:
+        """Refuse, before anybody trains, a round whose trusted sum is recorded, unless its shares can be drawn again.
+
+        Raises
+        ------
+        BudgetError
+            If its bits are lost: a sum of new shares would be another one.
+        """
+        if self._summed and self._source.deployable and self.ledger.find((round_, COMBINE)) is not None:
+            raise BudgetError(self._recorded(round_))
+
+    def combine(
+        self,
+        broadcast: Broadcast,
+        replies: Mapping[int, Releases],
+        failed: Mapping[int, str] | None = None,
+        refused: Mapping[int, str] | None = None,
+        least: int = 1,
+    ) -> tuple[Broadcast, Round]:
+        """Drop unusable replies, combine the rest, commit, and open the next round.
+
+        Parameters
+        ----------
+        broadcast : Broadcast
+            What opened the round.
+        replies : mapping of int to Releases
+            By partition, in any order.
+        failed, refused : mapping of int to str, optional
+            Partitions without a reply, with reasons.
+        least : int
+            Usable replies that a round needs.
+
+        Raises
+        ------
+        NoReplyError
+            If fewer replies can be used.
+        BudgetError
+            If the server's budget does not allow the release, or it is another trusted sum of a round that was summed
+            before; nothing was handed over.
+        """
+        usable, invalid = self._admitted(replies, broadcast.models.dtype)
+        public, noisy = broadcast.public, self.method.noisy
+        failed, refused = ({p: cleaned(why) for p, why in (given or {}).items()} for given in (failed, refused))
+        if not usable and refused and not failed and not invalid:
+            raise BudgetError(f"round {public.round}: every client declined ({next(iter(refused.values()))})")
+        if not usable:
+            reasons = {**failed, **invalid, **refused}
+            few = dict(list(reasons.items())[:10])
+            raise NoReplyError(f"round {public.round}: no usable reply from {len(reasons)} clients; {few}")
+        if len(usable) < least:
+            lost = dict(list({**failed, **invalid, **refused}.items())[:10])
+            usable_replies = f"{len(usable)} usable {'reply' if len(usable) == 1 else 'replies'}"
+            raise NoReplyError(f"round {public.round}: {usable_replies}, and min_clients is {least}; {lost}")
+        releases = in_order(usable)
+        scores = None
+        if self.scorer is not None and "public_scores" in self.method.server.needs:
+            scores = self.scorer(stack_models(releases))
+        lesson = None
+        if self.tutor is not None and "public_update" in self.method.server.needs:
+            lesson = self.tutor(broadcast.models[0], public.round) - broadcast.models[0]
+        facts = ServerFacts(
+            broadcast=broadcast,
+            layout=self.layout,
+            partitions=tuple(usable),
+            public_scores=scores,
+            public_update=lesson,
+            question=None if noisy is None else noisy.question(broadcast, self.layout),
+        )
+        result: list[Combined] = []
+
+        def make(source: Source) -> tuple[Releases, Spend]:
+            combined = self.method.server.combine(releases, facts, self.state, source)
+            result[:] = [combined]
+            return (Release("model", combined.models),), combined.spend
+
+        self._draw(public.round, COMBINE, make, once=self._summed)
+        combined, self.state = result[0], result[0].state
+        following = replace(public, round=public.round + 1, roster=(), attempt=0)
+        opened = Broadcast(models=combined.models, public=following)
+        log = Round(public.round, tuple(usable), failed, invalid, refused, dict(combined.report), combined.spend)
+        return opened, log
+
+    def _admitted(
+        self, replies: Mapping[int, Releases], dtype: torch.dtype
+    ) -> tuple[Mapping[int, Releases], dict[int, str]]:
+        """The replies that can be used, ascending by partition, and why the others cannot."""
+        if isinstance(replies, CohortReplies) and replies.stacked.sound(self.layout.size, dtype):
+            return replies, replies.invalid
+        invalid: dict[int, str] = {}
+        usable: dict[int, Releases] = {}
+        noisy, server = self.method.noisy, self.method.server
+        counted = server.rule is not None and server.rule.by_examples
+        for partition in sorted(replies):
+            try:
+                if isinstance(server, SecureSum):
+                    server.check_reply(replies[partition], self.layout.size)
+                else:
+                    check_reply(replies[partition], self.layout.size, dtype, counted)
+                if noisy is not None:
+                    noisy.require_terms(replies[partition])
+                usable[partition] = replies[partition]
+            except ReplyError as error:
+                invalid[partition] = cleaned(error)
+        return usable, invalid
+
+    def publish(self, round_: int, names: Sequence[str], figures: Tensor, counts: Tensor) -> Releases:
+        """Commit and hand over the round's metrics; nothing where publishing is off or the budget does not hold them.
+
+        Parameters
+        ----------
+        round_ : int
+            The round that was combined.
+        names, figures, counts
+            See `Publishing.release`.
+        """
+        if self.publishing.metrics == "off" or not bool((counts > 0).any()):
+            return ()
+        return self._measured(round_, PUBLISH, self.publishing, names, figures, counts)
+
+    def validate(self, round_: int, losses: Tensor, validation: Validation) -> float | None:
+        """Commit and hand over the noised mean of validation clients' losses [m]; None if the budget lacks it."""
+        counts = torch.ones(len(losses))
+        released = self._measured(round_, VALIDATE, validation.publishing(), ("loss",), losses[:, None], counts)
+        return float(released[0].value) if released else None
+
+    def _measured(
+        self, round_: int, purpose: str, publishing: Publishing, names: Sequence[str], figures: Tensor, counts: Tensor
+    ) -> Releases:
+        relation = self.method.server.relation
+        try:
+            return self._draw(
+                round_, purpose, lambda source: publishing.release(names, figures, counts, relation, source)
+            )
+        except BudgetError:  # it depends on public costs alone, so that silence tells nothing
+            return ()
