@@ -18,7 +18,7 @@ def report(
     out: Annotated[Path | None, typer.Option(metavar="DIR", callback=folder, help="Default: RUN/report.")] = None,
     ledgers: Annotated[list[Path] | None, typer.Option(metavar="PATH", help="A ledger or folder; repeatable.")] = None,
     policy: Annotated[Path | None, typer.Option(metavar="FILE", help="The policy in force.")] = None,
-    people: Annotated[Path | None, typer.Option(metavar="FILE", help="What only people know: approved_by, ...")] = None,
+    people: Annotated[Path | None, typer.Option(metavar="TOML", help="What only people know: approved_by, ...")] = None,
     setting: Annotated[str | None, typer.Option(metavar="LABEL", help="Whose release the card is about.")] = None,
     pictures: Annotated[bool, typer.Option("--pictures", help="Put in reconstructions: clients' images.")] = False,
     verify: Annotated[Path | None, typer.Option(metavar="REPORT.json", help="Check it against --ledgers.")] = None,
