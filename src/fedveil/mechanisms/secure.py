@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
 from fedveil.errors import FieldError, require_workers
@@ -162,7 +161,7 @@ class _Stream:
 
     def __init__(self) -> None:
         self.process = _process()
-        self._cipher = algorithms.AES(os.urandom(32))
+        self._key = os.urandom(32)
         self._next = int.from_bytes(os.urandom(_BLOCK), "big")
         self._lock = threading.Lock()
 
@@ -175,8 +174,10 @@ class _Stream:
 
     def write(self, raw: Array, length: int, first: int) -> None:
         """Write the keystream from a counter on into `raw`, whose last 15 bytes are the library's to use."""
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes  # 7 MB that not every run needs
+
         counter = (first % (1 << 128)).to_bytes(_BLOCK, "big")
-        encryptor, room = Cipher(self._cipher, modes.CTR(counter)).encryptor(), raw.data
+        encryptor, room = Cipher(algorithms.AES(self._key), modes.CTR(counter)).encryptor(), raw.data
         for start in range(0, length, len(_ZEROS)):
             zeros = memoryview(_ZEROS)[: length - start]
             encryptor.update_into(zeros, room[start : start + len(zeros) + _BLOCK - 1])
@@ -251,7 +252,7 @@ class KeyedSource(SecureSource):
 
 class _KeyedStream(_Stream):
     def __init__(self, key: bytes) -> None:
-        self._cipher, self._next, self._lock = algorithms.AES(key), 0, threading.Lock()
+        self._key, self._next, self._lock = key, 0, threading.Lock()
 
 
 def source_of(seed: int | None) -> Source:

@@ -10,10 +10,6 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any, NoReturn
 
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
 from fedveil.errors import FieldError
 from fedveil.mechanisms import KeyedSource
 
@@ -52,6 +48,13 @@ def public_key(value: str | bytes, field: str = "peers") -> PublicKey:
     return raw
 
 
+def _derived(secret: bytes, salt: bytes, info: bytes) -> bytes:
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    return HKDF(SHA256(), _BYTES, salt=salt, info=info).derive(secret)
+
+
 class SiteKey:
     """The secret of one site in one study: its X25519 key, and the key of its noise.
 
@@ -70,6 +73,8 @@ class SiteKey:
     def __init__(self, secret: bytes) -> None:
         if not isinstance(secret, bytes) or len(secret) != 2 * _BYTES:
             raise FieldError("secret", "of another length", "must be 64 bytes: make a key by `fedveil keys new`")
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
         self._private = X25519PrivateKey.from_private_bytes(secret[:_BYTES])
         self._noise = secret[_BYTES:]
         self.public: PublicKey = self._private.public_key().public_bytes_raw()
@@ -96,6 +101,8 @@ class SiteKey:
             If the peer's key is this site's own, or a point of low order: the shared secret would be zero, which
             everybody knows.
         """
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+
         if peer == self.public:
             raise FieldError("peers", peer.hex(), "is this site's own key")
         try:
@@ -103,7 +110,7 @@ class SiteKey:
         except ValueError as error:
             raise FieldError("peers", peer.hex(), "is a point of low order, and no site's key") from error
         bound = b"".join(sorted((self.public, peer)))
-        return HKDF(SHA256(), _BYTES, salt=b"fedveil secure sum", info=bound + info).derive(shared)
+        return _derived(shared, b"fedveil secure sum", bound + info)
 
     def source(self, context: bytes) -> KeyedSource:
         """Randomness that this site alone can draw, the same for the same question.
@@ -116,7 +123,7 @@ class SiteKey:
         context : bytes
             Digest of the question.
         """
-        return KeyedSource(HKDF(SHA256(), _BYTES, salt=b"fedveil noise", info=context).derive(self._noise))
+        return KeyedSource(_derived(self._noise, b"fedveil noise", context))
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled or copied."""

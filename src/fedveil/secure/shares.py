@@ -9,7 +9,6 @@ from collections.abc import Iterable
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor
 
 from fedveil.errors import FieldError, NoReplyError, ReplyError
@@ -105,6 +104,8 @@ def unmasked(shares: Iterable[Tensor], context: SumContext) -> Tensor:
 
 def _mask(values: np.ndarray[tuple[int], np.dtype[np.uint64]], key: bytes, *, add: bool) -> None:
     """Add or subtract a key's stream (ChaCha20, RFC 8439) to values in place, modulo 2^64."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
     stream = Cipher(algorithms.ChaCha20(key, _NONCE), mode=None).encryptor()
     for start in range(0, len(values), _BLOCK // 8):
         part = values[start : start + _BLOCK // 8]
