@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules import module as torch_module
 
+from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning.gradients import Formed, Found, Gradients, Piece, Products
 from fedveil.learning.labels import usable
@@ -131,7 +132,14 @@ class ByLayers:
 def _piece(layer: nn.Module, names: dict[str, str], inputs: Tensor, grads: Tensor) -> Piece:
     if type(layer) is nn.Linear and inputs.dim() == 2:
         return Products(names, inputs, grads.T)
-    return Formed({names[k]: rows for k, rows in _rule(layer).form(layer, inputs, grads).items()})
+    formed = _rule(layer).form(layer, inputs, grads)
+    shapes = {key: (len(inputs), *layer.get_parameter(key).shape) for key in names}
+    if {key: tuple(rows.shape) for key, rows in formed.items()} != shapes:
+        accepted = f"must return gradients of single examples by parameter: {shapes}"
+        raise FieldError(
+            f"layer_rule({type(layer).__name__})", {k: tuple(v.shape) for k, v in formed.items()}, accepted
+        )
+    return Formed({names[key]: rows for key, rows in formed.items()})
 
 
 def _rule(layer: nn.Module) -> LayerRule:

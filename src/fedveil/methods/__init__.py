@@ -91,6 +91,10 @@ _FORMER = {"record-sum": "trusted", "record-secure": "secure"}  # names of confi
 def require_method(field: str, name: str) -> str:
     """Return the name of a method, refusing all others; former names with what they are called now."""
     if name in METHODS:
+        sides = METHODS[name]
+        if not (isinstance(sides, Sides) and isinstance(sides.client, type) and isinstance(sides.server, type)):
+            accepted = "is registered as something else than fedveil.methods.Sides(client class, server class, summary)"
+            raise FieldError(field, name, accepted)
         return name
     if name in _FORMER:
         raise FieldError(field, name, f'is called "record" with sum = "{_FORMER[name]}" in [privacy] now')
@@ -167,7 +171,10 @@ def paired(client: ClientSide, aggregator: Aggregator | None = None) -> Method:
     FieldError
         If its server side brings its own aggregation.
     """
-    sides = next((s for s in METHODS.values() if s.client is type(client)), Sides(type(client), Plain, ""))
+    sides = next(
+        (s for s in METHODS.values() if isinstance(s, Sides) and s.client is type(client)),
+        Sides(type(client), Plain, ""),
+    )
     server = sides.server_of(client)
     if aggregator is None:
         return Method(type(client).__name__, client, server())

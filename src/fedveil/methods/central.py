@@ -166,6 +166,11 @@ class CentralNoise(AroundRule, ABC):
             rule = self.aggregator.for_round(state.rule, source, facts.public_update)
             size = cohort if self.order == "formal" else max(len(updates), min(rule.least, cohort))
             reduced = clipped.reduce(rule, weights, size)
+            if (
+                reduced.dtype != torch.float64 or reduced.shape != theta.shape
+            ):  # rounded sums move further than the clip
+                accepted = f"its reduce must return float64 {tuple(theta.shape)}"
+                raise FieldError(f"{type(rule).__name__}.reduce", f"{reduced.dtype} {tuple(reduced.shape)}", accepted)
             # the output of an identity step has the same noise, and what rounding it does to sums is post-processing
             first = self.order == "formal" or self.aggregator.identity_step
             if first:  # in float64: only what has its noise is rounded to the model's type
