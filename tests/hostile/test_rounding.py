@@ -812,3 +812,62 @@ def test_an_image_that_is_not_finite_or_missing_leaves_the_others_their_memory_o
     assert torch.equal(finite, missing)
     pairs = per_example.clipped_sum(x, y, CLIP, here, each=2)[0]
     assert float((per_example.clipped_sum(x, y, CLIP, each=2)[0] - pairs).norm()) <= 2 * CLIP * BOUND
+
+
+# ---- persons' factors, and private numbers that may choose the arithmetic
+
+
+def twice(people, seed):
+    """Persons of two equal images, whose targets cancel but for rounding."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(people, 1, 12_288, generator=generator).repeat(1, 2, 1)
+    y = 1e25 * torch.randn(people, 1, 1, generator=generator) * torch.tensor([[[1.0], [-1.0]]])
+    return ClientData(x.flatten(0, 1), y.flatten(0, 1), person=torch.arange(2 * people) // 2)
+
+
+def sums_of_persons(monkeypatch, silos, most, threads=(1,)):
+    """Of each round and silo, the sum before its noise and whether factors were used."""
+    method = RecordDP(
+        unit="person", people=most, most=most, records_per_person=2, noise_multiplier=1.0, relation="add/remove"
+    )
+    model = nn.Sequential(nn.Linear(silos[0].x.shape[1], 1, bias=False))
+    layout, found, plain = Layout.from_module(model), [], PerExample.clipped_sum
+
+    def watched(sums, *args, bases=None, **more):
+        total, losses = plain(sums, *args, bases=bases, **more)
+        found.append((total, bases is not None))
+        return total, losses
+
+    trainer = PrivateTrainer(model, layout, LocalTraining(lr=1.0, loss="mse"), method.noisy_steps)
+    starts, keys = torch.zeros(len(silos), layout.size), [(i,) for i in range(len(silos))]
+    before = torch.get_num_threads()
+    with monkeypatch.context() as patch:
+        patch.setattr(PerExample, "clipped_sum", watched)
+        for count in threads:
+            torch.set_num_threads(count)
+            trainer.train_noisily(starts, silos, keys, [ReproducibleSource(i) for i in range(len(silos))])
+    torch.set_num_threads(before)
+    return found
+
+
+def test_factors_do_not_follow_whether_examples_fit_into_memory(monkeypatch):
+    """A GiB and one person more were read each time: means were formed for all, 7 C."""
+    held = twice(16, 0)
+    read = OnDemand(lambda rows: held.x[torch.as_tensor(rows)], held.x.shape, held.x.dtype)
+    worlds = held, ClientData(read, held.y, person=held.person)
+    (one, first), (other, second) = (sums_of_persons(monkeypatch, [world], 16)[0] for world in worlds)
+    assert first
+    assert second
+    assert torch.equal(one, other)
+    assert float(one.norm()) > 1e-3 * CLIP
+
+
+def test_factors_do_not_follow_how_many_persons_other_silos_hold(monkeypatch):
+    """One more elsewhere had a silo's found anew, by other threads, which round otherwise: 2 C."""
+    monkeypatch.setattr("fedveil.learning.private.KEPT", 2 * 12_288 * 16)
+    found = []
+    for other in (0, 1):
+        silos = [twice(16, 1), twice(other, 2), twice(2, 3)]
+        found.append([total for total, _ in sums_of_persons(monkeypatch, silos, 16, threads=(1, 2))])
+    first, other = found[0], [found[1][place] for place in (0, 2, 3, 5)]  # an empty silo has no sum
+    assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))

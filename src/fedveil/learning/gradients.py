@@ -246,6 +246,9 @@ class Bases:
         """
         wide = nn.functional.pad(inputs.to(torch.float64), (0, int(bias)), value=1.0).cpu()
         wide = wide.masked_fill(~(present & inputs.cpu().isfinite().all(2))[:, :, None], 0)
+        if not len(wide):  # a lot of nobody
+            none = inputs.new_zeros(wide.shape, dtype=torch.float64)
+            return cls(none[:, :, : inputs.shape[1]], none, torch.arange(0, device=inputs.device))
         factors = [torch.linalg.qr(own.T) for own in wide]
         one = torch.eye(inputs.shape[1], dtype=torch.float64)
         sound = torch.tensor([bool(torch.dist(q.T @ q, one) < _SOUND) for q, _ in factors])[:, None, None]

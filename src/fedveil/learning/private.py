@@ -78,6 +78,7 @@ class PrivateTrainer(SequentialTrainer):
         self._whole: WeakKeyDictionary[ClientData, dict[str, Any]] = WeakKeyDictionary()
         self._lengths: WeakKeyDictionary[ClientData, Tensor] = WeakKeyDictionary()
         self._bases: WeakKeyDictionary[ClientData, Bases] = WeakKeyDictionary()
+        self._threads = torch.get_num_threads()  # under which they were found
         self._unchecked, self._alone = True, Lock()
         self._spare = deepcopy(model)  # for `idle`: training that took too long may still be busy with the other
 
@@ -237,8 +238,14 @@ class PrivateTrainer(SequentialTrainer):
         for values in (value for name, value in found.items() if name != "present" and len(gone)):
             values.index_fill_(0, gone, 0)
         most = len(units) if self.noisy.public_size else self.noisy.most  # one person more must change nobody's path
-        if "lengths" in found and not self.noisy.grid and self._sums.takes_bases(most, units.each):
-            found["bases"] = self._bases_of(client, units, most).at(chosen, places, count)
+        if self._sums.reads_examples and not self.noisy.grid and self._sums.takes_bases(most, units.each):
+            if anew:  # whether examples fit into memory is private: as those that are held, only found each time
+                where = torch.arange(len(chosen)) if places is None else places
+                own, there = (v.reshape(count, units.each, *v.shape[1:])[where.to(v.device)] for v in (x, here))
+                bases, chosen = self._sums.bases(own.flatten(0, 1), there), torch.arange(len(chosen))
+            else:
+                bases = self._bases_of(client, units, most)
+            found["bases"] = bases.at(chosen, places, count)
         return found
 
     def _read_anew(self, client: ClientData, rows: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
@@ -265,7 +272,13 @@ class PrivateTrainer(SequentialTrainer):
         return self._lengths[client]
 
     def _bases_of(self, client: ClientData, units: Units, most: int) -> Bases:
-        """The factors of its persons' inputs, kept for a run; of how many clients follows public numbers."""
+        """The factors of its persons' inputs, kept until the number of threads changes, which rounds them.
+
+        Which are kept then decides about time alone: a silo without persons has none, and that is private.
+        """
+        if self._threads != torch.get_num_threads():
+            self._bases.clear()
+            self._threads = torch.get_num_threads()
         if client not in self._bases:
             if len(self._bases) * most * units.each * client.x.shape[1:].numel() > KEPT:
                 self._bases.clear()
