@@ -22,13 +22,15 @@ from benchmarks.noise import noise
 from benchmarks.paper_cnn import paper_cnn
 from benchmarks.per_example import per_example
 from benchmarks.persons import persons
-from benchmarks.records import FOLDER, ROOT, read, write
+from benchmarks.records import BENCH, FOLDER, ROOT, instruction_set, write
 from benchmarks.secure_sum import secure_sum
 from benchmarks.targets import drifted
 from benchmarks.trainers import trainers
+from benchmarks.waits import waits
 
 ON_GPU = ("engines", "cnn")
 DATA = dict.fromkeys(("engines", "limits", "footprint"), "scikit-learn's digits (W1), random (W2)")
+DATA["waits"] = "scikit-learn's digits"
 
 
 def main() -> None:
@@ -42,7 +44,7 @@ def main() -> None:
     unknown = [part for part in args.parts if part not in (*page.NAMES, "page")]
     if unknown:
         parser.error(f"there is no part {unknown[0]!r}")
-    folder = ROOT / "runs" / "bench" if args.quick or args.check else FOLDER
+    folder = ROOT / "runs" / "bench" / instruction_set() if args.quick or args.check else FOLDER
     torch.set_num_threads(1)
     parts = args.parts or [*(ON_GPU if args.device != "cpu" else page.NAMES), "page"]
     began = time.perf_counter()
@@ -57,7 +59,7 @@ def main() -> None:
             say(f"worse: {text}: {now:.2f}, committed {before:.2f}")
         sys.exit(1 if worse else 0)
     if "page" in parts:
-        publish(folder, say)
+        publish(folder.parent, say)
 
 
 def measure(part: str, device: str, quick: bool, folder: Path, say: Callable[[str], None]) -> None:
@@ -75,17 +77,19 @@ def measure(part: str, device: str, quick: bool, folder: Path, say: Callable[[st
         "per_example": lambda: per_example(quick, say),
         "persons": lambda: persons(quick, say),
         "secure_sum": lambda: secure_sum(quick, say),
+        "waits": lambda: waits(quick, say),
     }
     write(part, made[part](), data=DATA.get(part, "random"), device=device, folder=folder)
 
 
 def publish(folder: Path, say: Callable[[str], None]) -> None:
     """Draw and write what the files say; only the real ones go into docs/."""
-    found = read("curves", folder=folder)
-    if found is not None:
-        figures.draw(found, folder / "curves.png")
-    where = page.PAGE if folder == FOLDER else folder / "benchmarks.md"
-    where.write_text(page.page(page.records(folder)))
+    found = page.sets(folder)
+    curves_ = next(iter(found.values()))["curves"]
+    if curves_ is not None:
+        figures.draw(curves_, folder / "curves.png")
+    where = page.PAGE if folder == BENCH else folder / "benchmarks.md"
+    where.write_text(page.page(found))
     say(f"wrote {where.relative_to(ROOT)}")
 
 

@@ -1,4 +1,4 @@
-"""The results on disk: one JSON file a measurement, each saying what made it."""
+"""The results on disk: one JSON file a measurement, each saying what made it, in a folder an instruction set."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDER = ROOT / "results" / "bench"
+BENCH = ROOT / "results" / "bench"
+
+
+def instruction_set() -> str:
+    """Of PyTorch's kernels on this machine: avx512, avx2, ..."""
+    return torch.backends.cpu.get_cpu_capability().lower()
+
+
+FOLDER = BENCH / instruction_set()
 
 
 def write(name: str, body: dict[str, Any], *, data: str, device: str = "cpu", folder: Path = FOLDER) -> Path:

@@ -255,6 +255,24 @@ def secure_sum(record: Record) -> list[str]:
     return ["## The secure sum: a round beside the plain sum", said, table(head, rows)]
 
 
+def waits(record: Record) -> list[str]:
+    """Commands and shadow models, in seconds."""
+    starts = [seconds(f"`fedveil run {preset}`", row) for preset, row in record["starts"].items()]
+    commands = [
+        (title, f"`{row['command']}`", figure(row["wall_s"]), figure(row["cpu_s"]))
+        for title, row in record["commands"].items()
+    ]
+    lira = record["lira"]
+    return [
+        "## Where people wait",
+        "Processor seconds until the first round of a preset is in metrics.jsonl, beyond those of `import torch` alone "
+        f"({record['torch_cpu_s']} s); whole commands; and {lira['shadows']} shadow models for LiRA on 1,400 digits, "
+        f"60 epochs each: {figure(lira['minimum_s'])} s of one core.",
+        table(("start", "s, minimum", "median"), starts),
+        table(("what", "command", "s", "s of the processor"), commands),
+    ]
+
+
 SECTIONS: dict[str, Callable[[Record], list[str]]] = {
     "engines": engines,
     "limits": limits,
@@ -268,4 +286,5 @@ SECTIONS: dict[str, Callable[[Record], list[str]]] = {
     "per_example": per_example,
     "persons": persons,
     "secure_sum": secure_sum,
+    "waits": waits,
 }

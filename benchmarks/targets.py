@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.compare import FLOWER, OURS, OURS_2, PFL, PFL_2, PLAIN
 from benchmarks.paper_cnn import OURS as CNN_OURS
 from benchmarks.paper_cnn import PLAIN as CNN_PLAIN
+from benchmarks.waits import AUDIT
 
 Records = Mapping[str, Mapping[str, Any] | None]
 KINDS = ("minimum_ms", "median_ms")
@@ -135,6 +136,22 @@ def _study(records: Records) -> tuple[float, float | None] | None:
     return None if found is None else (found["study_s"], None)
 
 
+def _waited(*keys: str) -> Callable[[Records], tuple[float, float | None] | None]:
+    """A figure of `waits`: the slowest start by its medians, or the one that the keys lead to."""
+
+    def measured(records: Records) -> tuple[float, float | None] | None:
+        found: Any = records.get("waits")
+        if found is None:
+            return None
+        for key in keys:
+            found = found[key]
+        if keys == ("starts",):
+            return tuple(max(row[kind] for row in found.values()) for kind in ("minimum_s", "median_s"))
+        return (found, None)
+
+    return measured
+
+
 TARGETS = (
     Target("W1: pfl-research at its best over FedVeil, 1 worker", 10, faster("W1", OURS, PFL, PFL_2), 15),
     Target("W2: pfl-research at its best over FedVeil, 2 workers", 1.3, faster("W2", OURS_2, PFL, PFL_2), 1.6),
@@ -174,6 +191,11 @@ TARGETS = (
     Target("clipped gradients of single examples on CNNs: a step over a plain one", 1.8, _steps("CNN"), most=True),
     Target("clipped means of persons on a dense head: a step over a plain one, slowest case", 1.6, _persons, most=True),
     Target("25 steps of persons on 60,000 digits in ten silos", 0.3, _study, most=True, unit=" s"),
+    Target(
+        "from PyTorch's import to a preset's first round, slowest preset", 0.5, _waited("starts"), most=True, unit=" s"
+    ),
+    Target("the audit on digits, one process", 20, _waited("commands", AUDIT, "cpu_s"), most=True, unit=" s"),
+    Target("LiRA's 64 shadow models on digits", 8, _waited("lira", "minimum_s"), most=True, unit=" s"),
 )
 
 SLACK = 1.5  # what another machine, or a busy one, does to a ratio

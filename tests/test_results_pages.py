@@ -120,7 +120,7 @@ ELSEWHERE = {
     },
     "sga-ldp": {"87.2", "19.5", "30.9"},  # percent of the paper's accuracy, of the neutrophils; sigma sqrt(d / n)
 }
-BENCHES = {"record-level": [RESULTS / "bench" / "per_example.json"]}  # pages that show benchmarks, too
+BENCHES = {"record-level": [RESULTS / "bench" / "avx512" / "per_example.json"]}  # pages that show benchmarks, too
 DECIMAL = re.compile(r"(?<![\w./^])[-+]?\d*\.\d+(?:e-?\d+)?(?![\w]|\.\d)|(?<![\w.])\d+e-\d+")
 
 
