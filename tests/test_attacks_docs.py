@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from typer.testing import CliRunner
@@ -19,7 +20,7 @@ from fedveil.games.game import settings_of
 from fedveil.gdp import epsilon_of_mu, rounded_up
 from fedveil.grid import Store
 from fedveil.methods import Publishing
-from fedveil.methods.publishing import MODES
+from fedveil.methods.publishing import Mode
 from fedveil.report.audit_tables import fewest_runs
 from fedveil_studies.metric_privacy.game import PrintedGame
 from fedveil_studies.metric_privacy.printed import NOT_INDEPENDENT
@@ -79,7 +80,7 @@ def test_it_begins_with_what_to_run_and_ends_with_what_was_measured():
 
 def test_it_names_every_attack_shadow_world_and_way_of_publishing():
     named = set(re.findall(r"`(?:--attack )?\"?([a-z-]+)\"?`", PAGE))
-    assert set(PrintedGame.known) | set(ATTACKS) | set(SHADOWS) | set(WORLDS) | set(MODES) <= named
+    assert set(PrintedGame.known) | set(ATTACKS) | set(SHADOWS) | set(WORLDS) | set(get_args(Mode)) <= named
 
 
 def test_its_ceilings_are_those_of_the_code():

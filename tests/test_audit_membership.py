@@ -81,7 +81,7 @@ def test_shadow_models_find_members_without_a_defence_and_fewer_under_local_nois
     assert hidden.without_defence == plain.point
     assert set(plain.details) == {"TPR at FPR 0.1"}  # 360 non-members: too few for a rate of .01
     assert any("0.01 needs 1000 non-members; there are 360" in note for note in plain.notes)
-    false, true = found.roc["vanilla"]["rmia-offline"]
+    false, true = found.values["roc"]["vanilla"]["rmia-offline"]
     assert false[0] == pytest.approx(10 / 360)
     assert true[-1] == 1.0
 
