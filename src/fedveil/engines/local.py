@@ -108,9 +108,10 @@ class Federation:
         execution: Execution | None = None,
     ) -> None:
         shared, budgets, evaluation = shared or Shared(), budgets or Budgets(), evaluation or Evaluation()
-        for given, kind in ((shared, Shared), (budgets, Budgets), (evaluation, Evaluation)):
-            require_group(given, kind)
         self.execution = execution = execution or Execution()
+        kinds = (Shared, Budgets, Evaluation, Execution)
+        for given, kind in zip((shared, budgets, evaluation, execution), kinds, strict=True):
+            require_group(given, kind)
         self.clients = [as_client(c, f"clients[{i}]") for i, c in enumerate(clients)]
         if not self.clients:
             raise FieldError("clients", [], "a federation needs at least one client")
