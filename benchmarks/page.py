@@ -84,7 +84,10 @@ def _targets(found: Mapping[str, Records]) -> list[str]:
         for i, target in enumerate(TARGETS)
     ]
     head = [word for name in found for word in (f"{name}, by minimums", "by medians", "met")]
-    return ["## Targets", *counts, table(("what", "target", *head), rows)]
+    missed = [t for t in TARGETS if any(t.met(records_) is False for records_ in found.values())]
+    bounds = [(t.text, t.bounded) for t in missed]
+    why = [] if not missed else ["What bounds those that are missed:", table(("target", "what bounds it"), bounds)]
+    return ["## Targets", *counts, table(("what", "target", *head), rows), *why]
 
 
 def _asked(target: Target) -> str:
