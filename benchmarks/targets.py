@@ -189,7 +189,7 @@ TARGETS = (
         0.75,
         memory("W2", PFL),
         most=True,
-        bounded="noise drawn beside the training (10 to 12 MB) and all else that a second worker holds; one: .73 on AVX2",
+        bounded="noise drawn beside the training (10 to 12 MB) and what a second worker holds; with one: .73 on AVX2",
     ),
     Target("W1: peak memory of FedVeil over Flower's", 0.25, memory("W1", FLOWER), most=True),
     Target("W2: peak memory of FedVeil over Flower's", 0.25, memory("W2", FLOWER), most=True),
