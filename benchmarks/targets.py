@@ -227,8 +227,7 @@ TARGETS = (
         1.3,
         most=True,
         bounded=(
-            "512 -> 8: products in float64 and the conversion of the inputs; 64 -> 10: some thirty operations on a "
-            "few thousand numbers"
+            "512 -> 8: products in float64 and the conversion of the inputs; 64 -> 10: the calls of small operations"
         ),
     ),
     Target("clipped gradients of single examples on CNNs: a step over a plain one", 1.8, _steps("CNN"), most=True),
