@@ -18,7 +18,7 @@ from benchmarks.memory import ROOT
 
 PRESETS = ("digits-compare", "digits-record", "digits-person")
 COMMANDS = {
-    "audit on digits: six attacks, with and without noise": ("audit", "digits-cia"),
+    "audit on digits: every attack, with and without noise": ("audit", "digits-cia"),
     "the demo: five settings, three seeds": ("compare", "--seeds", "3"),
 }
 AUDIT, DEMO = COMMANDS
