@@ -12,10 +12,8 @@ from fedveil.errors import require_count, require_workers
 from fedveil.layout import Layout
 from fedveil.learning.clients import ClientData
 from fedveil.learning.local import LocalTraining, Trained
-from fedveil.learning.stacked import BATCHED, compile_stack
-from fedveil.learning.stacked.block import ClientBlock, dropout_masks
-from fedveil.learning.stacked.compile import NotStackable
-from fedveil.learning.stacked.schedule import schedule
+from fedveil.learning.stacked import BATCHED, NotStackable, compile_stack
+from fedveil.learning.stacked.block import ClientBlock, dropout_masks, schedule
 from fedveil.learning.stacked.stack import Parameters
 from fedveil.learning.streams import Key
 from fedveil.learning.threads import Threads

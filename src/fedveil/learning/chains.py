@@ -14,8 +14,7 @@ from fedveil.learning.losses import of_classes
 from fedveil.learning.recognised import fresh
 from fedveil.learning.rules import NotApart, has_hooks
 from fedveil.learning.stacked import NotStackable, compile_stack
-from fedveil.learning.stacked.layers import Dense
-from fedveil.learning.stacked.stage import Flatten, Pointwise
+from fedveil.learning.stacked.stages import Dense, Flatten, Pointwise
 
 
 class ByChain:

@@ -229,14 +229,30 @@ class Stepper:
                 )
         grads: list[Any] = [p.grad for p in own]
         first, *others = [[self._state[p][i] for p in own] for i in range(1 if plain else 3)]
-        more: dict[str, Any] = {"lr": lr, "maximize": False, "fused": self._device.type in ("cpu", "cuda")}
-        if plain:
-            sgd(own, grads, first, momentum=local.momentum, dampening=0, weight_decay=0, nesterov=False, **more)
-            self._state.update({p: [buffer] for p, buffer in zip(own, first, strict=True)})
+        if not plain:
+            adam_step(local, lr, own, grads, first, *others)
             return
-        more |= {"amsgrad": False, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
-        decay = local.weight_decay if local.optimizer == "adamw" else 0.0
-        adam(own, grads, first, others[0], [], others[1], weight_decay=decay, decoupled_weight_decay=decay > 0, **more)
+        more: dict[str, Any] = {"dampening": 0, "weight_decay": 0, "nesterov": False, "maximize": False}
+        sgd(own, grads, first, momentum=local.momentum, lr=lr, fused=_fused(self._device), **more)
+        self._state.update({p: [buffer] for p, buffer in zip(own, first, strict=True)})
+
+
+def adam_step(
+    local: LocalTraining, lr: float, values: list[Tensor], gradients: list[Tensor], *state: list[Tensor]
+) -> None:
+    """One step of Adam (Kingma and Ba, 2015), or of AdamW, in place, with torch's defaults and its fused kernel.
+
+    The state is the means, the squares and the numbers of steps, one of each a value.
+    """
+    means, squares, counts = state
+    decay = local.weight_decay if local.optimizer == "adamw" else 0.0
+    more: dict[str, Any] = {"amsgrad": False, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "maximize": False}
+    more |= {"weight_decay": decay, "decoupled_weight_decay": decay > 0, "fused": _fused(values[0].device)}
+    adam(values, gradients, means, squares, [], counts, lr=lr, **more)
+
+
+def _fused(device: torch.device) -> bool:
+    return device.type in ("cpu", "cuda")
 
 
 @cache

@@ -1,20 +1,84 @@
-"""One block of clients, trained from start to end on stacked parameters."""
+"""One block of clients on stacked parameters: which examples each sees when, and its steps from start to end."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.optim.adam import adam
 
 from fedveil.learning.local import LocalTraining
-from fedveil.learning.stacked.schedule import Schedule
 from fedveil.learning.stacked.stack import Parameters, Stack
-from fedveil.learning.stacked.stage import Weights
-from fedveil.learning.streams import Key, stream
+from fedveil.learning.stacked.stages import Weights
+from fedveil.learning.streams import Key, order_table, stream
+from fedveil.learning.training import adam_step
 
 Before = Callable[[int, int], None]  # (step, active clients)
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """The steps of n clients with different numbers of examples, from the one with the most steps on.
+
+    Attributes
+    ----------
+    rows : Tensor
+        [T, n, b] int64, rows of the clients' joined examples; a place nobody fills repeats some row of the client.
+    scale : Tensor
+        [T, n, b], the weight of each place's loss: one over the size of the client's batch, or 0.
+    last : Tensor
+        [T, n, b], the weight of each place in the mean loss of the last epoch.
+    active : list of int
+        Clients still training in each step: always the first ones.
+    """
+
+    rows: Tensor
+    scale: Tensor
+    last: Tensor
+    active: list[int]
+
+    def sizes(self) -> list[list[int]]:
+        """Examples in each client's batch, [T][n]."""
+        return (self.scale > 0).sum(2).tolist()
+
+    def to(self, device: torch.device) -> "Schedule":
+        """The same with its tensors elsewhere."""
+        moved = (self.rows.to(device), self.scale.to(device), self.last.to(device))
+        return Schedule(*moved, self.active)
+
+
+def schedule(
+    examples: Sequence[int], keys: Sequence[Key], epochs: int, batch_size: int, dtype: torch.dtype
+) -> Schedule:
+    """Draw every client's order of examples and cut it into batches.
+
+    Parameters
+    ----------
+    examples : sequence of int
+        At least 1 each; ordered so that the number of batches never grows.
+    keys : sequence of tuple of int
+        Of the clients.
+    epochs, batch_size : int
+        As in `LocalTraining`.
+    dtype : torch.dtype
+        Of the weights.
+    """
+    counts = np.asarray(examples, np.int64)
+    per_epoch = -(-counts // batch_size)
+    width, steps = min(batch_size, int(counts.max())), epochs * int(per_epoch.max())
+    epoch, step = np.divmod(np.arange(steps)[:, None], per_epoch)  # [T, n], of each client's own epochs
+    left = np.where(epoch < epochs, counts - step * batch_size, 0)  # examples of its epoch before the step
+    place = np.arange(width)
+    filled = place < left[:, :, None]
+    of_epoch = np.minimum(step[:, :, None] * batch_size + place, counts.max() - 1)
+    order = order_table(keys, counts, epochs)
+    drawn = order[np.arange(len(counts))[:, None], np.minimum(epoch, epochs - 1)[:, :, None], of_epoch]
+    rows = np.where(filled, drawn, 0) + (np.cumsum(counts) - counts)[:, None]
+    scale = filled * (1 / np.clip(left, 1, batch_size))[:, :, None]
+    last = filled * ((epoch == epochs - 1) / counts)[:, :, None]
+    weights = (torch.from_numpy(scale).to(dtype), torch.from_numpy(last).to(dtype))
+    return Schedule(torch.from_numpy(rows), *weights, (epoch < epochs).sum(1).tolist())
 
 
 class ClientBlock:
@@ -63,7 +127,7 @@ class ClientBlock:
         if not (shared and self._direct):  # else the first step writes what it makes of the one model
             for name, value in self._values.items():
                 value[:n].copy_(begun[name][:n])
-        seen, optimiser = torch.zeros_like(plan.last), optimiser_of(self._local)
+        seen, optimiser = torch.zeros_like(plan.last), Optimiser(self._local)
         for step, active in enumerate(plan.active):
             before(step, active)
             rows, shape = plan.rows[step, :active].reshape(-1), (active, plan.rows.shape[2])
@@ -137,63 +201,30 @@ def dropout_masks(stack: Stack, keys: Sequence[Key], plan: Schedule) -> Before:
     return masks
 
 
-class Optimiser(Protocol):
-    """Turns gradients into steps."""
+class Optimiser:
+    """The optimiser's own step for many clients, each with a state of its own that starts at zero.
+
+    SGD is w <- w - lr v with v <- momentum v + g; Adam (Kingma and Ba, 2015), and with weight decay AdamW, is torch's.
+
+    Parameters
+    ----------
+    local : LocalTraining
+        Which optimiser.
+    """
+
+    def __init__(self, local: LocalTraining) -> None:
+        self._local, self._moments, self._counts = local, list[list[Tensor]](), list[Tensor]()
 
     def step(self, values: list[Tensor], gradients: list[Tensor]) -> None:
         """Update the first n clients' parameters [n, *shape] in place; `gradients` may be used up."""
-
-
-class SGD:
-    """w <- w - lr v with v <- momentum v + g."""
-
-    def __init__(self, lr: float, momentum: float) -> None:
-        self.lr, self.momentum = lr, momentum
-        self._velocities: list[Tensor] = []
-
-    def step(self, values: list[Tensor], gradients: list[Tensor]) -> None:
-        """One step."""
-        self._velocities = self._velocities or [torch.zeros_like(value) for value in values]
-        for value, gradient, velocity in zip(values, gradients, self._velocities, strict=True):
-            value.add_(velocity[: len(value)].mul_(self.momentum).add_(gradient), alpha=-self.lr)
-
-
-class Adam:
-    """Adam (Kingma and Ba, 2015) with torch's defaults and torch's fused kernel; with weight decay it is AdamW."""
-
-    def __init__(self, lr: float, weight_decay: float = 0.0) -> None:
-        self.lr, self.weight_decay = lr, weight_decay
-        self._means: list[Tensor] = []
-        self._squares: list[Tensor] = []
-        self._counts: list[Tensor] = []
-
-    def step(self, values: list[Tensor], gradients: list[Tensor]) -> None:
-        """One step."""
+        local, n, lr = self._local, len(values[0]), self._local.rate()
+        plain = local.optimizer == "sgd"
         if not self._counts:
-            self._means, self._squares = ([torch.zeros_like(value) for value in values] for _ in range(2))
+            self._moments = [[torch.zeros_like(value) for value in values] for _ in range(1 if plain else 2)]
             self._counts = [torch.zeros((), device=value.device) for value in values]
-        n = len(values[0])
-        adam(
-            values,
-            gradients,
-            [mean[:n] for mean in self._means],
-            [square[:n] for square in self._squares],
-            [],
-            self._counts,
-            fused=values[0].device.type in ("cpu", "cuda"),
-            amsgrad=False,
-            beta1=0.9,
-            beta2=0.999,
-            lr=self.lr,
-            weight_decay=self.weight_decay,
-            decoupled_weight_decay=self.weight_decay > 0,
-            eps=1e-8,
-            maximize=False,
-        )
-
-
-def optimiser_of(local: LocalTraining) -> Optimiser:
-    """A fresh optimiser; each client's state is its own and starts at zero."""
-    if local.optimizer == "sgd":
-        return SGD(local.rate(), local.momentum)
-    return Adam(local.rate(), local.weight_decay if local.optimizer == "adamw" else 0.0)
+        first, *others = [[moment[:n] for moment in moments] for moments in self._moments]
+        if not plain:
+            adam_step(local, lr, values, gradients, first, *others, self._counts)
+            return
+        for value, gradient, velocity in zip(values, gradients, first, strict=True):
+            value.add_(velocity.mul_(local.momentum).add_(gradient), alpha=-lr)

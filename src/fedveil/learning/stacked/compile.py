@@ -10,10 +10,9 @@ from torch.nn import functional as F
 
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
-from fedveil.learning.stacked import stage as make
-from fedveil.learning.stacked.layers import Dense, Embedding, Norm
+from fedveil.learning.stacked import stages as make
 from fedveil.learning.stacked.stack import Stack
-from fedveil.learning.stacked.stage import Dropout, Flatten, Pointwise, Stage
+from fedveil.learning.stacked.stages import Dense, Dropout, Embedding, Flatten, Norm, Pointwise, Stage
 
 
 class NotStackable(FieldError):
@@ -93,7 +92,7 @@ def _stage(node: fx.Node, modules: dict[str, nn.Module], layout: Layout) -> Stag
     if node.op == "call_module":
         name = str(node.target)
         kind = type(modules[name])
-        if kind in (nn.Identity,):
+        if kind is nn.Identity:
             return None
         if kind not in _LAYERS:
             raise NotStackable(f"{name}: {kind.__name__} is not known")
@@ -146,10 +145,6 @@ def _relu(inplace: bool = False) -> Stage:
     return make.relu()
 
 
-def _no_options(build: Callable[[], Stage]) -> Callable[..., Stage]:
-    return lambda: build()
-
-
 _LAYERS: dict[type[nn.Module], Callable[[str, Any, Layout], Stage]] = {
     nn.Linear: _linear,
     nn.LayerNorm: _layer_norm,
@@ -166,17 +161,17 @@ _LAYERS: dict[type[nn.Module], Callable[[str, Any, Layout], Stage]] = {
 _FUNCTIONS: dict[Any, Callable[..., Stage | None]] = {
     F.relu: _relu,
     torch.relu: _relu,
-    F.tanh: _no_options(make.tanh),
-    torch.tanh: _no_options(make.tanh),
-    F.sigmoid: _no_options(make.sigmoid),
-    torch.sigmoid: _no_options(make.sigmoid),
+    F.tanh: make.tanh,
+    torch.tanh: make.tanh,
+    F.sigmoid: make.sigmoid,
+    torch.sigmoid: make.sigmoid,
     F.gelu: make.gelu,
     F.softplus: make.softplus,
     torch.flatten: _flatten,
 }
 _METHODS: dict[str, Callable[..., Stage | None]] = {
-    "relu": _no_options(make.relu),
-    "tanh": _no_options(make.tanh),
-    "sigmoid": _no_options(make.sigmoid),
+    "relu": make.relu,
+    "tanh": make.tanh,
+    "sigmoid": make.sigmoid,
     "flatten": _flatten,
 }

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from fedveil.layout import Layout
 from fedveil.learning.losses import RMSE_FLOOR, of_classes
-from fedveil.learning.stacked.stage import Dropout, Stage, Weights
+from fedveil.learning.stacked.stages import Dropout, Stage, Weights
 
 Parameters = dict[str, Tensor]
 
