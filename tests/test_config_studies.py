@@ -42,7 +42,7 @@ def parse(text, **changes):
 def test_validation_clients_never_train_and_end_the_run(tmp_path):
     config = parse(BASE + STOPPING)
     setup = prepare(config)
-    training, validating = setup.arguments["clients"], setup.arguments["stopping"].clients
+    training, validating = setup.clients, setup.evaluation.stopping.clients
     assert (len(training), len(validating)) == (6, 2)
     assert not {c.name for c in training} & {c.name for c in validating}
     summary = run(config, tmp_path / "a")
@@ -70,13 +70,13 @@ def test_budgets_of_a_configuration_hold_validation_clients_too():
 
 
 def test_hypotheses_begin_where_the_configuration_says():
-    own = prepare(parse(BASE)).arguments["initial"]
-    normal = prepare(parse(BASE.replace('"logistic"', '"logistic"\nstart = "normal"'))).arguments["initial"]
+    own = prepare(parse(BASE)).starts
+    normal = prepare(parse(BASE.replace('"logistic"', '"logistic"\nstart = "normal"'))).starts
     assert normal.shape == own.shape
     assert abs(float(normal.std()) - 1) < 0.05
     assert abs(float(normal.mean())) < 0.1
     assert float((normal[0] * normal[1]).mean()) < 0.1
-    other = prepare(parse(BASE.replace('"logistic"', '"logistic"\nstart = "normal"'), seed=1)).arguments["initial"]
+    other = prepare(parse(BASE.replace('"logistic"', '"logistic"\nstart = "normal"'), seed=1)).starts
     assert not torch.equal(normal, other)
 
 

@@ -75,7 +75,7 @@ def test_a_regression_with_scaling_on_each_client(table):
     data |= {"scale": "client", "client_column": "site", "clients": 2, "partition": "natural", "public_examples": 3}
     config = spec({**data, "min_size": 2}, local={"loss": "mse"})
     setup = prepare(config)
-    assert float(setup.arguments["public_data"].x.mean()) == pytest.approx(0, abs=1e-6)
+    assert float(setup.dealt.public.x.mean()) == pytest.approx(0, abs=1e-6)
     assert run(config).values["metrics"]["rmse"] > 0
     with pytest.raises(FieldError, match=r"local\.loss = 'cross_entropy': 'table' has targets: use 'mse'"):
         prepare(spec({**data, "min_size": 2}))
@@ -113,10 +113,10 @@ def test_where_something_is_promised_no_label_says_how_many_classes_there_are(tm
         for zero in ({}, {"classes": 0}):
             with pytest.raises(FieldError, match=r"data\.classes = 3"):
                 prepare(spec({**data, **zero}, privacy=privacy))
-        assert prepare(spec({**data, "classes": 3}, privacy=privacy)).dataset.classes == 3
-    assert prepare(spec(data, privacy={"method": "vanilla"})).dataset.classes == 3  # nothing is promised
+        assert prepare(spec({**data, "classes": 3}, privacy=privacy)).dealt.dataset.classes == 3
+    assert prepare(spec(data, privacy={"method": "vanilla"})).dealt.dataset.classes == 3  # nothing is promised
     named = {"name": "digits", "clients": 3}  # which knows its classes
-    assert prepare(spec(named, privacy=promising[0])).dataset.classes == 10
+    assert prepare(spec(named, privacy=promising[0])).dealt.dataset.classes == 10
 
 
 def test_a_hugging_face_set(tmp_path):

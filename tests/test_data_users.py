@@ -59,7 +59,7 @@ def test_leafs_users_are_clients(tmp_path):
     )
     setup = prepare(config)
     assert [c.examples for c in setup.dealt.clients] == [3, 4, 5, 6, 7]
-    assert setup.dataset.x.shape == (25, 25)
+    assert setup.dealt.dataset.x.shape == (25, 25)
 
 
 @pytest.mark.parametrize("content", ["{}", "[", '{"users": ["a"], "user_data": {"a": {"x": [[1]], "y": []}}}'])

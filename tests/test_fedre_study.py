@@ -17,7 +17,7 @@ from fedveil.config.sections import Data, Setting
 from fedveil.config.variants import configure
 from fedveil.data import SOURCES
 from fedveil.data.tamper import Box
-from fedveil.engines import Execution, Federation
+from fedveil.engines import Evaluation
 from fedveil.errors import FieldError
 from fedveil.grid import Cell, Store
 from fedveil.layout import Layout
@@ -79,7 +79,7 @@ def test_every_client_of_these_tests_marks_something_and_not_all(receipts):
 
 def test_clients_have_the_parameters_that_the_file_gives_them(receipts, tmp_path):
     config = tiny(own({"partitions": [0, 2], "epsilon": 10, "delta": 1e-6}))
-    sides = prepare(config).arguments["client_sides"]
+    sides = prepare(config).sides
     assert {p: (s.epsilon, s.delta, s.clip) for p, s in sides.items()} == {0: (10, 1e-6, 0.2), 2: (10, 1e-6, 0.2)}
     written = tmp_path / "again.toml"
     written.write_text(config.to_toml(), encoding="utf-8")
@@ -92,7 +92,7 @@ def test_clients_that_mark_nothing_do_as_the_file_says_of_each(receipts, tmp_pat
     config = tiny(own({"partitions": [1], "unmarked": "uniform"}, {"partitions": [2], "epsilon": 10.0}))
     setup = prepare(config)
     assert setup.learner.unmarked == {1: "uniform"}
-    assert setup.arguments["client_sides"][1] == setup.method.client
+    assert setup.sides[1] == setup.method.client
     written = tmp_path / "again.toml"
     written.write_text(config.to_toml(), encoding="utf-8")
     assert load(written) == config
@@ -233,7 +233,7 @@ def test_clients_use_their_scores_again_between_scorings(receipts):
         model, scoring = {**TINY["model"], "widths": [4]}, {**TINY["scoring"], "every": every}
         data = {**TINY["data"], "tiles": 1, "clients": 2}
         setup = prepare(tiny({"weighting": "equal"}, rounds=3, data=data, model=model, scoring=scoring))
-        federation = Federation(**setup.grouped(), execution=Execution(learner=setup.learner))
+        federation = setup.made()
         return [record.client_scales[0] for record in federation.rounds(3)]
 
     often, seldom = noise_of(1), noise_of(2)
@@ -335,16 +335,16 @@ def test_the_attack_measures_the_region_apart_from_the_rest(receipts, monkeypatc
     setup = prepare(config)
     seen = []
     probe = defence.RegionInversion(config)
-    Federation(**setup.grouped(probes=[probe]), execution=Execution(learner=setup.learner)).run(1, seen.append)
+    setup.made(evaluation=Evaluation(probes=[probe])).run(1, seen.append)
     figures, tiles = seen[0].figures, probe.recovered
     assert set(figures) == set(probe.figures)
     assert 0 <= figures["legible"] <= 1
     assert 0 < len(tiles) <= probe.images
     errors = [float((t.found - t.original)[0, 0][t.mask[0]].square().mean()) for t in tiles]
     assert figures["region_mse"] == pytest.approx(sum(errors) / len(errors))
-    unmarked = setup.grouped(clients=[replace(c, masks=None) for c in setup.arguments["clients"]], probes=[probe])
+    unmarked = [replace(c, masks=None) for c in setup.clients]
     with pytest.raises(FieldError, match="sensitive"):
-        Federation(**unmarked, execution=Execution(learner=setup.learner)).run(1)
+        setup.made(clients=unmarked, evaluation=Evaluation(probes=[probe])).run(1)
 
 
 def test_the_best_of_all_answers_counts_and_contrast_comes_from_public_tiles(receipts, monkeypatch):
@@ -507,7 +507,7 @@ def test_weights_of_a_real_round_and_the_time_of_scoring(receipts):
     config = tiny(data={**TINY["data"], "tiles": 1, "clients": 2})
     setup, seen = prepare(config), []
     probe = weights.ServerWeights(config)
-    Federation(**setup.grouped(probes=[probe]), execution=Execution(learner=setup.learner)).run(1, seen.append)
+    setup.made(evaluation=Evaluation(probes=[probe])).run(1, seen.append)
     figures = seen[0].figures
     assert set(figures) == set(probe.figures)
     assert 1 <= figures["largest"] < 2
@@ -543,8 +543,7 @@ def test_shares_from_few_images_come_nearer_with_their_number(receipts, monkeypa
     data = {**TINY["data"], "tiles": 3, "clients": 1, "sensitive": [["company", "total", "date", "address"]]}
     config = tiny(data=data, model={**TINY["model"], "widths": [4]})
     setup, seen = prepare(config), []
-    given = setup.grouped(probes=[weights.FewImages(config)])
-    Federation(**given, execution=Execution(learner=setup.learner)).run(1, seen.append)
+    setup.made(evaluation=Evaluation(probes=[weights.FewImages(config)])).run(1, seen.append)
     figures = seen[0].figures
     for when in ("", "trained "):
         assert 0 < figures[f"{when}of 4"] < figures[f"{when}of 1"] < 1

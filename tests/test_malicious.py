@@ -38,7 +38,7 @@ def config(malicious, **changes):
 def test_every_behaviour_is_named_and_made_for_all_malicious_clients(name):
     made = config({"behaviour": name, "share": 0.3, **OPTIONS.get(name, {})})
     assert parse(tomllib.loads(made.to_toml())) == made
-    behaviours = prepare(made).arguments["behaviours"]
+    behaviours = prepare(made).behaviours
     assert len(behaviours) == 2
     assert {type(b) for b in behaviours.values()} == {BEHAVIOURS[name]}
     assert len({id(b) for b in behaviours.values()}) == 1  # colluders share one instance
@@ -48,12 +48,12 @@ def test_what_a_behaviour_does_not_know_comes_from_the_run():
     inner = {"behaviour": "label-flip", "source": 3, "target": 8}
     privacy = {"method": "sga-ldp", "clip": 0.5}
     made = prepare(config({"behaviour": "lying-budget", "clients": [1], "of": inner}, privacy=privacy))
-    behaviour = made.arguments["behaviours"][1]
+    behaviour = made.behaviours[1]
     assert behaviour.clip == 0.5
     assert isinstance(behaviour.of, LabelFlip)
     assert behaviour.of.classes == 10
     known = {"behaviour": "ipm", "clients": [0], "knows_rule": True}
-    rule = prepare(config(known, aggregator={"name": "fedmedian"})).arguments["behaviours"][0].rule
+    rule = prepare(config(known, aggregator={"name": "fedmedian"})).behaviours[0].rule
     assert type(rule).__name__ == "FedMedian"
 
 

@@ -204,22 +204,22 @@ def test_what_was_remembered_is_what_training_gives(patterns, tmp_path):
     plain, first, again = prepare(config), prepare(config, tmp_path), prepare(config, tmp_path)
     assert len(list(tmp_path.iterdir())) == 1  # the server's first model
     for other in (first, again):
-        assert torch.equal(other.arguments["initial"], plain.arguments["initial"])
+        assert torch.equal(other.starts, plain.starts)
     keys = [(0, 1, i) for i in range(4)]
-    starts = plain.arguments["initial"].expand(4, -1)
-    trained = [s.learner.trainer.train(starts, s.arguments["clients"], keys) for s in (plain, first, again)]
+    starts = plain.starts.expand(4, -1)
+    trained = [s.learner.trainer.train(starts, s.clients, keys) for s in (plain, first, again)]
     for ours, theirs, found in zip(*trained, strict=True):
         assert torch.equal(ours.model, theirs.model)
         assert torch.equal(ours.model, found.model)
         assert (ours.examples, ours.loss) == (found.examples, found.loss)
     next(tmp_path.glob("*.safetensors")).write_bytes(b"damaged")
-    assert torch.equal(prepare(config, tmp_path).arguments["initial"], plain.arguments["initial"])
+    assert torch.equal(prepare(config, tmp_path).starts, plain.starts)
 
 
 def test_without_the_target_the_others_keep_their_data(patterns):
     study = tiny_study(patterns, clients=3)
     attack = next(m for m in study.measurements("13") if m.figure == "attack AUC")
-    inside, outside = (prepare(cell.config).arguments["clients"] for cell in attack.cells)
+    inside, outside = (prepare(cell.config).clients for cell in attack.cells)
     assert (len(inside), len(outside)) == (3, 2)
     for a, b in zip(inside[:2], outside, strict=True):
         assert torch.equal(a.x, b.x)
@@ -241,7 +241,7 @@ def test_a_first_model_is_trained_on_the_server_s_half(patterns):
     study = tiny_study(patterns, rows=("fedavg", "fedyogi"))
     trained, fresh = (prepare(config_of(study, "5", row, "vanilla")) for row in ("FedYogi", "FedAvg"))
     assert trained.dataset.test_y.bincount().tolist() == [8, 8, 8, 8]  # of 16 a class
-    assert not torch.equal(trained.arguments["initial"], fresh.arguments["initial"])
+    assert not torch.equal(trained.starts, fresh.starts)
     broken = config_of(study, "5", "FedYogi", "vanilla").to_dict()
     del broken["data"]["validation"]
     with pytest.raises(ConfigError, match=r"pretraining.epochs.*data\.validation"):

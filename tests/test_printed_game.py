@@ -42,7 +42,7 @@ def test_runs_without_the_target_differ_in_all_but_their_deal(config):
     first, second = (prepare(cell.config) for cell in cells_without_target(config, World.of(3), 2))
     assert torch.equal(first.shares.shadow.x, second.shares.shadow.x)
     assert all(torch.equal(a.x, b.x) for a, b in zip(first.shares.clients, second.shares.clients, strict=True))
-    assert not torch.equal(first.arguments["initial"], second.arguments["initial"])
+    assert not torch.equal(first.starts, second.starts)
     assert len(first.shares.clients) == 2
 
 

@@ -25,34 +25,34 @@ def test_a_linear_model_begins_as_the_logistic_regression_of_the_public_examples
         Cs=8, cv=5, max_iter=2000, l1_ratios=(0,), scoring="accuracy", use_legacy_attributes=False
     )
     head.fit(public.x.flatten(1).numpy(), public.y.numpy())
-    first = setup.arguments["initial"][0]
+    first = setup.starts[0]
     found = evaluate(setup.learner.model, setup.learner.layout, first, held.test_x, held.test_y)["accuracy"]
     assert found == head.score(held.test_x.flatten(1).numpy(), held.test_y.numpy()) > 0.85
 
 
 def test_two_classes_are_one_row_and_its_negative():
     setup = prepare(load("record-breast", ["data.public_examples=100", "model.start=public"]))
-    weight = setup.learner.layout.unflatten(setup.arguments["initial"][0])
+    weight = setup.learner.layout.unflatten(setup.starts[0])
     for values in weight.values():
         assert torch.allclose(values[0], -values[1])
     x = torch.cat([c.x for c in setup.dealt.clients])
     y = torch.cat([c.y for c in setup.dealt.clients])
-    found = evaluate(setup.learner.model, setup.learner.layout, setup.arguments["initial"][0], x, y)["accuracy"]
+    found = evaluate(setup.learner.model, setup.learner.layout, setup.starts[0], x, y)["accuracy"]
     assert found > 0.9
 
 
 def test_another_model_is_trained_for_as_long_as_a_fifth_of_the_public_examples_says():
     changes = [*PUBLIC, "model.name=mlp", "privacy.examples=144"]
     setup, again = prepare(load("digits-record", changes)), prepare(load("digits-record", changes))
-    first, held = setup.arguments["initial"][0], setup.dealt.clients[0]
-    assert torch.equal(first, again.arguments["initial"][0])
+    first, held = setup.starts[0], setup.dealt.clients[0]
+    assert torch.equal(first, again.starts[0])
     assert evaluate(setup.learner.model, setup.learner.layout, first, held.test_x, held.test_y)["accuracy"] > 0.8
 
 
 def test_private_examples_do_not_move_the_first_model():
     setup = prepare(load("digits-record", PUBLIC))
     other = prepare(load("digits-record", [*PUBLIC, "data.clients=3", "data.holdout=0.5"]))
-    assert torch.equal(setup.arguments["initial"], other.arguments["initial"])
+    assert torch.equal(setup.starts, other.starts)
 
 
 def test_without_public_examples_it_is_refused():

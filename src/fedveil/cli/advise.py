@@ -105,7 +105,7 @@ def _experiment(name: str, target: Mapping[str, Any], console: "Console") -> Non
     _show(ranked, delta, console)
     if setup.dealt.public is not None:
         say(console, beside_public(ranked, config.model.start == "public"))
-    if found.unit == "record" and any(client.person is not None for client in setup.arguments["clients"]):
+    if found.unit == "record" and any(client.person is not None for client in setup.clients):
         say(console, WHOSE)
     if setup.config.publish.metrics != "off" or setup.config.stopping is not None:
         say(console, "these totals are of the models alone: what [publish] and [stopping] release comes on top")

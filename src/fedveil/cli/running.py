@@ -193,7 +193,7 @@ def _planned(config: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     if spec.privacy.method != "global" or server.public_clip is None:
         raise FieldError("privacy.method", spec.privacy.method, "only 'global' is planned so; see fedveil advise")
     setup = prepared(spec)
-    promise, clients = promised(setup), setup.arguments["clients_per_round"] or len(setup.arguments["clients"])
+    promise, clients = promised(setup), setup.cohort
     values = {
         "delta": spec.privacy.budget.delta,
         "rounds": spec.rounds,

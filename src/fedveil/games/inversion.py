@@ -14,7 +14,7 @@ from typing import Any, ClassVar, cast
 from torch import Tensor
 
 from fedveil.attacks.inversion import INVERSIONS, Inversion, Inverted, ReleaseView, compare_inversion
-from fedveil.engines import Execution, Federation
+from fedveil.engines import Execution, Federation, Shared
 from fedveil.errors import FieldError, require_count
 from fedveil.games.game import GAMES, Attacking, Judgement, Refused
 from fedveil.grid import Cell, Finished, Store
@@ -104,7 +104,7 @@ class InversionGame(Attacking):
     def check(self) -> list[str]:
         """Refuse clients without images enough, and training that cannot be simulated."""
         setup = self.setups[0]
-        if setup.dataset.task != "classification" or len(setup.dataset.input_shape) != 3:
+        if setup.dealt.dataset.task != "classification" or len(setup.dealt.dataset.input_shape) != 3:
             raise FieldError("data.name", self.config.data.name, "inversion is of classified images")
         if len(setup.dealt.clients) < 2:
             raise FieldError("data.clients", 1, "the last client's images are the server's reference: at least 2")
@@ -137,16 +137,15 @@ class InversionGame(Attacking):
 
     def _federation(self, setup: Setup, method: Method | None) -> Federation:
         """Clients that train on a few images; another method where a noise is named."""
-        changes: dict[str, Any] = {"clients": self._clients, "clients_per_round": None}
         learner = setup.learner
         execution = Execution(learner=learner, single_examples=True)
-        if method is not None:
-            changes |= {"method": method, "client_sides": {}}
+        changes: dict[str, Any] = {} if method is None else {"method": method}
         if self.double:  # by a learner of its own, for layers of that type
-            changes |= {"model": deepcopy(learner.model).double(), "initial": setup.arguments["initial"].double()}
-            changes |= {"local": learner.local, "region": learner.region}
+            changes |= {"model": deepcopy(learner.model).double(), "local": learner.local}
+            start, public = setup.starts.double(), setup.dealt.public
+            changes["shared"] = Shared(initial=start, public_data=public, region=learner.region)
             execution = Execution(single_examples=True)
-        return Federation(**setup.grouped(**changes), execution=execution)
+        return setup.made(clients=self._clients, clients_per_round=None, execution=execution, **changes)
 
     @cached_property
     def _clients(self) -> list[ClientData]:
@@ -160,7 +159,7 @@ class InversionGame(Attacking):
 
     @property
     def _pixels(self) -> tuple[float, float]:
-        return (-1.0, 1.0) if float(self.setups[0].dataset.x.min()) < 0 else (0.0, 1.0)
+        return (-1.0, 1.0) if float(self.setups[0].dealt.dataset.x.min()) < 0 else (0.0, 1.0)
 
 
 def _rest(client: ClientData, few: int) -> tuple[Tensor, Tensor] | tuple[None, None]:

@@ -51,7 +51,7 @@ class MembershipView:
 
     def begin(self, setup: Setup) -> None:
         """Take the records in question; see `fedveil.runs.runner.Judge`."""
-        self._clients: Sequence[ClientData] = setup.arguments["clients"]
+        self._clients: Sequence[ClientData] = setup.clients
         self._view, self._globals, self._setup = ServerView(), list[Tensor](), setup
 
     def load(self, setup: Setup) -> int:
@@ -157,8 +157,9 @@ class MembershipGame(Attacking):
     def check(self) -> list[str]:
         """Refuse data without classes, or without records held out."""
         setup = prepare(self.settings[-1].config)
-        if setup.dataset.task != "classification":
-            raise FieldError("data.name", self.config.data.name, f"is a {setup.dataset.task}; records need a class")
+        task = setup.dealt.dataset.task
+        if task != "classification":
+            raise FieldError("data.name", self.config.data.name, f"is a {task}; records need a class")
         if not self.config.data.holdout:
             raise FieldError("data.holdout", 0, "non-members are what clients hold out: set it")
         asked = [name for name in self.chosen if name in BY_CLIENT]

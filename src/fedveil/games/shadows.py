@@ -27,7 +27,7 @@ from fedveil.attacks.membership import (
 from fedveil.attacks.membership.registry import Pairs, concluded, of_people
 from fedveil.attacks.membership.scores import PEOPLE, ShadowScore
 from fedveil.clipping import clip
-from fedveil.engines import Execution, Federation
+from fedveil.engines import Evaluation, Execution
 from fedveil.engines.seams import Seen
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData
@@ -45,7 +45,7 @@ class ShadowView:
 
     def begin(self, setup: Setup) -> None:
         """Take the records in question; see `fedveil.runs.runner.Judge`."""
-        self._setup, self._clients = setup, list[ClientData](setup.arguments["clients"])
+        self._setup, self._clients = setup, list(setup.clients)
         self._view, self._power, self._noise = ServerView(), 0.0, dict[tuple[int, int], Any]()
         self._last, self._signals_of = torch.zeros(()), dict[str, list[tuple[list[Signals], int]]]()
 
@@ -99,8 +99,8 @@ class ShadowView:
         known, population = _together([inside, _some(outside, asked)])[0], _some(outside, others)
         if people and known.person is not None:
             self._who = known.person
-        first, config = self._setup.arguments["initial"], self._setup.config
-        start, rounds = first if first.dim() == 1 else first[0], range(1, config.rounds + 1)
+        first, config = self._setup.starts, self._setup.config
+        start, rounds = first[0], range(1, config.rounds + 1)
         given = (self._last, start, known, population, rounds, sqrt(self._power), None)
         signals = self._signals(*given, torch.cat([place, away[asked]]), people)
         return [([signals], inside.examples)]
@@ -158,8 +158,9 @@ class ShadowView:
         """The last model of the federation itself, whose clients have what one shadow model sees of their records."""
         config = self._setup.config
         clients = [_some(asked, inside & (places == i)) for i in range(len(self._clients))]
-        federation = Federation(
-            **self._setup.grouped(clients=clients, stopping=None),
+        federation = self._setup.made(
+            clients=clients,
+            evaluation=Evaluation(metrics=self._setup.evaluation.metrics),
             execution=Execution(learner=self._setup.learner, tell=lambda text: None),
             source=ReproducibleSource(keyed_seed("shadow federation", config.seed, number)),
         )

@@ -172,10 +172,10 @@ def _outsiders(judges: Sequence[ParticipationView]) -> list[Tensor | None]:
     first, starts, held, keys = judges[0]._setup, [], [], []
     for judge in judges:
         setup, shares = judge._setup, judge._shares
-        own = setup.arguments["clients"][shares.adversaries[0]]
+        own = setup.clients[shares.adversaries[0]]
         parts = [own] if shares.reference is None else [own, shares.reference]
         held.append(ClientData(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts])))
-        starts.append(setup.arguments["initial"][0])
+        starts.append(setup.starts[0])
         keys.append((setup.config.seed, 0, judge._world.attacker))
     config, learner = first.config, first.learner
     epochs = min(OUTSIDER_EPOCHS, config.rounds * learner.local.epochs)

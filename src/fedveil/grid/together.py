@@ -85,7 +85,7 @@ def block_size(setup: Setup, probes: Sequence[Probe], seconds: float) -> int:
     seconds : float
         That one takes; infinite where that is not known.
     """
-    x = setup.dataset.x
+    x = setup.dealt.dataset.x
     kept = setup.config.rounds + 1 + sum(probe.load(setup) for probe in probes if isinstance(probe, Judge))
     held = 4 * setup.learner.layout.size * kept + x.element_size() * x.numel()
     return int(max(min(2, setup.config.workers), min(MOST, BYTES // held, SECONDS // seconds)))

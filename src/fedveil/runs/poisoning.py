@@ -80,17 +80,15 @@ class Poisoning:
         return {**measured, "measured_on": where, "goal_examples": outcome["examples"], **figures}
 
 
-def poisoning_of(config: Config, dealt: Dealt, clients: list[ClientData]) -> Poisoning | None:
-    """Malicious clients among those that train; None if the configuration has none.
+def poisoning_of(spec: Malicious, config: Config, dealt: Dealt, clients: list[ClientData]) -> Poisoning:
+    """Malicious clients among those that train.
 
     Raises
     ------
     FieldError
         Naming the key that does not fit the data.
     """
-    spec, dataset = config.malicious, dealt.dataset
-    if spec is None:
-        return None
+    dataset = dealt.dataset
     partitions = spec.who(len(clients), config.seed)
     classes = dataset.classes if dataset.task == "classification" else 0
     clip = config.privacy.options.get("clip")

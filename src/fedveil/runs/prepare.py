@@ -1,7 +1,7 @@
 """From a configuration to a federation: data, who does what, model, budgets, engine."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,13 @@ from torch import Tensor
 from fedveil.accounting import Filter, LeakageFilter, ParticipationFilter, Spend, SpendFilter, delta_warning
 from fedveil.attacks import craft
 from fedveil.config.experiment import Config
-from fedveil.data import DataSet
 from fedveil.engines import Budgets, Evaluation, Execution, Federation, PerClient, Shared
 from fedveil.engines.seams import Behaviour, Probe, Turn
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData
 from fedveil.learning.learner import Learner
 from fedveil.learning.metrics import DEFAULT
-from fedveil.methods import Method
+from fedveil.methods import ClientSide, Method
 from fedveil.registry import optional
 from fedveil.runs.deal import Dealt, deal_out, split_clients
 from fedveil.runs.ledgers import Ledgers
@@ -40,52 +39,73 @@ class Setup:
         The examples, and who holds which.
     method : Method
         Both sides.
+    sides : mapping of int to ClientSide
+        Of the clients with parameters of their own, by partition.
     learner : Learner
         Trains the clients.
-    arguments : dict
-        For `Federation` or the Flower engine.
-    warnings : tuple of str
-        What is unusual about the clients' data, a line each.
+    clients : list of ClientData
+        Those that train.
+    cohort : int
+        Clients of a round.
+    starts : Tensor
+        [k, d], the first hypotheses.
+    evaluation : Evaluation
+        What is measured, and when that ends the run.
+    behaviours : mapping of int to Behaviour
+        Of malicious clients, by partition.
     shares : Shares or None
         Who holds what in a run of a world, the adversary included.
     poisoning : Poisoning or None
         Who is malicious.
+    warnings : tuple of str
+        What is unusual about the clients' data, a line each.
     """
 
     config: Config
     dealt: Dealt
     method: Method
+    sides: Mapping[int, ClientSide]
     learner: Learner
-    arguments: dict[str, Any]
-    warnings: tuple[str, ...] = ()
+    clients: list[ClientData]
+    cohort: int
+    starts: Tensor
+    evaluation: Evaluation
+    behaviours: Mapping[int, Behaviour]
     shares: Shares | None = None
     poisoning: Poisoning | None = None
-
-    @property
-    def dataset(self) -> DataSet:
-        """The examples that were dealt out."""
-        return self.dealt.dataset
-
-    @property
-    def clients(self) -> list[ClientData]:
-        """Those that train."""
-        return self.arguments["clients"]  # type: ignore[no-any-return]
+    warnings: tuple[str, ...] = ()
 
     def federation(
         self, ledgers: Ledgers, probes: Sequence[Probe] = (), tell: Callable[[str], None] = lambda text: None
     ) -> Federation:
-        """The federation, on the configured engine; `tell` takes what its rounds show to be odd."""
+        """The run's federation, on the configured engine; `tell` takes what its rounds show to be odd."""
         config, central = self.config, self.method.client.trust == "central"
-        engine = Federation
+        engine: Callable[..., Federation] = Federation
         if config.engine != "local":
             app = optional("fedveil.engines.flower.app", "the Flower engine needs Flower", '"fedveil[flower]"')
             engine = app.FlowerFederation
-        return engine(
-            **self.grouped(publishing=config.publish, probes=probes),
+        return self.made(
+            engine,
+            evaluation=replace(self.evaluation, publishing=config.publish, probes=probes),
             execution=Execution(learner=self.learner, run_id=ledgers.run_id, ledgers=ledgers.open, tell=tell),
             source=config.source.build(config.seed),
             budgets=Budgets(server=self._total() if central else None, clients=self._client_filter),
         )
+
+    def made(self, engine: Callable[..., Federation] = Federation, **given: Any) -> Federation:
+        """A federation of these parties; what is `given` are more arguments of `Federation`, or take these' place."""
+        own: dict[str, Any] = {
+            "model": self.learner.model,
+            "clients": self.clients,
+            "method": PerClient(self.method, self.sides),
+            "seed": self.config.seed,
+            "clients_per_round": self.cohort,
+            "shared": Shared(initial=self.starts, public_data=self.dealt.public),
+            "evaluation": self.evaluation,
+            "behaviours": self.behaviours,
+            "execution": Execution(learner=self.learner),
+        }
+        return engine(**{**own, **given})
 
     def _total(self) -> SpendFilter | None:
         """A fresh filter on the total of whoever adds the noise."""
@@ -96,7 +116,7 @@ class Setup:
         """A fresh filter for one client; validation clients, behind those that train, are held to the total alone."""
         budget, side, own = self.config.privacy.budget, self.method.client, list[SpendFilter]()
         if partition < len(self.clients):
-            own = self.arguments["client_sides"].get(partition, side).budgets(budget.epsilon, budget.delta)
+            own = self.sides.get(partition, side).budgets(budget.epsilon, budget.delta)
         elif side.trust != "central" and (total := self._total()) is not None:
             own.append(total)
         if budget.leakage_cap is not None:
@@ -104,15 +124,6 @@ class Setup:
         if budget.participations is not None:
             own.append(ParticipationFilter(budget.participations))
         return _All(own) if len(own) > 1 else next(iter(own), None)
-
-    def grouped(self, **changes: Any) -> dict[str, Any]:
-        """The arguments as `Federation` takes them, some of them changed, without the learner and what is spent."""
-        given = {**self.arguments, **changes}
-        for group, kind in {"shared": Shared, "evaluation": Evaluation}.items():
-            names = [f.name for f in fields(kind) if f.name in given]
-            given[group] = kind(**{name: given.pop(name) for name in names})
-        given["method"] = PerClient(given["method"], given.pop("client_sides"))
-        return given
 
 
 def prepare(config: Config, memo: Path | None = None, like: Setup | None = None) -> Setup:
@@ -133,56 +144,51 @@ def prepare(config: Config, memo: Path | None = None, like: Setup | None = None)
     FieldError
         Naming the key that does not fit.
     """
-    base = _base(config)
+    base, world = _base(config), config.world
     alike = like if like is not None and base == _base(like.config) else None
     method = config.privacy.build(config.aggregator)
     dealt = alike.dealt if alike else deal_out(config.data, base)
     learner = like.learner if like else learner_of(config, dealt, method, memo)
     if alike and (config.pretraining is not None or config.model.start == "public"):
-        starts = alike.arguments["initial"]
+        starts = alike.starts
     else:
         starts = first_models(config, dealt, method, learner, base, memo)
-    parties, shares, poisoning = _parties(config, dealt, starts, base)
-    arguments = {
-        "model": learner.model,
-        "initial": starts,
-        "method": method,
-        "client_sides": config.privacy.client_sides(method.client),
-        "seed": config.seed,
-        "public_data": dealt.public,
-        "metrics": config.metrics or ((*DEFAULT["classes"], *OF_TWO) if dealt.dataset.classes == 2 else None),
-        **parties,
-    }
-    setup = Setup(config, dealt, method, learner, arguments, (), shares, poisoning)
+    shares = share_out(config.data, dealt, world, config.seed) if world else None
+    clients, stopping = shares.clients if shares else dealt.clients, None
+    if config.stopping is not None:
+        clients, validating = split_clients(clients, config.stopping.clients, base)
+        stopping = replace(config.stopping.build(), clients=validating)
+    cohort = config.clients_per_round or len(clients)
+    behaviours: dict[int, Behaviour] = {}
+    if shares and world and world.crafted and len(starts) == 1:
+        behaviours = {shares.adversaries[0]: PullBackTo(starts[0])}
+    poisoning = None
+    if config.malicious is not None:
+        if world is not None:
+            raise FieldError("malicious", "a table", "does not go together with an audit's world")
+        poisoning = poisoning_of(config.malicious, config, dealt, clients)
+        behaviours = poisoning.behaviours
+    usual = (*DEFAULT["classes"], *OF_TWO) if dealt.dataset.classes == 2 else None
+    setup = Setup(
+        config,
+        dealt,
+        method,
+        config.privacy.client_sides(method.client),
+        learner,
+        clients,
+        min(cohort, len(clients)) if shares else cohort,
+        starts,
+        Evaluation(metrics=config.metrics or usual, stopping=stopping),
+        behaviours,
+        shares,
+        poisoning,
+    )
     return setup if like else replace(setup, warnings=tuple(text for warn in WARNINGS for text in warn(setup)))
 
 
 def _base(config: Config) -> int:
     """The seed of what all runs of a world share, or of all of a run."""
     return config.world.base if config.world else config.seed
-
-
-def _parties(
-    config: Config, dealt: Dealt, starts: Tensor, base: int
-) -> tuple[dict[str, Any], Shares | None, Poisoning | None]:
-    """Who trains, validates and attacks: arguments of the engine."""
-    world = config.world
-    shares = None if world is None else share_out(config.data, dealt, world, config.seed)
-    if shares is not None and config.malicious is not None:
-        raise FieldError("malicious", "a table", "does not go together with an audit's world")
-    clients, cohort = shares.clients if shares else dealt.clients, config.clients_per_round
-    own: dict[str, Any] = {"clients": clients, "clients_per_round": cohort}
-    if cohort is not None and shares is not None:
-        own["clients_per_round"] = min(cohort, len(clients))
-    if config.stopping is not None:
-        training, validating = split_clients(clients, config.stopping.clients, base)
-        own |= {"clients": training, "stopping": replace(config.stopping.build(), clients=validating)}
-    if shares is not None and world is not None and world.crafted and len(starts) == 1:
-        own["behaviours"] = {shares.adversaries[0]: PullBackTo(starts[0])}
-    poisoning = poisoning_of(config, dealt, own["clients"])
-    if poisoning is not None:
-        own["behaviours"] = poisoning.behaviours
-    return own, shares, poisoning
 
 
 def _unscored(setup: Setup) -> Iterator[str]:

@@ -97,12 +97,12 @@ def choices(
     setup: Setup, promise: Promise, epsilon: float, examples: int | None = None, dimension: int | None = None
 ) -> tuple[Choice, ...]:
     """What else reaches a total epsilon for this federation."""
-    clients, config, promised = setup.arguments["clients"], setup.config, promise.guarantee
+    config, promised = setup.config, promise.guarantee
     own = setup.config.privacy.options  # what is planned there stays planned
     people = own.get("people")
     return advise(
-        clients=setup.arguments["clients_per_round"] or len(clients),
-        examples=examples or round(own.get("examples") or 0) or max(1, int(median(c.examples for c in clients))),
+        clients=setup.cohort,
+        examples=examples or round(own.get("examples") or 0) or max(1, int(median(c.examples for c in setup.clients))),
         dimension=dimension or setup.learner.layout.size,
         rounds=config.rounds,
         epsilon=epsilon,

@@ -201,7 +201,7 @@ def summary_of(
 ) -> dict[str, Any]:
     """What summary.json holds of a run that is over."""
     config = setup.config
-    dataset = setup.dataset
+    dataset = setup.dealt.dataset
     method, delta = federation.method, config.privacy.budget.delta
     guarantee, parties = guarantees_of(method, ledgers.books, delta, read_off(config.read_off))
     core = summary.core_of(label, method, federation.layout, rows, guarantee, delta, config.trainer)
@@ -264,7 +264,7 @@ def _of_public_model(setup: Setup, federation: Federation) -> dict[str, Any]:
     """What the first model reaches, where it is one of public examples alone: on what clients hold out, and tested."""
     if setup.config.model.start != "public":
         return {}
-    first, clients = setup.arguments["initial"][:1], federation.clients
+    first, clients = setup.starts[:1], federation.clients
     chosen = [0] * len(clients)
     model, layout, names = federation.learner.model, federation.layout, federation.metrics
     pooled = evaluate_clients(model, layout, first, clients, chosen, names)[1]
@@ -273,7 +273,7 @@ def _of_public_model(setup: Setup, federation: Federation) -> dict[str, Any]:
 
 def _test_metrics(setup: Setup, federation: Federation, models: Tensor) -> dict[str, float]:
     """A single model on the set's own test half, where there is one."""
-    data = setup.dataset
+    data = setup.dealt.dataset
     if data.test_x is None or data.test_y is None or len(models) != 1:
         return {}
     model = federation.learner.model

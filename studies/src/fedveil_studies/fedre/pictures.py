@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedveil.config import Config
-from fedveil.engines import Execution, Federation
+from fedveil.engines import Evaluation
 from fedveil.errors import FieldError
 from fedveil.learning import score_maps
 from fedveil.runs.deal import deal_out
@@ -94,7 +94,7 @@ def _mean(errors: torch.Tensor, tile: Recovered) -> str:
 
 def _attacked(config: Config) -> list[Recovered]:
     setup, probe = prepare(config), RegionInversion(config)
-    federation = Federation(**setup.grouped(probes=[probe]), execution=Execution(learner=setup.learner))
+    federation = setup.made(evaluation=Evaluation(metrics=setup.evaluation.metrics, probes=[probe]))
     federation.run(config.rounds)
     return probe.recovered[:TILES]
 

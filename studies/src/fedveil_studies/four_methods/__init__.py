@@ -76,7 +76,7 @@ class AttackedRun(WholeRun):
         x, y = held_out(whole)
         spec = config.data.model_copy(update={"clients": OUTSIDE, "holdout": 0.0})
         self._outside = clients_of(replace(whole, x=x, y=y, test_x=None, test_y=None), spec, config.seed)
-        clients: Sequence[ClientData] = setup.arguments["clients"]
+        clients: Sequence[ClientData] = setup.clients
         bad = setup.poisoning.behaviours if setup.poisoning else {}
         self._honest = {
             p: c for p, c in enumerate(clients) if p not in bad and c.test_x is not None and len(c.test_x) > 1

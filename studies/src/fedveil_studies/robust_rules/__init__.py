@@ -52,9 +52,9 @@ class RuleWatch(WholeRun):
         poisoning, rule = setup.poisoning, setup.method.server.rule
         if poisoning is None or rule is None:
             raise FieldError("malicious", poisoning, "the study needs malicious clients and a rule")
-        clients: Sequence[Any] = setup.arguments["clients"]
+        clients: Sequence[Any] = setup.clients
         honest = [p for p in range(len(clients)) if p not in poisoning.clients]
-        rare = rare_clients(clients, honest, setup.dataset.classes)
+        rare = rare_clients(clients, honest, setup.dealt.dataset.classes)
         self._selection = SelectionProbe(rule, tuple(poisoning.behaviours), rare)
         self._setup, self._poisoning = setup, poisoning
         self._model: Tensor | None = None

@@ -50,7 +50,7 @@ class Watch(WholeRun):
     def begin(self, setup: Setup) -> None:
         """Take the records in question; see `fedveil.runs.runner.Judge`."""
         self._setup, self._model = setup, None
-        self._clients: Sequence[ClientData] = setup.arguments["clients"]
+        self._clients: Sequence[ClientData] = setup.clients
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
         """Mean over the clients of the variance of a coordinate's noise."""
