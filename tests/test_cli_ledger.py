@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from fedveil.accounting import OPEN, Entry, Guarantee, Ledger, Limits, Policy, Spend
 from fedveil.accounting.bounds import GDP, Heuristic
-from fedveil.accounting.conditions import BEFORE_ORDER, BEFORE_ROUNDING
+from fedveil.accounting.guarantee import BEFORE_ORDER, BEFORE_ROUNDING
 from fedveil.accounting.ledger import FORMAT
 from fedveil.cli import app
 from fedveil.cli.ledger import runs_of

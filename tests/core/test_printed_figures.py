@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedveil.accounting import Filter, Guarantee, Spend, epsilon_of_mu, plan, total
-from fedveil.accounting.meaning import meaning_of_mu
 from fedveil.aggregation import FedAdam, FedAvg, FedOpt
 from fedveil.errors import FieldError
-from fedveil.gdp import rounded_down, rounded_up
+from fedveil.gdp import meaning_of_mu, rounded_down, rounded_up
 from fedveil.methods import SGALDP, GlobalDP
 from fedveil.methods.publishing import Publishing
 from fedveil.report.planning import plan_table

@@ -27,9 +27,8 @@ from fedveil.accounting import (
 from fedveil.accounting.bounds import GDP, ZCDP, Heuristic
 from fedveil.accounting.composition import curve
 from fedveil.accounting.events import events_to_list
-from fedveil.accounting.meaning import meaning_of_curve
 from fedveil.errors import FieldError, HeuristicError
-from fedveil.gdp import delta_of_mu
+from fedveil.gdp import delta_of_mu, meaning_of_curve
 
 DELTA = 1e-5
 SAMPLED = Poisson(0.05, Gaussian(1.0))

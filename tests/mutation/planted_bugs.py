@@ -617,7 +617,7 @@ BUGS = (
     ),
     _bug(
         "printed weights by default",
-        "aggregation/perturbation.py",
+        "aggregation/clusters.py",
         "perturbation_weights",
         "-s",
         "s",
@@ -685,7 +685,7 @@ BUGS = (
     ),
     _bug(
         "the digest misses the bits",
-        "accounting/release.py",
+        "accounting/ledger.py",
         "digest",
         "h.update((value if common else value.reshape(-1).view(torch.uint8)).numpy().data)",
         "pass",

@@ -32,7 +32,12 @@ from fedveil.accounting.guarantee import unprotected as unprotected
 from fedveil.accounting.ledger import OPEN as OPEN
 from fedveil.accounting.ledger import Entry as Entry
 from fedveil.accounting.ledger import Ledger as Ledger
-from fedveil.accounting.meaning import Meaning as Meaning
+from fedveil.accounting.ledger import Release as Release
+from fedveil.accounting.ledger import Spend as Spend
+from fedveil.accounting.ledger import count_of as count_of
+from fedveil.accounting.ledger import digest as digest
+from fedveil.accounting.ledger import model_of as model_of
+from fedveil.accounting.ledger import nothing as nothing
 from fedveil.accounting.planning import Plan as Plan
 from fedveil.accounting.planning import delta_warning as delta_warning
 from fedveil.accounting.planning import least_noise as least_noise
@@ -41,12 +46,7 @@ from fedveil.accounting.planning import plan as plan
 from fedveil.accounting.planning import step_event as step_event
 from fedveil.accounting.policy import Limits as Limits
 from fedveil.accounting.policy import Policy as Policy
-from fedveil.accounting.release import Release as Release
-from fedveil.accounting.release import Spend as Spend
-from fedveil.accounting.release import count_of as count_of
-from fedveil.accounting.release import digest as digest
-from fedveil.accounting.release import model_of as model_of
-from fedveil.accounting.release import nothing as nothing
+from fedveil.gdp import Meaning as Meaning
 from fedveil.gdp import compose_mu as compose_mu
 from fedveil.gdp import delta_of_mu as delta_of_mu
 from fedveil.gdp import epsilon_of_mu as epsilon_of_mu

@@ -10,9 +10,21 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from fedveil.accounting.bounds import GDP
-from fedveil.accounting.conditions import AS_READ, at_most, conditions_of, few_colluding, few_silos, whole_noise
 from fedveil.accounting.events import FACTOR, Relation
-from fedveil.accounting.guarantee import VACUOUS, Guarantee, Scope, Trust, Unit, of_round
+from fedveil.accounting.guarantee import (
+    AS_READ,
+    VACUOUS,
+    Guarantee,
+    Scope,
+    Trust,
+    Unit,
+    at_most,
+    conditions_of,
+    few_colluding,
+    few_silos,
+    of_round,
+    whole_noise,
+)
 from fedveil.accounting.planning import ENOUGH, least_noise
 from fedveil.errors import FieldError, require_choice, require_count, require_delta, require_positive
 from fedveil.gdp import rounded_up

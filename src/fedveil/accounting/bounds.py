@@ -22,10 +22,9 @@ from fedveil.accounting.events import (
     louder,
     size_of,
 )
-from fedveil.accounting.meaning import Meaning, meaning_of_curve, meaning_of_mu
 from fedveil.checks import NonNegative, Parameters
 from fedveil.errors import FieldError, HeuristicError
-from fedveil.gdp import compose_mu, epsilon_of_mu, epsilon_of_rho, rounded_up
+from fedveil.gdp import Meaning, compose_mu, epsilon_of_mu, epsilon_of_rho, meaning_of_curve, meaning_of_mu, rounded_up
 
 
 @dataclass(frozen=True)

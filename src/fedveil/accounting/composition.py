@@ -26,9 +26,8 @@ from fedveil.accounting.events import (
     grouped,
     spilled,
 )
-from fedveil.accounting.meaning import Curve
 from fedveil.errors import FieldError, require_choice, require_delta
-from fedveil.gdp import compose_mu, delta_of_mu, epsilon_of_mu
+from fedveil.gdp import Curve, compose_mu, delta_of_mu, epsilon_of_mu
 from fedveil.registry import optional
 
 # The grid on which losses lie. Losses are rounded up to it, so that a coarse one is a looser bound; without a limit a
@@ -94,7 +93,7 @@ def _library() -> Any:
 
 
 def curve(events: Iterable[tuple[Event, int]], relation: Relation = "zero-out") -> tuple[Curve, Curve]:
-    """Points of delta(epsilon) of all events together, for `fedveil.accounting.meaning`.
+    """Points of delta(epsilon) of all events together, for `fedveil.gdp`.
 
     Returns
     -------

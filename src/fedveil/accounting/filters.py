@@ -9,7 +9,7 @@ from fedveil.accounting.bounds import GDP, PLD, ZCDP
 from fedveil.accounting.composition import epsilon as epsilon_of
 from fedveil.accounting.events import FACTOR, Event, Gaussian, Relation
 from fedveil.accounting.guarantee import Guarantee, Unit
-from fedveil.accounting.release import Spend
+from fedveil.accounting.ledger import Spend
 from fedveil.errors import FieldError, require_count, require_non_negative, require_positive
 from fedveil.gdp import compose_mu, epsilon_of_mu, epsilon_of_rho, mu_of_epsilon
 

@@ -10,7 +10,7 @@ from fedveil.accounting.admission import Admission, SumPolicy
 from fedveil.accounting.bounds import GDP, PLD, ZCDP, Heuristic, MetricDP, OverDistance
 from fedveil.accounting.events import FACTOR, Relation
 from fedveil.accounting.guarantee import Trust, total
-from fedveil.accounting.release import Spend
+from fedveil.accounting.ledger import Spend
 from fedveil.checks import Check, Delta, Names, NonNegative, Parameters, Positive, Whole, require_names
 from fedveil.errors import FieldError
 from fedveil.gdp import compose_mu

@@ -13,6 +13,7 @@ from fedveil.aggregation.centres import GeometricMedian as GeometricMedian
 from fedveil.aggregation.centres import NormBounding as NormBounding
 from fedveil.aggregation.clusters import cluster_means as cluster_means
 from fedveil.aggregation.clusters import halves as halves
+from fedveil.aggregation.clusters import perturbation_weights as perturbation_weights
 from fedveil.aggregation.mixing import NNM as NNM
 from fedveil.aggregation.mixing import Bucketing as Bucketing
 from fedveil.aggregation.optimisers import AdaptiveState as AdaptiveState
@@ -22,7 +23,6 @@ from fedveil.aggregation.optimisers import FedAvgM as FedAvgM
 from fedveil.aggregation.optimisers import FedOpt as FedOpt
 from fedveil.aggregation.optimisers import FedYogi as FedYogi
 from fedveil.aggregation.optimisers import MomentumState as MomentumState
-from fedveil.aggregation.perturbation import perturbation_weights as perturbation_weights
 from fedveil.aggregation.robust import Bulyan as Bulyan
 from fedveil.aggregation.robust import FedMedian as FedMedian
 from fedveil.aggregation.robust import Krum as Krum

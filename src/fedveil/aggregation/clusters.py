@@ -1,4 +1,8 @@
-"""k-means over received models, started at the hypotheses (group-privacy paper, Algorithm 1, lines 9 and 10)."""
+"""What combines models where no rule does: group privacy's k-means, and FedRE's weights layer by layer.
+
+k-means starts at the hypotheses (group-privacy paper, Algorithm 1, lines 9 and 10); the weights are PDA-PAM (FedRE,
+equations 10 and 11).
+"""
 
 import numpy as np
 import torch
@@ -77,6 +81,36 @@ def halves(models: Tensor, start: Tensor) -> Tensor:
     products -= products.mean(1, keepdim=True)
     direction = torch.linalg.eigh(products - products.mean(0))[1][:, -1]
     return torch.gt(direction, direction.median())
+
+
+def perturbation_weights(scores: Tensor, normalised: bool = True) -> Tensor:
+    """Weights of the clients, layer by layer, from public scores.
+
+    Parameters
+    ----------
+    scores : Tensor
+        [n, L], S_l of each received model on the public set.
+    normalised : bool
+        True: proportional to 1/alpha with alpha = softmax over clients of S, normalised to sum to 1, which is exactly
+        softmax(-S). False: the printed 1 / (K alpha), which sums to about K (the step is about K times too long).
+        Normalised, a model so extreme that its score is infinite or no number weighs 0.
+
+    Returns
+    -------
+    Tensor
+        [n, L] float64.
+    """
+    usable = torch.isfinite(scores)
+    if scores.dim() != 2 or (scores < 0).any() or not (usable.any(0) if normalised else usable).all():
+        accepted = "must be finite, at least 0, and [n, L]; where noise drowned the models, raise privacy.epsilon"
+        raise FieldError("public_scores", tuple(scores.shape), accepted)
+    s = torch.where(usable, scores.to(torch.float64), torch.inf)
+    if normalised:
+        return torch.softmax(-s, dim=0)
+    weights = torch.exp(-torch.log_softmax(s, dim=0)) / len(s)
+    if not torch.isfinite(weights).all():
+        raise FieldError("public_scores", float(s.max()), "are too large for the printed 1/alpha; normalise")
+    return weights
 
 
 class _Pairs:

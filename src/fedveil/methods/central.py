@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedveil.accounting import Relation, Spend, compose_mu, of_round
 from fedveil.accounting.bounds import GDP, ZCDP, Bound, Heuristic
-from fedveil.accounting.conditions import FIXED_COHORT
+from fedveil.accounting.guarantee import FIXED_COHORT
 from fedveil.aggregation import Updates, WeightedMean, padded, require_rule
 from fedveil.checks import NoiseMultiplier, Positive
 from fedveil.clipping import QuantileClip

@@ -16,7 +16,7 @@ import torch
 
 from fedveil.accounting import Relation, Release, Spend, model_of, nothing, of_round
 from fedveil.accounting.bounds import GDP, Heuristic
-from fedveil.accounting.conditions import LIVENESS
+from fedveil.accounting.guarantee import LIVENESS
 from fedveil.aggregation import NoState, perturbation_weights
 from fedveil.calibration import LayerSensitivity
 from fedveil.checks import Delta, Parameters, Positive

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedveil.accounting import EuclideanLaplace, Relation, Release, Spend, model_of, nothing, of_round
 from fedveil.accounting.bounds import Bound, Heuristic, MetricDP, MetricGDP
-from fedveil.accounting.conditions import LIVENESS
+from fedveil.accounting.guarantee import LIVENESS
 from fedveil.aggregation import NoState, cluster_means, halves
 from fedveil.calibration import NeighbourhoodLaplace
 from fedveil.checks import Hypotheses, Natural, NonNegative, Parameters, Positive

@@ -28,8 +28,8 @@ from typing import ClassVar
 
 from fedveil.accounting import Spend, SpendFilter, StepFilter, Trust, nothing, of_round, step_event
 from fedveil.accounting.bounds import GDP, PLD, Bound
-from fedveil.accounting.conditions import LIVENESS, NO_FAILURE, at_most, few_silos
 from fedveil.accounting.events import FACTOR, Gaussian
+from fedveil.accounting.guarantee import LIVENESS, NO_FAILURE, at_most, few_silos
 from fedveil.aggregation import NoState
 from fedveil.errors import ReplyError
 from fedveil.layout import Layout

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedveil.accounting import Guarantee, Release, Spend, compose_mu, model_of, nothing, of_round
 from fedveil.accounting.bounds import GDP, Heuristic
-from fedveil.accounting.conditions import LIVENESS
+from fedveil.accounting.guarantee import LIVENESS
 from fedveil.calibration import AlignmentLDP, cosine
 from fedveil.checks import Delta, Fraction, Positive
 from fedveil.clipping import clip

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 
 from fedveil.accounting import Release, Trust, digest, model_of, nothing
-from fedveil.accounting.conditions import KEYS_ARE_SECRET, SUM_IS_TRUSTED, few_colluding, whole_noise
+from fedveil.accounting.guarantee import KEYS_ARE_SECRET, SUM_IS_TRUSTED, few_colluding, whole_noise
 from fedveil.aggregation import WeightedMean
 from fedveil.checks import Positive
 from fedveil.errors import FieldError, NoReplyError, ReplyError

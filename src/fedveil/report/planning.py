@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedveil.accounting import VACUOUS, Choice, Plan, Reading, advise, guarantee_values
-from fedveil.accounting.meaning import meaning_of_mu
-from fedveil.gdp import rounded_up
+from fedveil.gdp import meaning_of_mu, rounded_up
 from fedveil.report.statement.document import WORDS, beside
 from fedveil.report.table import Table, shown
 

@@ -11,7 +11,7 @@ from statistics import median
 import torch
 
 from fedveil.accounting import Choice, Guarantee, Ledger, Release, Spend, advise
-from fedveil.accounting.conditions import read_off
+from fedveil.accounting.guarantee import read_off
 from fedveil.config import Config
 from fedveil.config.sections import Randomness
 from fedveil.engines import Federation

@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor
 
-from fedveil.accounting.conditions import read_off
+from fedveil.accounting.guarantee import read_off
 from fedveil.config.experiment import Config
 from fedveil.config.folders import refuse_used
 from fedveil.engines import Federation, RoundRecord

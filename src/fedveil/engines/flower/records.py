@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord, Re
 from torch import Tensor
 
 from fedveil.accounting import Release, count_of, model_of
-from fedveil.accounting.release import Kind
+from fedveil.accounting.ledger import Kind
 from fedveil.engines import messages
 from fedveil.engines.node import ClientMemory
 from fedveil.engines.states import pack, unpack

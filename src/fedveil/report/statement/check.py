@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.accounting import Policy
-from fedveil.accounting.conditions import DOUBTS
+from fedveil.accounting.guarantee import DOUBTS
 from fedveil.errors import FieldError, LedgerError, damaged
 from fedveil.reading import json_of
 from fedveil.report.spent import spent_of

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.accounting import Policy
-from fedveil.accounting.conditions import read_off
+from fedveil.accounting.guarantee import read_off
 from fedveil.config.folders import AUDIT, CELLS, COMPARISON, CONFIG, kind_of
 from fedveil.engines.lifetime import read_policy
 from fedveil.errors import FieldError, LedgerError, damaged, nearest
