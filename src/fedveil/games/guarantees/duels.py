@@ -12,105 +12,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedveil.accounting import Ledger, Release
 from fedveil.aggregation import FedAdam, FedAvg, FedMedian, Krum, TrimmedMean
 from fedveil.clipping import QuantileClip
-from fedveil.engines import ClientParty, ServerParty
 from fedveil.games.guarantees.worlds import (
     ROUND,
     Duel,
     Score,
     Sight,
-    World,
     along,
     claiming,
     layout,
     opened,
+    sent,
+    served,
     short,
     unit,
 )
-from fedveil.mechanisms import NoSource, ReproducibleSource, Source
-from fedveil.methods import (
-    SGALDP,
-    Broadcast,
-    ClientFacts,
-    ClientSide,
-    FedRE,
-    GlobalDP,
-    GroupPrivacy,
-    Method,
-    MetricPrivacy,
-    Plain,
-    Publishing,
-    Refusal,
-    Releases,
-    ServerSide,
-    TrustedServer,
-)
-from fedveil.methods.central import CentralState
+from fedveil.mechanisms import ReproducibleSource
+from fedveil.methods import SGALDP, FedRE, GlobalDP, GroupPrivacy, MetricPrivacy
 from fedveil.methods.sga_ldp import LastBroadcast
 
 
 def cases(d: int) -> list[Duel]:
     """Every method at dimension d."""
     return [*_proven_central(d), *_adaptive_central(d), *_heuristic_central(d), *_group(d), *_fedre(d), *_sga(d)]
-
-
-def served(
-    side: ServerSide,
-    updates: Tensor,
-    *,
-    cohort: int | None = None,
-    counts: Sequence[float] | None = None,
-    measured: Tensor | None = None,
-    rounds: int = 1,
-    state: Any = None,
-) -> World:
-    """The server's world on clients that moved by updates [n, d]; with counts and metrics [n, 2] that they report."""
-    n, d = updates.shape
-    method, shape, planned = Method("game", TrustedServer(), side), layout(d), cohort or n
-    facts = ClientFacts(broadcast=opened(d, planned), layout=shape)
-    replies = {}
-    for p in range(n):
-        sent: Releases = (Release("model", updates[p]),)
-        if counts is not None:
-            sent += (Release("count", torch.tensor(counts[p], dtype=torch.float64)),)
-        replies[p] = ClientParty(method, shape, Ledger("game", str(p)), NoSource()).release(sent, facts)
-
-    def run(source: Source) -> Sight:
-        publishing = Publishing(metrics="off" if measured is None else "noised", loss_range=1.0)
-        server = ServerParty(method, shape, Ledger("game", "server"), source, state=state, publishing=publishing)
-        models, metrics = list[Tensor](), list[float]()
-        for number in range(ROUND, ROUND + rounds):
-            after, _ = server.combine(opened(d, planned, round_=number), replies)
-            models.append(after.models[0])
-            if measured is not None:
-                published = server.publish(number, ("loss", "accuracy"), measured, torch.ones(n))
-                metrics += [float(r.value) for r in published]
-        return Sight(
-            tuple(models), server.state.clip if isinstance(server.state, CentralState) else 0.0, server, tuple(metrics)
-        )
-
-    return run
-
-
-def sent(
-    side: ClientSide, broadcast: Broadcast, update: Tensor, *, state: Any = None, scores: dict[str, float] | None = None
-) -> World:
-    """The world of one client that moved by an update [d]; beside its model it tries to send a count and a loss."""
-    shape = layout(len(update))
-    facts = ClientFacts(broadcast=broadcast, layout=shape, layer_scores=scores)
-    others = (Release("count", torch.tensor(7.0)), Release("metric", torch.tensor(0.5), "loss"))
-    releases = (Release("model", broadcast.models[0] + update), *others)
-
-    def run(source: Source) -> Sight:
-        party = ClientParty(Method("game", side, Plain()), shape, Ledger("game", "0"), source, state=state)
-        if isinstance(party.admit(broadcast), Refusal):
-            raise AssertionError("a client without a budget is never refused")
-        (model,) = party.release(releases, facts)
-        return Sight((model.value,), 0.0, party)
-
-    return run
 
 
 def _weighted(d: int) -> Score:

@@ -15,14 +15,14 @@ import scipy
 import torch
 from torch import Tensor
 
-from fedveil.accounting import Ledger, Release, Spend
+from fedveil.accounting import Release, Spend
 from fedveil.aggregation import FedMedian, Krum, TrimmedMean
 from fedveil.attacks.observation import ServerView
 from fedveil.attacks.residuals import Departure, departures
 from fedveil.clipping import QuantileClip
-from fedveil.engines import ClientParty, Evaluation, Federation, ServerParty, Shared
+from fedveil.engines import Evaluation, Federation, ServerParty, Shared
 from fedveil.errors import FieldError
-from fedveil.games.guarantees.worlds import ROUNDS, layout, opened, unit
+from fedveil.games.guarantees.worlds import ROUNDS, admitted, client_of, layout, opened, server_of, unit
 from fedveil.learning import ClientData, LocalTraining
 from fedveil.mechanisms import SecureSource, Source
 from fedveil.methods import (
@@ -32,14 +32,10 @@ from fedveil.methods import (
     FedRE,
     GlobalDP,
     GroupPrivacy,
-    Method,
     MetricPrivacy,
-    Plain,
     Publishing,
     RecordDP,
-    Refusal,
     ServerSide,
-    TrustedServer,
 )
 from fedveil.methods.central import STEPS, CentralState
 
@@ -83,9 +79,7 @@ def by_servers(side: ServerSide, d: int, left: Callable[[ServerParty], list[Tens
     """What each of several servers of federations of their own leaves, round by round."""
 
     def play(source: Source) -> Tensor:
-        method = Method("noise", TrustedServer(), side)
-        sources = [source.child("server", k) for k in range(PARTIES)]
-        servers = [ServerParty(method, layout(d), Ledger("noise", "server"), one, **options) for one in sources]
+        servers = [server_of(side, d, source.child("server", k), **options) for k in range(PARTIES)]
         return torch.stack([torch.stack(left(server)) for server in servers])
 
     return play
@@ -117,17 +111,15 @@ def sent_noise(side: ClientSide, d: int) -> Play:
         return torch.stack([rounds_of(k, source) for k in range(PARTIES)])
 
     def rounds_of(k: int, source: Source) -> Tensor:
-        party = ClientParty(Method("noise", side, Plain()), layout(d), Ledger("noise", str(k)), source)
+        party = client_of(side, d, source, k)
         start, left = torch.zeros(d, dtype=torch.float64), list[Tensor]()
         for t in range(1, ROUNDS + 1):
             broadcast = opened(d, PARTIES, start=start, round_=t, scores=scores)
-            if isinstance(party.admit(broadcast), Refusal):
-                raise AssertionError("a client without a budget is never refused")
             own = dict(zip(names, scores, strict=True))
             facts = ClientFacts(broadcast=broadcast, layout=layout(d), layer_scores=own)
-            (model,) = party.release((Release("model", start + update),), facts)
-            left.append(standardised(model.value - start - update, party.ledger.entries[-1].spend))
-            start = model.value
+            model = admitted(party, (Release("model", start + update),), facts)
+            left.append(standardised(model - start - update, party.ledger.entries[-1].spend))
+            start = model
         return torch.stack(left)
 
     return play

@@ -1,24 +1,37 @@
-"""What a worst-case world of a method is, played through the parties that every engine runs.
+"""Worlds of a game's own making, played through the parties that every engine runs, and two of them as a duel.
 
-A case is two worlds that differ in one client, as far apart as the relation permits. Each run takes fresh parties: the
+A duel is two worlds that differ in one client, as far apart as the relation permits. Each run takes fresh parties: the
 clients admit the broadcast and release, the server combines; what the adversary sees is what was handed over.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedveil.accounting import total
+from fedveil.accounting import Ledger, Release, total
 from fedveil.accounting.bounds import ZCDP, MetricDP, MetricGDP
 from fedveil.engines import ClientParty, ServerParty
 from fedveil.gdp import rounded_up
 from fedveil.layout import Layout
-from fedveil.mechanisms import ReproducibleSource, Source
-from fedveil.methods import Broadcast, PublicFacts
+from fedveil.mechanisms import NoSource, ReproducibleSource, Source
+from fedveil.methods import (
+    Broadcast,
+    ClientFacts,
+    ClientSide,
+    Method,
+    Plain,
+    PublicFacts,
+    Publishing,
+    Refusal,
+    Releases,
+    ServerSide,
+    TrustedServer,
+)
+from fedveil.methods.central import CentralState
 
 ROUND, ROUNDS = 2, 10
 
@@ -132,3 +145,76 @@ def opened(
     public = PublicFacts(round=round_, rounds=ROUNDS, cohort=cohort, dimension=d, layer_scores=scores)
     models = torch.zeros(1, d, dtype=dtype) if start is None else start[None]
     return Broadcast(models=models, public=public)
+
+
+def server_of(side: ServerSide, d: int, source: Source, **options: Any) -> ServerParty:
+    """A fresh server of a method, without clients."""
+    return ServerParty(Method("game", TrustedServer(), side), layout(d), Ledger("game", "server"), source, **options)
+
+
+def client_of(side: ClientSide, d: int, source: Source, number: int = 0, **options: Any) -> ClientParty:
+    """A fresh client of a method, without a server."""
+    return ClientParty(Method("game", side, Plain()), layout(d), Ledger("game", str(number)), source, **options)
+
+
+def admitted(party: ClientParty, releases: Releases, facts: ClientFacts) -> Tensor:
+    """The one model [d] that a client hands over after it has admitted the broadcast."""
+    if isinstance(party.admit(facts.broadcast), Refusal):
+        raise AssertionError("a client without a budget is never refused")
+    (model,) = party.release(releases, facts)
+    return model.value
+
+
+def served(
+    side: ServerSide,
+    updates: Tensor,
+    *,
+    cohort: int | None = None,
+    counts: Sequence[float] | None = None,
+    measured: Tensor | None = None,
+    rounds: int = 1,
+    state: Any = None,
+) -> World:
+    """The server's world on clients that moved by updates [n, d]; with counts and metrics [n, 2] that they report."""
+    n, d = updates.shape
+    planned = cohort or n
+    facts = ClientFacts(broadcast=opened(d, planned), layout=layout(d))
+    replies = {}
+    for p in range(n):
+        trained: Releases = (Release("model", updates[p]),)
+        if counts is not None:
+            trained += (Release("count", torch.tensor(counts[p], dtype=torch.float64)),)
+        replies[p] = client_of(TrustedServer(), d, NoSource(), p).release(trained, facts)
+
+    def run(source: Source) -> Sight:
+        publishing = Publishing(metrics="off" if measured is None else "noised", loss_range=1.0)
+        server = server_of(side, d, source, state=state, publishing=publishing)
+        models, metrics = list[Tensor](), list[float]()
+        for number in range(ROUND, ROUND + rounds):
+            after, _ = server.combine(opened(d, planned, round_=number), replies)
+            models.append(after.models[0])
+            if measured is not None:
+                published = server.publish(number, ("loss", "accuracy"), measured, torch.ones(n))
+                metrics += [float(r.value) for r in published]
+        return Sight(
+            tuple(models), server.state.clip if isinstance(server.state, CentralState) else 0.0, server, tuple(metrics)
+        )
+
+    return run
+
+
+def sent(
+    side: ClientSide, broadcast: Broadcast, update: Tensor, *, state: Any = None, scores: dict[str, float] | None = None
+) -> World:
+    """The world of one client that moved by an update [d]; beside its model it tries to send a count and a loss."""
+    d = len(update)
+    facts = ClientFacts(broadcast=broadcast, layout=layout(d), layer_scores=scores)
+    others = (Release("count", torch.tensor(7.0)), Release("metric", torch.tensor(0.5), "loss"))
+    releases = (Release("model", broadcast.models[0] + update), *others)
+
+    def run(source: Source) -> Sight:
+        party = client_of(side, d, source, state=state)
+        model = admitted(party, releases, facts)
+        return Sight((model,), 0.0, party)
+
+    return run
