@@ -144,7 +144,6 @@ def judge(
     delta: float = 0.0,
     relation: str = "",
     threat: str = "",
-    notes: Sequence[str] = (),
 ) -> Participation:
     """Judge an attack by its verdicts, one a run.
 
@@ -160,15 +159,15 @@ def judge(
         Or the threshold itself, e.g. 0 for a log-likelihood ratio.
     delta : float
         Of the epsilon that is bounded.
-    relation, threat, notes
+    relation, threat
         For the result.
     """
     inside, outside = np.asarray(inside, dtype=np.float64), np.asarray(outside, dtype=np.float64)
     resamples = int(min(RESAMPLES, max(200, _WORK // max(1, inside.size * outside.size))))
     area = auc_interval(inside, outside, resamples=resamples)
-    said = list(notes)
+    notes = list[str]()
     if area.point < 0.5:
-        said.append(
+        notes.append(
             f"below chance: whoever flipped the answer would have {1 - area.point:.3f}; the direction was fixed "
             "before the runs, and is not fitted to them"
         )
@@ -181,7 +180,7 @@ def judge(
     rates = {f"{alpha:g}": true_rate_at(inside, outside, alpha) for alpha in ALPHAS}
     unknown = [f"{alpha:g} ({runs_for_rate(alpha)} runs)" for alpha in ALPHAS if rates[f"{alpha:g}"] is None]
     if unknown:
-        said.append(f"no true positive rate at false positive rates that need more runs: {', '.join(unknown)}")
+        notes.append(f"no true positive rate at false positive rates that need more runs: {', '.join(unknown)}")
     return Participation.of(
         area,
         attack=attack,
@@ -194,5 +193,5 @@ def judge(
         epsilon=bound,
         relation=relation,
         true_rates=rates,
-        notes=tuple(said),
+        notes=tuple(notes),
     )

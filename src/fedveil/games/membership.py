@@ -113,9 +113,6 @@ class MembershipGame(Attacking):
     name: ClassVar[str] = "membership"
     known: ClassVar[Collection[str]] = MEMBERSHIPS
 
-    def question(self) -> dict[str, Any]:
-        return {"attacks": list(self.chosen), "replicates": self.replicates, "seed": self.config.seed}
-
     def usual(self) -> list[str]:
         """All that need no shadow models and can be played on every client."""
         people = self.config.privacy.options.get("unit") == "person"

@@ -20,7 +20,7 @@ from fedveil.games.guarantees.duels import cases
 from fedveil.games.guarantees.noise import LEVEL, NoiseGame, methods
 from fedveil.games.guarantees.worlds import Duel
 from fedveil.grid import Cell, Finished
-from fedveil.mechanisms import ReproducibleSource, Source
+from fedveil.mechanisms import ReproducibleSource
 from fedveil.runs import Summary
 
 DIMENSIONS = (1, 11, 1000)
@@ -71,10 +71,10 @@ def guarantees_game(runs: int, dimensions: Sequence[int] = DIMENSIONS) -> PartyG
     return PartyGame("distinguishing game", plays, {"runs": runs})
 
 
-def noise_game(dimensions: Sequence[int] = DIMENSIONS, source: Source | None = None) -> PartyGame:
+def noise_game(dimensions: Sequence[int] = DIMENSIONS) -> PartyGame:
     """Every method's noise over ten rounds; at most one call in 1 / `LEVEL` finds fault with sound noise somewhere."""
-    every, drawn = [(d, one) for d in dimensions for one in methods(d)], source or ReproducibleSource(0)
-    plays = [partial(_examined, one, d, drawn, LEVEL / len(every)) for d, one in every]
+    every = [(d, one) for d in dimensions for one in methods(d)]
+    plays = [partial(_examined, one, d, LEVEL / len(every)) for d, one in every]
     return PartyGame("noise", plays, {"level": LEVEL})
 
 
@@ -122,8 +122,8 @@ def duel_verdicts(case: Duel, d: int, runs: int) -> list[Verdict]:
     ]
 
 
-def _examined(one: NoiseGame, d: int, source: Source, level: float) -> list[Verdict]:
-    least = one.examine(source.child("noise", one.name, d))
+def _examined(one: NoiseGame, d: int, level: float) -> list[Verdict]:
+    least = one.examine(ReproducibleSource(0).child("noise", one.name, d))
     return [
         Verdict.of(
             least.p,

@@ -75,12 +75,12 @@ def _normal(noise: Tensor) -> Tensor:
     return noise * (length / radius) if radius else noise
 
 
-def by_servers(side: ServerSide, d: int, left: Callable[[ServerParty], list[Tensor]], **options: Any) -> Play:
-    """What each of several servers of federations of their own leaves, round by round."""
+def by_servers(side: ServerSide, d: int, played: Callable[[ServerParty], list[Tensor]], **options: Any) -> Play:
+    """Residuals of several servers of federations of their own; `played` has those of one, round by round."""
 
     def play(source: Source) -> Tensor:
         servers = [server_of(side, d, source.child("server", k), **options) for k in range(PARTIES)]
-        return torch.stack([torch.stack(left(server)) for server in servers])
+        return torch.stack([torch.stack(played(server)) for server in servers])
 
     return play
 
@@ -90,7 +90,7 @@ def served_noise(side: ServerSide, d: int, cohort: int = 4, apart: float = 0.01)
     update = torch.full((d,), 0.02 / math.sqrt(d), dtype=torch.float64)
     updates = torch.stack([update + apart * (-1) ** p * unit(d, d - 1) for p in range(cohort)])
 
-    def left(server: ServerParty) -> list[Tensor]:
+    def played(server: ServerParty) -> list[Tensor]:
         broadcast, residuals = server.open(torch.zeros(1, d, dtype=torch.float64), 1, ROUNDS, cohort), []
         for _ in range(ROUNDS):
             before = broadcast.models[0]
@@ -99,7 +99,7 @@ def served_noise(side: ServerSide, d: int, cohort: int = 4, apart: float = 0.01)
             residuals.append(standardised(broadcast.models[0] - before - update, server.ledger.entries[-1].spend))
         return residuals
 
-    return by_servers(side, d, left)
+    return by_servers(side, d, played)
 
 
 def sent_noise(side: ClientSide, d: int) -> Play:
@@ -112,15 +112,15 @@ def sent_noise(side: ClientSide, d: int) -> Play:
 
     def rounds_of(k: int, source: Source) -> Tensor:
         party = client_of(side, d, source, k)
-        start, left = torch.zeros(d, dtype=torch.float64), list[Tensor]()
+        start, residuals = torch.zeros(d, dtype=torch.float64), list[Tensor]()
         for t in range(1, ROUNDS + 1):
             broadcast = opened(d, PARTIES, start=start, round_=t, scores=scores)
             own = dict(zip(names, scores, strict=True))
             facts = ClientFacts(broadcast=broadcast, layout=layout(d), layer_scores=own)
             model = admitted(party, (Release("model", start + update),), facts)
-            left.append(standardised(model - start - update, party.ledger.entries[-1].spend))
+            residuals.append(standardised(model - start - update, party.ledger.entries[-1].spend))
             start = model
-        return torch.stack(left)
+        return torch.stack(residuals)
 
     return play
 
@@ -142,8 +142,8 @@ def trained_noise(side: RecordDP, d: int) -> Play:
             source=source,
             evaluation=Evaluation(probes=[view]),
         ).run(ROUNDS)
-        left = torch.stack([(one.model - one.starts[0]).double() / deviation for one in view.received])
-        return left.reshape(ROUNDS, PARTIES, 2 * d).transpose(0, 1)
+        noise = torch.stack([(one.model - one.starts[0]).double() / deviation for one in view.received])
+        return noise.reshape(ROUNDS, PARTIES, 2 * d).transpose(0, 1)
 
     return play
 
@@ -162,7 +162,7 @@ def published_noise() -> Play:
     """Loss and accuracy of four clients."""
     figures = torch.full((4, 2), 0.5, dtype=torch.float64)
 
-    def left(server: ServerParty) -> list[Tensor]:
+    def played(server: ServerParty) -> list[Tensor]:
         residuals = []
         for t in range(1, ROUNDS + 1):
             published = server.publish(t, ("loss", "accuracy"), figures, torch.ones(4))
@@ -171,13 +171,13 @@ def published_noise() -> Play:
         return residuals
 
     publishing = Publishing(metrics="noised", loss_range=1.0)
-    return by_servers(GlobalDP(noise_multiplier=1.0), 1, left, publishing=publishing)
+    return by_servers(GlobalDP(noise_multiplier=1.0), 1, played, publishing=publishing)
 
 
 def clip_noise(clip: QuantileClip) -> Play:
     """The noise on the share of updates within C, read off the next C; all four updates are of no length."""
 
-    def left(server: ServerParty) -> list[Tensor]:
+    def played(server: ServerParty) -> list[Tensor]:
         broadcast, norm = server.open(torch.zeros(1, 1, dtype=torch.float64), 1, ROUNDS, 4), clip.initial
         residuals = list[Tensor]()
         for _ in range(ROUNDS):
@@ -188,7 +188,7 @@ def clip_noise(clip: QuantileClip) -> Play:
             norm = server.state.clip
         return residuals
 
-    return by_servers(GlobalDP(noise_multiplier=1.0, clip=clip), 1, left)
+    return by_servers(GlobalDP(noise_multiplier=1.0, clip=clip), 1, played)
 
 
 @dataclass(frozen=True)
