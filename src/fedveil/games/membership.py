@@ -7,14 +7,14 @@ judged by itself; runs differ in the seed.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any, ClassVar, Self
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedveil.attacks import ServerView, Verdict
+from fedveil.attacks import Verdict
 from fedveil.attacks.membership import (
     MEMBERSHIPS,
     ServerRecords,
@@ -22,16 +22,14 @@ from fedveil.attacks.membership import (
     confidence,
     loss_of_confidence,
 )
-from fedveil.attacks.membership.registry import Pairs, concluded
-from fedveil.attacks.membership.scores import ShadowScore
+from fedveil.attacks.membership.registry import Pairs
 from fedveil.attacks.statistics import runs_for_rate, student_interval
 from fedveil.attacks.verdict import ALPHAS
 from fedveil.engines.seams import Seen
 from fedveil.errors import FieldError
 from fedveil.games.game import GAMES, Attacking, Judgement, Planned, Refused, settings_of
-from fedveil.games.shadows import ShadowView, held_out
+from fedveil.games.shadows import RecordsView, ShadowView, held_out, shadowed
 from fedveil.grid import Cell, Finished
-from fedveil.learning import ClientData
 from fedveil.runs.deal import deal_out, split_clients
 from fedveil.runs.prepare import Setup, prepare
 
@@ -40,35 +38,23 @@ BY_PERSON = ("person-loss", "person-loss-trajectory")
 BY_CLIENT = ("fedmia", "fedmia-by-class", "fedmia-same-classes")  # attack each client by itself
 
 
-class MembershipView:
+class MembershipView(RecordsView):
     """A probe that keeps what the server sees and, after the run, says how well each attack did.
 
     Clients that did not reply in every round are left out.
     """
 
-    figures: Collection[str] = ()
     name = "membership"
+    shadowed = False
 
     def begin(self, setup: Setup) -> None:
-        """Take the records in question; see `fedveil.runs.runner.Judge`."""
-        self._clients: Sequence[ClientData] = setup.clients
-        self._view, self._globals, self._setup = ServerView(), list[Tensor](), setup
-
-    def load(self, setup: Setup) -> int:
-        return setup.config.rounds * (len(setup.dealt.clients) + 1)
+        super().begin(setup)
+        self._globals = list[Tensor]()
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
         self._globals.append(seen.models[0])
         self._view(seen)
         return {}
-
-    @classmethod
-    def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
-        """What `fedveil.attacks.membership.registry.concluded` says of every attack that needs no shadow models."""
-        plain = {name: attack for name, attack in MEMBERSHIPS.items() if not isinstance(attack, ShadowScore)}
-        return [
-            concluded({name: partial(judge._attacked, attack) for name, attack in plain.items()}) for judge in judges
-        ]
 
     def _attacked(self, attack: Callable[[ServerRecords], Pairs | float]) -> Pairs | float:
         return attack(self._records)
@@ -201,11 +187,6 @@ class MembershipGame(Attacking):
             for label in trusted
         ]
         return Judgement(verdicts, lines, {"replicates": self.replicates, "roc": roc}, notes)
-
-
-def shadowed(name: str) -> bool:
-    """Whether an attack needs shadow models."""
-    return isinstance(MEMBERSHIPS.get(name), ShadowScore)
 
 
 def _over_runs(

@@ -10,7 +10,7 @@ was, as far as a Gaussian can be; where the noise is inside training, each is th
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from math import sqrt
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -37,21 +37,46 @@ from fedveil.runs.prepare import Setup
 MODELS, LAST, CLIENTS = 64, 3, 5  # shadow models of each target; rounds of a trajectory; clients that are attacked
 
 
-class ShadowView:
-    """A probe that keeps the last models and, after the run, says how well each attack with shadow models did."""
+class RecordsView:
+    """A probe of what the server sees that concludes, after the run, how well attacks on single records did."""
 
-    name = "membership by shadow models, trained round by round"
+    name: ClassVar[str]
     figures: Collection[str] = ()
+    shadowed: ClassVar[bool]  # whether its attacks need shadow models
 
     def begin(self, setup: Setup) -> None:
         """Take the records in question; see `fedveil.runs.runner.Judge`."""
-        self._setup, self._clients = setup, list(setup.clients)
-        self._view, self._power, self._noise = ServerView(), 0.0, dict[tuple[int, int], Any]()
-        self._last, self._signals_of = torch.zeros(()), dict[str, list[tuple[list[Signals], int]]]()
+        self._setup, self._clients, self._view = setup, list(setup.clients), ServerView()
 
     def load(self, setup: Setup) -> int:
         """Every release."""
         return setup.config.rounds * (len(setup.dealt.clients) + 1)
+
+    @classmethod
+    def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
+        """What `fedveil.attacks.membership.registry.concluded` says of each of its attacks."""
+        attacks = {name: attack for name, attack in MEMBERSHIPS.items() if shadowed(name) is cls.shadowed}
+        return [concluded({name: partial(judge._attacked, a) for name, a in attacks.items()}) for judge in judges]
+
+    def _attacked(self, attack: Any) -> Pairs | float:
+        raise NotImplementedError
+
+
+def shadowed(name: str) -> bool:
+    """Whether an attack needs shadow models."""
+    return isinstance(MEMBERSHIPS.get(name), ShadowScore)
+
+
+class ShadowView(RecordsView):
+    """A probe that keeps the last models and, after the run, says how well each attack with shadow models did."""
+
+    name = "membership by shadow models, trained round by round"
+    shadowed = True
+
+    def begin(self, setup: Setup) -> None:
+        super().begin(setup)
+        self._power, self._noise = 0.0, dict[tuple[int, int], Any]()
+        self._last, self._signals_of = torch.zeros(()), dict[str, list[tuple[list[Signals], int]]]()
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
         """One round: its releases, and the size of their noise."""
@@ -66,12 +91,6 @@ class ShadowView:
             self._power += (sigma / len(scales)) ** 2
             self._noise[number, partition] = sigma if len(scale) == 1 else scale
         return {}
-
-    @classmethod
-    def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
-        """What `fedveil.attacks.membership.registry.concluded` says of every score of shadow models."""
-        attacks = {name: attack for name, attack in MEMBERSHIPS.items() if isinstance(attack, ShadowScore)}
-        return [concluded({name: partial(judge._attacked, a) for name, a in attacks.items()}) for judge in judges]
 
     def _attacked(self, attack: ShadowScore) -> Pairs:
         if attack.target not in self._signals_of:
