@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from fedveil.attacks.inversion.analytic import recover_labels
 from fedveil.attacks.inversion.knowledge import INVERSIONS, Inversion, Reconstruction, ServerKnowledge
-from fedveil.attacks.inversion.matching import Matching, signed_adam
+from fedveil.attacks.inversion.matching import Matching, best_start, signed_adam
 from fedveil.attacks.inversion.metrics import matched
 from fedveil.attacks.observation import Received
 from fedveil.errors import FieldError
 
-Prior = Callable[[Tensor], Tensor]  # examples [N, ...] -> a penalty
+Objective = Callable[[Tensor], Tensor]  # examples [N, ...] -> a number
 
 
 @INVERSIONS.register("cosine")
@@ -62,15 +62,13 @@ class Cosine(Inversion):
         def objective(x: Tensor) -> Tensor:
             return matching.cosine(x[None], labels) + matching.prior(x, self.variation) + prior(x)
 
-        lr = self.lr * known.data_range
-        starts = [
-            signed_adam(objective, matching.dummy(), known.pixels, steps=self.steps, lr=lr)
-            for _ in range(self.restarts + 1)
-        ]
-        best, value = min(starts, key=lambda start: start[1])
+        best, value = best_start(lambda _: self._descended(objective, matching.dummy(), known), self.restarts)
         return Reconstruction(best.to(torch.float64), labels, value)
 
-    def _prior(self, matching: Matching) -> Prior:
+    def _descended(self, objective: Objective, first: Tensor, known: ServerKnowledge) -> tuple[Tensor, float]:
+        return signed_adam(objective, first, known.pixels, steps=self.steps, lr=self.lr * known.data_range)
+
+    def _prior(self, matching: Matching) -> Objective:
         """A further penalty; here there is none."""
         return lambda x: x.new_zeros(())
 
@@ -106,7 +104,7 @@ class RunningStatistics(Cosine):
     summary: ClassVar[str] = "as cosine, with the running statistics of the client's normalisation layers"
     needs: ClassVar[frozenset[str]] = Cosine.needs | {"statistics"}
 
-    def _prior(self, matching: Matching) -> Prior:
+    def _prior(self, matching: Matching) -> Objective:
         wanted = self._wanted(matching)
 
         def prior(x: Tensor) -> Tensor:
@@ -226,8 +224,7 @@ class SeeThrough(Cosine):
                     total = total + self.consistency * (x - in_order(mean, x.detach(), labels)).square().mean()
             return total
 
-        lr = self.lr * known.data_range
-        group, _ = signed_adam(objective, first, known.pixels, steps=self.steps, lr=lr)
+        group, _ = self._descended(objective, first, known)
         fits = torch.stack([matching.cosine(x[None], labels).detach() for x in group])
         best = int(fits.argmin())
         return Reconstruction(group[best].to(torch.float64), labels, float(fits[best]))

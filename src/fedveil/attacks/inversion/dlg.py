@@ -10,7 +10,7 @@ from torch import Tensor
 from fedveil.attacks.inversion.analytic import recover_labels
 from fedveil.attacks.inversion.cosine import registered
 from fedveil.attacks.inversion.knowledge import INVERSIONS, Inversion, Reconstruction, ServerKnowledge
-from fedveil.attacks.inversion.matching import Matching, lbfgs
+from fedveil.attacks.inversion.matching import Matching, best_start, lbfgs
 from fedveil.attacks.observation import Received
 
 FOUND = 1e-6  # an objective that no wrong example reaches
@@ -72,16 +72,14 @@ class DLG(Inversion):
             return matching.euclidean(x, y) + matching.prior(x[0])
 
         (low, high), noise = known.pixels, known.layout.size * matching.weight / 2  # its share of the squared update
-        bounds = torch.cat([torch.full((size,), low), torch.full((free,), -20.0)]).double()
-        upper = torch.cat([torch.full((size,), high), torch.full((free,), 20.0)]).double()
-        best, value = torch.zeros(size + free, dtype=torch.float64), float("inf")
-        for _ in range(self.restarts + 1):
+        least = torch.cat([torch.full((size,), low), torch.full((free,), -20.0)]).double()
+        most = torch.cat([torch.full((size,), high), torch.full((free,), 20.0)]).double()
+
+        def start(_number: int) -> tuple[Tensor, float]:
             first = torch.cat([matching.dummy().view(-1), torch.zeros(free)])
-            found, reached = lbfgs(objective, first, (bounds, upper), steps=self.steps, enough=self.enough)
-            if reached < value:
-                best, value = found, reached
-            if value <= max(FOUND, 1.5 * noise):
-                break
+            return lbfgs(objective, first, (least, most), steps=self.steps, enough=self.enough)
+
+        best, value = best_start(start, self.restarts, max(FOUND, 1.5 * noise))
         x, y = parts(best)
         return Reconstruction(x[0], y if y.dim() == 1 else y.argmax(1), value)
 
@@ -149,20 +147,18 @@ class LocalSteps(Inversion):
         # one batch holds everything: its order is of no consequence, and one set serves all epochs
         epochs = 1 if known.examples <= known.local.batch_size else known.local.epochs
         low, high = (torch.tensor(p, dtype=torch.float64) for p in known.pixels)
-        best: tuple[float, Tensor, Tensor] = (float("inf"), torch.empty(0), read)
-        for restart in range(self.restarts + 1):
-            labels = read[torch.randperm(len(read), generator=matching.generator)] if restart else read
 
-            def objective(x: Tensor, labels: Tensor = labels) -> Tensor:
+        def start(number: int) -> tuple[tuple[Tensor, Tensor], float]:
+            labels = read[torch.randperm(len(read), generator=matching.generator)] if number else read
+
+            def objective(x: Tensor) -> Tensor:
                 apart = (x.mean(1) - x[:1].mean(1)).square().mean(0).sum() / known.data_range**2
                 prior = matching.prior(x.flatten(0, 1)) / len(x)
                 return matching.euclidean(x, labels) + self.invariance * apart + prior
 
             first = torch.stack([matching.dummy() for _ in range(epochs)])
             x, value = lbfgs(objective, first, (low, high), steps=self.steps, enough=self.enough)
-            if value < best[0]:
-                best = (value, x, labels)
-            if value <= self.enough * 1e3:
-                break
-        value, x, labels = best
+            return (x, labels), value
+
+        (x, labels), value = best_start(start, self.restarts, self.enough * 1e3)
         return Reconstruction(registered(x, labels), labels, value)

@@ -10,6 +10,8 @@ without noise only total variation is left, with the attack's own weight.
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
+from math import inf
+from typing import Any
 
 import numpy as np
 import scipy
@@ -248,4 +250,14 @@ def signed_adam(
         schedule.step()
         with torch.no_grad():
             point.clamp_(*pixels)
+    return best
+
+
+def best_start(attempt: Callable[[int], tuple[Any, float]], restarts: int, enough: float = -inf) -> tuple[Any, float]:
+    """What the best of several starts reached, with its objective; no further start after one that is `enough`."""
+    best = attempt(0)
+    for number in range(1, restarts + 1):
+        if best[1] <= enough:
+            break
+        best = min(best, attempt(number), key=lambda reached: reached[1])
     return best
