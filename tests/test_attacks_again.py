@@ -21,7 +21,7 @@ from fedveil.errors import FedVeilError, FieldError
 from fedveil.games import GAMES, Judgement, ParticipationGame, game_of, participation, play
 from fedveil.games.view import ParticipationView
 from fedveil.grid import Cell
-from fedveil.grid.together import block_size, run_together
+from fedveil.grid.jobs import block_size, run_together
 from fedveil.methods import build
 from fedveil.runs.prepare import prepare
 
@@ -77,7 +77,7 @@ def test_blocks_grow_when_it_is_known_how_long_a_run_takes(monkeypatch, few):
         return played(configs, *rest)
 
     monkeypatch.setattr("fedveil.grid.store.run_together", counted)
-    monkeypatch.setattr("fedveil.grid.together.SECONDS", 1e6)  # however busy this machine is
+    monkeypatch.setattr("fedveil.grid.jobs.SECONDS", 1e6)  # however busy this machine is
     audit(load("digits-cia", SMALL), attacks=("loss",), replicates=4)
     assert sizes == [1, 15, 16]  # of each setting 2 worlds with 4 rehearsals and 4 runs
 

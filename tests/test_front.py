@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from fedveil.cli import app
 from fedveil.config import parse
 from fedveil.errors import FieldError
-from fedveil.games.front import check_audit, with_attacks
+from fedveil.games.participation import check_audit, with_attacks
 from fedveil.grid.comparison import RESULT as FILE
 from fedveil.report.pareto import pareto
 from fedveil.runs import Summary

@@ -24,7 +24,7 @@ from fedveil.engines import Execution, Federation, Shared
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData, LocalTraining
 from fedveil.methods import GroupPrivacy, Method, Plain, build
-from fedveil.report.inversion import draw_inversion, inversion_table
+from fedveil.report.audits import draw_inversion, inversion_table
 from inversion_kit import digits, model
 from inversion_kit import release as release_of
 

@@ -30,7 +30,7 @@ from fedveil.attacks.inversion import (
 )
 from fedveil.data import MissingDataError, load
 from fedveil.learning import LocalTraining, build_model
-from fedveil.report.inversion import draw_inversion
+from fedveil.report.audits import draw_inversion
 from inversion_kit import noised
 
 NOISE = (0.0, 0.001, 0.01, 0.1, 1.0, 3.0)

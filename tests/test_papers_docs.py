@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from fedveil.cli import app
 from fedveil.config import load
 from fedveil.config.variants import variants_of
-from fedveil.games.front import check_audit
+from fedveil.games.participation import check_audit
 from fedveil_studies.frame import Choices, Reproduction, find
 from fedveil_studies.metric_privacy.measures import noise_factor
 

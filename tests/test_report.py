@@ -12,7 +12,7 @@ from fedveil.grid import compare
 from fedveil.registry import optional
 from fedveil.report import figures
 from fedveil.report.pareto import pareto
-from fedveil.report.progress import progress_for
+from fedveil.report.progress import Display
 from fedveil.report.tables import comparison_notes, comparison_tables, run_table
 from fedveil.runs import Summary, run
 from fedveil.runs.summary import last_rounds
@@ -153,7 +153,7 @@ def test_local_settings_and_regressions_can_be_drawn(local, tmp_path):
 
 def test_progress_is_plain_without_a_terminal():
     console = Console(file=io.StringIO())
-    run(config(rounds=60, clients_per_round=1), progress=progress_for(console))
+    run(config(rounds=60, clients_per_round=1), progress=Display(console))
     lines = console.file.getvalue().splitlines()
     assert 15 < len(lines) < 25
     assert lines[-1].startswith("vanilla  round 60/60")
@@ -161,7 +161,7 @@ def test_progress_is_plain_without_a_terminal():
 
 def test_progress_is_live_on_a_terminal():
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    progress = progress_for(console)
+    progress = Display(console)
     progress.say("before")
     run(config(), progress=progress)
     assert "3/3" in console.file.getvalue()

@@ -23,7 +23,7 @@ from fedveil.errors import FieldError, LedgerError
 from fedveil.games import GAMES, play
 from fedveil.grid import compare
 from fedveil.report.audits import show
-from fedveil.report.spent import used_of
+from fedveil.report.planning import used_of
 from fedveil.report.statement.books import read_books
 from fedveil.report.statement.check import check
 from fedveil.report.statement.document import ABSENT, WORDS, encoded, protected

@@ -154,10 +154,10 @@ def shown() -> Progress:
     """A bar on a terminal, and nothing elsewhere."""
     from rich.console import Console
 
-    from fedveil.report.progress import progress_for
+    from fedveil.report.progress import Display
 
     console = Console(stderr=True)
-    return progress_for(console) if console.is_terminal else Silent()
+    return Display(console) if console.is_terminal else Silent()
 
 
 def audit(

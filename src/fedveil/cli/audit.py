@@ -72,7 +72,7 @@ def audit(
 
         from fedveil.games import game_of, play
         from fedveil.report.audits import show
-        from fedveil.report.progress import progress_for
+        from fedveil.report.progress import Display
 
         options: dict[str, object] = {"replicates": replicates, "target": target, "attacker": attacker}
         options |= {"colluders": colluders, "shadow": shadow, "world": out_world, "images": images}
@@ -81,7 +81,7 @@ def audit(
         built = game_of(spec, game, attack or (), **asked)
         folder, console = out or _folder(where, spec.name), console_for()
         again.folder, again.command = folder, "the same command"
-        judgement = play(built, folder, progress_for(console), executor=executor_of(executor))
+        judgement = play(built, folder, Display(console), executor=executor_of(executor))
         shown = show(judgement, folder)
         say(console, *([shown.answer, ""] if shown.answer else []))
         for table in shown.tables:

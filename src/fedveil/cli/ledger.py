@@ -52,7 +52,7 @@ def show(
         from fedveil.accounting import Policy
         from fedveil.engines.lifetime import read_head, read_ledger, read_policy
         from fedveil.errors import FieldError
-        from fedveil.report.spent import spent_of
+        from fedveil.report.planning import spent_of
 
         rule = read_policy(policy) or Policy(distance=1.0, delta=delta)
         if path.is_dir():

@@ -64,7 +64,7 @@ def _verify(path: Path, ledgers: list[Path]) -> None:
 def _budget(paths: list[Path], policy: Path | None) -> None:
     from fedveil.engines.lifetime import read_policy
     from fedveil.errors import FieldError
-    from fedveil.report.spent import used_of
+    from fedveil.report.planning import used_of
     from fedveil.report.statement.books import read_books
 
     rule = read_policy(policy)

@@ -74,14 +74,14 @@ def run(
             spec = load(config, assign or [], engine=engine, device=device, seed=seed)
 
             from fedveil.grid import Cell, Store
-            from fedveil.report.progress import progress_for
+            from fedveil.report.progress import Display
             from fedveil.report.table import write
             from fedveil.report.tables import run_table
 
         folder = out or shared.folder_of(config, spec.name)
         again.folder, again.command = folder, f"fedveil run {shlex.quote(str(folder))} --resume"
         console = shared.console_for()
-        summary = Store(None).run_in(folder, Cell("", spec), progress_for(console), resume=resume).summary
+        summary = Store(None).run_in(folder, Cell("", spec), Display(console), resume=resume).summary
         table = run_table(summary)
         write(folder, "table", [table])
         shared.show([table], [f"written to {folder}"], whole=True)
@@ -112,9 +112,9 @@ def compare(
 
             from fedveil import grid
             from fedveil.errors import require_count
-            from fedveil.games.front import attack_settings, check_audit, with_attacks
+            from fedveil.games.participation import attack_settings, check_audit, with_attacks
             from fedveil.report.figures import draw
-            from fedveil.report.progress import progress_for
+            from fedveil.report.progress import Display
             from fedveil.report.table import write
             from fedveil.report.tables import WIDE, comparison_notes, comparison_tables
 
@@ -127,13 +127,13 @@ def compare(
         require_count("--jobs", jobs)
         try:
             how: dict[str, Any] = {"jobs": jobs, "executor": shared.executor_of(executor)}
-            summaries = grid.compare(spec, folder, seeds=seeds, resume=resume, progress=progress_for(console), **how)
+            summaries = grid.compare(spec, folder, seeds=seeds, resume=resume, progress=Display(console), **how)
         except KeyboardInterrupt:
             if finished := grid.finished_of(spec, folder, seeds):
                 shared.show(comparison_tables(finished, console.width))
             raise
         if audit:
-            attack_settings(spec, folder, audit, progress_for(console))
+            attack_settings(spec, folder, audit, Display(console))
         summaries = with_attacks(summaries, folder)
         files = draw(summaries, folder)
         shared.show(comparison_tables(summaries, console.width), comparison_notes(summaries))

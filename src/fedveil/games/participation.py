@@ -1,5 +1,7 @@
 """The game of participation: one federation again and again, with and without one client, and what others learn of it.
 
+Played on every setting of a comparison, it sets accuracy beside the success of attacks.
+
 The same attacks always run against the federation without its defence too: an attack that fails there says nothing
 about the defence. Every run has its own data, first model, training order, cohorts and noise.
 """
@@ -8,19 +10,24 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar
 
 from fedveil.attacks import ATTACKS, Active, Attack, SideChannel, ThreatError, Weighing
 from fedveil.attacks.bounds import epsilon_ceiling
 from fedveil.attacks.verdict import RUN
+from fedveil.config import Config
 from fedveil.config.world import WORLDS, World, world_of
-from fedveil.errors import FieldError
-from fedveil.games.game import GAMES, Attacking, Planned
+from fedveil.errors import FieldError, damaged, require_count
+from fedveil.games.game import GAMES, RESULT, Attacking, Planned, play
 from fedveil.games.scoring import HONEST, MALICIOUS, Audit, Case, Replicate, cases_of, judge_all, never_drawn
 from fedveil.games.view import PASSIVE, ParticipationView, threat_of
 from fedveil.grid import Cell, Finished
+from fedveil.grid.comparison import write
 from fedveil.methods import Publishing
+from fedveil.reading import json_of
+from fedveil.runs import Progress, Summary
 from fedveil.runs.deal import Dealt, deal_out
 from fedveil.runs.prepare import Setup, prepare
 from fedveil.runs.promised import prepared, promised
@@ -28,6 +35,9 @@ from fedveil.runs.world import share_out
 
 LEAST, REHEARSALS = 4, 8  # runs in each world; rehearsals are half as many as runs, and at least so many
 DRAWN = ("dirichlet", "quantity", "shards")  # partitions that draw the clients' sizes
+AUDIT = "audit"  # in the folder of a comparison
+# Need no metrics, no colluders and no crafted updates: one set of replicates serves them all.
+COMPARED = ("loss", "calibrated-loss", "likelihood-ratio", "own-update", "adaptive", "noise-size")
 
 
 @GAMES.register("participation")
@@ -221,3 +231,61 @@ def _about(planned: Planned, replicates: Iterable[Replicate]) -> dict[str, Any]:
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
+
+
+def check_audit(config: Config, replicates: int) -> None:
+    """Refuse what cannot be audited, before anything is run; 0 replicates are no audit.
+
+    Raises
+    ------
+    FieldError
+        For too few replicates or clients, or too few examples to put another client in one's place.
+    """
+    if not replicates:
+        return
+    require_count("--audit", replicates, least=LEAST)
+    ParticipationGame(config, True, COMPARED, replicates).check()
+
+
+def attack_settings(config: Config, folder: Path, replicates: int, progress: Progress) -> None:
+    """Attack every setting of the comparison in a folder; replicates that are there are not played again."""
+    play(ParticipationGame(config, True, COMPARED, replicates), folder / AUDIT, progress)
+
+
+def with_attacks(summaries: Sequence[Summary], folder: Path) -> list[Summary]:
+    """Summaries of the comparison in a folder with their "audits", in ``comparison.json`` too.
+
+    "audited" says that there was an audit, for a setting against which no attack counts. An attack counts if it works
+    without the defence, or evidently against that setting.
+    """
+    attacks = _attacks(folder / AUDIT / RESULT)
+    attacked = []
+    for summary in summaries:
+        own = attacks.get(summary.setting)
+        place = {"audits": own or [], "audited": own is not None}
+        attacked.append(Summary({**summary.values, **place}, summary.rows))
+    write(folder, [summary.values for summary in attacked])
+    return attacked
+
+
+def _attacks(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """By setting: attack, auc, low, high and runs of what counts, the strongest first.
+
+    Raises
+    ------
+    FieldError
+        If the file is damaged.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        values = json_of(path.read_bytes())
+        attacks: dict[str, list[dict[str, Any]]] = {str(label): [] for label in values["settings"]}
+        for r in values["results"]:
+            auc = r["auc"]
+            if not r["supposed"] and (r["valid_without_defence"] is not False or auc["low"] > 0.5):
+                entry = {"attack": r["attack"], "auc": auc["point"], "low": auc["low"], "high": auc["high"]}
+                attacks[r["setting"]].append({**entry, "runs": values["replicates"]})
+    except (ValueError, KeyError, TypeError) as error:
+        raise damaged("audit", path, error, "delete it, and ask the audit again; finished runs stay") from error
+    return {label: sorted(entries, key=lambda e: -float(e["auc"])) for label, entries in attacks.items()}

@@ -12,9 +12,8 @@ from fedveil.config import Config, load
 from fedveil.config.folders import CONFIG
 from fedveil.errors import FedVeilError, FieldError, NoReplyError
 from fedveil.grid.cell import Cell, Finished, Outcome, distinct, matched, play_made
-from fedveil.grid.jobs import Factory, Jobs
+from fedveil.grid.jobs import Factory, Jobs, block_size, run_together
 from fedveil.grid.kept import Kept
-from fedveil.grid.together import block_size, run_together
 from fedveil.runs import Progress, Summary, run
 from fedveil.runs.disk import make_folder, write_atomic
 from fedveil.runs.prepare import Setup, prepare, resolve_device

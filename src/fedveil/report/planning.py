@@ -1,15 +1,19 @@
-"""Tables of plans and of advice. Nothing here trains, so nothing here imports PyTorch."""
+"""Tables of what privacy costs: planned, advised, promised and spent. Nothing here trains, or imports PyTorch."""
 
+import math
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from fedveil.accounting import VACUOUS, Choice, Plan, Reading, advise, guarantee_values
-from fedveil.gdp import meaning_of_mu, rounded_up
+from fedveil.gdp import meaning_of_mu, rounded_down, rounded_up
 from fedveil.report.statement.document import WORDS, beside
-from fedveil.report.table import Table, shown
+from fedveil.report.table import NOTHING, Table, shown
 
 if TYPE_CHECKING:
+    from fedveil.accounting import Ledger, Policy
     from fedveil.runs.promised import Promise
 
 WIDE = 140  # columns from which one table holds all that there is to say of a choice
@@ -120,3 +124,38 @@ def plan_table(plan: Plan, conditions: Sequence[str] = ()) -> Table:
     own = ("vacuous", "signal_to_noise", "warnings")
     values = {**vars(plan), **{name: getattr(plan, name) for name in own}, "advice": plan.advice()}
     return Table.facts(rows, {**values, "unit": "client", "trust": "central", "conditions": conditions})
+
+
+def spent_of(ledger: "Ledger", policy: "Policy") -> Table:
+    """A line a kind of cost; unlike kinds are not added."""
+    rows = []
+    for kind, (count, spent, limit) in policy.standing(e.spend for e in ledger.all_entries).items():
+        at = {"leakage": f" at distance {policy.distance or 0:g}", "record_epsilon": f" at delta {policy.delta:g}"}
+        left = NOTHING
+        if limit is not None and kind != "record_epsilon":
+            rest = math.sqrt(max(0.0, limit**2 - spent**2)) if kind.endswith("mu") else max(0.0, limit - spent)
+            left = rounded_down(rest, 0 if kind == "participations" else 4)
+        costs = "of unlike promises: no sum" if math.isinf(spent) else rounded_up(spent, 6)
+        rows.append([f"{kind}{at.get(kind, '')}", str(count), costs, shown(limit, "g"), left])
+    numbers = ("releases", "spent", "allowed", "left")
+    notes = ["A release begun and not closed counts like any other. Left of a mu: what one more release may cost."]
+    for doubt, count in Counter(entry.doubt for entry in ledger.all_entries if entry.doubt).items():
+        notes.append(f"{count} of its releases cost what stands here if {doubt}; else far more.")
+    return Table(("cost", *numbers), rows, "spent in all runs", numbers, notes=notes)
+
+
+def used_of(ledgers: "Sequence[Ledger]", policy: "Policy") -> Table:
+    """The share of each total that is used: of the data set that has used most, and of the median one; no names.
+
+    Neither names nor numbers of releases are told, and no more than these two figures of however many data sets.
+    """
+    shares: dict[str, list[float]] = {}
+    for ledger in ledgers:
+        for kind, (_, spent, limit) in policy.standing(e.spend for e in ledger.all_entries).items():
+            if limit is not None:
+                shares.setdefault(kind, []).append(spent / limit)
+    rows = [
+        (kind, *(f"{100 * float(rounded_up(x, 4)):.3g}%" for x in (max(v), median(v)))) for kind, v in shares.items()
+    ]
+    notes = [] if rows else ["The policy's [total] limits nothing, mu = 2.0 say, so there is no share to tell."]
+    return Table(("total", "used at most", "median"), rows, numbers=("used at most", "median"), notes=notes)

@@ -11,11 +11,6 @@ from fedveil.runs.summary import Row
 LINES = 20  # plain lines a run or audit, about
 
 
-def progress_for(console: Console) -> "Display":
-    """For a run: a step is a round."""
-    return Display(console)
-
-
 def describe(row: Row) -> str:
     """The figures of a round that matter most."""
     metrics, noise = row["metrics"], row["noise"]

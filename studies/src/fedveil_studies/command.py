@@ -79,7 +79,7 @@ def reproduce(
             return
         from fedveil.errors import require_count
         from fedveil.grid import Store
-        from fedveil.report.progress import progress_for
+        from fedveil.report.progress import Display
         from fedveil_studies.frame import Choices, Reproduction, Selection, find, names
         from fedveil_studies.frame.files import Pages
         from fedveil_studies.frame.tables import cells_table, contents_tables, studies_table
@@ -118,7 +118,7 @@ def reproduce(
             done = (
                 store.collect(cells)
                 if no_run
-                else store.run(cells, progress_for(console), jobs, executor=executor_of(executor))
+                else store.run(cells, Display(console), jobs, executor=executor_of(executor))
             )
             assert store.folder is not None
             _show(console, asked, selection, Pages(into or store.folder, asked, store), done)

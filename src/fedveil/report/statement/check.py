@@ -17,7 +17,7 @@ from fedveil.accounting import Policy
 from fedveil.accounting.guarantee import DOUBTS
 from fedveil.errors import FieldError, LedgerError, damaged
 from fedveil.reading import json_of
-from fedveil.report.spent import spent_of
+from fedveil.report.planning import spent_of
 from fedveil.report.statement.books import FoundLedgers, promise_of_sites, promises, read_books
 from fedveil.report.statement.document import FORMAT, encoded
 from fedveil.report.statement.gather import agree

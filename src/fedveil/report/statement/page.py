@@ -19,7 +19,7 @@ import fedveil
 from fedveil.errors import FieldError, require_choice
 from fedveil.gdp import rounded_up
 from fedveil.report.canvas import COLOURS
-from fedveil.report.spent import spent_of
+from fedveil.report.planning import spent_of
 from fedveil.report.statement.document import ABSENT, WORDS, Chart, Report, beside, protected, source
 from fedveil.report.statement.figures import svg_of
 from fedveil.report.statement.gather import Gathered, Run

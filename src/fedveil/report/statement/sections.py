@@ -5,7 +5,7 @@ from math import inf
 from typing import Any
 
 from fedveil.engines.party import SERVER
-from fedveil.report.spent import spent_of
+from fedveil.report.planning import spent_of
 from fedveil.report.statement.document import (
     WORDS,
     Fact,
