@@ -44,7 +44,7 @@ def _phases(work: Workload, count: int) -> dict[str, dict[str, float]]:
         times = [time.perf_counter()]
         asked = federation.ask(10**9)
         times.append(time.perf_counter())
-        asked = federation.replying.adding(asked, federation.learner, federation.server.state)
+        asked = federation.replying.adding(asked, federation.server.state)
         [learned] = federation.learner.learn_together([asked.task])
         times.append(time.perf_counter())
         collected = federation.collect(asked, learned)

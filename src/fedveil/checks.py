@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial, wraps
 from inspect import Parameter, signature
-from types import UnionType
+from types import SimpleNamespace, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fedveil.errors import (
@@ -108,11 +108,12 @@ class Parameters:
 
 
 def suggesting(function: F) -> F:
-    """Refuse a keyword that a function does not have with the one that was probably meant."""
+    """Refuse a keyword that a function does not have with the one that was probably meant, and a value of no use."""
 
     @wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
         refuse_unknown(function, named)
+        check_values(SimpleNamespace(**named), (rule for rule in _of_function(function) if rule[0] in named))
         return function(*arguments, **named)
 
     return call  # type: ignore[return-value]
@@ -175,3 +176,8 @@ def _of_kind(kinds: tuple[type, ...], name: str, value: Any) -> None:
 @cache
 def _of_dataclass(owner: type[Any]) -> list[FieldRule]:
     return rules_of(get_type_hints(owner, include_extras=True).items())
+
+
+@cache
+def _of_function(function: Callable[..., Any]) -> list[FieldRule]:
+    return rules_of(get_type_hints(function, include_extras=True).items())

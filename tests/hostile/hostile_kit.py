@@ -340,7 +340,7 @@ class EmbeddedNode:
             source=Deployed(0),
             budgets=Budgets(clients=self.budget.get("budget"), policy=self.budget.get("policy")),
         )
-        federation._client_states = states
+        federation.members.resume(states)
         return federation
 
     def forget(self):

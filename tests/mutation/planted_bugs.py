@@ -1952,7 +1952,7 @@ BUGS = (
     ),
     _bug(
         "validation: copied rows pass",
-        "engines/disjoint.py",
+        "engines/validators.py",
         "require_disjoint",
         "(_places,) if twins else (_places, _contents)",
         "(_places,)",
@@ -1976,7 +1976,7 @@ BUGS = (
     ),
     _bug(
         "the worst client's hypotheses are as far apart as its own",
-        "engines/stopping.py",
+        "engines/history.py",
         "worst_of",
         "worst if worst is None or apart is None else replace(worst, hypotheses_apart=apart)",
         "worst",

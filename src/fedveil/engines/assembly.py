@@ -3,8 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import cast
-from warnings import warn
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +11,11 @@ from torch import Tensor, nn
 from fedveil import methods
 from fedveil.accounting import Release
 from fedveil.aggregation import Aggregator, FedProx
-from fedveil.errors import FieldError, NoReplyError
+from fedveil.engines.fit import require_fit
+from fedveil.errors import FieldError, NoReplyError, require_count
 from fedveil.layout import Buffers, Layout
-from fedveil.learning import ClientData, LocalTraining
-from fedveil.learning.learner import Learned
-from fedveil.learning.losses import LossFunction, as_input, evaluating, loss_of, outputs_of
+from fedveil.learning import ClientData, LocalTraining, make_trainer
+from fedveil.learning.learner import Learned, Learner
 from fedveil.mechanisms import keyed_seed
 
 AnyMethod = str | Aggregator | methods.ServerSide | methods.ClientSide | methods.Method
@@ -131,6 +130,48 @@ def with_proximal_term(local: LocalTraining, method: methods.Method) -> LocalTra
     return replace(local, prox=rule.mu)
 
 
+def learner_of(
+    module: nn.Module,
+    layout: Layout,
+    local: LocalTraining | None,
+    method: methods.Method,
+    clients: Sequence[ClientData],
+    region: Any,
+    trainer: str,
+    workers: int,
+) -> Learner:
+    """What trains the clients, once the model, their data and the loss are known to fit.
+
+    Raises
+    ------
+    FieldError
+        If they do not.
+    """
+    local, noisy = with_proximal_term(local or LocalTraining(), method), method.noisy
+    require_fit(module, clients, local.loss)
+    steps = noisy.noisy_steps if noisy else None
+    made = make_trainer(module, layout, local, trainer, workers=workers, noisy=steps)
+    return Learner(module, layout, local, region=region, trainer=made)
+
+
+def cohort_size(given: int | None, clients: int, method: methods.Method) -> int:
+    """Clients of a round; everybody unless a number is given.
+
+    Raises
+    ------
+    FieldError
+        If there are fewer clients, or the method's promise does not hold for such a cohort.
+    """
+    size = require_count("clients_per_round", given or clients)
+    if size < clients and method.server.relation == "add/remove":
+        raise FieldError("relation", "add/remove", "a sampled cohort changes with its members: use zero-out")
+    if size > clients:
+        raise FieldError("clients_per_round", given, f"there are only {clients} clients")
+    if method.noisy is not None:
+        method.noisy.require_sites(size, "clients_per_round" if size < clients else "clients")
+    return size
+
+
 def draw_cohort(seed: int, round_: int, partitions: Sequence[int], size: int) -> list[int]:
     """Draw a round's cohort without replacement, the same under every engine; ascending like `partitions`."""
     if size > len(partitions):
@@ -173,88 +214,3 @@ def client_facts(broadcast: methods.Broadcast, layout: Layout, learned: Learned)
         layer_scores=learned.layer_scores,
         noised=learned.trained.noised,
     )
-
-
-def require_alike(clients: Sequence[ClientData]) -> None:
-    """Refuse clients whose examples differ in shape or kind: one would fail in every round, and the rest go on.
-
-    Raises
-    ------
-    FieldError
-        Naming the first client that differs from the first one with examples.
-    """
-    first, like = next((i, c) for i, c in enumerate(clients) if c.examples)
-    for i, client in enumerate(clients):
-        for part in ("x", "y") if client.examples else ():
-            given, wanted = (_kind(getattr(c, part)) for c in (client, like))
-            if given != wanted:
-                raise FieldError(f"clients[{i}].{part}", given, f"must be like clients[{first}].{part}: {wanted}")
-
-
-def _kind(value: Tensor) -> str:
-    shape = ", ".join(["N", *map(str, value.shape[1:])])
-    return f"[{shape}] {'floating point' if value.is_floating_point() else 'int64'}"
-
-
-def require_fit(module: nn.Module, clients: Sequence[ClientData], loss: str | LossFunction) -> None:
-    """Try two examples on the model and the loss, and refuse what does not fit before anything is trained.
-
-    Raises
-    ------
-    FieldError
-        Saying how to change x or y, where that can be seen.
-    """
-    i, client = next(((i, c) for i, c in enumerate(clients) if c.examples), (0, None))
-    if client is None:
-        return
-    x, y, some = client.x[:2], client.y[:2], next(module.parameters())
-    with evaluating(module), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        try:
-            answer = module(as_input(x, some))
-        except Exception as error:  # the model is the user's
-            accepted = f"the model cannot take it ({error}){_input_hint(x, module)}"
-            if isinstance(error, NotImplementedError) or "not tuple" in str(error):
-                fix = "a layer such as nn.GRU answers with a tuple, and the next one takes a tensor: in a forward "
-                accepted = f"{fix}method of yours, write out, _ = self.gru(x)" if "tuple" in str(error) else str(error)
-                raise FieldError("model", type(module).__name__, accepted) from error
-            raise FieldError(f"clients[{i}].x", _kind(x), accepted) from error
-        output = outputs_of(answer)
-        if loss == "cross_entropy" and _one_hot(y) and y.shape == output.shape:
-            raise FieldError(f"clients[{i}].y", _kind(y), "looks one-hot; classes are integers: y.argmax(1)")
-        if loss == "cross_entropy" and y.dtype == torch.int64 and output.dim() > 1:
-            if bool((output >= 0).all()) and torch.allclose(output.sum(1), torch.ones(()).to(output)):
-                warn("the model ends in probabilities, and its loss takes scores: leave the softmax out", stacklevel=3)
-            for j, held in enumerate(clients):
-                if held.examples and int(held.y.max()) >= output.shape[1]:
-                    accepted = f"the model has {output.shape[1]} outputs, one a class, numbered from 0 on"
-                    raise FieldError(f"clients[{j}].y", f"from {int(held.y.min())} to {int(held.y.max())}", accepted)
-        name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
-        try:
-            value = loss_of(loss)(output, y.to(some.device))
-        except Exception as error:
-            fix = ""
-            if "positional argument" in str(error):
-                raise FieldError("loss", name, f"{error}; write a function loss(outputs, y)") from error
-            if y.dim() == 2 and y.shape[1] == 1:
-                fix = "; make it [N]: y.reshape(-1)"
-            elif loss == "cross_entropy" and y.is_floating_point():
-                fix = '; classes are integers: y.astype(int). For targets use LocalTraining(loss="mse")'
-            accepted = f"{name} cannot compare it with the model's outputs {tuple(output.shape[1:])} ({error}){fix}"
-            raise FieldError(f"clients[{i}].y", _kind(y), accepted) from error
-        if not isinstance(value, Tensor) or value.dim():
-            accepted = "must return the batch's mean loss as one number, a tensor of no axes: end it with .mean()"
-            raise FieldError("loss", name, accepted)
-
-
-def _one_hot(y: Tensor) -> bool:
-    return y.dim() == 2 and bool(((y == 0) | (y == 1)).all()) and bool((y.sum(1) == 1).all())
-
-
-def _input_hint(x: Tensor, module: nn.Module) -> str:
-    """What would probably fit."""
-    channels = next((m.in_channels for m in module.modules() if isinstance(m, nn.Conv2d)), 0)
-    if channels and x.dim() == 3:
-        return "; images are [N, channels, height, width]: x[:, None]"
-    if channels and x.dim() == 4 and x.shape[-1] == channels != x.shape[1]:
-        return "; images are [N, channels, height, width]: x.transpose(0, 3, 1, 2) of an array"
-    return "" if x.is_floating_point() else "; where x numbers no words, write x.astype('float32')"

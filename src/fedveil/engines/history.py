@@ -1,13 +1,15 @@
 """What a run leaves in memory, under every engine."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedveil.accounting import Filter, Guarantee, Ledger, total
+from fedveil.accounting import Filter, Guarantee, Ledger, total, unprotected
+from fedveil.engines.party import SERVER, VALIDATORS
 from fedveil.engines.server import Round
 from fedveil.errors import FieldError, nearest
 from fedveil.learning import Figures
@@ -217,6 +219,51 @@ def total_of(ledger: Ledger) -> Guarantee:
     if worst.proven and (doubts := {entry.doubt: None for entry in ledger.entries if entry.doubt}):
         worst = replace(worst, conditions=(*worst.conditions, *doubts))
     return worst if ledger.budget is None else Filter(**ledger.budget).held(worst, [e.spend for e in ledger.entries])
+
+
+def worst_of(guarantees: Iterable[Guarantee]) -> Guarantee | None:
+    """What holds for all of them: the one that promises least, with the largest distance between hypotheses of any.
+
+    Least is nothing proven, else the largest parameter. None of none.
+    """
+    every = list(guarantees)
+    worst = max(every, key=lambda g: (not g.proven, g.cost), default=None)
+    apart = max((g.hypotheses_apart for g in every if g.hypotheses_apart is not None), default=None)
+    return worst if worst is None or apart is None else replace(worst, hypotheses_apart=apart)
+
+
+class Totals(NamedTuple):
+    """What all releases of a run promise together.
+
+    Attributes
+    ----------
+    clients, validators : dict of str to Guarantee
+        Of clients that protect themselves, and of validation clients, where they released something.
+    worst : Guarantee
+        What counts: the trusted server's total, or what holds for every client.
+    """
+
+    clients: dict[str, Guarantee]
+    validators: dict[str, Guarantee]
+    worst: Guarantee
+
+    @property
+    def validation(self) -> Guarantee | None:
+        """What holds for every validation client; None where none released a loss itself."""
+        return worst_of(self.validators.values())
+
+
+def totals_of(trust: str, books: Mapping[str, Ledger], on: Sequence[str] = ()) -> Totals:
+    """Add up everybody's releases; `on` are conditions of a run's configuration, which no ledger knows."""
+    # a participation that is only counted, under central trust, promises nothing and takes nothing away
+    totals = {p: total_of(b) for p, b in books.items() if any(e.source != "none" for e in b.entries)}
+    if on:
+        totals |= {p: replace(g, conditions=(*g.conditions, *on)) for p, g in totals.items() if g.proven}
+    validators = {p: g for p, g in totals.items() if p.startswith(VALIDATORS)}
+    if trust == "central":
+        return Totals({}, validators, totals.get(SERVER, unprotected()))
+    clients = {p: g for p, g in totals.items() if p not in (SERVER, *validators)}
+    return Totals(clients, validators, worst_of(clients.values()) or unprotected("local"))
 
 
 def publishable(single: Sequence[Figures]) -> tuple[tuple[str, ...], Tensor, Tensor]:

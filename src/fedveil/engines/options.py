@@ -13,7 +13,7 @@ from fedveil.engines.assembly import AnyMethod
 from fedveil.engines.party import LineStore
 from fedveil.engines.seams import Probe
 from fedveil.engines.stopping import EarlyStopping
-from fedveil.errors import FieldError, require_choice
+from fedveil.errors import require_choice
 from fedveil.layout import Buffers
 from fedveil.learning import ClientData
 from fedveil.learning.learner import Learner
@@ -177,15 +177,3 @@ class Execution(Parameters):
         """Check the trainer and the workers."""
         super().__post_init__()
         require_choice("trainer", self.trainer, TRAINERS)
-
-
-def require_group(given: object, kind: type) -> None:
-    """Refuse what is not a group of arguments, as a bare filter in the place of budgets.
-
-    Raises
-    ------
-    FieldError
-        Saying how to write it.
-    """
-    if not isinstance(given, kind):
-        raise FieldError(kind.__name__.lower(), type(given).__name__, f"must be {kind.__name__}(...)")

@@ -13,7 +13,7 @@ from fedveil.methods import Method, Releases
 
 LineStore = Callable[[str], None]  # takes a committed ledger line; durable when it returns
 
-SERVER = "server"  # names its ledger
+SERVER, VALIDATORS = "server", "validation-"  # name its ledger, and begin the names of validation clients'
 COMBINE, PUBLISH, VALIDATE = "combine", "publish", "validate"
 
 

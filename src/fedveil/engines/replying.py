@@ -1,7 +1,8 @@
 """What a cohort sends: each client's release after its protection, and what malicious ones make of theirs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 import torch
@@ -10,23 +11,21 @@ from torch import Tensor
 from fedveil.accounting import model_of
 from fedveil.aggregation import RunningSum
 from fedveil.engines.assembly import client_facts, client_releases
-from fedveil.engines.client import ClientParty
 from fedveil.engines.history import Asked, Collected
+from fedveil.engines.members import Members
 from fedveil.engines.seams import Behaviour, crafted, honest_updates
 from fedveil.errors import FieldError
-from fedveil.layout import Layout
 from fedveil.learning import ClientData, WorkerTrainer
-from fedveil.learning.learner import Learned, Learner, Passing
+from fedveil.learning.learner import Learned, Learner, Passing, Task
 from fedveil.learning.local import Trained
 from fedveil.learning.streams import Key
 from fedveil.methods import (
     UNMEASURED,
     Broadcast,
     ClientFacts,
-    ClientSide,
     CohortReplies,
-    Method,
     Protected,
+    Refusal,
     Releases,
     Stacked,
     Summed,
@@ -78,30 +77,36 @@ class Replying:
 
     Parameters
     ----------
-    method : Method
-        Of the federation.
-    layout : Layout
-        Of the model's vector.
+    members : Members
+        All clients.
     behaviours : mapping of int to Behaviour
-        Malicious clients, by partition.
-    sides : mapping of int to ClientSide
-        Of clients with parameters of their own, by partition.
-    party : callable
-        ``partition -> ClientParty``.
+        Malicious ones, by partition.
     """
 
-    def __init__(
-        self,
-        method: Method,
-        layout: Layout,
-        behaviours: Mapping[int, Behaviour],
-        sides: Mapping[int, ClientSide],
-        party: Callable[[int], ClientParty],
-    ) -> None:
-        self._method, self._layout, self.behaviours, self._sides, self._party = method, layout, behaviours, sides, party
+    def __init__(self, members: Members, behaviours: Mapping[int, Behaviour]) -> None:
+        self._members, self._method, self.behaviours = members, members.method, behaviours
+
+    def ask(self, broadcast: Broadcast, cohort: Sequence[int], began: float) -> Asked:
+        """Ask a cohort who takes part, and say what those who do are to train."""
+        members, round_ = self._members, broadcast.public.round
+        verdicts = members.admit(broadcast, [p for p in cohort if not self.bypasses(p)])
+        admitted = [p for p in cohort if verdicts.get(p) is None]
+        refused = {p: verdict.reason for p, verdict in verdicts.items() if isinstance(verdict, Refusal)}
+        answered = {p: v for p, v in verdicts.items() if v is not None and not isinstance(v, Refusal)}
+        keys = [(members.seed, round_, partition) for partition in admitted]
+        data = [self.training_data(partition, round_) for partition in admitted]
+        sources = [members.party(p).training_source(round_) for p in admitted] if self._method.noisy else []
+        task = Task(broadcast.models, data, keys, self._method.client.needs, sources)
+        return Asked(broadcast, admitted, task, refused, began, answered, tuple(cohort))
 
     def collect(self, asked: Asked, learned: Sequence[Learned | Exception]) -> Collected:
         """Let the clients that trained (in the order of `asked.partitions`) protect what they send."""
+        self._members.take_over(asked, learned)
+        losses = [o.trained.loss for o in learned if isinstance(o, Learned) and o.trained.examples]
+        collected = self._sent(asked, learned)
+        return replace(collected, loss=median(losses)) if losses else collected
+
+    def _sent(self, asked: Asked, learned: Sequence[Learned | Exception]) -> Collected:
         if isinstance(asked.task, Passing) and isinstance(asked.task.then, Adding):
             return self._summed(asked, learned, asked.task.then)
         if (cohort := self._stacked(asked, learned)) is not None:
@@ -132,9 +137,9 @@ class Replying:
             self._reply(partition, outcome, asked.broadcast, replies, collected)
         return collected
 
-    def adding(self, asked: Asked, learner: Learner, state: Any) -> Asked:
+    def adding(self, asked: Asked, state: Any) -> Asked:
         """The same round; what is trained is added at once, where a server's side in this state needs no more."""
-        task, start = asked.task, asked.broadcast.models[0]
+        task, start, learner = asked.task, asked.broadcast.models[0], self._members.learner
         alone = type(learner) is Learner and isinstance(learner.trainer, WorkerTrainer)
         if not (alone and self._pass_on(asked)):
             return asked
@@ -179,20 +184,20 @@ class Replying:
         side = self._method.together
         if side is None:
             return {}
-        alone = {*self.behaviours, *self._sides}
+        alone = {*self.behaviours, *self._members.sides}
         trained = {p: o for p, o in outcomes.items() if isinstance(o, Learned) and p not in alone}
         if len(trained) < 2:
             return {}
-        parties = [self._party(p) for p in trained]
-        facts = [client_facts(broadcast, self._layout, o) for o in trained.values()]
-        found = side.protect_each(
+        parties = [self._members.party(p) for p in trained]
+        facts = [client_facts(broadcast, self._members.layout, o) for o in trained.values()]
+        each = side.protect_each(
             torch.stack([o.trained.model for o in trained.values()]),
             facts,
             [party.state for party in parties],
             [party.stream(broadcast.public.round) for party in parties],
         )
         return {
-            p: (f, protected) for p, f, protected in zip(trained, facts, found, strict=True) if protected is not None
+            p: (f, protected) for p, f, protected in zip(trained, facts, each, strict=True) if protected is not None
         }
 
     def _reply(
@@ -205,7 +210,7 @@ class Replying:
         together: tuple[ClientFacts, Protected] | None = None,
     ) -> None:
         """Add one client's reply, or why there is none."""
-        party, bypass = self._party(partition), self.bypasses(partition)
+        party, bypass = self._members.party(partition), self.bypasses(partition)
         local = self._method.client.trust != "central"
         try:
             if isinstance(outcome, Exception):
@@ -219,7 +224,7 @@ class Replying:
                 facts, protected = together
                 replies[partition] = party.release((), facts, protected)
             else:
-                facts = client_facts(broadcast, self._layout, outcome)
+                facts = client_facts(broadcast, self._members.layout, outcome)
                 replies[partition] = party.release(client_releases(outcome), facts)
             if local:
                 collected.scales[partition] = party.ledger.entries[-1].spend.scale
@@ -234,9 +239,9 @@ class Replying:
         """Whether a malicious client skips its own protection."""
         return partition in self.behaviours and self.behaviours[partition].bypass
 
-    def training_data(self, data: ClientData, partition: int, round_: int) -> ClientData:
+    def training_data(self, partition: int, round_: int) -> ClientData:
         """What a client trains on: its own data, or what its behaviour makes of them."""
-        behaviour = self.behaviours.get(partition)
+        data, behaviour = self._members.data[partition], self.behaviours.get(partition)
         return data if behaviour is None else behaviour.data(data, partition, round_)
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedveil.accounting import Ledger, Release, Spend, SpendFilter
+from fedveil.accounting import Ledger, Release, Spend, SpendFilter, digest
 from fedveil.engines.assembly import AnyMethod, resolve_method
 from fedveil.engines.party import COMBINE, PUBLISH, SERVER, VALIDATE, LineStore, Party, forget
-from fedveil.errors import BudgetError, FieldError, NoReplyError, ReplyError, cleaned
+from fedveil.errors import BudgetError, FieldError, LedgerError, NoReplyError, ReplyError, cleaned
 from fedveil.layout import Layout
 from fedveil.mechanisms import SecureSource, Source
 from fedveil.methods import (
@@ -151,6 +151,27 @@ class ServerParty(Party):
             terms = "" if self.method.noisy is None else self.method.noisy.agreed(self.layout.size)
             public = replace(public, run=self._run, roster=tuple(sorted(roster)), attempt=attempt, terms=terms)
         return Broadcast(models=models, public=public)
+
+    def resume(self, models: Tensor, round_: int, state: Any) -> None:
+        """Go on from the models [k, d] of a round (0: from the first ones).
+
+        Raises
+        ------
+        FieldError
+            If the ledger lacks the round: a budget would start over.
+        LedgerError
+            If the models are not those that it says were released.
+        """
+        known = self.ledger.find((round_, COMBINE))
+        if known is None and round_:
+            accepted = "budgets and totals cannot continue without the ledgers of the run, which lack this round"
+            raise FieldError("ledgers", round_, accepted)
+        if known is not None and known.digest != digest((Release("model", models),)):
+            raise LedgerError(
+                f"checkpoint: its models are not those that the server's ledger says were released in round {round_}; "
+                "restore the file, or start a new run"
+            )
+        self.state = state
 
     def require_unsummed(self, round_: int) -> None:
         """Refuse, before anybody trains, a round whose trusted sum is recorded, unless its shares can be drawn again.

@@ -1,14 +1,10 @@
 """Early stopping on validation clients: clients that never train, and whose losses are releases."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from copy import deepcopy
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
-from math import inf, isfinite
+from math import isfinite
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedveil import accounting
@@ -16,15 +12,10 @@ from fedveil.checks import Count, NonNegative, Parameters
 from fedveil.engines.assembly import draw_cohort
 from fedveil.engines.history import Best
 from fedveil.engines.party import VALIDATE, LineStore, Party
-from fedveil.engines.server import ServerParty
-from fedveil.errors import BudgetError, FieldError
-from fedveil.learning import ClientData, client_losses
-from fedveil.learning.learner import Learner
+from fedveil.learning import ClientData
 from fedveil.mechanisms import Source
 from fedveil.methods import Method
 from fedveil.methods.publishing import Validation
-
-VALIDATORS = "validation-"  # begins the names of their ledgers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,139 +155,3 @@ def drawn(rule: EarlyStopping, seed: int, round_: int, everybody: Sequence[int])
     if round_ % rule.every or not everybody:
         return []
     return draw_cohort(seed, -round_, everybody, min(rule.sample or len(everybody), len(everybody)))
-
-
-def worst_of(guarantees: Iterable[accounting.Guarantee]) -> accounting.Guarantee | None:
-    """What holds for all of them: the one that promises least, with the largest distance between hypotheses of any.
-
-    Least is nothing proven, else the largest parameter. None of none.
-    """
-    every = list(guarantees)
-    worst = max(every, key=lambda g: (not g.proven, g.cost), default=None)
-    apart = max((g.hypotheses_apart for g in every if g.hypotheses_apart is not None), default=None)
-    return worst if worst is None or apart is None else replace(worst, hypotheses_apart=apart)
-
-
-class Validators:
-    """The validation clients of a run, and what follows from their losses.
-
-    Parameters
-    ----------
-    rule : EarlyStopping
-        When to validate and to stop.
-    clients : sequence of ClientData
-        Those of the rule; they hold examples x, y.
-    learner : Learner
-        The model and the loss.
-    server : ServerParty
-        Charged under central trust.
-    source, ledgers, seed, policy
-        See `Federation`.
-    budgets : callable
-        Index of a validation client -> its filter, a fresh one.
-    say : callable
-        Takes why a validation client declines.
-
-    Attributes
-    ----------
-    best : Best
-        What a checkpoint has to keep.
-    """
-
-    def __init__(
-        self,
-        rule: EarlyStopping,
-        clients: Sequence[ClientData],
-        learner: Learner,
-        server: ServerParty,
-        source: Source,
-        ledgers: Callable[[str], tuple[accounting.Ledger, LineStore]],
-        seed: int,
-        *,
-        policy: accounting.Policy | None = None,
-        budgets: Callable[[int], accounting.SpendFilter | None] = lambda partition: None,
-        say: Callable[[str], None] = lambda text: None,
-    ) -> None:
-        empty = [i for i, c in enumerate(clients) if not c.examples]
-        if empty or not clients:
-            raise FieldError("stopping.clients", empty, "must be clients with examples, at least one")
-        if rule.sample is not None and rule.sample > len(clients):
-            raise FieldError("sample", rule.sample, f"there are only {len(clients)} validation clients")
-        self.rule, self.clients, self.best = rule, clients, Best()
-        self._learner, self._server, self._seed, self._say = learner, server, seed, say
-        self._trust: accounting.Trust = server.method.client.trust
-        quoted = rule.validation.quote(self._trust)
-        for tried in map(budgets, range(len(clients))):
-            if tried is not None:  # one that cannot hold such a release says so before anything is trained
-                deepcopy(tried).admit_spend(quoted)
-
-        def make(partition: int) -> Validator:
-            ledger, store = ledgers(f"{VALIDATORS}{partition}")
-            return Validator(server.method, policy, rule.validation, ledger, source, budgets(partition), store)
-
-        self._party = cache(make)
-
-    @property
-    def stopped(self) -> str:
-        """Why the run is over, or ""."""
-        return self.rule.ends(self.best)
-
-    def validate(self, models: Tensor, round_: int) -> float | None:
-        """The validation loss of the models [k, d] of a round, as released; None where none is due, or none is left."""
-        asked = self._asked(round_)
-        value = self._released(asked, self._losses([self.clients[p] for p in asked], models), round_) if asked else None
-        if value is not None:
-            self.best = self.rule.following(self.best, value, round_, models)
-        return value
-
-    def foresee(self, round_: int) -> None:
-        """Release losses of zero where some are due: for a forecast of their cost, which no loss changes."""
-        asked = self._asked(round_)
-        if asked:
-            self._released(asked, torch.zeros(len(asked), dtype=torch.float64), round_)
-
-    def guarantees(self) -> Mapping[str, accounting.Guarantee]:
-        """Total of every validation client that released something, by the name of its ledger."""
-        if self._trust == "central" and self.rule.validation.losses == "noised":  # the server's, in its own ledger
-            return {}
-        books = [self._party(partition).ledger for partition in range(len(self.clients))]
-        return {b.party: accounting.total(e.spend.guarantee for e in b.entries) for b in books if b.entries}
-
-    def _asked(self, round_: int) -> list[int]:
-        """Sample of a round, of those whose number of releases is not used up, without those who decline.
-
-        Public facts alone decide. Nobody in a round that is not validated.
-        """
-        left, cap = list(range(len(self.clients))), cap_of(self.rule.validation, self._trust)
-        if cap is not None:
-            left = [p for p in left if self._party(p).spent(round_) < cap]
-        asked = drawn(self.rule, self._seed, round_, left)
-        reasons = {p: self._party(p).declines(round_) for p in asked}
-        for p, reason in reasons.items():
-            if reason:
-                self._say(f"validation client {p} sends no loss: {reason}")
-        return [p for p in asked if not reasons[p]]
-
-    def _released(self, asked: Sequence[int], losses: Tensor, round_: int) -> float | None:
-        public = self.rule.validation.losses == "public"
-        if self._trust == "central" and not public:
-            return self._server.validate(round_, losses, self.rule.validation)
-        sent = []
-        for p, loss in zip(asked, losses.tolist(), strict=True):
-            with suppress(BudgetError):  # public costs alone decide, so that silence tells nothing
-                sent.append(self._party(p).send(loss, round_))
-        return sum(sent) / len(sent) if sent else None
-
-    def _losses(self, clients: Sequence[ClientData], models: Tensor) -> Tensor:
-        """Loss of each client's best hypothesis [m]; infinite where there is none."""
-        learner = self._learner
-        losses = []
-        try:
-            losses = [client_losses(learner.model, learner.layout, models, clients, learner.local.loss)]
-        except Exception:  # someone's data: then one by one, so that only that client's loss is infinite
-            for client in clients:
-                try:
-                    losses.append(client_losses(learner.model, learner.layout, models, [client], learner.local.loss))
-                except Exception:
-                    losses.append(torch.full((1, len(models)), inf, dtype=torch.float64))
-        return torch.nan_to_num(torch.cat(losses), nan=inf).min(dim=1).values

@@ -12,7 +12,8 @@ from fedveil import learning
 from fedveil.config.experiment import Config
 from fedveil.config.options import fields_of
 from fedveil.data.dealing import holdout
-from fedveil.engines.assembly import require_fit, with_proximal_term
+from fedveil.engines.assembly import with_proximal_term
+from fedveil.engines.fit import require_fit
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning.learner import Learner, Trainer

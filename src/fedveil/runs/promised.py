@@ -15,7 +15,7 @@ from fedveil.accounting.guarantee import read_off
 from fedveil.config import Config
 from fedveil.config.sections import Randomness
 from fedveil.engines import Federation
-from fedveil.engines.history import publishable
+from fedveil.engines.history import publishable, totals_of
 from fedveil.engines.party import COMBINE
 from fedveil.errors import FieldError
 from fedveil.gdp import rounded_up
@@ -23,7 +23,6 @@ from fedveil.mechanisms import NoSource, ReproducibleSource
 from fedveil.methods import Broadcast, ClientFacts, ServerFacts
 from fedveil.runs.ledgers import Ledgers
 from fedveil.runs.prepare import Setup, prepare
-from fedveil.runs.totals import totals_of
 
 
 @dataclass(frozen=True)
@@ -82,15 +81,15 @@ def promised(setup: Setup) -> Promise:
     """
     ledgers, rounds = Ledgers("forecast"), setup.config.rounds
     federation = setup.federation(ledgers)
-    roster = federation.sites.roster(range(len(federation.clients)))
+    roster = federation.members.sites.roster(range(len(federation.clients)))
     opened = federation.server.open(federation.models, 1, rounds, federation.cohort_size, roster)
     if setup.method.client.trust == "central":
         done, books = _trusted(federation, opened, rounds), ledgers.books
     else:
         done, books = _apart(federation, opened, rounds, ledgers)
-    _, total, validation = totals_of(setup.method.client.trust, books, read_off(setup.config.read_off))
+    totals = totals_of(setup.method.client.trust, books, read_off(setup.config.read_off))
     first = opened.apart if len(opened.models) > 1 else None
-    return Promise(replace(total, hypotheses_apart=None), validation, done, rounds, first)
+    return Promise(replace(totals.worst, hypotheses_apart=None), totals.validation, done, rounds, first)
 
 
 def choices(
@@ -138,7 +137,7 @@ def _counts(federation: Federation, round_: int) -> tuple[int, ...]:
     rule, cohort = federation.server.method.server.rule, federation.cohort(round_)
     if rule is None or not rule.by_examples:
         return (1,) * len(cohort)
-    return tuple(federation.replying.training_data(federation.clients[p], p, round_).examples for p in cohort)
+    return tuple(federation.replying.training_data(p, round_).examples for p in cohort)
 
 
 def _cost(federation: Federation, opened: Broadcast, counts: Sequence[int]) -> Spend:
@@ -169,7 +168,7 @@ def _apart(federation: Federation, opened: Broadcast, rounds: int, ledgers: Ledg
     kinds: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for partition, when in asked.items():
         if not federation.replying.bypasses(partition):
-            kinds.setdefault((id(federation.method_of(partition).client), tuple(when)), []).append(partition)
+            kinds.setdefault((id(federation.members.method_of(partition).client), tuple(when)), []).append(partition)
     alike = {same[0]: same for same in kinds.values()}
     done = 0
     for round_, cohort in enumerate(cohorts, 1):

@@ -8,9 +8,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from fedveil.accounting import Guarantee, Ledger, guarantee_values, unprotected
-from fedveil.engines.history import total_of
+from fedveil.engines.history import totals_of
 from fedveil.engines.party import SERVER
-from fedveil.engines.stopping import VALIDATORS, worst_of
 from fedveil.methods import Method
 
 REACH = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)  # mu of the worst client at the distances of its curve, or about
@@ -20,7 +19,8 @@ def guarantees_of(
     method: Method, books: Mapping[str, Ledger], delta: float, on: Sequence[str] = ()
 ) -> tuple[Guarantee, dict[str, Any]]:
     """The guarantee that counts, and the parties': the trusted server's, or the worst and the median client's."""
-    clients, worst, validation = totals_of(method.client.trust, books, on)
+    totals = totals_of(method.client.trust, books, on)
+    clients, worst, validation = totals.clients, totals.worst, totals.validation
     beside = {} if validation is None else {"validation clients": guarantee_values(validation, delta)}
     if method.client.trust == "central":
         leakages = [[e.spend.leakage for e in book.entries if e.spend.leakage is not None] for book in books.values()]
@@ -54,22 +54,3 @@ def guarantees_of(
             "delta": delta,
         }
     return worst, {**values, **beside}
-
-
-def totals_of(
-    trust: str, books: Mapping[str, Ledger], on: Sequence[str] = ()
-) -> tuple[dict[str, Guarantee], Guarantee, Guarantee | None]:
-    """Totals of clients that protect themselves, the guarantee that counts, and that of the validation clients.
-
-    What counts is the trusted server's total, or what holds for every client. `on` are conditions of a run's
-    configuration, which no ledger knows.
-    """
-    # a participation that is only counted, under central trust, promises nothing and takes nothing away
-    totals = {p: total_of(b) for p, b in books.items() if any(e.source != "none" for e in b.entries)}
-    if on:
-        totals |= {p: replace(g, conditions=(*g.conditions, *on)) for p, g in totals.items() if g.proven}
-    validation = worst_of(totals.pop(p) for p in list(totals) if p.startswith(VALIDATORS))
-    if trust == "central":
-        return {}, totals.get(SERVER, unprotected()), validation
-    clients = {p: g for p, g in totals.items() if p != SERVER}
-    return clients, worst_of(clients.values()) or unprotected("local"), validation

@@ -154,16 +154,18 @@ class FlowerFederation(Federation):
             app = learner_client_app(
                 self.learner,
                 self.clients,
-                self.method_of if self.client_sides else self.method,
+                self.members.method_of if self.client_sides else self.method,
                 seed=self.seed,
                 warnings=self.warnings,
                 behaviours=self.behaviours,
                 source=self.source,
-                policy=self.policy,
-                site=self.sites.site,
+                policy=self.members.policy,
+                site=self.members.sites.site,
                 tell=lambda partition, _, error: self._zeroed.update({partition: f"{type(error).__name__}: {error}"}),
-                budget=lambda partition: deepcopy(self._budgets(partition)),  # the mod wants a fresh one on each call
-                ledgers=self._ledgers,
+                budget=lambda partition: deepcopy(
+                    self.members.budget(partition)
+                ),  # the mod wants a fresh one on each call
+                ledgers=self.members.ledger,
             )
             count = len(self.clients)
             configs: list[UserConfig] = [{"partition-id": i, "num-partitions": count} for i in range(count)]
@@ -199,14 +201,16 @@ class FlowerFederation(Federation):
         log, zeroed = strategy.history[-1], dict(sorted(self._zeroed.items()))
         require_success(log.number, [*log.used, *log.invalid], zeroed)
         noisy = (*log.used, *log.invalid) if self.method.client.trust != "central" else ()
-        scales = {p: self._ledgers(str(p))[0].entries[-1].spend.scale for p in noisy}
+        scales = {p: self.members.ledger(str(p))[0].entries[-1].spend.scale for p in noisy}
         collected = Collected(strategy.received, scales=scales, zeroed=zeroed)
         assert strategy.broadcast is not None  # a round is over
         return self._measured(strategy.broadcast, collected, strategy.models, log, began)
 
     def _collect(self) -> None:
         """Take over what the nodes remember."""
+        remembered = self.client_states()
         for partition, context in self.grid().contexts.items():
             self.clients[partition] = with_buffers(self.clients[partition], context)
-            if self._ledgers(str(partition))[0].entries:
-                self._client_states[partition] = records.Memory(context).load(self.method.client.init())
+            if self.members.ledger(str(partition))[0].entries:
+                remembered[partition] = records.Memory(context).load(self.method.client.init())
+        self.members.resume(remembered)

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.accounting import Guarantee, Ledger, guarantee_values
+from fedveil.engines.history import totals_of
 from fedveil.engines.lifetime import read_ledger
 from fedveil.engines.party import SERVER
 from fedveil.errors import FieldError, LedgerError
 from fedveil.reading import json_of
-from fedveil.runs.totals import totals_of
 
 WHO_ADDS = {"central": SERVER}  # whose total counts; anywhere else it is the worst client's
 
@@ -106,7 +106,8 @@ def _of_data(file: Path) -> bool:
 
 def promises(trust: str, books: Mapping[str, Book], delta: float, beside: Sequence[str]) -> dict[str, dict[str, Any]]:
     """What a run's ledgers add up to, on conditions beside them: of the server that adds noise, or the worst client."""
-    _, counted, validation = totals_of(trust, {party: book.ledger for party, book in books.items()}, beside)
+    totals = totals_of(trust, {party: book.ledger for party, book in books.items()}, beside)
+    counted, validation = totals.worst, totals.validation
     by_party = {WHO_ADDS.get(trust, "worst client"): counted}
     by_party |= {} if validation is None else {"validation clients": validation}
     return {party: plain(guarantee, delta) for party, guarantee in by_party.items()}
@@ -118,7 +119,7 @@ def promise_of_sites(trust: str, books: Mapping[str, Book], clients: int, delta:
     if not own or trust == "central":
         return {}
     whose = f"worst of {len(own)} of {clients} clients, by their own ledgers"
-    return {whose: plain(totals_of(trust, own)[1], delta)}
+    return {whose: plain(totals_of(trust, own).worst, delta)}
 
 
 def plain(guarantee: Guarantee, delta: float) -> dict[str, Any]:

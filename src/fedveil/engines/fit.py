@@ -1,0 +1,104 @@
+"""Clients' data that are alike, and fit the model and the loss: looked at before anything is trained."""
+
+from collections.abc import Sequence
+from typing import Any
+from warnings import warn
+
+import torch
+from torch import Tensor, nn
+
+from fedveil.errors import FieldError
+from fedveil.learning import ClientData
+from fedveil.learning.clients import as_client
+from fedveil.learning.losses import LossFunction, as_input, evaluating, loss_of, outputs_of
+
+
+def read_clients(given: Sequence[ClientData | Sequence[Any]]) -> list[ClientData]:
+    """Everybody's data; one client whose examples differ in shape or kind would fail in every round, and others go on.
+
+    Raises
+    ------
+    FieldError
+        If nobody has an example; naming the first client that differs from the first one with examples.
+    """
+    clients = [as_client(c, f"clients[{i}]") for i, c in enumerate(given)]
+    if not clients:
+        raise FieldError("clients", [], "a federation needs at least one client")
+    first, like = next(((i, c) for i, c in enumerate(clients) if c.examples), (0, clients[0]))
+    if not like.examples:
+        raise FieldError("clients", "no examples", "at least one client needs some: len(x) is 0 everywhere")
+    for i, client in enumerate(clients):
+        for part in ("x", "y") if client.examples else ():
+            own, wanted = (_kind(getattr(c, part)) for c in (client, like))
+            if own != wanted:
+                raise FieldError(f"clients[{i}].{part}", own, f"must be like clients[{first}].{part}: {wanted}")
+    return clients
+
+
+def _kind(value: Tensor) -> str:
+    shape = ", ".join(["N", *map(str, value.shape[1:])])
+    return f"[{shape}] {'floating point' if value.is_floating_point() else 'int64'}"
+
+
+def require_fit(module: nn.Module, clients: Sequence[ClientData], loss: str | LossFunction) -> None:
+    """Try two examples on the model and the loss, and refuse what does not fit before anything is trained.
+
+    Raises
+    ------
+    FieldError
+        Saying how to change x or y, where that can be seen.
+    """
+    i, client = next(((i, c) for i, c in enumerate(clients) if c.examples), (0, None))
+    if client is None:
+        return
+    x, y, some = client.x[:2], client.y[:2], next(module.parameters())
+    with evaluating(module), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        try:
+            answer = module(as_input(x, some))
+        except Exception as error:  # the model is the user's
+            accepted = f"the model cannot take it ({error}){_input_hint(x, module)}"
+            if isinstance(error, NotImplementedError) or "not tuple" in str(error):
+                fix = "a layer such as nn.GRU answers with a tuple, and the next one takes a tensor: in a forward "
+                accepted = f"{fix}method of yours, write out, _ = self.gru(x)" if "tuple" in str(error) else str(error)
+                raise FieldError("model", type(module).__name__, accepted) from error
+            raise FieldError(f"clients[{i}].x", _kind(x), accepted) from error
+        output = outputs_of(answer)
+        if loss == "cross_entropy" and _one_hot(y) and y.shape == output.shape:
+            raise FieldError(f"clients[{i}].y", _kind(y), "looks one-hot; classes are integers: y.argmax(1)")
+        if loss == "cross_entropy" and y.dtype == torch.int64 and output.dim() > 1:
+            if bool((output >= 0).all()) and torch.allclose(output.sum(1), torch.ones(()).to(output)):
+                warn("the model ends in probabilities, and its loss takes scores: leave the softmax out", stacklevel=3)
+            for j, held in enumerate(clients):
+                if held.examples and int(held.y.max()) >= output.shape[1]:
+                    accepted = f"the model has {output.shape[1]} outputs, one a class, numbered from 0 on"
+                    raise FieldError(f"clients[{j}].y", f"from {int(held.y.min())} to {int(held.y.max())}", accepted)
+        name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
+        try:
+            value = loss_of(loss)(output, y.to(some.device))
+        except Exception as error:
+            fix = ""
+            if "positional argument" in str(error):
+                raise FieldError("loss", name, f"{error}; write a function loss(outputs, y)") from error
+            if y.dim() == 2 and y.shape[1] == 1:
+                fix = "; make it [N]: y.reshape(-1)"
+            elif loss == "cross_entropy" and y.is_floating_point():
+                fix = '; classes are integers: y.astype(int). For targets use LocalTraining(loss="mse")'
+            accepted = f"{name} cannot compare it with the model's outputs {tuple(output.shape[1:])} ({error}){fix}"
+            raise FieldError(f"clients[{i}].y", _kind(y), accepted) from error
+        if not isinstance(value, Tensor) or value.dim():
+            accepted = "must return the batch's mean loss as one number, a tensor of no axes: end it with .mean()"
+            raise FieldError("loss", name, accepted)
+
+
+def _one_hot(y: Tensor) -> bool:
+    return y.dim() == 2 and bool(((y == 0) | (y == 1)).all()) and bool((y.sum(1) == 1).all())
+
+
+def _input_hint(x: Tensor, module: nn.Module) -> str:
+    """What would probably fit."""
+    channels = next((m.in_channels for m in module.modules() if isinstance(m, nn.Conv2d)), 0)
+    if channels and x.dim() == 3:
+        return "; images are [N, channels, height, width]: x[:, None]"
+    if channels and x.dim() == 4 and x.shape[-1] == channels != x.shape[1]:
+        return "; images are [N, channels, height, width]: x.transpose(0, 3, 1, 2) of an array"
+    return "" if x.is_floating_point() else "; where x numbers no words, write x.astype('float32')"

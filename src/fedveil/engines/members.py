@@ -1,0 +1,171 @@
+"""The clients of one process: their data, and a party for each, with a ledger, a budget and a key of its own."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from torch import Tensor
+
+from fedveil.accounting import Ledger, SpendFilter
+from fedveil.engines.client import ClientParty
+from fedveil.engines.history import Asked
+from fedveil.engines.lifetime import read_policy
+from fedveil.engines.options import Budgets, Execution
+from fedveil.engines.party import LineStore
+from fedveil.engines.sites import Sites
+from fedveil.errors import BudgetError, NoReplyError
+from fedveil.layout import Layout
+from fedveil.learning import ClientData, Figures, choose_each, evaluate_clients
+from fedveil.learning.learner import Learned, Learner
+from fedveil.mechanisms import Source
+from fedveil.methods import Broadcast, ClientSide, Method, Refusal, Releases, SecureSum, TrustedServer
+from fedveil.secure import FEWEST
+
+
+class Members:
+    """All clients of a federation, and what their parties are made of.
+
+    Parameters
+    ----------
+    data : list of ClientData
+        By partition. Buffers that a client keeps are written into it.
+    method : Method
+        Of the federation.
+    sides : mapping of int to ClientSide
+        Of clients with parameters of their own, by partition.
+    layout : Layout
+        Of the model's vector.
+    learner : Learner
+        Trains them.
+    source : Source
+        Randomness of their noise.
+    seed : int
+        Of the run; keys of sites follow it where the source is reproducible and none are given.
+    budgets : Budgets
+        What each may spend, and what their owners allow.
+    execution : Execution
+        Where their ledgers are, and their keys.
+    """
+
+    def __init__(
+        self,
+        data: list[ClientData],
+        method: Method,
+        sides: Mapping[int, ClientSide],
+        layout: Layout,
+        learner: Learner,
+        source: Source,
+        seed: int,
+        budgets: Budgets,
+        execution: Execution,
+    ) -> None:
+        self.data, self.method, self.sides, self.layout, self.learner = data, method, sides, layout, learner
+        self.source, self.seed, self.policy = source, seed, read_policy(budgets.policy)
+        summed = isinstance(method.server, SecureSum)
+        self.sites = Sites.of(execution.keys, len(data), source, seed) if summed else Sites()
+        make = execution.ledgers or (lambda party: (Ledger(execution.run_id, party), lambda line: None))
+        self._ledgers = cache(make)  # one ledger a party, for as long as the federation lives
+        self._budgets = budgets.clients
+        self._parties: dict[int, ClientParty] = {}
+        self._rehearsed: set[int] = set()
+        self._states: dict[int, Any] = {}
+
+    def ledger(self, party: str) -> tuple[Ledger, LineStore]:
+        """A party's ledger, and what makes its lines durable; the server's, too."""
+        return self._ledgers(party)
+
+    def budget(self, partition: int) -> SpendFilter | None:
+        """A fresh filter of a client; validation clients are numbered behind those that train."""
+        if self._budgets is not None:
+            return self._budgets(partition)
+        noisy = self.method.noisy if partition < len(self.data) else None
+        return noisy.budget() if noisy else None
+
+    def method_of(self, partition: int) -> Method:
+        """The method with one client's own side."""
+        own = self.sides.get(partition)
+        return self.method if own is None else replace(self.method, client=own)
+
+    def party(self, partition: int) -> ClientParty:
+        """The party of one client; made when it is first needed."""
+        if partition not in self._parties:
+            ledger, store = self.ledger(str(partition))
+            self._parties[partition] = ClientParty(
+                self.method_of(partition),
+                self.layout,
+                ledger,
+                self.source,
+                budget=self.budget(partition),
+                policy=self.policy,
+                state=self._states.pop(partition, None),
+                store=store,
+                trainer=self.learner.private_trainer,
+                rehearsed=self._rehearsed,
+                site=self.sites.site(partition),
+            )
+        return self._parties[partition]
+
+    def admit(self, broadcast: Broadcast, asked: Sequence[int]) -> dict[int, Refusal | Releases | None]:
+        """What each of them answers before data are touched; see `ClientParty.admit`."""
+        # of clients that trust the server and count nothing, one answers for all
+        alike = type(self.method.client) is TrustedServer and not any(self.party(p).counts for p in asked)
+        if alike and asked:
+            return dict.fromkeys(asked, self.party(asked[0]).admit(broadcast))
+        return {p: self.party(p).admit(broadcast) for p in asked}
+
+    def require_sum(self, asked: Asked, left: Sequence[int]) -> None:
+        """Refuse to ask again those that are left of a sum, where they are too few.
+
+        Raises
+        ------
+        NoReplyError
+            Saying why the others are missing.
+        BudgetError
+            If that is because clients have used up their budgets.
+        """
+        if len(left) >= FEWEST:
+            return
+        why = next(iter(asked.refused.values()), "they failed")
+        error = NoReplyError(f"round {asked.broadcast.public.round}: {len(left)} sites are left of a sum ({why})")
+        raise BudgetError(str(error)) if len(asked.refused) == len(asked.cohort) else self.used_up(asked, error)
+
+    def used_up(self, asked: Asked, error: NoReplyError) -> NoReplyError | BudgetError:
+        """The same error, unless a client that released something before declines: then the run is over, not broken."""
+        spent = next((p for p in asked.refused if self.party(p).ledger.entries), None)
+        if spent is None:
+            return error
+        return BudgetError(f"client {spent} declines ({asked.refused[spent]}); the last model stands: {error}")
+
+    def take_over(self, asked: Asked, learned: Sequence[Learned | Exception]) -> None:
+        """Keep the buffers of clients that trained, in the order of `asked.partitions`."""
+        for partition, outcome in zip(asked.partitions, learned, strict=True):
+            if isinstance(outcome, Learned) and outcome.trained.buffers:
+                self.data[partition] = replace(self.data[partition], buffers=outcome.trained.buffers)
+
+    def evaluate(self, models: Tensor, metrics: Sequence[str]) -> tuple[list[Figures], Figures | None]:
+        """Figures of models [k, d] on what each holds out, by the hypothesis that fits it; then pooled."""
+        holders = [client for client in self.data if client.held_out]
+        if not holders:
+            return [], None
+        model, layout = self.learner.model, self.layout
+        hypotheses = iter(choose_each(model, layout, models, holders, self.learner.local.loss))
+        chosen = [next(hypotheses) if client.held_out else 0 for client in self.data]
+        for error in chosen:
+            if isinstance(error, Exception):
+                raise error
+        indices = [index for index in chosen if isinstance(index, int)]
+        return evaluate_clients(model, layout, models, self.data, indices, metrics)
+
+    def books(self, others: Collection[str]) -> dict[str, Ledger]:
+        """The ledger of every client, behind those of `others`, by name."""
+        return {name: self.ledger(name)[0] for name in (*others, *map(str, range(len(self.data))))}
+
+    def states(self) -> dict[int, Any]:
+        """State of every client that has one, by partition."""
+        return {p: party.state for p, party in self._parties.items()} | self._states
+
+    def resume(self, states: Mapping[int, Any]) -> None:
+        """Go on from these states, with parties made anew."""
+        self._states = dict(states)
+        self._parties.clear()
