@@ -284,7 +284,8 @@ def test_training_that_fails_is_a_share_of_nothing():
     fed = federation()
     broadcast, replies = shares_of(fed, roster=[0, 1, 2])
     party = fed.party(3)
-    wide = replace(broadcast, public=replace(broadcast.public, roster=tuple(sorted(k.public for k in fed.members.sites.keys))))
+    everybody = tuple(sorted(k.public for k in fed.members.sites.keys))
+    wide = replace(broadcast, public=replace(broadcast.public, roster=everybody))
     assert party.admit(wide) is None
     sent = party.fail(wide, RuntimeError("broken"))
     assert [r.kind for r in sent] == ["share"]
@@ -294,9 +295,7 @@ def test_training_that_fails_is_a_share_of_nothing():
 
 def test_with_a_secure_source_keys_are_fresh_and_an_intent_is_written_before_data_are_touched():
     fed = federation(source=SecureSource())
-    assert (
-        len({k.public for k in fed.members.sites.keys} | {k.public for k in federation(source=SecureSource()).members.sites.keys}) == 8
-    )
+    assert len({k.public for made in (fed, federation(source=SecureSource())) for k in made.members.sites.keys}) == 8
     broadcast = fed.server.open(fed.models, 1, 3, 4, [k.public for k in fed.members.sites.keys])
     assert fed.party(0).admit(broadcast) is None
     assert fed.party(0).ledger.entries[-1].digest == OPEN
