@@ -184,6 +184,18 @@ def test_a_head_that_is_missing_edited_or_foreign_is_refused(books, tmp_path):
         assert refused(books)
 
 
+def test_of_a_missing_key_the_file_is_named_and_a_new_second_place_can_be_made(books, tmp_path):
+    books.release(1)
+    key = books.second[1]
+    key.unlink()
+    for use in (books.open().__enter__, lambda: read_head(books.path, books.head)):
+        with pytest.raises(LedgerError) as refused:
+            use()
+        assert str(key) in str(refused.value)
+        assert "locked" not in str(refused.value)
+    assert make_head(books.folder, "ward", "Dr. Roe: lost", head=tmp_path / "new").count == 2
+
+
 def test_a_second_place_is_named_and_is_another(books, tmp_path):
     for head in (None, books.folder, tmp_path / "ledgers" / "." / ""):
         with pytest.raises(FieldError, match="head"):

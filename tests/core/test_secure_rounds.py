@@ -12,7 +12,7 @@ from torch import nn
 
 import fedveil as fv
 from federation_kit import grouped
-from fedveil.accounting import Filter, Policy, digest
+from fedveil.accounting import Filter, Policy, SumPolicy, digest
 from fedveil.accounting.ledger import OPEN
 from fedveil.accounting.policy import Limits
 from fedveil.engines import Execution
@@ -222,13 +222,13 @@ def test_a_site_insists_on_its_own_least_roster_and_colluders():
     key, others = SiteKey(bytes(64)), [SiteKey(bytes([i]) * 64).public for i in (1, 2, 3)]
     fed = federation()
     for insists in ({"least_sites": 4}, {"colluding": 2}):
-        site = Site(key, tuple(others), **insists)
+        site = Site(key, SumPolicy(peers=[o.hex() for o in others], **insists))
         broadcast = fed.server.open(fed.models, 1, 3, 4, [key.public, *others])
         with pytest.raises(FieldError) as refused:
             site.require(fed.method.client.question(broadcast, fed.layout))
         assert refused.value.field == next(iter(insists))
     with pytest.raises(FieldError, match="own key"):
-        Site(key, (key.public, *others))
+        Site(key, SumPolicy(peers=[k.hex() for k in (key.public, *others)]))
 
 
 # ---- sites that go missing

@@ -14,6 +14,7 @@ import torch
 from core_kit import IMPOSSIBLE, variance_p
 from scipy import stats
 
+from fedveil.accounting import SumPolicy
 from fedveil.errors import FieldError, NoReplyError, ReplyError
 from fedveil.gdp import epsilon_of_mu
 from fedveil.mechanisms import KeyedSource, WideGaussianNoise
@@ -282,7 +283,7 @@ def test_rosters_that_a_site_does_not_answer():
 def test_a_server_cannot_say_that_persons_are_at_fewer_sites_than_the_contract(unit, said, pinned, answers):
     keys = [site(i) for i in range(3)]
     terms = replace(TERMS, unit=unit, silos_per_person=said)
-    here = Site(keys[0], tuple(k.public for k in keys[1:]), silos_per_person=pinned)
+    here = Site(keys[0], SumPolicy(peers=[k.public.hex() for k in keys[1:]], silos_per_person=pinned))
     with nullcontext() if answers else pytest.raises(FieldError, match="silos_per_person"):
         here.require(asked(keys, terms=terms))
 
@@ -290,7 +291,7 @@ def test_a_server_cannot_say_that_persons_are_at_fewer_sites_than_the_contract(u
 @pytest.mark.parametrize("number", [0, 4, 1.5, True])
 def test_a_person_is_at_one_site_at_least_and_at_most_at_all(number):
     with pytest.raises(FieldError, match="silos_per_person"):
-        Site(site(0), tuple(site(i).public for i in (1, 2)), silos_per_person=number)
+        SumPolicy(peers=[site(i).public.hex() for i in (1, 2)], silos_per_person=number)
 
 
 @pytest.mark.parametrize("number", [-1, 1 << 63, 1.5, None, True])

@@ -11,7 +11,7 @@ from flwr.serverapp import ServerApp
 
 import fedveil as fv
 from federation_kit import grouped
-from fedveil.accounting import Filter, ParticipationFilter
+from fedveil.accounting import Filter, ParticipationFilter, SumPolicy
 from fedveil.aggregation import FedAvgM
 from fedveil.engines.flower.grid import _identity
 from fedveil.engines.flower.mod import TOLD
@@ -266,7 +266,7 @@ def test_runs_under_other_names_get_no_more_answers_than_the_total_holds(tmp_pat
 
 def site_of(nodes, i):
     key = read_key(nodes.folder / f"site{i}" / "key")
-    return Site(key, tuple(k for k in nodes.keys if k != key.public))
+    return Site(key, SumPolicy(peers=[k.hex() for k in nodes.keys if k != key.public]))
 
 
 def test_the_same_question_gives_the_same_bits_or_nothing(nodes):

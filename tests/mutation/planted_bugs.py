@@ -1443,7 +1443,7 @@ BUGS = (
     ),
     _bug(
         "secure sum: noise sized by the planned roster",
-        "secure/terms.py",
+        "secure/shares.py",
         "SumTerms.grid",
         "self.least_sites - self.colluding",
         "self.least_sites",
@@ -1452,7 +1452,7 @@ BUGS = (
     ),
     _bug(
         "secure sum: the attempt not bound",
-        "secure/terms.py",
+        "secure/shares.py",
         "SumContext.digest",
         "{**vars(self), 'version': VERSION, 'grid': self.terms.grid}",
         "{**vars(self), 'attempt': 0, 'version': VERSION, 'grid': self.terms.grid}",
@@ -1460,7 +1460,7 @@ BUGS = (
     ),
     _bug(
         "secure sum: the roster not bound",
-        "secure/terms.py",
+        "secure/shares.py",
         "SumContext.digest",
         "[key.hex() for key in self.roster]",
         "[]",
@@ -1468,7 +1468,7 @@ BUGS = (
     ),
     _bug(
         "secure sum: the terms not bound",
-        "secure/terms.py",
+        "secure/shares.py",
         "SumContext.digest",
         "asdict(self.terms)",
         "{}",
@@ -1476,7 +1476,7 @@ BUGS = (
     ),
     _bug(
         "secure sum: the grid not bound",
-        "secure/terms.py",
+        "secure/shares.py",
         "SumContext.digest",
         "values['roster'], values['terms'] = ([key.hex() for key in self.roster], asdict(self.terms))",
         "values['roster'], values['terms'] = ([key.hex() for key in self.roster], self.terms.unit)\nvalues['grid'] = 0",
@@ -1536,7 +1536,7 @@ BUGS = (
         "secure sum: attempts have no end",
         "engines/admission.py",
         "require_question",
-        "len(answered) >= site.attempts",
+        "len(answered) >= site.contract.attempts",
         "len(answered) < 0",
         f"{SITES}::test_attempts_end_where_the_policy_says",
     ),

@@ -176,8 +176,8 @@ LOCAL = 'trust = ["local"]'
         ("trust", LOCAL, "trust = []"),
         ("trust", LOCAL, f"{LOCAL}\nmethods = []"),
         ("secure sum", LOCAL, 'trust = ["local", "secure sum"]'),
-        ("secure sum", f"{LOCAL}\n", 'trust = ["secure sum"]\n' + SUM.format("a" * 64, "b" * 64, 4, 1)),
-        ("secure sum", f"{LOCAL}\n", 'trust = ["secure sum"]\n' + SUM.format("a" * 64, "b" * 64, 3, 2)),
+        ("policy", f"{LOCAL}\n", 'trust = ["secure sum"]\n' + SUM.format("a" * 64, "b" * 64, 4, 1)),
+        ("policy", f"{LOCAL}\n", 'trust = ["secure sum"]\n' + SUM.format("a" * 64, "b" * 64, 3, 2)),
     ],
 )  # fmt: skip
 def test_check_says_no_where_nothing_could_leave(made, what, before, after):

@@ -117,6 +117,11 @@ class SumPolicy(Parameters):
         object.__setattr__(self, "peers", require_keys("peers", self.peers, " (fedveil keys show)"))
         if len(set(self.peers)) < 2 or len(set(self.peers)) != len(self.peers):
             raise FieldError("peers", len(self.peers), "must be at least 2 other sites, each once: two have no sum")
+        named = len(self.peers) + 1
+        for name, most in (("least_sites", named), ("colluding", named - 2), ("silos_per_person", named)):
+            if getattr(self, name) > most:
+                accepted = f"must be at most {most}: with this site the contract names {named}"
+                raise FieldError(name, getattr(self, name), accepted)
 
 
 def require_keys(field: str, keys: Iterable[str], fix: str = "") -> tuple[str, ...]:

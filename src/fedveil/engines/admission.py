@@ -61,7 +61,7 @@ def require_question(question: SumContext, public: PublicFacts, site: Site, ledg
     if any(e.key == key for e in ledger.earlier):
         raise FieldError("run", public.run, "put this question before: a site answers it in one run alone")
     answered = {e.key for e in ledger.entries if e.key[0] == public.round}
-    if key not in answered and len(answered) >= site.attempts:
+    if key not in answered and len(answered) >= site.contract.attempts:
         raise FieldError("attempts", len(answered), f"of round {public.round} were answered: the site's limit")
 
 

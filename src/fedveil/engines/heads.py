@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fedveil.accounting import OPEN
-from fedveil.engines.files import BINARY, create, replace_file
+from fedveil.engines.files import BINARY, LockedFile, create, replace_file
 from fedveil.errors import FieldError, LedgerError
 from fedveil.reading import json_of
 
@@ -114,8 +114,20 @@ class SecondPlace:
             self.key_file.unlink(missing_ok=True)
             raise
 
+    def locked(self, patience: float) -> LockedFile:
+        """The key's file, to be held while the ledger, or a copy of it, is in use; waits so many seconds for others.
+
+        Raises
+        ------
+        LedgerError
+            If there is none.
+        """
+        self._require_key()
+        return LockedFile(self.key_file, patience)
+
     def look(self, ledger: str) -> Head:
         """The head of a ledger, without a lock."""
+        self._require_key()
         try:
             handle = os.open(self.key_file, os.O_RDONLY | BINARY)
         except OSError as error:
@@ -125,6 +137,12 @@ class SecondPlace:
         finally:
             os.close(handle)
         return self.read(ledger)
+
+    def _require_key(self) -> None:
+        if not self.key_file.exists():
+            what = f"{self.key_file}, the key of the ledger's head, is not there: without it nothing leaves"
+            fix = "restore it; if it is lost, make another head and key in a new folder (fedveil ledger head)"
+            raise LedgerError(f"{what}. {fix}")
 
     def know(self, handle: int) -> None:
         """Read the key, from its open file.

@@ -145,8 +145,7 @@ class LifetimeLedger:
         """
         with ExitStack() as stack:
             self._file = stack.enter_context(_opened(self.path, self._patience))
-            key = LockedFile(self._place.key_file, self._patience)  # held by whoever uses a copy of the ledger
-            self._place.know(stack.enter_context(key).handle)
+            self._place.know(stack.enter_context(self._place.locked(self._patience)).handle)
             self.ledger, lines, torn = _parsed(self.path, self._file.content(), self._run)
             known = self._place.read(_id(self.ledger.head or ""))
             self._head = known.extended(lines, Ledger(self._run, self._dataset, self.ledger.head).checksum)

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedveil.accounting import Policy
+from fedveil.accounting import Policy, SumPolicy
 from fedveil.engines.files import LEDGER, read_private, write_private
 from fedveil.engines.lifetime import ledger_id
 from fedveil.engines.node import RUN
-from fedveil.errors import FedVeilError, FieldError
+from fedveil.errors import FieldError
 from fedveil.mechanisms import Source
-from fedveil.secure import PublicKey, Site, SiteKey, public_key, roster
+from fedveil.secure import PublicKey, Site, SiteKey, roster
 
 FIRST = "fedveil site key 1"
 
@@ -126,11 +126,8 @@ class Sites:
         """A client's side of the contract, which pins the keys of all others."""
         if not self.keys:
             return None
-        return Site(self.keys[partition], tuple(k.public for i, k in enumerate(self.keys) if i != partition))
-
-
-class SiteError(FedVeilError):
-    """A node cannot take part in a secure sum as it is set up: its own log says why, and no server is told."""
+        others = [k.public.hex() for i, k in enumerate(self.keys) if i != partition]
+        return Site(self.keys[partition], SumPolicy(peers=others))
 
 
 def site_of(key: str | Path | None, policy: Policy | None, ledger: str | Path | None, dataset: str) -> Site:
@@ -138,22 +135,17 @@ def site_of(key: str | Path | None, policy: Policy | None, ledger: str | Path | 
 
     Raises
     ------
-    SiteError
-        Naming what is missing or cannot be used, and the way out.
+    FieldError
+        Naming what is missing or cannot be used, and the fix: for the node's own log, and not for the server.
     """
-    try:
-        if key is None:
-            raise FieldError("privacy.key", None, "names the site's key file: make one by `fedveil keys new FILE`")
-        if policy is None or policy.sum is None:
-            accepted = "is needed for a secure sum: the policy's table [sum] pins the keys of the other sites as peers"
-            raise FieldError("policy.sum", None, accepted)
-        said = policy.sum
-        peers = tuple(public_key(peer) for peer in said.peers)
-        site = Site(read_key(key), peers, said.least_sites, said.colluding, said.attempts, said.silos_per_person)
-        if ledger in (None, RUN):
-            accepted = "must be a lifetime ledger: one that begins anew would let a question be answered twice"
-            raise FieldError("privacy.ledger", ledger, accepted)
-        bind_key(key, ledger_id(ledger, dataset))
-        return site
-    except FieldError as error:
-        raise SiteError(str(error)) from error
+    if key is None:
+        raise FieldError("privacy.key", None, "names the site's key file: make one by `fedveil keys new FILE`")
+    if policy is None or policy.sum is None:
+        accepted = "is needed for a secure sum: the policy's table [sum] pins the keys of the other sites as peers"
+        raise FieldError("policy.sum", None, accepted)
+    site = Site(read_key(key), policy.sum)
+    if ledger is None or ledger == RUN:
+        accepted = "must be a lifetime ledger: one that begins anew would let a question be answered twice"
+        raise FieldError("privacy.ledger", ledger, accepted)
+    bind_key(key, ledger_id(ledger, dataset))
+    return site

@@ -5,10 +5,10 @@ from fedveil.secure.keys import SiteKey as SiteKey
 from fedveil.secure.keys import fingerprint as fingerprint
 from fedveil.secure.keys import public_key as public_key
 from fedveil.secure.keys import roster as roster
+from fedveil.secure.shares import FEWEST as FEWEST
+from fedveil.secure.shares import Site as Site
+from fedveil.secure.shares import SumContext as SumContext
+from fedveil.secure.shares import SumTerms as SumTerms
 from fedveil.secure.shares import on_grid as on_grid
 from fedveil.secure.shares import share as share
 from fedveil.secure.shares import unmasked as unmasked
-from fedveil.secure.terms import FEWEST as FEWEST
-from fedveil.secure.terms import Site as Site
-from fedveil.secure.terms import SumContext as SumContext
-from fedveil.secure.terms import SumTerms as SumTerms
