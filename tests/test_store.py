@@ -115,7 +115,6 @@ def test_a_key_holds_the_name_that_a_method_and_its_sum_had_at_first(sum_, forme
 @pytest.mark.parametrize(("former", "sum_"), [("record-sum", "trusted"), ("record-secure", "secure")])
 def test_former_names_are_refused_with_what_they_are_called_now(former, sum_):
     from fedveil.engines.lifetime import read_policy
-    from fedveil.engines.nvflare.building import method_of
     from fedveil.methods import build
 
     setting = {"label": "x", "method": former}
@@ -123,7 +122,6 @@ def test_former_names_are_refused_with_what_they_are_called_now(former, sum_):
         lambda: config(privacy={"method": former, "examples": 10, "noise_multiplier": 1.0}),
         lambda: config(compare={"settings": [setting]}),
         lambda: build(former, examples=10, noise_multiplier=1.0),
-        lambda: method_of(former, {}),
         lambda: read_policy(Policy(methods=(former,))),
     ):
         with pytest.raises((FieldError, ConfigError), match=f'"record" with sum = "{sum_}"'):

@@ -25,8 +25,8 @@ from nvflare.widgets.info_collector import InfoCollector
 from nvflare.widgets.widget import Widget
 
 from fedveil.engines.lifetime import LifetimeLedger
-from fedveil.engines.nvflare.memory import RunMemory
-from fedveil.engines.nvflare.shareables import read_reply, write_broadcast
+from fedveil.engines.nvflare.pending import RunMemory
+from fedveil.engines.nvflare.shareables import method_of, read_reply, write_broadcast
 from fedveil.errors import FieldError
 from fedveil.methods import Broadcast, PublicFacts, build
 from fedveil.nvflare import JobGuard, PrivacyFilter, ReleaseFilter, begin_ledger
@@ -144,6 +144,12 @@ def test_under_central_trust_count_and_metrics_leave_and_nothing_else(tmp_path):
         ({"participations": 1}, {"round_": 2}),
     ],
 )
+@pytest.mark.parametrize(("former", "sum_"), [("record-sum", "trusted"), ("record-secure", "secure")])
+def test_a_former_name_is_refused_with_what_it_is_called_now(former, sum_):
+    with pytest.raises(FieldError, match=f'"record" with sum = "{sum_}"'):
+        method_of(former, {})
+
+
 def test_it_declines_before_anything_trains(arguments, given, tmp_path):
     one = site(tmp_path, **arguments)
     if "participations" in arguments:

@@ -11,11 +11,12 @@ from fedveil.checks import Parameters, Rounds
 from fedveil.engines.client import ClientParty
 from fedveil.engines.lifetime import LifetimeLedger
 from fedveil.engines.party import LineStore
+from fedveil.engines.warning import Warnings
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning import PrivateTrainer
 from fedveil.mechanisms import Source
-from fedveil.methods import Method, PublicFacts, Refusal, Releases
+from fedveil.methods import Broadcast, ClientFacts, Method, PublicFacts, Refusal, Releases
 from fedveil.secure import Site
 
 RUN = "run"  # a ledger of the run alone
@@ -168,3 +169,40 @@ def disagreement(public: PublicFacts, rounds: int | None) -> Refusal | None:
     if rounds is not None and public.rounds != rounds:
         return Refusal(f"the client agreed to {rounds} rounds, the server plans {public.rounds}")
     return None
+
+
+def answer(
+    party: ClientParty,
+    memory: ClientMemory,
+    broadcast: Broadcast,
+    admitted: Releases | None,
+    train: Callable[[], tuple[Releases, ClientFacts]],
+    warnings: Warnings | None = None,
+) -> Releases:
+    """Train a client that was admitted, protect and commit what that gives, and remember what leaves.
+
+    Parameters
+    ----------
+    party, memory
+        Of the client.
+    broadcast : Broadcast
+        What it was admitted to.
+    admitted : Releases, optional
+        What left in this round before: it leaves again, without training.
+    train : callable
+        Gives what training makes, and its facts. What it raises becomes a zero update under local trust.
+    warnings : Warnings, optional
+        Told what is odd about the training.
+    """
+    released = admitted
+    if released is None:
+        try:
+            releases, facts = train()
+        except Exception as error:
+            released = party.fail(broadcast, error)
+        else:
+            released = party.release(releases, facts)
+            if warnings is not None:
+                warnings.on_node(facts, releases, party.ledger.entries[-1].spend.scale)
+    memory.save(party.state, party.kept)
+    return released

@@ -105,6 +105,8 @@ class Serving:
 
     Attributes
     ----------
+    server : ServerParty
+        As given.
     history : list of Round
         What happened in each round.
     """
@@ -112,7 +114,7 @@ class Serving:
     def __init__(
         self, server: ServerParty, rounds: int, delta: float, folder: RunKeeper | None, least: int, log: Logger
     ) -> None:
-        self._server, self.rounds, self._folder = server, rounds, folder
+        self.server, self.rounds, self._folder = server, rounds, folder
         self._least, self._log = least, log
         terms = server.budget.terms if server.budget is not None else None
         self.delta = delta if terms is None else terms["delta"]
@@ -126,15 +128,15 @@ class Serving:
     def guarantee(self) -> Guarantee:
         """What the rounds so far promise together; under local trust to a client that took part in all of them."""
         if self._central:
-            return total_of(self._server.ledger) if self._server.ledger.entries else unprotected()
+            return total_of(self.server.ledger) if self.server.ledger.entries else unprotected()
         return total(s.guarantee for s in self._quotes) if self._quotes else unprotected("local")
 
     def open(
         self, models: Tensor, number: int, cohort: int, roster: Sequence[PublicKey] = (), attempt: int = 0
     ) -> Broadcast:
         """Open a round, and note what a client is to spend on it: the quote that it makes itself, which is public."""
-        broadcast = self._server.open(models, number, self.rounds, cohort, roster, attempt)
-        side = self._server.method.client
+        broadcast = self.server.open(models, number, self.rounds, cohort, roster, attempt)
+        side = self.server.method.client
         quoted = side.quote(broadcast, side.init())
         self._asked += [quoted] if isinstance(quoted, Spend) else []
         return broadcast
@@ -147,7 +149,7 @@ class Serving:
         refused: Mapping[int, str],
     ) -> tuple[Tensor, Round, dict[str, float]]:
         """Combine a round, keep and tell it: the next models [k, d], the round, the clients' mean metrics."""
-        opened, log = self._server.combine(broadcast, released, failed, refused, self._least)
+        opened, log = self.server.combine(broadcast, released, failed, refused, self._least)
         self.history.append(log)
         self._quotes += self._asked
         self._asked = []
@@ -195,7 +197,7 @@ class Serving:
 
     def _left(self, log: Round) -> str:
         """How many more rounds like the last one the server's budget holds."""
-        budget, planned = self._server.budget, self.rounds - log.number
+        budget, planned = self.server.budget, self.rounds - log.number
         if budget is None:
             return ""
         copy, more = deepcopy(budget), 0

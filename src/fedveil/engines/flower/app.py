@@ -12,8 +12,9 @@ from flwr.clientapp import ClientApp
 
 from fedveil.engines.assembly import AnyMethod, require_success
 from fedveil.engines.flower import records
+from fedveil.engines.flower.exchange import training_source
 from fedveil.engines.flower.grid import InProcessGrid, _identity
-from fedveil.engines.flower.mod import privacy_mod, training_source
+from fedveil.engines.flower.mod import privacy_mod
 from fedveil.engines.flower.settings import own_method, partition_of
 from fedveil.engines.flower.strategy import FedVeilStrategy
 from fedveil.engines.history import Collected, RoundRecord

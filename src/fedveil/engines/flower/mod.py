@@ -1,53 +1,37 @@
-"""The privacy mod: a client's half of every method, around any training function.
-
-It sees the message, the context and the reply, never data. On a train message: may the client take part (else it does
-not train), train, protect, commit, reply with the protected releases alone. Under central trust an evaluate message is
-answered with its metrics; under local trust nothing is measured.
-"""
+"""The privacy mod: a client's half of every method, for any ClientApp."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from logging import getLogger
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
-from flwr.app import Context, Error, Message, MessageType, RecordDict
+from flwr.app import Context, Error, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from fedveil.accounting import Ledger, Policy, model_of
+from fedveil.accounting import Ledger, Policy
 from fedveil.engines.assembly import AnyMethod
-from fedveil.engines.client import NO_PART, ClientParty
 from fedveil.engines.flower import records
-from fedveil.engines.flower.records import Memory
+from fedveil.engines.flower.exchange import NOTHING, Exchange, Tell
 from fedveil.engines.flower.settings import BudgetOf, read_settings
-from fedveil.engines.flower.validation import validated
-from fedveil.engines.messages import REPLY
-from fedveil.engines.node import RUN, disagreement, opened
+from fedveil.engines.node import RUN, Settings
 from fedveil.engines.party import LineStore
 from fedveil.engines.warning import Warnings
-from fedveil.errors import FedVeilError, FieldError
 from fedveil.layout import Layout
 from fedveil.learning import PrivateTrainer
 from fedveil.mechanisms import Source
-from fedveil.methods import Broadcast, ClientFacts, Refusal, Releases
 from fedveil.methods.publishing import Validation
 from fedveil.secure import Site
 
 _LOG = getLogger("flwr")
 TOLD = "the client failed; its own log says why"  # all that a server reads of an error
-NOTHING = "FedVeil: nothing leaves this node"
+_CALLS: list[list[dict[str, Any]]] = []  # of whoever protects in the place of the mods that are built meanwhile
 
 
 def _log_failure(partition: int, round_: int, error: Exception) -> None:
     _LOG.error("round %d: the client answered with a zero update", round_, exc_info=error)
-
-
-_SOURCE: ContextVar[Source | None] = ContextVar("fedveil_training_source", default=None)
-_CALLS: list[list[dict[str, Any]]] = []  # of whoever protects in the place of the mods that are built meanwhile
 
 
 @contextmanager
@@ -83,7 +67,7 @@ def privacy_mod(
     trainer: PrivateTrainer | None = None,
     site: Site | Callable[[int], Site | None] | None = None,
     validation: Validation | None = None,
-    tell: Callable[[int, int, Exception], None] = _log_failure,
+    tell: Tell = _log_failure,
     warnings: Warnings | None = None,
 ) -> Mod:
     """Build the mod; put it first in ``ClientApp(mods=[...])``, so that all other code runs inside it.
@@ -152,144 +136,21 @@ def privacy_mod(
     if _CALLS:
         _CALLS[-1].append(dict(locals()))
         return _unchanged
+    given = {"seed": seed, "policy": policy, "ledger": RUN if ledgers else ledger, "head": head, "rounds": rounds}
     kept: dict[int, Warnings] = {}
 
-    def answer(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        kind = message.metadata.message_type.partition(".")[0]
-        given = {"seed": seed, "policy": policy, "ledger": RUN if ledgers else ledger, "head": head, "rounds": rounds}
-        settings = read_settings(context, method, source, budget, site, validation is None, **given)
-        settings = replace(settings, ledgers=ledgers)
-        its_run, side = run or str(context.run_id), settings.method.client
-        limit = None if settings.policy is None else settings.policy.deadline
-        if side.trust != "central" and kind not in (MessageType.TRAIN, MessageType.EVALUATE):
-            raise FieldError("message_type", kind, "under local trust only train and evaluate messages are answered")
-        if kind != MessageType.TRAIN and side.trust == "central" and settings.policy is not None:
-            refused = settings.policy.forbids(settings.method.name, side.trust)  # no quote says what this costs
-            if refused is not None:
-                return Message(Error(records.REFUSED, refused), reply_to=message)
-        if kind not in (MessageType.TRAIN, MessageType.EVALUATE):
-            return _called(call_next, message, context)
-        if validation is not None:
-            call = partial(_within, limit, call_next)
-            return validated(message, context, call, settings, layout, validation, its_run)
-        if records.HELLO in message.content:
-            own: dict[str, Any] = {} if settings.site is None else {"site": settings.site.key.public.hex()}
-            mark = records.write_mark(settings.partition, side, **own)
-            return Message(RecordDict({REPLY: mark}), reply_to=message)
-        # training code that answers in the request's record would hand them on as its own
-        for name in (records.FACTS, REPLY, records.SUM, records.SHARE):
-            if name in message.content:
-                raise FieldError(name, "in a request", "is for replies: only training code may say how it trained")
-        broadcast, memory = records.read_broadcast(message.content, layout), Memory(context)
-        if kind == MessageType.EVALUATE:
-            if side.trust != "central":
-                return Message(records.write_reply((), layout, settings.partition, side), reply_to=message)
-            with opened(memory, settings, layout, its_run, trainer) as party:
-                content = _report(_called(call_next, message, context), layout, broadcast, party)
-            return Message(content, reply_to=message)
-        with opened(memory, settings, layout, its_run, trainer) as party:
-            verdict = disagreement(broadcast.public, settings.rounds) or party.admit(broadcast)
-            if isinstance(verdict, Refusal):
-                word = verdict.reason if settings.site is None else NO_PART
-                if settings.site is not None:
-                    _LOG.error(f"{NOTHING}: %s", party.failure or verdict.reason)
-                return Message(Error(records.REFUSED, word), reply_to=message)
-            released = verdict
-            if released is None:
-                try:
-                    noise = party.training_source(broadcast.public.round) if settings.method.noisy else None
-                    reply = _within(limit, _noisy(call_next, noise), message, context)
-                    releases, facts = _read(reply, layout, broadcast)
-                except Exception as error:
-                    released = party.fail(broadcast, error)
-                else:
-                    released = party.release(releases, facts)
-                    if side.trust != "central":
-                        log = partial(_LOG.warning, f"client {settings.partition}: %s")
-                        said = kept.setdefault(settings.partition, warnings or Warnings(settings.method, layout, log))
-                        said.on_node(facts, releases, party.ledger.entries[-1].spend.scale)
-            if party.failure is not None:
-                tell(settings.partition, broadcast.public.round, party.failure)
-            memory.save(party.state, party.kept)
-        return Message(records.write_reply(released, layout, settings.partition, side), reply_to=message)
+    def warned(settings: Settings) -> Warnings:
+        log = partial(_LOG.warning, f"client {settings.partition}: %s")
+        return kept.setdefault(settings.partition, warnings or Warnings(settings.method, layout, log))
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         try:
-            return answer(message, context, call_next)
+            settings = read_settings(context, method, source, budget, site, validation is None, **given)
+            settings = replace(settings, ledgers=ledgers)
+            exchange = Exchange(message, context, call_next, settings, layout, run or str(context.run_id))
+            return exchange.answered(trainer, validation, partial(warned, settings), tell)
         except Exception as error:
             _LOG.error(f"{NOTHING}: %s", error, exc_info=error)
             return Message(Error(records.FAILED, TOLD), reply_to=message)
 
     return mod
-
-
-def training_source() -> Source:
-    """Randomness of noise inside training, for training code behind the mod: `PrivateTrainer.train_noisily` takes it.
-
-    Raises
-    ------
-    FieldError
-        Outside a train message of a method whose noise goes inside training.
-    """
-    source = _SOURCE.get()
-    if source is None:
-        raise FieldError("source", None, "there is none here: it belongs to a train message of the method 'record'")
-    return source
-
-
-def _noisy(call_next: ClientAppCallable, source: Source | None) -> ClientAppCallable:
-    """The training code, with a source of noise at hand while it runs, in whatever thread."""
-
-    def call(message: Message, context: Context) -> Message:
-        before = _SOURCE.set(source)
-        try:
-            return call_next(message, context)
-        finally:
-            _SOURCE.reset(before)
-
-    return call
-
-
-def _called(call_next: ClientAppCallable, message: Message, context: Context) -> Message:
-    reply = call_next(message, context)
-    if reply.has_error():
-        raise FedVeilError(f"the client answered with error {reply.error.code}: {reply.error.reason}")
-    return reply
-
-
-def _within(seconds: float | None, call_next: ClientAppCallable, message: Message, context: Context) -> Message:
-    """Call training code, for so many seconds at the most; what it answers later is dropped."""
-    if seconds is None:
-        return _called(call_next, message, context)
-    answers: list[Message | Exception] = []
-
-    def work() -> None:
-        try:
-            answers.append(_called(call_next, message, context))
-        except Exception as error:
-            answers.append(error)
-
-    thread = Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    answer = answers[0] if answers else FedVeilError(f"training took longer than the {seconds:g} s of the policy")
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
-
-
-def _read(reply: Message, layout: Layout, broadcast: Broadcast) -> tuple[Releases, ClientFacts]:
-    content = reply.content
-    releases = records.read_releases(content, layout)
-    if total := records.read_sum(content):
-        releases = total
-    elif model_of(releases) is None:
-        raise FieldError(records.ARRAYS, list(content), "must hold the trained model: ArrayRecord(model.state_dict())")
-    return releases, records.read_facts(content, layout, broadcast)
-
-
-def _report(reply: Message, layout: Layout, broadcast: Broadcast, party: ClientParty) -> RecordDict:
-    content = reply.content
-    facts = records.read_facts(content, layout, broadcast)
-    measured = tuple(r for r in records.read_releases(content, layout) if r.kind in ("metric", "count"))
-    return records.write_reply(party.report(measured, facts), layout, int(party.ledger.party), party.method.client)

@@ -6,12 +6,13 @@ from logging import getLogger
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
+from torch import Tensor
 
 from fedveil.engines.flower import records
 from fedveil.engines.messages import REPLY, UnprotectedError
-from fedveil.errors import FedVeilError, FieldError, cleaned, require_count, require_positive
-from fedveil.layout import Layout
-from fedveil.methods import Broadcast, ClientSide, Method, Releases, SecureSum
+from fedveil.engines.serving import Serving
+from fedveil.errors import FedVeilError, FieldError, NoReplyError, cleaned, require_count, require_positive
+from fedveil.methods import Broadcast, ClientSide, Releases, SecureSum
 from fedveil.secure import PublicKey, public_key
 
 _LOG = getLogger("flwr")
@@ -131,28 +132,58 @@ class Roster:
 
 
 class Asking:
-    """The last question to the nodes.
+    """The questions to the nodes, and what they answer.
 
     Parameters
     ----------
-    method : Method
-        Whose client side answers.
-    layout : Layout
-        Of the model's vector.
+    serving : Serving
+        Opens the rounds.
+    roster : Roster
+        Who can be asked.
+    attempts : int
+        Questions of one round at the most, of a secure sum; whatever else is asked once.
 
     Attributes
     ----------
+    broadcast : Broadcast, optional
+        What opened the last round.
     asked : dict of int to int
-        Partition of each node that was asked.
+        Partition of each node that was asked last.
     lost : set of int
         Partitions without a reply of their own, which may be back.
     """
 
-    def __init__(self, method: Method, layout: Layout) -> None:
-        self._method, self._layout = method, layout
+    def __init__(self, serving: Serving, roster: Roster, attempts: int) -> None:
+        self._serving, self._roster = serving, roster
+        self._method, self._layout = serving.server.method, serving.server.layout
+        self._secure = self._method.client.trust == "secure sum"
+        self._attempts = require_count("attempts", attempts)
+        self.broadcast: Broadcast | None = None
         self.asked: dict[int, int] = {}
         self.lost: set[int] = set()
         self._sent: list[Message] = []  # Flower gives them their ids when it sends them
+        self._config = ConfigRecord()
+        # sites of secure sums that are asked no more: the others pay for each question
+        self._declined: dict[int, str] = {}
+
+    def to_train(
+        self, models: Tensor, partitions: Iterable[int], number: int, size: int, config: ConfigRecord, attempt: int = 0
+    ) -> list[Message]:
+        """Open a round for those of the partitions that are connected, and declined no sum before.
+
+        Raises
+        ------
+        NoReplyError
+            If they are fewer than a sum needs.
+        """
+        least, connected = self._method.least_sites, self._roster.nodes
+        nodes = {p: connected[p] for p in partitions if p in connected and p not in self._declined}
+        if len(nodes) < least:
+            few = f"{len(nodes)} sites are connected, and a sum is of {least} at least"
+            raise NoReplyError(f"round {number}: {few}")
+        keys = [self._roster.sites[p] for p in nodes] if self._secure else ()
+        self.broadcast, self._config = self._serving.open(models, number, size, keys, attempt), config
+        return self.messages(self.broadcast, nodes, config, MessageType.TRAIN)
 
     def messages(
         self, broadcast: Broadcast, nodes: Mapping[int, int], config: ConfigRecord, kind: str
@@ -162,6 +193,34 @@ class Asking:
         content = records.write_broadcast(broadcast, self._layout, config) if nodes else RecordDict()
         self._sent = [Message(content, node, kind) for node in self.asked]
         return self._sent
+
+    def trained(
+        self, replies: Iterable[Message], grid: Grid, timeout: float
+    ) -> tuple[Broadcast, dict[int, Releases], dict[int, str], dict[int, str]]:
+        """What opened the round last; releases, failures and refusals by partition.
+
+        A secure sum is of all who are asked: where one does not answer, those who did are asked anew, alone if they are
+        enough.
+        """
+        assert self.broadcast is not None  # a round was opened
+        models, public, least = self.broadcast.models, self.broadcast.public, self._method.least_sites
+        released, failed, refused = self.sorted(replies)
+        for attempt in range(1, self._attempts if self._secure else 1):
+            if len(released) == len(self.asked):
+                break
+            again = sorted(released) if len(released) >= least else sorted({*released, *self.lost})
+            if len(again) < least:
+                break
+            _LOG.warning("FedVeil: %d of %d sites answered; asking %s anew", len(released), len(self.asked), again)
+            self._roster.meet(grid, timeout, least)
+            messages = self.to_train(models, again, public.round, public.cohort, self._config, attempt)
+            released, more, none = self.sorted(grid.send_and_receive(messages, timeout=timeout))
+            failed = {p: why for p, why in {**failed, **more}.items() if p not in released}
+            refused |= none
+        if self._secure:
+            self._declined |= refused
+            refused = self._declined
+        return self.broadcast, released, failed, refused
 
     def sorted(self, replies: Iterable[Message]) -> tuple[dict[int, Releases], dict[int, str], dict[int, str]]:
         """Releases, failures and refusals by partition; a partition that answers twice, or as another one, fails."""

@@ -138,22 +138,16 @@ class FedVeilStrategy(Strategy):
         self.stopped, self.history = "", self._serving.history
         self._roster = Roster(self.method.client, clients, patience, 0 if stopping is None else stopping.sample or 1)
         self._timeout = 3600.0
-        self._attempts = require_count("attempts", attempts)
-        self._secure = self.method.client.trust == "secure sum"
         sites = clients_per_round or clients
         if self.method.noisy is not None and sites is not None:
             self.method.noisy.require_sites(sites, "clients_per_round" if clients_per_round else "clients")
         if isinstance(self.method.server, SecureSum) and self.method.server.lr is None:
             raise FieldError("lr", None, 'is needed: the step is the server\'s; build("record", sum="secure", lr=0.5)')
+        self._asking = Asking(self._serving, self._roster, attempts)
         self._grid: Grid | None = None
-        self._config = ConfigRecord()
-        self._asking = Asking(self.method, self.layout)
-        # sites of secure sums that are asked no more: the others pay for each question
-        self._declined: dict[int, str] = {}
         self._result = Result()  # Flower's own is lost where a budget ends the run
         self._absent: dict[int, str] = {}
         self.models = torch.zeros(0, self.layout.size) if initial is None else initial
-        self.broadcast: Broadcast | None = None
         self.received: dict[int, Releases] = {}
 
     @property
@@ -164,6 +158,11 @@ class FedVeilStrategy(Strategy):
         them, by its own quotes: what each one really spent stands in its own ledger.
         """
         return self._serving.guarantee
+
+    @property
+    def broadcast(self) -> Broadcast | None:
+        """What opened the last round; None before the first."""
+        return self._asking.broadcast
 
     @property
     def best(self) -> Best:
@@ -210,14 +209,14 @@ class FedVeilStrategy(Strategy):
             self._folder.run = str(grid.run.run_id)
 
         def measured(number: int, arrays: ArrayRecord) -> MetricRecord | None:
-            found = None if evaluate_fn is None else evaluate_fn(number, arrays)
-            if found is not None:
-                self._result.evaluate_metrics_serverapp[number] = found
-            return found
+            metrics = None if evaluate_fn is None else evaluate_fn(number, arrays)
+            if metrics is not None:
+                self._result.evaluate_metrics_serverapp[number] = metrics
+            return metrics
 
-        left, kept, failure = self.rounds - self.done, evaluate_fn and measured, None
+        more, evaluate, failure = self.rounds - self.done, evaluate_fn and measured, None
         try:
-            super().start(grid, initial_arrays, left, timeout, train_config, evaluate_config, kept)
+            super().start(grid, initial_arrays, more, timeout, train_config, evaluate_config, evaluate)
         except (BudgetError, NoReplyError) as error:
             self.stopped, failure = str(error), error
         if self.history or failure is None:
@@ -238,50 +237,23 @@ class FedVeilStrategy(Strategy):
         if not len(self.models):
             start, k = records.from_arrays(self.layout, arrays), self.method.server.hypotheses
             self.models = several(start, self.layout, k, self._seed)
-        self._grid, self._config = grid, config
+        self._grid = grid
         self._roster.meet(grid, self._timeout, self.method.least_sites)
         number, everybody = self.done + server_round, self._roster.partitions
         size = self._size or len(everybody)
         cohort = draw_cohort(self._seed, number, everybody, size)
         self._absent = {p: "is not connected" for p in cohort if p not in self._roster.nodes}
-        return self._ask([p for p in cohort if p not in self._declined], number, size)
-
-    def _ask(self, partitions: Iterable[int], number: int, size: int, attempt: int = 0) -> list[Message]:
-        """Open a round for those of the partitions that are connected."""
-        nodes = {p: self._roster.nodes[p] for p in partitions if p in self._roster.nodes}
-        if len(nodes) < self.method.least_sites:
-            few = f"{len(nodes)} sites are connected, and a sum is of {self.method.least_sites} at least"
-            raise NoReplyError(f"round {number}: {few}")
-        roster = [self._roster.sites[p] for p in nodes] if self._secure else ()
-        self.broadcast = self._serving.open(self.models, number, size, roster, attempt)
-        return self._asking.messages(self.broadcast, nodes, self._config, MessageType.TRAIN)
+        return self._asking.to_train(self.models, cohort, number, size, config)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Combine the protected replies, whatever their order."""
-        if self.broadcast is None or self._grid is None:
+        if self._grid is None:
             raise FedVeilError("aggregate_train was called before configure_train")
-        asking, public, least = self._asking, self.broadcast.public, self.method.least_sites
-        released, failed, refused = asking.sorted(replies)
-        for attempt in range(1, self._attempts if self._secure else 1):
-            if len(released) == len(asking.asked):
-                break
-            # a sum is of all who are asked: those who answered are asked anew, alone if they are enough
-            left = sorted(released) if len(released) >= least else sorted({*released, *asking.lost})
-            if len(left) < least:
-                break
-            _LOG.warning("FedVeil: %d of %d sites answered; asking %s anew", len(released), len(asking.asked), left)
-            self._roster.meet(self._grid, self._timeout, least)
-            messages = self._ask(left, public.round, public.cohort, attempt)
-            released, more, none = asking.sorted(self._grid.send_and_receive(messages, timeout=self._timeout))
-            failed = {p: why for p, why in {**failed, **more}.items() if p not in released}
-            refused |= none
-        if self._secure:
-            self._declined |= refused
-            refused = self._declined
-        self.received, broadcast = released, self.broadcast
-        self.models, log, metrics = self._serving.close(broadcast, released, {**self._absent, **failed}, refused)
+        opened, self.received, failed, refused = self._asking.trained(replies, self._grid, self._timeout)
+        failed = {**self._absent, **failed}
+        self.models, log, metrics = self._serving.close(opened, self.received, failed, refused)
         counts = {name: len(getattr(log, name)) for name in ("used", "failed", "invalid", "refused")}
         if self._on_round is not None:
             self._on_round(log)

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from fedveil.accounting import Filter, Guarantee
 from fedveil.engines.assembly import draw_cohort
-from fedveil.engines.nvflare.building import method_of, model_of_name
 from fedveil.engines.nvflare.filters import TRAIN
-from fedveil.engines.nvflare.shareables import read_reply, write_broadcast
+from fedveil.engines.nvflare.shareables import method_of, model_of_name, read_reply, write_broadcast
 from fedveil.engines.server import Round, ServerParty
 from fedveil.engines.serving import RunKeeper, Serving, served
 from fedveil.errors import BudgetError, FieldError, cleaned, require_count, require_delta, require_rounds

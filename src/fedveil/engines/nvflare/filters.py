@@ -6,29 +6,26 @@ replaces the whole result by the protected releases. A filter that raises ends t
 no text.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any
 
 from nvflare.apis.filter import Filter
-from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReservedKey, ReturnCode
+from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.fl_exception import UnsafeJobError
 from nvflare.apis.shareable import Shareable, make_reply
 
-from fedveil.engines.client import ClientParty
 from fedveil.engines.lifetime import read_policy
 from fedveil.engines.node import Settings, disagreement, opened, settle
-from fedveil.engines.nvflare.building import method_of, model_of_name
-from fedveil.engines.nvflare.memory import RunMemory, marker_of
+from fedveil.engines.nvflare.pending import Pending, RunMemory, marker_of
 from fedveil.engines.nvflare.quiet import require_quiet
-from fedveil.engines.nvflare.shareables import read_broadcast, read_trained, write_reply
+from fedveil.engines.nvflare.shareables import method_of, model_of_name, read_broadcast
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.layout import Buffers, Layout
 from fedveil.mechanisms import source_of
-from fedveil.methods import Broadcast, ClientFacts, Refusal, Releases
+from fedveil.methods import Refusal
 
 TRAIN = "train"
 PENDING = "fedveil.pending"  # in the context of one task, private to the client
@@ -201,50 +198,6 @@ class ReleaseFilter(Filter):  # type: ignore[misc]
     def add_to_fed_job(self, job: Any, ctx: Any, **kwargs: Any) -> None:
         """See `PrivacyFilter.add_to_fed_job`."""
         super().add_to_fed_job(job, ctx, **{"tasks": [self.task], **kwargs})
-
-
-@dataclass(frozen=True)
-class Pending:
-    """An admitted task, on its way through the executor."""
-
-    party: ClientParty
-    broadcast: Broadcast
-    memory: RunMemory
-    open: ExitStack
-    task: Shareable
-    cookies: Mapping[str, Any]
-    public: Mapping[str, Any]
-    answered: Releases | None  # what left in this round before; what is trained now is dropped
-
-    def answer(self, result: Shareable) -> Shareable:
-        """The protected releases; without local trust a failure is FLARE's return code and nothing else."""
-        party, client, code = self.party, self.party.method.client, result.get_return_code()
-        if client.trust == "central" and code != ReturnCode.OK:
-            return make_reply(code if code in vars(ReturnCode).values() else ReturnCode.EXECUTION_EXCEPTION)
-        released = self.answered
-        if released is None:
-            try:
-                if code != ReturnCode.OK:
-                    raise FedVeilError(f"the executor answered {code}")
-                releases = read_trained(result, party.layout, self.broadcast)
-            except Exception as error:
-                released = party.fail(self.broadcast, error)
-            else:
-                released = party.release(releases, ClientFacts(broadcast=self.broadcast, layout=party.layout))
-        self.memory.save(party.state, party.kept)
-        return write_reply(released, party.layout, client)
-
-    def restore(self, fl_ctx: FLContext) -> None:
-        """Undo what training code changed of what FLARE sends along: cookies, and the public part of the context."""
-        self.task.set_cookie_jar(deepcopy(dict(self.cookies)))
-        manager = fl_ctx.get_prop(ReservedKey.MANAGER)
-        for name in fl_ctx.get_all_public_props():
-            if name in self.public:
-                sticky = bool((fl_ctx.get_prop_detail(name) or {}).get("sticky"))
-                fl_ctx.set_prop(name, self.public[name], private=False, sticky=sticky)
-            else:  # its very name may say something
-                fl_ctx.remove_prop(name, force_removal=True)
-                getattr(manager, "public_stickers", {}).pop(name, None)
 
 
 def _require_last(runner: Any, fl_ctx: FLContext, task: str) -> None:

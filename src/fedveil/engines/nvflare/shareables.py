@@ -1,7 +1,8 @@
-"""Broadcasts and replies as FLARE's shareables, bit for bit.
+"""What FLARE carries, as our own: a job's JSON as methods and models; broadcasts and replies as shareables.
 
-A task holds the model as weights, under the names that ``model.state_dict()`` has, and in its meta the public facts and
-the sites in the order of their partitions. A result is rebuilt from the protected releases alone, and marked.
+Shareables keep every bit. A task holds the model as weights, under the names that ``model.state_dict()`` has, and in
+its meta the public facts and the sites in the order of their partitions. A result is rebuilt from the protected
+releases alone, and marked.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,13 +17,50 @@ from nvflare.fuel.utils import fobs
 from torch import Tensor
 
 from fedveil.accounting import Release, count_of, model_of
+from fedveil.aggregation import AGGREGATORS, Aggregator
 from fedveil.engines import messages
-from fedveil.errors import FieldError
-from fedveil.layout import Layout
-from fedveil.methods import Broadcast, ClientSide, Releases
+from fedveil.engines.assembly import initial_broadcast
+from fedveil.errors import FieldError, require_choice
+from fedveil.layout import Buffers, Layout
+from fedveil.learning.models import MODELS
+from fedveil.methods import Broadcast, ClientSide, Method, Releases, build, require_method
 
 SITES = "fedveil.sites"
 fobs.register(NumpyArrayDecomposer)  # a server's job without a FLARE persistor knows no arrays
+
+
+def method_of(name: str, parameters: Mapping[str, Any] | None, rule: Mapping[str, Any] | str | None = None) -> Method:
+    """A method and its rule, if it needs no more of a client than the trained model.
+
+    Raises
+    ------
+    FieldError
+        For unknown names, and for methods whose facts come from training code.
+    """
+    require_method("method", name)
+    method = build(name, None if rule is None else _rule(rule), **(parameters or {}))
+    if method.client.needs:
+        accepted = "needs more of training than the model, all that FLARE's filters see: run it embedded or in Flower"
+        raise FieldError("method", name, accepted)
+    if method.server.hypotheses != 1 or method.server.needs:
+        fix = "hypotheses=1" if method.server.hypotheses != 1 else "another method or rule: there are no public data"
+        raise FieldError("method", name, f"has more than a model to send or to know; use {fix}")
+    return method
+
+
+def model_of_name(model: str, options: Mapping[str, Any] | None, buffers: Buffers, seed: int) -> tuple[Layout, Tensor]:
+    """The layout of a model ``"package.module:Net"``, and its first parameters [1, d] under a seed."""
+    if not isinstance(model, str) or ":" not in model:
+        raise FieldError("model", model, 'must be "package.module:Net", importable where the job runs')
+    factory = MODELS.find(model)
+    module, starts = initial_broadcast(lambda: factory(**(options or {})), 1, seed, buffers, None)
+    return Layout.from_module(module, buffers=buffers), starts
+
+
+def _rule(given: Mapping[str, Any] | str) -> Aggregator:
+    values = {"name": given} if isinstance(given, str) else dict(given)
+    name = require_choice("aggregator.name", str(values.pop("name", "fedavg")), AGGREGATORS)
+    return AGGREGATORS[name](**values)
 
 
 def write_broadcast(broadcast: Broadcast, layout: Layout, sites: Sequence[str]) -> Shareable:

@@ -1,0 +1,225 @@
+"""One message to a node, and its answer: a client's half of every method, around any training function.
+
+It sees the message, the context and the reply, never data. On a train message: may the client take part (else it does
+not train), train, protect, commit, reply with the protected releases alone. Under central trust an evaluate message is
+answered with its metrics; under local trust nothing is measured. Of a node that only validates, the loss of a broadcast
+model leaves as a release, or nothing does.
+"""
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from logging import getLogger
+from math import inf, isfinite
+from threading import Thread
+from typing import Any
+
+import torch
+from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
+
+from fedveil.accounting import Release, model_of
+from fedveil.engines.client import NO_PART, ClientParty
+from fedveil.engines.flower import records
+from fedveil.engines.flower.records import Memory
+from fedveil.engines.messages import REPLY
+from fedveil.engines.node import Settings, answer, disagreement, opened, opened_ledger
+from fedveil.engines.party import VALIDATE
+from fedveil.engines.stopping import Validator
+from fedveil.engines.warning import Warnings
+from fedveil.errors import BudgetError, FedVeilError, FieldError
+from fedveil.layout import Layout
+from fedveil.learning import PrivateTrainer
+from fedveil.mechanisms import Source
+from fedveil.methods import Broadcast, ClientFacts, Refusal, Releases
+from fedveil.methods.publishing import Validation
+
+_LOG = getLogger("flwr")
+NOTHING = "FedVeil: nothing leaves this node"
+LOSS = "loss"  # of the app's evaluate function
+_SOURCE: ContextVar[Source | None] = ContextVar("fedveil_training_source", default=None)
+
+Tell = Callable[[int, int, Exception], None]  # partition, round, why the client answered with a zero update
+
+
+def training_source() -> Source:
+    """Randomness of noise inside training, for training code behind the mod: `PrivateTrainer.train_noisily` takes it.
+
+    Raises
+    ------
+    FieldError
+        Outside a train message of a method whose noise goes inside training.
+    """
+    source = _SOURCE.get()
+    if source is None:
+        raise FieldError("source", None, "there is none here: it belongs to a train message of the method 'record'")
+    return source
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A message to a node.
+
+    Attributes
+    ----------
+    message, context, app
+        As a Flower mod gets them; `app` is the code that runs inside it.
+    settings : Settings
+        What protects the client.
+    layout : Layout
+        What the model shares.
+    run : str
+        Names the run in the ledger.
+    """
+
+    message: Message
+    context: Context
+    app: ClientAppCallable
+    settings: Settings
+    layout: Layout
+    run: str
+
+    def answered(
+        self,
+        trainer: PrivateTrainer | None,
+        validation: Validation | None,
+        warnings: Callable[[], Warnings],
+        tell: Tell,
+    ) -> Message:
+        """The answer; see `privacy_mod` for the parameters. Of what it raises the server learns nothing."""
+        content, settings, side = self.message.content, self.settings, self.settings.method.client
+        kind, local = self.message.metadata.message_type.partition(".")[0], side.trust != "central"
+        if local and kind not in (MessageType.TRAIN, MessageType.EVALUATE):
+            raise FieldError("message_type", kind, "under local trust only train and evaluate messages are answered")
+        if kind != MessageType.TRAIN and not local and settings.policy is not None:
+            refused = settings.policy.forbids(settings.method.name, side.trust)  # no quote says what this costs
+            if refused is not None:
+                return self._refusal(refused)
+        if kind not in (MessageType.TRAIN, MessageType.EVALUATE):
+            return self._called()
+        if records.HELLO in content:
+            return self._reply(RecordDict({REPLY: self._mark(validation)}))
+        if validation is not None:
+            return self._validated(kind, validation)
+        # training code that answers in the request's record would hand them on as its own
+        for name in (records.FACTS, REPLY, records.SUM, records.SHARE):
+            if name in content:
+                raise FieldError(name, "in a request", "is for replies: only training code may say how it trained")
+        broadcast, memory = records.read_broadcast(content, self.layout), Memory(self.context)
+        if kind == MessageType.EVALUATE and local:
+            return self._reply(records.write_reply((), self.layout, settings.partition, side))
+        with opened(memory, settings, self.layout, self.run, trainer) as party:
+            if kind == MessageType.EVALUATE:
+                released = self._measured(party, broadcast)
+            else:
+                verdict = disagreement(broadcast.public, settings.rounds) or party.admit(broadcast)
+                if isinstance(verdict, Refusal) and settings.site is None:
+                    return self._refusal(verdict.reason)
+                if isinstance(verdict, Refusal):
+                    _LOG.error(f"{NOTHING}: %s", party.failure or verdict.reason)
+                    return self._refusal(NO_PART)
+                own = warnings() if local else None
+                released = answer(party, memory, broadcast, verdict, lambda: self._trained(party, broadcast), own)
+                if party.failure is not None:
+                    tell(settings.partition, broadcast.public.round, party.failure)
+        return self._reply(records.write_reply(released, self.layout, settings.partition, side))
+
+    def _reply(self, content: RecordDict) -> Message:
+        return Message(content, reply_to=self.message)
+
+    def _refusal(self, reason: str) -> Message:
+        return Message(Error(records.REFUSED, reason), reply_to=self.message)
+
+    def _mark(self, validation: Validation | None) -> ConfigRecord:
+        settings, own = self.settings, dict[str, Any]()
+        if validation is not None:
+            own = {"validates": True}
+        elif settings.site is not None:
+            own = {"site": settings.site.key.public.hex()}
+        return records.write_mark(settings.partition, settings.method.client, **own)
+
+    def _called(self, noise: Source | None = None) -> Message:
+        """What the app's code answers, with a source of noise at hand while it runs, in whatever thread."""
+        before = _SOURCE.set(noise)
+        try:
+            reply = self.app(self.message, self.context)
+        finally:
+            _SOURCE.reset(before)
+        if reply.has_error():
+            raise FedVeilError(f"the client answered with error {reply.error.code}: {reply.error.reason}")
+        return reply
+
+    def _called_in_time(self, noise: Source | None = None) -> RecordDict:
+        """The same, for as many seconds as the policy allows; what the code answers later is dropped."""
+        seconds = None if self.settings.policy is None else self.settings.policy.deadline
+        if seconds is None:
+            return self._called(noise).content
+        answers: list[Message | Exception] = []
+
+        def work() -> None:
+            try:
+                answers.append(self._called(noise))
+            except Exception as error:
+                answers.append(error)
+
+        thread = Thread(target=work, daemon=True)
+        thread.start()
+        thread.join(seconds)
+        reply = answers[0] if answers else FedVeilError(f"training took longer than the {seconds:g} s of the policy")
+        if isinstance(reply, Exception):
+            raise reply
+        return reply.content
+
+    def _trained(self, party: ClientParty, broadcast: Broadcast) -> tuple[Releases, ClientFacts]:
+        """What training code gave."""
+        noise = party.training_source(broadcast.public.round) if self.settings.method.noisy else None
+        content = self._called_in_time(noise)
+        releases = records.read_releases(content, self.layout)
+        if total := records.read_sum(content):
+            releases = total
+        elif model_of(releases) is None:
+            accepted = "must hold the trained model: ArrayRecord(model.state_dict())"
+            raise FieldError(records.ARRAYS, list(content), accepted)
+        return releases, records.read_facts(content, self.layout, broadcast)
+
+    def _measured(self, party: ClientParty, broadcast: Broadcast) -> Releases:
+        """What leaves of an evaluation."""
+        content = self._called().content
+        measured = tuple(r for r in records.read_releases(content, self.layout) if r.kind in ("metric", "count"))
+        return party.report(measured, records.read_facts(content, self.layout, broadcast))
+
+    def _validated(self, kind: str, validation: Validation) -> Message:
+        """The answer of a node that only validates: a loss that is in its ledger, or a refusal before data."""
+        settings, side = self.settings, self.settings.method.client
+        if kind != MessageType.EVALUATE:
+            return self._refusal("this node validates and never trains")
+        public = records.read_broadcast(self.message.content, self.layout).public
+        with opened_ledger(Memory(self.context), settings, self.run) as (ledger, store):
+            own = (validation, ledger, settings.source, settings.budget, store)
+            party = Validator(settings.method, settings.policy, *own)
+            reason = party.declines(public.round)
+            if unlike := disagreement(public, settings.rounds):
+                reason = unlike.reason
+            bounded = settings.policy is not None or settings.budget is not None
+            made = ledger.entries if bounded else ledger.all_entries  # nothing else bounds runs together
+            if party.cap is not None and sum(e.key[1] == VALIDATE for e in made) >= party.cap:
+                reason = f"all {party.cap} losses were sent: only a policy with a total, or a budget, allows more runs"
+            if reason:
+                return self._refusal(reason)
+            try:
+                measured = records.read_releases(self._called_in_time(), self.layout)
+                loss = {r.name: float(r.value) for r in measured}[LOSS]
+            except Exception as error:  # from here on it would tell something of the data
+                _LOG.error("round %d: the loss is the largest that is declared", public.round, exc_info=error)
+                loss = inf
+            if side.trust == "central" and validation.losses == "noised":  # the server adds the noise, and pays for it
+                sent = loss if isfinite(loss) else validation.loss_range
+            else:
+                try:
+                    sent = party.send(loss, public.round)
+                except BudgetError as error:  # public costs alone decide
+                    return self._refusal(str(error))
+        released = (Release("metric", torch.tensor(sent, dtype=torch.float64), LOSS),)
+        content = records.write_reply(released, self.layout, settings.partition, side)
+        content[REPLY] = self._mark(validation)
+        return self._reply(content)

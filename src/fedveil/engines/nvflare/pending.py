@@ -1,0 +1,112 @@
+"""A site's part in a job: what it remembers of it, and a task that it admitted, on its way through the executor."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.fl_constant import ReservedKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+
+from fedveil.accounting import Ledger
+from fedveil.engines.client import ClientParty
+from fedveil.engines.node import ClientMemory, answer
+from fedveil.engines.nvflare.shareables import read_trained, write_reply
+from fedveil.errors import FedVeilError, FieldError
+from fedveil.methods import Broadcast, ClientFacts, Releases
+
+
+class RunMemory(ClientMemory):
+    """One site's memory of one job; FLARE keeps one process a job, and its filters, to the job's end.
+
+    Parameters
+    ----------
+    marker : Path
+        A file of the job's folder: it says that another process kept a ledger of the run, which is lost.
+
+    Raises
+    ------
+    FieldError
+        If there was one.
+    """
+
+    def __init__(self, marker: Path) -> None:
+        if marker.exists():
+            accepted = "the job's process was replaced, its ledger is lost: give PrivacyFilter a ledger folder, or the"
+            raise FieldError("run", marker.name, f"{accepted} simulator a thread for each client")
+        self._marker = marker
+        self.lines = []
+        self._partition: int | None = None
+        self._state: Any = None
+        self._kept: tuple[int, Releases] = (0, ())
+
+    def ledger(self, run: str, partition: int) -> Ledger:
+        """The ledger of this run alone; a site keeps its partition."""
+        if self._partition not in (None, partition):
+            raise FieldError("partition", partition, f"this site was partition {self._partition} before")
+        self._partition = partition
+        return super().ledger(run, partition)
+
+    def store(self, line: str) -> None:
+        self._marker.touch()
+        super().store(line)
+
+    def load(self, fresh: Any) -> Any:
+        return fresh if self._state is None else self._state
+
+    def kept(self) -> tuple[int, Releases]:
+        return self._kept
+
+    def save(self, state: Any, kept: tuple[int, Releases] = (0, ())) -> None:
+        self._state, self._kept = state, kept
+
+
+def marker_of(fl_ctx: FLContext, site: str) -> Path:
+    """The file that says that a site keeps a ledger of this job alone."""
+    folder = Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id()))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"fedveil-{site}"
+
+
+@dataclass(frozen=True)
+class Pending:
+    """An admitted task, on its way through the executor."""
+
+    party: ClientParty
+    broadcast: Broadcast
+    memory: RunMemory
+    open: ExitStack
+    task: Shareable
+    cookies: Mapping[str, Any]
+    public: Mapping[str, Any]
+    admitted: Releases | None  # what left in this round before; what is trained now is dropped
+
+    def answer(self, result: Shareable) -> Shareable:
+        """The protected releases; without local trust a failure is FLARE's return code and nothing else."""
+        party, client, code = self.party, self.party.method.client, result.get_return_code()
+        if client.trust == "central" and code != ReturnCode.OK:
+            return make_reply(code if code in vars(ReturnCode).values() else ReturnCode.EXECUTION_EXCEPTION)
+
+        def trained() -> tuple[Releases, ClientFacts]:
+            if code != ReturnCode.OK:
+                raise FedVeilError(f"the executor answered {code}")
+            releases = read_trained(result, party.layout, self.broadcast)
+            return releases, ClientFacts(broadcast=self.broadcast, layout=party.layout)
+
+        released = answer(party, self.memory, self.broadcast, self.admitted, trained)
+        return write_reply(released, party.layout, client)
+
+    def restore(self, fl_ctx: FLContext) -> None:
+        """Undo what training code changed of what FLARE sends along: cookies, and the public part of the context."""
+        self.task.set_cookie_jar(deepcopy(dict(self.cookies)))
+        manager = fl_ctx.get_prop(ReservedKey.MANAGER)
+        for name in fl_ctx.get_all_public_props():
+            if name in self.public:
+                sticky = bool((fl_ctx.get_prop_detail(name) or {}).get("sticky"))
+                fl_ctx.set_prop(name, self.public[name], private=False, sticky=sticky)
+            else:  # its very name may say something
+                fl_ctx.remove_prop(name, force_removal=True)
+                getattr(manager, "public_stickers", {}).pop(name, None)
