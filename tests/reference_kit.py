@@ -18,12 +18,10 @@ from pydantic import BaseModel
 
 from fedveil.aggregation import AGGREGATORS
 from fedveil.attacks.poisoning import BEHAVIOURS
-from fedveil.config.base import OpenSection
+from fedveil.config.adversaries import Behaving
 from fedveil.config.experiment import Config
-from fedveil.config.malicious import Behaving
-from fedveil.config.options import Option, options_of
-from fedveil.config.privacy import Privacy, Rule
-from fedveil.config.sections import Data, Model
+from fedveil.config.sections import Data, Model, Privacy, Rule
+from fedveil.config.tables import OpenSection, Option, options_of
 from fedveil.data import SOURCES
 from fedveil.learning.models import MODELS
 from fedveil.methods import METHODS

@@ -15,8 +15,8 @@ from fedveil.accounting import Release
 from fedveil.attacks import ATTACKS, Attack, Verdict
 from fedveil.cli import app
 from fedveil.config import load
-from fedveil.config.sections import Comparison
-from fedveil.config.world import World
+from fedveil.config.adversaries import World
+from fedveil.config.variants import Comparison
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.games import GAMES, Judgement, ParticipationGame, game_of, participation, play
 from fedveil.games.view import ParticipationView

@@ -13,8 +13,8 @@ from fedveil import games
 from fedveil.attacks import ATTACKS
 from fedveil.attacks.bounds import epsilon_ceiling
 from fedveil.cli import app
+from fedveil.config.adversaries import SHADOWS, WORLDS
 from fedveil.config.variants import EQUAL_SIGMA
-from fedveil.config.world import SHADOWS, WORLDS
 from fedveil.errors import FedVeilError
 from fedveil.games.game import settings_of
 from fedveil.gdp import epsilon_of_mu, rounded_up

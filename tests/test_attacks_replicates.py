@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedveil.config import load
-from fedveil.config.world import IN_ITS_PLACE, SHADOWS, WORLDS, World
+from fedveil.config.adversaries import IN_ITS_PLACE, SHADOWS, WORLDS, World
 from fedveil.errors import FieldError
 from fedveil.games import ParticipationGame
 from fedveil.games.game import settings_of

@@ -10,8 +10,8 @@ from fedveil import grid
 from fedveil.aggregation import FedAdam
 from fedveil.clipping import QuantileClip
 from fedveil.config import ConfigError, load, parse, presets
-from fedveil.config.base import dumps
 from fedveil.config.loading import assign
+from fedveil.config.tables import dumps
 from fedveil.config.variants import configure, variants_of
 from fedveil.data import ALZHEIMER_HOMOGENEOUS
 from fedveil.errors import FieldError

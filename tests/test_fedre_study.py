@@ -12,9 +12,9 @@ from fedveil.accounting import Release
 from fedveil.attacks.inversion import DLG, Cosine
 from fedveil.calibration import LayerSensitivity
 from fedveil.config import ConfigError, load, parse
-from fedveil.config.options import options_of
-from fedveil.config.sections import Data, Setting
-from fedveil.config.variants import configure
+from fedveil.config.sections import Data
+from fedveil.config.tables import options_of
+from fedveil.config.variants import Setting, configure
 from fedveil.data import SOURCES
 from fedveil.data.tamper import Box
 from fedveil.engines import Evaluation
@@ -287,7 +287,7 @@ def test_settings_of_the_study_run_on_made_receipts(receipts, setting):
     privacy = {**told.privacy, **({"rounds": 1} if "rounds" in told.privacy else {})}
     config = configure(parse(values), setting, Setting.model_validate(privacy))
     summary = run(config)
-    assert summary.values["replies"]["used"] == config.data.number
+    assert summary.values["replies"]["used"] == config.data.clients
     assert 0 <= summary.values["test_metrics"]["positive_iou"] <= 1
     proven = summary.values["guarantees"]
     assert ("epsilon" in str(proven)) == (setting in ("public", "blur-lus", "signal", "sound-frozen", "sound-rank")), (

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from fedveil.cli import app
 from fedveil.config import load
-from fedveil.config.world import World
+from fedveil.config.adversaries import World
 from fedveil.errors import FieldError
 from fedveil.games import play
 from fedveil.runs.prepare import prepare

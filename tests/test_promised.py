@@ -14,8 +14,7 @@ from fedveil.accounting import Entry, Ledger, advise
 from fedveil.cli import app
 from fedveil.config import Config
 from fedveil.config.loading import assign, parse
-from fedveil.config.privacy import Budget
-from fedveil.config.sections import Stopping
+from fedveil.config.sections import Budget, Stopping
 from fedveil.methods import METHODS, Broadcast, PublicFacts, Publishing, build, parameters
 from fedveil.report.planning import advice_tables
 from fedveil.runs.runner import run

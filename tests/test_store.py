@@ -7,7 +7,7 @@ import pytest
 
 from fedveil.accounting import Policy
 from fedveil.config import load, parse
-from fedveil.config.options import ConfigError, options_of
+from fedveil.config.tables import ConfigError, options_of
 from fedveil.errors import FieldError
 from fedveil.grid import Cell, Store, cell, distinct
 from fedveil.learning import LocalTraining
@@ -136,8 +136,7 @@ def test_the_digest_is_of_the_examples():
 def defaults():
     """Every default that a configuration can fall back on, by the section it stands in."""
     from fedveil.aggregation import AGGREGATORS
-    from fedveil.config.privacy import Budget, Privacy
-    from fedveil.config.sections import Data
+    from fedveil.config.sections import Budget, Data, Privacy
     from fedveil.data import SOURCES
     from fedveil.learning import MODELS
     from fedveil.methods import METHODS, parameters

@@ -2101,7 +2101,7 @@ BUGS = (
     ),
     _bug(
         "checks: a section's own keys are not looked at",
-        "config/base.py",
+        "config/tables.py",
         "Section._check_values",
         "check_values(self, _of_section(type(self)), self.section)",
         "pass",

@@ -9,6 +9,6 @@ if TYPE_CHECKING:
     from fedveil.config.loading import load as load
     from fedveil.config.loading import parse as parse
     from fedveil.config.loading import presets as presets
-    from fedveil.config.options import ConfigError as ConfigError
+    from fedveil.config.tables import ConfigError as ConfigError
 else:
     __getattr__, __dir__, __all__ = lazy(__name__)

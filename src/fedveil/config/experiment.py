@@ -12,17 +12,16 @@ from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from fedveil.accounting import Spend
 from fedveil.checks import Natural, Rounds, Workers
-from fedveil.config.base import Section, dumps
-from fedveil.config.malicious import Malicious
-from fedveil.config.options import check_options, fields_of, options_of
-from fedveil.config.privacy import Privacy, Rule
-from fedveil.config.sections import Comparison, Data, Model, Pretraining, Randomness, Stopping
-from fedveil.config.world import World
+from fedveil.config.adversaries import Malicious, World
+from fedveil.config.sections import Data, Model, Pretraining, Privacy, Randomness, Rule, Stopping
+from fedveil.config.tables import Section, check_options, dumps, fields_of, options_of
+from fedveil.config.variants import Comparison
 from fedveil.engines.assembly import client_sides_of
 from fedveil.errors import FieldError, require_count
 from fedveil.learning import LocalTraining
 from fedveil.learning.learner import Scoring
-from fedveil.methods import METHODS, Broadcast, ClientSide, Method, PublicFacts, Publishing, fitting, parameters
+from fedveil.methods import METHODS, ClientSide, Method, Publishing, fitting, is_central, parameters
+from fedveil.methods.facts import Broadcast, PublicFacts
 from fedveil.secure import FEWEST
 
 
@@ -176,7 +175,7 @@ class Config(Section):
 
     def _check_privacy(self, method: Method) -> None:
         budget, name = self.privacy.budget, self.privacy.method
-        local = None if self.privacy.central else self._quoted(method)
+        local = None if is_central(self.privacy.method) else self._quoted(method)
         if budget.epsilon is not None:
             central = method.client.trust == "central" and method.server.may_be_proven
             proven = local.guarantee.proven if local else central

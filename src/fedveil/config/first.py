@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from fedveil.config.base import dumps
 from fedveil.config.columns import read_columns
 from fedveil.config.loading import parse
+from fedveil.config.tables import dumps
 from fedveil.data import NATURAL, SOURCES, DataSet, load
 from fedveil.errors import FieldError, nearest, require_choice, require_count
 

@@ -112,7 +112,7 @@ def parse(values: Mapping[str, Any]) -> "Config":
     from pydantic import ValidationError
 
     from fedveil.config.experiment import Config
-    from fedveil.config.options import ConfigError, problems_of
+    from fedveil.config.tables import ConfigError, problems_of
     from fedveil.config.variants import check_settings
 
     try:

@@ -1,19 +1,21 @@
-"""The tables of an experiment's TOML file."""
+"""The tables that say what is trained, on what, and under which protection."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_serializer, model_validator
 
-from fedveil.checks import Count, Natural
-from fedveil.config.base import OpenSection, Section
-from fedveil.config.options import Option, fields_of, options_of
+from fedveil.aggregation import AGGREGATORS, NNM, Aggregator, Bucketing
+from fedveil.checks import Count, Delta, Natural, Positive
+from fedveil.config.tables import OpenSection, Option, Section, check_options, fields_of, options_of, with_tables
 from fedveil.data import NATURAL, SOURCES
 from fedveil.engines.stopping import EarlyStopping
 from fedveil.errors import FieldError, require_choice
+from fedveil.learning.learner import Unmarked
 from fedveil.learning.models import MODELS
 from fedveil.mechanisms import ReproducibleSource, SecureSource, Source
-from fedveil.methods import formerly
+from fedveil.methods import METHODS, ClientSide, Method, build, formerly, parameters
 from fedveil.methods.publishing import Validation
 
 
@@ -133,14 +135,6 @@ class Data(OpenSection):
         """The number of clients, where it is known before the data are loaded."""
         return None if self.clients == "natural" else self.clients
 
-    @property
-    def number(self) -> int:
-        """The number of clients, for what cannot go without."""
-        if self.clients == "natural":
-            accepted = "must be a number here: partition = 'natural' beside it draws so many of the set's own clients"
-            raise FieldError("data.clients", self.clients, accepted)
-        return self.clients
-
 
 class Model(OpenSection):
     """``[model]``: a model of `fedveil.learning.MODELS` with its own options, or one of yours.
@@ -237,9 +231,9 @@ class Stopping(Section):
     def build(self) -> EarlyStopping:
         """The rule."""
         with fields_of("stopping"):
-            how = {key: getattr(self, key) for key in ("losses", "noise_multiplier", "loss_range", "releases")}
-            when = {key: getattr(self, key) for key in ("patience", "every", "sample", "min_delta")}
-            return EarlyStopping(**when, validation=Validation(**how), twins=True)  # each example is dealt out once
+            values = self.model_dump(exclude={"clients"})
+            how = {key: values.pop(key) for key in ("losses", "noise_multiplier", "loss_range", "releases")}
+            return EarlyStopping(**values, validation=Validation(**how), twins=True)  # each example is dealt out once
 
 
 class Randomness(Section):
@@ -268,55 +262,157 @@ class Randomness(Section):
         return ReproducibleSource(own) if self.kind == "reproducible" else SecureSource()
 
 
-class Setting(BaseModel):
-    """One entry of ``[compare] settings``: a label and what differs from ``[privacy]``; `local` from ``[local]``.
+LARGEST_DELTA = 0.1  # with a larger one even no noise has a small epsilon
 
-    Parameters of ``[privacy]`` carry over where the method is the same, or where both trust the server.
+
+class Rule(OpenSection):
+    """``[aggregator]``: a rule of `fedveil.aggregation` with its own fields, and what comes before it.
 
     Attributes
     ----------
-    label
-        names the setting
-    match_sigma_of
-        label of an earlier setting whose average sigma is taken: the noise multiplier follows from it
+    name
+        a rule of the list below
+    nnm
+        nearest-neighbour mixing first, against so many malicious clients
+    buckets
+        means of so many updates first
+    """
+
+    section: ClassVar[str] = "aggregator"
+
+    name: str = "fedavg"
+    nnm: int | None = None
+    buckets: int | None = None
+
+    @classmethod
+    def accepted(cls, name: str) -> Mapping[str, Option]:
+        return options_of(AGGREGATORS[require_choice("aggregator.name", name, AGGREGATORS)])
+
+    def build(self) -> Aggregator:
+        """The rule itself."""
+        with fields_of("aggregator"):
+            rule = AGGREGATORS[self.name](**self.options)
+        with fields_of("aggregator", malicious="aggregator.nnm", size="aggregator.buckets"):
+            if self.nnm is not None:
+                rule = NNM(rule, malicious=self.nnm)
+            return rule if self.buckets is None else Bucketing(rule, size=self.buckets)
+
+
+class Budget(Section):
+    """``[privacy.budget]``: what stops a party, and the delta of every printed epsilon.
+
+    Attributes
+    ----------
+    delta
+        of every printed epsilon: the chance that it does not hold; above 0, at most 0.1, better below 1 / n
+    epsilon
+        total at which whoever adds the noise stops (the trusted server, or each client under local trust); above 0
+    participations
+        releases at which a client stops; at least 1
+    leakage_cap
+        summed leakage at which a client stops (d-privacy, group privacy); above 0
+    """
+
+    section: ClassVar[str] = "privacy.budget"
+
+    delta: Delta = 1e-5
+    epsilon: Positive | None = None
+    participations: Count | None = None
+    leakage_cap: Positive | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "Budget":
+        if self.delta > LARGEST_DELTA:
+            accepted = f"is the chance that nothing is promised: at most {LARGEST_DELTA}, e.g. 1e-5"
+            raise FieldError("privacy.budget.delta", self.delta, accepted)
+        return self
+
+
+class Own(BaseModel):
+    """One of ``[[privacy.clients]]``: the partitions of some clients, and the parameters that are their own.
+
+    Attributes
+    ----------
+    partitions
+        the clients with parameters of their own, which stand beside it
+    unmarked
+        what they do where they mark nothing as sensitive; left out: as `scoring.unmarked`
     """
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
-    label: str = ""
-    match_sigma_of: str = ""
+    partitions: Annotated[tuple[int, ...], Field(strict=False, min_length=1)]
+    unmarked: Unmarked | None = None
 
-    @property
-    def overrides(self) -> dict[str, Any]:
-        """Keys for ``[privacy]``."""
-        return {key: value for key, value in (self.model_extra or {}).items() if key != "local"}
-
-    @property
-    def local(self) -> Any:
-        """Keys for ``[local]``: a learning rate that suits noisy steps suits no others."""
-        return (self.model_extra or {}).get("local", {})
+    @model_serializer
+    def _given(self) -> dict[str, Any]:
+        return {key: value for key, value in self if value is not None}
 
 
-class Comparison(Section):
-    """``[compare]``: what `fedveil compare` runs beside each other.
+class Privacy(OpenSection):
+    """``[privacy]``: a method of `fedveil.methods` with its parameters.
+
+    ``[[privacy.clients]]`` gives the clients of some `partitions` other parameters of the method's client side.
 
     Attributes
     ----------
-    settings
-        settings: a label, keys of [privacy] that differ, and a table `local` of [local]'s
-    equal_sigma
-        add global DP at the average sigma of metric privacy
-    sweep
-        lists of values by parameter of [privacy]; each setting is run at every combination of those its method has
+    method
+        a method of the list below
     """
 
-    settings: Annotated[tuple[Setting, ...], Field(strict=False)] = ()
-    equal_sigma: bool = False
-    sweep: dict[str, Annotated[tuple[Any, ...], Field(strict=False)]] = Field(default_factory=dict)
+    section: ClassVar[str] = "privacy"
+    chooser: ClassVar[str] = "method"
+
+    method: str = "vanilla"
+    budget: Budget = Field(default_factory=Budget)
+    clients: Annotated[tuple[Own, ...], Field(strict=False)] = ()
+
+    @classmethod
+    def accepted(cls, name: str) -> Mapping[str, Option]:
+        owners = parameters(name)
+        sides = {side: options_of(side, without=("aggregator",)) for side in owners.values()}
+        return {key: sides[side][key] for key, side in owners.items() if key != "aggregator"}
 
     def differing(self) -> dict[str, Any]:
         values = super().differing()
-        return {
-            **values,
-            **({"settings": [formerly(one) for one in values["settings"]]} if "settings" in values else {}),
-        }
+        named = formerly({"method": values["method"], **values["options"]})
+        return {**values, "method": named.pop("method"), "options": named}
+
+    def build(self, rule: Rule | None) -> Method:
+        """Both sides of the method, around a rule for those that take one."""
+        aggregator = rule.build() if rule else None
+        elsewhere = {key: f"aggregator.{key}" for key in (Rule.accepted(rule.name) if rule else ())}
+        own = {key: f"privacy.{key}" for key in self.options}
+        with fields_of("privacy", **{**elsewhere, **own, "aggregator": "aggregator.name"}):
+            return build(self.method, aggregator, **with_tables(self.accepted(self.method), self.options))
+
+    def client_sides(self, common: ClientSide) -> dict[int, ClientSide]:
+        """The client sides of those who have parameters of their own, by partition.
+
+        Parameters
+        ----------
+        common : ClientSide
+            Everybody else's.
+
+        Raises
+        ------
+        FieldError, ConfigError
+            For a key that is none of the client side's, a refused value, or a partition that is named twice.
+        """
+        owners, every = parameters(self.method), self.accepted(self.method)
+        accepted = {key: option for key, option in every.items() if owners[key] is METHODS[self.method].client}
+        sides: dict[int, ClientSide] = {}
+        for i, own in enumerate(self.clients):
+            where = f"privacy.clients[{i}]"
+            if own.unmarked is not None and "layer_scores" not in common.needs:
+                raise FieldError(f"{where}.unmarked", own.unmarked, f"{self.method!r} as set scores no marks")
+            given = own.model_extra or {}
+            values = check_options(where, f"the client side of {self.method!r}", given, accepted)
+            values = with_tables(accepted, {key: values[key] for key in given})
+            with fields_of(where, **{key: f"{where}.{key}" for key in accepted}):
+                side = replace(common, **values)  # type: ignore[type-var]
+            for partition in own.partitions:
+                if partition in sides:
+                    raise FieldError(f"{where}.partitions", partition, "stands there twice")
+                sides[partition] = side
+        return sides

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from fedveil.attacks import CalibratedLoss, Knowledge, LikelihoodRatio, Loss, Observation, ThreatModel
-from fedveil.config.world import world_of
+from fedveil.config.adversaries import world_of
 from fedveil.engines import Federation
 from fedveil.engines.assembly import AnyMethod, resolve_method
 from fedveil.engines.seams import Seen

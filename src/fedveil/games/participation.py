@@ -18,7 +18,7 @@ from fedveil.attacks import ATTACKS, Active, Attack, SideChannel, ThreatError, W
 from fedveil.attacks.bounds import epsilon_ceiling
 from fedveil.attacks.verdict import RUN
 from fedveil.config import Config
-from fedveil.config.world import WORLDS, World, world_of
+from fedveil.config.adversaries import WORLDS, World, world_of
 from fedveil.errors import FieldError, damaged, require_count
 from fedveil.games.game import GAMES, RESULT, Attacking, Planned, play
 from fedveil.games.scoring import HONEST, MALICIOUS, Audit, Case, Replicate, cases_of, judge_all, never_drawn

@@ -17,7 +17,7 @@ from fedveil.attacks.participation.weighing import ERROR
 from fedveil.attacks.statistics import Estimate, rate
 from fedveil.attacks.verdict import Participation
 from fedveil.config import Config
-from fedveil.config.world import WORLDS, World
+from fedveil.config.adversaries import WORLDS, World
 from fedveil.engines.assembly import draw_cohort
 from fedveil.games.game import Judgement, Refused
 from fedveil.games.view import PUBLISHED

@@ -22,7 +22,7 @@ from fedveil.attacks import (
     ThreatModel,
 )
 from fedveil.attacks.participation.weighing import StepLength
-from fedveil.config.world import World
+from fedveil.config.adversaries import World
 from fedveil.engines.history import publishable
 from fedveil.engines.seams import Seen
 from fedveil.errors import FieldError

@@ -11,7 +11,7 @@ from statistics import fmean, median
 from typing import Any, cast
 
 from fedveil.config import Config, parse
-from fedveil.config.privacy import Budget, Privacy
+from fedveil.config.sections import Budget, Privacy
 from fedveil.config.variants import slug
 from fedveil.data import MissingDataError
 from fedveil.engines import Federation, RoundRecord

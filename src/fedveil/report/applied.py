@@ -15,7 +15,7 @@ from torch import nn
 
 from fedveil.config import load
 from fedveil.config.folders import MODEL, refuse_used
-from fedveil.config.options import fields_of
+from fedveil.config.tables import fields_of
 from fedveil.data.pages import Grey, grey_pages
 from fedveil.data.pictures import MAX_PIXELS, pillow
 from fedveil.errors import FieldError

@@ -9,7 +9,7 @@ from fedveil.attacks import Participation
 from fedveil.attacks.bounds import epsilon_ceiling
 from fedveil.attacks.participation.rounds import Colluding
 from fedveil.attacks.statistics import Estimate
-from fedveil.config.world import IN_ITS_PLACE, world_of
+from fedveil.config.adversaries import IN_ITS_PLACE, world_of
 from fedveil.games import Audit
 from fedveil.games.game import Refused
 from fedveil.games.scoring import Scored, row_of

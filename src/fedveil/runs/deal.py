@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedveil.config.options import fields_of
 from fedveil.config.sections import Data
+from fedveil.config.tables import fields_of
 from fedveil.data import DataSet, Holding, federate, holdings, load, own_scale, warnings_of
 from fedveil.data.dealing import SCHEMES, holdout
 from fedveil.data.patches import Patches, RingFeatures, learn_patches, learn_rings

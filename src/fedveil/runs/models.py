@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedveil import learning
 from fedveil.config.experiment import Config
-from fedveil.config.options import fields_of
+from fedveil.config.tables import fields_of
 from fedveil.data.dealing import holdout
 from fedveil.engines.assembly import with_proximal_term
 from fedveil.engines.fit import require_fit
@@ -65,13 +65,14 @@ def learner_of(config: Config, dealt: Dealt, method: Method, memo: Path | None) 
     if given is not None:
         with fields_of("data"):
             region = region_mask(given, *(1, 1, *dealt.dataset.input_shape)[-2:])
+    own = config.privacy.clients
     return Learner(
         module,
         layout,
         local,
         region=region,
         scoring=config.scoring,
-        unmarked=config.privacy.unmarked,
+        unmarked={p: one.unmarked for one in own if one.unmarked is not None for p in one.partitions},
         trainer=trainer,
         device=config.device,
     )

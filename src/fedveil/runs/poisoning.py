@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from fedveil.attacks.poisoning import Goal, goal_of, measure
+from fedveil.config.adversaries import Malicious
 from fedveil.config.experiment import Config
-from fedveil.config.malicious import Malicious
-from fedveil.config.options import fields_of
+from fedveil.config.tables import fields_of
 from fedveil.engines import Federation
 from fedveil.engines.seams import Behaviour
 from fedveil.learning import ClientData

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedveil.config.adversaries import DRAWN, World
 from fedveil.config.sections import Data
-from fedveil.config.world import DRAWN, World
 from fedveil.data import DataSet, own_scale
 from fedveil.data.dealing import NATURAL
 from fedveil.errors import FieldError

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from fedveil.attacks import Knowledge, Verdict
 from fedveil.config import Config
-from fedveil.config.world import World
+from fedveil.config.adversaries import World
 from fedveil.engines.seams import Seen
 from fedveil.errors import FieldError
 from fedveil.games import Judgement, ParticipationGame

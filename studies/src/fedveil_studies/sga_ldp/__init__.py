@@ -192,7 +192,7 @@ def worth(plain: float, step: float, noise: float, dimension: int) -> float:
 def _noise(outcome: Outcome) -> float:
     """Length of the noise of a global update: sigma sqrt(d / n)."""
     values = outcome.summary.values
-    return outcome.series("sigma")[0] * math.sqrt(values["dimension"] / outcome.cell.config.data.number)
+    return outcome.series("sigma")[0] * math.sqrt(values["dimension"] / int(outcome.cell.config.data.clients))
 
 
 @study.curve("premise measured")
@@ -250,7 +250,7 @@ def phase(outcomes: Sequence[Outcome], name: str) -> Value:
 @study.curve("phase")
 def over_clients(outcomes: Sequence[Outcome], name: str) -> Curve:
     """`phase`, above the number of clients."""
-    return Curve([outcomes[0].cell.config.data.number], [phase(outcomes, name).value])
+    return Curve([int(outcomes[0].cell.config.data.clients)], [phase(outcomes, name).value])
 
 
 @study.curve("losses")
