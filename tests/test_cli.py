@@ -193,7 +193,7 @@ def test_clients_that_all_decline_have_exit_code_3(here):
 
 
 def test_an_interruption_has_exit_code_130_and_says_how_to_go_on(here, monkeypatch):
-    real = runner_module.summary.row_of
+    real = runner_module.row_of
 
     def interrupting(record, *its):
         if record.round.number == 3:
@@ -201,7 +201,7 @@ def test_an_interruption_has_exit_code_130_and_says_how_to_go_on(here, monkeypat
         return real(record, *its)
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner_module.summary, "row_of", interrupting)
+        patch.setattr(runner_module, "row_of", interrupting)
         result = call("run", "tiny.toml", "--out", "r")
     assert result.exit_code == 130
     assert result.stderr == "fedveil: interrupted; go on with: fedveil run r --resume\n"

@@ -14,7 +14,7 @@ from fedveil.errors import FieldError
 from fedveil.grid import Store
 from fedveil.learning import build_model
 from fedveil.runs.prepare import prepare
-from fedveil.runs.summary import numerics_of
+from fedveil.runs.provenance import numerics_of
 from fedveil_studies.frame import Choices, Reproduction, Selection, find, names
 from fedveil_studies.frame.files import Pages
 from fedveil_studies.frame.measure import measured

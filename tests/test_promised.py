@@ -17,8 +17,8 @@ from fedveil.config.loading import assign, parse
 from fedveil.config.sections import Budget, Stopping
 from fedveil.methods import METHODS, Broadcast, PublicFacts, Publishing, build, parameters
 from fedveil.report.planning import advice_tables
+from fedveil.runs.promised import guarantees_of
 from fedveil.runs.runner import run
-from fedveil.runs.totals import guarantees_of
 
 BASE = {
     "name": "tiny",
@@ -221,7 +221,7 @@ def called(*arguments):
 @pytest.fixture
 def written(tmp_path, monkeypatch):
     """Write a case's configuration, and the file that its natural clients are in; leave curves to their own tests."""
-    monkeypatch.setattr("fedveil.runs.totals.find_spec", lambda name: None)
+    monkeypatch.setattr("fedveil.runs.promised.find_spec", lambda name: None)
     rows = np.random.default_rng(0)
     site, npz, file = np.repeat(np.arange(3), [20, 30, 40]), tmp_path / "own.npz", tmp_path / "tiny.toml"
     np.savez(npz, x=rows.normal(size=(90, 5)).astype("float32"), y=np.arange(90) % 2, site=site)

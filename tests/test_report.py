@@ -15,7 +15,7 @@ from fedveil.report.pareto import pareto
 from fedveil.report.progress import Display
 from fedveil.report.tables import comparison_notes, comparison_tables, run_table
 from fedveil.runs import Summary, run
-from fedveil.runs.summary import last_rounds
+from fedveil.runs.rows import last_rounds
 
 LOCAL = [{"method": "vanilla"}, {"method": "group"}, {"method": "sga-ldp"}]
 

@@ -19,7 +19,7 @@ from fedveil.mechanisms import SecureSource
 from fedveil.methods import build
 from fedveil.methods.publishing import Validation
 from fedveil.runs.checkpoint import Checkpoint
-from fedveil.runs.totals import guarantees_of
+from fedveil.runs.promised import guarantees_of
 
 HELD = [images(50 + p) for p in range(6)]
 PUBLIC = Validation(losses="public")

@@ -20,8 +20,7 @@ from safetensors.torch import load_file, save_file
 from fedveil.config import parse
 from fedveil.errors import FieldError, LedgerError
 from fedveil.runs import run
-from fedveil.runs.checkpoint import Checkpoint
-from fedveil.runs.disk import sealed
+from fedveil.runs.checkpoint import Checkpoint, sealed
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 

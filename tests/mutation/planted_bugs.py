@@ -1265,7 +1265,7 @@ BUGS = (
     ),
     _bug(
         "a checkpoint's checksum is not compared",
-        "runs/disk.py",
+        "runs/checkpoint.py",
         "unsealed",
         "checksum != _checksum(tensors, text)",
         "False",
@@ -1812,7 +1812,7 @@ BUGS = (
     ),
     _bug(
         "a heuristic client is ranked below proven ones",
-        "runs/totals.py",
+        "runs/promised.py",
         "guarantees_of",
         "(not g.proven, g.cost, len(books[p].entries))",
         "(g.cost, len(books[p].entries))",

@@ -73,7 +73,7 @@ def run(
 
             spec = load(config, assign or [], engine=engine, device=device, seed=seed)
 
-            from fedveil.grid import Cell, Store
+            from fedveil import runs
             from fedveil.report.progress import Display
             from fedveil.report.table import write
             from fedveil.report.tables import run_table
@@ -81,7 +81,7 @@ def run(
         folder = out or shared.folder_of(config, spec.name)
         again.folder, again.command = folder, f"fedveil run {shlex.quote(str(folder))} --resume"
         console = shared.console_for()
-        summary = Store(None).run_in(folder, Cell("", spec), Display(console), resume=resume).summary
+        summary = runs.run(spec, folder, resume=resume, progress=Display(console))
         table = run_table(summary)
         write(folder, "table", [table])
         shared.show([table], [f"written to {folder}"], whole=True)

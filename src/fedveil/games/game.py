@@ -32,9 +32,9 @@ from fedveil.runs import Progress
 from fedveil.runs.disk import write_atomic
 from fedveil.runs.folder import mark_private
 from fedveil.runs.prepare import resolve_device
-from fedveil.runs.provenance import provenance
+from fedveil.runs.provenance import provenance, versions
 from fedveil.runs.runner import Silent, one_thread
-from fedveil.runs.summary import REPRODUCIBLE, versions
+from fedveil.runs.summary import REPRODUCIBLE
 
 RESULT = "audit.json"
 USUAL = "participation"

@@ -20,8 +20,10 @@ from fedveil.errors import FieldError
 from fedveil.learning.metrics import task_of
 from fedveil.methods import METHODS, GlobalDP, Publishing
 from fedveil.runs.deal import data_digest
-from fedveil.runs.summary import REPRODUCIBLE, Row, Summary, core_of, numerics_of, row_of
-from fedveil.runs.totals import guarantees_of
+from fedveil.runs.promised import guarantees_of
+from fedveil.runs.provenance import numerics_of
+from fedveil.runs.rows import Row, row_of
+from fedveil.runs.summary import REPRODUCIBLE, Summary, core_of
 
 ELSEWHERE = ("name", "device")  # what a run is called, and where it is done, changes none of its figures
 ABSENT = "?" * 6

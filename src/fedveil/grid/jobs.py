@@ -27,8 +27,9 @@ from fedveil.registry import Registry
 from fedveil.runs.folder import new_run_id
 from fedveil.runs.ledgers import Ledgers
 from fedveil.runs.prepare import Setup, prepare
-from fedveil.runs.runner import Judge, begin, conclude, one_thread, summary_of
-from fedveil.runs.summary import Row, Summary, row_of
+from fedveil.runs.rows import Row, row_of
+from fedveil.runs.runner import Judge, begin, conclude, one_thread
+from fedveil.runs.summary import Summary, summary_of
 
 Factory = Callable[[], Executor]
 EXECUTORS: Registry[Factory] = Registry("--executor", {}, group="fedveil.executors")  # or "package.module:factory"

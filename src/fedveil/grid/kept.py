@@ -9,7 +9,7 @@ from fedveil.errors import FieldError
 from fedveil.grid.cell import ABSENT, Cell, Finished, Outcome
 from fedveil.runs import Summary
 from fedveil.runs.disk import FolderLock, make_folder
-from fedveil.runs.summary import METRICS
+from fedveil.runs.rows import METRICS
 
 CLAIMS = ".claims"  # a lock a cell, for drivers that share a folder
 

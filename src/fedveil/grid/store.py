@@ -17,8 +17,8 @@ from fedveil.grid.kept import Kept
 from fedveil.runs import Progress, Summary, run
 from fedveil.runs.disk import make_folder, write_atomic
 from fedveil.runs.prepare import Setup, prepare, resolve_device
+from fedveil.runs.rows import METRICS, Row
 from fedveil.runs.runner import Silent, judged
-from fedveil.runs.summary import METRICS, Row
 
 PATIENCE = 60.0  # seconds between two lines on runs that go on in other processes
 
@@ -137,45 +137,9 @@ class Store(Kept):
             make_folder(path)
             if config.rounds == 1 or config.pretraining is not None:  # else what begins alike is a small part of a run
                 memo = path.parents[1] / BEGUN
-        return self.run_in(path, cell, progress, config, resume=begun, memo=memo)
-
-    def run_in(
-        self,
-        folder: Path | None,
-        cell: Cell,
-        progress: Progress,
-        config: Config | None = None,
-        *,
-        resume: bool = False,
-        memo: Path | None = None,
-    ) -> Outcome:
-        """Run a cell in a folder of the user's own, which is as one of the store's.
-
-        Parameters
-        ----------
-        folder : Path or None
-            New or empty; with `resume`, that of a run with the same configuration. None: in memory.
-        cell : Cell
-            Without others whose sigma it takes, or with `config`.
-        progress : Progress
-            Is told how it goes.
-        config : Config, optional
-            The cell's, resolved.
-        resume : bool
-            Go on in the folder.
-        memo : Path, optional
-            See `fedveil.runs.run`.
-
-        Raises
-        ------
-        FieldError
-            If the folder holds something else.
-        NoReplyError
-            If a round has no usable reply.
-        """
-        config, probes = config or cell.config, cell.probes
-        summary = run(config, folder, resume=resume, progress=progress, setting=cell.label, memo=memo, probes=probes)
-        return self._remember(cell, summary, folder)
+        label, probes = cell.label, cell.probes
+        summary = run(config, path, resume=begun, progress=progress, setting=label, memo=memo, probes=probes)
+        return self._remember(cell, summary, path)
 
     def _together(self, left: Sequence[Cell], progress: Progress) -> None:
         groups: dict[str, list[Cell]] = {}

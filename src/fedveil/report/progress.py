@@ -6,7 +6,7 @@ from time import perf_counter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from fedveil.runs.summary import Row
+from fedveil.runs.rows import Row
 
 LINES = 20  # plain lines a run or audit, about
 

@@ -8,9 +8,10 @@ from typing import Any
 from fedveil.gdp import rounded_up
 from fedveil.report.planning import meaning_of, useful
 from fedveil.report.table import NOTHING, Table, grouped_by, shown
+from fedveil.runs.rows import OF_TWO as RARE
 from fedveil.runs.summary import Summary
 
-OF_TWO = ("accuracy", "macro_auc", "balanced_accuracy", "sensitivity", "specificity")
+OF_TWO = ("accuracy", *RARE)
 SHORT = {
     "f1": "F1",
     "macro_auc": "AUC",

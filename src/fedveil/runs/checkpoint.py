@@ -1,20 +1,33 @@
-"""Checkpoints: everything a run needs to go on after its last whole round, in one file."""
+"""Tensors kept under a checksum: where a run goes on after its last whole round, and rounds that runs begin with."""
 
-from collections.abc import Mapping
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, uint8
 
 from fedveil.config.folders import remedy
 from fedveil.engines import Federation
 from fedveil.engines.history import Best
 from fedveil.engines.states import pack, unpack
 from fedveil.errors import damaged
-from fedveil.runs.disk import sealed, unsealed, write_atomic
+from fedveil.learning import ClientData
+from fedveil.learning.learner import Trainer
+from fedveil.learning.local import Trained
+from fedveil.learning.streams import Key
+from fedveil.reading import json_of
+from fedveil.runs.disk import make_folder, write_atomic
 
 FILE = "round.safetensors"
+PLAIN = "fedveil"  # the one entry of the metadata: the checksum, a space, the values
+LAST = 1  # the last round worth keeping: later ones start from models that the noise has told apart
 
 
 @dataclass(frozen=True)
@@ -97,3 +110,110 @@ class Checkpoint:
             return cls(tensors=tensors, **plain)
         except (OSError, ValueError, TypeError) as error:
             raise damaged("checkpoint", path, error, remedy(folder.parent)) from error
+
+
+class Remembering:
+    """A trainer that keeps results on disk and looks there first.
+
+    A result is found again only for the same start, examples, key and description: it is what training would give, to
+    the bit where the trainer's results do not depend on who else is trained.
+
+    Parameters
+    ----------
+    trainer : Trainer
+        Trains what is not there yet.
+    folder : Path
+        Made when needed. It may be deleted at any time.
+    description : str
+        Everything else that decides a result: model, local training, device.
+    """
+
+    def __init__(self, trainer: Trainer, folder: Path, description: str) -> None:
+        self._trainer, self._folder, self._description = trainer, folder, description
+
+    def train(self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]) -> list[Trained | Exception]:
+        """Train each client from its own start; see `SequentialTrainer.train`."""
+        late = any(key[1] > LAST for key in keys)
+        return (self._trainer.train if late else self._remembered)(starts, clients, keys)
+
+    def _remembered(
+        self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]
+    ) -> list[Trained | Exception]:
+        digests = [self._digest(s, c, k) for s, c, k in zip(starts, clients, keys, strict=True)]
+        known: list[Trained | Exception | None] = [self._read(digest) for digest in digests]
+        missing = [i for i, outcome in enumerate(known) if outcome is None]
+        if missing:
+            some = [clients[i] for i in missing]
+            trained = self._trainer.train(starts[missing], some, [keys[i] for i in missing])
+            for i, outcome in zip(missing, trained, strict=True):
+                known[i] = outcome
+                if isinstance(outcome, Trained):
+                    self._write(digests[i], outcome)
+        return [outcome for outcome in known if outcome is not None]
+
+    def _digest(self, start: Tensor, client: ClientData, key: Key) -> str:
+        digest = hashlib.sha256(f"{self._description}|{key}|{torch.__version__}".encode())
+        for tensor in (start, client.x, client.y):
+            digest.update(f"|{tuple(tensor.shape)}{tensor.dtype}|".encode())
+            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+    def _read(self, digest: str) -> Trained | None:
+        try:
+            tensors, plain = unsealed(self._folder / f"{digest}.safetensors")
+            return Trained(tensors["model"], int(plain["examples"]), float(plain["loss"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None  # absent or damaged: train again
+
+    def _write(self, digest: str, trained: Trained) -> None:
+        make_folder(self._folder)
+        content = sealed({"model": trained.model}, {"examples": trained.examples, "loss": trained.loss})
+        # several processes may share it
+        write_atomic(self._folder / f"{digest}.safetensors", content, f".{os.getpid()}")
+
+
+def sealed(tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> bytes:
+    """The content of a file.
+
+    Parameters
+    ----------
+    tensors : mapping of str to Tensor
+        Of any shape and type.
+    plain : mapping
+        What JSON knows.
+    """
+    own = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
+    text = json.dumps(plain)
+    return save(own, metadata={PLAIN: f"{_checksum(own, text)} {text}"})  # of several entries the order is not kept
+
+
+def unsealed(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What a file holds.
+
+    Raises
+    ------
+    ValueError, OSError
+        If it cannot be read, or is not what was written, to the bit.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
+    checksum, _, text = metadata.get(PLAIN, "").partition(" ")
+    if checksum != _checksum(tensors, text):
+        raise ValueError("its checksum does not fit, or it is of an earlier version")
+    plain = json_of(text)
+    if not isinstance(plain, dict):
+        raise ValueError("its values are no table")
+    return tensors, plain
+
+
+def _checksum(tensors: Mapping[str, Tensor], text: str) -> str:
+    digest = hashlib.sha256(text.encode())
+    for key in sorted(tensors):
+        value = tensors[key]
+        digest.update(json.dumps([key, str(value.dtype), list(value.shape)]).encode())
+        digest.update(value.reshape(-1).view(uint8).numpy().tobytes())
+    return digest.hexdigest()

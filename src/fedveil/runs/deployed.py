@@ -21,7 +21,8 @@ from fedveil.mechanisms import Source
 from fedveil.methods import Method
 from fedveil.runs.disk import FolderLock, append, make_folder, write_atomic, write_result
 from fedveil.runs.ledgers import LedgerFiles
-from fedveil.runs.summary import METRICS, METRICS_CSV, REPRODUCIBLE, Row, core_of, row_of, rows_csv
+from fedveil.runs.rows import METRICS, METRICS_CSV, Row, row_of, rows_csv
+from fedveil.runs.summary import REPRODUCIBLE, core_of
 
 _LOG = getLogger("flwr")
 

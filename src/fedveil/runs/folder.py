@@ -17,7 +17,7 @@ from fedveil.reading import json_of
 from fedveil.runs.checkpoint import Checkpoint
 from fedveil.runs.disk import FolderLock, append, make_folder, write_atomic, write_result
 from fedveil.runs.ledgers import LedgerFiles, Ledgers
-from fedveil.runs.summary import METRICS, METRICS_CSV, Row, parse_row, rows_csv
+from fedveil.runs.rows import METRICS, METRICS_CSV, Row, parse_row, rows_csv
 
 
 def new_run_id(config: Config) -> str:

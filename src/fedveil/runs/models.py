@@ -21,8 +21,8 @@ from fedveil.learning.losses import LossFunction, evaluating, outputs_of
 from fedveil.learning.scores import region_mask
 from fedveil.mechanisms import keyed_seed
 from fedveil.methods import Method, RecordDP
+from fedveil.runs.checkpoint import Remembering
 from fedveil.runs.deal import Dealt
-from fedveil.runs.memo import Remembering
 
 EPOCHS = (3, 10, 30, 100)  # of which one is chosen for a public model
 ROUND = 0  # of the keys: no federated round has this number

@@ -23,7 +23,7 @@ from fedveil.runs.deal import Dealt, deal_out, split_clients
 from fedveil.runs.ledgers import Ledgers
 from fedveil.runs.models import first_models, learner_of
 from fedveil.runs.poisoning import Poisoning, poisoning_of
-from fedveil.runs.summary import OF_TWO
+from fedveil.runs.rows import OF_TWO
 from fedveil.runs.world import Shares, share_out
 
 

@@ -1,28 +1,34 @@
-"""What a configuration promises before anything is trained.
+"""What a run promises: before anything is trained, from its configuration; afterwards, from its ledgers alone.
 
-The parties are those of the run, with its data, its model and its budgets. They go through its rounds and record what
-each release would cost; nothing is trained, and nothing leaves. What was recorded is then added up as the run does it.
+Before, the parties are those of the run, with its data, its model and its budgets. They go through its rounds and
+record what each release would cost; nothing is trained, and nothing leaves. Ledgers are added up the same both times.
 """
 
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from statistics import median
+from typing import Any
 
 import torch
 
-from fedveil.accounting import Choice, Guarantee, Ledger, Release, Spend, advise
+from fedveil.accounting import Choice, Guarantee, Ledger, Release, Spend, advise, guarantee_values, unprotected
 from fedveil.accounting.guarantee import read_off
 from fedveil.config import Config
 from fedveil.config.sections import Randomness
 from fedveil.engines import Federation
 from fedveil.engines.history import publishable, totals_of
-from fedveil.engines.party import COMBINE
+from fedveil.engines.party import COMBINE, SERVER
 from fedveil.errors import FieldError
 from fedveil.gdp import rounded_up
 from fedveil.mechanisms import NoSource, ReproducibleSource
-from fedveil.methods import Broadcast, ClientFacts, ServerFacts
+from fedveil.methods import Broadcast, ClientFacts, Method, ServerFacts
 from fedveil.runs.ledgers import Ledgers
 from fedveil.runs.prepare import Setup, prepare
+
+REACH = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)  # mu of the worst client at the distances of its curve, or about
 
 
 @dataclass(frozen=True)
@@ -186,3 +192,44 @@ def _apart(federation: Federation, opened: Broadcast, rounds: int, ledgers: Ledg
     for first, same in alike.items():
         books |= {str(p): books[str(first)] for p in same if str(first) in books}
     return done, books
+
+
+def guarantees_of(
+    method: Method, books: Mapping[str, Ledger], delta: float, on: Sequence[str] = ()
+) -> tuple[Guarantee, dict[str, Any]]:
+    """The guarantee that counts, and the parties': the trusted server's, or the worst and the median client's."""
+    totals = totals_of(method.client.trust, books, on)
+    clients, worst, validation = totals.clients, totals.worst, totals.validation
+    beside = {} if validation is None else {"validation clients": guarantee_values(validation, delta)}
+    if method.client.trust == "central":
+        leakages = [[e.spend.leakage for e in book.entries if e.spend.leakage is not None] for book in books.values()]
+        if most := max(leakages, key=math.fsum, default=[]):  # the indices that a client reported, beside its models
+            index = {"participations": len(most), "leakage": math.fsum(most)}
+            beside = {"worst client": guarantee_values(replace(unprotected(), scope="total"), delta) | index, **beside}
+        return worst, {SERVER: guarantee_values(worst, delta), **beside}
+    if not clients:
+        return worst, {"worst client": guarantee_values(worst, delta), **beside}
+    cost = {p: (not g.proven, g.cost, len(books[p].entries)) for p, g in clients.items()}
+    order = sorted(clients, key=lambda p: (cost[p], p))
+    values: dict[str, Any] = {}
+    composed = all(g.by_distance for g in clients.values()) and find_spec("dp_accounting") is not None
+    apart = [length / worst.bound.slope for length in REACH] if composed else []
+    middle = order[(len(order) - 1) // 2]
+    for name, party, guarantee in (("worst client", order[-1], worst), ("median client", middle, clients[middle])):
+        spends = [e.spend for e in books[party].entries]
+        leakage = [s.leakage for s in spends if s.leakage is not None]
+        extra: dict[str, Any] = {"leakage": math.fsum(leakage)} if leakage else {}
+        if composed:
+            epsilons = [guarantee.epsilon_at(distance, delta) for distance in apart]
+            extra["curve"] = {"distance": apart, "epsilon": epsilons, "delta": delta}
+        values[name] = {**guarantee_values(guarantee, delta), "participations": len(spends), **extra}
+    if composed:
+        alike, one = Counter(g.bound for g in clients.values()), 1 / worst.bound.slope
+        each = sorted((bound.epsilon_at(one, delta), n) for bound, n in alike.items())
+        values["worst client"]["over clients"] = {
+            "distance": one,
+            "epsilon": [epsilon for epsilon, _ in each],
+            "clients": [n for _, n in each],
+            "delta": delta,
+        }
+    return worst, {**values, **beside}

@@ -19,7 +19,7 @@ from fedveil.attacks.statistics import roc, student_interval
 from fedveil.report.canvas import COLOURS, DASHES, dot, plain, whole_numbers
 from fedveil.report.statement.document import Chart, Grid, Series
 from fedveil.report.statement.gather import Run
-from fedveil.runs.summary import Row
+from fedveil.runs.rows import Row
 
 MOST = 120  # points of a line
 CURVES: Mapping[str, tuple[str, str, Callable[[Row], float | None]]] = {

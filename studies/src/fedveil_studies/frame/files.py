@@ -13,8 +13,7 @@ from typing import Any
 
 from fedveil.grid import Outcome, Store
 from fedveil.runs.disk import write_atomic
-from fedveil.runs.provenance import provenance
-from fedveil.runs.summary import versions
+from fedveil.runs.provenance import provenance, versions
 from fedveil_studies.frame.evidence import reading
 from fedveil_studies.frame.measure import measured
 from fedveil_studies.frame.page import claims_page
