@@ -16,7 +16,7 @@ from fedveil.attacks import ATTACKS, Attack, Verdict
 from fedveil.cli import app
 from fedveil.config import load
 from fedveil.config.adversaries import World
-from fedveil.config.variants import Comparison
+from fedveil.config.course import Comparison
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.games import GAMES, Judgement, ParticipationGame, game_of, participation, play
 from fedveil.games.view import ParticipationView

@@ -12,9 +12,10 @@ from fedveil.accounting import Release
 from fedveil.attacks.inversion import DLG, Cosine
 from fedveil.calibration import LayerSensitivity
 from fedveil.config import ConfigError, load, parse
+from fedveil.config.course import Setting
 from fedveil.config.sections import Data
 from fedveil.config.tables import options_of
-from fedveil.config.variants import Setting, configure
+from fedveil.config.variants import configure
 from fedveil.data import SOURCES
 from fedveil.data.tamper import Box
 from fedveil.engines import Evaluation

@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 from fedveil.accounting import Entry, Ledger, advise
 from fedveil.cli import app
 from fedveil.config import Config
+from fedveil.config.course import Stopping
 from fedveil.config.loading import assign, parse
-from fedveil.config.sections import Budget, Stopping
+from fedveil.config.sections import Budget
 from fedveil.methods import METHODS, Broadcast, PublicFacts, Publishing, build, parameters
 from fedveil.report.planning import advice_tables
 from fedveil.runs.promised import guarantees_of

@@ -13,9 +13,9 @@ from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 from fedveil.accounting import Spend
 from fedveil.checks import Natural, Rounds, Workers
 from fedveil.config.adversaries import Malicious, World
-from fedveil.config.sections import Data, Model, Pretraining, Privacy, Randomness, Rule, Stopping
+from fedveil.config.course import Comparison, Pretraining, Randomness, Stopping
+from fedveil.config.sections import Data, Model, Privacy, Rule
 from fedveil.config.tables import Section, check_options, dumps, fields_of, options_of
-from fedveil.config.variants import Comparison
 from fedveil.engines.assembly import client_sides_of
 from fedveil.errors import FieldError, require_count
 from fedveil.learning import LocalTraining

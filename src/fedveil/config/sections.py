@@ -10,13 +10,10 @@ from fedveil.aggregation import AGGREGATORS, NNM, Aggregator, Bucketing
 from fedveil.checks import Count, Delta, Natural, Positive
 from fedveil.config.tables import OpenSection, Option, Section, check_options, fields_of, options_of, with_tables
 from fedveil.data import NATURAL, SOURCES
-from fedveil.engines.stopping import EarlyStopping
 from fedveil.errors import FieldError, require_choice
 from fedveil.learning.learner import Unmarked
 from fedveil.learning.models import MODELS
-from fedveil.mechanisms import ReproducibleSource, SecureSource, Source
 from fedveil.methods import METHODS, ClientSide, Method, build, formerly, parameters
-from fedveil.methods.publishing import Validation
 
 
 def _clients(value: Any) -> Any:
@@ -170,96 +167,6 @@ class Model(OpenSection):
         if ":" not in str(values["module"]):
             raise FieldError("model.module", values["module"], 'must look like "package.module:Net"')
         return {("name" if k == "module" else k): v for k, v in values.items()}
-
-
-class Pretraining(Section):
-    """``[pretraining]``: the server trains the first model on its validation examples, as ``[local]`` says.
-
-    Attributes
-    ----------
-    epochs
-        passes over the validation examples, at least 1
-    """
-
-    section: ClassVar[str] = "pretraining"
-
-    epochs: Count
-
-
-class Stopping(Section):
-    """``[stopping]``: a share of the clients never trains; the run ends when their loss no longer falls.
-
-    Attributes
-    ----------
-    clients
-        share of the clients that never train, between 0 and 1
-    patience
-        validations without a lesser loss until the run ends; at least 1
-    every
-        rounds between two validations; at least 1
-    sample
-        validation clients asked at a time; left out: all
-    min_delta
-        how much less a loss has to be, in units of the loss
-    losses
-        noised, at a cost, or in the clear, without a promise to those clients
-    noise_multiplier
-        z: deviation of a loss's noise over its range; above 0
-    loss_range
-        R: losses are cut to [0, R], in units of the loss
-    releases
-        losses that one client releases at most; at least 1
-    """
-
-    clients: float
-    patience: int = 5
-    every: int = 1
-    sample: int | None = None
-    min_delta: float = 0.0
-    losses: Literal["noised", "public"] = "noised"
-    noise_multiplier: float = 5.0
-    loss_range: float = 3.0
-    releases: int = 20
-
-    @model_validator(mode="after")
-    def _check(self) -> "Stopping":
-        if not 0 < self.clients < 1:
-            raise FieldError("stopping.clients", self.clients, "must be a share of the clients above 0 and below 1")
-        self.build()
-        return self
-
-    def build(self) -> EarlyStopping:
-        """The rule."""
-        with fields_of("stopping"):
-            values = self.model_dump(exclude={"clients"})
-            how = {key: values.pop(key) for key in ("losses", "noise_multiplier", "loss_range", "releases")}
-            return EarlyStopping(**values, validation=Validation(**how), twins=True)  # each example is dealt out once
-
-
-class Randomness(Section):
-    """``[source]``: reproducible noise for experiments, or secure noise to deploy.
-
-    Attributes
-    ----------
-    kind
-        reproducible noise for experiments (whoever knows the seed knows the noise), or secure noise
-    seed
-        of the noise alone, for other noise on the same training; left out: the run's own
-    """
-
-    kind: Literal["reproducible", "secure"] = "reproducible"
-    seed: int | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> "Randomness":
-        if self.kind == "secure" and self.seed is not None:
-            raise FieldError("source.seed", self.seed, "secure noise has no seed; leave it out")
-        return self
-
-    def build(self, seed: int) -> Source:
-        """The source of the noise of a run with this seed."""
-        own = seed if self.seed is None else self.seed
-        return ReproducibleSource(own) if self.kind == "reproducible" else SecureSource()
 
 
 LARGEST_DELTA = 0.1  # with a larger one even no noise has a small epsilon

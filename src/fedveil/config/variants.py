@@ -4,72 +4,17 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
-from fedveil.config.tables import ConfigError, Section, problems_of
+from fedveil.config.course import Setting
+from fedveil.config.experiment import Config
+from fedveil.config.tables import ConfigError, problems_of
 from fedveil.errors import FieldError, nearest, require_choice
-from fedveil.methods import METHODS, fitting, formerly, is_central, parameters
-
-if TYPE_CHECKING:
-    from fedveil.config.experiment import Config
+from fedveil.methods import METHODS, fitting, is_central, parameters
 
 EQUAL_SIGMA = "global (equal sigma)"
-
-
-class Setting(BaseModel):
-    """One entry of ``[compare] settings``: a label and what differs from ``[privacy]``; `local` from ``[local]``.
-
-    Parameters of ``[privacy]`` carry over where the method is the same, or where both trust the server.
-
-    Attributes
-    ----------
-    label
-        names the setting
-    match_sigma_of
-        label of an earlier setting whose average sigma is taken: the noise multiplier follows from it
-    """
-
-    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
-
-    label: str = ""
-    match_sigma_of: str = ""
-
-    @property
-    def overrides(self) -> dict[str, Any]:
-        """Keys for ``[privacy]``."""
-        return {key: value for key, value in (self.model_extra or {}).items() if key != "local"}
-
-    @property
-    def local(self) -> Any:
-        """Keys for ``[local]``: a learning rate that suits noisy steps suits no others."""
-        return (self.model_extra or {}).get("local", {})
-
-
-class Comparison(Section):
-    """``[compare]``: what `fedveil compare` runs beside each other.
-
-    Attributes
-    ----------
-    settings
-        settings: a label, keys of [privacy] that differ, and a table `local` of [local]'s
-    equal_sigma
-        add global DP at the average sigma of metric privacy
-    sweep
-        lists of values by parameter of [privacy]; each setting is run at every combination of those its method has
-    """
-
-    settings: Annotated[tuple[Setting, ...], Field(strict=False)] = ()
-    equal_sigma: bool = False
-    sweep: dict[str, Annotated[tuple[Any, ...], Field(strict=False)]] = Field(default_factory=dict)
-
-    def differing(self) -> dict[str, Any]:
-        values = super().differing()
-        return {
-            **values,
-            **({"settings": [formerly(one) for one in values["settings"]]} if "settings" in values else {}),
-        }
 
 
 @dataclass(frozen=True)
@@ -94,7 +39,7 @@ class Variant:
     swept: Mapping[str, Any]
 
 
-def variants_of(config: "Config") -> list[Variant]:
+def variants_of(config: Config) -> list[Variant]:
     """Everything that a comparison runs, in order; without settings, the configuration's own method.
 
     A setting is run once for every combination of the swept parameters that its method has and that it does not set
@@ -121,7 +66,7 @@ def variants_of(config: "Config") -> list[Variant]:
     return variants
 
 
-def configure(config: "Config", label: str, setting: Setting, where: str = "compare", **forced: Any) -> "Config":
+def configure(config: Config, label: str, setting: Setting, where: str = "compare", **forced: Any) -> Config:
     """The configuration of one setting.
 
     Parameters
@@ -168,13 +113,13 @@ def configure(config: "Config", label: str, setting: Setting, where: str = "comp
     values["local"] = {**values["local"], **setting.local}
     values["name"] = f"{config.name}-{slug(label)}"
     try:
-        return type(config).model_validate(values)
+        return Config.model_validate(values)
     except ValidationError as error:
         problems = problems_of(error)
         raise ConfigError([FieldError(f"{where}: {p.field}", p.value, p.accepted) for p in problems]) from error
 
 
-def check_settings(config: "Config") -> None:
+def check_settings(config: Config) -> None:
     """Refuse settings that cannot run, before the first of them does."""
     if not config.compare.settings and not config.compare.equal_sigma and not config.compare.sweep:
         return
@@ -213,15 +158,15 @@ def slug(label: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-") or "setting"
 
 
-def _method(config: "Config", setting: Setting) -> str:
+def _method(config: Config, setting: Setting) -> str:
     return str(setting.overrides.get("method", config.privacy.method))
 
 
-def _label(config: "Config", setting: Setting) -> str:
+def _label(config: Config, setting: Setting) -> str:
     return setting.label or _method(config, setting)
 
 
-def _parameters(config: "Config", setting: Setting) -> Collection[str]:
+def _parameters(config: Config, setting: Setting) -> Collection[str]:
     method = _method(config, setting)
     return parameters(method) if method in METHODS else ()
 
@@ -236,7 +181,7 @@ def _point(base: str, setting: Setting, swept: Mapping[str, Any], changes: Mappi
     return Variant(label, Setting.model_validate(made), base, dict(swept))
 
 
-def _check_sweep(config: "Config") -> None:
+def _check_sweep(config: Config) -> None:
     settings = config.compare.settings or (Setting(label=config.privacy.method),)
     known = {k for s in settings if not s.match_sigma_of for k in _parameters(config, s)} - {"aggregator"}
     for name, values in config.compare.sweep.items():

@@ -20,9 +20,9 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from fedveil.attacks import Verdict
 from fedveil.config import Config
+from fedveil.config.course import Comparison, Randomness, Setting
 from fedveil.config.folders import AUDIT, CELLS, CONFIG, SPEC
-from fedveil.config.sections import Randomness
-from fedveil.config.variants import Comparison, Setting, configure, variants_of
+from fedveil.config.variants import configure, variants_of
 from fedveil.errors import FieldError, nearest, require_choice, require_count
 from fedveil.grid import Cell, Finished, Store
 from fedveil.grid.cell import stated

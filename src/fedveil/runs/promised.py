@@ -17,7 +17,7 @@ import torch
 from fedveil.accounting import Choice, Guarantee, Ledger, Release, Spend, advise, guarantee_values, unprotected
 from fedveil.accounting.guarantee import read_off
 from fedveil.config import Config
-from fedveil.config.sections import Randomness
+from fedveil.config.course import Randomness
 from fedveil.engines import Federation
 from fedveil.engines.history import publishable, totals_of
 from fedveil.engines.party import COMBINE, SERVER

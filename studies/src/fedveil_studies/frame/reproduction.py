@@ -6,7 +6,8 @@ from itertools import product
 from typing import Any
 
 from fedveil.config import Config, parse
-from fedveil.config.variants import Setting, configure
+from fedveil.config.course import Setting
+from fedveil.config.variants import configure
 from fedveil.errors import FieldError, nearest, require_choice
 from fedveil.grid import Cell, Outcome, distinct
 from fedveil.runs.prepare import resolve_device
