@@ -11,7 +11,7 @@ from fedveil.config import parse
 from fedveil.errors import FieldError
 from fedveil.games.participation import check_audit, with_attacks
 from fedveil.grid.comparison import RESULT as FILE
-from fedveil.report.pareto import pareto
+from fedveil.report.figures import pareto
 from fedveil.runs import Summary
 
 TOML = """

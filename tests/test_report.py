@@ -11,7 +11,7 @@ from fedveil.errors import FedVeilError
 from fedveil.grid import compare
 from fedveil.registry import optional
 from fedveil.report import figures
-from fedveil.report.pareto import pareto
+from fedveil.report.figures import pareto
 from fedveil.report.progress import Display
 from fedveil.report.tables import comparison_notes, comparison_tables, run_table
 from fedveil.runs import Summary, run

@@ -109,7 +109,13 @@ def legend_below(figure: Figure, handles: Mapping[str, Any], *, size: float = 9,
     longest = max(len(line) for label in labels for line in label.split("\n"))
     columns = int(72 * width / (size * (EM * longest + HANDLE)))
     columns = min(max(1, columns), len(labels))
-    place: Any = "outside lower center"
-    legend = figure.legend(list(handles.values()), labels, frameon=False, fontsize=size, loc=place, ncols=columns)
+    how: dict[str, Any] = {"frameon": False, "fontsize": size, "ncols": columns}
+    legend = figure.legend(list(handles.values()), labels, loc="outside lower center", **how)
     height = legend.get_window_extent().height / figure.dpi
     figure.set_figheight(figure.get_figheight() + max(0.0, height - 1.6 * size / 72))
+
+
+def legend_beside(figure: Figure, handles: Sequence[Any], labels: Sequence[str], **options: Any) -> None:
+    """A key to the right of all panels, a line each."""
+    key = [wrapped(label, 1.8, 9) for label in labels]
+    figure.legend(handles, key, loc="outside right upper", frameon=False, fontsize=9, **options)

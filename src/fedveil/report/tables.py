@@ -108,9 +108,8 @@ def figures_of(summaries: Sequence[Summary]) -> tuple[str, ...]:
     """What a comparison is judged by: of two classes, what accuracy hides where one is rare, if it was measured."""
     if summaries[0].values["task"] != "classification":
         return ("rmse", "loss")
-    if all(name in s.values["last_rounds"] for s in summaries for name in OF_TWO):
-        return OF_TWO
-    return ("accuracy", "f1")
+    measured = all(name in s.values["last_rounds"] for s in summaries for name in OF_TWO)
+    return OF_TWO if measured else ("accuracy", "f1")
 
 
 def below_public(summaries: Sequence[Summary]) -> list[str]:
@@ -194,10 +193,9 @@ def malicious_text(malicious: Mapping[str, Any]) -> str:
     if malicious["relabelled"]:
         text += f", {malicious['relabelled']} of their {malicious['examples']} examples relabelled"
     if "success" in malicious:
-        text += (
-            f"; success {malicious['success']:.3g} on {malicious['goal_examples']} of the {malicious['measured_on']}, "
-        )
-        text += f"recall there {malicious['recall']:.3g}; accuracy {malicious['accuracy']:.3g}"
+        where = f"{malicious['goal_examples']} of the {malicious['measured_on']}"
+        text += f"; success {malicious['success']:.3g} on {where}, recall there {malicious['recall']:.3g}"
+        text += f"; accuracy {malicious['accuracy']:.3g}"
     return text
 
 
@@ -207,10 +205,10 @@ def run_table(summary: Summary) -> Table:
     malicious = values.get("malicious", {})
     rows: list[tuple[str, str]] = []
     for name, figures in values["last_rounds"].items():
-        mean = f"; {figures['mean']:.4g} ± {figures['deviation']:.2g} over the last {figures['rounds']} rounds"
-        rows.append(
-            (name, f"{values['metrics'][name]:.4g} after the last round{mean if figures['rounds'] > 1 else ''}")
-        )
+        text = f"{values['metrics'][name]:.4g} after the last round"
+        if figures["rounds"] > 1:
+            text += f"; {figures['mean']:.4g} ± {figures['deviation']:.2g} over the last {figures['rounds']} rounds"
+        rows.append((name, text))
     if "accuracy" in values["test_metrics"]:
         rows.append(("test accuracy", f"{values['test_metrics']['accuracy']:.4g} on the set's own test half"))
     if malicious:
