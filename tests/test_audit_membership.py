@@ -9,8 +9,9 @@ import torch
 from fedveil.attacks.membership.registry import of_people
 from fedveil.attacks.membership.scores import PEOPLE
 from fedveil.config import load
+from fedveil.engines import Federation
 from fedveil.errors import FieldError
-from fedveil.games import MembershipGame, game_of, play, shadows
+from fedveil.games import MembershipGame, game_of, play
 from fedveil.runs.deal import deal_out
 
 TEXT = """
@@ -196,14 +197,13 @@ def test_shadow_models_find_persons_where_noise_is_vacuous_and_not_where_it_prot
 
 def test_a_shadow_federation_has_all_records_of_a_person_where_she_is_or_none(people, monkeypatch):
     monkeypatch.setattr("fedveil.games.shadows.MODELS", 4)
-    played = []
+    played, run = [], Federation.run
 
-    class Told(shadows.Federation):
-        def run(self, rounds=None, on_round=None):
-            played.append([c.person for c in self.clients])
-            return super().run(rounds, on_round)
+    def noted(federation, rounds=None, on_round=None):
+        played.append([c.person for c in federation.clients])
+        return run(federation, rounds, on_round)
 
-    monkeypatch.setattr(shadows, "Federation", Told)
+    monkeypatch.setattr(Federation, "run", noted)
     config = people(1e6)
     play(game(config, attacks=("person-lira-offline",), replicates=1))
     home = {

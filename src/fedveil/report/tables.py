@@ -211,8 +211,7 @@ def run_table(summary: Summary) -> Table:
         rows.append((name, text))
     if "accuracy" in values["test_metrics"]:
         rows.append(("test accuracy", f"{values['test_metrics']['accuracy']:.4g} on the set's own test half"))
-    if malicious:
-        rows.append(("malicious clients", malicious_text(malicious)))
+    rows.append(("malicious clients", malicious_text(malicious) if malicious else ""))
     for name, figures in values["noise"].items():
         parts = [f"{when} {figures[when]:.4g}" for when in ("first", "last", "mean")]
         rows.append((name.replace("_", " "), ", ".join(parts)))

@@ -20,9 +20,9 @@ from fedveil.reading import json_of
 from fedveil.report.planning import spent_of
 from fedveil.report.statement.books import FoundLedgers, promise_of_sites, promises, read_books
 from fedveil.report.statement.document import FORMAT, encoded
-from fedveil.report.statement.gather import agree
+from fedveil.report.statement.gather import agree, largest_epsilon
 from fedveil.report.statement.page import form_of, page_of
-from fedveil.report.statement.sections import headline_of, largest_epsilon, unit_of
+from fedveil.report.statement.sections import headline_of, unit_of
 from fedveil.report.table import grouped_by
 
 

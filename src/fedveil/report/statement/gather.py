@@ -15,9 +15,11 @@ from fedveil.errors import FieldError, LedgerError, damaged, nearest
 from fedveil.reading import json_of, toml_of
 from fedveil.report.statement.books import Book, FoundLedgers, promise_of_sites, promises, read_books
 from fedveil.report.statement.document import WORDS
+from fedveil.report.table import grouped_by
 from fedveil.runs.summary import Summary
 
 COMPARED, AUDITED, CANARIES = "comparison.json", "audit.json", "canaries.json"
+Promises = Mapping[str, Mapping[str, Any]]  # by party
 OF_A_RUN = ("participations", "leakage", "curve", "over clients")  # figures of a summary that are no promise
 
 
@@ -46,7 +48,7 @@ class Run:
     """
 
     summary: Summary
-    promises: Mapping[str, Mapping[str, Any]]
+    promises: Promises
     run: str
     books: Mapping[str, Book]
     sites: Mapping[str, Book]
@@ -73,9 +75,24 @@ class Gathered:
     people: Mapping[str, Any]
 
     @property
+    def by_setting(self) -> dict[str, list[Run]]:
+        """Runs by their setting's label; several are repetitions under other seeds."""
+        return grouped_by(self.runs, lambda run: run.summary.setting)
+
+    @property
+    def promises(self) -> dict[str, Promises]:
+        """The weakest promise of each setting."""
+        return {label: largest_epsilon([run.promises for run in own]) for label, own in self.by_setting.items()}
+
+    @property
     def rule(self) -> Policy:
         """The policy in force; without one, one that counts what is spent."""
         return Policy.from_dict(self.policy) if self.policy else Policy(distance=1.0)
+
+
+def largest_epsilon(promises: Sequence[Promises]) -> Promises:
+    """Of the repetitions of a setting, the weakest promise."""
+    return max(promises, key=lambda own: next(iter(own.values())).get("epsilon", inf))
 
 
 def gather(

@@ -23,7 +23,7 @@ from fedveil.report.planning import spent_of
 from fedveil.report.statement.document import ABSENT, WORDS, Chart, Report, beside, protected, source
 from fedveil.report.statement.figures import svg_of
 from fedveil.report.statement.gather import Gathered, Run
-from fedveil.report.statement.sections import by_setting, headline_of, promises_of, sections_of, unprotected_quantities
+from fedveil.report.statement.sections import headline_of, sections_of, unprotected_quantities
 from fedveil.runs.disk import make_folder, write_atomic
 from fedveil.runs.provenance import provenance
 
@@ -101,7 +101,7 @@ def report_of(gathered: Gathered) -> Report:
         {"ledger": one.values(), "spent": spent_of(one.ledger, gathered.rule).rows} for one in gathered.sets.values()
     ]
     evidence = {"runs": [_run(run) for run in gathered.runs], "sets": sets, "policy": gathered.policy}
-    return Report(gathered.name, shown, headline_of(promises_of(gathered.runs)), sections_of(gathered), evidence)
+    return Report(gathered.name, shown, headline_of(gathered.promises), sections_of(gathered), evidence)
 
 
 def write_report(gathered: Gathered, folder: Path, setting: str | None = None) -> list[Path]:
@@ -136,7 +136,7 @@ def write_report(gathered: Gathered, folder: Path, setting: str | None = None) -
 
 
 def _chosen(gathered: Gathered, setting: str | None) -> Run:
-    runs = by_setting(gathered.runs)
+    runs = gathered.by_setting
     if setting is not None:
         return runs[require_choice("--setting", setting, runs)][0]
     return next((own[0] for own in runs.values() if "epsilon" in own[0].worst), gathered.runs[0])

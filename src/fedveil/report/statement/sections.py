@@ -1,7 +1,6 @@
 """What a report says, in the order of a reader's questions: the promise first, then what it does not cover."""
 
 from collections.abc import Mapping, Sequence
-from math import inf
 from typing import Any
 
 from fedveil.engines.party import SERVER
@@ -18,24 +17,23 @@ from fedveil.report.statement.document import (
     protected,
 )
 from fedveil.report.statement.figures import accuracy_rows, curves, roc_charts
-from fedveil.report.statement.gather import Gathered, Run
-from fedveil.report.table import NOTHING, grouped_by
+from fedveil.report.statement.gather import Gathered, Promises, Run
+from fedveil.report.table import NOTHING
 
-Promises = Mapping[str, Mapping[str, Any]]  # by party
 PROVEN = ("formal", "conditional")
 CHOSEN = ("privacy.clip", "privacy.epsilon", "privacy.noise_multiplier", "local.lr", "local.epochs")
 
 
 def sections_of(gathered: Gathered) -> list[ReportSection]:
     """All of them; those without anything to say, too."""
-    runs = by_setting(gathered.runs)
+    runs = gathered.by_setting
     return [
-        unit_of(promises_of(gathered.runs)),
+        unit_of(gathered.promises),
         _trust(runs, gathered.people),
         ReportSection("leaves", [*unprotected_quantities(gathered.runs), *_only_people("leaves", gathered.people)]),
         ReportSection("accuracy", _accuracy_lines(gathered.runs), [accuracy_rows(runs)] * bool(runs), curves(runs)),
         _attacked(gathered, list(runs)),
-        _tuned(gathered.runs, gathered.people),
+        _tuned(gathered),
         _budget(gathered),
         ReportSection("policy", _policy(gathered.policy)),
         _origin(gathered.runs),
@@ -47,21 +45,6 @@ def _only_people(section: str, people: Mapping[str, Any]) -> list[Fact]:
     """The lines of a section that only people can fill."""
     said = {key: [value] if isinstance(value, str) else value for key, value in people.items()}
     return [Fact.of(label, *said.get(key, ())) for label, key in WORDS[section].items()]
-
-
-def by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs by their setting's label; several are repetitions under other seeds."""
-    return grouped_by(runs, lambda run: run.summary.setting)
-
-
-def largest_epsilon(promises: Sequence[Promises]) -> Promises:
-    """Of the repetitions of a setting, the weakest promise."""
-    return max(promises, key=lambda own: next(iter(own.values())).get("epsilon", inf))
-
-
-def promises_of(runs: Sequence[Run]) -> dict[str, Promises]:
-    """The weakest promise of each setting."""
-    return {label: largest_epsilon([run.promises for run in own]) for label, own in by_setting(runs).items()}
 
 
 def headline_of(promises: Mapping[str, Promises]) -> list[dict[str, str]]:
@@ -186,8 +169,9 @@ def _verdict(game: str, result: Mapping[str, Any]) -> list[str]:
     return [*where, "" if bare is None else f"{bare:.3g}", valid]
 
 
-def _tuned(runs: Sequence[Run], people: Mapping[str, Any]) -> ReportSection:
-    settings, seeds = len(by_setting(runs)), len({run.summary.values.get("seed") for run in runs})
+def _tuned(gathered: Gathered) -> ReportSection:
+    runs, settings = gathered.runs, len(gathered.by_setting)
+    seeds = len({run.summary.values.get("seed") for run in runs})
     searched = settings > 1 or seeds > 1
     said = f"{settings} settings under {seeds} seeds on the same data; a choice among them by the figures below is not "
     derived = {v["derived_from"] for run in runs if (v := run.summary.values).get("derived_from")}
@@ -196,7 +180,7 @@ def _tuned(runs: Sequence[Run], people: Mapping[str, Any]) -> ReportSection:
         Fact.of("compared here", f"{said}charged to any epsilon above" if searched else None),
         Fact.of("noise taken from other runs", *(f"from {one!r}: private, not charged" for one in sorted(derived))),
         Fact.of("charged for stopping early", *dict.fromkeys(epsilon_of(p) or protected(p) for p in stopping)),
-        *_only_people("tuned", people),
+        *_only_people("tuned", gathered.people),
     ]
     configs = {run.summary.setting: run.config for run in runs if run.config}
     keys = [name.split(".") for name in CHOSEN]
