@@ -8,7 +8,7 @@ import typer
 import typer.core
 
 from fedveil import __version__
-from fedveil.cli import advise, audit, data, keys, ledger, node, report, running, shared, verify
+from fedveil.cli import advise, audit, data, report, running, shared, site
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.registry import Registry
 
@@ -84,11 +84,11 @@ join_packages(app)
 app.command()(audit.audit)
 app.command()(report.report)
 app.command()(data.apply)
-app.command()(verify.verify)
+app.command()(audit.verify)
 app.add_typer(data.app, name="data")
-app.add_typer(ledger.app, name="ledger")
-app.add_typer(keys.app, name="keys")
-app.add_typer(node.app, name="node")
+app.add_typer(site.ledger, name="ledger")
+app.add_typer(site.keys, name="keys")
+app.add_typer(site.node, name="node")
 
 
 def main() -> None:

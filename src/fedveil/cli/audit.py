@@ -1,12 +1,18 @@
-"""`fedveil audit`: what a client learns about the participation of another."""
+"""Attacks: `fedveil audit` on a federation, `fedveil verify` on what every method guarantees."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedveil.cli.shared import Assign, DeviceOption, Executor, Out, Seed, console_for, executor_of, refusals, say
-from fedveil.cli.shared import show as show_tables
+from fedveil.cli import shared
+from fedveil.cli.shared import console_for, fail, refusals, say, show
+
+if TYPE_CHECKING:
+    from fedveil.attacks.verdict import Verdict
+    from fedveil.games.guarantees.game import PartyGame
+    from fedveil.report.table import Table
 
 REPLICATES = """Runs with the target, and as many without (default: 30; from 6 on they can prove anything). \
 Membership: runs of each setting (3). Inversion: clients that are attacked (30)."""
@@ -21,7 +27,7 @@ def audit(
     where: Annotated[
         str, typer.Argument(metavar="RUN_DIR_OR_CONFIG", help="A run folder, a TOML file, or a preset's name.")
     ],
-    assign: Assign = None,
+    assign: shared.Assign = None,
     attack: Annotated[list[str] | None, typer.Option(metavar="NAME", help="One of those above; repeatable.")] = None,
     game: Annotated[
         str | None,
@@ -38,10 +44,10 @@ def audit(
     images: Annotated[int | None, typer.Option(metavar="N", help=IMAGES)] = None,
     double: Annotated[bool, typer.Option("--double", help="For inversion: clients train and send float64.")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Every setting of [compare], not [privacy]'s.")] = False,
-    out: Out = None,
-    device: DeviceOption = None,
-    seed: Seed = None,
-    executor: Executor = "",
+    out: shared.Out = None,
+    device: shared.DeviceOption = None,
+    seed: shared.Seed = None,
+    executor: shared.Executor = "",
 ) -> None:
     """Attack a federation, with its defence and without: what is learned about a client, its images or its records.
 
@@ -71,7 +77,7 @@ def audit(
         spec = load(where, assign or [], device=device, seed=seed)
 
         from fedveil.games import game_of, play
-        from fedveil.report.audits import show
+        from fedveil.report import audits
         from fedveil.report.progress import Display
 
         options: dict[str, object] = {"replicates": replicates, "target": target, "attacker": attacker}
@@ -81,11 +87,11 @@ def audit(
         built = game_of(spec, game, attack or (), **asked)
         folder, console = out or _folder(where, spec.name), console_for()
         again.folder, again.command = folder, "the same command"
-        judgement = play(built, folder, Display(console), executor=executor_of(executor))
-        shown = show(judgement, folder)
+        judgement = play(built, folder, Display(console), executor=shared.executor_of(executor))
+        shown = audits.show(judgement, folder)
         say(console, *([shown.answer, ""] if shown.answer else []))
         for table in shown.tables:
-            show_tables([table], [""])
+            show([table], [""])
         say(console, *shown.notes)
         line = f"written to {folder}: {', '.join(shown.write(folder))} ({judgement.values['seconds']:.0f} s)"
         say(console, line, whole=True)
@@ -99,3 +105,125 @@ def _folder(where: str, name: str) -> Path:
     if kind_of(path) == AUDIT:
         return path
     return path / "audit" if (path / CONFIG).is_file() else Path("runs") / f"{name}-audit"
+
+
+def verify(
+    runs: Annotated[int, typer.Option("--runs", metavar="N", help="Runs of each world; 2,000 prove mu 4.9.")] = 2000,
+    canaries: Annotated[
+        int, typer.Option("--canaries", metavar="M", help="Audit with M canaries in one run instead; 1,000 are usual.")
+    ] = 0,
+    out: shared.Out = None,
+) -> None:
+    """Play the distinguishing game on every method's path, and test its noise over ten rounds.
+
+    Exit code 1 if a claim is beaten, or noise is not what the ledger declares.
+
+    With --canaries: crafted clients and records, in or out by a coin, in one run of each method, and again with
+    planted bugs, which the audit has to find.
+    """
+    with refusals():
+        from fedveil.games import guarantees
+        from fedveil.report.table import Table
+
+        folder = out or Path("runs/guarantees")
+        if canaries:
+            _canaries(guarantees.canary_game(canaries), folder)
+            return
+        game, noise = guarantees.guarantees_game(runs), guarantees.noise_game()
+        played = _played(game, _claim)
+        head = ("method", "d", "claim", "mu, lower bound", "claim held")
+        _keep(folder, "game", game, played, Table(head, list(map(_claim, played))), "none: worst-case vectors")
+        if not any(verdict.point > 0 for verdict in played):
+            few = f"{runs} runs show nothing: no lower bound is above 0, so no claim was tested; raise --runs"
+            say(console_for(), few)
+        drawn = _played(noise, _noise)
+        head = ("method", "d", "noise as declared", "p", "fits least")
+        _keep(folder, "noise", noise, drawn, Table(head, list(map(_noise, drawn))), "none: known vectors")
+        if beaten := _broken(played):
+            fail(f"{len(beaten)} of {len(played)} claims are beaten, first that of {beaten[0].setting}", 1)
+        if faults := _broken(drawn):
+            first = f"{faults[0].setting}: {faults[0].notes[0]}"
+            fail(f"the noise of {len(faults)} methods is not what their ledgers declare; first {first}", 1)
+
+
+def _played(game: "PartyGame", line: Callable[..., list[str]]) -> "Sequence[Verdict]":
+    """Play a game, and show a line a cell as it ends."""
+    from fedveil.games import play
+    from fedveil.runs.runner import Silent
+
+    class Shown(Silent):
+        def advance(self, row: dict[str, Any]) -> None:
+            say(console_for(), "  ".join(line(*row["verdicts"])))
+
+    return play(game, progress=Shown()).verdicts
+
+
+def _broken(verdicts: "Sequence[Verdict]") -> "list[Verdict]":
+    return [verdict for verdict in verdicts if verdict.details.get("broken")]
+
+
+def _keep(folder: Path, name: str, game: "PartyGame", verdicts: "Sequence[Verdict]", table: "Table", data: str) -> None:
+    """Write a part's table and verdicts, and show the table."""
+    import json
+
+    from fedveil.runs.provenance import provenance
+
+    folder.mkdir(parents=True, exist_ok=True)
+    seeds = {int(v.details["dimension"]) for v in verdicts if "dimension" in v.details}
+    record = {"provenance": provenance(data, sorted(seeds)), **game.question()}
+    record["verdicts"] = [verdict.to_dict() for verdict in verdicts]
+    (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    (folder / f"{name}.md").write_text("\n".join(table.markdown()).strip() + "\n")
+    show([table], [f"written to {folder}: {name}.json, {name}.md"], whole=True)
+
+
+def _claim(verdict: "Verdict") -> list[str]:
+    from fedveil.gdp import rounded_down
+
+    claim, bound = verdict.notes[0], rounded_down(verdict.point)
+    if claim.startswith("epsilon"):
+        bound += f" (epsilon {rounded_down(verdict.details['epsilon at delta 0'])})"
+    mark = {0.0: "yes", 1.0: "**NO**", None: "no claim to hold"}[verdict.details.get("broken")]
+    return [verdict.setting, f"{verdict.details['dimension']:.0f}", claim, bound, mark]
+
+
+def _noise(verdict: "Verdict") -> list[str]:
+    mark = {0.0: "yes", 1.0: "**NO**"}[verdict.details["broken"]]
+    dimension = f"{verdict.details['dimension']:.0f}"
+    return [verdict.setting, dimension, mark, f"{verdict.point:.2g}", verdict.notes[0]]
+
+
+NOTE = """measured: lower bound at 95% from one run, whatever the mechanism does to the canaries together; at most: \
+the bound if every guess were right; independent: a bound on mu that loses less, where scores are \
+independent given the coins; bugs: the larger bound, and whether what is declared is exceeded (an epsilon at any delta \
+of its curve, by the independent rates)"""
+
+
+def _canaries(game: "PartyGame", folder: Path) -> None:
+    """One table: declared, measured, and measured with planted bugs."""
+    from fedveil.games.guarantees.canaries import EVERY
+    from fedveil.report.table import NOTHING, Table
+
+    def line(measured: "Verdict", *bugs: "Verdict") -> list[str]:
+        figures = [measured.details.get("declared"), measured.point, measured.details["ceiling"]]
+        figures.append(measured.details["independent mu"] if measured.figure.startswith("mu") else None)
+        shown = [
+            measured.setting,
+            measured.figure.split(",")[0],
+            *(NOTHING if v is None else f"{v:.2f}" for v in figures),
+        ]
+        by_bug = {bug.setting.removeprefix(f"{measured.setting}: "): _found(bug) for bug in bugs}
+        return [*shown, *(by_bug.get(bug, NOTHING) for bug in EVERY)]
+
+    verdicts = _played(game, line)
+    methods = [one for one in verdicts if not one.setting.endswith(EVERY)]
+    rows = [line(*(one for one in verdicts if one.setting.split(": ")[0] == m.setting)) for m in methods]
+    head = ("method", "figure", "declared", "measured", "at most", "independent", *EVERY)
+    _keep(folder, "canaries", game, verdicts, Table(head, rows, notes=[NOTE]), "none: crafted")
+    if beaten := _broken(methods):
+        fail(f"{len(beaten)} of {len(rows)} promises are broken, first that of {beaten[0].setting}", 1)
+
+
+def _found(verdict: "Verdict") -> str:
+    largest = max(verdict.point, verdict.details["independent mu"] if verdict.figure.startswith("mu") else 0.0)
+    return f"{largest:.2f}, {'found' if verdict.details.get('broken') else 'not found'}"

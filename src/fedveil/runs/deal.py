@@ -60,9 +60,17 @@ class Dealt:
         counts = torch.bincount(y.flatten(), minlength=self.dataset.classes)
         return [int(c) for c in counts.eq(0).nonzero()]
 
-    def warnings(self) -> list[str]:
-        """Clients that are empty, hold one example, or lack a class: a line each kind."""
-        return warnings_of(self.holdings(), self.dataset)
+    def warnings(self, method: Method | None = None, scoring: Scoring | None = None) -> list[str]:
+        """Clients that are empty, hold one example, or lack a class; classes with which a method scores no layer."""
+        said = warnings_of(self.holdings(), self.dataset)
+        if method is None or scoring is None:
+            return said
+        if lacking := self.unscored(method):
+            return [*said, f"no public example shows classes {lacking}: layers are scored without them"]
+        if lacking := self.unscored(method, scoring):
+            few = f"no public example that is scored shows classes {lacking}"
+            return [*said, f"{few}: raise scoring.images = {scoring.images}, or data.public_examples"]
+        return said
 
 
 def data_digest(spec: Data) -> str:

@@ -191,15 +191,6 @@ def _base(config: Config) -> int:
     return config.world.base if config.world else config.seed
 
 
-def _unscored(setup: Setup) -> Iterator[str]:
-    scoring = setup.config.scoring
-    if lacking := setup.dealt.unscored(setup.method):
-        yield f"no public example shows classes {lacking}: layers are scored without them"
-    elif lacking := setup.dealt.unscored(setup.method, scoring):
-        few = f"no public example that is scored shows classes {lacking}"
-        yield f"{few}: raise scoring.images = {scoring.images}, or data.public_examples"
-
-
 def _unprotected(setup: Setup) -> Iterator[str]:
     if "privacy" not in setup.config.model_fields_set:
         yield "no [privacy] table: nothing protects the clients (fedveil advise says what is possible)"
@@ -223,9 +214,8 @@ def _large_delta(setup: Setup) -> tuple[str, ...]:
 
 # What is said of a run before it begins, where it is so.
 WARNINGS: tuple[Callable[[Setup], Iterable[str]], ...] = (
-    lambda setup: setup.dealt.warnings(),
+    lambda setup: setup.dealt.warnings(setup.method, setup.config.scoring),
     lambda setup: setup.poisoning.outnumbering(setup.config, len(setup.clients)) if setup.poisoning else (),
-    _unscored,
     _unprotected,
     _planned_for_more,
     _large_delta,

@@ -112,10 +112,10 @@ def run(
         If a round ends without a usable reply.
     """
     progress = progress or Silent()
-    config = config.model_copy(update={"device": resolve_device(config.device)})
     label = setting or config.privacy.method
     with one_thread(), ExitStack() as stack:
         began, folder = perf_counter(), None
+        config = config.model_copy(update={"device": resolve_device(config.device)})
         if out is not None:
             folder = RunFolder(Path(out), config, resume=resume, message=progress.say)
             stack.callback(folder.close)

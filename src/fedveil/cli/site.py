@@ -1,0 +1,231 @@
+"""What a site's operator calls: `fedveil ledger` of its data, `fedveil keys` of its sums, `fedveil node` for Flower."""
+
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedveil.cli.shared import REFUSED, refusals, show
+
+if TYPE_CHECKING:
+    from fedveil.accounting.ledger import Ledger
+    from fedveil.engines.heads import Head
+    from fedveil.report.table import Table
+
+By = Annotated[str, typer.Option(metavar="WHO", help="Who begins or makes it, and why; recorded in it.")]
+ledger = typer.Typer(help="The lifetime ledger of a data set: what was ever released from it.", no_args_is_help=True)
+Book = Annotated[Path, typer.Argument(metavar="PATH", help="FOLDER/DATASET.jsonl; the file's name is the data set's.")]
+HeadFolder = Annotated[Path, typer.Option(metavar="FOLDER", help="On another disk: for the head and its key.")]
+
+
+@ledger.command("begin")
+def ledger_begin(path: Book, by: By, head: HeadFolder) -> None:
+    """Begin a ledger, once. A file that exists is refused: what was spent stays spent."""
+    with refusals():
+        from fedveil.engines.lifetime import begin_ledger
+
+        typer.echo(f"begun: {begin_ledger(_named(path).parent, path.stem, by, head=head)}")
+
+
+@ledger.command("head")
+def ledger_head(path: Book, by: By, head: HeadFolder) -> None:
+    """Make the head of a ledger that has none: one of an earlier version, or one whose second place was lost.
+
+    What lies in the ledger is taken as whole: look first, with `fedveil ledger show`.
+    """
+    with refusals():
+        from fedveil.engines.lifetime import make_head
+
+        typer.echo(f"made: {_of_head(make_head(_named(path).parent, path.stem, by, head=head))}")
+
+
+@ledger.command("show")
+def ledger_show(
+    path: Book,
+    policy: Annotated[Path | None, typer.Option(metavar="FILE", help="The policy: shows what it leaves.")] = None,
+    delta: Annotated[float, typer.Option(help="For record-level epsilon, without a policy.")] = 1e-5,
+    head: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where its head lies: checks it.")] = None,
+) -> None:
+    """Check a ledger's chain and head; show its runs and what was spent, kind by kind. Nothing is written."""
+    with refusals():
+        from fedveil.accounting import Policy
+        from fedveil.engines.lifetime import read_head, read_ledger, read_policy
+        from fedveil.errors import FieldError
+        from fedveil.report.planning import spent_of
+
+        rule = read_policy(policy) or Policy(distance=1.0, delta=delta)
+        if path.is_dir():
+            held = ", ".join(str(p) for p in sorted(path.rglob("*.jsonl")) if p.parent.name.startswith("ledger"))
+            raise FieldError("PATH", str(path), f"is a folder; name a ledger in it: {held or 'it has none'}")
+        ledger, lines, _ = read_ledger(path)
+        unlooked = "head: not looked at (--head FOLDER): whether lines are missing at the end is not known"
+        spent, of_head = spent_of(ledger, rule), unlooked if head is None else _of_head(read_head(path, head))
+        show([runs_of(ledger, lines), spent], [*spent.notes, of_head])
+
+
+def _named(path: Path) -> Path:
+    from fedveil.errors import FieldError
+
+    if path.suffix != ".jsonl":
+        raise FieldError("PATH", str(path), "must end in .jsonl")
+    return path
+
+
+def _of_head(head: "Head") -> str:
+    lines = f"{head.count} line{'' if head.count == 1 else 's'}"
+    return f"head: agrees, {lines} of {head.checksum[:16]}...; begun {head.begun} by: {head.by}"
+
+
+def runs_of(ledger: "Ledger", lines: list[str]) -> "Table":
+    """A line a run."""
+    import json
+
+    from fedveil.accounting import OPEN
+    from fedveil.report.table import Table
+
+    head, latest = json.loads(ledger.head or "{}"), {}
+    for values in map(json.loads, lines):
+        if "budget" not in values:
+            latest[values["run"], values["round"], values["purpose"], values["attempt"]] = values
+    rows = []
+    for run in dict.fromkeys(key[0] for key in latest):
+        own = [values for key, values in latest.items() if key[0] == run]
+        unfinished = sum(values["digest"] == OPEN for values in own)
+        rounds = [values["round"] for values in own]
+        sources = ", ".join(sorted({values.get("source", "") or "not said" for values in own}))
+        rows.append((run, f"{min(rounds)} to {max(rounds)}", len(own), unfinished, sources))
+    title = f"data set {head['dataset']}, begun {head['begun']} by: {head['by']}"
+    numbers = ("releases", "begun, not closed")
+    return Table(("run", "rounds", *numbers, "source of noise"), rows, title, numbers)
+
+
+keys = typer.Typer(help="A site's key for the secure sums of one study.", no_args_is_help=True)
+KeyFile = Annotated[Path, typer.Argument(metavar="FILE", help="The key's file, mode 0600; it never leaves the site.")]
+
+
+@keys.command("new")
+def keys_new(path: KeyFile) -> None:
+    """Make a key, once for a study. Its public half goes into the policies of the other sites, as `peers`."""
+    with refusals():
+        from fedveil.engines.sites import make_key
+
+        _show_key(make_key(path).public)
+
+
+@keys.command("show")
+def keys_show(path: KeyFile) -> None:
+    """Print the public half of a key."""
+    with refusals():
+        from fedveil.engines.sites import read_key
+
+        _show_key(read_key(path).public)
+
+
+@keys.command("end")
+def keys_end(path: KeyFile) -> None:
+    """Destroy a key when its study is over. Whoever gets it later unmasks the shares that were recorded."""
+    with refusals():
+        from fedveil.engines.sites import end_key
+
+        key = end_key(path)
+        typer.echo(f"ended: {key.public.hex()}. Remove copies and backups of the file as well.")
+
+
+def _show_key(public: bytes) -> None:
+    from fedveil.secure import fingerprint
+
+    typer.echo(f"public key:  {public.hex()}")
+    typer.echo(f"fingerprint: {fingerprint([public])} (compare it by telephone)")
+
+
+node = typer.Typer(help="A node that runs what its operator allows, and protects what leaves.", no_args_is_help=True)
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The node's own: policy.toml, ledgers/, bin/.")]
+App = Annotated[Path, typer.Argument(metavar="APP", help="A .fab file, or an app's folder, which is built.")]
+SignerFile = Annotated[Path, typer.Argument(metavar="FILE", help="The key's file, mode 0600.")]
+
+
+@node.command("init")
+def node_init(
+    folder: Folder,
+    head: Annotated[Path, typer.Option(metavar="FOLDER", help="On another disk: for the ledger's head and its key.")],
+    dataset: Annotated[str, typer.Option(metavar="NAME", help="Names the ledger: one a data set.")],
+    by: Annotated[str, typer.Option(metavar="WHO", help="Who begins it, and why; recorded in the ledger.")],
+) -> None:
+    """Write policy, ledger, head, key and commands, and say what is still to decide."""
+    with refusals():
+        from fedveil.node.site import begin_site
+
+        policy = begin_site(folder, head, dataset, by)
+        typer.echo(f"written: {policy}, with a ledger and its head. Nothing leaves yet. Still to decide, in that file:")
+        typer.echo("  [total]  what all releases together may cost: the kinds of cost that may leave at all")
+        typer.echo("  [sum]    where a secure sum is allowed: whose keys, and on what terms")
+        typer.echo("  [node]   client (your own code), or apps or signers (whose code may run here)")
+        typer.echo("  [node]   projects, federations, accounts, runs: who may use the node")
+        typer.echo(f"Then: fedveil node check {folder}; fedveil node start {folder} flower-supernode ...")
+
+
+@node.command("check")
+def node_check(folder: Folder) -> None:
+    """Say what binds on this machine and what does not; exit code 2 if something needed is missing."""
+    with refusals():
+        from fedveil.node.site import check_site
+        from fedveil.report.table import Table
+
+        findings = check_site(folder)
+        show([Table(("what", "binds", "why"), [(f.what, f.binds, f.why) for f in findings], str(folder))])
+        if any(f.binds == "no" and f.needed for f in findings):
+            raise typer.Exit(REFUSED)
+
+
+@node.command("start", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def node_start(
+    folder: Folder,
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="flower-supernode --superlink ...")],
+) -> None:
+    """Become flower-supernode (or flower-superexec) with this node's commands in the place of Flower's."""
+    with refusals():
+        from fedveil.node.site import start
+
+        start(folder, command)
+
+
+@node.command("hash")
+def node_hash(app: App) -> None:
+    """Print the SHA-256 of an app's bundle, for policy.node.apps."""
+    with refusals():
+        typer.echo(_sha256(app))
+
+
+@node.command("key")
+def node_key(path: SignerFile) -> None:
+    """Make a key that approves apps; its public half goes into policy.node.signers."""
+    with refusals():
+        from fedveil.node.bundle import make_signer
+
+        typer.echo(make_signer(path))
+
+
+@node.command("sign")
+def node_sign(
+    app: App,
+    path: Annotated[Path, typer.Option("--key", metavar="FILE", help="Made by `fedveil node key`.")],
+    until: Annotated[datetime, typer.Option(formats=["%Y-%m-%d"], help="The last day (UTC) it holds.")],
+) -> None:
+    """Approve an app's bundle; the line goes into the run's configuration."""
+    with refusals():
+        from fedveil.node.bundle import APPROVAL, approve
+
+        typer.echo(f'{APPROVAL}="{approve(path, _sha256(app), until.date())}"')
+
+
+def _sha256(app: Path) -> str:
+    """Of a bundle's file, or of the bundle that Flower builds of a folder."""
+    import hashlib
+
+    content = app.read_bytes() if app.is_file() else b""
+    if not content:
+        from flwr.cli.build import build_fab_from_disk
+
+        content = build_fab_from_disk(app)
+    return hashlib.sha256(content).hexdigest()
