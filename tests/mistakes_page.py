@@ -20,7 +20,8 @@ HEAD = """# What a refusal means
 Every refusal names a field, the value that it got, and the way out. These are the likely ones, as they are printed;
 each is a test (`tests/test_registry_of_mistakes.py`), out of which this page is made. Not among them: warnings, which
 begin with what is odd and end with what to do; an epsilon that is missing or large ([is it
-true?](is-this-epsilon-true.md)); a run that was interrupted (`--resume` goes on).
+true?](is-this-epsilon-true.md)); a run that was interrupted (`--resume` goes on). They were printed with the package of
+studies (`fedveil-studies`) installed, which adds to what is accepted: the method `sga-central`, data sets and networks.
 """
 
 

@@ -13,7 +13,7 @@ from fedveil.report.planning import meaning_of
 from fedveil.report.tables import worst_guarantee
 from fedveil.runs import run
 from fedveil.runs.deal import deal_out
-from fedveil.runs.ledgers import Ledgers
+from fedveil.runs.disk import Ledgers
 from fedveil.runs.prepare import prepare
 
 

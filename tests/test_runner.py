@@ -12,7 +12,7 @@ from fedveil.config import load, parse
 from fedveil.errors import FieldError, LedgerError
 from fedveil.grid import compare
 from fedveil.runs import run
-from fedveil.runs.ledgers import LedgerFiles
+from fedveil.runs.disk import LedgerFiles
 from fedveil.runs.runner import Silent
 
 LINEAR = {"name": "breast-cancer", "clients": 3}

@@ -19,8 +19,7 @@ from fedveil.engines.serving import Serving
 from fedveil.layout import Layout
 from fedveil.mechanisms import Source
 from fedveil.methods import Method
-from fedveil.runs.disk import FolderLock, append, make_folder, write_atomic, write_result
-from fedveil.runs.ledgers import LedgerFiles
+from fedveil.runs.disk import FolderLock, LedgerFiles, append, make_folder, write_atomic, write_result
 from fedveil.runs.rows import METRICS, METRICS_CSV, Row, row_of, rows_csv
 from fedveil.runs.summary import REPRODUCIBLE, core_of
 

@@ -1,22 +1,26 @@
-"""Files that outlast a crash: written whole or not at all, by one process at a time."""
+"""What outlasts a crash: ledgers, to which lines are added; files, replaced at once; by one process at a time."""
 
 import io
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save
 from torch import Tensor
 
+from fedveil.accounting import Ledger
 from fedveil.config.folders import MODEL
 from fedveil.engines.files import lock as _lock
 from fedveil.engines.files import sync
-from fedveil.errors import FieldError
+from fedveil.engines.party import SERVER, LineStore
+from fedveil.errors import FieldError, LedgerError
+from fedveil.reading import json_of
 
 LOCK = ".lock"
+SHARED = "clients"  # name of the file of all clients' ledgers
 
 
 class InUseError(FieldError):
@@ -144,3 +148,161 @@ def write_result(folder: Path, models: Sequence[Mapping[str, Tensor]], summary: 
     }
     write_atomic(folder / MODEL, save(arrays, metadata={"format": "pt"}))
     write_atomic(folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+
+
+class Ledgers:
+    """Ledgers that live in memory.
+
+    Parameters
+    ----------
+    run_id : str
+        The run they belong to.
+
+    Attributes
+    ----------
+    books : dict of str to Ledger
+        By party.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self.books: dict[str, Ledger] = {}
+
+    def open(self, party: str) -> tuple[Ledger, LineStore]:
+        """A party's ledger, and what makes its lines durable."""
+        book = self.books.setdefault(party, Ledger(self.run_id, party))
+        return book, lambda line: None
+
+    def flush(self) -> None:
+        """Make every line durable."""
+
+    def counts(self) -> dict[str, int]:
+        """Number of lines of each party."""
+        return {party: book.lines for party, book in sorted(self.books.items())}
+
+
+class LedgerFiles(Ledgers):
+    """Ledgers in files of JSON lines, only ever appended to.
+
+    With `durable` each party has a file, ``<party>.jsonl``, and a line is on the disk before its release is handed
+    over. Without, lines are written when `flush` is called, once a round before the round's broadcast is used: that is
+    enough where the same bits can be drawn again and no party is apart from the others. All clients then share one
+    file, ``clients.jsonl``, so that thousands of them wait for the disk once.
+
+    A last line without its end was never handed over (the write had not returned). If all that is missing are its
+    closing marks, and its checksum then proves it whole, it is completed and counts as spent; otherwise it is removed,
+    with a message. A line that has its end but cannot be read was edited, and the ledger is refused.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the files lie.
+    run_id : str
+        Lines of another run are refused.
+    durable : bool
+        Write each line at once.
+    message : callable
+        Takes what the user should know.
+    """
+
+    def __init__(self, folder: Path, run_id: str, *, durable: bool, message: Callable[[str], None]) -> None:
+        super().__init__(run_id)
+        self.folder, self.durable, self._message = folder, durable, message
+        self._pending: dict[str, list[str]] = {}
+
+    def resume(self, recorded: Mapping[str, int]) -> None:
+        """Read and check every file.
+
+        Parameters
+        ----------
+        recorded : mapping of str to int
+            Lines of each party that a checkpoint knows of.
+
+        Raises
+        ------
+        LedgerError
+            If a file was edited, belongs to another run, or has fewer whole lines than recorded.
+        """
+        paths = sorted(self.folder.glob("*.jsonl"), key=lambda path: (path.stem == SHARED, path.stem))
+        if paths:  # whoever was killed may have written, and not come to this
+            sync(self.folder)
+        lines: dict[str, list[str]] = {party: [] for party in recorded}
+        for path in paths:
+            self._read(path, lines)
+        for party in sorted(lines):
+            book = Ledger.parse(self.run_id, party, lines[party])
+            if book.lines < recorded.get(party, 0):
+                few = f"has {book.lines} whole lines, fewer than the {recorded[party]} of the checkpoint"
+                raise LedgerError(f"ledger of {party!r} {few}; restore the file or start a new run")
+            self.books[party] = book
+
+    def open(self, party: str) -> tuple[Ledger, LineStore]:
+        book, _ = super().open(party)
+
+        def store(line: str) -> None:
+            self._pending.setdefault(party, []).append(line)
+            if self.durable:
+                self._write(self._path(party), [party])
+
+        return book, store
+
+    def flush(self) -> None:
+        waiting = sorted(party for party, lines in self._pending.items() if lines)
+        files: dict[Path, list[str]] = {}
+        for party in waiting:
+            files.setdefault(self._path(party), []).append(party)
+        for path, parties in files.items():
+            self._write(path, parties)
+
+    def _path(self, party: str) -> Path:
+        return self.folder / f"{party if self.durable or party == SERVER else SHARED}.jsonl"
+
+    def _write(self, path: Path, parties: Sequence[str]) -> None:
+        append(path, "".join(f"{line}\n" for party in parties for line in self._pending[party]))
+        for party in parties:
+            self._pending[party] = []
+
+    def _read(self, path: Path, lines: dict[str, list[str]]) -> None:
+        """Add a file's whole lines to those of their parties."""
+        sync(path)
+        name, raw = path.stem, path.read_bytes()
+        head, end, tail = raw.rpartition(b"\n")
+        try:
+            whole = head.decode().split("\n") if end else []
+        except UnicodeDecodeError as error:
+            raise LedgerError(f"ledger of {name!r} is no text; restore the file or start a new run") from error
+        for number, line in enumerate(whole, start=1):
+            lines.setdefault(name if name != SHARED else _party(line, number), []).append(line)
+        if name != SHARED:
+            lines.setdefault(name, [])
+        if not tail:
+            return
+        ledger = self._completed(None if name == SHARED else name, lines, tail)
+        if ledger is None:
+            self._message(f"ledger of {name!r}: a half-written last line was removed; its release never left")
+        else:
+            self._message(f"ledger of {name!r}: a half-written last line was completed and counts as spent")
+            party, text = ledger
+            whole.append(text)
+            lines.setdefault(party, []).append(text)
+        write_atomic(path, "".join(f"{line}\n" for line in whole).encode())
+
+    def _completed(self, party: str | None, lines: Mapping[str, list[str]], tail: bytes) -> tuple[str, str] | None:
+        """The whole last line and its party, if its checksum proves it."""
+        for closing in ("", "}", '"}'):
+            try:
+                text = tail.decode() + closing
+                owner = party or _party(text, 0)
+                Ledger.parse(self.run_id, owner, [*lines.get(owner, []), text])
+            except ValueError:  # not whole, or (LedgerError) not what the checksum says
+                continue
+            return owner, text
+        return None
+
+
+def _party(line: str, number: int) -> str:
+    try:
+        return str(json_of(line)["party"])
+    except (ValueError, KeyError, TypeError) as error:
+        where = f"ledger of {SHARED!r}, line {number}"
+        raise LedgerError(f"{where} cannot be read ({error}); restore the file or start a new run") from error

@@ -15,8 +15,7 @@ from fedveil.engines import Federation
 from fedveil.errors import FieldError, LedgerError, damaged
 from fedveil.reading import json_of
 from fedveil.runs.checkpoint import Checkpoint
-from fedveil.runs.disk import FolderLock, append, make_folder, write_atomic, write_result
-from fedveil.runs.ledgers import LedgerFiles, Ledgers
+from fedveil.runs.disk import FolderLock, LedgerFiles, Ledgers, append, make_folder, write_atomic, write_result
 from fedveil.runs.rows import METRICS, METRICS_CSV, Row, parse_row, rows_csv
 
 

@@ -20,7 +20,7 @@ from fedveil.learning.metrics import DEFAULT
 from fedveil.methods import ClientSide, Method
 from fedveil.registry import optional
 from fedveil.runs.deal import Dealt, deal_out, split_clients
-from fedveil.runs.ledgers import Ledgers
+from fedveil.runs.disk import Ledgers
 from fedveil.runs.models import first_models, learner_of
 from fedveil.runs.poisoning import Poisoning, poisoning_of
 from fedveil.runs.rows import OF_TWO

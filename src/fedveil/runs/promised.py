@@ -25,7 +25,7 @@ from fedveil.errors import FieldError
 from fedveil.gdp import rounded_up
 from fedveil.mechanisms import NoSource, ReproducibleSource
 from fedveil.methods import Broadcast, ClientFacts, Method, ServerFacts
-from fedveil.runs.ledgers import Ledgers
+from fedveil.runs.disk import Ledgers
 from fedveil.runs.prepare import Setup, prepare
 
 REACH = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)  # mu of the worst client at the distances of its curve, or about

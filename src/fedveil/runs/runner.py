@@ -13,8 +13,8 @@ import torch
 from fedveil.config.experiment import Config
 from fedveil.engines import RoundRecord
 from fedveil.engines.seams import Probe
+from fedveil.runs.disk import Ledgers
 from fedveil.runs.folder import RunFolder, new_run_id
-from fedveil.runs.ledgers import Ledgers
 from fedveil.runs.prepare import Setup, prepare, resolve_device
 from fedveil.runs.rows import Row, row_of
 from fedveil.runs.summary import Summary, summary_of

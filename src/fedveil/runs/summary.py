@@ -20,8 +20,8 @@ from fedveil.learning import ClientData, evaluate, evaluate_clients
 from fedveil.methods import Method
 from fedveil.reading import json_of
 from fedveil.runs.deal import data_digest
+from fedveil.runs.disk import Ledgers
 from fedveil.runs.folder import UNNOISED
-from fedveil.runs.ledgers import Ledgers
 from fedveil.runs.prepare import Setup
 from fedveil.runs.promised import guarantees_of
 from fedveil.runs.provenance import numerics_of, versions
