@@ -12,7 +12,7 @@ from fedveil.accounting.bounds import GDP, Heuristic
 from fedveil.accounting.guarantee import BEFORE_ORDER, BEFORE_ROUNDING
 from fedveil.accounting.ledger import FORMAT
 from fedveil.cli import app
-from fedveil.cli.ledger import runs_of
+from fedveil.cli.site import runs_of
 from fedveil.engines.history import total_of
 from fedveil.engines.lifetime import LifetimeLedger, read_ledger
 from fedveil.report.planning import spent_of
