@@ -123,7 +123,7 @@ def agreement(client: ClientData, device: str) -> dict[str, Any]:
     start, key = layout.read(model), (0, 1, 0)
     loop = PlainSteps(few, device, 0.0)
     with full_precision():
-        loop.train(torch.from_numpy(epoch_orders([key], [few.examples], 1)))
+        loop.train(torch.from_numpy(epoch_orders([key], [few.examples], 1)[0, 0]))
         ours = WorkerTrainer(model, layout, local, device, 1, rearrange=True).train(start[None], [few], [key])[0]
     if isinstance(ours, Exception):
         raise ours

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from fedveil.data.tamper import Box
+from fedveil.data.pages import Box
 
 
 def page_of(seed, height=120, width=90, paper=230):

@@ -22,7 +22,7 @@ from fedveil.attacks.membership.canaries import coins
 from fedveil.errors import FieldError
 from fedveil.games.guarantees.canaries import Reused, Scaled, audits
 from fedveil.learning import ClientData
-from fedveil.learning.units import Units
+from fedveil.learning.lots import Units
 from fedveil.mechanisms import ReproducibleSource
 from fedveil.methods import SGALDP, FedRE, GlobalDP, GroupPrivacy, RecordDP
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedveil.data import federate, load
-from fedveil.data.tamper import KINDS, Box, _other, tamper
+from fedveil.data.pages import Box
+from fedveil.data.tamper import KINDS, _other, tamper
 from fedveil.errors import FieldError
 from fedveil_studies.data.sroie import boxes_of, region_bits, sensitive_boxes
 from receipts_kit import page_of

@@ -17,7 +17,7 @@ from fedveil.config.sections import Data
 from fedveil.config.tables import options_of
 from fedveil.config.variants import configure
 from fedveil.data import SOURCES
-from fedveil.data.tamper import Box
+from fedveil.data.pages import Box
 from fedveil.engines import Evaluation
 from fedveil.errors import FieldError
 from fedveil.grid import Cell, Store

@@ -58,6 +58,17 @@ class Scaled(nn.Module):
         return self.out(x * self.scale)
 
 
+class Heated(nn.Module):
+    """A parameter that is a single number, without axes."""
+
+    def __init__(self):
+        super().__init__()
+        self.temperature, self.out = nn.Parameter(torch.tensor(1.5)), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.out(x) / self.temperature
+
+
 def normed():
     parts = [nn.Conv2d(2, 4, 3, stride=2, groups=2), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten()]
     return nn.Sequential(*parts, nn.Linear(36, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 3, bias=False))
@@ -75,6 +86,7 @@ MODELS = {
     "sequence": (lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Flatten(), nn.Linear(15, 3)), (3, 4), True),
     "twice": (Twice, (6,), False),
     "scaled": (Scaled, (6,), False),
+    "heated": (Heated, (6,), False),
     "slices": (Slices, (5, 4), False),
     "parts first": (lambda: Slices(parts_first=True), (7, 4), False),  # as many parts as examples in a batch
 }

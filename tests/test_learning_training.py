@@ -21,8 +21,8 @@ from fedveil.learning import (
     choose,
     make_trainer,
 )
-from fedveil.learning.dropout import KeyedDropout
 from fedveil.learning.losses import LOSSES, losses_of, predict
+from fedveil.learning.streams import KeyedDropout
 from fedveil.learning.training import Stepper
 from fedveil.methods.facts import NoisySteps
 

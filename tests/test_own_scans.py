@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from fedveil.cli import app
 from fedveil.config import parse
-from fedveil.data.forge import forge_pages, text_boxes
+from fedveil.data.tamper import forge_pages, text_boxes
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.report.applied import LEAST, findings
 from fedveil.runs import run

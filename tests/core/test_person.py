@@ -18,8 +18,8 @@ from fedveil.errors import FieldError
 from fedveil.gdp import epsilon_of_mu
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, PrivateTrainer
+from fedveil.learning.lots import Units
 from fedveil.learning.per_example import PerExample
-from fedveil.learning.units import Units
 from fedveil.mechanisms import ReproducibleSource
 from fedveil.methods import build
 

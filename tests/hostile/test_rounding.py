@@ -495,7 +495,7 @@ def test_factors_that_are_found_again_are_the_same(monkeypatch):
     calls, plain = [], Bases.of
     monkeypatch.setattr(Bases, "of", lambda *given: calls.append(1) or plain(*given))
     for kept in (1 << 26, 0):
-        monkeypatch.setattr("fedveil.learning.private.KEPT", kept)
+        monkeypatch.setattr("fedveil.learning.lots.KEPT", kept)
         trainer, models = PrivateTrainer(model, layout, LocalTraining(lr=1.0), method.noisy_steps), []
         for round_ in range(3):
             sources, keys = [ReproducibleSource(round_)] * 3, [(round_, i) for i in range(3)]
@@ -864,7 +864,7 @@ def test_factors_do_not_follow_whether_examples_fit_into_memory(monkeypatch):
 
 def test_factors_do_not_follow_how_many_persons_other_silos_hold(monkeypatch):
     """One more elsewhere had a silo's found anew, by other threads, which round otherwise: 2 C."""
-    monkeypatch.setattr("fedveil.learning.private.KEPT", 2 * 12_288 * 16)
+    monkeypatch.setattr("fedveil.learning.lots.KEPT", 2 * 12_288 * 16)
     found = []
     for other in (0, 1):
         silos = [twice(16, 1), twice(other, 2), twice(2, 3)]

@@ -82,8 +82,7 @@ def data_forge(
     PAGES/boxes.json may say where text stands: {"a.png": [[left, top, right, bottom], ...]}.
     """
     with refusals():
-        from fedveil.data.forge import forge_pages
-        from fedveil.data.tamper import KINDS
+        from fedveil.data.tamper import KINDS, forge_pages
 
         done = forge_pages(pages, out, words=words, kinds=kind or KINDS, seed=seed or 0)
         say(console_for(), f"written to {out}: {len(done)} pages with {sum(done.values())} forged words", whole=True)

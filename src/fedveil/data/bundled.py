@@ -144,14 +144,10 @@ def _read(path: Path) -> dict[str, NDArray[Any]] | None:
 
 def _write(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        part = Path(folder, path.name)
+        np.savez(part, **arrays)  # type: ignore[arg-type]
+        os.replace(part, path)
 
 
 def _decode(resolution: int) -> dict[str, NDArray[Any]]:

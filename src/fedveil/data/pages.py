@@ -18,16 +18,46 @@ from numpy.typing import NDArray
 
 from fedveil.data.pictures import SUFFIXES, decode, pillow
 from fedveil.data.sets import MissingDataError
-from fedveil.data.tamper import Box
 from fedveil.errors import FieldError, damaged
 from fedveil.registry import optional
 
-Grey = NDArray[np.uint8]
+Grey = NDArray[np.uint8]  # [H, W]
 FORGED = 2  # the category; all others are genuine
 
 Outline = NDArray[np.int64]  # [corners, 2], x and y
 Mark = Path | bytes | list[Outline]  # a mask's file or its content, or outlines
 MOST_KINDS = 8  # one bit each
+LEAST = 6  # pixels: smaller boxes of text hold nothing to forge
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle of text in pixels, with what is written there; bottom and right are exclusive."""
+
+    top: int
+    left: int
+    bottom: int
+    right: int
+    text: str = ""
+
+    @property
+    def height(self) -> int:
+        """Rows."""
+        return self.bottom - self.top
+
+    @property
+    def width(self) -> int:
+        """Columns."""
+        return self.right - self.left
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is large enough to forge something in it."""
+        return self.height >= LEAST and self.width >= LEAST
+
+    def cut(self, page: Grey) -> Grey:
+        """The pixels inside."""
+        return page[self.top : self.bottom, self.left : self.right]
 
 
 @dataclass(frozen=True)

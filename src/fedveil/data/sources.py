@@ -3,8 +3,8 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from fedveil.data.sets import ALZHEIMER_FILE, ALZHEIMER_OFFICIAL, find, prepared_alzheimer
@@ -29,8 +29,7 @@ class Later:
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
-        module, _, name = self._place.partition(":")
-        function: Callable[..., Any] = getattr(import_module(module), name)
+        function: Callable[..., Any] = resolve_name(self._place)
         return function
 
     def __call__(self, **options: Any) -> Any:

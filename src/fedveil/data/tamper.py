@@ -1,60 +1,34 @@
-"""Forge words on scanned pages, with the exact mask of what changed.
+"""Forge words on scanned pages, with the exact mask of what changed: dark text on light paper, a box or whole folders.
 
 The FedRE paper's sets, T-SROIE and DocTamper, cannot be downloaded freely; this generator stands in for them. A forgery
 lies inside the rectangle of a text box, is cut between letters where it can be, takes the ink and paper of its
 surroundings, and what is pasted or written fades in over one pixel. Outside the mask a page keeps every pixel.
 """
 
+import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
+from fedveil.data.pages import LEAST, Box, Grey, grey_pages, read_boxes
+from fedveil.data.pictures import MAX_PIXELS, pillow
+from fedveil.errors import FieldError, require_choice, require_count
+from fedveil.mechanisms.source import keyed_seed
 from fedveil.registry import optional
 
-Page = NDArray[np.uint8]  # [H, W], dark text on light paper
 Pixels = NDArray[np.float64]
 
+BOXES = "boxes.json"
 KINDS = ("copy-move", "splice", "erase", "retype")
-_LEAST = 6  # pixels: smaller boxes hold nothing to forge
 _BLUR = 0.45  # pixels: how soft a scanned edge is at 768 pixels a page
 
 
-@dataclass(frozen=True)
-class Box:
-    """A rectangle of text in pixels, with what is written there; bottom and right are exclusive."""
-
-    top: int
-    left: int
-    bottom: int
-    right: int
-    text: str = ""
-
-    @property
-    def height(self) -> int:
-        """Rows."""
-        return self.bottom - self.top
-
-    @property
-    def width(self) -> int:
-        """Columns."""
-        return self.right - self.left
-
-    @property
-    def usable(self) -> bool:
-        """Whether it is large enough to forge something in it."""
-        return self.height >= _LEAST and self.width >= _LEAST
-
-    def cut(self, page: Page) -> Page:
-        """The pixels inside."""
-        return page[self.top : self.bottom, self.left : self.right]
-
-
 def tamper(
-    page: Page, boxes: Sequence[Box], donor: tuple[Page, Sequence[Box]], where: Box, kind: str, rng: np.random.Generator
-) -> tuple[Page, Box]:
+    page: Grey, boxes: Sequence[Box], donor: tuple[Grey, Sequence[Box]], where: Box, kind: str, rng: np.random.Generator
+) -> tuple[Grey, Box]:
     """Forge a part of one text box.
 
     Parameters
@@ -102,13 +76,97 @@ def tamper(
     return forged, part
 
 
-def _part(page: Page, box: Box, rng: np.random.Generator) -> Box:
+def text_boxes(page: Grey) -> list[Box]:
+    """Where words stand on a page of dark text on light paper: ink that lies closer together than a letter is high.
+
+    Parameters
+    ----------
+    page : ndarray
+        [H, W], uint8.
+    """
+    ink = page < ndimage.uniform_filter(page.astype(np.float64), 51) - 25
+    parts, _ = ndimage.label(ink, np.ones((3, 3)))
+    heights = np.array([0] + [s[0].stop - s[0].start for s in ndimage.find_objects(parts)])
+    usual = int(np.median(heights[heights >= 4])) if (heights >= 4).any() else 4
+    ink &= (heights <= 3 * usual)[parts] & (heights >= 2)[parts]  # neither frames, barcodes and logos nor grain
+    gap = max(2, usual // 2)
+    words, _ = ndimage.label(ndimage.binary_dilation(ink, np.ones((1, 2 * gap + 1))), np.ones((3, 3)))
+    gaps = ((r.start, c.start + gap, r.stop, c.stop - gap) for r, c in ndimage.find_objects(words))
+    boxes = (Box(max(0, t - 1), max(0, x), min(b + 1, len(page)), y) for t, x, b, y in gaps)
+    return [box for box in boxes if box.usable and box.height <= 3 * usual]
+
+
+def forge_pages(
+    folder: Path, out: Path, *, words: int = 4, kinds: Sequence[str] = KINDS, seed: int = 0, most: int = MAX_PIXELS
+) -> dict[str, int]:
+    """Write forged copies of genuine pages, and masks of what was forged, as the data set `documents` reads them.
+
+    Parameters
+    ----------
+    folder : Path
+        Holds ``images``, or images themselves: dark text on light paper. ``boxes.json`` may say where text stands, see
+        `fedveil.data.pages.read_boxes`; without it words are looked for. ``sensitive`` is copied.
+    out : Path
+        New or empty; gets ``images`` and ``masks``.
+    words : int
+        Forged on each page, or as many as it has.
+    kinds : sequence of str
+        Some of "copy-move", "splice" (text of another page), "erase" and "retype".
+    seed : int
+        Decides all of it.
+    most : int
+        Pixels that a page may unpack to.
+
+    Returns
+    -------
+    dict of str to int
+        Words forged, by page.
+
+    Raises
+    ------
+    FieldError
+        Naming the file or page that cannot be used.
+    """
+    require_count("words", words)
+    for kind in kinds:
+        require_choice("kinds", kind, KINDS)
+    pages = dict(grey_pages(folder, most))
+    known = read_boxes(folder / BOXES) if (folder / BOXES).is_file() else {}
+    if unknown := sorted(set(known) - set(pages)):
+        raise FieldError(str(folder / BOXES), unknown[0], "is none of the images")
+    boxes = {name: [b for b in known.get(name) or text_boxes(page) if b.usable] for name, page in pages.items()}
+    if bare := [name for name, marked in boxes.items() if not marked]:
+        raise FieldError(str(folder), bare[0], f"shows no text that could be forged: say where it stands in {BOXES}")
+    if out.exists() and any(out.iterdir()):
+        raise FieldError("out", str(out), "holds something already: name a new folder")
+    for part in ("images", "masks"):
+        (out / part).mkdir(parents=True, exist_ok=True)
+    names, done = list(pages), dict[str, int]()
+    for i, name in enumerate(names):
+        rng = np.random.default_rng(keyed_seed("forge", seed, i))
+        forged, mask = pages[name], np.zeros_like(pages[name])
+        chosen = rng.permutation(len(boxes[name]))[:words].tolist()
+        for j in chosen:
+            other = names[(i + int(rng.integers(1, max(len(names), 2)))) % len(names)]
+            kind, donor = kinds[int(rng.integers(len(kinds)))], (pages[other], boxes[other])
+            forged, changed = tamper(forged, boxes[name], donor, boxes[name][j], kind, rng)
+            changed.cut(mask)[...] = 255
+        stem = Path(name).stem
+        for part_of, pixels in (("images", forged), ("masks", mask)):
+            pillow().fromarray(pixels).save(out / part_of / f"{stem}.png")
+        done[name] = len(chosen)
+    if (folder / "sensitive").is_dir():
+        shutil.copytree(folder / "sensitive", out / "sensitive")
+    return done
+
+
+def _part(page: Grey, box: Box, rng: np.random.Generator) -> Box:
     """At least a third of the box, from gap to gap between its letters where there are such."""
-    width = min(box.width, max(_LEAST, round(box.width * float(rng.uniform(1 / 3, 1)))))
+    width = min(box.width, max(LEAST, round(box.width * float(rng.uniform(1 / 3, 1)))))
     left = int(rng.integers(0, box.width - width + 1))
     gaps = _gaps(box.cut(page))
     if len(gaps):
-        least = max(_LEAST, -(-box.width // 3))
+        least = max(LEAST, -(-box.width // 3))
         begin = int(gaps[np.abs(gaps - left).argmin()])
         ends = gaps[gaps >= begin + least]
         if len(ends):
@@ -116,7 +174,7 @@ def _part(page: Page, box: Box, rng: np.random.Generator) -> Box:
     return Box(box.top, box.left + left, box.bottom, box.left + left + width)
 
 
-def _gaps(pixels: Page) -> NDArray[np.int64]:
+def _gaps(pixels: Grey) -> NDArray[np.int64]:
     """Columns without ink, and both edges."""
     ink, paper = _tones(pixels.astype(np.float64))
     free = np.flatnonzero(pixels.min(0) > ink + 0.6 * (paper - ink))
@@ -136,7 +194,7 @@ def _matched(patch: Pixels, around: Pixels) -> Pixels:
     return np.asarray(np.clip(scaled, max(0.0, own_ink - 25), 255), dtype=np.float64)
 
 
-def _borrowed(source: Page, texts: Sequence[Box], part: Box, rng: np.random.Generator) -> Pixels:
+def _borrowed(source: Grey, texts: Sequence[Box], part: Box, rng: np.random.Generator) -> Pixels:
     """Other text, scaled to the part's height; from the longest of three boxes, so that little has to be stretched."""
     box = max((texts[int(rng.integers(len(texts)))] for _ in range(3)), key=lambda b: b.width / max(b.height, 1))
     own = box.cut(source)

@@ -29,7 +29,7 @@ from fedveil.errors import BudgetError, FieldError, NoReplyError, require_rounds
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, Figures, LocalTraining
 from fedveil.learning.clients import as_client
-from fedveil.learning.learner import Learned, Passing
+from fedveil.learning.learner import Learned
 from fedveil.learning.metrics import metric_names, task_of
 from fedveil.mechanisms import ReproducibleSource, Source, begin_normals
 from fedveil.methods import Broadcast, SecureSum, in_order
@@ -228,7 +228,7 @@ class Federation:
             return Collected({**kept, **asked.answered})
         if not self.probes:
             asked = self.replying.adding(asked, self.server.state)
-        if isinstance(asked.task, Passing):
+        if asked.task.then is not None:
             if self.execution.workers > 1:  # beside the clients' training
                 begin_normals(self.source, self.layout.size, SERVER, asked.broadcast.public.round, COMBINE, 0)
             return self.collect(asked, self.learner.learn_together([asked.task])[0])

@@ -16,7 +16,7 @@ from fedveil.engines.members import Members
 from fedveil.engines.seams import Behaviour, crafted, honest_updates
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData, WorkerTrainer
-from fedveil.learning.learner import Learned, Learner, Passing, Task
+from fedveil.learning.learner import Learned, Learner, Task
 from fedveil.learning.local import Trained
 from fedveil.learning.streams import Key
 from fedveil.methods import (
@@ -107,7 +107,7 @@ class Replying:
         return replace(collected, loss=median(losses)) if losses else collected
 
     def _sent(self, asked: Asked, learned: Sequence[Learned | Exception]) -> Collected:
-        if isinstance(asked.task, Passing) and isinstance(asked.task.then, Adding):
+        if isinstance(asked.task.then, Adding):
             return self._summed(asked, learned, asked.task.then)
         if (cohort := self._stacked(asked, learned)) is not None:
             return Collected(cohort)
@@ -147,7 +147,7 @@ class Replying:
         running = running_sum(self._method.server, start, counts, asked.broadcast.public.cohort, state)
         if running is None:
             return asked
-        return replace(asked, task=Passing(**vars(task), then=Adding(running, asked.partitions)))
+        return replace(asked, task=replace(task, then=Adding(running, asked.partitions)))
 
     def _summed(self, asked: Asked, learned: Sequence[Learned | Exception], added: Adding) -> Collected:
         """The replies whose models were added as they came."""

@@ -31,9 +31,9 @@ from fedveil.learning.scores import region_mask as region_mask
 from fedveil.learning.scores import score_maps as score_maps
 from fedveil.learning.scores import score_models as score_models
 from fedveil.learning.trainers import TRAINERS as TRAINERS
+from fedveil.learning.trainers import WorkerTrainer as WorkerTrainer
 from fedveil.learning.trainers import make_trainer as make_trainer
 from fedveil.learning.training import SequentialTrainer as SequentialTrainer
 from fedveil.learning.validation import Offence as Offence
 from fedveil.learning.validation import mend as mend
 from fedveil.learning.validation import offences as offences
-from fedveil.learning.workers import WorkerTrainer as WorkerTrainer

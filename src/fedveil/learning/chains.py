@@ -9,10 +9,8 @@ from torch import Tensor, nn
 
 from fedveil.layout import Layout
 from fedveil.learning.gradients import Found, Gradients, Piece, Products
-from fedveil.learning.labels import IGNORED, usable
-from fedveil.learning.losses import of_classes
-from fedveil.learning.recognised import fresh
-from fedveil.learning.rules import NotApart, has_hooks
+from fedveil.learning.losses import IGNORED, of_classes, usable
+from fedveil.learning.rules import NotApart, refuse_hooks
 from fedveil.learning.stacked import NotStackable, compile_stack
 from fedveil.learning.stacked.stages import Dense, Flatten, Pointwise
 
@@ -38,10 +36,9 @@ class ByChain:
     held = 1
 
     def __init__(self, model: nn.Module, layout: Layout, loss: str) -> None:
-        if any(has_hooks(m) for m in model.modules()):
-            raise NotApart("a module has hooks")
+        refuse_hooks(model)
         try:
-            stages = compile_stack(fresh(model), layout).stages
+            stages = compile_stack(model, layout).stages
         except NotStackable as error:
             raise NotApart(error.reason) from error
         if any(type(stage) not in (Dense, Pointwise, Flatten) for stage in stages):
@@ -72,7 +69,7 @@ class ByChain:
         if self._loss == "cross_entropy":
             fits = not y.is_floating_point() and y.dim() == 1
         else:
-            fits = of_classes(x.new_empty(1, outputs), y, 1) or y[0].numel() == outputs
+            fits = of_classes((1, outputs), y, 1) or y[0].numel() == outputs
         if not fits:
             raise NotApart("its labels are not the outputs of an example")
 
@@ -109,7 +106,7 @@ class ByChain:
         """Losses [B], their gradients [C, B], and which labels [B] are usable, unless all are."""
         if self._loss == "mse":
             y, fits = usable(y, output.T.shape, self._loss)
-            classes = of_classes(output.T, y, 1)
+            classes = of_classes(output.T.shape, y, 1)
             target = nn.functional.one_hot(y, len(output)) if classes else y.reshape(len(y), -1)
             rest = output - target.T.to(output.dtype)
             return rest.square().mean(0), rest * (2 / len(output)), fits

@@ -182,12 +182,6 @@ def as_client(value: ClientData | Sequence[Any], name: str) -> ClientData:
         raise FieldError(name, type(value).__name__, accepted)
     names = ("x", "y", "test_x", "test_y")
     tensors = [_tensor(v, f"{name}.{part}") for v, part in zip(value, names, strict=False)]
-    for i in (1, 3):
-        if i < len(tensors) and not tensors[i].is_floating_point():
-            tensors[i] = tensors[i].to(torch.int64)
-    for i in (0, 2):
-        if i < len(tensors) and tensors[i].dtype == torch.float64:
-            tensors[i] = tensors[i].to(torch.float32)
     try:
         return ClientData(*tensors)  # type: ignore[arg-type]
     except FieldError as error:
@@ -195,17 +189,19 @@ def as_client(value: ClientData | Sequence[Any], name: str) -> ClientData:
 
 
 def _tensor(value: Any, name: str) -> Tensor:
-    """A tensor of numbers, from what holds them."""
-    if isinstance(value, Tensor):
-        return value
+    """A tensor of numbers, from what holds them: classes in int64, examples in float32 if they were in float64."""
+    labels = name.endswith("y")
     array = value.to_numpy(copy=True) if hasattr(value, "to_numpy") else value  # of a data frame
     try:
-        return torch.as_tensor(array)
+        tensor = torch.as_tensor(array)
     except (TypeError, ValueError, RuntimeError) as error:
         accepted = "must be numbers, one row an example"
-        if name.endswith("y"):
+        if labels:
             accepted += "; number the classes from 0 on, in the same order for every client"
         raise FieldError(name, str(getattr(array, "dtype", type(array).__name__)), accepted) from error
+    if labels:
+        return tensor if tensor.is_floating_point() else tensor.to(torch.int64)
+    return tensor.to(torch.float32) if tensor.dtype == torch.float64 else tensor
 
 
 def _read(value: Any, name: str) -> ClientData:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,99 +15,8 @@ _BLOCK = 1 << 18  # numbers that are held in float64 at once: they should stay i
 Named = list[tuple[str, Tensor]]
 
 
-class Piece(Protocol):
-    """The gradients of some parameters for single examples; row i of everything belongs to example i."""
-
-    @property
-    def width(self) -> int:
-        """Numbers of an example that are converted to float64 at once."""
-
-    def squares(self) -> Tensor:
-        """Squared norms [B], in float64."""
-
-    def parts(self) -> list[Tensor]:
-        """The float32 tensors [B, ...] that they are made of."""
-
-    def drop(self, gone: Tensor) -> None:
-        """Make the rows of some examples [B] 0: 0 times infinity is no 0."""
-
-    def sum(self, scale: Tensor) -> Named:
-        """(name in the layout, sum over the examples of scale [B] times gradient)."""
-
-    def means(self, weights: Tensor, each: int, rows: slice) -> Named:
-        """(name in the layout, weighted sums [U, *shape] of every `each` of these rows, with weights of them alone)."""
-
-
-class Gradients:
-    """Gradients of single examples by a layout's parameters.
-
-    Parameters
-    ----------
-    pieces : sequence of Piece
-        Each parameter is in one.
-    layout : Layout
-        Of the model.
-    """
-
-    def __init__(self, pieces: Sequence[Piece], layout: Layout) -> None:
-        self._pieces, self._layout = pieces, layout
-
-    @property
-    def squares(self) -> Tensor:
-        """Squared norms [B], in float64."""
-        first, *others = [piece.squares() for piece in self._pieces]
-        for other in others:
-            first = first + other
-        return first
-
-    def parts(self) -> list[Tensor]:
-        """Everything that they are made of, as tensors [B, ...]."""
-        return [part for piece in self._pieces for part in piece.parts()]
-
-    def drop(self, gone: Tensor) -> None:
-        """Make the rows of some examples [B] 0."""
-        for piece in self._pieces:
-            piece.drop(gone)
-
-    def sum(self, scale: Tensor) -> Tensor:
-        """Sum [d] with factors [B] of float64; rows that are not finite must have been dropped."""
-        return self.flat([pair for piece in self._pieces for pair in piece.sum(scale)])
-
-    def flat(self, pairs: Named) -> Tensor:
-        """Values by name as a vector [d]."""
-        named = dict(pairs)
-        return torch.cat([named[name].reshape(-1) for name in self._layout.names])
-
-    def means(self, weights: Tensor, each: int) -> Iterator[list[Tensor]]:
-        """Weighted sums of every `each` rows, formed, with weights [B]: blocks of U units, each the layout's arrays.
-
-        Yields
-        ------
-        list of Tensor
-            [U, size] of float64 each; side by side they are vectors [U, d].
-        """
-        units = max(1, _BLOCK // max(self._layout.size, each * max(piece.width for piece in self._pieces))) * each
-        gone = weights == 0
-        if gone.any():
-            self.drop(gone)
-        for start in range(0, len(weights), units):
-            rows = slice(start, start + units)
-            named = dict(pair for piece in self._pieces for pair in piece.means(weights[rows], each, rows))
-            yield [named[name].flatten(1) for name in self._layout.names]
-
-    def head(self, weights: Tensor) -> "Products":
-        """The piece of a dense head, which has no other; its rows without a weight [B] are 0."""
-        [piece] = self._pieces
-        assert isinstance(piece, Products)
-        piece.drop(weights == 0)
-        return piece
-
-
-Found = tuple[Gradients, Tensor, Tensor]  # and losses [B], and which examples [B] have both
-
-
 class Formed:
-    """Gradients that are formed.
+    """Gradients of some parameters that are formed; row i belongs to example i, as in `Products`.
 
     Parameters
     ----------
@@ -118,31 +26,31 @@ class Formed:
 
     def __init__(self, rows: Mapping[str, Tensor]) -> None:
         self._rows = {name: value.reshape(len(value), -1) for name, value in rows.items()}
-        self.width = max(rows.shape[1] for rows in self._rows.values())
+        self.width = max(rows.shape[1] for rows in self._rows.values())  # numbers converted to float64 at once
 
     def squares(self) -> Tensor:
-        """Squared norms [B]."""
+        """Squared norms [B], in float64."""
         return torch.stack([squared_norms(rows) for rows in self._rows.values()]).sum(0)
 
     def parts(self) -> list[Tensor]:
-        """The rows."""
+        """The float32 tensors [B, ...] that they are made of."""
         return list(self._rows.values())
 
     def drop(self, gone: Tensor) -> None:
-        """Make rows 0."""
+        """Make the rows of some examples [B] 0: 0 times infinity is no 0."""
         self._rows = {name: without(rows, gone) for name, rows in self._rows.items()}
 
     def sum(self, scale: Tensor) -> Named:
-        """A block converted at a time."""
+        """(name in the layout, sum over the examples of scale [B] times gradient), a block converted at a time."""
         return [(name, _weighted(rows, scale)) for name, rows in self._rows.items()]
 
     def means(self, weights: Tensor, each: int, rows: slice) -> Named:
-        """One product a unit."""
-        found = []
+        """(name in the layout, weighted sums [U, *shape] of every `each` of these rows, with weights of them alone)."""
+        means = []
         for name, every in self._rows.items():
             own = every[rows].to(torch.float64).view(-1, each, every.shape[1])
-            found.append((name, torch.bmm(weights.view(-1, 1, each), own)[:, 0]))
-        return found
+            means.append((name, torch.bmm(weights.view(-1, 1, each), own)[:, 0]))
+        return means
 
 
 class Products:
@@ -212,8 +120,8 @@ class Products:
         return self._named(both[:, : self.width], both[:, -1])
 
     def _named(self, weight: Tensor, bias: Tensor) -> Named:
-        found = [(self._names["weight"], weight)]
-        return [*found, (self._names["bias"], bias)] if "bias" in self._names else found
+        named = [(self._names["weight"], weight)]
+        return [*named, (self._names["bias"], bias)] if "bias" in self._names else named
 
 
 @dataclass(frozen=True)
@@ -262,6 +170,77 @@ class Bases:
         rows = self.rows.new_zeros(count, *self.rows.shape[1:])
         rows[where] = self.rows[chosen]
         return Bases(rows, self.basis if len(chosen) == len(self.basis) else self.basis[chosen], where)
+
+
+Piece = Formed | Products
+
+
+class Gradients:
+    """Gradients of single examples by a layout's parameters.
+
+    Parameters
+    ----------
+    pieces : sequence of Piece
+        Each parameter is in one.
+    layout : Layout
+        Of the model.
+    """
+
+    def __init__(self, pieces: Sequence[Piece], layout: Layout) -> None:
+        self._pieces, self._layout = pieces, layout
+
+    @property
+    def squares(self) -> Tensor:
+        """Squared norms [B], in float64."""
+        first, *others = [piece.squares() for piece in self._pieces]
+        for other in others:
+            first = first + other
+        return first
+
+    def parts(self) -> list[Tensor]:
+        """Everything that they are made of, as tensors [B, ...]."""
+        return [part for piece in self._pieces for part in piece.parts()]
+
+    def drop(self, gone: Tensor) -> None:
+        """Make the rows of some examples [B] 0."""
+        for piece in self._pieces:
+            piece.drop(gone)
+
+    def sum(self, scale: Tensor) -> Tensor:
+        """Sum [d] with factors [B] of float64; rows that are not finite must have been dropped."""
+        return self.flat([pair for piece in self._pieces for pair in piece.sum(scale)])
+
+    def flat(self, pairs: Named) -> Tensor:
+        """Values by name as a vector [d]."""
+        named = dict(pairs)
+        return torch.cat([named[name].reshape(-1) for name in self._layout.names])
+
+    def means(self, weights: Tensor, each: int) -> Iterator[list[Tensor]]:
+        """Weighted sums of every `each` rows, formed, with weights [B]: blocks of U units, each the layout's arrays.
+
+        Yields
+        ------
+        list of Tensor
+            [U, size] of float64 each; side by side they are vectors [U, d].
+        """
+        units = max(1, _BLOCK // max(self._layout.size, each * max(piece.width for piece in self._pieces))) * each
+        gone = weights == 0
+        if gone.any():
+            self.drop(gone)
+        for start in range(0, len(weights), units):
+            rows = slice(start, start + units)
+            named = dict(pair for piece in self._pieces for pair in piece.means(weights[rows], each, rows))
+            yield [named[name].flatten(1) for name in self._layout.names]
+
+    def head(self, weights: Tensor) -> Products:
+        """The piece of a dense head, which has no other; its rows without a weight [B] are 0."""
+        [piece] = self._pieces
+        assert isinstance(piece, Products)
+        piece.drop(weights == 0)
+        return piece
+
+
+Found = tuple[Gradients, Tensor, Tensor]  # and losses [B], and which examples [B] have both
 
 
 def squared_norms(rows: Tensor) -> Tensor:

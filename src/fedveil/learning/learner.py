@@ -1,7 +1,7 @@
 """What a client does with a broadcast before its method protects the result: choose, train, score."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
 import torch
@@ -16,8 +16,7 @@ from fedveil.learning.local import LocalTraining, Trained
 from fedveil.learning.private import PrivateTrainer
 from fedveil.learning.scores import Region, score_models
 from fedveil.learning.streams import Key, stream
-from fedveil.learning.trainers import make_trainer
-from fedveil.learning.workers import Then, WorkerTrainer
+from fedveil.learning.trainers import Then, WorkerTrainer, make_trainer
 from fedveil.mechanisms import Source
 
 
@@ -61,6 +60,9 @@ class Task:
         ``layer_scores``, ``noisy_steps``, or nothing.
     sources : sequence of Source
         One a client, for ``noisy_steps``: the randomness of the noise inside training.
+    then : callable, optional
+        Given a client's key and what its training gave, when it ends, if clients are trained one by one; returns what
+        takes its place, and keeps nothing of the model, whose memory the next client is trained in.
     """
 
     models: Tensor
@@ -68,20 +70,7 @@ class Task:
     keys: Sequence[Key]
     needs: frozenset[str] = frozenset()
     sources: Sequence[Source] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class Passing(Task):
-    """A task whose results go on one by one, where clients are trained so.
-
-    Attributes
-    ----------
-    then : callable
-        Given a client's key and what its training gave, when it ends; returns what takes its place, and keeps nothing
-        of the model, whose memory the next client is trained in.
-    """
-
-    then: Then = field(kw_only=True)
+    then: Then | None = None
 
 
 Unmarked = Literal["everything", "uniform", "refuse"]
@@ -218,7 +207,7 @@ class Learner:
         if isinstance(self.trainer, PrivateTrainer) and starts:
             given = [s for s in sources if s is not None]
             outcomes = iter(self.trainer.train_noisily(_stacked(starts), clients, keys, given))
-        elif isinstance(self.trainer, WorkerTrainer) and isinstance(tasks[0], Passing) and starts:
+        elif isinstance(self.trainer, WorkerTrainer) and starts:
             outcomes = iter(self.trainer.train(_stacked(starts), clients, keys, tasks[0].then))
         else:
             outcomes = iter(self.trainer.train(_stacked(starts), clients, keys) if starts else ())

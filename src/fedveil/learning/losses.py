@@ -1,4 +1,4 @@
-"""Losses by name, and the outputs of a model for one flat vector."""
+"""Losses by name, labels checked by row for them, and the outputs of a model for one flat vector."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from fedveil.registry import Registry
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
-
+IGNORED = -100  # the label that torch's cross-entropy passes over
 RMSE_FLOOR = 1e-12  # under the root, so that its derivative exists where the error is 0
 
 
@@ -44,7 +44,7 @@ def mse(output: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
     FieldError
         If the shapes differ: broadcast, the outputs of one example would be compared with the targets of others.
     """
-    if of_classes(output, y, 1):
+    if of_classes(output.shape, y, 1):
         y = F.one_hot(y, output.shape[1])
     fitted = output.reshape(y.shape) if output.numel() == y.numel() else output
     if fitted.shape != y.shape:
@@ -52,9 +52,9 @@ def mse(output: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
     return F.mse_loss(fitted, y.to(output.dtype), reduction=reduction)
 
 
-def of_classes(output: Tensor, y: Tensor, axes: int) -> bool:
-    """Whether targets, of so many axes, are classes of the outputs [..., classes], one of several."""
-    return not y.is_floating_point() and y.dim() == axes == output.dim() - 1 and output.shape[-1] > 1
+def of_classes(outputs: Sequence[int], y: Tensor, axes: int) -> bool:
+    """Whether targets, of so many axes, are classes of outputs of the shape [..., classes], one of several."""
+    return not y.is_floating_point() and y.dim() == axes == len(outputs) - 1 and outputs[-1] > 1
 
 
 def rmse(output: Tensor, y: Tensor) -> Tensor:
@@ -109,6 +109,51 @@ def losses_of(loss: str | LossFunction) -> LossFunction:
         accepted = f"is no mean over examples, so gradients of single examples do not exist: use {', '.join(LABELWISE)}"
         raise FieldError("loss", loss, accepted)
     return LABELWISE[loss]
+
+
+def usable(y: Tensor, outputs: Sequence[int], loss: str) -> tuple[Tensor, Tensor]:
+    """Targets without what is no class of a model, and which examples had none such.
+
+    What raises for one label would raise for the whole batch.
+
+    Parameters
+    ----------
+    y : Tensor
+        [B, ...].
+    outputs : sequence of int
+        Shape of the model's outputs [B, ...].
+    loss : {"cross_entropy", "mse"}
+        What they are for.
+
+    Returns
+    -------
+    y : Tensor
+        [B, ...], with 0 for the targets of the others.
+    good : Tensor
+        [B] of bool.
+    """
+    good = torch.ones(len(y), dtype=torch.bool, device=y.device)
+    if loss == "mse" and not of_classes(outputs, y, 1):
+        return y, good
+    if y.is_floating_point() or len(outputs) < 2 or not y.numel():
+        return y, good
+    low, high = (int(value) for value in y.aminmax())
+    if low >= 0 and high < outputs[1]:
+        return y, good
+    fits = (y >= 0) & (y < outputs[1])
+    if loss == "cross_entropy":
+        fits |= y == IGNORED
+    return y.masked_fill(~fits, 0), fits.reshape(len(y), -1).all(1)
+
+
+def masked(y: Tensor, outputs: Sequence[int], loss: str) -> tuple[Tensor, LossFunction]:
+    """Targets as numbers, and the mean loss of a batch of them: no index, which raises, is taken from a label."""
+    if y.is_floating_point():
+        return y, mse if loss == "mse" else F.cross_entropy
+    if loss == "mse":
+        return (F.one_hot(y, outputs[-1]) if of_classes(outputs, y, 1) else y), mse
+    each = torch.arange(outputs[1], device=y.device).view(-1, *[1] * (y.dim() - 1))
+    return y[:, None] == each, lambda output, mask: -torch.where(mask, output.log_softmax(1), 0.0).sum(1).mean()
 
 
 def outputs_of(answer: Any) -> Tensor:

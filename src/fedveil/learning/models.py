@@ -209,9 +209,7 @@ def _require_memory(
     except Exception as error:  # what the factory refuses it will refuse again; some cannot be built without memory
         size = MOST_PARAMETERS + 1 if "overflow" in str(error).lower() else 0
     if size > MOST_PARAMETERS:
-        field, value = max(
-            ((k, v) for k, v in options.items()), key=lambda item: _largest(item[1]), default=("name", name)
-        )
+        field, value = max(options.items(), key=lambda item: _largest(item[1]), default=("name", name))
         accepted = f"makes more than {MOST_PARAMETERS:,} parameters, the most there may be: lower it"
         raise FieldError(f"model.{field}", value, accepted)
 

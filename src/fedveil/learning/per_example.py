@@ -9,7 +9,6 @@ differ by less than 2 n^2 2^-53 C more than they should, which C is lowered by.
 """
 
 import logging
-from contextlib import suppress
 from math import ceil
 
 import torch
@@ -18,21 +17,19 @@ from torch import Tensor, nn
 from fedveil.clipping import SHRINK
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
+from fedveil.learning.apart import Way, keep_apart, laid_out, reads_examples, settings, without_books
 from fedveil.learning.chains import ByChain
 from fedveil.learning.gradients import Bases, all_finite, squared_norms, without
 from fedveil.learning.layerwise import ByLayers
-from fedveil.learning.losses import as_input, losses_of
-from fedveil.learning.recognised import generators_of
+from fedveil.learning.losses import losses_of
 from fedveil.learning.rules import NotApart
 from fedveil.learning.traced import ByOperators, ByValue, OneByOne
 from fedveil.secure import on_grid
 
 _LOG = logging.getLogger(__name__)
 _ELEMENTS = 1 << 24  # numbers of single examples' gradients that are held at once
-_OTHERS = (0.0, float("nan"), float("inf"), -float("inf"), 1e38, -1e38, 1e-42, 1.0)  # what the rest of a batch may hold
 
 Known = tuple[Tensor | None, Bases | None]  # lengths and bases, from before
-Way = ByChain | ByLayers | ByOperators | OneByOne
 
 
 class PerExample:
@@ -59,8 +56,10 @@ class PerExample:
         self._alone = OneByOne(model, layout, loss, generator)
         self._others: list[Way] = [ByOperators(model, layout, loss, generator)]
         for way in (ByLayers, ByChain):
-            with suppress(NotApart):
+            try:
                 self._others.append(way(model, layout, loss))
+            except NotApart as error:
+                _LOG.info("%s does not take this model: %s", way.__name__, error)
         self._way: Way = self._others.pop()
         self._checked: set[object] = set()
 
@@ -73,7 +72,7 @@ class PerExample:
     @property
     def reads_examples(self) -> bool:
         """Whether norms of the examples themselves, known once, spare each step work."""
-        return isinstance(self._way, ByChain) and self._way.reads_examples
+        return reads_examples(self._way)
 
     def takes_bases(self, units: int, each: int) -> bool:
         """Whether `clipped_sum` takes factors of inputs: of so many persons (a public number), with few rows each."""
@@ -144,7 +143,7 @@ class PerExample:
         before = lengths, bases if spanned else None
         terms = len(x) if spanned else len(x) / each  # of a sum, each as long as the clip or less
         within = clip * (1 - max(SHRINK, 0 if alone else 2 * terms**2 * 2.0**-53))
-        with _without_books(way):
+        with without_books(way):
             if width == len(x):
                 total, losses, counted = self._part(way, x, y, here, before, within, each, grid)
             else:
@@ -207,11 +206,12 @@ class PerExample:
             spanned = spanned and self.takes_bases(units, each)  # then all are one chunk
             held = each * self._way.held + (self._layout.size if formed else 0)
             width = len(x) if spanned else ceil(units / ceil(units / max(1, _ELEMENTS // held))) * each
-            key = (self._way, width, each, formed, spanned, x.shape[1:], x.dtype, y.shape[1:], y.dtype, *_settings())
+            form = width, each, formed, spanned
+            key = (self._way, *form, x.shape[1:], x.dtype, y.shape[1:], y.dtype, *settings())
             if isinstance(self._way, OneByOne) or key in self._checked:
                 return self._way, width, spanned
             try:
-                if self._keeps_apart(self._way, x, y, width, each, formed, spanned):
+                if keep_apart(self._way, self._model, self._layout, self._generator, x, y, *form):
                     self._checked.add(key)
                     return self._way, width, spanned
                 why = "the kernels of this machine do not keep the rounding of examples apart"
@@ -224,86 +224,6 @@ class PerExample:
                 why = f"it raises for some values: {error}".partition("\n")[0]
             self._way = self._alone
             _LOG.warning("one example a call, some 200 times slower than a batch: %s", why)
-
-    def _keeps_apart(self, way: Way, x: Tensor, y: Tensor, width: int, each: int, formed: bool, spanned: bool) -> bool:
-        """Whether rows, and persons' means, keep their bits at their places among dummies, whatever else is there.
-
-        The weights are random: a server could choose some under which every row is NaN.
-        """
-        layout, generator = self._layout, torch.Generator().manual_seed(0)
-        states = [(g, g.get_state()) for g in (*generators_of(self._model), self._generator) if g is not None]
-        weights = layout.read(self._model)
-        drawn = [torch.randn(b.shape, generator=generator).reshape(-1) for b in layout.blocks]
-        fan = [max(1.0, len(one) / max(1, *b.shape[:1])) for one, b in zip(drawn, layout.blocks, strict=True)]
-        random = torch.cat([one / f**0.5 for one, f in zip(drawn, fan, strict=True)])
-        shape, floats = (width, *x.shape[1:]), x.is_floating_point()
-        dummies = torch.randn(shape, generator=generator) if floats else torch.zeros(shape)
-        labels = torch.zeros((width, *y.shape[1:]), dtype=y.dtype, device=y.device)
-        some = next(self._model.parameters())
-
-        def bits(examples: Tensor) -> list[Tensor]:
-            for g, state in states:
-                g.set_state(state)
-            with torch.random.fork_rng(devices=[]), _without_books(way):
-                torch.default_generator.manual_seed(0)
-                examples = laid_out(examples)
-                known = squared_norms(examples) if self.reads_examples else None
-                found, losses, _ = way(examples, labels, torch.ones(width, dtype=torch.bool, device=x.device), known)
-            parts = [_bits(part).view(width // each, -1) for part in (*found.parts(), losses)]
-            weights = torch.full((width,), 1 / each, dtype=torch.float64)
-            if spanned:  # rows of any values do
-                rows = examples.reshape(width // each, each, -1)[:, :, :each].to(torch.float64)
-                parts.append(_bits(found.head(weights).cores(weights, rows)).flatten(1))
-            elif formed:
-                means = [torch.cat(block, 1) for block in found.means(weights, each)]
-                parts.append(_bits(torch.cat(means)))
-            return parts
-
-        try:
-            layout.load(self._model, random.to(weights))
-            dummies = as_input(dummies.to(x.dtype), some)
-            if not isinstance(way, OneByOne):
-                way.prepare(dummies, labels)
-            before, units = bits(dummies), width // each
-            unit = torch.arange(units, device=x.device)
-            place = torch.arange(width, device=x.device)
-            for turn, others in enumerate((unit % 2 == 0, unit % 2 == 1, unit < units // 2, unit >= units // 2)):
-                values = torch.tensor(_OTHERS if floats else [1], dtype=x.dtype, device=x.device)
-                rows = values[(place // 2 + turn) % len(values)].view(-1, *[1] * (x.dim() - 1))
-                changed = others.repeat_interleave(each).view(rows.shape)
-                after = bits(as_input(torch.where(changed, rows, dummies), some))
-                if any(not torch.equal(a[~others], b[~others]) for a, b in zip(before, after, strict=True)):
-                    return False
-            return True
-        finally:
-            layout.load(self._model, weights)
-            for g, state in states:
-                g.set_state(state)
-
-
-def _settings() -> tuple[object, ...]:
-    """What kernels are chosen by beside shapes, or raise by, and others' code may set between two steps."""
-    lowered = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-    exact = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
-    return torch.get_num_threads(), lowered, *exact, torch.is_anomaly_enabled(), torch.backends.mkldnn.enabled
-
-
-def _without_books(way: Way) -> torch.inference_mode:
-    """Of tensors for autograd, which a chain does not use: a tenth of a small head's step."""
-    return torch.inference_mode(isinstance(way, ByChain))
-
-
-def laid_out(x: Tensor) -> Tensor:
-    """The same values [B, ...] in the one memory order of their shape.
-
-    Kernels are chosen by strides: where a dummy or a record that is not finite left other strides behind, it turned the
-    rounding of all other rows (a sum by 13 C).
-    """
-    if x.dim() == 4 and x.dtype == torch.float32 and x.device.type == "cpu":
-        batch, channels, height, width = x.shape
-        flat = x.permute(0, 2, 3, 1).contiguous().view(-1)
-        return flat.view(batch, height, width, channels).permute(0, 3, 1, 2)
-    return x.contiguous().view(-1).view(x.shape)
 
 
 def _scales(lengths: Tensor, within: float) -> tuple[Tensor, Tensor | None]:
@@ -318,9 +238,3 @@ def _chunk(rows: Tensor, start: int, width: int) -> Tensor:
     chunk = torch.zeros_like(rows[:width])
     chunk[: len(part)] = part
     return chunk
-
-
-def _bits(value: Tensor) -> Tensor:
-    kinds = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-    copied: Tensor = value.detach().contiguous().clone()
-    return copied.view(kinds[value.element_size()])

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from threading import Lock
-from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -14,20 +12,17 @@ from torch import Tensor, nn
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning.clients import ClientData, OnDemand
-from fedveil.learning.gradients import Bases, squared_norms
 from fedveil.learning.local import LocalTraining, Trained
 from fedveil.learning.losses import as_input, losses_of
+from fedveil.learning.lots import Lots
 from fedveil.learning.per_example import PerExample
-from fedveil.learning.streams import Key, drawing, stream
+from fedveil.learning.streams import Key, stream
 from fedveil.learning.training import SequentialTrainer, Stepper, check_request
-from fedveil.learning.units import Units
 from fedveil.learning.validation import require_apart, require_unmixed
 from fedveil.mechanisms import GaussianNoise, SecureSource, Source, noised
-from fedveil.mechanisms.source import keyed_seed
 from fedveil.methods.facts import NoisySteps
 
 _LOG = logging.getLogger(__name__)
-KEPT = 1 << 26  # numbers of factors that are kept from round to round
 
 
 class PrivateTrainer(SequentialTrainer):
@@ -66,19 +61,12 @@ class PrivateTrainer(SequentialTrainer):
             raise FieldError("optimizer", local.optimizer, accepted)
         losses_of(local.loss)
         if local.unusual:
-            raise FieldError(
-                local.unusual,
-                getattr(local, local.unusual),
-                "has no form with noise inside training: leave it out, and lr a number",
-            )
+            accepted = "has no form with noise inside training: leave it out, and lr a number"
+            raise FieldError(local.unusual, getattr(local, local.unusual), accepted)
         super().__init__(model, layout, local, device)
         self.noisy = replace(noisy, lr=local.rate()) if noisy.summed else noisy
-        self._sums = PerExample(self._model, layout, str(local.loss), self._generator)
-        self._units: WeakKeyDictionary[ClientData, Units] = WeakKeyDictionary()
-        self._whole: WeakKeyDictionary[ClientData, dict[str, Any]] = WeakKeyDictionary()
-        self._lengths: WeakKeyDictionary[ClientData, Tensor] = WeakKeyDictionary()
-        self._bases: WeakKeyDictionary[ClientData, Bases] = WeakKeyDictionary()
-        self._threads = torch.get_num_threads()  # under which they were found
+        sums = PerExample(self._model, layout, str(local.loss), self._generator)
+        self._lots = Lots(self.noisy, sums, self._parameters[0], self._generator)
         self._unchecked, self._alone = True, Lock()
         self._spare = deepcopy(model)  # for `idle`: training that took too long may still be busy with the other
 
@@ -128,26 +116,19 @@ class PrivateTrainer(SequentialTrainer):
     def check_sizes(self, clients: Sequence[ClientData], least: int = 2) -> None:
         """Refuse silos of more units than are promised; of fewer than a lot, or a few, where their number is public."""
         noisy, lot = self.noisy, self.noisy.denominator
-        for i, n in enumerate(len(self._units_of(c)) for c in clients):
+        for i, n in enumerate(len(self._lots.units_of(c)) for c in clients):
             field = f"{noisy.unit} of silo {i}"
             if noisy.most and n > noisy.most:
-                raise FieldError(
-                    field, n, f"must be at most the {noisy.most} that are promised: raise most, or leave some out"
-                )
+                accepted = f"must be at most the {noisy.most} that are promised: raise most, or leave some out"
+                raise FieldError(field, n, accepted)
             if noisy.public_size and 0 < noisy.units < n:
-                raise FieldError(
-                    field, n, f"must be at most units = {noisy.units}, beyond which sums overflow: raise it"
-                )
+                accepted = f"must be at most units = {noisy.units}, beyond which sums overflow: raise it"
+                raise FieldError(field, n, accepted)
             if noisy.public_size and n < least:
                 raise FieldError(field, n, f"must be at least {least}: join the silo with another, or run without it")
             if noisy.public_size and noisy.rate < 1 and n < lot * (1 - 1e-9):
                 accepted = f"must be at least the lot of {lot:g} that a step expects: lower rate or the number planned"
                 raise FieldError(field, n, accepted)
-
-    def _units_of(self, client: ClientData) -> Units:
-        if client not in self._units:
-            self._units[client] = Units.of(client, self.noisy.images)
-        return self._units[client]
 
     def require_fine(self, starts: Tensor) -> None:
         """Refuse weights so coarse that a share's noise is rounded away in each silo, and one record's step is not."""
@@ -160,7 +141,7 @@ class PrivateTrainer(SequentialTrainer):
             raise FieldError("lr", self.noisy.lr, f"{accepted}train in float64, or use the method 'record'")
 
     def _noisy(self, start: Tensor, client: ClientData, key: Key, source: Source) -> Trained:
-        noisy, n = self.noisy, len(self._units_of(client))
+        noisy, n = self.noisy, len(self._lots.units_of(client))
         self._reset(start)
         # a mask follows its example's place in the batch, which under add/remove tells who else is there
         stream((*key, int(source.child("dropout").bits(1))), "dropout", self._generator)
@@ -169,7 +150,7 @@ class PrivateTrainer(SequentialTrainer):
         lots, places, noise = source.child("lots"), source.child("places"), source.child("noise")
         drawn = noisy.images or isinstance(client.x, OnDemand)  # the batch, of this round's source
         if drawn and type(source) is not SecureSource:  # others answer a question again to the same bits
-            self._whole.clear()
+            self._lots.whole.clear()
         seen, examples = 0.0, 0
         failure: Exception | None = None
         for _ in range(noisy.steps):
@@ -177,8 +158,8 @@ class PrivateTrainer(SequentialTrainer):
             total = torch.zeros(self.layout.size, dtype=torch.int64 if noisy.grid else torch.float64)
             try:
                 if n:
-                    found, losses = self._clipped_sum(client, chosen, places)
-                    total += found.cpu()
+                    clipped, losses = self._lots.clipped_sum(client, chosen, places)
+                    total += clipped.cpu()
                     seen, examples = seen + float(losses.sum()), examples + len(losses)
             except Exception as error:  # of all its examples: each counts as zero, and other steps stay as they are
                 failure = error
@@ -199,89 +180,3 @@ class PrivateTrainer(SequentialTrainer):
     def _write(self, flat: Tensor) -> None:
         for p, block in zip(self._parameters, self.layout.blocks, strict=True):
             p.grad = flat[block.start : block.stop].view(block.shape).to(p.device, p.dtype, copy=True)
-
-    def _clipped_sum(self, client: ClientData, chosen: Tensor, source: Source) -> tuple[Tensor, Tensor]:
-        """The clipped sum of a lot of units and its losses: nobody's place in the batch follows who else is in it.
-
-        A full batch of a public number of examples has them in their order; one of persons in an order drawn when it is
-        put together, since theirs is that of their first images. Otherwise they are spread over a public number of
-        places at random, with dummies between them; a lot that is too large counts as zero.
-        """
-        noisy, units = self.noisy, self._units_of(client)
-        count = noisy.places(len(units))
-        how: dict[str, Any] = {"clip": noisy.clip, "each": units.each, "alone": not count, "grid": noisy.grid}
-        if noisy.rate == 1 and (noisy.public_size or not count):
-            if client not in self._whole:
-                self._whole.clear()  # of one client at a time
-                order = source.uniform(len(chosen)).argsort() if noisy.images else None
-                self._whole[client] = self._placed(client, units, chosen, order, len(chosen))
-            return self._sums.clipped_sum(**self._whole[client], **how)
-        if not count:
-            return self._sums.clipped_sum(**self._placed(client, units, chosen, None, len(chosen)), **how)
-        if len(chosen) > count:
-            raise FieldError("rate", noisy.rate, f"drew a lot of more than {count} {noisy.unit}")
-        places = source.uniform(count).argsort()[: len(chosen)]
-        return self._sums.clipped_sum(**self._placed(client, units, chosen, places, count), **how)
-
-    def _placed(
-        self, client: ClientData, units: Units, chosen: Tensor, places: Tensor | None, count: int
-    ) -> dict[str, Any]:
-        """Examples and labels [count * each, ...] with 0 where there is none, where there is one, and known norms."""
-        rows, present = units.at(chosen, places, count)
-        anew = isinstance(client.x, OnDemand)
-        x, y = self._read_anew(client, rows, present) if anew else self._batch(client, rows)
-        here = present.to(self._device)
-        found: dict[str, Any] = {"x": x, "y": y, "present": here}
-        if self._sums.reads_examples and not anew:  # another reading may have another length
-            found["lengths"] = self._lengths_of(client).index_select(0, rows).to(self._device)
-        gone = (~here).nonzero()[:, 0]
-        for values in (value for name, value in found.items() if name != "present" and len(gone)):
-            values.index_fill_(0, gone, 0)
-        most = len(units) if self.noisy.public_size else self.noisy.most  # one person more must change nobody's path
-        if self._sums.reads_examples and not self.noisy.grid and self._sums.takes_bases(most, units.each):
-            if anew:  # whether examples fit into memory is private: as those that are held, only found each time
-                where = torch.arange(len(chosen)) if places is None else places
-                own, there = (v.reshape(count, units.each, *v.shape[1:])[where.to(v.device)] for v in (x, here))
-                bases, chosen = self._sums.bases(own.flatten(0, 1), there), torch.arange(len(chosen))
-            else:
-                bases = self._bases_of(client, units, most)
-            found["bases"] = bases.at(chosen, places, count)
-        return found
-
-    def _read_anew(self, client: ClientData, rows: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-        """A batch of examples that are read each time, one by one: transforms raise, and draw.
-
-        What raises is taken out of `present`. Draws follow an example's place, whoever else is read.
-        """
-        x = torch.zeros((len(rows), *client.x.shape[1:]), dtype=client.x.dtype)
-        seed = int(torch.randint(1 << 62, (), generator=self._generator))
-        for place in present.nonzero()[:, 0].tolist():
-            with drawing(keyed_seed("read", seed, place)):
-                try:
-                    x[place] = client.x[rows[place : place + 1]][0]
-                except Exception:
-                    present[place] = False
-                    _LOG.error("an example cannot be read, and counts as zero", exc_info=True)
-        return as_input(x, self._parameters[0]), client.y[rows].to(self._device)
-
-    def _lengths_of(self, client: ClientData) -> Tensor:
-        """The squared norms [N] of a client's examples, from one look at them."""
-        if client not in self._lengths:
-            parts = [self._batch(client, rows)[0] for rows in torch.split(torch.arange(client.examples), 1 << 12)]
-            self._lengths[client] = torch.cat([squared_norms(x).cpu() for x in parts])
-        return self._lengths[client]
-
-    def _bases_of(self, client: ClientData, units: Units, most: int) -> Bases:
-        """The factors of its persons' inputs, kept until the number of threads changes, which rounds them.
-
-        Which are kept then decides about time alone: a silo without persons has none, and that is private.
-        """
-        if self._threads != torch.get_num_threads():
-            self._bases.clear()
-            self._threads = torch.get_num_threads()
-        if client not in self._bases:
-            if len(self._bases) * most * units.each * client.x.shape[1:].numel() > KEPT:
-                self._bases.clear()
-            rows, present = units.at(torch.arange(len(units)), None, len(units))
-            self._bases[client] = self._sums.bases(self._batch(client, rows)[0], present.view(-1, units.each))
-        return self._bases[client]

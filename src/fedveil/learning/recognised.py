@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from fedveil.learning.rules import NotApart, has_hooks, is_known
+from fedveil.learning.rules import NotApart, is_known, refuse_hooks
 
 
 class _Tracer(fx.Tracer):
@@ -33,8 +33,7 @@ def recognised(model: nn.Module) -> fx.GraphModule:
     NotApart
         If there is anything else in it, or something listens.
     """
-    if any(has_hooks(m) for m in model.modules()):
-        raise NotApart("a module has hooks")
+    refuse_hooks(model)
     own = fresh(model)
     try:
         graph = _Tracer().trace(own)

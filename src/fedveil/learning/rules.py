@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
+from torch.nn.modules import module as torch_module
 
 from fedveil.errors import FieldError
-from fedveil.learning.dropout import KeyedDropout
+from fedveil.learning.streams import KeyedDropout
 
 
 class NotApart(Exception):
@@ -97,7 +98,19 @@ def is_known(layer: nn.Module) -> bool:
     return type(layer) in _PLAIN or rule_of(layer) is not None
 
 
-def has_hooks(layer: nn.Module) -> bool:
+def refuse_hooks(model: nn.Module) -> None:
+    """Refuse a model that something listens to.
+
+    Raises
+    ------
+    NotApart
+        If it does.
+    """
+    if torch_module._has_any_global_hook() or any(_has_hooks(m) for m in model.modules()):  # type: ignore[no-untyped-call]
+        raise NotApart("a module has hooks")
+
+
+def _has_hooks(layer: nn.Module) -> bool:
     """Whether something listens to a module or its parameters, or stands in for one of its methods."""
     if any(getattr(layer, name, None) for name in _HOOKS) or layer._compiled_call_impl is not None:
         return True

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from fedveil.mechanisms.source import keyed_seed
 
@@ -18,6 +19,8 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MASK = (1 << 64) - 1
 _ROUNDS = [(np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint64(0x94D049BB133111EB))]
 _LAST = np.uint64(31)
+# Trailing axes that one decision covers: a whole channel for the spatial kinds.
+_SHARED_AXES: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
 
 
 def stream(key: Key, purpose: str, generator: torch.Generator | None = None) -> torch.Generator:
@@ -64,15 +67,9 @@ def epoch_orders(keys: Sequence[Key], examples: Sequence[int] | Ints, epochs: in
     Returns
     -------
     ndarray
-        [E * sum(N)] int64: client by client, epoch by epoch, numbers from 0 to N - 1.
+        [n, E, largest N] int64: numbers from 0 to N - 1; what stands behind a client's N means nothing.
     """
     counts = np.asarray(examples, np.int64)
-    table = order_table(keys, counts, epochs)
-    return table[np.broadcast_to(np.arange(table.shape[2]) < counts[:, None, None], table.shape)]
-
-
-def order_table(keys: Sequence[Key], counts: Ints, epochs: int) -> Ints:
-    """The same as a table [n, E, largest N]; what stands behind a client's N numbers means nothing."""
     index: Words = np.arange(counts.max(initial=0), dtype=np.uint64)
     words: Words = _mixed(_seeds(keys)[:, None] + _GOLDEN * np.arange(1, epochs + 1, dtype=np.uint64))
     hashed = _mixed(words[:, :, None] + _GOLDEN * index)
@@ -94,3 +91,41 @@ def _mixed(words: Words) -> Words:
     for shift, factor in _ROUNDS:
         words = (words ^ (words >> shift)) * factor
     return words ^ (words >> _LAST)
+
+
+class KeyedDropout(nn.Module):
+    """Dropout under an explicit generator.
+
+    Parameters
+    ----------
+    p : float
+        Probability of dropping.
+    axes : int
+        Trailing axes that share one decision (0 for ordinary dropout).
+    generator : torch.Generator
+        On the CPU; masks are drawn there whatever the device of the input, so the device does not change them.
+    """
+
+    def __init__(self, p: float, axes: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.p, self.axes, self.generator = p, axes, generator
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Drop and rescale in training mode, pass through otherwise."""
+        if not self.training or self.p == 0:
+            return x
+        shape = x.shape[: max(x.dim() - self.axes, 0)] + (1,) * min(self.axes, x.dim())
+        keep = torch.rand(shape, generator=self.generator, dtype=torch.float32) >= self.p
+        return x * (keep.to(x.device, x.dtype) / (1 - self.p) if self.p < 1 else torch.zeros((), device=x.device))
+
+
+def with_keyed_dropout(module: nn.Module, generator: torch.Generator) -> None:
+    """Replace every dropout layer inside a module, in place, by one that draws from `generator`."""
+    replaced: dict[int, KeyedDropout] = {}
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) in _SHARED_AXES:
+                rate: float = vars(child)["p"]
+                new = replaced.setdefault(id(child), KeyedDropout(rate, _SHARED_AXES[type(child)], generator))
+                new.training = child.training
+                setattr(parent, name, new)

@@ -108,7 +108,7 @@ class _Call:
             self._change.notify_all()
 
     def end(self) -> None:
-        """Have every thread end and wait for it, through further interruptions: it takes a step."""
+        """Stop all threads and wait for them, at most a training step; further Ctrl-C are ignored meanwhile."""
         while True:
             try:
                 with self._change:

@@ -15,8 +15,7 @@ from torch.fx import GraphModule, Node
 
 from fedveil.layout import Layout
 from fedveil.learning.gradients import Formed, Found, Gradients
-from fedveil.learning.labels import masked, usable
-from fedveil.learning.losses import LOSSES, outputs_of
+from fedveil.learning.losses import LOSSES, masked, outputs_of, usable
 from fedveil.learning.recognised import fresh, generators_of
 from fedveil.learning.streams import draw_from, drawing
 from fedveil.mechanisms.source import keyed_seed
@@ -108,7 +107,7 @@ class OneByOne:
                 except Exception as error:
                     self.failure, good[i] = error, False
             self._draw_from(seed, len(x))
-        formed = Formed({b.name: rows[:, b.start : b.stop] for b in self._layout.blocks})
+        formed = Formed(self._layout.views(rows))
         return Gradients([formed], self._layout), losses, good
 
     def _draw_from(self, seed: int | None, place: int) -> None:

@@ -16,11 +16,10 @@ from torch.optim.sgd import sgd
 from fedveil.errors import FieldError, require_choice
 from fedveil.layout import Layout
 from fedveil.learning.clients import ClientData
-from fedveil.learning.dropout import with_keyed_dropout
 from fedveil.learning.local import LocalTraining, Trained
 from fedveil.learning.losses import as_input, loss_of, outputs_of
 from fedveil.learning.rearranged import LargeDense, rearranged
-from fedveil.learning.streams import Key, epoch_orders, stream
+from fedveil.learning.streams import Key, epoch_orders, stream, with_keyed_dropout
 from fedveil.mechanisms.source import keyed_seed
 
 
@@ -135,7 +134,7 @@ class SequentialTrainer:
         steps = local.epochs * math.ceil(client.examples / local.batch_size)
         optimizer = Stepper(self._parameters, local)
         anchors = [p.detach().clone() for p in self._parameters] if local.prox else []
-        orders = torch.from_numpy(epoch_orders([key], [client.examples], local.epochs)).view(local.epochs, -1)
+        orders = torch.from_numpy(epoch_orders([key], [client.examples], local.epochs)[0])
         stream(key, "dropout", self._generator)
         seed = keyed_seed("train", *key, "module")
         with _seeded(seed, self._device) if self._shared_random else nullcontext():
@@ -147,7 +146,7 @@ class SequentialTrainer:
                     rate = local.rate(key[1], step, steps)
                     for layer in self._stepping:
                         layer.rate = rate
-                    loss = self._gradients(*self._batch(client, rows))
+                    loss = self._gradients(*batch_of(client, rows, self._parameters[0]))
                     if not local.slack or (self._moved(start) > local.slack):
                         for p, anchor in zip(self._parameters, anchors, strict=False):
                             p.grad = _gradient(p).add_(p.detach() - anchor, alpha=local.prox)
@@ -195,8 +194,10 @@ class SequentialTrainer:
         self._model.zero_grad()
         self._model.train()
 
-    def _batch(self, client: ClientData, rows: Tensor) -> tuple[Tensor, Tensor]:
-        return as_input(client.x.index_select(0, rows), self._parameters[0]), client.y[rows].to(self._device)
+
+def batch_of(client: ClientData, rows: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Some rows of a client's examples and labels, where a model with the parameter `like` wants them."""
+    return as_input(client.x.index_select(0, rows), like), client.y[rows].to(like.device)
 
 
 class Stepper:

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedveil.learning.local import LocalTraining
 from fedveil.learning.stacked.stack import Parameters, Stack
 from fedveil.learning.stacked.stages import Weights
-from fedveil.learning.streams import Key, order_table, stream
+from fedveil.learning.streams import Key, epoch_orders, stream
 from fedveil.learning.training import adam_step
 
 Before = Callable[[int, int], None]  # (step, active clients)
@@ -72,7 +72,7 @@ def schedule(
     place = np.arange(width)
     filled = place < left[:, :, None]
     of_epoch = np.minimum(step[:, :, None] * batch_size + place, counts.max() - 1)
-    order = order_table(keys, counts, epochs)
+    order = epoch_orders(keys, counts, epochs)
     drawn = order[np.arange(len(counts))[:, None], np.minimum(epoch, epochs - 1)[:, :, None], of_epoch]
     rows = np.where(filled, drawn, 0) + (np.cumsum(counts) - counts)[:, None]
     scale = filled * (1 / np.clip(left, 1, batch_size))[:, :, None]
@@ -123,7 +123,7 @@ class ClientBlock:
             self._grow(starts)
         if shared:
             self._model[0] = starts[0]
-        begun = self._begun if shared else self.stack.cut(starts)
+        begun = self._begun if shared else self.stack.layout.views(starts)
         if not (shared and self._direct):  # else the first step writes what it makes of the one model
             for name, value in self._values.items():
                 value[:n].copy_(begun[name][:n])
@@ -144,7 +144,7 @@ class ClientBlock:
         """Make room for as many clients, each parameter's in one piece: products are faster on that than on rows."""
         n, blocks = len(starts), self.stack.layout.blocks
         self._model = starts.new_empty(1, starts.shape[1]).expand(n, -1)
-        self._begun = self.stack.cut(self._model)
+        self._begun = self.stack.layout.views(self._model)
         self._values = {b.name: starts.new_empty(n, *b.shape) for b in blocks}
         self._gradients = self._values if self._direct else {k: v.clone() for k, v in self._values.items()}
         self._cut = dict[tuple[int, bool], list[Weights]]()

@@ -58,12 +58,9 @@ class Stage:
     ----------
     names : tuple of str
         Parameters of the layout it uses, in the order in which it expects them.
-    free_output : bool
-        Whether nothing but the next stage reads the output, which may then be overwritten.
     """
 
     names: tuple[str, ...] = ()
-    free_output: bool = False
 
     def forward(self, x: Tensor, weights: Weights) -> tuple[Tensor, Saved]:
         """Compute the output, and what the backward pass needs."""
@@ -85,8 +82,6 @@ class Pointwise(Stage):
         (gradient, kept tensor) -> gradient.
     keeps : {"input", "output"}
         What the derivative is a function of.
-    overwrite : callable, optional
-        The function in place, used where nobody needs the input any more (see `free`).
     """
 
     def __init__(
@@ -94,14 +89,12 @@ class Pointwise(Stage):
         function: Callable[[Tensor], Tensor],
         derivative: Callable[[Tensor, Tensor], Tensor],
         keeps: str = "output",
-        overwrite: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        self.function, self.derivative, self.keeps, self.overwrite = function, derivative, keeps, overwrite
-        self.free = False
+        self.function, self.derivative, self.keeps = function, derivative, keeps
 
     def forward(self, x: Tensor, weights: Weights) -> tuple[Tensor, Saved]:
         """Apply it."""
-        y = self.overwrite(x) if self.free and self.overwrite is not None else self.function(x)
+        y = self.function(x)
         return y, y if self.keeps == "output" else x
 
     def backward(self, grad: Tensor, saved: Saved, weights: Weights) -> Tensor | None:
@@ -111,7 +104,7 @@ class Pointwise(Stage):
 
 def relu() -> Pointwise:
     """max(x, 0)."""
-    return Pointwise(torch.relu, lambda g, y: aten.threshold_backward(g, y, 0), overwrite=torch.relu_)
+    return Pointwise(torch.relu, lambda g, y: aten.threshold_backward(g, y, 0))
 
 
 def tanh() -> Pointwise:
@@ -195,8 +188,6 @@ class Dropout(Stage):
 class Dense(Stage):
     """x W^T + b on the last axis."""
 
-    free_output = True
-
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
 
@@ -247,7 +238,6 @@ class Norm(Stage):
 
     def __init__(self, names: tuple[str, ...], eps: float, shape: tuple[int, ...]) -> None:
         self.names, self.eps, self.shape = names, eps, shape
-        self.free_output = bool(names)
 
     def forward(self, x: Tensor, weights: Weights) -> tuple[Tensor, Saved]:
         """Normalise, scale, shift."""

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from fedveil.data.arrays import images
 from fedveil.data.labels import Array, natural_clients
+from fedveil.data.pages import Box, Grey
 from fedveil.data.sets import DataSet
-from fedveil.data.tamper import KINDS, Box, Page, tamper
+from fedveil.data.tamper import KINDS, tamper
 from fedveil.errors import FieldError, require_choice, require_count
 from fedveil.mechanisms.source import keyed_seed
 from fedveil_studies.data import SROIE
@@ -42,7 +43,7 @@ def boxes_of(quads: NDArray[Any], height: int, width: int, texts: Sequence[str] 
 
 @dataclass(frozen=True)
 class _Receipt:
-    page: Page
+    page: Grey
     boxes: list[Box]  # that can be forged
     bits: NDArray[np.uint8]  # [H, W], where the key texts stand
 

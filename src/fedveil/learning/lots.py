@@ -1,0 +1,218 @@
+"""The lots of private steps: whose contributions are clipped, and where their rows stand in a batch."""
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from fedveil.errors import FieldError
+from fedveil.learning.clients import ClientData, OnDemand
+from fedveil.learning.gradients import Bases, squared_norms
+from fedveil.learning.losses import as_input
+from fedveil.learning.per_example import PerExample
+from fedveil.learning.streams import drawing
+from fedveil.learning.training import batch_of
+from fedveil.mechanisms import Source
+from fedveil.mechanisms.source import keyed_seed
+from fedveil.methods.facts import NoisySteps
+
+_LOG = logging.getLogger(__name__)
+KEPT = 1 << 26  # numbers of factors that are kept from round to round
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """The rows of a client's units: as many for each, so that nobody's images move another's.
+
+    Attributes
+    ----------
+    rows : Tensor
+        [n, each] int64: a unit's examples, in their order; 0 where there is none.
+    present : Tensor
+        [n, each] bool: where there is one.
+    """
+
+    rows: Tensor
+    present: Tensor
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self.rows)
+
+    @property
+    def each(self) -> int:
+        """Rows of a unit."""
+        return self.rows.shape[1]
+
+    @classmethod
+    def of(cls, client: ClientData, images: int) -> "Units":
+        """Single examples where `images` is 0; else persons, with the first so many images of each.
+
+        What is left out of a person follows her own images alone.
+
+        Raises
+        ------
+        FieldError
+            If persons are asked for and the client does not say whose its examples are.
+        """
+        if not images:
+            rows = torch.arange(client.examples)[:, None]
+            return cls(rows, torch.ones_like(rows, dtype=torch.bool))
+        if client.person is None:
+            how = "data.person = 'patient' in TOML, or ClientData(x, y, person=numbers)"
+            raise FieldError("person", None, f"is needed to protect persons: say whose each example is, by {how}")
+        owner = torch.unique(client.person, return_inverse=True)[1] if client.examples else client.person
+        order = owner.argsort(stable=True)
+        count = torch.bincount(owner)
+        first = count.cumsum(0) - count
+        place = torch.arange(len(order)) - first[owner[order]]
+        kept = place < images
+        rows = torch.zeros(len(count), images, dtype=torch.int64)
+        present = torch.zeros(len(count), images, dtype=torch.bool)
+        where = owner[order][kept], place[kept]
+        rows[where], present[where] = order[kept], True
+        return cls(rows, present)
+
+    def at(self, chosen: Tensor, places: Tensor | None, count: int) -> tuple[Tensor, Tensor]:
+        """Rows and presence, [count * each], of chosen units at their places; dummies elsewhere.
+
+        Parameters
+        ----------
+        chosen : Tensor
+            Units [m].
+        places : Tensor or None
+            [m], different numbers below `count`; None: one after another.
+        count : int
+            Places in all.
+        """
+        where = torch.arange(len(chosen)) if places is None else places
+        rows = torch.zeros(count, self.each, dtype=torch.int64)
+        present = torch.zeros(count, self.each, dtype=torch.bool)
+        rows[where], present[where] = self.rows[chosen], self.present[chosen]
+        return rows.view(-1), present.view(-1)
+
+
+class Lots:
+    """The lots of a trainer's clients, and their clipped sums.
+
+    Parameters
+    ----------
+    noisy : NoisySteps
+        What a lot is.
+    sums : PerExample
+        Sums of its clipped gradients.
+    like : Tensor
+        A parameter of the model: where, and of which type, examples have to be.
+    generator : torch.Generator
+        What reading an example anew draws comes from its stream.
+
+    Attributes
+    ----------
+    whole : mapping of ClientData to dict
+        A client's full batch, as it was put together; of one client at a time.
+    """
+
+    def __init__(self, noisy: NoisySteps, sums: PerExample, like: Tensor, generator: torch.Generator) -> None:
+        self._noisy, self._sums, self._like, self._generator = noisy, sums, like, generator
+        self.whole: WeakKeyDictionary[ClientData, dict[str, Any]] = WeakKeyDictionary()
+        self._units: WeakKeyDictionary[ClientData, Units] = WeakKeyDictionary()
+        self._lengths: WeakKeyDictionary[ClientData, Tensor] = WeakKeyDictionary()
+        self._bases: WeakKeyDictionary[ClientData, Bases] = WeakKeyDictionary()
+        self._threads = torch.get_num_threads()  # under which they were found
+
+    def units_of(self, client: ClientData) -> Units:
+        """The units of a client."""
+        if client not in self._units:
+            self._units[client] = Units.of(client, self._noisy.images)
+        return self._units[client]
+
+    def clipped_sum(self, client: ClientData, chosen: Tensor, source: Source) -> tuple[Tensor, Tensor]:
+        """The clipped sum of a lot of units and its losses: nobody's place in the batch follows who else is in it.
+
+        A full batch of a public number of examples has them in their order; one of persons in an order drawn when it is
+        put together, since theirs is that of their first images. Otherwise they are spread over a public number of
+        places at random, with dummies between them; a lot that is too large counts as zero.
+        """
+        noisy, units = self._noisy, self.units_of(client)
+        count = noisy.places(len(units))
+        if noisy.rate == 1 and (noisy.public_size or not count):
+            if client not in self.whole:
+                self.whole.clear()
+                order = source.uniform(len(chosen)).argsort() if noisy.images else None
+                self.whole[client] = self._placed(client, chosen, order, len(chosen))
+            batch = self.whole[client]
+        elif not count:
+            batch = self._placed(client, chosen, None, len(chosen))
+        elif len(chosen) > count:
+            raise FieldError("rate", noisy.rate, f"drew a lot of more than {count} {noisy.unit}")
+        else:
+            batch = self._placed(client, chosen, source.uniform(count).argsort()[: len(chosen)], count)
+        return self._sums.clipped_sum(**batch, clip=noisy.clip, each=units.each, alone=not count, grid=noisy.grid)
+
+    def _placed(self, client: ClientData, chosen: Tensor, places: Tensor | None, count: int) -> dict[str, Any]:
+        """Examples and labels [count * each, ...] with 0 where there is none, where there is one, and known norms."""
+        units = self.units_of(client)
+        rows, present = units.at(chosen, places, count)
+        anew = isinstance(client.x, OnDemand)
+        x, y = self._read_anew(client, rows, present) if anew else batch_of(client, rows, self._like)
+        here = present.to(self._like.device)
+        batch: dict[str, Any] = {"x": x, "y": y}
+        if self._sums.reads_examples and not anew:  # another reading may have another length
+            batch["lengths"] = self._lengths_of(client).index_select(0, rows).to(self._like.device)
+        gone = (~here).nonzero()[:, 0]
+        for values in batch.values() if len(gone) else ():
+            values.index_fill_(0, gone, 0)
+        batch["present"] = here
+        most = len(units) if self._noisy.public_size else self._noisy.most  # one person more must change nobody's path
+        if self._sums.reads_examples and not self._noisy.grid and self._sums.takes_bases(most, units.each):
+            if anew:  # whether examples fit into memory is private: as those that are held, only found each time
+                where = torch.arange(len(chosen)) if places is None else places
+                own, there = (v.reshape(count, units.each, *v.shape[1:])[where.to(v.device)] for v in (x, here))
+                bases, chosen = self._sums.bases(own.flatten(0, 1), there), torch.arange(len(chosen))
+            else:
+                bases = self._bases_of(client, most)
+            batch["bases"] = bases.at(chosen, places, count)
+        return batch
+
+    def _read_anew(self, client: ClientData, rows: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+        """A batch of examples that are read each time, one by one: transforms raise, and draw.
+
+        What raises is taken out of `present`. Draws follow an example's place, whoever else is read.
+        """
+        x = torch.zeros((len(rows), *client.x.shape[1:]), dtype=client.x.dtype)
+        seed = int(torch.randint(1 << 62, (), generator=self._generator))
+        for place in present.nonzero()[:, 0].tolist():
+            with drawing(keyed_seed("read", seed, place)):
+                try:
+                    x[place] = client.x[rows[place : place + 1]][0]
+                except Exception:
+                    present[place] = False
+                    _LOG.error("an example cannot be read, and counts as zero", exc_info=True)
+        return as_input(x, self._like), client.y[rows].to(self._like.device)
+
+    def _lengths_of(self, client: ClientData) -> Tensor:
+        """The squared norms [N] of a client's examples, from one look at them."""
+        if client not in self._lengths:
+            parts = torch.split(torch.arange(client.examples), 1 << 12)
+            lengths = [squared_norms(batch_of(client, rows, self._like)[0]).cpu() for rows in parts]
+            self._lengths[client] = torch.cat(lengths)
+        return self._lengths[client]
+
+    def _bases_of(self, client: ClientData, most: int) -> Bases:
+        """The factors of its persons' inputs, kept until the number of threads changes, which rounds them.
+
+        Which are kept then decides about time alone: a silo without persons has none, and that is private.
+        """
+        units = self.units_of(client)
+        if self._threads != torch.get_num_threads():
+            self._bases.clear()
+            self._threads = torch.get_num_threads()
+        if client not in self._bases:
+            if len(self._bases) * most * units.each * client.x.shape[1:].numel() > KEPT:
+                self._bases.clear()
+            rows, present = units.at(torch.arange(len(units)), None, len(units))
+            self._bases[client] = self._sums.bases(batch_of(client, rows, self._like)[0], present.view(-1, units.each))
+        return self._bases[client]
