@@ -9,8 +9,7 @@ from typer.testing import CliRunner
 
 from fedveil.cli import app
 from fedveil.config import load, parse
-from fedveil.config.columns import read_columns
-from fedveil.config.first import first_config
+from fedveil.config.first import first_config, read_columns
 from fedveil.errors import FieldError
 from fedveil.report.statement.check import check
 from fedveil.report.statement.gather import gather

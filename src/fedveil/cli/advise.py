@@ -93,10 +93,10 @@ def _experiment(name: str, target: Mapping[str, Any], console: "Console") -> Non
     config = load(name)
     setup, delta = prepared(config), config.privacy.budget.delta
     promise = promised(setup)
-    found = promise.guarantee
+    guarantee = promise.guarantee
     show([promise_table(config.privacy.method, promise, delta)])
-    proven = found.proven and not found.by_distance
-    own = float(f"{found.epsilon(delta):.6g}") if proven else None
+    proven = guarantee.proven and not guarantee.by_distance
+    own = float(f"{guarantee.epsilon(delta):.6g}") if proven else None
     epsilon = target["epsilon"] or (own if own is not None and own <= VACUOUS else None)
     if epsilon is None:
         console.print("--epsilon 4, say, ranks what reaches that total for this federation")
@@ -105,7 +105,7 @@ def _experiment(name: str, target: Mapping[str, Any], console: "Console") -> Non
     _show(ranked, delta, console)
     if setup.dealt.public is not None:
         say(console, beside_public(ranked, config.model.start == "public"))
-    if found.unit == "record" and any(client.person is not None for client in setup.clients):
+    if guarantee.unit == "record" and any(client.person is not None for client in setup.clients):
         say(console, WHOSE)
     if setup.config.publish.metrics != "off" or setup.config.stopping is not None:
         say(console, "these totals are of the models alone: what [publish] and [stopping] release comes on top")

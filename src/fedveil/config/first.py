@@ -1,5 +1,6 @@
-"""A first configuration for somebody's data: what `fedveil init` writes."""
+"""What `fedveil init` writes: a first configuration for somebody's data, whose columns it looks at."""
 
+import math
 import re
 import tomllib
 from importlib.resources import files
@@ -9,12 +10,19 @@ from typing import Any
 
 import torch
 
-from fedveil.config.columns import read_columns
 from fedveil.config.loading import parse
 from fedveil.config.tables import dumps
 from fedveil.data import NATURAL, SOURCES, DataSet, load
+from fedveil.data.frames import pandas_module
+from fedveil.data.table import read_table
 from fedveil.errors import FieldError, nearest, require_choice, require_count
 
+FEW = 20  # texts, or whole numbers, that are classes or categories; more are values or ids
+LARGEST = (2_000_000, 2**30)  # rows and bytes, as `TableFile` has them
+SITES = "site hospital clinic klinik klinikum krankenhaus ward station centre center zentrum standort silo institution"
+SITES += " institute provider practice praxis department abteilung client facility trust branch"
+PEOPLE = "patient patients patienten pat person subject participant proband mrn case fall pid member insured"
+IDS = "id ids nr no nummer name key uuid guid index code number"
 PROTECTS = ("client", "person", "record", "nothing")
 EDGE = 32  # pixels of a side, to which images are made equal
 NOISY_ROUNDS = 60  # of a noisy step each; rates by loss, beside momentum: docs/data.md has what was measured
@@ -160,3 +168,101 @@ def _chosen(about: dict[str, Any], epsilon: float | None, read: list[str]) -> li
     style = [f'{key} = "{about[key]}"' for key in ("separator", "decimal") if key in about]
     said += [f"[data] {', '.join(style)}: as the file looks"] * bool(style)
     return said + [f"read_off = {read}: agree on these without looking at the data"] * bool(read)
+
+
+def read_columns(path: Path, target: str, person: str, site: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """`[data]` of a table; and by column "site", "person", "id", "date" or "texts" for what is no input.
+
+    Raises
+    ------
+    FieldError
+        For a file that is no table, or a column that is not there.
+    """
+    frame, style = _read(path)
+    names = list(map(str, frame.columns))
+    target = require_choice("target", target or names[-1], names)
+    for option, name in (("person", person), ("site", site)):
+        if name:
+            require_choice(option, name, names)
+    inputs, left_out = dict[str, list[Any]](), dict[str, str]()
+    for name in names:
+        values = frame[name].dropna()
+        if name in (target, person, site):
+            continue
+        if kind := _kind(name, values, style.get("decimal", ".")):
+            left_out[name] = kind
+        else:
+            inputs[name] = _limits_of(values, style.get("decimal", "."))
+    if not inputs:
+        named = ", ".join(left_out) or "the rest"
+        accepted = f"has no column left for inputs: {named} are ids, sites, dates or texts; add measurements"
+        raise FieldError("data", str(path), accepted)
+    about = {"name": "table", "path": str(path), **style, "target": target, "columns": inputs}
+    about |= _classes_of(frame[target].dropna(), style.get("decimal", "."))
+    if site:
+        about |= {"client_column": site}
+    return about, left_out
+
+
+def _read(path: Path) -> tuple[Any, dict[str, str]]:
+    """The rows, texts in a CSV, and how it is written."""
+    for separator in (",", ";", "\t", "|"):
+        try:
+            frame = read_table("data", path, (separator, "."), LARGEST).frame
+        except FieldError as error:
+            if error.field != "data.separator":
+                raise
+            continue
+        style = {} if separator == "," else {"separator": separator}
+        comma = [n for n in frame.columns if _numbers(frame[n], ".") is None and _numbers(frame[n], ",") is not None]
+        return frame, style | ({"decimal": ","} if comma else {})
+    raise FieldError("data", str(path), "has one column: a target and an input are needed")
+
+
+def _numbers(values: Any, decimal: str) -> Any:
+    """The values that there are as numbers; None where one is no number, or there is none."""
+    present = values.dropna()
+    plain = present.str.replace(decimal, ".", regex=False) if present.dtype.kind not in "iufb" else present
+    numbers = pandas_module().to_numeric(plain, errors="coerce")
+    return numbers if len(numbers) and not numbers.isna().any() else None
+
+
+def _kind(name: str, values: Any, decimal: str) -> str:
+    """What a column is, if it is no input; "" of an input."""
+    words = [re.sub(r"(?<=.)(id|nr|nummer|name)$", "", word) for word in _words(name)]
+    for kind, known in (("site", SITES), ("person", PEOPLE), ("id", IDS)):
+        if set(words) & set(known.split()) and set(words) <= set(known.split()) | set(IDS.split()):
+            return kind
+    numbers, texts = _numbers(values, decimal), values.astype(str)
+    if numbers is not None:
+        counted = len(values) > FEW and numbers.nunique() == len(values) == numbers.max() - numbers.min() + 1
+        return "id" if counted or texts.str.fullmatch(r"0\d+").any() else ""
+    texts = texts.str.strip()
+    if texts.nunique() <= FEW:
+        return ""
+    return "date" if texts.str.fullmatch(r"\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([ T].*)?").all() else "texts"
+
+
+def _words(name: str) -> list[str]:
+    """``PatientID`` and ``patient_id`` as patient, id."""
+    return [word.lower() for word in re.findall(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![a-z])", name)]
+
+
+def _classes_of(values: Any, decimal: str) -> dict[str, Any]:
+    """Classes, or the range of a number."""
+    numbers = _numbers(values, decimal)
+    few = values.nunique() <= FEW
+    if numbers is not None and few and sorted(numbers.unique()) == [*range(numbers.nunique())]:
+        return {"classes": int(numbers.nunique())}
+    if numbers is None or (few and (numbers == numbers.round()).all()):
+        return {"classes": sorted(map(str.strip, values.astype(str).unique()))}
+    return {"target_range": _limits_of(values, decimal)}
+
+
+def _limits_of(values: Any, decimal: str) -> list[Any]:
+    """Lowest and highest number, rounded outwards, or the texts there are."""
+    numbers = _numbers(values, decimal)
+    if numbers is None:
+        return sorted(set(map(str.strip, values.astype(str))))
+    low = math.floor(numbers.min())
+    return [low, max(math.ceil(numbers.max()), low + 1)]

@@ -50,7 +50,7 @@ class ConfigError(FedVeilError, ValueError):
     Parameters
     ----------
     problems : sequence of FieldError
-        Every one that was found; the message has one line for each.
+        All of them; the message has one line for each.
     """
 
     def __init__(self, problems: Sequence[FieldError]) -> None:
@@ -157,7 +157,7 @@ def problems_of(
     Parameters
     ----------
     error : ValidationError
-        What pydantic found.
+        Pydantic's.
     prefix : str
         Where the value stands.
     known : callable, optional

@@ -16,7 +16,7 @@ from fedveil.grid.jobs import Factory, Jobs, block_size, run_together
 from fedveil.grid.kept import Kept
 from fedveil.runs import Progress, Summary, run
 from fedveil.runs.disk import make_folder, write_atomic
-from fedveil.runs.prepare import Setup, prepare, resolve_device
+from fedveil.runs.prepare import Setup, here, prepare, resolve_device
 from fedveil.runs.rows import METRICS, Row
 from fedveil.runs.runner import Silent, judged
 
@@ -181,7 +181,7 @@ class Store(Kept):
 
     def _resolved(self, cell: Cell, progress: Progress) -> Config:
         """The configuration to run: of a cell that takes the sigma of others once these are finished."""
-        config = _here(cell.config)
+        config = here(cell.config)
         if not cell.sources:
             return config
         return matched(config, [self.run_one(source, progress).summary for source in cell.sources])
@@ -216,10 +216,6 @@ class Store(Kept):
                         failed[one.cell.key] = one.why
                     said = one.why or f"{one.seconds:.0f} s"
                     progress.say(f"{count} of {len(left)}: {one.cell.label} ({said})")
-
-
-def _here(config: Config) -> Config:
-    return config.model_copy(update={"device": resolve_device(config.device)})
 
 
 def _begun_on(path: Path, wanted: str, progress: Progress) -> str:

@@ -221,9 +221,9 @@ def keep_validation(dataset: DataSet, share: float | None, seed: int) -> tuple[D
     if x is None or y is None:
         raise FieldError("validation", share, f"{dataset.name!r} has no test half to take a share of; leave it out")
     strata = y.numpy() if dataset.classes else np.zeros(len(y), dtype=np.int64)
-    rest, kept = holdout(strata, np.arange(len(y)), share, seed=keyed_seed("validation", seed))
-    own, left = torch.from_numpy(kept), torch.from_numpy(rest)
-    return replace(dataset, test_x=x[left], test_y=y[left]), ClientData(x[own], y[own], name="validation")
+    parts = holdout(strata, np.arange(len(y)), share, seed=keyed_seed("validation", seed))
+    rest, kept = map(torch.from_numpy, parts)
+    return replace(dataset, test_x=x[rest], test_y=y[rest]), ClientData(x[kept], y[kept], name="validation")
 
 
 def with_people(dataset: DataSet, images: int, seed: int) -> DataSet:

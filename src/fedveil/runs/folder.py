@@ -102,8 +102,8 @@ class RunFolder:
             refuse_used(self.path)  # by another process, while this one prepared
         for folder in (self.path, self.path / "ledger", self.path / "checkpoint"):
             make_folder(folder)
-            for left in folder.glob(".*.part"):  # by a process that was killed while it replaced a file
-                left.unlink()
+            for part in folder.glob(".*.part"):  # of a process that was killed while it replaced a file
+                part.unlink()
         if self._longer:
             (self.path / "summary.json").unlink(missing_ok=True)  # by which it was finished
         if self._longer or not (self.path / CONFIG).exists():
@@ -198,9 +198,9 @@ def _longer(stored: Config, config: Config) -> Config:
 def _differences(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> list[str]:
     differences: list[str] = []
     for key in sorted({*a, *b}):
-        left, right = a.get(key), b.get(key)
-        if isinstance(left, Mapping) and isinstance(right, Mapping):
-            differences += _differences(left, right, f"{prefix}{key}.")
-        elif left != right:
+        one, other = a.get(key), b.get(key)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            differences += _differences(one, other, f"{prefix}{key}.")
+        elif one != other:
             differences.append(f"{prefix}{key}")
     return differences

@@ -231,8 +231,8 @@ def check(config: Config) -> None:
         As `prepare` and the federation would.
     """
     own = config.model.model_copy(update={"start": "own"})
-    untrained = {"model": own, "pretraining": None, "device": resolve_device(config.device)}
-    prepare(config.model_copy(update=untrained)).federation(Ledgers("memory"))
+    untrained = here(config).model_copy(update={"model": own, "pretraining": None})
+    prepare(untrained).federation(Ledgers("memory"))
 
 
 @dataclass(frozen=True)
@@ -255,6 +255,11 @@ class _All:
     def admit_spend(self, spend: Spend) -> bool:
         """Charge all."""
         return all(f.admit_spend(spend) for f in self._filters)
+
+
+def here(config: Config) -> Config:
+    """The configuration with the device that it has on this machine."""
+    return config.model_copy(update={"device": resolve_device(config.device)})
 
 
 def resolve_device(device: str) -> str:

@@ -15,7 +15,7 @@ from fedveil.engines import RoundRecord
 from fedveil.engines.seams import Probe
 from fedveil.runs.disk import Ledgers
 from fedveil.runs.folder import RunFolder, new_run_id
-from fedveil.runs.prepare import Setup, prepare, resolve_device
+from fedveil.runs.prepare import Setup, here, prepare
 from fedveil.runs.rows import Row, row_of
 from fedveil.runs.summary import Summary, summary_of
 
@@ -115,7 +115,7 @@ def run(
     label = setting or config.privacy.method
     with one_thread(), ExitStack() as stack:
         began, folder = perf_counter(), None
-        config = config.model_copy(update={"device": resolve_device(config.device)})
+        config = here(config)
         if out is not None:
             folder = RunFolder(Path(out), config, resume=resume, message=progress.say)
             stack.callback(folder.close)
