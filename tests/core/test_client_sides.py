@@ -51,6 +51,20 @@ def test_a_client_without_a_proof_is_the_worst_whatever_the_others_promise():
     assert told["median client"]["status"] == "conditional"  # two of four: those without a proof come last
 
 
+def test_promises_of_several_kinds_have_no_worst_one():
+    method, laplace = build("group", radius=0.5, hypotheses=1), build("group", radius=2.0).client
+    gaussian = build("group", radius=0.5, distribution="gaussian").client
+    alike = federation("x", method=method, client_sides={2: laplace}).run(1)
+    assert alike.guarantee.status == "conditional"  # one kind: its largest parameter holds for all
+    assert alike.guarantee.cost == max(g.cost for g in alike.guarantees.values())
+    made = federation("x", method=method, client_sides={2: gaussian})
+    mixed = made.run(1)
+    assert {g.status for g in mixed.guarantees.values()} == {"conditional"}
+    assert mixed.guarantee.status == "heuristic"  # an epsilon and a mu a distance are not to be compared
+    counts, shown = guarantees_of(method, {str(p): made.party(p).ledger for p in range(4)}, 1e-5)
+    assert counts.status == shown["worst client"]["status"] == "heuristic"
+
+
 @pytest.mark.parametrize(
     ("partition", "side"),
     [(4, FedRE(clip=0.2)), (0, build("sga-ldp").client), (0, FedRE(clip=0.2, scores="public"))],

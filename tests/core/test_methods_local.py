@@ -1,5 +1,5 @@
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -15,13 +15,14 @@ from core_kit import (
     silent,
 )
 
-from fedveil.accounting import Release, mu_of_epsilon, total
+from fedveil.accounting import Release, mu_of_epsilon, nothing, total
 from fedveil.aggregation import FedAvg, FedMedian
 from fedveil.clipping import clip
 from fedveil.errors import FieldError, HeuristicError, ReplyError
 from fedveil.layout import Layout
 from fedveil.mechanisms import ReproducibleSource, gaussian_sigma
 from fedveil.methods import (
+    METHODS,
     SGALDP,
     ClientFacts,
     Clusters,
@@ -31,12 +32,16 @@ from fedveil.methods import (
     Method,
     PerturbationAware,
     Plain,
+    Protected,
+    Sides,
     TrustedServer,
     build,
     check_reply,
+    paired,
     stack_counts,
     stack_models,
 )
+from fedveil.methods.contract import ClientDefaults, ServerDefaults
 from fedveil.methods.sga_ldp import LastBroadcast
 from fedveil_studies.sga_central import References, SGACentral
 
@@ -594,3 +599,56 @@ def test_build_refuses_what_it_does_not_know():
         build("global", noise_multiplier=0.01, noise_multiplyer=1.0)
     with pytest.raises(FieldError, match="brings its own"):
         build("group", FedAvg())
+
+
+@dataclass(frozen=True)
+class Forgetful(ClientDefaults):
+    """A client side without `quote` and `noise`."""
+
+    def protect(self, releases, facts, state, source):
+        return Protected(releases, nothing("local"), state)
+
+
+@dataclass(frozen=True)
+class Halved(ServerDefaults):
+    """A server side without `combine`."""
+
+
+def test_a_side_that_lacks_a_part_is_refused_before_it_runs():
+    for client, server, part in ((Forgetful(), Plain(), "quote"), (TrustedServer(), Halved(), "combine")):
+        with pytest.raises(FieldError) as refused:
+            Method("mine", client, server)
+        assert refused.value.value == "mine"
+        assert f"`{part}`" in refused.value.accepted
+    with pytest.raises(FieldError) as refused:
+        paired(Forgetful())
+    assert "`quote`" in refused.value.accepted
+
+
+def test_a_registered_method_that_lacks_a_part_is_refused_by_its_name():
+    METHODS.register("forgetful")(Sides(Forgetful, Plain, "without a cost"))
+    METHODS.register("halved")(Sides(TrustedServer, Halved, "without a result"))
+    for name, part in (("forgetful", "quote"), ("halved", "combine")):
+        with pytest.raises(FieldError) as refused:
+            build(name)
+        assert refused.value.value == name
+        assert f"`{part}`" in refused.value.accepted
+
+
+@dataclass(frozen=True)
+class HalfNoisy(Forgetful):
+    """A side that says that it noises inside training, and does not say how."""
+
+    needs = frozenset({"noisy_steps"})
+
+    def quote(self, broadcast, state):
+        return nothing("local")
+
+    def noise(self, scales, layout):
+        return {}
+
+
+def test_a_side_that_noises_in_training_says_how():
+    with pytest.raises(FieldError) as refused:
+        Method("mine", HalfNoisy(), Plain())
+    assert "`noisy_steps`" in refused.value.accepted

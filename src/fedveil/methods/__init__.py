@@ -1,6 +1,6 @@
 """The methods, one file each, and the registry that puts their two sides together."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -12,6 +12,7 @@ from fedveil.methods.contract import CohortSide as CohortSide
 from fedveil.methods.contract import Method as Method
 from fedveil.methods.contract import NoisyClientSide as NoisyClientSide
 from fedveil.methods.contract import ServerSide as ServerSide
+from fedveil.methods.contract import require_parts
 from fedveil.methods.facts import Broadcast as Broadcast
 from fedveil.methods.facts import ClientFacts as ClientFacts
 from fedveil.methods.facts import Combined as Combined
@@ -95,10 +96,13 @@ def require_method(field: str, name: str) -> str:
         if not (isinstance(sides, Sides) and isinstance(sides.client, type) and isinstance(sides.server, type)):
             accepted = "is registered as something else than fedveil.methods.Sides(client class, server class, summary)"
             raise FieldError(field, name, accepted)
+        require_parts(name, sides.client, ClientSide)
+        require_parts(name, sides.server, ServerSide)
         return name
     if name in _FORMER:
         raise FieldError(field, name, f'is called "record" with sum = "{_FORMER[name]}" in [privacy] now')
-    raise FieldError(field, name, f"{nearest(name, METHODS)} (vanilla: no privacy)")
+    own = "one of yours is there once the module that registers it is imported"
+    raise FieldError(field, name, f"{nearest(name, METHODS)} (vanilla: no privacy); {own}")
 
 
 def formerly(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,10 +150,7 @@ def build(name: str, aggregator: Aggregator | None = None, **values: Any) -> Met
     """
     owners = parameters(name)
     if aggregator is not None:
-        if "aggregator" not in owners:
-            raise FieldError(
-                "aggregator", type(aggregator).__name__, f"{name!r} brings its own aggregation; leave it out"
-            )
+        _require_rule_of(name, owners, aggregator)
         values = {**values, "aggregator": aggregator}
     for key in values:
         if key not in owners:
@@ -171,14 +172,17 @@ def paired(client: ClientSide, aggregator: Aggregator | None = None) -> Method:
     FieldError
         If its server side brings its own aggregation.
     """
-    sides = next(
-        (s for s in METHODS.values() if isinstance(s, Sides) and s.client is type(client)),
-        Sides(type(client), Plain, ""),
-    )
-    server = sides.server_of(client)
+    kind = type(client)
+    known = (sides for sides in METHODS.values() if isinstance(sides, Sides) and sides.client is kind)
+    server = next(known, Sides(kind, Plain, "")).server_of(client)
     if aggregator is None:
-        return Method(type(client).__name__, client, server())
-    if "aggregator" not in {f.name for f in fields(server)}:
-        accepted = f"{type(client).__name__} brings its own aggregation; leave it out"
+        return Method(kind.__name__, client, server())
+    _require_rule_of(kind.__name__, [f.name for f in fields(server)], aggregator)
+    return Method(kind.__name__, client, server(aggregator=aggregator))
+
+
+def _require_rule_of(method: str, names: Container[str], aggregator: Aggregator) -> None:
+    """Refuse a rule for a method that has none among its parameters' names."""
+    if "aggregator" not in names:
+        accepted = f"{method!r} brings its own aggregation; leave it out"
         raise FieldError("aggregator", type(aggregator).__name__, accepted)
-    return Method(type(client).__name__, client, server(aggregator=aggregator))

@@ -88,7 +88,7 @@ class CentralNoise(AroundRule, ABC):
     clip: Positive | QuantileClip = field(default=5.0, kw_only=True)
     order: Order = field(default="formal", kw_only=True)
     step_from: Literal["released", "own"] = field(default="released", kw_only=True)
-    relation: Relation = field(default="zero-out", kw_only=True)
+    relation: Relation = field(default="zero-out", kw_only=True)  # type: ignore[misc]
     noise: str = field(default="gaussian", kw_only=True)
 
     def __post_init__(self) -> None:
@@ -117,12 +117,12 @@ class CentralNoise(AroundRule, ABC):
             raise FieldError("noise", self.noise, f"names a mechanism; write noise_multiplier={self.noise}")
 
     @property
-    def public_clip(self) -> float | None:
+    def public_clip(self) -> float | None:  # type: ignore[override]
         """C, unless it adapts."""
         return None if isinstance(self.clip, QuantileClip) else self.clip
 
     @property
-    def may_be_proven(self) -> bool:
+    def may_be_proven(self) -> bool:  # type: ignore[override]
         """Whether noise of a public scale proves something here: see `_proven`."""
         return self.order == "formal" or (self.aggregator.identity_step and self.relation != "add/remove")
 

@@ -173,6 +173,36 @@ class ServerSide(Protocol):
         """Turn valid replies (in the order of `facts.partitions`) into the next models."""
 
 
+class ServerDefaults(Parameters):
+    """What most server sides have in common: one model, no rule inside, no noise, and nothing to remember."""
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    hypotheses: ClassVar[int] = 1
+    rule: ClassVar[Aggregator | None] = None
+    relation: ClassVar[Relation] = "zero-out"
+    public_clip: ClassVar[float | None] = None
+    may_be_proven: ClassVar[bool] = False
+
+    def init(self, dimension: int, dtype: torch.dtype) -> Any:
+        return NoState()
+
+
+def require_parts(method: str, side: object, contract: type) -> None:
+    """Refuse a side of a method, or its class, that lacks a part of its contract: before a run, not in its middle.
+
+    Raises
+    ------
+    FieldError
+        Naming the method, the side and what it lacks.
+    """
+    given = {*dir(side), *getattr(side, "__dataclass_fields__", ())}
+    for part in (*contract.__annotations__, *vars(contract)):
+        if not part.startswith("_") and part not in given:
+            name = (side if isinstance(side, type) else type(side)).__name__
+            accepted = f"{name} has no `{part}`, which a {contract.__name__} of fedveil.methods.contract needs"
+            raise FieldError("method", method, accepted)
+
+
 @dataclass(frozen=True)
 class Method:
     """A client side and the server side that understands it.
@@ -219,7 +249,11 @@ class Method:
         return self.client if isinstance(self.client, CohortSide) else None
 
     def __post_init__(self) -> None:
-        """Refuse weights that would need what local trust keeps on the client."""
+        """Refuse a side that lacks something, and weights that would need what local trust keeps on the client."""
+        require_parts(self.name, self.client, ClientSide)
+        require_parts(self.name, self.server, ServerSide)
+        if self.noisy is not None:
+            require_parts(self.name, self.client, NoisyClientSide)
         rule = self.server.rule
         if self.client.trust != "central" and rule is not None and rule.by_examples:
             raise FieldError("weighting", "examples", f'under {self.client.trust} trust counts stay: use "uniform"')

@@ -14,18 +14,18 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedveil.accounting import Relation, Release, Spend, model_of, nothing, of_round
+from fedveil.accounting import Release, Spend, model_of, nothing, of_round
 from fedveil.accounting.bounds import GDP, Heuristic
 from fedveil.accounting.guarantee import LIVENESS
 from fedveil.aggregation import NoState, perturbation_weights
 from fedveil.calibration import LayerSensitivity
-from fedveil.checks import Delta, Parameters, Positive
+from fedveil.checks import Delta, Positive
 from fedveil.clipping import clip, require_bound
 from fedveil.errors import FieldError
 from fedveil.gdp import mu_of_epsilon
 from fedveil.layout import Layout
 from fedveil.mechanisms import GaussianNoise, Source, noised
-from fedveil.methods.contract import ClientDefaults, noise_figures
+from fedveil.methods.contract import ClientDefaults, ServerDefaults, noise_figures
 from fedveil.methods.facts import Broadcast, ClientFacts, Combined, Protected, Releases, ServerFacts
 from fedveil.methods.replies import stack_models
 
@@ -200,7 +200,7 @@ def _require_usable(field: str, value: float, deviations: Sequence[float], dtype
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerturbationAware(Parameters):
+class PerturbationAware(ServerDefaults):
     """Server side of FedRE: PDA-PAM.
 
     Parameters
@@ -214,19 +214,10 @@ class PerturbationAware(Parameters):
     normalised: bool = True
     weighting: Literal["scores", "equal"] = "scores"
 
-    hypotheses: ClassVar[int] = 1
-    rule: ClassVar[None] = None
-    relation: ClassVar[Relation] = "zero-out"
-    public_clip: ClassVar[None] = None
-    may_be_proven: ClassVar[bool] = False
-
     @property
-    def needs(self) -> frozenset[str]:
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
         """Public scores of the received models, unless all weigh the same."""
         return frozenset({"public_scores"} if self.weighting == "scores" else ())
-
-    def init(self, dimension: int, dtype: torch.dtype) -> NoState:
-        return NoState()
 
     def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: NoState, source: Source) -> Combined:
         """Weigh each layer of each update by the public scores."""

@@ -1,7 +1,13 @@
 """Global DP: Gaussian noise of a fixed scale on the server's aggregate.
 
-Trust model: honest server, semi-honest clients. Per round sigma = z * C / n. As printed (noise on the output of the
-rule) the guarantee follows the sensitivity of what ran, which is C * max weight for a mean and about C for a median.
+Trust model: honest server, semi-honest clients.
+
+Formal order: the noise is added to the rule's reduced update, before a server optimiser sees it, and sigma is z times
+the rule's zero-out sensitivity over the planned cohort: z * C / n for a mean of n planned clients, z * C for a median
+of an odd number of them. Mu of a round is the sensitivity under the chosen relation over sigma.
+
+As printed: the noise is added to the rule's output, and sigma = z * C / n with n valid replies, whatever the rule. Mu
+follows the sensitivity of what ran, which is C * max weight for a mean and about C for a median.
 """
 
 from dataclasses import dataclass, field
@@ -67,7 +73,7 @@ class GlobalDP(CentralNoise):
         return z
 
     @property
-    def may_be_proven(self) -> bool:
+    def may_be_proven(self) -> bool:  # type: ignore[override]
         """Not of a multiplier that was derived from private runs."""
         return not self.derived_from and super().may_be_proven
 

@@ -17,18 +17,18 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedveil.accounting import EuclideanLaplace, Relation, Release, Spend, model_of, nothing, of_round
+from fedveil.accounting import EuclideanLaplace, Release, Spend, model_of, nothing, of_round
 from fedveil.accounting.bounds import Bound, Heuristic, MetricDP, MetricGDP
 from fedveil.accounting.guarantee import LIVENESS
 from fedveil.aggregation import NoState, cluster_means, halves
 from fedveil.calibration import NeighbourhoodLaplace
-from fedveil.checks import Hypotheses, Natural, NonNegative, Parameters, Positive
+from fedveil.checks import Hypotheses, Natural, NonNegative, Positive
 from fedveil.clipping import norms
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.mechanisms import EuclideanLaplaceNoise, GaussianNoise, Source, noised
 from fedveil.mechanisms.noise import euclidean_laplace_rows
-from fedveil.methods.contract import SMALL, ClientDefaults
+from fedveil.methods.contract import SMALL, ClientDefaults, ServerDefaults
 from fedveil.methods.facts import Broadcast, ClientFacts, Combined, Protected, Releases, ServerFacts
 from fedveil.methods.replies import stack_models
 
@@ -175,7 +175,7 @@ class Idle:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clusters(Parameters):
+class Clusters(ServerDefaults):
     """Server side of group privacy: k-means from the hypotheses, then the mean of each cluster.
 
     Parameters
@@ -187,14 +187,8 @@ class Clusters(Parameters):
         it stays where it is, as in the paper; where one hypothesis wins all clients at the start, it then keeps them.
     """
 
-    hypotheses: Hypotheses = 2
+    hypotheses: Hypotheses = 2  # type: ignore[misc]
     divide: Natural = 0
-
-    needs: ClassVar[frozenset[str]] = frozenset()
-    rule: ClassVar[None] = None
-    relation: ClassVar[Relation] = "zero-out"
-    public_clip: ClassVar[None] = None
-    may_be_proven: ClassVar[bool] = False
 
     def init(self, dimension: int, dtype: torch.dtype) -> NoState | Idle:
         """Nothing to remember, or that every hypothesis had a member just now."""

@@ -2,8 +2,9 @@
 
 Source: the metric-privacy paper, section 6 and Algorithm 1. Trust model: honest server that sees each client's model in
 the clear (so no secure aggregation), semi-honest clients. Per round sigma = z * C / (n * d_r), where d_r is the largest
-pairwise distance of the local models, taken before clipping. Heuristic: sigma depends on unprotected models and can be
-read off the release itself.
+pairwise distance of the local models, taken before clipping; in the formal order z times the rule's sensitivity takes
+the place of z * C / n, which is the same for a mean. Heuristic: sigma depends on unprotected models and can be read off
+the release itself.
 """
 
 from dataclasses import dataclass, field, replace
@@ -73,7 +74,7 @@ class MetricPrivacy(CentralNoise):
             raise FieldError("released_range", self.released_range, "must be (low, high)")
 
     @property
-    def may_be_proven(self) -> bool:
+    def may_be_proven(self) -> bool:  # type: ignore[override]
         """Only where the scale follows what was released."""
         return self.distance_on == "released" and super().may_be_proven
 

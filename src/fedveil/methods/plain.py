@@ -14,12 +14,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedveil.accounting import Relation, Release, Spend, SpendFilter, Trust, nothing
+from fedveil.accounting import Release, Spend, SpendFilter, Trust, nothing
 from fedveil.aggregation import Aggregator, FedAvg, NoState, require_rule
-from fedveil.checks import Parameters
 from fedveil.layout import Layout
 from fedveil.mechanisms import Source
-from fedveil.methods.contract import ClientDefaults
+from fedveil.methods.contract import ClientDefaults, ServerDefaults
 from fedveil.methods.facts import Broadcast, ClientFacts, Combined, Protected, Releases, ServerFacts
 from fedveil.methods.group_privacy import Clusters, Idle, mean
 from fedveil.methods.replies import stack_counts, stack_models, updates_of
@@ -50,7 +49,7 @@ class TrustedServer(ClientDefaults):
 
 
 @dataclass(frozen=True)
-class AroundRule(Parameters):
+class AroundRule(ServerDefaults):
     """A server side of one model around an aggregation rule.
 
     Parameters
@@ -61,21 +60,23 @@ class AroundRule(Parameters):
 
     aggregator: Aggregator = field(default_factory=FedAvg)
 
-    hypotheses: ClassVar[int] = 1
-
     def __post_init__(self) -> None:
         """Refuse what is no rule."""
         super().__post_init__()
         require_rule("aggregator", self.aggregator)
 
     @property
-    def rule(self) -> Aggregator:
+    def rule(self) -> Aggregator:  # type: ignore[override]
         return self.aggregator
 
     @property
-    def needs(self) -> frozenset[str]:
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
         """What the rule needs."""
         return self.aggregator.needs
+
+    def init(self, dimension: int, dtype: torch.dtype) -> Any:
+        """The rule's own state."""
+        return self.aggregator.init(dimension, dtype)
 
 
 @dataclass(frozen=True)
@@ -89,13 +90,6 @@ class Plain(AroundRule):
     aggregator : Aggregator
         The rule.
     """
-
-    relation: ClassVar[Relation] = "zero-out"
-    public_clip: ClassVar[None] = None
-    may_be_proven: ClassVar[bool] = False
-
-    def init(self, dimension: int, dtype: torch.dtype) -> Any:
-        return self.aggregator.init(dimension, dtype)
 
     def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: Any, source: Source) -> Combined:
         """Reduce and step; where fewer reply than the rule needs, absent clients count as zero updates."""

@@ -54,7 +54,7 @@ def headline(summaries: Sequence[Summary]) -> str:
 
 
 def worst_guarantee(summary: Summary) -> dict[str, Any]:
-    """Of the party that counts."""
+    """The promise that counts: a run writes it first, the trusted server's or what holds for every client."""
     return dict(next(iter(summary.values["guarantees"].values())))
 
 

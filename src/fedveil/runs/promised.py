@@ -212,7 +212,7 @@ def guarantees_of(
     cost = {p: (not g.proven, g.cost, len(books[p].entries)) for p, g in clients.items()}
     order = sorted(clients, key=lambda p: (cost[p], p))
     values: dict[str, Any] = {}
-    composed = all(g.by_distance for g in clients.values()) and find_spec("dp_accounting") is not None
+    composed = worst.by_distance and find_spec("dp_accounting") is not None
     apart = [length / worst.bound.slope for length in REACH] if composed else []
     middle = order[(len(order) - 1) // 2]
     for name, party, guarantee in (("worst client", order[-1], worst), ("median client", middle, clients[middle])):

@@ -14,12 +14,12 @@ size follows the private updates.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from fedveil.accounting import Relation, Release, Spend, of_round
+from fedveil.accounting import Release, Spend, of_round
 from fedveil.accounting.bounds import Heuristic
 from fedveil.aggregation import cluster_means
 from fedveil.calibration import AlignmentLDP, cosine
@@ -63,9 +63,6 @@ class SGACentral(AroundRule):
     clusters: Count = field(default=1, kw_only=True)
     thresholds: Literal["fixed", "round"] = field(default="fixed", kw_only=True)
 
-    relation: ClassVar[Relation] = "zero-out"
-    may_be_proven: ClassVar[bool] = False
-
     def __post_init__(self) -> None:
         super().__post_init__()
         self._calibrator()
@@ -74,7 +71,7 @@ class SGACentral(AroundRule):
             raise FieldError("epsilon_max", self.epsilon_max, accepted)
 
     @property
-    def public_clip(self) -> float:
+    def public_clip(self) -> float:  # type: ignore[override]
         """C."""
         return self.clip
 
