@@ -84,9 +84,9 @@ def parts_of(rows: Rows, start: Tensor | None = None, width: int = WIDTH) -> Ite
             yield slice(top, top + len(some)), columns, part
 
 
-def blocks_of(n: int, d: int) -> list[slice]:
-    """Columns of [n, d] in blocks of about a quarter of a million numbers: passes over a block meet it in the cache."""
-    width = max(1024, _ELEMENTS // max(n, 1))
+def blocks_of(n: int, d: int, least: int = 1024) -> list[slice]:
+    """Columns of [n, d] in blocks of about a quarter of a million numbers, `least` wide: each stays in the cache."""
+    width = max(least, _ELEMENTS // max(n, 1))
     return [slice(start, min(start + width, d)) for start in range(0, d, width)] or [slice(0, 0)]
 
 

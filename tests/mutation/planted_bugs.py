@@ -289,7 +289,7 @@ BUGS = (
         "replace-one as zero-out",
         "aggregation/base.py",
         "WeightedMean.sensitivity",
-        "2.0 if relation == 'replace-one' else 1.0",
+        "FACTOR[relation]",
         "1.0",
         RULES,
         CENTRAL,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from fedveil.accounting.bounds import GDP
-from fedveil.accounting.events import FACTOR, Relation
+from fedveil.accounting.events import FACTOR, Relation, factor_of
 from fedveil.accounting.guarantee import (
     AS_READ,
     VACUOUS,
@@ -137,52 +137,35 @@ def advise(
         For a value out of range, or an epsilon that no noise reaches.
     """
     n, each = require_count("clients", clients), require_count("examples", examples)
-    d, rounds = require_count("dimension", dimension), require_count("rounds", rounds)
-    tolerated = require_count("tolerated", tolerated)
+    length, rounds = math.sqrt(require_count("dimension", dimension)), require_count("rounds", rounds)
     require_choice("unit", "client" if unit is None else unit, ("client", "record", "person"))
     if unit == "person" and records_per_person is None:
         raise FieldError("records_per_person", None, "is needed for persons: declare the most records that one has")
     k = require_count("records_per_person", records_per_person or 1)
+    people = max(1, each // k) if people is None else require_count("people", people)
     require_choice("trust", "local" if trust is None else trust, get_args(Trust))
-    z = least_noise(epsilon, delta, rounds, relation=relation)
     twice = least_noise(epsilon, delta, rounds, relation="replace-one")
-    root = math.sqrt(d)
-    target = f"epsilon = {float(epsilon)}", f"delta = {float(delta)}"
-    under = () if relation == "zero-out" else (f'relation = "{relation}"',)
-    noise = (f"noise_multiplier = {rounded_up(z, 6)}", *under)
-
-    def total(unit: Unit, trust: Trust, noise: float, *conditions: tuple[str, ...]) -> Guarantee:
-        mu = FACTOR[relation] * math.sqrt(rounds) / noise
-        return _promise(unit, trust, relation, "total", mu, *conditions)
-
+    silos = _Silos(
+        clients=n,
+        tolerated=require_count("tolerated", tolerated),
+        rounds=rounds,
+        relation=relation,
+        noise=least_noise(epsilon, delta, rounds, relation=relation),
+        length=length,
+        target=(f"epsilon = {float(epsilon)}", f"delta = {float(delta)}"),
+    )
+    promise, z = silos.promise("client", "central", silos.noise), silos.noise
     twofold = _promise("client", "local", "replace-one", "total", 2 * math.sqrt(rounds) / twice)
     options = [
-        _choice("global", total("client", "central", z), z, z * root / n, noise),
-        _choice("fedre", twofold, twice, twice * root / math.sqrt(n), ('scores = "public"', *target)),
+        _choice("global", promise, z, z * length / n, (f"noise_multiplier = {rounded_up(z, 6)}", *silos.under)),
+        _choice("fedre", twofold, twice, twice * length / math.sqrt(n), ('scores = "public"', *silos.target)),
     ]
-    people = max(1, each // k) if people is None else require_count("people", people)
-    kinds: dict[tuple[Unit, int], tuple[int, tuple[str, ...]]] = {("record", 1): (each, (f"examples = {each}",))}
+    planned = (f"examples = {each}",)
     if records_per_person is not None:
         named = ('unit = "person"', f"people = {people}", f"records_per_person = {k}")
-        kinds = {("person", 1): (people, named), ("record", k): (each, (f"examples = {each}",)), **kinds}
-    for (whose, group), (count, lines) in kinds.items():
-        loud = z * group  # of a group the epsilon asked for is that of all records together
-        asked = target if group == 1 else (f"noise_multiplier = {rounded_up(loud, 6)}",)
-        own, sizes = (*asked, f"rounds = {rounds}", *lines, *under), tuple[str, ...]()
-        if relation == "add/remove":
-            own = (*own, f"most = {2 * count}")
-            sizes = (at_most(2 * count, "people" if whose == "person" else "examples"),)
-        ways: list[tuple[Trust, float, tuple[str, ...], tuple[str, ...]]] = [("local", n, own, sizes)]
-        if n > tolerated:
-            shares = ('sum = "trusted"', *own, f"silos = {n}", f"tolerated = {tolerated}")
-            ways.append(("trusted sum", n / (n - tolerated), shares, (whole_noise(n, tolerated), *sizes)))
-        if n - tolerated >= 2:  # shares are as loud, where nobody drops out
-            shares = ('sum = "secure"', *own, f"least_sites = {n}", f"colluding = {tolerated}")
-            ways.append(("secure sum", n / (n - tolerated), shares, (few_colluding(tolerated, n), *sizes)))
-        first = (few_silos(1),) if whose == "person" else ()
-        for where, spread, shares, more in ways:
-            guarantee = total(whose, where, loud, first, more).of_group(group)
-            options.append(_choice("record", guarantee, loud, loud * root * math.sqrt(spread) / (n * count), shares))
+        options += silos.choices("person", people, named)
+        options += silos.choices("record", each, planned, group=k) if k > 1 else []
+    options += silos.choices("record", each, planned)
     fit = [c for c in options if trust in (None, c.trust) and _covers(c, unit)]
     fit.sort(key=lambda c: c.noise_to_signal or 0.0)
     heuristics = [
@@ -191,6 +174,59 @@ def advise(
         if trust in (None, where) and unit in (None, "client")
     ]
     return (*fit, *heuristics)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Silos:
+    """A federation whose clients are asked for noise of their own; see `advise`.
+
+    `noise` is the least multiplier that reaches the target, `length` the expected length of noise of deviation 1, and
+    `target` the lines of a configuration that ask for it.
+    """
+
+    clients: int
+    tolerated: int
+    rounds: int
+    relation: Relation
+    noise: float
+    length: float
+    target: tuple[str, ...]
+
+    @property
+    def under(self) -> tuple[str, ...]:
+        """The line that names the relation, where it is not the usual one."""
+        return () if self.relation == "zero-out" else (f'relation = "{self.relation}"',)
+
+    def promise(self, unit: Unit, trust: Trust, z: float, *conditions: tuple[str, ...]) -> Guarantee:
+        """The total over all rounds."""
+        mu = FACTOR[self.relation] * math.sqrt(self.rounds) / z
+        return _promise(unit, trust, self.relation, "total", mu, *conditions)
+
+    def choices(self, unit: Unit, count: int, planned: tuple[str, ...], group: int = 1) -> list[Choice]:
+        """What protects `group` units of a silo together, of which it has `count`: one choice for each trust.
+
+        `planned` are the lines that say how many a silo is planned to have.
+        """
+        n, tolerated, z = self.clients, self.tolerated, self.noise * group
+        # of a group the epsilon asked for is that of all its units together
+        own = self.target if group == 1 else (f"noise_multiplier = {rounded_up(z, 6)}",)
+        own, sizes = (*own, f"rounds = {self.rounds}", *planned, *self.under), tuple[str, ...]()
+        if self.relation == "add/remove":
+            own = (*own, f"most = {2 * count}")
+            sizes = (at_most(2 * count, "people" if unit == "person" else "examples"),)
+        ways: list[tuple[Trust, float, tuple[str, ...], tuple[str, ...]]] = [("local", n, own, sizes)]
+        if n > tolerated:
+            shares = ('sum = "trusted"', *own, f"silos = {n}", f"tolerated = {tolerated}")
+            ways.append(("trusted sum", n / (n - tolerated), shares, (whole_noise(n, tolerated), *sizes)))
+        if n - tolerated >= 2:  # shares are as loud, where nobody drops out
+            shares = ('sum = "secure"', *own, f"least_sites = {n}", f"colluding = {tolerated}")
+            ways.append(("secure sum", n / (n - tolerated), shares, (few_colluding(tolerated, n), *sizes)))
+        first, choices = (few_silos(1),) if unit == "person" else (), []
+        for trust, spread, lines, more in ways:
+            guarantee = self.promise(unit, trust, z, first, more).of_group(group)
+            ratio = z * self.length * math.sqrt(spread) / (n * count)
+            choices.append(_choice("record", guarantee, z, ratio, lines))
+        return choices
 
 
 def _covers(choice: Choice, unit: Unit | None) -> bool:
@@ -317,7 +353,7 @@ def reading(
     """
     clip, rounds, delta = require_positive("clip", clip), require_count("rounds", rounds), require_delta("delta", delta)
     require_choice("formula", formula, ("classic", "exact"))
-    change = FACTOR[require_choice("relation", relation, FACTOR)] * clip  # type: ignore[index]
+    change = factor_of(relation) * clip
     if epsilon is not None:
         require_positive("epsilon", epsilon)
     if sigma is None:

@@ -13,7 +13,6 @@ import numpy as np
 
 from fedveil.accounting.euclidean_laplace import discretised, greatest_loss
 from fedveil.accounting.events import (
-    FACTOR,
     DiscreteGaussian,
     EuclideanLaplace,
     Event,
@@ -23,10 +22,11 @@ from fedveil.accounting.events import (
     Mixture,
     Poisson,
     Relation,
+    factor_of,
     grouped,
     spilled,
 )
-from fedveil.errors import FieldError, require_choice, require_delta
+from fedveil.errors import FieldError, require_delta
 from fedveil.gdp import Curve, compose_mu, delta_of_mu, epsilon_of_mu
 from fedveil.registry import optional
 
@@ -79,7 +79,7 @@ def epsilon(events: Iterable[tuple[Event, int]], delta: float, relation: Relatio
 
 def _apart(counts: Mapping[Event, int], relation: Relation) -> tuple[float, float, dict[Event, int]]:
     """The relation's factor, mu of the Gaussians without sampling, and the other events."""
-    factor = FACTOR[require_choice("relation", relation, FACTOR)]  # type: ignore[index]
+    factor = factor_of(relation)
     mu = compose_mu(factor / e.noise_multiplier * math.sqrt(c) for e, c in counts.items() if isinstance(e, Gaussian))
     return factor, mu, {e: c for e, c in counts.items() if not isinstance(e, Gaussian)}
 

@@ -13,6 +13,12 @@ Relation = Literal["zero-out", "add/remove", "replace-one"]
 # Largest change of a sum of contributions clipped to C, in units of C, when one unit changes.
 FACTOR: dict[Relation, float] = {"zero-out": 1.0, "add/remove": 1.0, "replace-one": 2.0}
 
+
+def factor_of(relation: str) -> float:
+    """The `FACTOR` of a relation; what is none is refused."""
+    return FACTOR[require_choice("relation", relation, FACTOR)]  # type: ignore[index]
+
+
 # Under add/remove a Poisson lot goes into a public number of places, and one that is too large counts as nothing. That
 # chance, of a lot and of all lots with so many units more, is charged to delta for every sampled step.
 SPILLED, SPARE = 1e-18, 10

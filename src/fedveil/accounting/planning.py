@@ -7,10 +7,10 @@ from functools import lru_cache
 import scipy
 
 from fedveil.accounting.composition import epsilon as epsilon_of
-from fedveil.accounting.events import FACTOR, Event, Gaussian, Poisson, Relation
+from fedveil.accounting.events import Event, Gaussian, Poisson, Relation, factor_of
 from fedveil.accounting.filters import StepFilter
 from fedveil.accounting.guarantee import VACUOUS
-from fedveil.errors import FieldError, require_choice, require_count, require_delta, require_noise, require_positive
+from fedveil.errors import FieldError, require_count, require_delta, require_noise, require_positive
 from fedveil.gdp import epsilon_of_mu, mu_of_epsilon, noise_of_epsilon, rounded_up
 
 ENOUGH = 0.3  # signal-to-noise from which training can be expected to work
@@ -65,7 +65,7 @@ def least_noise(
         accepted = f"says no more than its delta of {delta:g}, and leaves nothing to learn: raise it, or lower delta"
         raise FieldError("epsilon", epsilon, accepted)
     steps, sampled = require_count("steps", steps), step_event(1.0, rate) != Gaussian(1.0)
-    change = FACTOR[require_choice("relation", relation, FACTOR)] * math.sqrt(steps)  # type: ignore[index]
+    change = factor_of(relation) * math.sqrt(steps)
     most = noise_of_epsilon(epsilon, delta, change)
     if not most < _WIDEST:
         accepted = f"no noise reaches it in {steps} steps: raise epsilon or delta, or take fewer steps"
@@ -159,13 +159,13 @@ class Plan:
         if snr >= ENOUGH:
             return "the noise is of the size of the signal or smaller: training can work"
         times = f"{float(f'{1 / snr:.3g}'):,g} times as long as an update"
-        ways = ", or ".join([*self._ways_out(snr), "record-level privacy inside each client, which promises less"])
+        ways = ", or ".join([*self._changes(snr), "record-level privacy inside each client, which promises less"])
         return f"hopeless as it stands: the noise is {times}. What would work instead: {ways}"
 
     def _largest_dimension(self) -> int:
         return int((min(self.clip, self.update_norm or self.clip) / (ENOUGH * self.sigma)) ** 2)
 
-    def _ways_out(self, snr: float) -> list[str]:
+    def _changes(self, snr: float) -> list[str]:
         """Single changes, all else equal, that bring the signal-to-noise ratio up to what is enough."""
         ways = [f"{max(self.clients + 1, math.ceil(self.clients * ENOUGH / snr)):,} clients in every round"]
         if smaller := self._largest_dimension():
@@ -240,22 +240,8 @@ def plan(
     clip = require_positive("clip", clip if clip is not None else update_norm or 1.0)
     if dimension is not None:
         dimension = require_count("dimension", dimension)
-    factor = FACTOR[require_choice("relation", relation, FACTOR)]  # type: ignore[index]
-    if rounds is None:
-        if epsilon is None or noise_multiplier is None:
-            raise FieldError("rounds", None, "give the rounds, or both epsilon and noise_multiplier for the most")
-        z = require_noise("noise_multiplier", noise_multiplier)
-        rounds = StepFilter.within(Gaussian(z), epsilon, delta, relation).steps
-        if not rounds:
-            raise FieldError("noise_multiplier", noise_multiplier, f"one round exceeds epsilon {epsilon:g}")
-    elif (epsilon is None) == (noise_multiplier is None):
-        raise FieldError("epsilon", epsilon, "give either epsilon (to get the noise) or noise_multiplier")
-    else:
-        rounds = require_count("rounds", rounds)
-        if epsilon is not None:
-            z = noise_of_epsilon(epsilon, delta, factor * math.sqrt(rounds))
-        else:
-            z = require_noise("noise_multiplier", noise_multiplier)
+    factor = factor_of(relation)
+    rounds, z = _rounds_and_noise(rounds, epsilon, noise_multiplier, delta, relation)
     if clients is None:
         if dimension is None:
             raise FieldError("clients", None, "leave it open only if the dimension is given")
@@ -277,3 +263,23 @@ def plan(
         dimension=dimension,
         update_norm=update_norm,
     )
+
+
+def _rounds_and_noise(
+    rounds: int | None, epsilon: float | None, noise_multiplier: float | None, delta: float, relation: Relation
+) -> tuple[int, float]:
+    """Rounds and noise multiplier, of which one may be open where epsilon is given."""
+    if rounds is None:
+        if epsilon is None or noise_multiplier is None:
+            raise FieldError("rounds", None, "give the rounds, or both epsilon and noise_multiplier for the most")
+        z = require_noise("noise_multiplier", noise_multiplier)
+        most = StepFilter.within(Gaussian(z), epsilon, delta, relation).steps
+        if not most:
+            raise FieldError("noise_multiplier", noise_multiplier, f"one round exceeds epsilon {epsilon:g}")
+        return most, z
+    if (epsilon is None) == (noise_multiplier is None):
+        raise FieldError("epsilon", epsilon, "give either epsilon (to get the noise) or noise_multiplier")
+    rounds = require_count("rounds", rounds)
+    if epsilon is None:
+        return rounds, require_noise("noise_multiplier", noise_multiplier)
+    return rounds, noise_of_epsilon(epsilon, delta, factor_of(relation) * math.sqrt(rounds))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import Relation
+from fedveil.accounting.events import FACTOR
 from fedveil.checks import Count, NonNegative, Parameters
 from fedveil.clipping import Rows, blocks_of, parts_of
 from fedveil.errors import FieldError
@@ -73,7 +74,7 @@ class Aggregator(Parameters, ABC):
 
     def weights(self, counts: Tensor | None, n: int) -> Tensor:
         """Weights [n] (float64, summing to 1) for n replies; `counts` are their numbers of examples, if sent."""
-        return torch.full((n,), 1 / n, dtype=torch.float64)
+        return even(n)
 
     def planned_weights(self, counts: Tensor | None, n: int, cohort: int) -> Tensor:
         """Weights [n] of n replies against a planned cohort: each at most 1/cohort, so that absent clients weigh 0.
@@ -225,12 +226,16 @@ class WeightedMean(Aggregator):
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float:
         """C times the largest weight (twice that for replace-one), and rounding."""
-        factor = 2.0 if relation == "replace-one" else 1.0
-        return float(weights.max()) * clip * factor * (1 + rounding(len(weights)))
+        return float(weights.max()) * clip * FACTOR[relation] * (1 + rounding(len(weights)))
 
     def lipschitz(self, weights: Tensor) -> float:
         """The largest weight."""
         return float(weights.max())
+
+
+def even(n: int) -> Tensor:
+    """Equal weights [n], float64, that sum to 1."""
+    return torch.full((n,), 1 / n, dtype=torch.float64)
 
 
 def weighted_sum(rows: Rows, weights: Tensor, start: Tensor | None = None) -> Tensor:

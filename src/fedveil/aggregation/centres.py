@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import Relation
-from fedveil.aggregation.base import Aggregator, WeightedMean, rounding, weighted_sum
+from fedveil.accounting.events import FACTOR
+from fedveil.aggregation.base import Aggregator, WeightedMean, even, rounding, weighted_sum
 from fedveil.calibration.distance import squared_distances
 from fedveil.checks import Count, Positive
 from fedveil.clipping import SHRINK, blocks_of, norms
@@ -47,8 +48,8 @@ class GeometricMedian(Aggregator):
 
     def shares(self, updates: Tensor, weights: Tensor) -> Tensor:
         """The final weights: in proportion to one over the distance from the median."""
-        squared, n = squared_distances(updates), len(updates)
-        shares = torch.full((n,), 1 / n, dtype=torch.float64)
+        squared = squared_distances(updates)
+        shares = even(len(updates))
         for _ in range(self.iterations):
             mixed = squared @ shares
             distances = (mixed - shares @ mixed / 2).clamp_(min=0.0).sqrt()
@@ -60,7 +61,7 @@ class GeometricMedian(Aggregator):
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
         """The geometric median; `weights` only say how many updates there are."""
-        return WeightedMean().reduce(updates, self.shares(updates, weights))
+        return weighted_sum(updates, self.shares(updates, weights))
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float:
         """2C: the result is a mean of updates, which lie within C, before and after.
@@ -143,7 +144,7 @@ class CentredClipping(Aggregator):
         """
         if relation == "add/remove":
             return None
-        change = clip * (2.0 if relation == "replace-one" else 1.0)
+        change = clip * FACTOR[relation]
         return self.iterations * min(2 * self.radius, change) / len(weights) * (1 + rounding(len(weights)))
 
     def lipschitz(self, weights: Tensor) -> float:
@@ -174,7 +175,7 @@ class NormBounding(Aggregator):
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
         """Weighted mean of the scaled updates."""
         factors = (self.bound * (1 - SHRINK) / norms(updates)).clamp_(max=1.0)
-        return WeightedMean().reduce(updates, weights * factors)
+        return weighted_sum(updates, weights * factors)
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float:
         """min(C, M) times the largest weight, twice that for replace-one: a mean of updates within both bounds."""
@@ -235,7 +236,7 @@ class FLTrust(Aggregator):
         shares = self.shares(updates, weights)
         assert self.reference is not None
         scale = norms(self.reference) / norms(updates)
-        return WeightedMean().reduce(updates, torch.where(shares > 0, shares * scale, shares))
+        return weighted_sum(updates, torch.where(shares > 0, shares * scale, shares))
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float | None:
         """None that noise could be calibrated to beforehand.

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from fedveil.aggregation.ranks import middle_mean
 from fedveil.calibration.distance import squared_distances
+from fedveil.clipping import blocks_of
 from fedveil.errors import FieldError
 
 _PAIRED = 64  # up to this many vectors their distances are taken once; above, every iteration reads the models again
-_ELEMENTS, _LEAST = 1 << 18, 1 << 8  # of a column block, which then stays in the cache; its least width
+_LEAST = 1 << 8  # columns of a block
 
 
 def cluster_means(models: Tensor, hypotheses: Tensor, iterations: int = 300) -> tuple[Tensor, Tensor]:
@@ -48,7 +49,7 @@ def cluster_means(models: Tensor, hypotheses: Tensor, iterations: int = 300) -> 
     labels = torch.full((n,), -1, dtype=torch.int64)
     twins = [next(i for i in range(k) if torch.equal(hypotheses[i], h)) for h in hypotheses]
     for number in range(iterations):
-        distances = lloyd.distances(_shares(labels, k))
+        distances = lloyd.distances(member_weights(labels, k))
         if number == 0:  # rounding must not decide between two equal hypotheses
             distances = distances[:, twins]
         assigned = torch.from_numpy(np.argmin(distances.numpy(), axis=1))  # ties go to the lowest index
@@ -56,8 +57,8 @@ def cluster_means(models: Tensor, hypotheses: Tensor, iterations: int = 300) -> 
             break
         labels = assigned
     result = hypotheses.clone()
-    shares = _shares(labels, k).to(models.dtype)
-    for columns in _columns(n, models.shape[1]):
+    shares = member_weights(labels, k).to(models.dtype)
+    for columns in blocks_of(n, models.shape[1], _LEAST):
         means = shares @ models[:, columns]
         for j in shares.any(1).nonzero().flatten().tolist():
             result[j, columns] = means[j]
@@ -144,7 +145,7 @@ class _Blocks:
         """
         moved, total = shares.any(1), torch.zeros(shares.T.shape, dtype=torch.float64)
         shares = shares[moved].to(torch.float32)
-        for columns in _columns(len(total), self._models.shape[1]):
+        for columns in blocks_of(len(total), self._models.shape[1], _LEAST):
             centres = self._centres[:, columns]
             middle = middle_mean(centres, (len(centres) - 1) // 2).to(self._models.dtype)
             block = (self._models[:, columns] - middle).to(torch.float32)
@@ -155,12 +156,7 @@ class _Blocks:
         return total
 
 
-def _shares(labels: Tensor, k: int) -> Tensor:
-    """Each member's share of its cluster's mean [k, n]; zeros for a cluster without members."""
+def member_weights(labels: Tensor, k: int) -> Tensor:
+    """Weights [k, n] of members in the mean of their cluster, by their labels [n]; zeros for one without members."""
     member = (labels == torch.arange(k)[:, None]).to(torch.float64)
     return member / member.sum(1, keepdim=True).clamp(min=1.0)
-
-
-def _columns(n: int, d: int) -> list[slice]:
-    width = max(_ELEMENTS // n, _LEAST)
-    return [slice(start, min(start + width, d)) for start in range(0, d, width)]

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import Relation
-from fedveil.aggregation.base import Aggregator
+from fedveil.accounting.events import FACTOR
+from fedveil.aggregation.base import Aggregator, even
+from fedveil.aggregation.clusters import member_weights
 from fedveil.aggregation.robust import FedMedian
 from fedveil.calibration.distance import squared_distances
 from fedveil.checks import Count, Natural
@@ -59,14 +61,14 @@ class Mixing(Aggregator):
     def shares(self, updates: Tensor, weights: Tensor) -> Tensor:
         """Shares of the updates in the mixtures, by the mixtures' shares in the result (equal where it has none)."""
         mixture = self.mixture(updates)
-        mixed, even = self._mixed(updates, mixture), _even(len(mixture))
-        inner = self.inner.shares(mixed, even)
-        return (even if inner is None else inner) @ mixture
+        equal = even(len(mixture))
+        inner = self.inner.shares(self._mixed(updates, mixture), equal)
+        return (equal if inner is None else inner) @ mixture
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
         """The inner rule on the mixtures; `weights` only say how many updates there are."""
         mixture = self.mixture(updates)
-        return self.inner.reduce(self._mixed(updates, mixture), _even(len(mixture)))
+        return self.inner.reduce(self._mixed(updates, mixture), even(len(mixture)))
 
     def _mixed(self, updates: Tensor, mixture: Tensor) -> Tensor:
         blocks = blocks_of(*updates.shape)
@@ -165,8 +167,7 @@ class Bucketing(Mixing):
         if self.draw is not None:
             order = torch.randperm(n, generator=torch.Generator().manual_seed(self.draw))
         bucket = torch.empty_like(order).index_copy_(0, order, torch.arange(n) // self.size)
-        member = (bucket == torch.arange(-(-n // self.size))[:, None]).to(torch.float64)
-        return member / member.sum(1, keepdim=True)
+        return member_weights(bucket, -(-n // self.size))
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float | None:
         """That of the inner rule for one bucket, whose mean moves by a share of what the update moves.
@@ -178,20 +179,15 @@ class Bucketing(Mixing):
         if relation == "add/remove":
             return None
         n = len(weights)
-        even = _even(-(-n // self.size))
-        bounds = [self.inner.sensitivity(clip, even, "replace-one")]
+        bounds = [self.inner.sensitivity(clip, even(-(-n // self.size)), "replace-one")]
         slope = self.lipschitz(weights)
         if slope is not None:
-            bounds.append(slope * clip * (2.0 if relation == "replace-one" else 1.0))
+            bounds.append(slope * clip * FACTOR[relation])
         known = [b for b in bounds if b is not None]
         return min(known) if known else None
 
     def lipschitz(self, weights: Tensor) -> float | None:
         """The inner rule's over the size of the smallest bucket."""
         n = len(weights)
-        slope = self.inner.lipschitz(_even(-(-n // self.size)))
+        slope = self.inner.lipschitz(even(-(-n // self.size)))
         return None if slope is None else slope / (n % self.size or self.size)
-
-
-def _even(n: int) -> Tensor:
-    return torch.full((n,), 1 / n, dtype=torch.float64)

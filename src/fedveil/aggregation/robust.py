@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import Relation
-from fedveil.aggregation.base import Aggregator, WeightedMean, rounding
+from fedveil.accounting.events import FACTOR
+from fedveil.aggregation.base import Aggregator, even, rounding, weighted_sum
 from fedveil.aggregation.ranks import middle_mean
 from fedveil.calibration.distance import squared_distances
 from fedveil.checks import Count, Natural
@@ -44,7 +45,7 @@ class FedMedian(Aggregator):
         if relation == "add/remove":
             return clip
         base = clip if len(weights) % 2 else clip / 2
-        return base * (2.0 if relation == "replace-one" else 1.0)
+        return base * FACTOR[relation]
 
     def lipschitz(self, weights: Tensor) -> float:
         """1 (odd) or 1/2 (even)."""
@@ -88,7 +89,7 @@ class TrimmedMean(Aggregator):
             return None
         n = len(weights)
         bound = clip / (n - 2 * int(self.fraction * n)) * (1 + rounding(n))
-        return bound * (2.0 if relation == "replace-one" else 1.0)
+        return bound * FACTOR[relation]
 
     def lipschitz(self, weights: Tensor) -> float | None:
         """1 / (n - 2b)."""
@@ -149,7 +150,7 @@ class MultiKrum(Aggregator):
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
         """Mean of the selected updates, unweighted; the zero update of an absent client may be among them."""
         chosen = self.shares(updates, weights).nonzero().flatten()
-        return WeightedMean().reduce(updates[chosen], torch.full((len(chosen),), 1 / len(chosen), dtype=torch.float64))
+        return weighted_sum(updates[chosen], even(len(chosen)))
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float:
         """2C: another selection moves the result from anywhere within C to anywhere within C."""

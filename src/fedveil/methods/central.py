@@ -13,6 +13,7 @@ from fedveil.accounting import Relation, Spend, compose_mu, of_round
 from fedveil.accounting.bounds import GDP, ZCDP, Bound, Heuristic
 from fedveil.accounting.guarantee import FIXED_COHORT
 from fedveil.aggregation import Updates, WeightedMean, padded, require_rule
+from fedveil.aggregation.base import even
 from fedveil.checks import NoiseMultiplier, Positive
 from fedveil.clipping import QuantileClip
 from fedveil.errors import FieldError, require_choice
@@ -212,7 +213,7 @@ class CentralNoise(AroundRule, ABC):
 
     def _sensitivity(self, bound: float, cohort: int, relation: Relation = "zero-out") -> float:
         """Sensitivity over a planned cohort, where a client that comes or goes is one zero update more or less."""
-        weights = torch.full((cohort,), 1 / cohort, dtype=torch.float64)
+        weights = even(cohort)
         fixed: Relation = "zero-out" if relation == "add/remove" else relation
         value = self.aggregator.sensitivity(bound, weights, fixed)
         if value is None:
@@ -227,7 +228,7 @@ class CentralNoise(AroundRule, ABC):
         conditions: tuple[str, ...] = ()
         if self.order == "formal":
             sensitivity: float | None = self._sensitivity(bound, cohort, self.relation)
-            weights = torch.full((cohort,), 1 / cohort, dtype=torch.float64)  # the bound; a count's share is private
+            weights = even(cohort)  # the bound; a count's share is private
             if self.relation == "add/remove":
                 conditions += (FIXED_COHORT,)
         elif not self.aggregator.identity_step:
