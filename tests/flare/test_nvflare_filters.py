@@ -133,6 +133,12 @@ def test_under_central_trust_count_and_metrics_leave_and_nothing_else(tmp_path):
     assert kinds == [("model", ""), ("count", ""), ("metric", "train_loss")]
 
 
+@pytest.mark.parametrize(("former", "sum_"), [("record-sum", "trusted"), ("record-secure", "secure")])
+def test_a_former_name_is_refused_with_what_it_is_called_now(former, sum_):
+    with pytest.raises(FieldError, match=f'"record" with sum = "{sum_}"'):
+        method_of(former, {})
+
+
 @pytest.mark.parametrize(
     ("arguments", "given"),
     [
@@ -144,12 +150,6 @@ def test_under_central_trust_count_and_metrics_leave_and_nothing_else(tmp_path):
         ({"participations": 1}, {"round_": 2}),
     ],
 )
-@pytest.mark.parametrize(("former", "sum_"), [("record-sum", "trusted"), ("record-secure", "secure")])
-def test_a_former_name_is_refused_with_what_it_is_called_now(former, sum_):
-    with pytest.raises(FieldError, match=f'"record" with sum = "{sum_}"'):
-        method_of(former, {})
-
-
 def test_it_declines_before_anything_trains(arguments, given, tmp_path):
     one = site(tmp_path, **arguments)
     if "participations" in arguments:
