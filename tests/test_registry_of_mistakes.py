@@ -535,7 +535,7 @@ def node(node_config=None, run_config=None, method=None):
     def make():
         from flwr.app import Context, RecordDict
 
-        from fedveil.engines.flower.settings import read_settings
+        from fedveil.engines.flower.mod import read_settings
 
         given = dict.fromkeys(list(signature(read_settings).parameters)[2:])
         context = Context(1, 1, {"partition-id": 0, **(node_config or {})}, RecordDict(), run_config or {})

@@ -10,6 +10,7 @@ from fedveil.engines.flower.app import learner_client_app as learner_client_app
 from fedveil.engines.flower.exchange import training_source as training_source
 from fedveil.engines.flower.grid import InProcessGrid as InProcessGrid
 from fedveil.engines.flower.grid import run_in_process as run_in_process
+from fedveil.engines.flower.mod import method_from as method_from
 from fedveil.engines.flower.mod import privacy_mod as privacy_mod
 from fedveil.engines.flower.native import ExactAccountant as ExactAccountant
 from fedveil.engines.flower.native import WrappedStrategy as WrappedStrategy
@@ -21,7 +22,6 @@ from fedveil.engines.flower.records import read_broadcast as read_broadcast
 from fedveil.engines.flower.records import to_arrays as to_arrays
 from fedveil.engines.flower.records import write_facts as write_facts
 from fedveil.engines.flower.records import write_trained as write_trained
-from fedveil.engines.flower.settings import method_from as method_from
 from fedveil.engines.flower.strategy import FedVeilStrategy as FedVeilStrategy
 from fedveil.engines.lifetime import begin_ledger as begin_ledger
 from fedveil.engines.messages import UnprotectedError as UnprotectedError

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedveil.accounting import OPEN, Entry, Guarantee, Limits, Policy, Spend
+from fedveil.accounting import OPEN, Entry, Guarantee, Ledger, Limits, Policy, Spend
 from fedveil.accounting.bounds import GDP
 from fedveil.engines.lifetime import LifetimeLedger, begin_ledger, make_head, read_head, read_ledger
 from fedveil.errors import FieldError, LedgerError
@@ -33,8 +33,8 @@ class Books:
         self.path = begin_ledger(self.folder, "ward", by="the tests", head=self.head)
         self.second = [self.head / "ward.head", self.head / "ward.key"]
 
-    def open(self, run="run", **options):
-        return LifetimeLedger(self.folder, "ward", run, head=self.head, **{"patience": 0.2, **options})
+    def open(self, run="run"):
+        return LifetimeLedger(self.folder, "ward", run, head=self.head)
 
     def release(self, *rounds, run="run"):
         """An intent and a release a round, as a node commits them."""
@@ -49,7 +49,8 @@ class Books:
 
 
 @pytest.fixture
-def books(tmp_path):
+def books(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedveil.engines.files.PATIENCE", 0.2)
     return Books(tmp_path)
 
 
@@ -123,9 +124,15 @@ def test_both_places_put_back_together_are_not_detected(books):
     assert books.spent() == 1
 
 
+def seen(books):
+    """The ledger as its own run sees it."""
+    ledger, lines, _ = read_ledger(books.path)
+    return Ledger.parse("run", "ward", lines, ledger.head)
+
+
 def forged(books, *entries):
     """The ledger with lines that somebody without the key has added."""
-    ledger = read_ledger(books.path, "run")[0]
+    ledger = seen(books)
     with books.path.open("ab") as file:
         file.writelines(ledger.commit(one).encode() + b"\n" for one in entries)
 
@@ -134,7 +141,7 @@ def test_without_the_key_nothing_can_be_taken_off(books):
     books.release(1)
     forged(books, entry(2, OPEN), entry(3, OPEN))
     assert books.spent() == 3  # as a crash leaves it: they only add
-    ledger, _, _ = read_ledger(books.path, "run")
+    ledger = seen(books)
     with pytest.raises(LedgerError):  # nor is an intent replaced by a cheaper one
         ledger.commit(entry(2, OPEN))
     forged(books, entry(2, "b"))  # one that is closed costs what its release did
@@ -293,7 +300,7 @@ folder, head, run, cap, gate = *sys.argv[1:4], int(sys.argv[4]), sys.argv[5]
 promise = Guarantee(unit="client", relation="replace-one", trust="local", scope="round", bound=GDP(0.1))
 print("ready", flush=True)
 sys.stdin.readline()
-with LifetimeLedger(folder, "ward", run, patience=60.0, head=head) as mine:
+with LifetimeLedger(folder, "ward", run, head=head) as mine:
     if len(mine.ledger.all_entries) < cap:
         time.sleep(0.05)
         spend = Spend(guarantee=promise, mechanism="gaussian")
@@ -367,7 +374,7 @@ def test_a_ledger_exchanged_while_it_is_open_takes_no_line(books, tmp_path):
 def test_copies_of_a_ledger_are_not_used_at_the_same_time(books, tmp_path):
     books.release(1)
     shutil.copytree(books.folder, tmp_path / "copy")
-    other = LifetimeLedger(tmp_path / "copy", "ward", "run", 0.1, head=books.head)
+    other = LifetimeLedger(tmp_path / "copy", "ward", "run", head=books.head)
     with books.open(), pytest.raises(LedgerError, match="in use"), other:
         pass
     books.release(2)
@@ -378,7 +385,7 @@ def test_copies_of_a_ledger_are_not_used_at_the_same_time(books, tmp_path):
 def test_locking_leaves_the_ledger_as_it_is(books):
     books.release(1)
     before = books.path.read_bytes()
-    with books.open(), pytest.raises(LedgerError, match="in use"), books.open(patience=0.0):
+    with books.open(), pytest.raises(LedgerError, match="in use"), books.open():
         pass
     assert books.path.read_bytes() == before
     assert sorted(path.name for path in books.folder.iterdir()) == ["ward.jsonl"]

@@ -260,9 +260,7 @@ def test_the_ledger_is_free_again_after_every_task(rounds, tmp_path):
     one = site(tmp_path, ledger=str(tmp_path / "ledgers"), head=str(tmp_path / "head"), seed=None, rounds=ROUNDS)
     for start in (None, torch.full((LAYOUT.size,), float("nan"))):
         one.do("train", task(rounds=rounds, start=start))
-        with LifetimeLedger(
-            tmp_path / "ledgers", "site-a", "another job", patience=0.0, head=tmp_path / "head"
-        ) as free:
+        with LifetimeLedger(tmp_path / "ledgers", "site-a", "another job", head=tmp_path / "head") as free:
             assert free.ledger.party == "site-a"
 
 

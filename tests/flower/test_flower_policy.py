@@ -269,7 +269,8 @@ def _hold(folder, held, done):
         done.wait(20)
 
 
-def test_one_process_at_a_time(folder):
+def test_one_process_at_a_time(folder, monkeypatch):
+    monkeypatch.setattr("fedveil.engines.files.PATIENCE", 0.1)
     context = multiprocessing.get_context("fork")
     held, done = context.Event(), context.Event()
     other = context.Process(target=_hold, args=(folder, held, done))
@@ -278,13 +279,13 @@ def test_one_process_at_a_time(folder):
         assert held.wait(20)
         with (
             pytest.raises(LedgerError, match="in use"),
-            LifetimeLedger(folder, 2, "run", patience=0.1, head=f"{folder}-head"),
+            LifetimeLedger(folder, 2, "run", head=f"{folder}-head"),
         ):
             pass
     finally:
         done.set()
         other.join()
-    with LifetimeLedger(folder, 2, "run", patience=0.1, head=f"{folder}-head") as found:
+    with LifetimeLedger(folder, 2, "run", head=f"{folder}-head") as found:
         assert found.ledger.lines == 0
 
 

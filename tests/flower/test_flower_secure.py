@@ -14,9 +14,8 @@ from federation_kit import grouped
 from fedveil.accounting import Filter, ParticipationFilter, SumPolicy
 from fedveil.aggregation import FedAvgM
 from fedveil.engines.flower.grid import _identity
-from fedveil.engines.flower.mod import TOLD
+from fedveil.engines.flower.mod import TOLD, read_settings
 from fedveil.engines.flower.records import read_share, write_broadcast
-from fedveil.engines.flower.settings import read_settings
 from fedveil.engines.sites import read_key
 from fedveil.errors import FieldError, NoReplyError
 from fedveil.flower import FedVeilStrategy, FlowerFederation, InProcessGrid, privacy_mod, run_in_process, to_arrays

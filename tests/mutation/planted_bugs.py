@@ -1102,7 +1102,7 @@ BUGS = (
     ),
     _bug(
         "flower: the run's configuration is taken",
-        "engines/flower/settings.py",
+        "engines/flower/mod.py",
         "_require_proposals",
         "policy is None",
         "False",
@@ -1110,7 +1110,7 @@ BUGS = (
     ),
     _bug(
         "flower: a run's seed is noise",
-        "engines/flower/settings.py",
+        "engines/flower/mod.py",
         "_require_proposals",
         "key in OWN",
         "key in OWN and key != 'seed'",

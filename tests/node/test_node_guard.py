@@ -137,13 +137,9 @@ def test_two_jobs_at_once_wait_and_then_say_so(own, monkeypatch, tmp_path, caplo
     policy = own()
     folder = policy.parent / "ledgers"
     with LifetimeLedger(folder, "ward", "other", head=policy.parent.with_name("node-head")):
-        monkeypatch.setattr("fedveil.engines.node.LifetimeLedger", _impatient)
+        monkeypatch.setattr("fedveil.engines.files.PATIENCE", 0.1)
         refused(asked(policy), policy, FAILED)
     assert not asked(policy).has_error()
-
-
-def _impatient(*arguments, **named):
-    return LifetimeLedger(*arguments, patience=0.1, **named)
 
 
 def test_a_clock_that_was_put_back_lets_nothing_out(own):

@@ -10,7 +10,6 @@ import time
 import pytest
 from node_kit import GROUP, PLAIN, bundle, can_isolate, context, hash_of, lines, moved, request, run, site
 
-from fedveil.engines.lifetime import LifetimeLedger
 from fedveil.node import worker
 from fedveil.node.guard import answer
 
@@ -90,9 +89,7 @@ return raw(message, -4200.0)
 
 def test_what_an_app_leaves_behind_is_ended_before_its_answer_is_used(played, tmp_path, monkeypatch):
     """A process of its own session that takes the ledger's lock as soon as it is free, and would hold it."""
-    monkeypatch.setattr(
-        "fedveil.engines.node.LifetimeLedger", lambda *given, **named: LifetimeLedger(*given, patience=5, **named)
-    )
+    monkeypatch.setattr("fedveil.engines.files.PATIENCE", 5.0)
     ledger = tmp_path / "node" / "ledgers" / "ward.jsonl"
     _, replies = played(
         f"""

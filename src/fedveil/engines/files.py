@@ -16,6 +16,7 @@ from fedveil.errors import FieldError, LedgerError
 BINARY = getattr(os, "O_BINARY", 0)
 LEDGER = "ledger "  # begins the line of a key's file that binds it
 _BEYOND = 1 << 30  # a locked byte cannot be read on Windows, and the file's text should be
+PATIENCE = 60.0  # seconds to wait for another process
 _STEP = 0.02  # seconds between two tries
 
 if sys.platform == "win32":
@@ -72,8 +73,6 @@ class LockedFile:
     ----------
     path : Path
         The file, which is there.
-    patience : float
-        Seconds to wait for another process.
 
     Attributes
     ----------
@@ -81,8 +80,8 @@ class LockedFile:
         Of the open file.
     """
 
-    def __init__(self, path: Path, patience: float) -> None:
-        self._path, self._patience, self.handle, self._process = path, patience, -1, os.getpid()
+    def __init__(self, path: Path) -> None:
+        self._path, self.handle, self._process = path, -1, os.getpid()
 
     def __enter__(self) -> "LockedFile":
         """Lock it.
@@ -96,7 +95,7 @@ class LockedFile:
             self.handle = os.open(self._path, os.O_RDWR | os.O_APPEND | BINARY)
             with ExitStack() as stack:
                 stack.callback(os.close, self.handle)
-                if not wait_for(self.handle, time.monotonic() + self._patience):
+                if not wait_for(self.handle, time.monotonic() + PATIENCE):
                     raise LedgerError(f"{self._path} is in use by another process")
                 self._require_one_name()
                 stack.pop_all()
@@ -215,18 +214,17 @@ def read_private(path: str | Path, first: str, size: int) -> bytes:
     """
     file = Path(path).expanduser()
     try:
-        handle = os.open(file, os.O_RDONLY | BINARY | getattr(os, "O_NOFOLLOW", 0))
+        with open(file, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NOFOLLOW", 0))) as stream:
+            about = os.fstat(stream.fileno())
+            if not stat.S_ISREG(about.st_mode):
+                raise FieldError("key", str(file), "must be a file")
+            if os.name == "posix" and (about.st_mode & 0o077 or about.st_uid not in (os.geteuid(), 0)):
+                accepted = f"others can read it: chmod 600 {file.name}; if others had it, end it"
+                raise FieldError("key", str(file), accepted)
+            lines = stream.read(1 << 10).decode("ascii", "replace").split("\n")
     except OSError as error:
         accepted = "cannot be read as a key file: make one first (a link is not followed)"
         raise FieldError("key", str(file), accepted) from error
-    about = os.fstat(handle)
-    if not stat.S_ISREG(about.st_mode):
-        os.close(handle)
-        raise FieldError("key", str(file), "must be a file")
-    with os.fdopen(handle, "rb") as stream:
-        if os.name == "posix" and (about.st_mode & 0o077 or about.st_uid not in (os.geteuid(), 0)):
-            raise FieldError("key", str(file), f"others can read it: chmod 600 {file.name}; if others had it, end it")
-        lines = stream.read(1 << 10).decode("ascii", "replace").split("\n")
     try:
         secret = bytes.fromhex(lines[1])
         more, end = lines[2:-1], lines[-1]

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fedveil.accounting import OPEN
-from fedveil.engines.files import BINARY, LockedFile, create, replace_file
+from fedveil.engines.files import LockedFile, create, replace_file
 from fedveil.errors import FieldError, LedgerError
 from fedveil.reading import json_of
 
@@ -114,8 +114,8 @@ class SecondPlace:
             self.key_file.unlink(missing_ok=True)
             raise
 
-    def locked(self, patience: float) -> LockedFile:
-        """The key's file, to be held while the ledger, or a copy of it, is in use; waits so many seconds for others.
+    def locked(self) -> LockedFile:
+        """The key's file, to be held while the ledger, or a copy of it, is in use.
 
         Raises
         ------
@@ -123,19 +123,16 @@ class SecondPlace:
             If there is none.
         """
         self._require_key()
-        return LockedFile(self.key_file, patience)
+        return LockedFile(self.key_file)
 
     def look(self, ledger: str) -> Head:
         """The head of a ledger, without a lock."""
         self._require_key()
         try:
-            handle = os.open(self.key_file, os.O_RDONLY | BINARY)
+            with self.key_file.open("rb") as file:
+                self.know(file.fileno())
         except OSError as error:
             raise LedgerError(f"{self.key_file} cannot be read ({error.strerror}): restore it") from error
-        try:
-            self.know(handle)
-        finally:
-            os.close(handle)
         return self.read(ledger)
 
     def _require_key(self) -> None:

@@ -20,8 +20,6 @@ from fedveil.errors import FieldError, LedgerError
 from fedveil.methods import METHODS, require_method
 from fedveil.reading import json_of, toml_of
 
-PATIENCE = 60.0  # seconds to wait for another process
-
 
 def begin_ledger(folder: str | Path, dataset: str | int, by: str, *, head: str | Path | None = None) -> Path:
     """Begin the lifetime ledger of a data set: an act of whoever answers for the data, and recorded as one.
@@ -90,7 +88,7 @@ def make_head(folder: str | Path, dataset: str | int, by: str, *, head: str | Pa
     place = _second_place(head, path, "make_head(..., head=FOLDER)")
     if not by.strip():
         raise FieldError("by", by, "must say who makes the head, and why")
-    with _opened(path, PATIENCE) as file:
+    with _opened(path) as file:
         ledger, lines, torn = _parsed(path, file.content(), "")
         file.cut(torn)
         place.make(_id(ledger.head or ""), len(lines), ledger.checksum, by)
@@ -106,8 +104,6 @@ class LifetimeLedger:
         As for `begin_ledger`.
     run : str
         Names the run in every line.
-    patience : float
-        Seconds to wait for another process that holds it.
 
     Attributes
     ----------
@@ -115,18 +111,9 @@ class LifetimeLedger:
         As it was left; within the context.
     """
 
-    def __init__(
-        self,
-        folder: str | Path,
-        dataset: str | int,
-        run: str,
-        patience: float = PATIENCE,
-        *,
-        head: str | Path | None = None,
-    ) -> None:
+    def __init__(self, folder: str | Path, dataset: str | int, run: str, *, head: str | Path | None = None) -> None:
         self.path, self._run, self._dataset = _path(folder, dataset), run, str(dataset)
         self._place = _second_place(head, self.path, "LifetimeLedger(..., head=FOLDER); on a node, privacy.head")
-        self._patience = patience
         self.ledger = Ledger(run, self._dataset, "")
         self._lines: set[str] = set()
         self._head: Head | None = None
@@ -144,8 +131,8 @@ class LifetimeLedger:
             If another process holds it, it is not this data set's, a line was edited, or its head knows of others.
         """
         with ExitStack() as stack:
-            self._file = stack.enter_context(_opened(self.path, self._patience))
-            self._place.know(stack.enter_context(self._place.locked(self._patience)).handle)
+            self._file = stack.enter_context(_opened(self.path))
+            self._place.know(stack.enter_context(self._place.locked()).handle)
             self.ledger, lines, torn = _parsed(self.path, self._file.content(), self._run)
             known = self._place.read(_id(self.ledger.head or ""))
             self._head = known.extended(lines, Ledger(self._run, self._dataset, self.ledger.head).checksum)
@@ -186,20 +173,20 @@ class LifetimeLedger:
         self._place.write(self._head)
 
 
-def read_ledger(path: Path, run: str = "") -> tuple[Ledger, list[str], int]:
+def read_ledger(path: Path) -> tuple[Ledger, list[str], int]:
     """A lifetime ledger as it lies there, without a lock and without touching it.
 
     Returns
     -------
     tuple
-        The ledger, seen from a run; its lines after the first; bytes of a line at the end that was never written whole.
+        The ledger, seen from no run; its lines after the first; bytes of a line at the end that was not written whole.
 
     Raises
     ------
     LedgerError
         If the file is no lifetime ledger, or was edited.
     """
-    return _parsed(path, path.read_bytes(), run)
+    return _parsed(path, path.read_bytes(), "")
 
 
 def ledger_id(folder: str | Path, dataset: str | int) -> str:
@@ -253,13 +240,13 @@ def read_policy(policy: Policy | str | Path | None) -> Policy | None:
     return policy
 
 
-def _opened(path: Path, patience: float) -> LockedFile:
+def _opened(path: Path) -> LockedFile:
     """The file of a ledger, which is there."""
     if not path.exists():
         call = f"begin_ledger({str(path.parent)!r}, {path.stem!r}, by=..., head=...)"
         fix = f"begin it, once: fedveil.engines.lifetime.{call}"
         raise FieldError("ledger", path.name, f"there is none, and a new one would be a new budget; {fix}")
-    return LockedFile(path, patience)
+    return LockedFile(path)
 
 
 def _parsed(path: Path, content: bytes, run: str) -> tuple[Ledger, list[str], int]:
@@ -285,10 +272,16 @@ def _path(folder: str | Path, dataset: str | int) -> Path:
     return Path(folder) / f"{name}.jsonl"
 
 
-def _second_place(head: str | Path | None, path: Path, where: str) -> SecondPlace:
+def require_head(head: str | Path | None, where: str) -> Path:
+    """Return the folder of a ledger's head, refusing that there is none; `where` says where to name it."""
     if head is None:
         accepted = f"name the folder of the ledger's head, without which an older copy would pass for it: {where}"
         raise FieldError("head", None, accepted)
-    if Path(head).resolve() in (path.parent.resolve(), path.resolve().parent):
+    return Path(head)
+
+
+def _second_place(given: str | Path | None, path: Path, where: str) -> SecondPlace:
+    head = require_head(given, where)
+    if head.resolve() in (path.parent.resolve(), path.resolve().parent):
         raise FieldError("head", str(head), "must be another folder than the ledger's: what restores one restores both")
     return SecondPlace(head, path.stem)

@@ -9,7 +9,7 @@ from typing import Any
 from fedveil.accounting import LeakageFilter, Ledger, ParticipationFilter, Policy, SpendFilter
 from fedveil.checks import Parameters, Rounds
 from fedveil.engines.client import ClientParty
-from fedveil.engines.lifetime import LifetimeLedger
+from fedveil.engines.lifetime import LifetimeLedger, require_head
 from fedveil.engines.party import LineStore
 from fedveil.engines.warning import Warnings
 from fedveil.errors import FieldError
@@ -61,6 +61,8 @@ class Settings(Parameters):
 def settle(given: Settings, caps: Mapping[str, Any], where: str, trains: bool = True) -> Settings:
     """Settle what protects a client, with a budget or one of the `caps`; one that trains has its method's, else.
 
+    A cap is None where it is not set.
+
     Raises
     ------
     FieldError
@@ -71,6 +73,7 @@ def settle(given: Settings, caps: Mapping[str, Any], where: str, trains: bool = 
     if policy is not None and policy.node is not None:
         accepted = "binds where `fedveil node` runs the app, and nowhere else: start the node with it, or leave it out"
         raise FieldError("policy.node", "a table", accepted)
+    caps = {name: most for name, most in caps.items() if most is not None}
     if len(caps) + (budget is not None) > 1:
         accepted = "give one of: a budget in code, privacy.participations, privacy.leakage-cap"
         raise FieldError("budget", list(caps), accepted)
@@ -82,9 +85,8 @@ def settle(given: Settings, caps: Mapping[str, Any], where: str, trains: bool = 
     if given.ledger is None and given.source.deployable and recorded:
         accepted = f"name the folder of the node's lifetime ledger, which outlives this run: {where}"
         raise FieldError("ledger", None, accepted)
-    if given.ledger not in (None, RUN) and given.head is None:
-        accepted = f"name the folder of the ledger's head, without which an older copy would pass for it: {where}"
-        raise FieldError("head", None, accepted)
+    if given.ledger not in (None, RUN):
+        require_head(given.head, where)
     return replace(given, budget=budget)
 
 

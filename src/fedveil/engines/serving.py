@@ -29,17 +29,15 @@ class RunKeeper(Protocol):
     ----------
     run : str
         The framework's id of the run, by which clients' own ledgers know it.
+    path : Path
+        Of the folder.
+    opened : bool
+        Whether a run was begun in it.
     """
 
     run: str
-
-    @property
-    def path(self) -> Path:
-        """Of the folder."""
-
-    @property
-    def opened(self) -> bool:
-        """Whether a run was begun in it."""
+    path: Path
+    opened: bool
 
     def open(
         self, method: Method, layout: Layout, rounds: int, source: Source, engine: str

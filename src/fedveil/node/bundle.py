@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
-from importlib.util import spec_from_file_location
+from importlib.util import spec_from_loader
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -112,16 +112,13 @@ class BundleImporter(MetaPathFinder):
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         inner = fullname.replace(".", "/")
-        package = f"{inner}/__init__.py" in self._files
-        name, inside = f"{inner}/__init__.py" if package else f"{inner}.py", [str(self._folder / inner)]
-        if name in self._files:
-            loader = _Loader(fullname, str(self._folder / name), self._files[name])
-            places = inside if package else None
-            return spec_from_file_location(fullname, loader.path, loader=loader, submodule_search_locations=places)
+        for name in (f"{inner}/__init__.py", f"{inner}.py"):
+            if name in self._files:
+                return spec_from_loader(fullname, _Loader(fullname, str(self._folder / name), self._files[name]))
         if not any(other.startswith(f"{inner}/") and other.endswith(".py") for other in self._files):
             return None
         spec = ModuleSpec(fullname, None, is_package=True)
-        spec.submodule_search_locations = inside
+        spec.submodule_search_locations = [str(self._folder / inner)]
         return spec
 
 

@@ -15,9 +15,8 @@ from flwr.supercore.run import Run
 from fedveil.accounting import Admission, Policy
 from fedveil.engines.client import NO_PART
 from fedveil.engines.flower.exchange import NOTHING
-from fedveil.engines.flower.mod import TOLD, privacy_mod, protected_outside
+from fedveil.engines.flower.mod import PREFIX, TOLD, method_from, privacy_mod, protected_outside
 from fedveil.engines.flower.records import ARRAYS, FAILED, HELLO, REFUSED
-from fedveil.engines.flower.settings import PREFIX, method_from
 from fedveil.engines.lifetime import read_policy
 from fedveil.engines.node import RUN
 from fedveil.errors import FedVeilError, FieldError

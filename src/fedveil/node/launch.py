@@ -62,8 +62,9 @@ def _run(policy: str, task: str, arguments: Namespace) -> int:
     heartbeat.start()
     context, status = None, SubStatus.FAILED
     try:
-        if task not in REPLIES:
+        if task != CLIENT:
             _LOG.error("FedVeil: a task of type %s is refused on this node", task)
+        if task not in REPLIES:
             client.PullTaskInput(PullTaskInputRequest())
             return 0
         message, context, run, fab = pull_task_input(client)  # within 30 s of the claim, so before the slow imports
@@ -75,7 +76,6 @@ def _run(policy: str, task: str, arguments: Namespace) -> int:
             reply = answer(policy, message, context, run, fab.content)
             status = SubStatus.COMPLETED
         else:
-            _LOG.error("FedVeil: a task of type %s is refused on this node", task)
             reply = Message(Error(REFUSED, WORDS[REFUSED]), reply_to=message)
         push_message(client, reply, context)
         return 0

@@ -14,8 +14,7 @@ from fedveil.engines.assembly import AnyMethod, require_success
 from fedveil.engines.flower import records
 from fedveil.engines.flower.exchange import training_source
 from fedveil.engines.flower.grid import InProcessGrid, _identity
-from fedveil.engines.flower.mod import privacy_mod
-from fedveil.engines.flower.settings import own_method, partition_of
+from fedveil.engines.flower.mod import own_method, partition_of, privacy_mod
 from fedveil.engines.flower.strategy import FedVeilStrategy
 from fedveil.engines.history import Collected, RoundRecord
 from fedveil.engines.local import Federation

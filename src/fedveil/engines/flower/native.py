@@ -10,14 +10,7 @@ from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
-from flwr.serverapp import (
-    GaussianPrivacyEvent,
-    Grid,
-    NeighboringRelation,
-    PrivacyConfig,
-    PrivacySpent,
-    SamplingMethod,
-)
+from flwr.serverapp import GaussianPrivacyEvent, Grid, NeighboringRelation, PrivacyConfig, PrivacySpent, SamplingMethod
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi
 
 from fedveil.accounting.composition import curve, epsilon

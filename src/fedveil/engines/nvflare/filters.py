@@ -162,7 +162,7 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         )
         where = 'fedveil.nvflare.begin_ledger(FOLDER, "SITE", by=..., head=ANOTHER) once'
         where = f"PrivacyFilter(ledger=FOLDER, head=ANOTHER), after {where}"
-        return settle(given, {name: value for name, value in caps.items() if value is not None}, where)
+        return settle(given, caps, where)
 
 
 class ReleaseFilter(Filter):  # type: ignore[misc]
