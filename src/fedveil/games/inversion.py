@@ -7,11 +7,9 @@ scale. The last client is not attacked: its images are the server's reference.
 
 from collections.abc import Collection, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, ClassVar, cast
-
-from torch import Tensor
 
 from fedveil.attacks.inversion import INVERSIONS, Inversion, Inverted, ReleaseView, compare_inversion
 from fedveil.engines import Execution, Federation, Shared
@@ -150,17 +148,13 @@ class InversionGame(Attacking):
     @cached_property
     def _clients(self) -> list[ClientData]:
         """All clients, each with a few images to train on, the others held out."""
-        few = self.images
-        dealt = [replace(c, x=c.x.double()) if self.double else c for c in self.setups[0].dealt.clients]
-        return [
-            replace(ClientData(c.x[:few], c.y[:few], *_rest(c, few)), masks=None if c.masks is None else c.masks[:few])
-            for c in dealt
-        ]
+        few, clients = self.images, []
+        for c in self.setups[0].dealt.clients:
+            x, masks = c.x.double() if self.double else c.x, None if c.masks is None else c.masks[:few]
+            rest_x, rest_y = (x[few:], c.y[few:]) if c.examples > few else (None, None)
+            clients.append(ClientData(x[:few], c.y[:few], rest_x, rest_y, masks=masks))
+        return clients
 
     @property
     def _pixels(self) -> tuple[float, float]:
         return (-1.0, 1.0) if float(self.setups[0].dealt.dataset.x.min()) < 0 else (0.0, 1.0)
-
-
-def _rest(client: ClientData, few: int) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    return (client.x[few:], client.y[few:]) if client.examples > few else (None, None)

@@ -118,24 +118,19 @@ def audits(m: int, seed: int = 0) -> dict[str, CanaryAudit]:
     def records(side: RecordDP, bugs: tuple[str, ...] = (HALF, UNCLIPPED)) -> CanaryAudit:
         return CanaryAudit(partial(orthogonal_records, m=m, delta=DELTA, seed=seed), side, bugs=bugs)
 
-    one, discrete = (GlobalDP(noise_multiplier=1.0, clip=1.0, noise=noise) for noise in ("gaussian", "discrete"))
+    one: dict[str, Any] = {"noise_multiplier": 1.0, "clip": 1.0}
+    two = {**one, "noise_multiplier": 2.0}
     return {
-        "global DP": central(one),
-        "global DP, a client replaced": central(GlobalDP(noise_multiplier=2.0, clip=1.0, relation="replace-one")),
-        "global DP, four rounds": central(GlobalDP(noise_multiplier=2.0, clip=1.0), rounds=4),
-        "global DP, discrete noise": central(discrete, bugs=(HALF,), by_source=False),
-        "global DP, FedAdam": central(GlobalDP(FedAdam(), noise_multiplier=1.0, clip=1.0), bugs=(HALF, UNCLIPPED)),
-        "global DP, trimmed mean": central(GlobalDP(TrimmedMean(0.1), noise_multiplier=1.0, clip=1.0), bugs=()),
-        "global DP, norm bounding": central(
-            GlobalDP(NormBounding(0.5), noise_multiplier=1.0, clip=1.0), bugs=(HALF, REUSED)
-        ),
-        "global DP, as printed": central(GlobalDP(FedAvg(), noise_multiplier=1.0, clip=1.0, order="printed")),
-        "metric privacy, as published": central(
-            MetricPrivacy(noise_multiplier=1.0, clip=1.0, order="printed"), bugs=()
-        ),
-        "metric privacy, released distances": central(
-            MetricPrivacy(noise_multiplier=1.0, clip=1.0, distance_on="released"), rounds=2, bugs=()
-        ),
+        "global DP": central(GlobalDP(**one)),
+        "global DP, a client replaced": central(GlobalDP(**two, relation="replace-one")),
+        "global DP, four rounds": central(GlobalDP(**two), rounds=4),
+        "global DP, discrete noise": central(GlobalDP(**one, noise="discrete"), bugs=(HALF,), by_source=False),
+        "global DP, FedAdam": central(GlobalDP(FedAdam(), **one), bugs=(HALF, UNCLIPPED)),
+        "global DP, trimmed mean": central(GlobalDP(TrimmedMean(0.1), **one), bugs=()),
+        "global DP, norm bounding": central(GlobalDP(NormBounding(0.5), **one), bugs=(HALF, REUSED)),
+        "global DP, as printed": central(GlobalDP(FedAvg(), **one, order="printed")),
+        "metric privacy, as published": central(MetricPrivacy(**one, order="printed"), bugs=()),
+        "metric privacy, released distances": central(MetricPrivacy(**one, distance_on="released"), rounds=2, bugs=()),
         "group privacy, public radius": local(
             GroupPrivacy(noise_multiplier=5.0, radius=RADIUS),
             2,
