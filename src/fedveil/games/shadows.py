@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedveil.attacks import ServerView
+from fedveil.attacks.inversion.knowledge import deviations_of
 from fedveil.attacks.membership import (
     MEMBERSHIPS,
     Signals,
@@ -89,7 +90,8 @@ class ShadowView(RecordsView):
         for partition, scale in scales.items():
             sigma = side.noise([scale], layout).get("sigma", 0.0)
             self._power += (sigma / len(scales)) ** 2
-            self._noise[number, partition] = sigma if len(scale) == 1 else scale
+            layers = dict(zip(layout.groups("module"), scale, strict=True)) if len(scale) > 1 else {}
+            self._noise[number, partition] = layers or sigma
         return {}
 
     def _attacked(self, attack: ShadowScore) -> Pairs:
@@ -189,17 +191,13 @@ class ShadowView(RecordsView):
     def _noised(self, vectors: Tensor, start: Tensor, noise: Any, bound: Any) -> Tensor:
         """Shadow models [m, d], clipped and noised as clients do."""
         layout = self._setup.learner.layout
-        modules = layout.groups("module")
-        deviations = torch.full((layout.size,), noise if isinstance(noise, float) else 0.0, dtype=vectors.dtype)
-        if not isinstance(noise, float):  # who noises layer by layer clips so, each to this norm
-            bound = dict.fromkeys(modules, bound) if isinstance(bound, float) else bound
-            for slices, one in zip(modules.values(), noise, strict=True):
-                for part in slices:
-                    deviations[part] = one
+        if isinstance(noise, dict) and isinstance(bound, float):  # noised layer by layer, each is clipped to this norm
+            bound = dict.fromkeys(noise, bound)
         if bound is not None:
             vectors = start + clip(vectors - start, bound, layout)
         generator = torch.Generator().manual_seed(keyed_seed("noise of shadow models", self._setup.config.seed))
-        return vectors + torch.randn(vectors.shape, generator=generator, dtype=vectors.dtype) * deviations
+        drawn = torch.randn(vectors.shape, generator=generator, dtype=vectors.dtype)
+        return vectors + drawn * deviations_of(noise, layout).to(vectors.dtype)
 
 
 def _together(clients: Sequence[ClientData]) -> tuple[ClientData, Tensor]:

@@ -107,13 +107,7 @@ class ServerKnowledge(Parameters):
 
     def deviations(self) -> Tensor:
         """Deviation of the noise, float64 [d]."""
-        if not isinstance(self.noise, Mapping):
-            return torch.full((self.layout.size,), float(self.noise), dtype=torch.float64)
-        result = torch.zeros(self.layout.size, dtype=torch.float64)
-        for name, slices in self.layout.groups(self.layout.grouping_of("noise", self.noise)).items():
-            for s in slices:
-                result[s] = self.noise[name]
-        return result
+        return deviations_of(self.noise, self.layout)
 
 
 @dataclass(frozen=True, eq=False)
@@ -327,3 +321,14 @@ def noise_of(spend: Spend, layout: Layout) -> float | dict[str, float]:
     if len(spend.scale) == 1:
         return spend.scale[0]
     return dict(zip(layout.groups("module"), spend.scale, strict=True))
+
+
+def deviations_of(noise: float | Mapping[str, float], layout: Layout) -> Tensor:
+    """Deviation of the noise of each coordinate, float64 [d]; of one number for all, or one a layer."""
+    if not isinstance(noise, Mapping):
+        return torch.full((layout.size,), float(noise), dtype=torch.float64)
+    result = torch.zeros(layout.size, dtype=torch.float64)
+    for name, slices in layout.groups(layout.grouping_of("noise", noise)).items():
+        for part in slices:
+            result[part] = noise[name]
+    return result

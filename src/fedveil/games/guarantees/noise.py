@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedveil.accounting import Release, Spend
 from fedveil.aggregation import FedMedian, Krum, TrimmedMean
+from fedveil.attacks.inversion.knowledge import deviations_of, noise_of
 from fedveil.attacks.observation import ServerView
 from fedveil.attacks.residuals import Departure, departures
 from fedveil.clipping import QuantileClip
@@ -58,11 +59,8 @@ def standardised(residual: Tensor, spend: Spend) -> Tensor:
         return _normal(residual * spend.scale[0])
     if len(spend.scale) in (1, len(residual)):
         return residual / torch.tensor(spend.scale, dtype=torch.float64)
-    deviation = torch.empty_like(residual)
-    for scale, columns in zip(spend.scale, layout(len(residual)).groups("module").values(), strict=True):
-        for part in columns:
-            deviation[part] = scale
-    return residual / deviation
+    shape = layout(len(residual))
+    return residual / deviations_of(noise_of(spend, shape), shape)
 
 
 def _normal(noise: Tensor) -> Tensor:
