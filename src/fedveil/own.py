@@ -212,12 +212,12 @@ def audit(
     >>> found.measured.lower <= found.measured.ceiling
     True
     """
-    going = progress or shown()
+    progress = progress or shown()
     if isinstance(what, Config | str | Path):
         config = what if isinstance(what, Config) else load(str(what))
         out = options.pop("out", None)
         asked = options if replicates is None else {"replicates": replicates, **options}
-        return play(game_of(config, **asked), out, going)
+        return play(game_of(config, **asked), out, progress)
     _require("audit(make, clients, method, rounds=10)", clients=clients, rounds=rounds)
     for name, value in options.items():
         raise FieldError(name, value, "is for configurations alone: leave it out here")
@@ -243,8 +243,8 @@ def audit(
         relation,
         require_delta("delta", delta),
     )
-    found = play(game, progress=going)
-    return OwnAudit(**vars(found), target=where, relation=relation, promised=found.values["promised"])
+    judged = play(game, progress=progress)
+    return OwnAudit(**vars(judged), target=where, relation=relation, promised=judged.values["promised"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,8 +295,8 @@ class OwnAudit(Audit):
 
 def _relation(make: Make, clients: Clients, method: AnyMethod | None) -> str:
     """Of what a method promises a client, after a round of it."""
-    found = make_one(make, clients, method, 0).run(1).guarantee
-    return found.relation if found.proven and found.unit not in ("record", "person") else "zero-out"
+    promise = make_one(make, clients, method, 0).run(1).guarantee
+    return promise.relation if promise.proven and promise.unit not in ("record", "person") else "zero-out"
 
 
 def _held_out(clients: Sequence[ClientData]) -> ClientData | None:

@@ -114,7 +114,7 @@ class Observation:
 
     @property
     def rounds(self) -> int:
-        """Rounds R."""
+        """Number of rounds, R."""
         return len(self.models) - 1
 
 

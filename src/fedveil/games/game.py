@@ -90,11 +90,11 @@ class Game(Protocol[Found]):
 
     @property
     def name(self) -> str:
-        """In the registry."""
+        """Its name in the registry."""
 
     @property
     def config(self) -> Config:
-        """Of what is attacked."""
+        """The configuration of what is attacked."""
 
     @property
     def together(self) -> bool:

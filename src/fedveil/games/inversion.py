@@ -69,7 +69,7 @@ class InversionGame(Attacking):
         return {**asked, "precision": "float64"} if self.double else asked
 
     def usual(self) -> Sequence[str]:
-        """Those that make sense."""
+        """The attacks that fit the number of images."""
         return ONE if self.images == 1 else SEVERAL
 
     @cached_property

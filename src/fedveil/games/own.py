@@ -138,7 +138,7 @@ class LossView:
 
 
 def _audited(make: Make, clients: Clients, method: AnyMethod | None, seed: int) -> Federation:
-    """A federation to audit."""
+    """A federation whose clients have no statistics of their own, which these attacks do not model."""
     federation = make_one(make, clients, method, seed)
     if federation.own_buffers:
         accepted = "these attacks model no client's own statistics: mend the model (fedveil.learning.mend)"

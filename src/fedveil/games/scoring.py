@@ -90,7 +90,7 @@ class Replicate:
 
     @classmethod
     def of(cls, case: Case, outcome: Outcome) -> "Replicate":
-        """Read a finished run."""
+        """What a finished run left."""
         [seen] = outcome.summary.values["concluded"].values()
         return cls(case, outcome.summary, **seen)
 

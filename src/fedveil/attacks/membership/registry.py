@@ -158,7 +158,7 @@ class ServerRecords:
 
     @property
     def members(self) -> int:
-        """N."""
+        """Number of members, N."""
         return len(self.owner)
 
     @cached_property

@@ -13,8 +13,6 @@ from fedveil.engines.party import SERVER
 from fedveil.errors import FieldError, LedgerError
 from fedveil.reading import json_of
 
-WHO_ADDS = {"central": SERVER}  # whose total counts; anywhere else it is the worst client's
-
 
 @dataclass(frozen=True, eq=False)
 class Book:
@@ -44,14 +42,14 @@ class Book:
 
 
 @dataclass(frozen=True, eq=False)
-class FoundLedgers:
-    """Ledgers that were found: `runs` by run and party, `sets` by data set's name."""
+class Books:
+    """Ledgers that were read: `runs` by run and party, `sets` by data set's name."""
 
     runs: Mapping[str, Mapping[str, Book]] = field(default_factory=dict)
     sets: Mapping[str, Book] = field(default_factory=dict)
 
 
-def read_books(paths: Iterable[Path]) -> FoundLedgers:
+def read_books(paths: Iterable[Path]) -> Books:
     """Every ledger among files and below folders, checked.
 
     Raises
@@ -79,7 +77,7 @@ def read_books(paths: Iterable[Path]) -> FoundLedgers:
     runs: dict[str, dict[str, Book]] = {}
     for (run, party), own in lines.items():
         runs.setdefault(run, {})[party] = Book(Ledger.parse(run, party, own), tuple(own))
-    return FoundLedgers(runs, sets)
+    return Books(runs, sets)
 
 
 def _lines_of(file: Path) -> Iterable[tuple[tuple[str, str], str]]:
@@ -108,7 +106,7 @@ def promises(trust: str, books: Mapping[str, Book], delta: float, beside: Sequen
     """What a run's ledgers add up to, on conditions beside them: of the server that adds noise, or the worst client."""
     totals = totals_of(trust, {party: book.ledger for party, book in books.items()}, beside)
     counted, validation = totals.worst, totals.validation
-    by_party = {WHO_ADDS.get(trust, "worst client"): counted}
+    by_party = {SERVER if trust == "central" else "worst client": counted}
     by_party |= {} if validation is None else {"validation clients": validation}
     return {party: plain(guarantee, delta) for party, guarantee in by_party.items()}
 

@@ -18,7 +18,7 @@ from fedveil.accounting.guarantee import DOUBTS
 from fedveil.errors import FieldError, LedgerError, damaged
 from fedveil.reading import json_of
 from fedveil.report.planning import spent_of
-from fedveil.report.statement.books import FoundLedgers, promise_of_sites, promises, read_books
+from fedveil.report.statement.books import Books, promise_of_sites, promises, read_books
 from fedveil.report.statement.document import FORMAT, encoded
 from fedveil.report.statement.gather import agree, largest_epsilon
 from fedveil.report.statement.page import form_of, page_of
@@ -63,11 +63,11 @@ def check(report: Path, ledgers: list[Path]) -> list[Checked]:
     return [one if one.holds is not True else Checked(one.what, True) for one in checks]
 
 
-def _known(books: FoundLedgers, evidence: Mapping[str, Any]) -> FoundLedgers:
+def _known(books: Books, evidence: Mapping[str, Any]) -> Books:
     """Ledgers of data sets up to where the report knew them: they have grown since."""
     counts = {one["ledger"]["party"]: one["ledger"]["lines"] for one in evidence["sets"]}
     sets = {name: book.of("", counts[name]) for name, book in books.sets.items() if name in counts}
-    return FoundLedgers(books.runs, sets)
+    return Books(books.runs, sets)
 
 
 def _beside(folder: Path, files: Mapping[str, str]) -> Iterator[Checked]:
@@ -79,7 +79,7 @@ def _beside(folder: Path, files: Mapping[str, str]) -> Iterator[Checked]:
         yield Checked(name, own == digest, "is not the file that was written with the report")
 
 
-def _run(run: Mapping[str, Any], books: FoundLedgers) -> Iterator[Checked]:
+def _run(run: Mapping[str, Any], books: Books) -> Iterator[Checked]:
     name = run["setting"] if run["seed"] is None else f"{run['setting']}, seed {run['seed']}"
     own, sites = books.runs.get(run["run"], {}), run["sites"]
     known = {book["party"]: book for book in run["ledgers"]}
@@ -114,7 +114,7 @@ def _without_doubts(given: dict[str, Any], said: Mapping[str, Any]) -> list[str]
     return doubts
 
 
-def _sets(evidence: Mapping[str, Any], books: FoundLedgers) -> Iterator[Checked]:
+def _sets(evidence: Mapping[str, Any], books: Books) -> Iterator[Checked]:
     policy = Policy.from_dict(evidence["policy"]) if evidence["policy"] else Policy(distance=1.0)
     for one in evidence["sets"]:
         name, book = one["ledger"]["party"], books.sets.get(one["ledger"]["party"])

@@ -13,7 +13,7 @@ from fedveil.config.folders import AUDIT, CELLS, COMPARISON, CONFIG, kind_of
 from fedveil.engines.lifetime import read_policy
 from fedveil.errors import FieldError, LedgerError, damaged, nearest
 from fedveil.reading import json_of, toml_of
-from fedveil.report.statement.books import Book, FoundLedgers, promise_of_sites, promises, read_books
+from fedveil.report.statement.books import Book, Books, promise_of_sites, promises, read_books
 from fedveil.report.statement.document import WORDS
 from fedveil.report.table import grouped_by
 from fedveil.runs.summary import Summary
@@ -209,13 +209,13 @@ def _same(values: Mapping[str, Any]) -> tuple[str, int, str]:
 def _run(folder: Path, summary: Summary, sets: Mapping[str, Book]) -> Run:
     """A run with its ledgers, which have to give what its summary says."""
     values = summary.values
-    ledgers = read_books([folder / "ledger"]) if (folder / "ledger").is_dir() else FoundLedgers()
+    ledgers = read_books([folder / "ledger"]) if (folder / "ledger").is_dir() else Books()
     run, books = next(iter(ledgers.runs.items()), ("", {}))
     files = {name: folder / name for name in (CONFIG, "metrics.jsonl", "summary.json")}
     digests = {name: hashlib.sha256(p.read_bytes()).hexdigest() for name, p in files.items() if p.is_file()}
     config = _read(files[CONFIG]) if CONFIG in digests else {}
     beside = read_off(config.get("read_off", ()))
-    stated = {party: _plain(promise) for party, promise in values["guarantees"].items()}
+    stated = {party: _promised(promise) for party, promise in values["guarantees"].items()}
     delta = next((g["delta"] for g in stated.values() if "delta" in g), 1e-5)
     sites = {name: own for name, book in sets.items() if (own := book.of(values.get("run", ""))).ledger.entries}
     counted = promise_of_sites(values["trust"], sites, values["clients"], delta)
@@ -230,7 +230,7 @@ def _run(folder: Path, summary: Summary, sets: Mapping[str, Book]) -> Run:
     return Run(summary, held, run, books, sites if counted else {}, digests, config, beside)
 
 
-def _plain(promise: Mapping[str, Any]) -> dict[str, Any]:
+def _promised(promise: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in promise.items() if not k.startswith("events") and k not in OF_A_RUN}
 
 

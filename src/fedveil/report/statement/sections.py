@@ -184,7 +184,7 @@ def _tuned(gathered: Gathered) -> ReportSection:
     ]
     configs = {run.summary.setting: run.config for run in runs if run.config}
     keys = [name.split(".") for name in CHOSEN]
-    rows = [[label, *(_plain(c.get(table, {}).get(k, "")) for table, k in keys)] for label, c in configs.items()]
+    rows = [[label, *(_text(c.get(table, {}).get(k, "")) for table, k in keys)] for label, c in configs.items()]
     return ReportSection("tuned", lines, [Grid("Chosen values", ("setting", *CHOSEN), rows)] * bool(rows))
 
 
@@ -201,14 +201,14 @@ def _budget(gathered: Gathered) -> ReportSection:
 
 
 def _policy(policy: Mapping[str, Any]) -> list[Fact]:
-    return [Fact.of(key, _plain(value), WORDS["binds"].get(key)) for key, value in policy.items()] or [Fact("policy")]
+    return [Fact.of(key, _text(value), WORDS["binds"].get(key)) for key, value in policy.items()] or [Fact("policy")]
 
 
-def _plain(value: object) -> str:
+def _text(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_plain(inner)}" for name, inner in value.items())
+        return ", ".join(f"{name} {_text(inner)}" for name, inner in value.items())
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
