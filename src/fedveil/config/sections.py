@@ -276,9 +276,7 @@ class Privacy(OpenSection):
 
     @classmethod
     def accepted(cls, name: str) -> Mapping[str, Option]:
-        owners = parameters(name)
-        sides = {side: options_of(side, without=("aggregator",)) for side in owners.values()}
-        return {key: sides[side][key] for key, side in owners.items() if key != "aggregator"}
+        return {key: options_of(side)[key] for key, side in parameters(name).items() if key != "aggregator"}
 
     def differing(self) -> dict[str, Any]:
         values = super().differing()

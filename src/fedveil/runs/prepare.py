@@ -93,7 +93,7 @@ class Setup:
         )
 
     def made(self, engine: Callable[..., Federation] = Federation, **given: Any) -> Federation:
-        """A federation of these parties; what is `given` are more arguments of `Federation`, or take these' place."""
+        """A federation of these parties; `given` are other arguments of `Federation`, or replace these."""
         own: dict[str, Any] = {
             "model": self.learner.model,
             "clients": self.clients,
