@@ -1,7 +1,7 @@
 """The command line. Everything that needs PyTorch is imported by the command that uses it: ``--help`` is fast."""
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import click
 import typer
@@ -27,6 +27,11 @@ class Commands(typer.core.TyperGroup):
         end = args.index("--") if "--" in args else len(args)
         first = sorted(args[:end], key=lambda a: a not in ANYWHERE)  # stable
         return super().parse_args(ctx, [*first, *args[end:]])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command, whoever brings it; what it refuses is a line each."""
+        with shared.refusals():
+            return super().invoke(ctx)
 
 
 app = typer.Typer(
@@ -71,8 +76,7 @@ def join_packages(app: typer.Typer) -> None:
 
 def _refusing(name: str, error: FedVeilError) -> Callable[[], None]:
     def command() -> None:
-        with shared.refusals():
-            raise error
+        raise error
 
     command.__doc__ = str(error) if isinstance(error, FieldError) else f"Not installed: {error}"
     return command

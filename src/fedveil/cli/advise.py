@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedveil.cli.shared import console_for, refusals, say, show
+from fedveil.cli.shared import console_for, say, show
 from fedveil.errors import FieldError, nearest
 from fedveil.reading import toml_of
 
@@ -44,33 +44,32 @@ def advise(
     sensitivity: Annotated[float | None, typer.Option(help="Existing: what sigma is for, if not the clip.")] = None,
 ) -> None:
     """Say what is possible and what is hopeless for a federation, or what an existing configuration really promises."""
-    with refusals():
-        from fedveil.accounting import advise as choices
-        from fedveil.accounting import reading
-        from fedveil.report.planning import reading_table
+    from fedveil.accounting import advise as choices
+    from fedveil.accounting import reading
+    from fedveil.report.planning import reading_table
 
-        console = console_for()
-        base = {
-            "rounds": rounds,
-            "epsilon": epsilon,
-            "delta": delta,
-            "relation": relation,
-            "unit": unit,
-            "trust": trust,
-        }
-        target = {**base, "clients": clients, "examples": examples, "dimension": dimension}
-        target["records_per_person"] = records_per_person
-        existing = {**base, "clip": clip, "sigma": sigma, "sensitivity": sensitivity}
-        tables = _tables(config)
-        if config is not None and not tables.keys() & {"advise", "existing"}:
-            _experiment(config, target, console)
-            return
-        if "existing" in tables or clip is not None:
-            options = _called(reading, existing, tables.get("existing", {}))
-            show([reading_table(options)])
-        if "advise" in tables or clip is None or clients is not None:
-            asked = tables.get("advise", {})
-            _show(_called(choices, target, asked), asked.get("delta", delta), console)
+    console = console_for()
+    base = {
+        "rounds": rounds,
+        "epsilon": epsilon,
+        "delta": delta,
+        "relation": relation,
+        "unit": unit,
+        "trust": trust,
+    }
+    target = {**base, "clients": clients, "examples": examples, "dimension": dimension}
+    target["records_per_person"] = records_per_person
+    existing = {**base, "clip": clip, "sigma": sigma, "sensitivity": sensitivity}
+    tables = _tables(config)
+    if config is not None and not tables.keys() & {"advise", "existing"}:
+        _experiment(config, target, console)
+        return
+    if "existing" in tables or clip is not None:
+        options = _called(reading, existing, tables.get("existing", {}))
+        show([reading_table(options)])
+    if "advise" in tables or clip is None or clients is not None:
+        asked = tables.get("advise", {})
+        _show(_called(choices, target, asked), asked.get("delta", delta), console)
 
 
 def _tables(config: str | None) -> dict[str, Any]:

@@ -121,29 +121,28 @@ def verify(
     With --canaries: crafted clients and records, in or out by a coin, in one run of each method, and again with
     planted bugs, which the audit has to find.
     """
-    with refusals():
-        from fedveil.games import guarantees
-        from fedveil.report.table import Table
+    from fedveil.games import guarantees
+    from fedveil.report.table import Table
 
-        folder = out or Path("runs/guarantees")
-        if canaries:
-            _canaries(guarantees.canary_game(canaries), folder)
-            return
-        game, noise = guarantees.guarantees_game(runs), guarantees.noise_game()
-        played = _played(game, _claim)
-        head = ("method", "d", "claim", "mu, lower bound", "claim held")
-        _keep(folder, "game", game, played, Table(head, list(map(_claim, played))), "none: worst-case vectors")
-        if not any(verdict.point > 0 for verdict in played):
-            few = f"{runs} runs show nothing: no lower bound is above 0, so no claim was tested; raise --runs"
-            say(console_for(), few)
-        drawn = _played(noise, _noise)
-        head = ("method", "d", "noise as declared", "p", "fits least")
-        _keep(folder, "noise", noise, drawn, Table(head, list(map(_noise, drawn))), "none: known vectors")
-        if beaten := _broken(played):
-            fail(f"{len(beaten)} of {len(played)} claims are beaten, first that of {beaten[0].setting}", 1)
-        if faults := _broken(drawn):
-            first = f"{faults[0].setting}: {faults[0].notes[0]}"
-            fail(f"the noise of {len(faults)} methods is not what their ledgers declare; first {first}", 1)
+    folder = out or Path("runs/guarantees")
+    if canaries:
+        _canaries(guarantees.canary_game(canaries), folder)
+        return
+    game, noise = guarantees.guarantees_game(runs), guarantees.noise_game()
+    played = _played(game, _claim)
+    head = ("method", "d", "claim", "mu, lower bound", "claim held")
+    _keep(folder, "game", game, played, Table(head, list(map(_claim, played))), "none: worst-case vectors")
+    if not any(verdict.point > 0 for verdict in played):
+        few = f"{runs} runs show nothing: no lower bound is above 0, so no claim was tested; raise --runs"
+        say(console_for(), few)
+    drawn = _played(noise, _noise)
+    head = ("method", "d", "noise as declared", "p", "fits least")
+    _keep(folder, "noise", noise, drawn, Table(head, list(map(_noise, drawn))), "none: known vectors")
+    if beaten := _broken(played):
+        fail(f"{len(beaten)} of {len(played)} claims are beaten, first that of {beaten[0].setting}", 1)
+    if faults := _broken(drawn):
+        first = f"{faults[0].setting}: {faults[0].notes[0]}"
+        fail(f"the noise of {len(faults)} methods is not what their ledgers declare; first {first}", 1)
 
 
 def _played(game: "PartyGame", line: Callable[..., list[str]]) -> "Sequence[Verdict]":

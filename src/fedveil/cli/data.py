@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedveil.cli.shared import Assign, Out, Seed, console_for, folder, refusals, say, show
+from fedveil.cli.shared import Assign, Out, Seed, console_for, folder, say, show
 
 if TYPE_CHECKING:
     from fedveil.config import Config
@@ -18,15 +18,14 @@ def data_list(
     where: Annotated[bool, typer.Option("--where", help="Say where official files are.")] = False,
 ) -> None:
     """List the data sets, and whether they can be loaded on this machine."""
-    with refusals():
-        from fedveil.data import SOURCES
-        from fedveil.report.table import Table
+    from fedveil.data import SOURCES
+    from fedveil.report.table import Table
 
-        rows = [(name, info.description, info.size, info.licence, info.here) for name, info in SOURCES.items()]
-        header = ("name", "what it is", "size", "licence", "here")
-        show([Table(header, rows, wraps=header[1:])])
-        official = [f"{name}: {info.official}" for name, info in SOURCES.items() if info.official]
-        say(console_for(), *(official if where else ()), whole=True)
+    rows = [(name, info.description, info.size, info.licence, info.here) for name, info in SOURCES.items()]
+    header = ("name", "what it is", "size", "licence", "here")
+    show([Table(header, rows, wraps=header[1:])])
+    official = [f"{name}: {info.official}" for name, info in SOURCES.items() if info.official]
+    say(console_for(), *(official if where else ()), whole=True)
 
 
 @app.command("prepare")
@@ -35,15 +34,14 @@ def data_prepare(
     assign: Assign = None,
 ) -> None:
     """Decode a data set and keep the copy, so that runs start faster."""
-    with refusals():
-        from fedveil.config.loading import assign as put
-        from fedveil.data import prepare
+    from fedveil.config.loading import assign as put
+    from fedveil.data import prepare
 
-        options: dict[str, Any] = {}
-        for assignment in assign or []:
-            put(options, assignment)
-        path = prepare(name, **options)
-        say(console_for(), f"prepared: {path}" if path else f"{name} needs no preparation", whole=True)
+    options: dict[str, Any] = {}
+    for assignment in assign or []:
+        put(options, assignment)
+    path = prepare(name, **options)
+    say(console_for(), f"prepared: {path}" if path else f"{name} needs no preparation", whole=True)
 
 
 @app.command("show")
@@ -54,19 +52,18 @@ def data_show(
     seed: Seed = None,
 ) -> None:
     """Show who holds what: a table, and partition.png and partition.csv in --out (default: runs/<name>-data)."""
-    with refusals():
-        from fedveil.report.partition import VIEW, headline, tables, write
-        from fedveil.runs.deal import deal_out
+    from fedveil.report.partition import VIEW, headline, tables, write
+    from fedveil.runs.deal import deal_out
 
-        spec = _configuration(what, assign or [], seed)
-        dealt = deal_out(spec.data, spec.seed)
-        held, console = dealt.holdings(), console_for()
-        say(console, headline(held, dealt.dataset), whole=True)
-        show(tables(held, dealt.dataset))
-        say(console, *filter(None, (*dealt.warnings(), dealt.dataset.note, VIEW)), whole=True)
-        where = out or Path("runs") / f"{spec.name}-data"
-        names = ", ".join(file.name for file in write(held, dealt.dataset, where))
-        say(console, f"written to {where}: {names}", whole=True)
+    spec = _configuration(what, assign or [], seed)
+    dealt = deal_out(spec.data, spec.seed)
+    held, console = dealt.holdings(), console_for()
+    say(console, headline(held, dealt.dataset), whole=True)
+    show(tables(held, dealt.dataset))
+    say(console, *filter(None, (*dealt.warnings(), dealt.dataset.note, VIEW)), whole=True)
+    where = out or Path("runs") / f"{spec.name}-data"
+    names = ", ".join(file.name for file in write(held, dealt.dataset, where))
+    say(console, f"written to {where}: {names}", whole=True)
 
 
 @app.command("forge")
@@ -81,11 +78,10 @@ def data_forge(
 
     PAGES/boxes.json may say where text stands: {"a.png": [[left, top, right, bottom], ...]}.
     """
-    with refusals():
-        from fedveil.data.tamper import KINDS, forge_pages
+    from fedveil.data.tamper import KINDS, forge_pages
 
-        done = forge_pages(pages, out, words=words, kinds=kind or KINDS, seed=seed or 0)
-        say(console_for(), f"written to {out}: {len(done)} pages with {sum(done.values())} forged words", whole=True)
+    done = forge_pages(pages, out, words=words, kinds=kind or KINDS, seed=seed or 0)
+    say(console_for(), f"written to {out}: {len(done)} pages with {sum(done.values())} forged words", whole=True)
 
 
 def _configuration(what: str, assignments: list[str], seed: int | None) -> "Config":
@@ -119,15 +115,14 @@ def apply(
 
     The files show the scans: they are as private as these.
     """
-    with refusals():
-        from fedveil.report.applied import apply_model
-        from fedveil.report.table import Table
+    from fedveil.report.applied import apply_model
+    from fedveil.report.table import Table
 
-        where = out or run / "applied"
-        rows = []
-        for page in apply_model(run, pages, where, threshold):
-            share = f"{float((page.score >= threshold).mean()):.2%}"
-            best = f"{page.boxes[0][-1]:.3f}" if page.boxes else "-"
-            rows.append((page.name, share, str(len(page.boxes)), best))
-        show([Table(("page", "of its pixels", "places", "surest"), rows)])
-        say(console_for(), f"written to {where}: a drawing and a mask a page, found.json", whole=True)
+    where = out or run / "applied"
+    rows = []
+    for page in apply_model(run, pages, where, threshold):
+        share = f"{float((page.score >= threshold).mean()):.2%}"
+        best = f"{page.boxes[0][-1]:.3f}" if page.boxes else "-"
+        rows.append((page.name, share, str(len(page.boxes)), best))
+    show([Table(("page", "of its pixels", "places", "surest"), rows)])
+    say(console_for(), f"written to {where}: a drawing and a mask a page, found.json", whole=True)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fedveil.cli.shared import console_for, fail, folder, refusals, say, show
+from fedveil.cli.shared import console_for, fail, folder, say, show
 
 WRONG = 1
 
@@ -28,25 +28,24 @@ def report(
 
     Exit code 1: a report that does not agree with its ledgers.
     """
-    with refusals():
-        from fedveil.errors import FieldError
+    from fedveil.errors import FieldError
 
-        if verify is not None and (budget or runs):
-            raise FieldError("--verify", str(verify), "takes --ledgers alone")
-        if verify is not None:
-            _verify(verify, ledgers or [])
-        elif budget:
-            _budget([*(runs or []), *(ledgers or [])], policy)
-        elif not runs:
-            raise FieldError("RUN", "missing", "name the folder of a run, comparison or audit")
-        else:
-            from fedveil.report.statement.gather import gather
-            from fedveil.report.statement.page import write_report
+    if verify is not None and (budget or runs):
+        raise FieldError("--verify", str(verify), "takes --ledgers alone")
+    if verify is not None:
+        _verify(verify, ledgers or [])
+    elif budget:
+        _budget([*(runs or []), *(ledgers or [])], policy)
+    elif not runs:
+        raise FieldError("RUN", "missing", "name the folder of a run, comparison or audit")
+    else:
+        from fedveil.report.statement.gather import gather
+        from fedveil.report.statement.page import write_report
 
-            where = out or runs[0] / "report"
-            written = write_report(gather(runs, ledgers or [], policy, people, pictures=pictures), where, setting)
-            names = ", ".join(path.name for path in written)
-            say(console_for(), f"written to {where}: {names}", whole=True)
+        where = out or runs[0] / "report"
+        written = write_report(gather(runs, ledgers or [], policy, people, pictures=pictures), where, setting)
+        names = ", ".join(path.name for path in written)
+        say(console_for(), f"written to {where}: {names}", whole=True)
 
 
 def _verify(path: Path, ledgers: list[Path]) -> None:

@@ -22,26 +22,25 @@ def init(
     file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write.")] = Path("my.toml"),
 ) -> None:
     """Write a first configuration for your data; what is not given is asked for."""
-    with shared.refusals():
-        from fedveil.config.first import first_config
-        from fedveil.errors import FieldError
+    from fedveil.config.first import first_config
+    from fedveil.errors import FieldError
 
-        if file.exists():
-            raise FieldError("FILE", str(file), "is there already: give another name, as in fedveil init other.toml")
-        data = data or _asked("--data", "Your data: a folder of images, a CSV or NPZ file, or a name", "digits")
-        if clients is None and not site:
-            clients = _asked("--clients", "How many clients (hospitals, or other parties)", 10)
-        kinds = "What to protect: client (all it has), person, record (one row or image), nothing"
-        protect = protect or _asked("--protect", kinds, "client")
-        if protect == "person" and not person:
-            person = _asked("--person", "What says whose an example is: a column, an array, or folder")
-        name = re.sub(r"[^\w.-]", "-", file.stem)
-        how: dict[str, Any] = {"epsilon": epsilon, "target": target, "person": person, "site": site}
-        text, said = first_config(name, data, clients, protect, **how)
-        file.write_text(text, encoding="utf-8")
-        for line in said:
-            typer.echo(line)
-        typer.echo(f"written to {file}; go on with: fedveil compare {shlex.quote(str(file))}")
+    if file.exists():
+        raise FieldError("FILE", str(file), "is there already: give another name, as in fedveil init other.toml")
+    data = data or _asked("--data", "Your data: a folder of images, a CSV or NPZ file, or a name", "digits")
+    if clients is None and not site:
+        clients = _asked("--clients", "How many clients (hospitals, or other parties)", 10)
+    kinds = "What to protect: client (all it has), person, record (one row or image), nothing"
+    protect = protect or _asked("--protect", kinds, "client")
+    if protect == "person" and not person:
+        person = _asked("--person", "What says whose an example is: a column, an array, or folder")
+    name = re.sub(r"[^\w.-]", "-", file.stem)
+    how: dict[str, Any] = {"epsilon": epsilon, "target": target, "person": person, "site": site}
+    text, said = first_config(name, data, clients, protect, **how)
+    file.write_text(text, encoding="utf-8")
+    for line in said:
+        typer.echo(line)
+    typer.echo(f"written to {file}; go on with: fedveil compare {shlex.quote(str(file))}")
 
 
 def _asked(option: str, question: str, default: Any = None) -> Any:
@@ -162,21 +161,20 @@ def plan(
     Of a configuration rounds, clients, clip, noise (or epsilon) and relation are taken; options come before them. One
     whose run releases more than noised means, or stops before its rounds are over, is refused.
     """
-    with shared.refusals():
-        from fedveil.accounting import plan as make
-        from fedveil.errors import FieldError
-        from fedveil.report.planning import plan_table
+    from fedveil.accounting import plan as make
+    from fedveil.errors import FieldError
+    from fedveil.report.planning import plan_table
 
-        values, conditions = ({}, ()) if config is None else _planned(config)
-        if epsilon is not None:  # what is asked for takes the place of what follows from it
-            values.pop("noise_multiplier", None)
-        given: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "rounds": rounds, "clients": clients, "clip": clip}
-        given |= {"update_norm": update_norm, "dimension": dimension, "noise_multiplier": noise_multiplier}
-        values |= {name: value for name, value in (given | {"relation": relation}).items() if value is not None}
-        if "delta" not in values:
-            raise FieldError("--delta", "missing", "the failure probability of the total, e.g. 1e-5")
-        planned = make(**{**values, "clients": values.get("clients", 1) or None})
-        shared.show([plan_table(planned, conditions)])
+    values, conditions = ({}, ()) if config is None else _planned(config)
+    if epsilon is not None:  # what is asked for takes the place of what follows from it
+        values.pop("noise_multiplier", None)
+    given: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "rounds": rounds, "clients": clients, "clip": clip}
+    given |= {"update_norm": update_norm, "dimension": dimension, "noise_multiplier": noise_multiplier}
+    values |= {name: value for name, value in (given | {"relation": relation}).items() if value is not None}
+    if "delta" not in values:
+        raise FieldError("--delta", "missing", "the failure probability of the total, e.g. 1e-5")
+    planned = make(**{**values, "clients": values.get("clients", 1) or None})
+    shared.show([plan_table(planned, conditions)])
 
 
 def _planned(config: str) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -214,12 +212,11 @@ def presets(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Print this one, to begin with.")] = None,
 ) -> None:
     """List the packaged configurations, for `run` and `compare`, or print one."""
-    with shared.refusals():
-        from fedveil import config
-        from fedveil.report.table import Table
+    from fedveil import config
+    from fedveil.report.table import Table
 
-        if name is not None:
-            typer.echo(config.loading.text_of(name)[0], nl=False)
-            return
-        known = list(config.presets().items())
-        shared.show([Table(("preset", "what it is"), known, wraps=("what it is",))])
+    if name is not None:
+        typer.echo(config.loading.text_of(name)[0], nl=False)
+        return
+    known = list(config.presets().items())
+    shared.show([Table(("preset", "what it is"), known, wraps=("what it is",))])

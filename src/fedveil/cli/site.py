@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedveil.cli.shared import REFUSED, refusals, show
+from fedveil.cli.shared import REFUSED, show
 
 if TYPE_CHECKING:
     from fedveil.accounting.ledger import Ledger
@@ -22,10 +22,9 @@ HeadFolder = Annotated[Path, typer.Option(metavar="FOLDER", help="On another dis
 @ledger.command("begin")
 def ledger_begin(path: Book, by: By, head: HeadFolder) -> None:
     """Begin a ledger, once. A file that exists is refused: what was spent stays spent."""
-    with refusals():
-        from fedveil.engines.lifetime import begin_ledger
+    from fedveil.engines.lifetime import begin_ledger
 
-        typer.echo(f"begun: {begin_ledger(_named(path).parent, path.stem, by, head=head)}")
+    typer.echo(f"begun: {begin_ledger(_named(path).parent, path.stem, by, head=head)}")
 
 
 @ledger.command("head")
@@ -34,10 +33,9 @@ def ledger_head(path: Book, by: By, head: HeadFolder) -> None:
 
     What lies in the ledger is taken as whole: look first, with `fedveil ledger show`.
     """
-    with refusals():
-        from fedveil.engines.lifetime import make_head
+    from fedveil.engines.lifetime import make_head
 
-        typer.echo(f"made: {_of_head(make_head(_named(path).parent, path.stem, by, head=head))}")
+    typer.echo(f"made: {_of_head(make_head(_named(path).parent, path.stem, by, head=head))}")
 
 
 @ledger.command("show")
@@ -48,20 +46,19 @@ def ledger_show(
     head: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where its head lies: checks it.")] = None,
 ) -> None:
     """Check a ledger's chain and head; show its runs and what was spent, kind by kind. Nothing is written."""
-    with refusals():
-        from fedveil.accounting import Policy
-        from fedveil.engines.lifetime import read_head, read_ledger, read_policy
-        from fedveil.errors import FieldError
-        from fedveil.report.planning import spent_of
+    from fedveil.accounting import Policy
+    from fedveil.engines.lifetime import read_head, read_ledger, read_policy
+    from fedveil.errors import FieldError
+    from fedveil.report.planning import spent_of
 
-        rule = read_policy(policy) or Policy(distance=1.0, delta=delta)
-        if path.is_dir():
-            held = ", ".join(str(p) for p in sorted(path.rglob("*.jsonl")) if p.parent.name.startswith("ledger"))
-            raise FieldError("PATH", str(path), f"is a folder; name a ledger in it: {held or 'it has none'}")
-        ledger, lines, _ = read_ledger(path)
-        unlooked = "head: not looked at (--head FOLDER): whether lines are missing at the end is not known"
-        spent, of_head = spent_of(ledger, rule), unlooked if head is None else _of_head(read_head(path, head))
-        show([runs_of(ledger, lines), spent], [*spent.notes, of_head])
+    rule = read_policy(policy) or Policy(distance=1.0, delta=delta)
+    if path.is_dir():
+        held = ", ".join(str(p) for p in sorted(path.rglob("*.jsonl")) if p.parent.name.startswith("ledger"))
+        raise FieldError("PATH", str(path), f"is a folder; name a ledger in it: {held or 'it has none'}")
+    ledger, lines, _ = read_ledger(path)
+    unlooked = "head: not looked at (--head FOLDER): whether lines are missing at the end is not known"
+    spent, of_head = spent_of(ledger, rule), unlooked if head is None else _of_head(read_head(path, head))
+    show([runs_of(ledger, lines), spent], [*spent.notes, of_head])
 
 
 def _named(path: Path) -> Path:
@@ -107,29 +104,26 @@ KeyFile = Annotated[Path, typer.Argument(metavar="FILE", help="The key's file, m
 @keys.command("new")
 def keys_new(path: KeyFile) -> None:
     """Make a key, once for a study. Its public half goes into the policies of the other sites, as `peers`."""
-    with refusals():
-        from fedveil.engines.sites import make_key
+    from fedveil.engines.sites import make_key
 
-        _show_key(make_key(path).public)
+    _show_key(make_key(path).public)
 
 
 @keys.command("show")
 def keys_show(path: KeyFile) -> None:
     """Print the public half of a key."""
-    with refusals():
-        from fedveil.engines.sites import read_key
+    from fedveil.engines.sites import read_key
 
-        _show_key(read_key(path).public)
+    _show_key(read_key(path).public)
 
 
 @keys.command("end")
 def keys_end(path: KeyFile) -> None:
     """Destroy a key when its study is over. Whoever gets it later unmasks the shares that were recorded."""
-    with refusals():
-        from fedveil.engines.sites import end_key
+    from fedveil.engines.sites import end_key
 
-        key = end_key(path)
-        typer.echo(f"ended: {key.public.hex()}. Remove copies and backups of the file as well.")
+    key = end_key(path)
+    typer.echo(f"ended: {key.public.hex()}. Remove copies and backups of the file as well.")
 
 
 def _show_key(public: bytes) -> None:
@@ -153,29 +147,27 @@ def node_init(
     by: Annotated[str, typer.Option(metavar="WHO", help="Who begins it, and why; recorded in the ledger.")],
 ) -> None:
     """Write policy, ledger, head, key and commands, and say what is still to decide."""
-    with refusals():
-        from fedveil.node.site import begin_site
+    from fedveil.node.site import begin_site
 
-        policy = begin_site(folder, head, dataset, by)
-        typer.echo(f"written: {policy}, with a ledger and its head. Nothing leaves yet. Still to decide, in that file:")
-        typer.echo("  [total]  what all releases together may cost: the kinds of cost that may leave at all")
-        typer.echo("  [sum]    where a secure sum is allowed: whose keys, and on what terms")
-        typer.echo("  [node]   client (your own code), or apps or signers (whose code may run here)")
-        typer.echo("  [node]   projects, federations, accounts, runs: who may use the node")
-        typer.echo(f"Then: fedveil node check {folder}; fedveil node start {folder} flower-supernode ...")
+    policy = begin_site(folder, head, dataset, by)
+    typer.echo(f"written: {policy}, with a ledger and its head. Nothing leaves yet. Still to decide, in that file:")
+    typer.echo("  [total]  what all releases together may cost: the kinds of cost that may leave at all")
+    typer.echo("  [sum]    where a secure sum is allowed: whose keys, and on what terms")
+    typer.echo("  [node]   client (your own code), or apps or signers (whose code may run here)")
+    typer.echo("  [node]   projects, federations, accounts, runs: who may use the node")
+    typer.echo(f"Then: fedveil node check {folder}; fedveil node start {folder} flower-supernode ...")
 
 
 @node.command("check")
 def node_check(folder: Folder) -> None:
     """Say what binds on this machine and what does not; exit code 2 if something needed is missing."""
-    with refusals():
-        from fedveil.node.site import check_site
-        from fedveil.report.table import Table
+    from fedveil.node.site import check_site
+    from fedveil.report.table import Table
 
-        findings = check_site(folder)
-        show([Table(("what", "binds", "why"), [(f.what, f.binds, f.why) for f in findings], str(folder))])
-        if any(f.binds == "no" and f.needed for f in findings):
-            raise typer.Exit(REFUSED)
+    findings = check_site(folder)
+    show([Table(("what", "binds", "why"), [(f.what, f.binds, f.why) for f in findings], str(folder))])
+    if any(f.binds == "no" and f.needed for f in findings):
+        raise typer.Exit(REFUSED)
 
 
 @node.command("start", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -184,26 +176,23 @@ def node_start(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="flower-supernode --superlink ...")],
 ) -> None:
     """Become flower-supernode (or flower-superexec) with this node's commands in the place of Flower's."""
-    with refusals():
-        from fedveil.node.site import start
+    from fedveil.node.site import start
 
-        start(folder, command)
+    start(folder, command)
 
 
 @node.command("hash")
 def node_hash(app: App) -> None:
     """Print the SHA-256 of an app's bundle, for policy.node.apps."""
-    with refusals():
-        typer.echo(_sha256(app))
+    typer.echo(_sha256(app))
 
 
 @node.command("key")
 def node_key(path: SignerFile) -> None:
     """Make a key that approves apps; its public half goes into policy.node.signers."""
-    with refusals():
-        from fedveil.node.bundle import make_signer
+    from fedveil.node.bundle import make_signer
 
-        typer.echo(make_signer(path))
+    typer.echo(make_signer(path))
 
 
 @node.command("sign")
@@ -213,10 +202,9 @@ def node_sign(
     until: Annotated[datetime, typer.Option(formats=["%Y-%m-%d"], help="The last day (UTC) it holds.")],
 ) -> None:
     """Approve an app's bundle; the line goes into the run's configuration."""
-    with refusals():
-        from fedveil.node.bundle import APPROVAL, approve
+    from fedveil.node.bundle import APPROVAL, approve
 
-        typer.echo(f'{APPROVAL}="{approve(path, _sha256(app), until.date())}"')
+    typer.echo(f'{APPROVAL}="{approve(path, _sha256(app), until.date())}"')
 
 
 def _sha256(app: Path) -> str:
