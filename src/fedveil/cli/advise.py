@@ -12,8 +12,6 @@ from fedveil.errors import FieldError, nearest
 from fedveil.reading import toml_of
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from fedveil.accounting import Choice
 
 
@@ -48,7 +46,6 @@ def advise(
     from fedveil.accounting import reading
     from fedveil.report.planning import reading_table
 
-    console = console_for()
     base = {
         "rounds": rounds,
         "epsilon": epsilon,
@@ -62,14 +59,14 @@ def advise(
     existing = {**base, "clip": clip, "sigma": sigma, "sensitivity": sensitivity}
     tables = _tables(config)
     if config is not None and not tables.keys() & {"advise", "existing"}:
-        _experiment(config, target, console)
+        _experiment(config, target)
         return
     if "existing" in tables or clip is not None:
         options = _called(reading, existing, tables.get("existing", {}))
         show([reading_table(options)])
     if "advise" in tables or clip is None or clients is not None:
         asked = tables.get("advise", {})
-        _show(_called(choices, target, asked), asked.get("delta", delta), console)
+        _show(_called(choices, target, asked), asked.get("delta", delta))
 
 
 def _tables(config: str | None) -> dict[str, Any]:
@@ -82,7 +79,7 @@ def _tables(config: str | None) -> dict[str, Any]:
         return {}
 
 
-def _experiment(name: str, target: Mapping[str, Any], console: "Console") -> None:
+def _experiment(name: str, target: Mapping[str, Any]) -> None:
     """Say what an experiment's run promises, and rank what else reaches its epsilon or the one asked for."""
     from fedveil.accounting.guarantee import VACUOUS
     from fedveil.config import load
@@ -98,16 +95,16 @@ def _experiment(name: str, target: Mapping[str, Any], console: "Console") -> Non
     own = float(f"{guarantee.epsilon(delta):.6g}") if proven else None
     epsilon = target["epsilon"] or (own if own is not None and own <= VACUOUS else None)
     if epsilon is None:
-        console.print("--epsilon 4, say, ranks what reaches that total for this federation")
+        say("--epsilon 4, say, ranks what reaches that total for this federation")
         return
     ranked = choices(setup, promise, epsilon, target["examples"], target["dimension"])
-    _show(ranked, delta, console)
+    _show(ranked, delta)
     if setup.dealt.public is not None:
-        say(console, beside_public(ranked, config.model.start == "public"))
+        say(beside_public(ranked, config.model.start == "public"))
     if guarantee.unit == "record" and any(client.person is not None for client in setup.clients):
-        say(console, WHOSE)
+        say(WHOSE)
     if setup.config.publish.metrics != "off" or setup.config.stopping is not None:
-        say(console, "these totals are of the models alone: what [publish] and [stopping] release comes on top")
+        say("these totals are of the models alone: what [publish] and [stopping] release comes on top")
 
 
 def beside_public(ranked: "Sequence[Choice]", begun: bool) -> str:
@@ -118,10 +115,10 @@ def beside_public(ranked: "Sequence[Choice]", begun: bool) -> str:
     return f"{start}fedveil compare names settings that end below it: in their place take the public model"
 
 
-def _show(choices: "tuple[Choice, ...]", delta: float, console: "Console") -> None:
+def _show(choices: "tuple[Choice, ...]", delta: float) -> None:
     from fedveil.report.planning import advice_tables
 
-    tables = advice_tables(choices, delta, console.width)
+    tables = advice_tables(choices, delta, console_for().width)
     show(tables, tables[-1].notes)
 
 

@@ -85,16 +85,16 @@ def audit(
         options |= {"double": double or None, "compare": compare or None}
         asked: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
         built = game_of(spec, game, attack or (), **asked)
-        folder, console = out or _folder(where, spec.name), console_for()
+        folder = out or _folder(where, spec.name)
         again.folder, again.command = folder, "the same command"
-        judgement = play(built, folder, Display(console), executor=shared.executor_of(executor))
+        judgement = play(built, folder, Display(console_for()), executor=shared.executor_of(executor))
         shown = audits.show(judgement, folder)
-        say(console, *([shown.answer, ""] if shown.answer else []))
+        say(*([shown.answer, ""] if shown.answer else []))
         for table in shown.tables:
             show([table], [""])
-        say(console, *shown.notes)
+        say(*shown.notes)
         line = f"written to {folder}: {', '.join(shown.write(folder))} ({judgement.values['seconds']:.0f} s)"
-        say(console, line, whole=True)
+        say(line, whole=True)
 
 
 def _folder(where: str, name: str) -> Path:
@@ -134,7 +134,7 @@ def verify(
     _keep(folder, "game", game, played, Table(head, list(map(_claim, played))), "none: worst-case vectors")
     if not any(verdict.point > 0 for verdict in played):
         few = f"{runs} runs show nothing: no lower bound is above 0, so no claim was tested; raise --runs"
-        say(console_for(), few)
+        say(few)
     drawn = _played(noise, _noise)
     head = ("method", "d", "noise as declared", "p", "fits least")
     _keep(folder, "noise", noise, drawn, Table(head, list(map(_noise, drawn))), "none: known vectors")
@@ -152,7 +152,7 @@ def _played(game: "PartyGame", line: Callable[..., list[str]]) -> "Sequence[Verd
 
     class Shown(Silent):
         def advance(self, row: dict[str, Any]) -> None:
-            say(console_for(), "  ".join(line(*row["verdicts"])))
+            say("  ".join(line(*row["verdicts"])))
 
     return play(game, progress=Shown()).verdicts
 

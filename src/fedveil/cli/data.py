@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedveil.cli.shared import Assign, Out, Seed, console_for, folder, say, show
+from fedveil.cli.shared import Assign, Out, Seed, folder, say, show
 
 if TYPE_CHECKING:
     from fedveil.config import Config
@@ -25,7 +25,7 @@ def data_list(
     header = ("name", "what it is", "size", "licence", "here")
     show([Table(header, rows, wraps=header[1:])])
     official = [f"{name}: {info.official}" for name, info in SOURCES.items() if info.official]
-    say(console_for(), *(official if where else ()), whole=True)
+    say(*(official if where else ()), whole=True)
 
 
 @app.command("prepare")
@@ -41,7 +41,7 @@ def data_prepare(
     for assignment in assign or []:
         put(options, assignment)
     path = prepare(name, **options)
-    say(console_for(), f"prepared: {path}" if path else f"{name} needs no preparation", whole=True)
+    say(f"prepared: {path}" if path else f"{name} needs no preparation", whole=True)
 
 
 @app.command("show")
@@ -57,13 +57,13 @@ def data_show(
 
     spec = _configuration(what, assign or [], seed)
     dealt = deal_out(spec.data, spec.seed)
-    held, console = dealt.holdings(), console_for()
-    say(console, headline(held, dealt.dataset), whole=True)
+    held = dealt.holdings()
+    say(headline(held, dealt.dataset), whole=True)
     show(tables(held, dealt.dataset))
-    say(console, *filter(None, (*dealt.warnings(), dealt.dataset.note, VIEW)), whole=True)
+    say(*filter(None, (*dealt.warnings(), dealt.dataset.note, VIEW)), whole=True)
     where = out or Path("runs") / f"{spec.name}-data"
     names = ", ".join(file.name for file in write(held, dealt.dataset, where))
-    say(console, f"written to {where}: {names}", whole=True)
+    say(f"written to {where}: {names}", whole=True)
 
 
 @app.command("forge")
@@ -81,7 +81,7 @@ def data_forge(
     from fedveil.data.tamper import KINDS, forge_pages
 
     done = forge_pages(pages, out, words=words, kinds=kind or KINDS, seed=seed or 0)
-    say(console_for(), f"written to {out}: {len(done)} pages with {sum(done.values())} forged words", whole=True)
+    say(f"written to {out}: {len(done)} pages with {sum(done.values())} forged words", whole=True)
 
 
 def _configuration(what: str, assignments: list[str], seed: int | None) -> "Config":
@@ -125,4 +125,4 @@ def apply(
         best = f"{page.boxes[0][-1]:.3f}" if page.boxes else "-"
         rows.append((page.name, share, str(len(page.boxes)), best))
     show([Table(("page", "of its pixels", "places", "surest"), rows)])
-    say(console_for(), f"written to {where}: a drawing and a mask a page, found.json", whole=True)
+    say(f"written to {where}: a drawing and a mask a page, found.json", whole=True)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fedveil.cli.shared import console_for, fail, folder, say, show
+from fedveil.cli.shared import fail, folder, say, show
 
 WRONG = 1
 
@@ -45,7 +45,7 @@ def report(
         where = out or runs[0] / "report"
         written = write_report(gather(runs, ledgers or [], policy, people, pictures=pictures), where, setting)
         names = ", ".join(path.name for path in written)
-        say(console_for(), f"written to {where}: {names}", whole=True)
+        say(f"written to {where}: {names}", whole=True)
 
 
 def _verify(path: Path, ledgers: list[Path]) -> None:

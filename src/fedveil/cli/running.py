@@ -79,8 +79,7 @@ def run(
 
         folder = out or shared.folder_of(config, spec.name)
         again.folder, again.command = folder, f"fedveil run {shlex.quote(str(folder))} --resume"
-        console = shared.console_for()
-        summary = runs.run(spec, folder, resume=resume, progress=Display(console))
+        summary = runs.run(spec, folder, resume=resume, progress=Display(shared.console_for()))
         table = run_table(summary)
         write(folder, "table", [table])
         shared.show([table], [f"written to {folder}"], whole=True)
@@ -138,7 +137,7 @@ def compare(
         shared.show(comparison_tables(summaries, console.width), comparison_notes(summaries))
         written = write(folder, "table", comparison_tables(summaries, WIDE), comparison_notes(summaries))
         names = ", ".join(["comparison.json", *written, *(f.stem + kind for f in files for kind in (".png", ".pdf"))])
-        shared.say(console, f"written to {folder}: {names}", whole=True)
+        shared.say(f"written to {folder}: {names}", whole=True)
         shared.stop_early([s.stopped for s in summaries])
 
 

@@ -147,8 +147,9 @@ def executor_of(name: str) -> "Factory | None":
     return EXECUTORS.find(name) if name else None
 
 
-def say(console: "Console", *lines: str, whole: bool = False) -> None:
+def say(*lines: str, whole: bool = False) -> None:
     """Print lines as they stand; a whole one is not broken, so that a path in it can be copied."""
+    console = console_for()
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=whole)
 
@@ -160,7 +161,7 @@ def show(tables: "Iterable[Table]", notes: Iterable[str] = (), whole: bool = Fal
             sys.stdout.write(json.dumps(table.values()) + "\n")
         else:
             console_for().print(table)
-    say(console_for(), *notes, whole=whole)
+    say(*notes, whole=whole)
 
 
 def folder_of(config: str, name: str) -> Path:

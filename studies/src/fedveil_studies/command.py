@@ -113,7 +113,7 @@ def reproduce(
             show([needed], needed.notes, whole=True)
             return
         with store.opened(shared=no_run):
-            say(console, *asked.notes(selection.names), whole=True)
+            say(*asked.notes(selection.names), whole=True)
             again.folder, again.command, again.mark = store.folder, "the same command", "cells"
             done = (
                 store.collect(cells)
@@ -178,13 +178,13 @@ def _show(console: "Console", asked: "Reproduction", selection: "Selection", pag
     for table in selection.tables:
         results = [measured(one, done.outcomes) for one in asked.measurements(table)]
         shown = result_table(f"{table}: {asked.tables[table]}", results, asked.study)
-        say(console, "")
+        say("")
         show([shown], shown.notes, whole=True)
         keep(partial(pages.table, table))
     for figure in selection.figures:
         keep(partial(pages.figure, figure))
     keep(pages.together)
     if written:
-        say(console, f"written to {pages.root}: {', '.join(written)}", whole=True)
+        say(f"written to {pages.root}: {', '.join(written)}", whole=True)
     if refused:
         raise FedVeilError("\n".join(refused))
