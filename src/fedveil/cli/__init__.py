@@ -76,7 +76,8 @@ def join_packages(app: typer.Typer) -> None:
 
 def _refusing(name: str, error: FedVeilError) -> Callable[[], None]:
     def command() -> None:
-        raise error
+        with shared.refusals():
+            raise error
 
     command.__doc__ = str(error) if isinstance(error, FieldError) else f"Not installed: {error}"
     return command
