@@ -240,7 +240,7 @@ def test_table_13_scores_every_round_of_both_worlds(patterns, tmp_path):
 def test_a_first_model_is_trained_on_the_server_s_half(patterns):
     study = tiny_study(patterns, rows=("fedavg", "fedyogi"))
     trained, fresh = (prepare(config_of(study, "5", row, "vanilla")) for row in ("FedYogi", "FedAvg"))
-    assert trained.dataset.test_y.bincount().tolist() == [8, 8, 8, 8]  # of 16 a class
+    assert trained.dealt.dataset.test_y.bincount().tolist() == [8, 8, 8, 8]  # of 16 a class
     assert not torch.equal(trained.starts, fresh.starts)
     broken = config_of(study, "5", "FedYogi", "vanilla").to_dict()
     del broken["data"]["validation"]
