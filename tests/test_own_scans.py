@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from fedveil.cli import app
 from fedveil.config import parse
+from fedveil.data.pages import grey_pages
 from fedveil.data.tamper import forge_pages, text_boxes
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.report.applied import LEAST, findings
@@ -42,6 +43,13 @@ def test_words_are_found_where_they_stand(scans):
         assert min(box.left for box in own) in range(8, 16)
     assert len(boxes) == sum(box.top >= 18 for box in boxes) <= 8
     assert text_boxes(np.full((128, 160), 245, dtype=np.uint8)) == []
+
+
+def test_a_page_of_16_bits_is_read_as_it_looks(scans):
+    deep = np.asarray(Image.open(scans / "p0.png")).astype(np.uint16) * 257
+    Image.fromarray(deep).save(scans / "deep.png")
+    pages = dict(grey_pages(scans, 1 << 20))
+    np.testing.assert_array_equal(pages["deep.png"], pages["p0.png"])
 
 
 def test_pages_change_inside_their_masks_alone(scans, tmp_path):

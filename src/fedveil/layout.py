@@ -113,18 +113,18 @@ class Layout:
             accepted = f"has layers without a size: {', '.join(lazy)}. Name their inputs, or call it once: model(x[:1])"
             raise FieldError("module", type(module).__name__, accepted)
         every_name = dict(module.named_parameters(remove_duplicate=False))
-        found = [name for name in module.state_dict() if name not in every_name]
-        if found and buffers == "refuse":
+        own = [name for name in module.state_dict() if name not in every_name]
+        if own and buffers == "refuse":
             raise FieldError(
                 "module",
                 type(module).__name__,
-                f"has buffers that are neither shared nor noised: {', '.join(found)}. fedveil.learning.mend(model) "
+                f"has buffers that are neither shared nor noised: {', '.join(own)}. fedveil.learning.mend(model) "
                 "puts GroupNorm in the place of BatchNorm (for a configuration, where your module makes the model); "
                 'in Python, Federation(..., buffers="keep") lets each party keep its own',
             )
         frozen = [name for name, p in parameters.items() if not p.requires_grad]
         entries = [(name, tuple(p.shape), p.dtype) for name, p in parameters.items() if p.requires_grad]
-        return cls._build(entries, tuple(frozen + found))
+        return cls._build(entries, tuple(frozen + own))
 
     @classmethod
     def _build(cls, entries: list[tuple[str, tuple[int, ...], torch.dtype]], kept: tuple[str, ...]) -> "Layout":

@@ -231,7 +231,8 @@ def grey_pages(path: Path, most: int) -> Iterator[tuple[str, Grey]]:
 
 
 def _grey(name: str, source: Path | bytes, most: int) -> Grey:
-    return decode(name, source, mode="grey", max_pixels=most).astype(np.uint8)
+    pixels = decode(name, source, mode="grey", max_pixels=most)
+    return np.rint(255 * pixels).astype(np.uint8) if pixels.dtype == np.float32 else pixels  # of 16 bits from 0 to 1
 
 
 def outlined_by(folder: Path) -> Path | None:

@@ -104,7 +104,8 @@ def _csv(field: str, file: Path, separator: str, max_rows: int, max_bytes: int) 
     except FieldError:
         raise
     except ValueError as error:  # rows that are longer than the header, too
-        raise FieldError(field, str(file), f"cannot be read as CSV in UTF-8 ({error})") from error
+        accepted = f"cannot be read as CSV in UTF-8, as many values a row as names in the header: {str(error).strip()}"
+        raise FieldError(field, str(file), accepted) from error
     if "" in header or len(set(header)) < len(header):
         raise FieldError(f"{file.name}, header", header, "must name each column once")
     return whole.iloc[1:].reset_index(drop=True).set_axis(header, axis=1)

@@ -121,7 +121,7 @@ class Lots:
         self._units: WeakKeyDictionary[ClientData, Units] = WeakKeyDictionary()
         self._lengths: WeakKeyDictionary[ClientData, Tensor] = WeakKeyDictionary()
         self._bases: WeakKeyDictionary[ClientData, Bases] = WeakKeyDictionary()
-        self._threads = torch.get_num_threads()  # under which they were found
+        self._threads = torch.get_num_threads()  # under which bases were worked out
 
     def units_of(self, client: ClientData) -> Units:
         """The units of a client."""
@@ -168,7 +168,7 @@ class Lots:
         batch["present"] = here
         most = len(units) if self._noisy.public_size else self._noisy.most  # one person more must change nobody's path
         if self._sums.reads_examples and not self._noisy.grid and self._sums.takes_bases(most, units.each):
-            if anew:  # whether examples fit into memory is private: as those that are held, only found each time
+            if anew:  # whether examples fit into memory is private: bases all the same, worked out each time
                 where = torch.arange(len(chosen)) if places is None else places
                 own, there = (v.reshape(count, units.each, *v.shape[1:])[where.to(v.device)] for v in (x, here))
                 bases, chosen = self._sums.bases(own.flatten(0, 1), there), torch.arange(len(chosen))

@@ -74,8 +74,8 @@ class LargeDense(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """X W^T + b on the last axis."""
         rows: Tensor = _Product.apply(x.reshape(-1, x.shape[-1]), self.weight, self)  # type: ignore[no-untyped-call]
-        found = rows.view(*x.shape[:-1], -1)
-        return found if self.bias is None else found + self.bias
+        outputs = rows.view(*x.shape[:-1], -1)
+        return outputs if self.bias is None else outputs + self.bias
 
 
 class _Product(torch.autograd.Function):

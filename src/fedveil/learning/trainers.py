@@ -80,8 +80,8 @@ class WorkerTrainer:
 
         def work(trainer: SequentialTrainer, i: int) -> None:
             trainer.lends = then is not None
-            [found] = trainer.train(starts[i : i + 1], [clients[i]], [keys[i]])
-            results[i] = found if then is None else then(keys[i], found)
+            [outcome] = trainer.train(starts[i : i + 1], [clients[i]], [keys[i]])
+            results[i] = outcome if then is None else then(keys[i], outcome)
 
         # the largest first, so that no worker is left with a long one at the end
         order = sorted(range(len(clients)), key=lambda i: -clients[i].examples)

@@ -109,7 +109,7 @@ class ClientBlock:
         plan : Schedule
             Which of them when.
         before : callable
-            Told (step, active clients) before each step, e.g. to draw its dropout; what it raises ends the training.
+            Called with (step, active clients) before each step, e.g. to draw its dropout; what it raises ends training.
 
         Returns
         -------
@@ -178,7 +178,7 @@ def dropout_masks(stack: Stack, keys: Sequence[Key], plan: Schedule) -> Before:
     Parameters
     ----------
     stack : Stack
-        Its dropout stages are told what to draw.
+        Whose dropout stages get what they draw.
     keys : sequence of tuple of int
         Of the clients.
     plan : Schedule
