@@ -99,8 +99,10 @@ class SecondPlace:
         Raises
         ------
         FieldError
-            If there is one: another ledger of the data set would be another budget.
+            If nobody is named who makes it, or there is one: another ledger of the data set would be another budget.
         """
+        if not by.strip():
+            raise FieldError("by", by, "must say who begins the ledger, or makes its head, and why")
         if self.file.exists() or self.key_file.exists():
             accepted = "holds a head of this data set: what was spent stays spent. Restore its ledger, or name another"
             raise FieldError("head", str(self.file.parent), accepted)

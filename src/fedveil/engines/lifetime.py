@@ -47,8 +47,6 @@ def begin_ledger(folder: str | Path, dataset: str | int, by: str, *, head: str |
     """
     path = _path(folder, dataset)
     place = _second_place(head, path, "begin_ledger(..., head=FOLDER)")
-    if not by.strip():
-        raise FieldError("by", by, "must say who begins the ledger, and why")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     begun = datetime.now(UTC).isoformat(timespec="seconds")
     first = json.dumps({"dataset": str(dataset), "by": by, "begun": begun, "id": secrets.token_hex(16)})
@@ -86,8 +84,6 @@ def make_head(folder: str | Path, dataset: str | int, by: str, *, head: str | Pa
     """
     path = _path(folder, dataset)
     place = _second_place(head, path, "make_head(..., head=FOLDER)")
-    if not by.strip():
-        raise FieldError("by", by, "must say who makes the head, and why")
     with _opened(path) as file:
         ledger, lines, torn = _parsed(path, file.content(), "")
         file.cut(torn)

@@ -16,7 +16,7 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -75,6 +75,8 @@ class SumTerms(Parameters):
         For a value out of range, or a sum that could overflow.
     """
 
+    noise: ClassVar[WideGaussianNoise] = WideGaussianNoise()  # that each site adds, in steps of the grid
+
     unit: Literal["record", "person"]
     relation: Relation
     clip: float
@@ -103,11 +105,6 @@ class SumTerms(Parameters):
     def text(self) -> str:
         """All of them, for a site to compare with its own."""
         return json.dumps(asdict(self), sort_keys=True)
-
-    @property
-    def noise(self) -> WideGaussianNoise:
-        """What each site adds, in steps of the grid."""
-        return WideGaussianNoise()
 
     @property
     def grid(self) -> float:

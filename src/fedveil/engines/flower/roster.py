@@ -86,20 +86,20 @@ class Roster:
 
     def _connected(self, grid: Grid, least: int) -> set[int]:
         awaited = least if self.partitions else max(self._awaited, least)
-        deadline, said = time.monotonic() + self._patience, -1
+        deadline, shown = time.monotonic() + self._patience, -1
         while True:
             connected = set(grid.get_node_ids())
             if len(connected) >= awaited:
                 return connected
-            left = deadline - time.monotonic()
-            if left <= 0 and self.partitions:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0 and self.partitions:
                 return connected
-            if left <= 0:
+            if remaining <= 0:
                 raise FedVeilError(f"{len(connected)} of {awaited} clients connected within {self._patience:g} s")
-            if len(connected) != said:
-                said = len(connected)
-                _LOG.info("%d of %d clients are connected; waiting up to %.0f s", said, awaited, left)
-            time.sleep(min(PAUSE, left))
+            if len(connected) != shown:
+                shown = len(connected)
+                _LOG.info("%d of %d clients are connected; waiting up to %.0f s", shown, awaited, remaining)
+            time.sleep(min(PAUSE, remaining))
 
     def _greet(self, grid: Grid, nodes: Iterable[int], timeout: float) -> list[str]:
         messages = [Message(RecordDict({records.HELLO: ConfigRecord()}), node, MessageType.TRAIN) for node in nodes]
