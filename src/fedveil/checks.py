@@ -154,18 +154,18 @@ def rules_of(hints: Iterable[tuple[str, Any]]) -> list[FieldRule]:
 
     In a union, such as ``Positive | None``, a value of another member passes.
     """
-    found: list[FieldRule] = []
+    rules: list[FieldRule] = []
     for name, hint in hints:
         members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         others = tuple(member for member in members if isinstance(member, type))
         for member in members:
             marks = getattr(member, "__metadata__", ())
-            found += [(name, others, mark.require) for mark in marks if isinstance(mark, Check)]
+            rules += [(name, others, mark.require) for mark in marks if isinstance(mark, Check)]
             if get_origin(member) is Literal:
-                found.append((name, others, partial(require_choice, choices=get_args(member))))
+                rules.append((name, others, partial(require_choice, choices=get_args(member))))
         if len(others) == len(members) and (others[0] is bool or issubclass(others[0], Parameters)):
-            found.append((name, others, partial(_of_kind, others)))
-    return found
+            rules.append((name, others, partial(_of_kind, others)))
+    return rules
 
 
 def _of_kind(kinds: tuple[type, ...], name: str, value: Any) -> None:

@@ -70,12 +70,12 @@ def parts_of(rows: Rows, start: Tensor | None = None, width: int = WIDTH) -> Ite
     wide = torch.empty(height, width, dtype=torch.float64)
     narrow = torch.empty(width, dtype=rows[0].dtype)
     rows = rows.detach() if isinstance(rows, Tensor) else [row.detach() for row in rows]
-    for left in range(0, d, width):
-        columns = slice(left, min(left + width, d))
-        room, begun = narrow[: columns.stop - left], None if start is None else start[columns]
+    for first in range(0, d, width):
+        columns = slice(first, min(first + width, d))
+        room, begun = narrow[: columns.stop - first], None if start is None else start[columns]
         for top in range(0, len(rows), height):
             some = rows[top : top + height]
-            part = wide[: len(some), : columns.stop - left]
+            part = wide[: len(some), : columns.stop - first]
             if isinstance(some, Tensor) and begun is None:
                 part.copy_(some[:, columns])
             else:

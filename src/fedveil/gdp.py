@@ -166,8 +166,8 @@ def epsilon_of_rho(rho: float, delta: float) -> float:
         order = 1 + excess
         return order * rho + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / excess
 
-    found = scipy.optimize.minimize_scalar(bound, bounds=(-12.0, 20.0), method="bounded", options={"xatol": 1e-10})
-    return max(0.0, float(found.fun))
+    least = scipy.optimize.minimize_scalar(bound, bounds=(-12.0, 20.0), method="bounded", options={"xatol": 1e-10})
+    return max(0.0, float(least.fun))
 
 
 def rounded_up(value: float, digits: int = 4) -> str:

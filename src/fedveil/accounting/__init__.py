@@ -3,9 +3,7 @@
 from fedveil.accounting.admission import Admission as Admission
 from fedveil.accounting.admission import SumPolicy as SumPolicy
 from fedveil.accounting.advice import Choice as Choice
-from fedveil.accounting.advice import Reading as Reading
 from fedveil.accounting.advice import advise as advise
-from fedveil.accounting.advice import reading as reading
 from fedveil.accounting.bounds import Bound as Bound
 from fedveil.accounting.composition import epsilon as epsilon
 from fedveil.accounting.events import DiscreteGaussian as DiscreteGaussian
@@ -46,6 +44,8 @@ from fedveil.accounting.planning import plan as plan
 from fedveil.accounting.planning import step_event as step_event
 from fedveil.accounting.policy import Limits as Limits
 from fedveil.accounting.policy import Policy as Policy
+from fedveil.accounting.readings import Reading as Reading
+from fedveil.accounting.readings import reading as reading
 from fedveil.gdp import Meaning as Meaning
 from fedveil.gdp import compose_mu as compose_mu
 from fedveil.gdp import delta_of_mu as delta_of_mu

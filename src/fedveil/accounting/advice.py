@@ -1,4 +1,4 @@
-"""What shall I turn on? What is possible for a federation, and what an existing configuration really promises.
+"""What shall I turn on? What is possible for a federation.
 
 Noise is compared with the signal it drowns: the expected length of the noise on a round's mean, over the clipping norm,
 which is the longest the mean can be. The federation trains at all below about `1 / ENOUGH` (a rule of thumb, see
@@ -6,27 +6,22 @@ which is the longest the mean can be. The federation trains at all below about `
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, get_args
 
-from fedveil.accounting.bounds import GDP
-from fedveil.accounting.events import FACTOR, Relation, factor_of
+from fedveil.accounting.events import FACTOR, Relation
 from fedveil.accounting.guarantee import (
-    AS_READ,
-    VACUOUS,
     Guarantee,
-    Scope,
     Trust,
     Unit,
     at_most,
-    conditions_of,
     few_colluding,
     few_silos,
-    of_round,
+    promise_of_mu,
     whole_noise,
 )
 from fedveil.accounting.planning import ENOUGH, least_noise
-from fedveil.errors import FieldError, require_choice, require_count, require_delta, require_positive
+from fedveil.errors import FieldError, require_choice, require_count
 from fedveil.gdp import rounded_up
 
 Verdict = Literal["possible", "hard", "hopeless", "no promise"]
@@ -155,7 +150,7 @@ def advise(
         target=(f"epsilon = {float(epsilon)}", f"delta = {float(delta)}"),
     )
     promise, z = silos.promise("client", "central", silos.noise), silos.noise
-    twofold = _promise("client", "local", "replace-one", "total", 2 * math.sqrt(rounds) / twice)
+    twofold = promise_of_mu("client", "local", "replace-one", "total", 2 * math.sqrt(rounds) / twice)
     options = [
         _choice("global", promise, z, z * length / n, (f"noise_multiplier = {rounded_up(z, 6)}", *silos.under)),
         _choice("fedre", twofold, twice, twice * length / math.sqrt(n), ('scores = "public"', *silos.target)),
@@ -200,7 +195,7 @@ class _Silos:
     def promise(self, unit: Unit, trust: Trust, z: float, *conditions: tuple[str, ...]) -> Guarantee:
         """The total over all rounds."""
         mu = FACTOR[self.relation] * math.sqrt(self.rounds) / z
-        return _promise(unit, trust, self.relation, "total", mu, *conditions)
+        return promise_of_mu(unit, trust, self.relation, "total", mu, *conditions)
 
     def choices(self, unit: Unit, count: int, planned: tuple[str, ...], group: int = 1) -> list[Choice]:
         """What protects `group` units of a silo together, of which it has `count`: one choice for each trust.
@@ -250,126 +245,4 @@ def _choice(method: str, guarantee: Guarantee, z: float, ratio: float, lines: tu
         guarantee=guarantee,
         lines=(f'method = "{method}"', *lines),
         evidence=_EVIDENCE[guarantee.trust if method == "record" else method] if measured else "",
-    )
-
-
-def _promise(
-    unit: Unit,
-    trust: Trust,
-    relation: Relation,
-    scope: Scope,
-    mu: float,
-    first: tuple[str, ...] = (),
-    more: tuple[str, ...] = (),
-) -> Guarantee:
-    """Mu-GDP under what has to hold for every such promise, with conditions before and behind."""
-    promise = of_round(GDP(mu), trust, relation, *first, *conditions_of(unit, trust, relation), *more)
-    public_size = relation != "add/remove" if unit in ("record", "person") else None
-    return replace(promise, unit=unit, scope=scope, public_size=public_size)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """What an existing configuration really promises.
-
-    Attributes
-    ----------
-    sigma : float
-        Deviation of its noise.
-    round, total : Guarantee
-        Of one round, and of all.
-    delta : float
-        Of every epsilon.
-    claimed : float, optional
-        Epsilon that the configuration names, for a round or in total as its author may have meant.
-    least_sigma : float, optional
-        The least deviation for which the total stays within `claimed`.
-    """
-
-    sigma: float
-    round: Guarantee
-    total: Guarantee
-    delta: float
-    claimed: float | None = None
-    least_sigma: float | None = None
-
-    def describe(self) -> tuple[str, ...]:
-        """What to know, a sentence each."""
-        epsilon = self.total.epsilon(self.delta)
-        said = [
-            f"noise of deviation {self.sigma:.4g}: {self.round.describe()}",
-            self.total.describe(self.delta),
-            self.total.meaning().describe(),
-        ]
-        if self.claimed is not None:
-            kept = "holds" if epsilon <= self.claimed else "does not hold"
-            said.append(f"the epsilon of {self.claimed:g} that it names {kept} in total")
-            said.append(f"a deviation of {rounded_up(self.least_sigma or 0.0)} would be enough for it")
-        said += [f"it holds if {condition}" for condition in self.total.conditions]
-        if epsilon > VACUOUS:
-            said.append("vacuous: it excludes nothing in practice")
-        return tuple(said)
-
-
-def reading(
-    *,
-    clip: float,
-    rounds: int,
-    delta: float = 1e-5,
-    sigma: float | None = None,
-    epsilon: float | None = None,
-    sensitivity: float | None = None,
-    formula: Literal["classic", "exact"] = "classic",
-    unit: Unit = "client",
-    trust: Trust = "local",
-    relation: Relation = "zero-out",
-) -> Reading:
-    """Read a configuration: clipping norm and noise, or the epsilon and sensitivity that its noise is computed from.
-
-    Parameters
-    ----------
-    clip : float
-        C: how far one unit can move what is released. This, and not a `sensitivity` that is set beside it, is what
-        the promise rests on.
-    rounds : int
-        Releases.
-    delta : float
-        Of every epsilon.
-    sigma : float, optional
-        Deviation of the noise, in the units of `clip`.
-    epsilon : float, optional
-        Without `sigma`: epsilon a round that sigma is computed from. With it: the total that is claimed.
-    sensitivity : float, optional
-        What sigma is computed with; the clip unless the configuration sets another.
-    formula : {"classic", "exact"}
-        Classic: sigma = sensitivity sqrt(2 ln(1.25 / delta)) / epsilon, which proves nothing above epsilon 1.
-    unit, trust, relation
-        As in `Guarantee`.
-
-    Raises
-    ------
-    FieldError
-        For a value out of range, or neither sigma nor epsilon.
-    """
-    clip, rounds, delta = require_positive("clip", clip), require_count("rounds", rounds), require_delta("delta", delta)
-    require_choice("formula", formula, ("classic", "exact"))
-    change = factor_of(relation) * clip
-    if epsilon is not None:
-        require_positive("epsilon", epsilon)
-    if sigma is None:
-        if epsilon is None:
-            raise FieldError("sigma", None, "give it, or the epsilon that it is computed from")
-        moved = require_positive("sensitivity", clip if sensitivity is None else sensitivity)
-        classic = math.sqrt(2 * math.log(1.25 / delta)) / epsilon
-        sigma = moved * (classic if formula == "classic" else least_noise(epsilon, delta, 1))
-    sigma = require_positive("sigma", sigma)
-    read = (AS_READ.format(unit=unit),)
-    least = None if epsilon is None else clip * least_noise(epsilon, delta, rounds, relation=relation)
-    return Reading(
-        sigma=sigma,
-        round=_promise(unit, trust, relation, "round", change / sigma, read),
-        total=_promise(unit, trust, relation, "total", change * math.sqrt(rounds) / sigma, read),
-        delta=delta,
-        claimed=epsilon,
-        least_sigma=least,
     )

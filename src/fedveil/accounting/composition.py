@@ -170,8 +170,8 @@ def _without_the_vast(others: dict[Event, int], mu: float, factor: float) -> tup
         return compose_mu([mu, *(_sampled_mu(e, factor) * math.sqrt(others[e]) for e in events - laplace)])
 
     vast = {e for e in others if _largest_loss(e, factor) > _OVERFLOW[0 if e in laplace else 1]}
-    left = math.fsum(_mean_loss(e, factor) * others[e] for e in set(others) - vast)
-    if max(left, _gaussian_loss(gaussian(vast))) > _OVERFLOW[1]:  # the grid of all together would be too wide
+    mean = math.fsum(_mean_loss(e, factor) * others[e] for e in set(others) - vast)
+    if max(mean, _gaussian_loss(gaussian(vast))) > _OVERFLOW[1]:  # the grid of all together would be too wide
         vast = set(others)
     added = math.fsum(others[e] * _pure(e, factor) for e in vast & laplace)
     return {e: c for e, c in others.items() if e not in vast}, gaussian(vast), added

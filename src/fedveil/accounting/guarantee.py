@@ -38,7 +38,6 @@ BEFORE_ORDER = (
     "the memory order of images follows one of them (SECURITY.md)"
 )
 DOUBTS = (BEFORE_ROUNDING, BEFORE_ORDER)  # of releases of earlier versions
-AS_READ = "one {unit} moves what the noise is added to by at most the clip, and every release has noise of its own"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,3 +334,18 @@ def conditions_of(unit: Unit, trust: Trust, relation: Relation) -> tuple[str, ..
     elif relation == "add/remove" and unit == "client":
         conditions += (FIXED_COHORT,)
     return (*conditions, NO_FAILURE) if unit in ("record", "person") else conditions
+
+
+def promise_of_mu(
+    unit: Unit,
+    trust: Trust,
+    relation: Relation,
+    scope: Scope,
+    mu: float,
+    first: tuple[str, ...] = (),
+    more: tuple[str, ...] = (),
+) -> Guarantee:
+    """Mu-GDP under what has to hold for every such promise (`conditions_of`), with conditions before and behind."""
+    promise = of_round(GDP(mu), trust, relation, *first, *conditions_of(unit, trust, relation), *more)
+    public_size = relation != "add/remove" if unit in ("record", "person") else None
+    return replace(promise, unit=unit, scope=scope, public_size=public_size)

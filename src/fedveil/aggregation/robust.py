@@ -208,12 +208,12 @@ class Bulyan(Aggregator):
         """One share each for the selected, before single coordinates are left out."""
         n, f = len(updates), self.malicious
         self.admit(f, n)
-        left, squared = torch.arange(n), squared_distances(updates)
+        others, squared = torch.arange(n), squared_distances(updates)
         chosen: list[int] = []
         while len(chosen) < n - 2 * f:
-            best = int(krum_order(squared[left[:, None], left], f)[0]) if len(left) > 1 else 0
-            chosen.append(int(left[best]))
-            left = torch.cat([left[:best], left[best + 1 :]])
+            best = int(krum_order(squared[others[:, None], others], f)[0]) if len(others) > 1 else 0
+            chosen.append(int(others[best]))
+            others = torch.cat([others[:best], others[best + 1 :]])
         return torch.zeros(n, dtype=torch.float64).index_fill_(0, torch.tensor(chosen), 1 / len(chosen))
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:

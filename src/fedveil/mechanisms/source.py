@@ -209,16 +209,8 @@ class NoSource(Source):
     def child(self, *key: Key) -> "NoSource":
         return self
 
-    def uniform(self, size: int) -> Tensor:
-        """Refuse."""
-        raise self._refusal()
-
     def normal(self, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
-        raise self._refusal()
+        """Refuse, as all that draws."""
+        raise FieldError("trust", "central", "declares that the client adds no noise: a method that draws is 'local'")
 
-    def bits(self, size: int) -> Tensor:
-        """Refuse."""
-        raise self._refusal()
-
-    def _refusal(self) -> FieldError:
-        return FieldError("trust", "central", "declares that the client adds no noise: a method that draws is 'local'")
+    uniform = bits = normal

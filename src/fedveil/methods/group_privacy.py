@@ -150,7 +150,7 @@ def _spend_of(side: GroupPrivacy, dimension: int, apart: float | None) -> Spend:
     scale: tuple[float, ...] = ()
     mechanism = "euclidean-laplace"
     if side.radius is not None:
-        epsilon = dimension / (side.noise_multiplier * side.radius)
+        epsilon = side._public_epsilon(side.radius, dimension)
         seen = ((EuclideanLaplace(dimension, epsilon), 1),)
         bound = MetricDP(epsilon, seen)
         scale = (epsilon,)

@@ -1,0 +1,120 @@
+"""What an existing configuration, of whatever library, really promises."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from fedveil.accounting.events import Relation, factor_of
+from fedveil.accounting.guarantee import VACUOUS, Guarantee, Trust, Unit, promise_of_mu
+from fedveil.accounting.planning import least_noise
+from fedveil.errors import FieldError, require_choice, require_count, require_delta, require_positive
+from fedveil.gdp import rounded_up
+
+AS_READ = "one {unit} moves what the noise is added to by at most the clip, and every release has noise of its own"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What an existing configuration really promises.
+
+    Attributes
+    ----------
+    sigma : float
+        Deviation of its noise.
+    round, total : Guarantee
+        Of one round, and of all.
+    delta : float
+        Of every epsilon.
+    claimed : float, optional
+        Epsilon that the configuration names, for a round or in total as its author may have meant.
+    least_sigma : float, optional
+        The least deviation for which the total stays within `claimed`.
+    """
+
+    sigma: float
+    round: Guarantee
+    total: Guarantee
+    delta: float
+    claimed: float | None = None
+    least_sigma: float | None = None
+
+    def describe(self) -> tuple[str, ...]:
+        """What to know, a sentence each."""
+        epsilon = self.total.epsilon(self.delta)
+        said = [
+            f"noise of deviation {self.sigma:.4g}: {self.round.describe()}",
+            self.total.describe(self.delta),
+            self.total.meaning().describe(),
+        ]
+        if self.claimed is not None:
+            kept = "holds" if epsilon <= self.claimed else "does not hold"
+            said.append(f"the epsilon of {self.claimed:g} that it names {kept} in total")
+            said.append(f"a deviation of {rounded_up(self.least_sigma or 0.0)} would be enough for it")
+        said += [f"it holds if {condition}" for condition in self.total.conditions]
+        if epsilon > VACUOUS:
+            said.append("vacuous: it excludes nothing in practice")
+        return tuple(said)
+
+
+def reading(
+    *,
+    clip: float,
+    rounds: int,
+    delta: float = 1e-5,
+    sigma: float | None = None,
+    epsilon: float | None = None,
+    sensitivity: float | None = None,
+    formula: Literal["classic", "exact"] = "classic",
+    unit: Unit = "client",
+    trust: Trust = "local",
+    relation: Relation = "zero-out",
+) -> Reading:
+    """Read a configuration: clipping norm and noise, or the epsilon and sensitivity that its noise is computed from.
+
+    Parameters
+    ----------
+    clip : float
+        C: how far one unit can move what is released. This, and not a `sensitivity` that is set beside it, is what
+        the promise rests on.
+    rounds : int
+        Releases.
+    delta : float
+        Of every epsilon.
+    sigma : float, optional
+        Deviation of the noise, in the units of `clip`.
+    epsilon : float, optional
+        Without `sigma`: epsilon a round that sigma is computed from. With it: the total that is claimed.
+    sensitivity : float, optional
+        What sigma is computed with; the clip unless the configuration sets another.
+    formula : {"classic", "exact"}
+        Classic: sigma = sensitivity sqrt(2 ln(1.25 / delta)) / epsilon, which proves nothing above epsilon 1.
+    unit, trust, relation
+        As in `Guarantee`.
+
+    Raises
+    ------
+    FieldError
+        For a value out of range, or neither sigma nor epsilon.
+    """
+    clip, rounds, delta = require_positive("clip", clip), require_count("rounds", rounds), require_delta("delta", delta)
+    require_choice("formula", formula, ("classic", "exact"))
+    change = factor_of(relation) * clip
+    if epsilon is not None:
+        require_positive("epsilon", epsilon)
+    if sigma is None:
+        if epsilon is None:
+            raise FieldError("sigma", None, "give it, or the epsilon that it is computed from")
+        moved = require_positive("sensitivity", clip if sensitivity is None else sensitivity)
+        classic = math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+        sigma = moved * (classic if formula == "classic" else least_noise(epsilon, delta, 1))
+    sigma = require_positive("sigma", sigma)
+    read = (AS_READ.format(unit=unit),)
+    least = None if epsilon is None else clip * least_noise(epsilon, delta, rounds, relation=relation)
+    return Reading(
+        sigma=sigma,
+        round=promise_of_mu(unit, trust, relation, "round", change / sigma, read),
+        total=promise_of_mu(unit, trust, relation, "total", change * math.sqrt(rounds) / sigma, read),
+        delta=delta,
+        claimed=epsilon,
+        least_sigma=least,
+    )
