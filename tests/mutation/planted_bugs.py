@@ -2054,8 +2054,8 @@ BUGS = (
         "attacks: several bounds at the full error each",
         "attacks/bounds.py",
         "joint_bound",
-        "1 - (1 - confidence) / require_count('judged', len(judged))",
-        "confidence",
+        "1 - (1 - CONFIDENCE) / require_count('judged', len(judged))",
+        "CONFIDENCE",
         f"{SCORED}::test_several_attacks_prove_together_at_most_what_the_best_proves_alone",
     ),
     _bug(

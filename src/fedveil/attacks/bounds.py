@@ -65,10 +65,8 @@ def epsilon_bound(
     )
 
 
-def joint_bound(
-    judged: Sequence[tuple[ArrayLike, ArrayLike, float]], *, delta: float = 0.0, confidence: float = CONFIDENCE
-) -> EpsilonBound:
-    """What several attacks on the same runs prove together: the largest bound, each at its share of the error.
+def joint_bound(judged: Sequence[tuple[ArrayLike, ArrayLike, float]], *, delta: float = 0.0) -> EpsilonBound:
+    """What several attacks on the same runs prove together at 95%: the largest bound, each at its share of the error.
 
     The largest of k bounds at 95% is none at 95% (Bonferroni): the more attacks are tried, the sooner one is lucky.
 
@@ -76,17 +74,17 @@ def joint_bound(
     ----------
     judged : sequence of (inside, outside, threshold)
         As for `epsilon_bound`, one an attack; at least one.
-    delta, confidence : float
+    delta : float
         Of the joint bound.
     """
-    each = 1 - (1 - confidence) / require_count("judged", len(judged))
+    each = 1 - (1 - CONFIDENCE) / require_count("judged", len(judged))
     bounds = [epsilon_bound(*one, delta=delta, confidence=each) for one in judged]
-    return EpsilonBound(max(b.lower for b in bounds), max(b.ceiling for b in bounds), delta, confidence)
+    return EpsilonBound(max(b.lower for b in bounds), max(b.ceiling for b in bounds), delta, CONFIDENCE)
 
 
-def epsilon_ceiling(runs: int, delta: float = 0.0, confidence: float = CONFIDENCE) -> float:
-    """The largest epsilon that so many runs in each world can prove."""
-    return _epsilon(rate(runs, runs, confidence).low, rate(0, runs, confidence).high, delta)
+def epsilon_ceiling(runs: int, delta: float = 0.0) -> float:
+    """The largest epsilon that so many runs in each world can prove, at 95%."""
+    return _epsilon(rate(runs, runs).low, rate(0, runs).high, delta)
 
 
 def _epsilon(true: float, false: float, delta: float) -> float:

@@ -121,10 +121,9 @@ def rate(hits: int, runs: int, confidence: float = CONFIDENCE) -> Estimate:
     return Estimate(hits / runs, low, high)
 
 
-def advantage(inside: ArrayLike, outside: ArrayLike, threshold: float, confidence: float = CONFIDENCE) -> Estimate:
+def advantage(inside: ArrayLike, outside: ArrayLike, threshold: float) -> Estimate:
     """True less false positive rate at a threshold from elsewhere; the interval holds both exact ones (Bonferroni)."""
-    each = 1 - (1 - confidence) / 2
-    true, false = rates(inside, outside, threshold, each)
+    true, false = rates(inside, outside, threshold, 1 - (1 - CONFIDENCE) / 2)
     return Estimate(true.point - false.point, true.low - false.high, true.high - false.low)
 
 

@@ -62,11 +62,10 @@ class Cosine(Inversion):
         def objective(x: Tensor) -> Tensor:
             return matching.cosine(x[None], labels) + matching.prior(x, self.variation) + prior(x)
 
-        best, value = best_start(lambda _: self._descended(objective, matching.dummy(), known), self.restarts)
+        best, value = best_start(
+            lambda _: signed_adam(objective, matching.dummy(), known.pixels, self.steps, self.lr), self.restarts
+        )
         return Reconstruction(best.to(torch.float64), labels, value)
-
-    def _descended(self, objective: Objective, first: Tensor, known: ServerKnowledge) -> tuple[Tensor, float]:
-        return signed_adam(objective, first, known.pixels, steps=self.steps, lr=self.lr * known.data_range)
 
     def _prior(self, matching: Matching) -> Objective:
         """A further penalty; here there is none."""
@@ -224,7 +223,7 @@ class SeeThrough(Cosine):
                     total = total + self.consistency * (x - in_order(mean, x.detach(), labels)).square().mean()
             return total
 
-        group, _ = self._descended(objective, first, known)
+        group, _ = signed_adam(objective, first, known.pixels, self.steps, self.lr)
         fits = torch.stack([matching.cosine(x[None], labels).detach() for x in group])
         best = int(fits.argmin())
         return Reconstruction(group[best].to(torch.float64), labels, float(fits[best]))

@@ -231,14 +231,14 @@ def lbfgs(
 
 
 def signed_adam(
-    objective: Callable[[Tensor], Tensor], first: Tensor, pixels: tuple[float, float], *, steps: int, lr: float
+    objective: Callable[[Tensor], Tensor], first: Tensor, pixels: tuple[float, float], steps: int, lr: float
 ) -> tuple[Tensor, float]:
     """Minimise by Adam on the signs of the gradient, the step divided by 10 after 3/8, 5/8 and 7/8, as Geiping et al.
 
-    Every step is cut to the range of the pixels; returned is the best point.
+    Every step is cut to the range of the pixels, of which `lr` is a share; returned is the best point.
     """
     point = first.clone().requires_grad_()
-    optimizer = torch.optim.Adam([point], lr=lr)
+    optimizer = torch.optim.Adam([point], lr=lr * (pixels[1] - pixels[0]))
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [steps * k // 8 for k in (3, 5, 7)], 0.1)
     best = (first, float("inf"))
     for _ in range(steps):

@@ -110,14 +110,14 @@ class _Rows:
         widths = widths.clamp(min=100 * REWEIGHTED * float(self.left.abs().max()))
         return (directions @ self.left.T).abs().lt(widths)
 
-    def sparse(self, directions: Tensor, steps: int = 40, rate: float = 0.8) -> Tensor:
+    def sparse(self, directions: Tensor) -> Tensor:
         """Draw each direction [c, N] to a sparse one near by."""
         count = directions.shape[1]
         squares = (self.left[:, :, None] * self.left[:, None]).flatten(1)
         width = (directions @ self.left.T).abs().median(1, keepdim=True).values
-        for _ in range(steps):
+        for _ in range(40):  # the width falls to 1e-4 of what it was, or to the noise
             floor = (directions * self.noise).norm(dim=1, keepdim=True)
-            width = (width * rate).clamp(min=REWEIGHTED).maximum(floor)
+            width = (width * 0.8).clamp(min=REWEIGHTED).maximum(floor)
             weights = 1 / ((directions @ self.left.T).square() + width**2)
             moments = (weights @ squares).view(-1, count, count)
             moments = moments / moments.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
