@@ -5,7 +5,7 @@ types, whether they come from a file, from Flower, from FLARE or from Python.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, partial, wraps
 from inspect import Parameter, signature
 from types import SimpleNamespace, UnionType
@@ -169,8 +169,9 @@ def rules_of(hints: Iterable[tuple[str, Any]]) -> list[FieldRule]:
 
 
 def _of_kind(kinds: tuple[type, ...], name: str, value: Any) -> None:
-    named = " or ".join(kind.__name__ for kind in kinds)
-    raise FieldError(name, value, "must be true or false" if bool in kinds else f"must be {named} (in TOML, a table)")
+    written = [f"{kind.__name__}({fields(kind)[0].name}=..., ...)" for kind in kinds if is_dataclass(kind)]
+    accepted = f"must be {' or '.join(written)} (in TOML, a table)"
+    raise FieldError(name, value, "must be true or false" if bool in kinds else accepted)
 
 
 @cache
