@@ -191,7 +191,7 @@ IN_PYTHON = {
         "Sequential",
         "mend",
     ),
-    "training as a dict": (federation(local={"lr": 0.1}), "local", "dict", "LocalTraining(lr="),
+    "training as a dict": (federation(local={"lr": 0.1}), "local", "{'lr': 0.1}", "LocalTraining("),
     "a misspelt argument": (federation(modle=None), "modle", "NoneType", "'model'"),
     "clients by name": (federation(clients={"a": DEALT[0]}), "clients[0]", "str", "(x, y)"),
     "one client's pair": (federation(clients=(X, Y)), "clients[0]", "ndarray", "list of clients"),
