@@ -51,8 +51,8 @@ class Sight:
         return torch.stack(self.models).sum(0)
 
 
-World = Callable[[Source], Any]  # Sight, or of `crowd` the round's Combined
-Score = Callable[[Any], float]
+World = Callable[[Source], Sight]
+Score = Callable[[Sight], float]
 
 
 @dataclass(frozen=True)
