@@ -60,6 +60,11 @@ class Faulty:
         return getattr(self.inner, name)
 
 
+def learned(learner, task):
+    """What a learner makes of a round's task, as the engine asks it."""
+    return learner.learn(task.models, task.clients, task.keys, task.needs, task.sources)
+
+
 def federation(name, n=4, *, faults=None, since=1, method=None, **options):
     """An embedded federation of a named method with its usual options."""
     values = {"model": tiny, "clients": [images(p) for p in range(n)], "seed": 7, "public_data": images(100)}

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from engine_kit import OPTIONS, federation, images, tiny
+from engine_kit import OPTIONS, federation, images, learned, tiny
 
 from fedveil.engines import Behaviour, Execution, Federation, Lockstep, Turn
 from fedveil.errors import FieldError
@@ -44,7 +44,7 @@ class Spy(Crafted):
 def round_of(made, rounds=1):
     """One round's replies, taken apart as a lockstep does."""
     asked = made.ask(rounds)
-    collected = made.collect(asked, made.learner.learn(*vars(asked.task).values()))
+    collected = made.collect(asked, learned(made.learner, asked.task))
     return asked, collected, made.close(asked, collected)
 
 

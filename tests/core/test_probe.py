@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from engine_kit import federation
+from engine_kit import federation, learned
 
 from fedveil.accounting import model_of
 from fedveil.attacks import ServerView
@@ -73,7 +73,7 @@ def test_in_lockstep_each_federation_has_its_own_probes():
     probe, other = Spread(), Spread()
     one = federation("vanilla", probes=[probe])
     two = federation("vanilla", probes=[other], seed=8, learner=one.learner)
-    one.learner.learn_together = lambda tasks: [one.learner.learn(*vars(t).values()) for t in tasks]
+    one.learner.learn_together = lambda tasks: [learned(one.learner, task) for task in tasks]
     played = next(iter(Lockstep([one, two]).rounds(1)))
     assert [s.federation for s in probe.seen + other.seen] == [one, two]
     assert played[0].figures != played[1].figures
