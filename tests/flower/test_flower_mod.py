@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedveil.accounting import Filter, ParticipationFilter
-from fedveil.engines.flower.mod import TOLD
+from fedveil.engines.flower.mod import CLIENT_FAILED
 from fedveil.engines.flower.records import HELLO, write_broadcast
 from fedveil.engines.messages import REPLY
 from fedveil.errors import FieldError
@@ -202,7 +202,7 @@ def test_a_failure_is_a_charged_zero_update_under_local_trust(broken):
 @pytest.mark.parametrize("broken", [raises, answers_error])
 def test_texts_of_exceptions_never_travel(broken, kind):
     reply = simulated(LAYOUT, METHODS["vanilla"])(ask(kind), node(), broken)
-    assert (reply.error.code, reply.error.reason) == (FAILED, TOLD)
+    assert (reply.error.code, reply.error.reason) == (FAILED, CLIENT_FAILED)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

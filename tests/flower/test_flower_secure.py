@@ -14,7 +14,7 @@ from federation_kit import grouped
 from fedveil.accounting import Filter, ParticipationFilter, SumPolicy
 from fedveil.aggregation import FedAvgM
 from fedveil.engines.flower.grid import _identity
-from fedveil.engines.flower.mod import TOLD, read_settings
+from fedveil.engines.flower.mod import CLIENT_FAILED, read_settings
 from fedveil.engines.flower.records import read_share, write_broadcast
 from fedveil.engines.sites import read_key
 from fedveil.errors import FieldError, NoReplyError
@@ -323,7 +323,7 @@ def test_a_site_that_is_not_set_up_for_a_sum_says_how_to_in_its_own_log_alone(no
         policy.write_text(text.partition("[sum]")[0])
     elif wrong in edits:
         policy.write_text(text.replace(*edits[wrong]))
-    assert nodes.ask(0, nodes.opened()) in ((902, TOLD), REFUSAL)
+    assert nodes.ask(0, nodes.opened()) in ((902, CLIENT_FAILED), REFUSAL)
     assert not nodes.trained
     assert not spent(nodes.folder, 0)
     assert WRONG[wrong] in caplog.text
@@ -345,7 +345,7 @@ def test_a_layout_that_changed_is_refused_before_data(nodes):
         0, replace(content, models=torch.zeros(1, D), public=replace(content.public, dimension=D + 1))
     ) == (
         902,
-        TOLD,
+        CLIENT_FAILED,
     )
     assert not nodes.trained
 

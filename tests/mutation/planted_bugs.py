@@ -1088,7 +1088,7 @@ BUGS = (
         "flower: errors quote the data",
         "engines/flower/mod.py",
         "privacy_mod.mod",
-        "Error(records.FAILED, TOLD)",
+        "Error(records.FAILED, CLIENT_FAILED)",
         "Error(records.FAILED, str(error))",
         "tests/flower/test_flower_mod.py",
     ),

@@ -30,13 +30,13 @@ def runtime():
 @pytest.fixture
 def why(caplog):
     """Of a reply that tells a server nothing: what the node's own log says."""
-    from fedveil.engines.flower.mod import TOLD
+    from fedveil.engines.flower.mod import CLIENT_FAILED
     from fedveil.engines.flower.records import FAILED
 
     caplog.set_level(logging.ERROR, "flwr")
 
     def of(reply):
-        assert (reply.error.code, reply.error.reason) == (FAILED, TOLD)
+        assert (reply.error.code, reply.error.reason) == (FAILED, CLIENT_FAILED)
         return str(caplog.records[-1].exc_info[1])
 
     return of

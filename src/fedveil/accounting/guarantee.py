@@ -239,11 +239,11 @@ class Guarantee(Parameters):
         """
         named = {f.name: values[f.name] for f in fields(cls) if f.name in values}
         made = cls(**named, bound=bound_from(require_choice("status", values["status"], get_args(Status)), values))
-        said = made.to_dict()
+        implied = made.to_dict()
         for name, value in values.items():
             given = list(value) if isinstance(value, tuple) else value
-            if given not in (None, "", []) and said.get(name, _OPTIONAL.get(name)) != given:
-                raise FieldError(name, value, f"does not go with the rest, which makes it {said.get(name)!r}")
+            if given not in (None, "", []) and implied.get(name, _OPTIONAL.get(name)) != given:
+                raise FieldError(name, value, f"does not go with the rest, which makes it {implied.get(name)!r}")
         return made
 
 

@@ -41,19 +41,19 @@ class Reading:
     def describe(self) -> tuple[str, ...]:
         """What to know, a sentence each."""
         epsilon = self.total.epsilon(self.delta)
-        said = [
+        sentences = [
             f"noise of deviation {self.sigma:.4g}: {self.round.describe()}",
             self.total.describe(self.delta),
             self.total.meaning().describe(),
         ]
         if self.claimed is not None:
             kept = "holds" if epsilon <= self.claimed else "does not hold"
-            said.append(f"the epsilon of {self.claimed:g} that it names {kept} in total")
-            said.append(f"a deviation of {rounded_up(self.least_sigma or 0.0)} would be enough for it")
-        said += [f"it holds if {condition}" for condition in self.total.conditions]
+            sentences.append(f"the epsilon of {self.claimed:g} that it names {kept} in total")
+            sentences.append(f"a deviation of {rounded_up(self.least_sigma or 0.0)} would be enough for it")
+        sentences += [f"it holds if {condition}" for condition in self.total.conditions]
         if epsilon > VACUOUS:
-            said.append("vacuous: it excludes nothing in practice")
-        return tuple(said)
+            sentences.append("vacuous: it excludes nothing in practice")
+        return tuple(sentences)
 
 
 def reading(

@@ -142,16 +142,16 @@ class RunningSum(Updates):
         return len(blocks_of(n, d)) > 1 and d >= WIDTH
 
     def __len__(self) -> int:
-        return int(self._came.sum())
+        return int(self._arrived.sum())
 
     @property
-    def _came(self) -> Tensor:
+    def _arrived(self) -> Tensor:
         return ~self._every.isnan()
 
     @property
     def lengths(self) -> Tensor:
         """Norms before clipping of those that came, float64."""
-        return self._every[self._came]
+        return self._every[self._arrived]
 
     def take(self, place: int, model: Tensor | None) -> None:
         """Add what was trained at a place, or say that nothing was; the model is written over.
@@ -216,7 +216,7 @@ class RunningSum(Updates):
         FieldError
             If the rule is no weighted sum, has other weights than those that were said before, or somebody is missing.
         """
-        same = torch.equal(weights[: len(self)], self._weights[self._came])
+        same = torch.equal(weights[: len(self)], self._weights[self._arrived])
         if not (rule.linear and same and self._added == len(self._weights)):
             raise FieldError("weights", weights.tolist(), "must be those with which updates were added as they came")
         return self._total

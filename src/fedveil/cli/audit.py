@@ -211,7 +211,7 @@ def _canaries(game: "PartyGame", folder: Path) -> None:
             measured.figure.split(",")[0],
             *(NOTHING if v is None else f"{v:.2f}" for v in figures),
         ]
-        by_bug = {bug.setting.removeprefix(f"{measured.setting}: "): _found(bug) for bug in bugs}
+        by_bug = {bug.setting.removeprefix(f"{measured.setting}: "): _largest_measured(bug) for bug in bugs}
         return [*shown, *(by_bug.get(bug, NOTHING) for bug in EVERY)]
 
     verdicts = _played(game, line)
@@ -223,6 +223,6 @@ def _canaries(game: "PartyGame", folder: Path) -> None:
         fail(f"{len(beaten)} of {len(rows)} promises are broken, first that of {beaten[0].setting}", 1)
 
 
-def _found(verdict: "Verdict") -> str:
+def _largest_measured(verdict: "Verdict") -> str:
     largest = max(verdict.point, verdict.details["independent mu"] if verdict.figure.startswith("mu") else 0.0)
     return f"{largest:.2f}, {'found' if verdict.details.get('broken') else 'not found'}"

@@ -114,8 +114,8 @@ class Members:
             return dict.fromkeys(asked, self.party(asked[0]).admit(broadcast))
         return {p: self.party(p).admit(broadcast) for p in asked}
 
-    def require_sum(self, asked: Asked, left: Sequence[int]) -> None:
-        """Refuse to ask again those that are left of a sum, where they are too few.
+    def require_sum(self, asked: Asked, remaining: Sequence[int]) -> None:
+        """Refuse to ask the remaining sites of a sum again, where they are too few.
 
         Raises
         ------
@@ -124,10 +124,10 @@ class Members:
         BudgetError
             If that is because clients have used up their budgets.
         """
-        if len(left) >= FEWEST:
+        if len(remaining) >= FEWEST:
             return
         why = next(iter(asked.refused.values()), "they failed")
-        error = NoReplyError(f"round {asked.broadcast.public.round}: {len(left)} sites are left of a sum ({why})")
+        error = NoReplyError(f"round {asked.broadcast.public.round}: {len(remaining)} sites are left of a sum ({why})")
         raise BudgetError(str(error)) if len(asked.refused) == len(asked.cohort) else self.used_up(asked, error)
 
     def used_up(self, asked: Asked, error: NoReplyError) -> NoReplyError | BudgetError:

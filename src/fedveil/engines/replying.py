@@ -153,10 +153,10 @@ class Replying:
         """The replies whose models were added as they came."""
         added.end()
         outcomes = dict(zip(asked.partitions, learned, strict=True))
-        came = {p: o.trained for p, o in outcomes.items() if isinstance(o, Learned) and p not in added.invalid}
-        counts, losses = _figures(list(came.values()))
+        trained = {p: o.trained for p, o in outcomes.items() if isinstance(o, Learned) and p not in added.invalid}
+        counts, losses = _figures(list(trained.values()))
         summed = Summed(added.running, asked.broadcast.models[0], counts, losses)
-        collected = Collected(CohortReplies(tuple(came), summed, added.invalid))
+        collected = Collected(CohortReplies(tuple(trained), summed, added.invalid))
         for partition, outcome in outcomes.items():
             if isinstance(outcome, Exception):
                 self._reply(partition, outcome, asked.broadcast, {}, collected)

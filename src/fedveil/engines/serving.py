@@ -191,9 +191,9 @@ class Serving:
         spent = self.guarantee.describe(self.delta)
         if not self._central:
             return f"spent by a client that took part in every round: {spent}; its own ledger counts"
-        return f"spent: {spent}{'' if log is None else self._left(log)}"
+        return f"spent: {spent}{'' if log is None else self._rounds_left(log)}"
 
-    def _left(self, log: Round) -> str:
+    def _rounds_left(self, log: Round) -> str:
         """How many more rounds like the last one the server's budget holds."""
         budget, planned = self.server.budget, self.rounds - log.number
         if budget is None:

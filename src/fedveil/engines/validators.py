@@ -96,10 +96,10 @@ class Validators:
 
         Public facts alone decide. Nobody in a round that is not validated.
         """
-        left, cap = list(range(len(self.clients))), cap_of(self.rule.validation, self._trust)
+        allowed, cap = list(range(len(self.clients))), cap_of(self.rule.validation, self._trust)
         if cap is not None:
-            left = [p for p in left if self._party(p).spent(round_) < cap]
-        asked = drawn(self.rule, self._seed, round_, left)
+            allowed = [p for p in allowed if self._party(p).spent(round_) < cap]
+        asked = drawn(self.rule, self._seed, round_, allowed)
         reasons = {p: self._party(p).declines(round_) for p in asked}
         for p, reason in reasons.items():
             if reason:

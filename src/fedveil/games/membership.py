@@ -149,8 +149,8 @@ class MembershipGame(Attacking):
         if asked and self.small:
             accepted = f"{self.small}, which {', '.join(asked)} ask for: raise data.min_size, or name other attacks"
             raise FieldError("data.partition", self.config.data.partition, accepted)
-        left = f"left out: {', '.join(sorted(BY_CLIENT))}, as {self.small}; data.min_size = 3 plays them"
-        return [*setup.warnings, *([left] if self.small and not self.attacks else [])]
+        left_out = f"left out: {', '.join(sorted(BY_CLIENT))}, as {self.small}; data.min_size = 3 plays them"
+        return [*setup.warnings, *([left_out] if self.small and not self.attacks else [])]
 
     def cells(self) -> list[Cell]:
         return list(self.of_run.values())

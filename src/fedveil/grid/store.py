@@ -76,28 +76,28 @@ class Store(Kept):
         """
         progress, every = progress or Silent(), distinct(cells)
         done, failed = self.collect(every).outcomes, dict[str, str]()
-        left = [cell for cell in every if cell.key not in done]
-        if done and left:
+        remaining = [cell for cell in every if cell.key not in done]
+        if done and remaining:
             progress.say(f"{len(done)} of {len(every)} runs are finished already")
-        while left:
-            if executor is not None or (min(jobs, len(left)) > 1 and not together):
-                self._at_once(left, jobs, progress, failed, executor)
+        while remaining:
+            if executor is not None or (min(jobs, len(remaining)) > 1 and not together):
+                self._at_once(remaining, jobs, progress, failed, executor)
             elif together:
-                self._together(left, progress)
+                self._together(remaining, progress)
             else:
-                self._in_turn(left, len(every), progress, failed)
-            left = [cell for cell in left if cell.key not in failed and self.find(cell) is None]
-            if left:
-                progress.say(f"{len(left)} runs go on in other processes: waiting")
-            while left and all(self._claimed(cell) for cell in left):
+                self._in_turn(remaining, len(every), progress, failed)
+            remaining = [cell for cell in remaining if cell.key not in failed and self.find(cell) is None]
+            if remaining:
+                progress.say(f"{len(remaining)} runs go on in other processes: waiting")
+            while remaining and all(self._claimed(cell) for cell in remaining):
                 sleep(STEP)
         finished = Finished(self.collect(every).outcomes, failed)
         if self.folder is not None and not failed and len(finished.outcomes) == len(every):
             shutil.rmtree(self.folder / BEGUN, ignore_errors=True)  # models without noise, of no use any more
         return finished
 
-    def _in_turn(self, left: Sequence[Cell], of: int, progress: Progress, failed: dict[str, str]) -> None:
-        for number, cell in enumerate(left, of - len(left) + 1):
+    def _in_turn(self, remaining: Sequence[Cell], of: int, progress: Progress, failed: dict[str, str]) -> None:
+        for number, cell in enumerate(remaining, of - len(remaining) + 1):
             with self.claim([cell]) as mine:
                 if not mine:
                     continue
@@ -141,9 +141,9 @@ class Store(Kept):
         summary = run(config, path, resume=begun, progress=progress, setting=label, memo=memo, probes=probes)
         return self._remember(cell, summary, path)
 
-    def _together(self, left: Sequence[Cell], progress: Progress) -> None:
+    def _together(self, remaining: Sequence[Cell], progress: Progress) -> None:
         groups: dict[str, list[Cell]] = {}
-        for cell in left:
+        for cell in remaining:
             groups.setdefault(cell.kind, []).append(cell)
         count, seconds = 0, math.inf  # of a round of one run, as those before took
 
@@ -152,7 +152,7 @@ class Store(Kept):
             count += rounds
             progress.advance({**row, "round": count})
 
-        progress.begin(f"{len(left)} runs", 0, sum(cell.config.rounds for cell in left))
+        progress.begin(f"{len(remaining)} runs", 0, sum(cell.config.rounds for cell in remaining))
         try:
             for group in groups.values():
                 if group[0].make is not None:
@@ -198,14 +198,14 @@ class Store(Kept):
         write_atomic(path / "summary.json", (json.dumps(summary.values) + "\n").encode())
 
     def _at_once(
-        self, left: Sequence[Cell], jobs: int, progress: Progress, failed: dict[str, str], executor: Factory | None
+        self, remaining: Sequence[Cell], jobs: int, progress: Progress, failed: dict[str, str], executor: Factory | None
     ) -> None:
         if self.folder is None:
             raise FieldError("--jobs", jobs, "needs a folder that the processes share: give --out")
-        most = len(left) if executor is not None and jobs == 1 else min(jobs, len(left))
-        progress.say(f"{len(left)} runs, {most} at once")
+        most = len(remaining) if executor is not None and jobs == 1 else min(jobs, len(remaining))
+        progress.say(f"{len(remaining)} runs, {most} at once")
         count = 0
-        with Jobs(partial(run_in_process, self.folder.absolute()), most, left, executor) as going:
+        with Jobs(partial(run_in_process, self.folder.absolute()), most, remaining, executor) as going:
             while (ended := going.next(PATIENCE)) is not None:
                 if not ended:
                     each = (f"{c.label}: {self.rounds_done(c)} of {c.config.rounds} rounds" for c in going.cells)
@@ -215,7 +215,7 @@ class Store(Kept):
                     if one.why:
                         failed[one.cell.key] = one.why
                     said = one.why or f"{one.seconds:.0f} s"
-                    progress.say(f"{count} of {len(left)}: {one.cell.label} ({said})")
+                    progress.say(f"{count} of {len(remaining)}: {one.cell.label} ({said})")
 
 
 def _begun_on(path: Path, wanted: str, progress: Progress) -> str:

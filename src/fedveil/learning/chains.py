@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.layout import Layout
-from fedveil.learning.gradients import Found, Gradients, Piece, Products
+from fedveil.learning.gradients import Gradients, GradientsAndLosses, Piece, Products
 from fedveil.learning.losses import IGNORED, of_classes, usable
 from fedveil.learning.rules import NotApart, refuse_hooks
 from fedveil.learning.stacked import NotStackable, compile_stack
@@ -73,7 +73,7 @@ class ByChain:
         if not fits:
             raise NotApart("its labels are not the outputs of an example")
 
-    def __call__(self, x: Tensor, y: Tensor, here: Tensor, lengths: Tensor | None = None) -> Found:
+    def __call__(self, x: Tensor, y: Tensor, here: Tensor, lengths: Tensor | None = None) -> GradientsAndLosses:
         """Gradients, losses [B], and which examples [B] have both; `lengths` [B] are the examples' squared norms."""
         with torch.no_grad():
             rows = x.reshape(len(x), -1)

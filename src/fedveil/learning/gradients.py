@@ -240,7 +240,7 @@ class Gradients:
         return piece
 
 
-Found = tuple[Gradients, Tensor, Tensor]  # and losses [B], and which examples [B] have both
+GradientsAndLosses = tuple[Gradients, Tensor, Tensor]  # and losses [B], and which examples [B] have both
 
 
 def squared_norms(rows: Tensor) -> Tensor:

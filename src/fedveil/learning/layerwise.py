@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
-from fedveil.learning.gradients import Formed, Found, Gradients, Piece, Products
+from fedveil.learning.gradients import Formed, Gradients, GradientsAndLosses, Piece, Products
 from fedveil.learning.losses import losses_of, usable
 from fedveil.learning.recognised import check, recognised
 from fedveil.learning.rules import LayerRule, NotApart, is_known, refuse_hooks, rule_of
@@ -90,7 +90,7 @@ class ByLayers:
                     check(self._model, rows)
                 self._listened(rows)
 
-    def __call__(self, x: Tensor, y: Tensor, here: Tensor, lengths: Tensor | None = None) -> Found:
+    def __call__(self, x: Tensor, y: Tensor, here: Tensor, lengths: Tensor | None = None) -> GradientsAndLosses:
         """Gradients, losses [B], and which examples [B] have both."""
         seen, output = self._listened(x)
         y, good = usable(y, output.shape, self._loss)

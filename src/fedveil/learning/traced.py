@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from fedveil.layout import Layout
-from fedveil.learning.gradients import Formed, Found, Gradients
+from fedveil.learning.gradients import Formed, Gradients, GradientsAndLosses
 from fedveil.learning.losses import LOSSES, masked, outputs_of, usable
 from fedveil.learning.recognised import fresh, generators_of
 from fedveil.learning.streams import draw_from, drawing
@@ -73,7 +73,7 @@ class ByOperators:
                 raise ByValue(f"{type(self._model).__name__} uses {node.target}, which may follow values")
         self._graphs[x.shape] = graph, outputs
 
-    def __call__(self, x: Tensor, y: Tensor, here: Tensor, lengths: Tensor | None = None) -> Found:
+    def __call__(self, x: Tensor, y: Tensor, here: Tensor, lengths: Tensor | None = None) -> GradientsAndLosses:
         """Gradients, losses [B], and which examples [B] have both."""
         graph, outputs = self._graphs[x.shape]
         y, good = usable(y, (len(x), *outputs), self._loss)
@@ -95,7 +95,7 @@ class OneByOne:
         self.held = layout.size
         self.failure: Exception | None = None
 
-    def __call__(self, x: Tensor, y: Tensor, here: Tensor, lengths: Tensor | None = None) -> Found:
+    def __call__(self, x: Tensor, y: Tensor, here: Tensor, lengths: Tensor | None = None) -> GradientsAndLosses:
         """Gradients, losses [B], and which examples [B] have both: one that raises has not."""
         rows = torch.zeros((len(x), self._layout.size), dtype=self._layout.dtype, device=x.device)
         losses, good = torch.zeros(len(x), dtype=self._layout.dtype, device=x.device), here.clone()

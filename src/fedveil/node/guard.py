@@ -15,7 +15,7 @@ from flwr.supercore.run import Run
 from fedveil.accounting import Admission, Policy
 from fedveil.engines.client import NO_PART
 from fedveil.engines.flower.exchange import NOTHING
-from fedveil.engines.flower.mod import PREFIX, TOLD, method_from, privacy_mod, protected_outside
+from fedveil.engines.flower.mod import CLIENT_FAILED, PREFIX, method_from, privacy_mod, protected_outside
 from fedveil.engines.flower.records import ARRAYS, FAILED, HELLO, REFUSED
 from fedveil.engines.lifetime import read_policy
 from fedveil.engines.node import RUN
@@ -120,7 +120,7 @@ def answer(path: str | Path, message: Message, context: Context, run: Run, conte
     except Exception as error:
         code, reason = FAILED, ""
         _LOG.error(f"{NOTHING}: it failed", exc_info=error)
-    if reason not in ("", TOLD, NO_PART):  # of these two the mod has logged why
+    if reason not in ("", CLIENT_FAILED, NO_PART):  # of these two the mod has logged why
         _LOG.error(f"{NOTHING}: %s", reason)
     code = REFUSED if code == REFUSED else FAILED
     return Message(Error(code, WORDS[code]), reply_to=message)

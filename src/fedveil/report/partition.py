@@ -73,8 +73,8 @@ def headline(holdings: Sequence[Holding], dataset: DataSet) -> str:
     """How much there is, and where it went."""
     train, kept = sum(h.examples for h in holdings), sum(h.held_out for h in holdings)
     dealt = train + kept
-    left = len(dataset.x) - dealt
-    rest = f", {left:,} dealt to nobody" if left else ""
+    undealt = len(dataset.x) - dealt
+    rest = f", {undealt:,} dealt to nobody" if undealt else ""
     test = f", {len(dataset.test_x):,} with the server" if dataset.test_x is not None else ""
     return f"{dataset.name}: {len(holdings):,} clients, {train:,} examples to train on, {kept:,} held out{rest}{test}"
 

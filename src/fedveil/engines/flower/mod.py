@@ -29,7 +29,7 @@ from fedveil.methods.publishing import Validation
 from fedveil.secure import Site
 
 _LOG = getLogger("flwr")
-TOLD = "the client failed; its own log says why"  # all that a server reads of an error
+CLIENT_FAILED = "the client failed; its own log says why"  # all that a server reads of an error
 _CALLS: list[list[dict[str, Any]]] = []  # of whoever protects in the place of the mods that are built meanwhile
 PREFIX = "privacy."
 # no server may as much as propose these: who knows the seed takes the noise off
@@ -165,7 +165,7 @@ def privacy_mod(
             return exchange.answered(trainer, validation, partial(warned, settings), tell)
         except Exception as error:
             _LOG.error(f"{NOTHING}: %s", error, exc_info=error)
-            return Message(Error(records.FAILED, TOLD), reply_to=message)
+            return Message(Error(records.FAILED, CLIENT_FAILED), reply_to=message)
 
     return mod
 

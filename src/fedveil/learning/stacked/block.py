@@ -68,14 +68,14 @@ def schedule(
     per_epoch = -(-counts // batch_size)
     width, steps = min(batch_size, int(counts.max())), epochs * int(per_epoch.max())
     epoch, step = np.divmod(np.arange(steps)[:, None], per_epoch)  # [T, n], of each client's own epochs
-    left = np.where(epoch < epochs, counts - step * batch_size, 0)  # examples of its epoch before the step
+    remaining = np.where(epoch < epochs, counts - step * batch_size, 0)  # examples of its epoch, before the step
     place = np.arange(width)
-    filled = place < left[:, :, None]
+    filled = place < remaining[:, :, None]
     of_epoch = np.minimum(step[:, :, None] * batch_size + place, counts.max() - 1)
     order = epoch_orders(keys, counts, epochs)
     drawn = order[np.arange(len(counts))[:, None], np.minimum(epoch, epochs - 1)[:, :, None], of_epoch]
     rows = np.where(filled, drawn, 0) + (np.cumsum(counts) - counts)[:, None]
-    scale = filled * (1 / np.clip(left, 1, batch_size))[:, :, None]
+    scale = filled * (1 / np.clip(remaining, 1, batch_size))[:, :, None]
     last = filled * ((epoch == epochs - 1) / counts)[:, :, None]
     weights = (torch.from_numpy(scale).to(dtype), torch.from_numpy(last).to(dtype))
     return Schedule(torch.from_numpy(rows), *weights, (epoch < epochs).sum(1).tolist())
