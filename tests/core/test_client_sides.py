@@ -6,8 +6,13 @@ import pytest
 import torch
 from engine_kit import OPTIONS, REGION, federation, images, tiny
 
+from fedveil.accounting import Gaussian, ParticipationFilter, Poisson
+from fedveil.accounting.bounds import GDP, PLD
+from fedveil.accounting.guarantee import LIVENESS, of_round
 from fedveil.calibration.local import gaussian_sigma
 from fedveil.data import DataSet, federate
+from fedveil.engines import Budgets
+from fedveil.engines.history import worst_of
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, layer_scores
@@ -63,6 +68,30 @@ def test_promises_of_several_kinds_have_no_worst_one():
     assert mixed.guarantee.status == "heuristic"  # an epsilon and a mu a distance are not to be compared
     counts, shown = guarantees_of(method, {str(p): made.party(p).ledger for p in range(4)}, 1e-5)
     assert counts.status == shown["worst client"]["status"] == "heuristic"
+
+
+def test_what_holds_for_every_client_holds_at_any_distance():
+    loud = replace(build("group", radius=1.0).client, radius=0.055)
+    once = Budgets(clients=lambda partition: ParticipationFilter(cap=1) if partition == 2 else None)
+    run = federation("x", method=build("group", radius=1.0, hypotheses=1), client_sides={2: loud}, budgets=once).run(20)
+    own = {p: g.epsilon_at(0.3, 1e-5) for p, g in run.guarantees.items()}
+    assert run.guarantees["0"].cost > run.guarantees["2"].cost  # twenty times one against once 18.2
+    assert own["2"] > own["0"]  # which tells more than twenty that compose
+    assert run.guarantee.epsilon_at(0.3, 1e-5) >= max(own.values())
+    assert run.guarantee.cost == run.guarantees["0"].cost
+
+
+def test_what_holds_for_every_client_is_on_the_conditions_of_each():
+    whole = of_round(GDP(2.0, 0.1), "local")
+    small = of_round(GDP(1.0, 5.0), "local", "zero-out", LIVENESS)
+    both = worst_of([whole, small])
+    assert (both.cost, both.status, both.conditions) == (2.0, "conditional", (LIVENESS,))
+    assert both.epsilon_at(1.0, 1e-5) == small.epsilon_at(1.0, 1e-5)
+    assert worst_of([whole]) == whole
+    many, other = PLD(((Poisson(0.5, Gaussian(2.0)), 9),)), PLD(((Poisson(0.01, Gaussian(0.3)), 2),))
+    joint = worst_of([replace(whole, bound=bound) for bound in (many, other)])
+    assert other.cost < many.cost
+    assert joint.epsilon(1e-5) >= max(b.epsilon(1e-5, "zero-out") for b in (many, other))
 
 
 @pytest.mark.parametrize(

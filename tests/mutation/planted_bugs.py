@@ -1983,6 +1983,22 @@ BUGS = (
         "tests/test_promised.py::test_what_holds_for_every_client_is_at_the_largest_distance_of_any",
     ),
     _bug(
+        "what holds for all is on one client's conditions",
+        "engines/history.py",
+        "worst_of",
+        "(worst, *every)",
+        "(worst,)",
+        "tests/core/test_client_sides.py::test_what_holds_for_every_client_is_on_the_conditions_of_each",
+    ),
+    _bug(
+        "what holds for all forgets the others' releases at a distance",
+        "engines/history.py",
+        "worst_of",
+        "worst.bound.covering(list(dict.fromkeys(g.bound for g in every)))",
+        "worst.bound",
+        "tests/core/test_client_sides.py::test_what_holds_for_every_client_holds_at_any_distance",
+    ),
+    _bug(
         "trusted sum: a share is handed out again",
         "engines/client.py",
         "ClientParty._renews",

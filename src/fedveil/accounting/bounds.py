@@ -88,6 +88,10 @@ class Bound(Parameters):
         """
         return self.scaled(size)
 
+    def covering(self, others: Sequence[Any]) -> "Bound":
+        """What holds wherever this bound or one of the others holds, which are of its kind and cost no more."""
+        return self
+
     @classmethod
     def total(cls, bounds: Sequence[Any], relation: Relation) -> "Bound":
         """The bound of all releases together, which are of this kind or of one that it joins."""
@@ -164,6 +168,10 @@ class GDP(Bound):
 
     def scaled(self, times: float) -> "GDP":
         return GDP(times * self.mu, None if self.mu_per_distance is None else times * self.mu_per_distance)
+
+    def covering(self, others: Sequence[Any]) -> "GDP":
+        slopes = [b.mu_per_distance for b in (self, *others) if b.mu_per_distance is not None]
+        return GDP(self.mu, max(slopes) if len(slopes) > len(others) else None)
 
     @classmethod
     def total(cls, bounds: Sequence[Any], relation: Relation) -> Bound:
@@ -242,6 +250,9 @@ class PLD(Bound):
             raise FieldError("group", size, accepted)
         sampled = relation != "replace-one"
         return PLD(tuple((grown(event, size, sampled), count) for event, count in self.events))
+
+    def covering(self, others: Sequence[Any]) -> "PLD":
+        return PLD(_most(self.events, [b.events for b in others]))
 
     @classmethod
     def total(cls, bounds: Sequence[Any], relation: Relation) -> Bound:
@@ -325,6 +336,11 @@ class MetricDP(OverDistance):
         seen = [(EuclideanLaplace(e.dimension, e.shift * distance), c) for e, c in self.events_per_distance]
         return min(pure, composition.epsilon(seen, delta))
 
+    def covering(self, others: Sequence[Any]) -> "MetricDP":
+        seen = [b.events_per_distance for b in others]
+        whole = all((self.events_per_distance, *seen))  # of one without its releases nothing exact is known
+        return MetricDP(self.epsilon_per_distance, _most(self.events_per_distance, seen) if whole else ())
+
     @classmethod
     def total(cls, bounds: Sequence[Any], relation: Relation) -> Bound:
         whole = all(b.events_per_distance for b in bounds)  # of one without its releases nothing exact is known
@@ -333,6 +349,15 @@ class MetricDP(OverDistance):
 
     def describe(self) -> str:
         return f"{rounded_up(self.cost, 3)}-d-private"
+
+
+def _most(own: tuple[tuple[Any, int], ...], others: Sequence[tuple[tuple[Any, int], ...]]) -> tuple[Any, ...]:
+    """Events, each as often as where it is most often: together they tell no less than those of any one."""
+    most = grouped(own)
+    for events in others:
+        for event, count in grouped(events).items():
+            most[event] = max(count, most.get(event, 0))
+    return own if most == grouped(own) else tuple(most.items())
 
 
 PROVEN = (GDP, MetricGDP, PLD, ZCDP, MetricDP)  # in the order in which a total is tried

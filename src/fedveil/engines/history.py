@@ -223,16 +223,21 @@ def total_of(ledger: Ledger) -> Guarantee:
 
 
 def worst_of(guarantees: Iterable[Guarantee]) -> Guarantee | None:
-    """What holds for all of them: the one that promises least, with the largest distance between hypotheses of any.
+    """What holds for all of them: the one that promises least, on the conditions of all, over the distances of any.
 
-    Least is nothing proven, else the largest parameter. Proven ones of several kinds, units, relations or trusts have
-    no common parameter to compare: nothing is then said to hold for all. None of none.
+    Least is nothing proven, else the largest parameter, widened to what the others' releases tell at a distance. Proven
+    ones of several kinds, units, relations or trusts have no common parameter to compare: nothing is then said to hold
+    for all. None of none.
     """
     every = list(guarantees)
     worst = max(every, key=lambda g: (not g.proven, g.cost), default=None)
     if worst and worst.proven and len({(type(g.bound), g.unit, g.relation, g.trust, g.group) for g in every}) > 1:
         reason = "the parties' promises are of several kinds, of which none holds for all: see the ledger of each"
         worst = replace(worst, bound=Heuristic(reason), conditions=())
+    elif worst and worst.proven:
+        conditions = dict.fromkeys(condition for g in (worst, *every) for condition in g.conditions)
+        bound = worst.bound.covering(list(dict.fromkeys(g.bound for g in every)))
+        worst = replace(worst, bound=bound, conditions=tuple(conditions))
     apart = max((g.hypotheses_apart for g in every if g.hypotheses_apart is not None), default=None)
     return worst if worst is None or apart is None else replace(worst, hypotheses_apart=apart)
 
