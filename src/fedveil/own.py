@@ -208,8 +208,8 @@ def audit(
     --------
     >>> make = lambda clients, method, seed: fv.Federation(model=model, clients=clients, method=method, seed=seed)
     >>> held = [(*client, *client) for client in clients]
-    >>> found = fv.audit(make, held, fv.GlobalDP(noise_multiplier=4.0, clip=1.0), rounds=1, replicates=4)
-    >>> found.measured.lower <= found.measured.ceiling
+    >>> result = fv.audit(make, held, fv.GlobalDP(noise_multiplier=4.0, clip=1.0), rounds=1, replicates=4)
+    >>> result.measured.lower <= result.measured.ceiling
     True
     """
     progress = progress or shown()
@@ -263,8 +263,8 @@ class OwnAudit(Audit):
     Examples
     --------
     >>> make = lambda clients, method, seed: fv.Federation(model=model, clients=clients, method=method, seed=seed)
-    >>> found = fv.audit(make, [(*c, *c) for c in clients], fv.FedMedian(), rounds=1, replicates=4)
-    >>> type(found).__name__, found.target
+    >>> result = fv.audit(make, [(*c, *c) for c in clients], fv.FedMedian(), rounds=1, replicates=4)
+    >>> type(result).__name__, result.target
     ('OwnAudit', 2)
     """
 

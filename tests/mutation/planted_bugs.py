@@ -960,7 +960,7 @@ BUGS = (
         "a replayed round is trained again",
         "engines/client.py",
         "ClientParty._again",
-        "round_ == broadcast.public.round and digest(left) == known.digest",
+        "round_ == broadcast.public.round and digest(released) == known.digest",
         "False",
         FAILURES,
     ),

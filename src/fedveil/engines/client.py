@@ -263,9 +263,9 @@ class ClientParty(Party):
         """A round that is in the ledger: what left then leaves again, and nothing else that was made from data."""
         if not self._local:
             return None
-        round_, left = self.kept
-        if round_ == broadcast.public.round and digest(left) == known.digest:
-            return left
+        round_, released = self.kept
+        if round_ == broadcast.public.round and digest(released) == known.digest:
+            return released
         if not self._source.deployable or (self._quoted is not None and self._quoted.mechanism == "none"):
             return None  # the same bits, or `_answer` sees to it
         self.failure = LedgerError("the process died in this round, or what it released was lost")

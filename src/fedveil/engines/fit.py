@@ -1,4 +1,4 @@
-"""Clients' data that are alike, and fit the model and the loss: looked at before anything is trained."""
+"""Check clients' data before anything is trained: they must be alike, and fit the model and the loss."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from fedveil.learning.losses import LossFunction, as_input, evaluating, loss_of,
 
 
 def read_clients(given: Sequence[ClientData | Sequence[Any]]) -> list[ClientData]:
-    """Everybody's data; one client whose examples differ in shape or kind would fail in every round, and others go on.
+    """Read everybody's data. A client whose examples differ in shape or kind is refused: it would fail in every round.
 
     Raises
     ------

@@ -107,7 +107,7 @@ class Members:
         return self._parties[partition]
 
     def admit(self, broadcast: Broadcast, asked: Sequence[int]) -> dict[int, Refusal | Releases | None]:
-        """What each of them answers before data are touched; see `ClientParty.admit`."""
+        """What each of those asked answers before data are touched; see `ClientParty.admit`."""
         # of clients that trust the server and count nothing, one answers for all
         alike = type(self.method.client) is TrustedServer and not any(self.party(p).counts for p in asked)
         if alike and asked:

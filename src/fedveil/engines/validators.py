@@ -1,4 +1,4 @@
-"""The validation clients of a run in one process; no record, and no person, is theirs and a training client's."""
+"""The validation clients of a run in one process. They share no record, and no person, with clients that train."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -32,7 +32,7 @@ class Validators:
     rule : EarlyStopping
         Who validates, when, and when to stop.
     members : Members
-        The clients that train: no record, and no person, is theirs and a validation client's.
+        The clients that train, with whom validation clients share no record and no person.
     server : ServerParty
         Charged under central trust.
     say : callable

@@ -1,4 +1,4 @@
-"""Work shared between threads, which ends soon after whoever waits for it has left."""
+"""Work shared between threads, which stop soon after a job raised or the caller was interrupted."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -23,15 +23,15 @@ class Threads:
         self._here = threading.local()
 
     def stay(self) -> None:
-        """Go on working, unless the caller of `share` has left; to be called often.
+        """Go on working, unless a job raised or the caller of `share` was interrupted; to be called often.
 
         Raises
         ------
         Interrupted
-            If it has.
+            If so.
         """
         call: _Call | None = getattr(self._here, "call", None)
-        if call is not None and call.left:
+        if call is not None and call.stopped:
             raise Interrupted
 
     def share(self, members: Sequence[M], jobs: Sequence[J], work: Callable[[M, J], None]) -> None:
@@ -63,12 +63,12 @@ class Threads:
             self._here.call = call
             torch.set_num_threads(1)
             try:
-                while not call.left:
+                while not call.stopped:
                     work(member, queue.get_nowait())
             except (Empty, Interrupted):
                 pass
             except BaseException:
-                call.left = True
+                call.stopped = True
                 raise
             finally:
                 call.leave()
@@ -87,19 +87,19 @@ class _Call:
 
     Attributes
     ----------
-    left : bool
-        Whether its caller has left.
+    stopped : bool
+        Whether its threads have to stop: the caller was interrupted, or a job raised.
     """
 
     def __init__(self) -> None:
-        self.left = False
+        self.stopped = False
         self._change, self._busy = threading.Condition(), 0
 
     def enter(self) -> bool:
-        """Count a thread in, unless the caller has left."""
+        """Count a thread in, unless all have to stop."""
         with self._change:
-            self._busy += not self.left
-            return not self.left
+            self._busy += not self.stopped
+            return not self.stopped
 
     def leave(self) -> None:
         """Count a thread out."""
@@ -112,7 +112,7 @@ class _Call:
         while True:
             try:
                 with self._change:
-                    self.left = True
+                    self.stopped = True
                     self._change.wait_for(lambda: not self._busy)
                 return
             except KeyboardInterrupt:

@@ -210,7 +210,7 @@ class NoSource(Source):
         return self
 
     def normal(self, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
-        """Refuse, as all that draws."""
+        """Refuse, as every method that draws does."""
         raise FieldError("trust", "central", "declares that the client adds no noise: a method that draws is 'local'")
 
     uniform = bits = normal
