@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from fedveil.accounting import Guarantee, Limits, Policy, Spend
 from fedveil.accounting.bounds import GDP
-from fedveil.accounting.ledger import Entry
+from fedveil.accounting.guarantee import of_round
+from fedveil.accounting.ledger import Entry, Ledger, digest
 from fedveil.cli import app
 from fedveil.config import parse
 from fedveil.engines.lifetime import LifetimeLedger, begin_ledger
@@ -24,7 +25,7 @@ from fedveil.games import GAMES, play
 from fedveil.grid import compare
 from fedveil.report.audits import show
 from fedveil.report.planning import used_of
-from fedveil.report.statement.books import read_books
+from fedveil.report.statement.books import Book, promise_of_sites, read_books
 from fedveil.report.statement.check import check
 from fedveil.report.statement.document import ABSENT, WORDS, encoded, protected
 from fedveil.report.statement.gather import gather
@@ -333,6 +334,18 @@ def test_a_data_set_s_ledger_is_checked_up_to_where_the_report_knew_it(folder, t
     path.write_text("".join(lines[:-1]))
     [bad] = [c.what for c in check(tmp_path / "report" / "report.json", where) if c.holds is False]
     assert "charite" in bad
+
+
+@pytest.mark.parametrize("name", ["server", "validation-ward"])
+def test_the_worst_of_sites_is_theirs_whatever_their_data_sets_are_called(name):
+    books = {}
+    for party, mu in (("ward", 0.5), (name, 2.0)):
+        spend = Spend(guarantee=of_round(GDP(mu), "local"), mechanism="gaussian", scale=(1.0,))
+        ledger = Ledger("run", party)
+        books[party] = Book(ledger, (ledger.commit(Entry((1, "protect"), 0, digest(()), spend, "secure")),))
+    [(whose, promise)] = promise_of_sites("local", books, 2, 1e-5).items()
+    assert whose.startswith("worst of 2 of 2")
+    assert promise["mu"] == 2.0
 
 
 def test_every_status_of_a_promise_has_a_sentence():

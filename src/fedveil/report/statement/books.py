@@ -113,9 +113,10 @@ def promises(trust: str, books: Mapping[str, Book], delta: float, beside: Sequen
 
 def promise_of_sites(trust: str, books: Mapping[str, Book], clients: int, delta: float) -> dict[str, dict[str, Any]]:
     """What the ledgers of clients' own data sets say of one deployed run, in which their entries are; for JSON."""
-    own = {name: book.ledger for name, book in books.items() if book.ledger.entries}
-    if not own or trust == "central":
+    ledgers = [book.ledger for book in books.values() if book.ledger.entries]
+    if not ledgers or trust == "central":
         return {}
+    own = {str(number): ledger for number, ledger in enumerate(ledgers)}  # a data set may be called "server"
     whose = f"worst of {len(own)} of {clients} clients, by their own ledgers"
     return {whose: plain(totals_of(trust, own).worst, delta)}
 
