@@ -64,7 +64,7 @@ def _root(target: float, b_of: Callable[[float], float], top: float) -> float:
 
 
 def _zero(function: Callable[[float], float], last: float, best: float) -> float:
-    """Where a function changes its sign between two points (Brent 1973, chapter 4).
+    """Find where a function changes its sign between two points (Brent 1973, chapter 4).
 
     To the bit what scipy.optimize.brentq finds with rtol = 1e-14 (a test says so), without the time it takes to load.
     """

@@ -299,27 +299,27 @@ def total(guarantees: Iterable[Guarantee]) -> Guarantee:
 
 
 def whole_noise(silos: int, tolerated: int) -> str:
-    """Of a trusted sum: how many silos may be missing from its noise."""
+    """Condition of a trusted sum: how many silos may be missing from its noise."""
     return f"at most {tolerated} of {silos} silos drop out, lie about their noise or pool what they know"
 
 
 def at_most(count: int, what: str) -> str:
-    """Of a promise under add/remove, whose rows are public in number: "examples" or "people"."""
+    """Condition of a promise under add/remove, whose rows are public in number: "examples" or "people"."""
     return f"no silo has more than {count} {what}"
 
 
 def few_silos(silos: int) -> str:
-    """Of a promise for persons: at how many silos one may be."""
+    """Condition of a promise for persons: at how many silos one may be."""
     return f"no person is at more than {silos} silo{'s' * (silos > 1)}"
 
 
 def few_colluding(colluding: int, least: int) -> str:
-    """Of a secure sum: how many sites may be dishonest."""
+    """Condition of a secure sum: how many sites may be dishonest."""
     return f"at most {colluding} of any {least} sites pool what they know with the server or leave out their noise"
 
 
 def read_off(keys: Sequence[str]) -> tuple[str, ...]:
-    """Of a configuration whose keys hold what was read off the private data."""
+    """Condition of a configuration whose keys hold what was read off the private data."""
     same = "would be the same without the one who is protected, though read off the data"
     return (f"{', '.join(keys)} of the configuration {same}",) if keys else ()
 

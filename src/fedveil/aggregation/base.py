@@ -133,7 +133,7 @@ class Aggregator(Parameters, ABC):
             raise FieldError("malicious", malicious, f"{name} bears at most {most} among {n} updates")
 
     def _filled(self, **values: Any) -> Self:
-        """The same with values that are no parameters."""
+        """A copy with values that are no parameters."""
         filled = copy(self)
         for name, value in values.items():
             object.__setattr__(filled, name, value)

@@ -139,7 +139,7 @@ class _Blocks:
         self._models, self._centres = models, hypotheses.to(torch.float64, copy=True)
 
     def distances(self, shares: Tensor) -> Tensor:
-        """As above: a float32 product a block, around the middle of the centres; a raw one cancels for close models.
+        """As in `_Pairs`, by float32 products around the middle of the centres: raw ones cancel for close models.
 
         The middle is a median, so that one far centre does not blur the others.
         """

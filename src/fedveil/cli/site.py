@@ -208,7 +208,7 @@ def node_sign(
 
 
 def _sha256(app: Path) -> str:
-    """Of a bundle's file, or of the bundle that Flower builds of a folder."""
+    """SHA-256 of a bundle's file, or of the bundle that Flower builds of a folder."""
     import hashlib
 
     content = app.read_bytes() if app.is_file() else b""

@@ -74,7 +74,7 @@ class InversionGame(Attacking):
 
     @cached_property
     def setups(self) -> list[Setup]:
-        """Of each setting; the data are the same."""
+        """The setup of each setting; the data are the same."""
         return [prepare(planned.config) for planned in self.settings]
 
     @cached_property

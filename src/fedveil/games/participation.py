@@ -92,7 +92,7 @@ class ParticipationGame(Attacking):
         return World.of(n, self.target, self.attacker, stand_in, self.shadow, self.colluders, seed)
 
     def _relation(self, planned: Planned) -> str:
-        """Of what a setting's models promise a client, or ""; metrics that are shown beside them have no world."""
+        """Relation of what a setting's models promise a client, or ""; metrics beside them have no world."""
         with suppress(FieldError):
             promise = promised(prepared(planned.config.model_copy(update={"publish": Publishing()}))).guarantee
             return promise.relation if promise.proven and promise.unit != "record" else ""

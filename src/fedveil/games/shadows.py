@@ -105,7 +105,7 @@ class ShadowView(RecordsView):
         return [(of_people(a, self._who[: len(a)]), of_people(b, self._who[len(a) :])) for a, b in pairs]
 
     def _whole(self, people: bool) -> list[tuple[list[Signals], int]]:
-        """Of the last global model."""
+        """Signals of the last global model."""
         held_out(self._clients)
         inside, place = _together(self._clients)
         outside, away = _together([_away(client) for client in self._clients])
@@ -127,7 +127,7 @@ class ShadowView(RecordsView):
         return [([signals], inside.examples)]
 
     def _sent(self, last: int) -> list[tuple[list[Signals], int]]:
-        """Of what the clients with most records sent in their last rounds."""
+        """Signals of what the clients with most records sent in their last rounds."""
         method = self._setup.method
         if method.noisy is not None:
             raise FieldError("privacy.method", method.name, "noises every step: shadow updates would have to, too")

@@ -22,7 +22,7 @@ def reads_examples(way: Way) -> bool:
 
 
 def without_books(way: Way) -> torch.inference_mode:
-    """Of tensors for autograd, which a chain does not use: a tenth of a small head's step."""
+    """Keep no books for autograd under a chain, which needs none: they are a tenth of a small head's step."""
     return torch.inference_mode(isinstance(way, ByChain))
 
 

@@ -98,7 +98,7 @@ class FedRE(ClientDefaults):
         return LastScores()
 
     def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:
-        """Of the median client, against the length of all layers' clips."""
+        """Figures of the median client's noise, against the length of all layers' clips."""
         return noise_figures(scales, layout, math.sqrt(sum(b * b for b in self._bounds(layout).values())))
 
     def quote(self, broadcast: Broadcast, state: LastScores) -> Spend:

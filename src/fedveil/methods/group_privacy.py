@@ -220,5 +220,5 @@ class Clusters(ServerDefaults):
 
 
 def mean(models: Tensor) -> Tensor:
-    """Of models [n, d], added in float64."""
+    """The mean of models [n, d], added in float64."""
     return models.to(torch.float64).mean(0).to(models.dtype)

@@ -111,7 +111,7 @@ class RecordDP(RecordTerms, ClientDefaults):
         return StepFilter.within(step_event(self.multiplier, self.rate), epsilon, delta, self.relation)
 
     def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:
-        """Of a step's mean gradient over the silos, whose length is at most the clip."""
+        """Figures of the noise on a step's mean gradient over the silos, whose length is at most the clip."""
         sigma = self.noise_on_mean(len(scales))
         ratio = sigma * math.sqrt(layout.size) / self.clip
         return {"sigma": sigma, "noise_to_clip": ratio, "signal_to_noise": 1 / ratio}

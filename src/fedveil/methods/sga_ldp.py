@@ -105,7 +105,7 @@ class SGALDP(ClientDefaults):
         return LastBroadcast()
 
     def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:
-        """Of the median client."""
+        """Figures of the median client's noise."""
         return noise_figures(scales, layout, self.clip)
 
     def quote(self, broadcast: Broadcast, state: LastBroadcast) -> Spend:
@@ -200,7 +200,7 @@ class SGALDP(ClientDefaults):
 
 @lru_cache(maxsize=64)
 def _promise(side: SGALDP) -> Guarantee:
-    """Of a round, whatever is spent in it."""
+    """The promise of a round, whatever is spent in it."""
     if side.similarity == "update" and not side.static:
         return of_round(Heuristic("the noise's size depends on the private update"), "local")
     mu = _mu(side.epsilon_max, side.delta)

@@ -165,7 +165,7 @@ def clients_of(dataset: DataSet, spec: Data, seed: int) -> list[ClientData]:
 
 
 def _noised(client: ClientData, deviation: float, seed: int) -> ClientData:
-    """With Gaussian noise on the sensitive pixels of what it trains on."""
+    """The client with Gaussian noise on the sensitive pixels of what it trains on."""
     if client.masks is None:
         raise FieldError("pixel_noise", deviation, "falls on sensitive pixels, and the set knows of none")
     drawn = torch.randn(client.x.shape, generator=torch.Generator().manual_seed(seed), dtype=client.x.dtype)

@@ -42,7 +42,7 @@ def provenance(data: str, seeds: Sequence[int]) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Of the checkout that the package is imported from, "with changes" if its source has some; else the version."""
+    """Commit of the checkout that is imported, "with changes" if its source has some; else the version."""
     root = Path(fedveil.__file__).resolve().parent
 
     def git(*arguments: str) -> str:

@@ -180,7 +180,10 @@ def judged(probes: Sequence[Probe]) -> bool:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """The same bits on every machine; workers train clients side by side. Runs in threads of one process take turns."""
+    """Use one thread in PyTorch: the same bits on any number of cores. Runs in threads of one process take turns.
+
+    Clients are trained side by side by workers all the same.
+    """
     with _TURN:
         before = torch.get_num_threads()
         torch.set_num_threads(1)

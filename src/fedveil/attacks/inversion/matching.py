@@ -155,7 +155,7 @@ class Matching:
         return distance
 
     def prior(self, x: Tensor, least: float = 0.0) -> Tensor:
-        """That of examples [N, ...], with the weight that the noise asks for, and `least` on mean total variation."""
+        """Prior of examples [N, ...] by the weight that the noise asks for; `least` is one of mean total variation."""
         known = self.known
         penalty = total_variation(x) * (least / x.numel() / known.data_range) if least else x.new_zeros(())
         if not self.weight:

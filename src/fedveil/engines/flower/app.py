@@ -115,7 +115,7 @@ def with_buffers(client: ClientData, context: Context) -> ClientData:
 
 
 class FlowerFederation(Federation):
-    """The same federation, whose server is `FedVeilStrategy` and whose clients are a Flower ClientApp, in one process.
+    """A federation whose server is `FedVeilStrategy` and whose clients are a Flower ClientApp, in one process.
 
     Takes the arguments of `Federation` and returns the same `History`. On one machine, with the same seed, the models
     are the same to the bit.

@@ -33,7 +33,7 @@ class Scaled(ReproducibleSource):
         self.factor = factor
 
     def child(self, *key: Any) -> "Scaled":
-        """With the same factor."""
+        """A child with the same factor."""
         return Scaled(self._seed, self.factor, _key=(*self._key, *key))
 
     def normal(self, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -44,7 +44,7 @@ class Reused(ReproducibleSource):
     """A planted bug: the same stream in every round, as a child forgets its round."""
 
     def child(self, *key: Any) -> ReproducibleSource:
-        """Of the party alone."""
+        """A child of the party alone."""
         kept = [part for part in key if not isinstance(part, int)]
         party = key[0] if str(key[0]).isdigit() else kept[0]
         return ReproducibleSource(self._seed, _key=(party, *kept))
@@ -80,7 +80,7 @@ class CanaryAudit:
         return audited(name, self.play(self.side), self.distance)
 
     def verdicts(self, name: str) -> list[Verdict]:
-        """Of the method as it is, then of each bug, in the order of `bugs`."""
+        """Verdict of the method as it is, then of each bug, in the order of `bugs`."""
         return [self.honest(name), *(self.planted(name, bug, 0) for bug in self.bugs)]
 
     def planted(self, name: str, bug: str, seed: int) -> Verdict:
