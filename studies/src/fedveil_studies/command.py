@@ -169,11 +169,11 @@ def _show(console: "Console", asked: "Reproduction", selection: "Selection", pag
 
     def keep(write: Callable[[], list[Path] | Path | None]) -> None:
         try:
-            found = write()
+            paths = write()
         except FieldError as error:
             refused[str(error)] = None
             return
-        written.extend(str(p.relative_to(pages.root)) for p in (found if isinstance(found, list) else [found]) if p)
+        written.extend(str(p.relative_to(pages.root)) for p in (paths if isinstance(paths, list) else [paths]) if p)
 
     for table in selection.tables:
         results = [measured(one, done.outcomes) for one in asked.measurements(table)]

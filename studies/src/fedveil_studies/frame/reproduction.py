@@ -175,26 +175,26 @@ class Reproduction:
 
     def measurements(self, table: str) -> list[PlannedFigure]:
         """What a table is made of."""
-        found = []
+        planned = []
         for place in self._places(self.study.described.tables[table]):
             row = _filled(place["part"].label, place)
             printed = self.study.published.get((table, row, place["setting"], place["figure"]))
-            found.append(self._planned("measures", place, row, printed))
-        return found
+            planned.append(self._planned("measures", place, row, printed))
+        return planned
 
     def lines(self, figure: str) -> list[PlannedFigure]:
         """What a figure is made of."""
         if figure in self.study.pictures:
             return []
-        content, found = self.study.described.figures[figure], []
+        content, planned = self.study.described.figures[figure], []
         for place in self._places(content):
             line, level = _filled(place["part"].line, place), None
             if content.level is not None:
                 table, name = content.level
                 level = self.study.published.get((table, line, place["setting"], name))
             one = self._planned("curves", place, line, level)
-            found.append(replace(one, panel=_filled(place["part"].panel, place)))
-        return found
+            planned.append(replace(one, panel=_filled(place["part"].panel, place)))
+        return planned
 
     def plot(self, figure: str, finished: Mapping[str, Outcome]) -> Plot:
         """A figure of what is finished, by key of the cell."""
@@ -214,9 +214,9 @@ class Reproduction:
     def notes(self, names: Sequence[str]) -> list[str]:
         """What has to be said beside these tables and figures."""
         spec, chosen = self.study.described, self.choices
-        found = [f"scale {chosen.scale}: {self.scale.what}", *([self.scale.also] if self.scale.also else [])]
-        found += [f"reading {name}: {spec.readings[name].what}" for name in chosen.readings]
-        return found + [note.text for note in spec.notes if not note.beside or {*note.beside} & {*names}]
+        notes = [f"scale {chosen.scale}: {self.scale.what}", *([self.scale.also] if self.scale.also else [])]
+        notes += [f"reading {name}: {spec.readings[name].what}" for name in chosen.readings]
+        return notes + [note.text for note in spec.notes if not note.beside or {*note.beside} & {*names}]
 
     def _planned(self, kind: str, place: Mapping[str, Any], row: str, published: Published | None) -> PlannedFigure:
         measure = self.study.function(kind, place["part"].figures[place["figure"]], place["of"])
@@ -276,7 +276,7 @@ class Selection:
         """
         if not tables and not figures:
             return cls(tuple(study.tables), tuple(study.figures))
-        spec, found = study.study.described, []
+        spec, selected = study.study.described, []
         for option, names, every, own in (
             ("--table", tables, spec.tables, study.tables),
             ("--figure", figures, spec.figures, study.figures),
@@ -287,8 +287,8 @@ class Selection:
                 if name not in own:
                     about = ", ".join(every[name].rows) if name in every else ""
                     raise FieldError(option, name, f"is about {about} alone" if about else nearest(name, own))
-            found.append(tuple(chosen))
-        return cls(*found)
+            selected.append(tuple(chosen))
+        return cls(*selected)
 
     @property
     def names(self) -> tuple[str, ...]:
