@@ -15,9 +15,12 @@ from core_kit import (
     silent,
 )
 
-from fedveil.accounting import Release, mu_of_epsilon, nothing, total
+from fedveil.accounting import Release, Spend, mu_of_epsilon, nothing, total
+from fedveil.accounting.bounds import GDP
+from fedveil.accounting.guarantee import of_round
 from fedveil.aggregation import FedAvg, FedMedian
 from fedveil.clipping import clip
+from fedveil.engines import ServerParty
 from fedveil.errors import FieldError, HeuristicError, ReplyError
 from fedveil.layout import Layout
 from fedveil.mechanisms import ReproducibleSource, gaussian_sigma
@@ -26,6 +29,7 @@ from fedveil.methods import (
     SGALDP,
     ClientFacts,
     Clusters,
+    Combined,
     FedRE,
     GlobalDP,
     GroupPrivacy,
@@ -652,3 +656,41 @@ def test_a_side_that_noises_in_training_says_how():
     with pytest.raises(FieldError) as refused:
         Method("mine", HalfNoisy(), Plain())
     assert "`noisy_steps`" in refused.value.accepted
+
+
+@dataclass(frozen=True)
+class Undeclared(ServerDefaults):
+    """A server side that noises and says so in its cost alone."""
+
+    promised: str = "add/remove"
+
+    def combine(self, replies, facts, state, source):
+        mean = stack_models(replies).mean(0)
+        spend = Spend(guarantee=of_round(GDP(0.5), "central", self.promised), mechanism="gaussian", scale=(1.0,))
+        return Combined(models=mean[None], state=state, spend=spend)
+
+
+@dataclass(frozen=True)
+class Declared(Undeclared):
+    may_be_proven = True
+    relation = "add/remove"
+
+
+@dataclass(frozen=True)
+class OtherRelation(Undeclared):
+    may_be_proven = True
+
+
+@pytest.mark.parametrize("side", [Undeclared(), Undeclared("zero-out"), OtherRelation()])
+def test_a_server_side_promises_what_it_declares(side):
+    zero = torch.zeros(1, 3)
+    replies = {p: (Release("model", zero[0]),) for p in range(3)}
+    layout = Layout.from_shapes({"w": (3,)})
+    server = ServerParty(Method("mine", TrustedServer(), side), layout)
+    with pytest.raises(FieldError) as refused:
+        server.combine(server.open(zero, 1, 1, 3), replies)
+    assert refused.value.value == "mine"
+    assert not server.ledger.entries
+    honest = ServerParty(Method("mine", TrustedServer(), Declared()), layout)
+    _, log = honest.combine(honest.open(zero, 1, 1, 3), replies)
+    assert log.spend.guarantee.mu == 0.5

@@ -1983,6 +1983,14 @@ BUGS = (
         "tests/test_promised.py::test_what_holds_for_every_client_is_at_the_largest_distance_of_any",
     ),
     _bug(
+        "a server side promises what it does not declare",
+        "engines/server.py",
+        "ServerParty._require_declared",
+        "promise.relation == server.relation",
+        "True",
+        f"{CORE}methods_local.py::test_a_server_side_promises_what_it_declares",
+    ),
+    _bug(
         "what holds for all is on one client's conditions",
         "engines/history.py",
         "worst_of",

@@ -245,6 +245,7 @@ class ServerParty(Party):
 
         def make(source: Source) -> tuple[Releases, Spend]:
             combined = self.method.server.combine(releases, facts, self.state, source)
+            self._require_declared(combined.spend)
             result[:] = [combined]
             return (Release("model", combined.models),), combined.spend
 
@@ -254,6 +255,14 @@ class ServerParty(Party):
         opened = Broadcast(models=combined.models, public=following)
         log = Round(public.round, tuple(usable), failed, invalid, refused, dict(combined.report), combined.spend)
         return opened, log
+
+    def _require_declared(self, spend: Spend) -> None:
+        """Refuse a promise that the server side does not declare: cohorts and figures followed what it declares."""
+        promise, server = spend.guarantee, self.method.server
+        if promise.proven and not (server.may_be_proven and promise.relation == server.relation):
+            declared = f"relation = {server.relation!r}, may_be_proven = {server.may_be_proven}"
+            accepted = f"states {promise.describe()}, and declares {declared}: declare what it states"
+            raise FieldError("method", self.method.name, f"the server side {accepted}")
 
     def _admitted(
         self, replies: Mapping[int, Releases], dtype: torch.dtype
