@@ -603,3 +603,21 @@ def test_a_silo_with_a_learning_rate_of_its_own_joins_no_sum():
             with pytest.raises(NoReplyError, match="lr"):
                 server.combine(broadcast, replies)
             assert not server.ledger.entries
+
+
+def test_a_parameter_without_axes_is_trained_like_any_other():
+    class Scaled(nn.Linear):
+        def __init__(self):
+            super().__init__(4, 2)
+            self.by = nn.Parameter(torch.tensor(1.5))
+
+        def forward(self, x):
+            return super().forward(x) * self.by
+
+    model, steps = Scaled(), build("record", noise_multiplier=1.0, clip=1.0, examples=8, rounds=1).client.noisy_steps
+    trainer = PrivateTrainer(model, Layout.from_module(model), LocalTraining(lr=0.1), steps)
+    client = ClientData(torch.randn(8, 4), torch.arange(8) % 2)
+    start = trainer.layout.read(model)[None]
+    [trained] = trainer.train_noisily(start, [client], [(0, 1, 0)], [ReproducibleSource(0)])
+    assert trained.failure is None
+    assert trained.loss > 0

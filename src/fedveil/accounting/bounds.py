@@ -337,9 +337,10 @@ class MetricDP(OverDistance):
         return min(pure, composition.epsilon(seen, delta))
 
     def covering(self, others: Sequence[Any]) -> "MetricDP":
-        seen = [b.events_per_distance for b in others]
-        whole = all((self.events_per_distance, *seen))  # of one without its releases nothing exact is known
-        return MetricDP(self.epsilon_per_distance, _most(self.events_per_distance, seen) if whole else ())
+        own, seen = self.events_per_distance, [b.events_per_distance for b in others]
+        if not all((own, *seen)):  # of one without its releases nothing exact is known
+            return MetricDP(self.epsilon_per_distance)
+        return MetricDP(self.epsilon_per_distance, _most(own, [events for events in seen if not _softer(events, own)]))
 
     @classmethod
     def total(cls, bounds: Sequence[Any], relation: Relation) -> Bound:
@@ -349,6 +350,13 @@ class MetricDP(OverDistance):
 
     def describe(self) -> str:
         return f"{rounded_up(self.cost, 3)}-d-private"
+
+
+def _softer(events: tuple[tuple[Any, int], ...], than: tuple[tuple[Any, int], ...]) -> bool:
+    """Whether there are no more releases of any loudness, or above it, than among the others."""
+    of_one_size = len({event.dimension for event, _ in (*events, *than)}) == 1
+    loud = [[sum(n for e, n in own if e.shift >= event.shift) for event, _ in events] for own in (events, than)]
+    return of_one_size and all(a <= b for a, b in zip(*loud, strict=True))
 
 
 def _most(own: tuple[tuple[Any, int], ...], others: Sequence[tuple[tuple[Any, int], ...]]) -> tuple[Any, ...]:
