@@ -15,12 +15,14 @@ from fedveil.accounting.events import (
     Event,
     Gaussian,
     Relation,
+    covering,
     events_from_list,
     events_to_list,
     grouped,
     grown,
     louder,
     size_of,
+    softer,
 )
 from fedveil.checks import NonNegative, Parameters
 from fedveil.errors import FieldError, HeuristicError
@@ -252,7 +254,7 @@ class PLD(Bound):
         return PLD(tuple((grown(event, size, sampled), count) for event, count in self.events))
 
     def covering(self, others: Sequence[Any]) -> "PLD":
-        return PLD(_most(self.events, [b.events for b in others]))
+        return PLD(covering(self.events, [b.events for b in others]))
 
     @classmethod
     def total(cls, bounds: Sequence[Any], relation: Relation) -> Bound:
@@ -340,7 +342,9 @@ class MetricDP(OverDistance):
         own, seen = self.events_per_distance, [b.events_per_distance for b in others]
         if not all((own, *seen)):  # of one without its releases nothing exact is known
             return MetricDP(self.epsilon_per_distance)
-        return MetricDP(self.epsilon_per_distance, _most(own, [events for events in seen if not _softer(events, own)]))
+        return MetricDP(
+            self.epsilon_per_distance, covering(own, [events for events in seen if not softer(events, own)])
+        )
 
     @classmethod
     def total(cls, bounds: Sequence[Any], relation: Relation) -> Bound:
@@ -350,22 +354,6 @@ class MetricDP(OverDistance):
 
     def describe(self) -> str:
         return f"{rounded_up(self.cost, 3)}-d-private"
-
-
-def _softer(events: tuple[tuple[Any, int], ...], than: tuple[tuple[Any, int], ...]) -> bool:
-    """Whether there are no more releases of any loudness, or above it, than among the others."""
-    of_one_size = len({event.dimension for event, _ in (*events, *than)}) == 1
-    loud = [[sum(n for e, n in own if e.shift >= event.shift) for event, _ in events] for own in (events, than)]
-    return of_one_size and all(a <= b for a, b in zip(*loud, strict=True))
-
-
-def _most(own: tuple[tuple[Any, int], ...], others: Sequence[tuple[tuple[Any, int], ...]]) -> tuple[Any, ...]:
-    """Events, each as often as where it is most often: together they tell no less than those of any one."""
-    most = grouped(own)
-    for events in others:
-        for event, count in grouped(events).items():
-            most[event] = max(count, most.get(event, 0))
-    return own if most == grouped(own) else tuple(most.items())
 
 
 PROVEN = (GDP, MetricGDP, PLD, ZCDP, MetricDP)  # in the order in which a total is tried

@@ -149,6 +149,9 @@ Event = Gaussian | Laplace | EuclideanLaplace | DiscreteGaussian | Mixture | Poi
 _KNOWN = (Gaussian, Laplace, EuclideanLaplace, DiscreteGaussian, Mixture, Poisson, FixedSize)
 
 
+Counted = tuple[tuple[Any, int], ...]  # events, each with how often it came
+
+
 def grouped(events: Iterable[tuple[Event, int]]) -> dict[Event, int]:
     """Count equal events together, and drop sampling that takes everybody.
 
@@ -222,6 +225,22 @@ def louder(event: Event, times: float) -> Event:
     if isinstance(event, Poisson) and isinstance(event.event, Gaussian):
         return Poisson(event.rate, Gaussian(event.event.noise_multiplier / times))
     raise FieldError("event", type(event).__name__, "has no bound for a larger contribution here")
+
+
+def softer(events: Counted, than: Counted) -> bool:
+    """Whether there are no more Laplace releases of any loudness, or above it, than among the others."""
+    of_one_size = len({event.dimension for event, _ in (*events, *than)}) == 1
+    loud = [[sum(n for e, n in own if e.shift >= event.shift) for event, _ in events] for own in (events, than)]
+    return of_one_size and all(a <= b for a, b in zip(*loud, strict=True))
+
+
+def covering(own: Counted, others: Iterable[Counted]) -> Counted:
+    """Events, each as often as where it is most often: together they tell no less than those of any one."""
+    most = grouped(own)
+    for events in others:
+        for event, count in grouped(events).items():
+            most[event] = max(count, most.get(event, 0))
+    return own if most == grouped(own) else tuple(most.items())
 
 
 def events_to_list(events: Iterable[tuple[Event, int]]) -> list[list[Any]]:
