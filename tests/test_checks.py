@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import fedveil as fv
+from fedveil.accounting import Bound
+from fedveil.aggregation import Aggregator
 from fedveil.checks import (
     Count,
     Delta,
@@ -179,3 +181,15 @@ def test_a_source_may_be_a_class_of_its_options():
         assert config.data.options == {"rows": 40}
     finally:
         del SOURCES["ramp"]
+
+
+@pytest.mark.parametrize("kind", [Bound, Aggregator])
+def test_a_value_of_another_kind_is_refused_by_name_where_the_kind_has_no_fields(kind):
+    @dataclass(frozen=True)
+    class Holder(Parameters):
+        held: kind
+
+    with pytest.raises(FieldError) as refused:
+        Holder(held=3)
+    assert (refused.value.field, refused.value.value) == ("held", 3)
+    assert kind.__name__ in refused.value.accepted

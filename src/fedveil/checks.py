@@ -5,7 +5,7 @@ types, whether they come from a file, from Flower, from FLARE or from Python.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from functools import cache, partial, wraps
 from inspect import Parameter, signature
 from types import SimpleNamespace, UnionType
@@ -108,7 +108,7 @@ class Parameters:
 
 
 def suggesting(function: F) -> F:
-    """Refuse a keyword that a function does not have with the one that was probably meant, and a value of no use."""
+    """Refuse a keyword that a function does not have, and a value that its type does not allow."""
 
     @wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
@@ -169,9 +169,8 @@ def rules_of(hints: Iterable[tuple[str, Any]]) -> list[FieldRule]:
 
 
 def _of_kind(kinds: tuple[type, ...], name: str, value: Any) -> None:
-    written = [f"{kind.__name__}({fields(kind)[0].name}=..., ...)" for kind in kinds if is_dataclass(kind)]
-    accepted = f"must be {' or '.join(written)} (in TOML, a table)"
-    raise FieldError(name, value, "must be true or false" if bool in kinds else accepted)
+    named = " or ".join(f"{kind.__name__}(...)" for kind in kinds if kind is not type(None))
+    raise FieldError(name, value, "must be true or false" if bool in kinds else f"must be {named} (in TOML, a table)")
 
 
 @cache
