@@ -70,6 +70,16 @@ def test_a_site_whose_filter_is_full_leaves_as_it_does_embedded_and_is_asked_no_
     assert found.guarantee.mu == pytest.approx(4**0.5 / 2)  # of three rounds, and the question that it left
 
 
+@pytest.mark.parametrize("full", [(2, 3), (0, 1, 2, 3)])
+def test_a_sum_of_too_few_because_budgets_are_spent_ends_the_run_with_the_last_model_as_it_does_embedded(full):
+    given = {**arguments(4, retries=1), "client_budgets": lambda p: ParticipationFilter(1) if p in full else None}
+    expected, found = fv.Federation(**grouped(given)).run(3), FlowerFederation(**grouped(given)).run(3)
+    assert len(found.rounds) == len(expected.rounds) == 1
+    assert found.stopped
+    assert expected.stopped
+    assert torch.equal(found.models, expected.models)
+
+
 PERSON = {"unit": "person", "examples": None, "people": 3, "records_per_person": 2}  # a release has mu = 1 / z = .5
 
 

@@ -11,7 +11,15 @@ from torch import Tensor
 from fedveil.engines.flower import records
 from fedveil.engines.messages import REPLY, UnprotectedError
 from fedveil.engines.serving import Serving
-from fedveil.errors import FedVeilError, FieldError, NoReplyError, cleaned, require_count, require_positive
+from fedveil.errors import (
+    BudgetError,
+    FedVeilError,
+    FieldError,
+    NoReplyError,
+    cleaned,
+    require_count,
+    require_positive,
+)
 from fedveil.methods import Broadcast, ClientSide, Releases, SecureSum
 from fedveil.secure import PublicKey, public_key
 
@@ -175,12 +183,13 @@ class Asking:
         ------
         NoReplyError
             If they are fewer than a sum needs.
+        BudgetError
+            If that is because others of them declined.
         """
         least, connected = self._method.least_sites, self._roster.nodes
         nodes = {p: connected[p] for p in partitions if p in connected and p not in self._declined}
         if len(nodes) < least:
-            few = f"{len(nodes)} sites are connected, and a sum is of {least} at least"
-            raise NoReplyError(f"round {number}: {few}")
+            raise self._few(number, f"{len(nodes)} sites are connected", self._declined)
         keys = [self._roster.sites[p] for p in nodes] if self._secure else ()
         self.broadcast, self._config = self._serving.open(models, number, size, keys, attempt), config
         return self.messages(self.broadcast, nodes, config, MessageType.TRAIN)
@@ -220,7 +229,17 @@ class Asking:
         if self._secure:
             self._declined |= refused
             refused = self._declined
+            if refused and len(released) < least:
+                raise self._few(public.round, f"{len(released)} sites answered", refused)
         return self.broadcast, released, failed, refused
+
+    def _few(self, number: int, left: str, declined: Mapping[int, str]) -> NoReplyError | BudgetError:
+        """Why there is no sum: where sites declined, the run is over and not broken."""
+        why = f"round {number}: {left}, and a sum is of {self._method.least_sites} at least"
+        if not declined:
+            return NoReplyError(why)
+        partition, reason = next(iter(declined.items()))
+        return BudgetError(f"client {partition} declines ({reason}); the last model stands: {why}")
 
     def sorted(self, replies: Iterable[Message]) -> tuple[dict[int, Releases], dict[int, str], dict[int, str]]:
         """Releases, failures and refusals by partition; a partition that answers twice, or as another one, fails."""
