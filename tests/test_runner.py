@@ -218,6 +218,26 @@ def test_an_interrupted_run_leaves_its_rounds_as_a_table(interrupted):
     assert [row["round"] for row in csv.DictReader((interrupted / "metrics.csv").open())] == ["1", "2"]
 
 
+def test_a_refused_resumption_leaves_the_folder_as_it_was(interrupted, tmp_path, monkeypatch):
+    shutil.copytree(interrupted, tmp_path / "run")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    first = metrics.read_text().splitlines()[0]
+    metrics.write_text(
+        metrics.read_text() + "half a line"
+    )  # of a process that was killed: tidied by a run that goes on
+    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    monkeypatch.setattr(
+        "fedveil.runs.runner.prepare", lambda *_: (_ for _ in ()).throw(FieldError("data", 1, "is gone"))
+    )
+    with pytest.raises(FieldError, match="is gone"):
+        resume(tmp_path / "run" / "ledger" / "server.jsonl")
+    assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
+    monkeypatch.undo()
+    resume(tmp_path / "run" / "ledger" / "server.jsonl")
+    assert metrics.read_text().splitlines()[0] == first
+    assert [row["round"] for row in rows_of(tmp_path / "run")] == [1, 2, 3, 4]
+
+
 def test_an_edited_ledger_is_refused(ledger):
     ledger.write_text(ledger.read_text().replace('"scale": [', '"scale": [1'))
     with pytest.raises(LedgerError, match="was edited"):

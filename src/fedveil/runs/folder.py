@@ -104,6 +104,8 @@ class RunFolder:
             make_folder(folder)
             for part in folder.glob(".*.part"):  # of a process that was killed while it replaced a file
                 part.unlink()
+        if (metrics := self.path / METRICS).exists():  # without lines beyond the checkpoint: their rounds are done again
+            write_atomic(metrics, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
         if self._longer:
             (self.path / "summary.json").unlink(missing_ok=True)  # by which it was finished
         if self._longer or not (self.path / CONFIG).exists():
@@ -181,8 +183,6 @@ class RunFolder:
         if len(self.rows) < done:
             lost = ValueError(f"this line is missing or damaged, and round {done} was finished")
             raise damaged("--resume", f"{path}, line {len(self.rows) + 1}", lost, remedy(self.path))
-        if path.exists():
-            write_atomic(path, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
 
 
 def _longer(stored: Config, config: Config) -> Config:
