@@ -104,7 +104,7 @@ class RunFolder:
             make_folder(folder)
             for part in folder.glob(".*.part"):  # of a process that was killed while it replaced a file
                 part.unlink()
-        if (metrics := self.path / METRICS).exists():  # without lines beyond the checkpoint: their rounds are done again
+        if (metrics := self.path / METRICS).exists():  # without what lies beyond the checkpoint
             write_atomic(metrics, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
         if self._longer:
             (self.path / "summary.json").unlink(missing_ok=True)  # by which it was finished
