@@ -50,3 +50,19 @@ def receipts(tmp_path, monkeypatch):
 
     monkeypatch.setenv("FEDVEIL_DATA", str(tmp_path))
     return made_receipts(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def coarse():
+    """Losses on a grid a hundred times as coarse, for what asks which noise is found and not to how many digits."""
+    from fedveil.accounting import composition, planning
+
+    def forget():
+        for remembers in (composition._total_loss, planning.least_noise):
+            remembers.cache_clear()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(composition, "_INTERVAL", 1e-2)
+        forget()
+        yield
+    forget()

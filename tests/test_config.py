@@ -120,7 +120,7 @@ def test_missing_name_of_a_source_option_is_refused_by_name():
 
 
 @pytest.mark.parametrize("name", list(presets()))
-def test_presets_load_and_round_trip(name):
+def test_presets_load_and_round_trip(coarse, name):
     config = load(name)
     again = parse(tomllib.loads(config.to_toml()))
     assert again == config

@@ -27,7 +27,9 @@ def figures(found):
 
 
 def processes():
-    return ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn"))
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "test_store"])  # loaded once for all of them
+    return ProcessPoolExecutor(2, mp_context=context)
 
 
 class Remembers(Silent):

@@ -390,7 +390,7 @@ def test_the_paper_is_the_unit_of_the_noise():
 
 
 @pytest.mark.parametrize("name", names())
-def test_no_figure_has_more_than_six_panels(name):
+def test_no_figure_has_more_than_six_panels(coarse, name):
     study = find(name)
     planned = Reproduction(study, Choices())
     for figure in study.described.figures:

@@ -57,9 +57,9 @@ def test_at_once_gives_what_one_after_another_gives(study, tmp_path, monkeypatch
 
 
 def test_what_fails_in_another_process_is_told_here(tmp_path):
-    study = tiny_study(tmp_path / "patterns.npz")  # which nobody wrote
+    [cell, *_] = cells_of(tiny_study(tmp_path / "patterns.npz"), "5")  # which nobody wrote
     with pytest.raises(FedVeilError, match=r"patterns\.npz"):
-        run_all(study, tmp_path / "out", ["5"], jobs=2)
+        Store(tmp_path / "out").run([cell], jobs=2)
 
 
 def test_no_more_is_begun_than_there_are_processes(study, tmp_path):
@@ -93,7 +93,8 @@ def test_a_killed_process_is_told_in_one_sentence(study, tmp_path):
 
 def test_a_process_that_was_killed_while_nobody_waited_is_told_too(study, tmp_path):
     with Jobs(partial(run_in_process, tmp_path), 1, cells_of(study, "5")) as going:
-        killed = going._pool.submit(os._exit, 9)
+        killed = going._pool.submit(time.sleep, 60)
+        os.kill(next(iter(going._pool._processes)), signal.SIGKILL)  # before it has loaded anything
         with pytest.raises(BrokenProcessPool):
             killed.result()
         with pytest.raises(FedVeilError, match="was killed, perhaps for want of memory"):

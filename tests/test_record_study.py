@@ -7,6 +7,7 @@ from fedveil_studies.frame import Choices, Reproduction
 from fedveil_studies.record_level import study
 
 LEVELS = {8.0, 4.0, 2.0, 1.0, 0.5}
+pytestmark = pytest.mark.usefixtures("coarse")
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,8 @@
 """Cells and the store: keys that say what decides the figures, and every cell run once."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -221,12 +223,12 @@ def test_an_interrupted_cell_goes_on_where_it_stopped(tmp_path):
     assert kept.folder is None
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_a_sigma_is_the_average_of_its_sources_runs(tmp_path, jobs):
+@pytest.mark.parametrize("executor", [None, partial(ThreadPoolExecutor, 2)])
+def test_a_sigma_is_the_average_of_its_sources_runs(tmp_path, executor):
     metric = [Cell("m", config(privacy__method="metric", seed=s)) for s in (0, 1)]
     equal = Cell("e", config(privacy__derived_from="metric privacy"), sigma_of=tuple(metric))
     assert distinct([equal]) == [*metric, equal]
-    found = Store(tmp_path).run([equal], jobs=jobs).outcomes
+    found = Store(tmp_path).run([equal], executor=executor).outcomes
     wanted = sum(found[m.key].summary.noise("sigma") for m in metric) / 2
     assert found[equal.key].series("sigma") == pytest.approx([wanted, wanted])
     assert "heuristic" in found[equal.key].summary.values["guarantee"]
