@@ -110,7 +110,10 @@ def test_a_second_run_is_refused_and_resume_is_not(here):
         (["reproduce", "metric-privacy", "--out", "tables"], "holds tables of a study, and not its runs (cells/)"),
         (["reproduce", "metric-privacy", "--out", "mine"], "holds other files, not a study; give another --out"),
         (["reproduce", "metric-privacy", "--out", "tiny.toml"], "is a file; give the path of a folder"),
-        (["reproduce", "metric-privacy", "--out", "empty", "--no-run"], "holds no runs yet: leave --no-run out"),
+        (
+            ["reproduce", "metric-privacy", "--table", "7", "--out", "empty", "--no-run"],
+            "holds no runs yet: leave --no-run out",
+        ),
     ],
 )
 def test_what_a_folder_holds_is_named_and_left_alone(here, arguments, expected):

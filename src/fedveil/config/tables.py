@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Annotated, Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
 import tomli_w
@@ -70,6 +70,11 @@ class Option:
         """Whether the core wants a tuple where TOML only has lists."""
         return get_origin(self.hint) is tuple
 
+    @cached_property
+    def adapter(self) -> TypeAdapter[Any]:
+        """What checks a value of the type; making one takes far longer than a check."""
+        return TypeAdapter(self.hint, config=_STRICT)
+
     @property
     def table(self) -> type[Any] | None:
         """The dataclass that the key may hold as a table of its own."""
@@ -123,9 +128,8 @@ def check_options(
             values[key] = check_options(f"{section}.{key}", table.__name__, value, options_of(table))
             continue
         try:
-            adapter = TypeAdapter(accepted[key].hint, config=_STRICT)
             as_written = accepted[key].is_tuple and isinstance(value, list)
-            values[key] = plain(adapter.validate_python(tuple(value) if as_written else value))
+            values[key] = plain(accepted[key].adapter.validate_python(tuple(value) if as_written else value))
         except ValidationError as error:
             problems += problems_of(error, f"{section}.{key}")
     if problems:

@@ -106,9 +106,10 @@ def reproduce(
             ),
         )
         selection = Selection.of(asked, table or (), figure or ())
-        store, cells = Store(out or Path("runs") / study), asked.cells(selection)
+        store = Store(out or Path("runs") / study)
+        store.refuse_others()  # before what is planned: that may take seconds
+        cells = asked.cells(selection)
         if dry_run:
-            store.refuse_others()
             needed = cells_table(cells, store)
             show([needed], needed.notes, whole=True)
             return
